@@ -134,6 +134,31 @@ class DeviceOptions:
         choices=("auto", "amx", "avx512_bf16", "avx512", "avx2", "portable"),
         devices="cpu",
     )
+    device_graph_capture: bool | None = option(
+        None,
+        "Capture steps once and replay them: tokens, frames of audio, denoising. `auto`: on a GPU."
+        " On a CPU, where a step is one call anyway, replaying gains nothing; it is for tests.",
+    )
+    device_graph_rows: tuple[int, ...] = option(
+        (),
+        "Batch sizes that steps of tokens are captured for; smaller batches are filled up. Empty:"
+        " powers of two and the sizes halfway between them.",
+        aliases=("--cuda-graph-bs",),
+        within=COUNT,
+        roles=TOKENS,
+    )
+    device_graph_max_rows: int = option(
+        0,
+        "The largest batch that steps of tokens are captured for; 0: --max-batch-size.",
+        aliases=("--cuda-graph-max-bs",),
+        within=BOUND,
+        roles=TOKENS,
+    )
+    device_graph_padding: bool = option(
+        True,
+        "Fill batches up to a captured size; without, only those of just that size are replayed.",
+        roles=TOKENS,
+    )
     enable_deterministic_inference: bool = option(
         False,
         "Start only where what a token gets cannot depend on what else is in its batch: on a CPU"
@@ -383,6 +408,11 @@ class DebugOptions:
 
     sim_failure: float = option(
         0.0, "Percent of steps that fail on purpose.", within=Range(low=0, high=100)
+    )
+    debug_verify_replay: bool = option(
+        False,
+        "Run each captured step eagerly, too, before it is replayed; a result that differs in one"
+        " bit fails the step. Several times slower.",
     )
 
 

@@ -16,7 +16,9 @@ MAX_NON_FINITE_JOBS = 3
 NON_FINITE_WINDOW_S = 60.0
 
 _STICKY = ("CUDA error", "HIP error", "device-side assert")
-_NO_MEMORY = ("out of memory", "can't allocate memory")
+"""After these every call to the device fails, until the process ends."""
+_NO_MEMORY = ("out of memory", "can't allocate memory", "alloc_failed", "alloc failed")
+"""In any case; CUDA calls some of these errors, too, and goes on."""
 
 _log = logging.getLogger(__name__)
 
@@ -48,10 +50,11 @@ class FailureCounter:
         _log.error(
             "step failed: %s: %s", what, reported.message, exc_info=None if expected else error
         )
+        if isinstance(reported, OutOfMemory):
+            return reported
         if isinstance(error, DeviceError) or any(mark in str(error) for mark in _STICKY):
             self._sticky = "the device failed"
-        if not isinstance(reported, OutOfMemory):
-            self._num_failed_in_a_row += 1
+        self._num_failed_in_a_row += 1
         return reported
 
     def verdict(self, now_s: float) -> str:

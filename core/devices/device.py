@@ -10,7 +10,6 @@ import logging
 import os
 import re
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -138,11 +137,6 @@ def _container_bytes() -> int:
         return int(_CGROUP_LIMIT.read_text()) - int(_CGROUP_USAGE.read_text())
     except (OSError, ValueError):  # no such file, or "max"
         return 2**62
-
-
-def on_device(device: torch.device) -> AbstractContextManager[object]:
-    """A block in which `device` is the thread's current GPU; nothing on a CPU."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def end_of_work(device: torch.device) -> Callable[[], None]:

@@ -6,13 +6,17 @@ tokens has. What a model is made of, and the order in which it is loaded, is eac
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 from triptych.core.config import Config
 from triptych.core.devices.device import Device
 from triptych.core.engine.model_memory import ModelMemory
+from triptych.core.engine.token_runner import TokenHead, TokenRunner
 from triptych.core.errors import ConfigError
+from triptych.core.graphs.buckets import DecodeBuckets
+from triptych.core.graphs.decode import DecodeGraphs, decode_graph_bytes
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.kv.pages import PagePool
 from triptych.core.layers.attention import KvCache, KvLayout
@@ -63,14 +67,75 @@ class TokenLoader(DeviceLoader):
             )
         return kv
 
-    def _sampler(self, num_logits: int, native: NativeKernels | None) -> Sampler:
+    def _sampler(
+        self, num_logits: int, native: NativeKernels | None, num_slots: int | None = None
+    ) -> Sampler:
         """What draws for all rows of a step."""
         return Sampler(
             vocab_size=num_logits,
-            max_batch_size=self._config.schedule.max_batch_size,
+            max_batch_size=num_slots or self._config.schedule.max_batch_size,
             device=self._device.torch,
             native=native,
         )
+
+    def _graphs(
+        self,
+        memory: ModelMemory,
+        layout: KvLayout,
+        max_length: int,
+        activation_bytes: Callable[[int, int], int],
+    ) -> DecodeGraphs | None:
+        """What decode steps are captured with, if they are; the cache then has a page more."""
+        options, schedule = self._config.device, self._config.schedule
+        wanted, max_rows = options.device_graph_rows, options.device_graph_max_rows
+        pads = options.device_graph_padding
+        if not memory.captures:
+            if wanted or max_rows or not pads:
+                raise ConfigError(
+                    "--device-graph-rows, --device-graph-max-rows, --no-device-graph-padding: no"
+                    " step is captured here; give --device-graph-capture, too, or leave them out."
+                )
+            return None
+        most = min(max_rows or schedule.max_batch_size, schedule.max_batch_size)
+        if max(wanted, default=0) > most:
+            raise ConfigError(
+                f"--device-graph-rows: no batch of {max(wanted)} rows can be captured with"
+                f" --max-batch-size {schedule.max_batch_size} and --device-graph-max-rows {most};"
+                " leave it out, or raise these."
+            )
+        buckets = DecodeBuckets.choose(
+            most,
+            -(-max_length // layout.page_size),
+            wanted=wanted,
+            pads=pads,
+        )
+        num_bytes = decode_graph_bytes(buckets, lambda num_rows: activation_bytes(num_rows, 0))
+        steps = memory.captured_steps(num_bytes + layout.page_bytes)
+        return None if steps is None else DecodeGraphs(steps, buckets)
+
+    def _runner(
+        self,
+        head: TokenHead,
+        layout: KvLayout,
+        num_pages: int,
+        *,
+        max_length: int,
+        native: NativeKernels | None,
+        graphs: DecodeGraphs | None,
+    ) -> TokenRunner:
+        """The runner over a cache of so many pages. On a GPU all graphs are captured now."""
+        num_pages += graphs is not None
+        runner = TokenRunner(
+            head,
+            self._cache(layout, num_pages, native),
+            max_batch_size=self._config.schedule.max_batch_size,
+            max_length=max_length,
+            device=self._device.torch,
+            graphs=graphs,
+        )
+        if not self._device.is_cpu:
+            runner.capture()
+        return runner
 
     def _pool(self, layout: KvLayout, num_pages: int, *, shares: bool = True) -> PagePool:
         """The pages. With `shares` prompts that begin alike share them, unless switched off."""

@@ -5,6 +5,7 @@ Owns the sizes that loaders of every modality choose alike. Knows no architectur
 
 from __future__ import annotations
 
+import logging
 from contextlib import ExitStack
 from types import MappingProxyType
 
@@ -12,7 +13,8 @@ import torch
 
 from triptych.core.config import Config
 from triptych.core.devices.device import Device
-from triptych.core.errors import MemoryBudgetExceeded
+from triptych.core.errors import ConfigError, MemoryBudgetExceeded
+from triptych.core.graphs.captured import CapturedSteps
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.attention import KvLayout
 from triptych.core.ledger import Ledger
@@ -26,6 +28,8 @@ _DTYPES = MappingProxyType(
     }
 )
 _CPU_CACHE_SHARE = 0.25  # of the ledger: a laptop has other things to do with its memory
+
+_log = logging.getLogger(__name__)
 
 
 class ModelMemory:
@@ -62,6 +66,36 @@ class ModelMemory:
         """Take bytes that are about to be allocated. Raises `MemoryBudgetExceeded`."""
         owner = f"{self._name}/{purpose}"
         self._stack.enter_context(self._ledger.reserve(owner, num_bytes)).commit()
+
+    @property
+    def captures(self) -> bool:
+        """Whether steps are to be captured. Raises `ConfigError` for options without effect."""
+        wanted = self._config.device.device_graph_capture
+        captures = not self._device.is_cpu if wanted is None else wanted
+        if self._config.debug.debug_verify_replay and not captures:
+            raise ConfigError(
+                "--debug-verify-replay: no step is captured here; give --device-graph-capture, too."
+            )
+        return captures
+
+    def captured_steps(self, num_bytes: int) -> CapturedSteps | None:
+        """Those that take up to `num_bytes`; none, with a line in the log, where there is no room.
+
+        And none where steps are not to be captured.
+        """
+        if not self.captures:
+            return None
+        try:
+            self.reserve("graphs", num_bytes)
+        except MemoryBudgetExceeded as error:
+            _log.warning("steps run eagerly: %s", error.message)
+            return None
+        return CapturedSteps(
+            self._name,
+            self._device.torch,
+            budget_bytes=num_bytes,
+            verifies=self._config.debug.debug_verify_replay,
+        )
 
     def reserve_pages(self, layout: KvLayout, max_length: int) -> int:
         """Take as many pages as full batches can use, the budget allows, and other models leave.

@@ -11,7 +11,8 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import torch
 
-from triptych.core.devices.device import end_of_work, on_device
+from triptych.core.devices.device import end_of_work
+from triptych.core.devices.stream import StepStream
 from triptych.core.errors import OutOfMemory, TriptychError
 from triptych.core.plan import Plan, StepResult
 from triptych.core.staged_plan import Stage, StagedPlan, StagedRowResult
@@ -50,6 +51,7 @@ class StagedRunner(Generic[AnyWork]):
     def __init__(self, model: StagedModel[AnyWork], device: torch.device) -> None:
         self._model = model
         self._device = device
+        self._stream = StepStream(device)
         self._works: dict[str, dict[int, AnyWork]] = {}
 
     def launch(self, plan: Plan) -> PendingStage:
@@ -58,7 +60,7 @@ class StagedRunner(Generic[AnyWork]):
         for job_id in plan.dropped:
             self._works.pop(job_id, None)
         try:
-            with torch.inference_mode(), on_device(self._device):
+            with torch.inference_mode(), self._stream.current():
                 rows = self._run(plan)
                 wait = end_of_work(self._device)
         except BaseException as error:  # units that began in a failed step are not under way

@@ -22,6 +22,7 @@ from triptych.core.engine.token_runner import RowResults, StepLayout
 from triptych.core.kernels.paged_attention import Int64s
 from triptych.core.layers.attention import KvCache, PagedStep
 from triptych.core.plan import SlotStart, TokenRow, TokenRowResult
+from triptych.core.sampling.host_copy import HostCopy
 from triptych.core.sampling.logprobs import Logprobs
 from triptych.core.sampling.sampler import SampledTokens, Sampler
 from triptych.core.tokens import TokenLogprob
@@ -97,7 +98,8 @@ class TextHead:
         states_RC = None
         if ending:
             # By lists: a mask on the device would be waited for.
-            states_RC = hidden_TC[index_R[[n for n, row in enumerate(rows) if row.slot in ending]]]
+            at = [n for n, row in enumerate(rows) if row.slot in ending]
+            states_RC = HostCopy(hidden_TC[index_R[at]].float())
             others = [n for n, row in enumerate(rows) if row.slot not in ending]
             rows, index_R, slots_R = [rows[n] for n in others], index_R[others], slots_R[others]
         sampled = None
@@ -133,12 +135,12 @@ def _results(
     rows: Sequence[TokenRow],
     sampled: SampledTokens | None,
     ending: Collection[int],
-    states_RC: torch.Tensor | None,
+    states_RC: HostCopy | None,
     scores: Mapping[int, Sequence[_Scores]],
 ) -> tuple[TokenRowResult, ...]:
     """One entry per row, after waiting for the device; those in `ending` slots yield states."""
     drawn = iter(sampled.to_results() if sampled else ())
-    states = iter(() if states_RC is None else states_RC.float().cpu().numpy())
+    states = iter(() if states_RC is None else states_RC.get().numpy())
     results = []
     for row in rows:
         result = TokenRowResult()

@@ -6,24 +6,37 @@ know what a token is: a `TokenHead` decides what goes into the model and what is
 (`core.engine.text_head`, and heads of modalities whose tokens are frames), and keeps each slot's
 last draw on the device, so that the next plan can be launched before this one is read.
 
+Steps of decode rows alone may be captured (`core.graphs`): rows that fill a bucket up go on from
+slot 0's token, at position 0 of a page that no row leases, and what they yield is dropped.
+
 Shapes: T tokens of the step, B rows, D decode rows, R sampled rows, M pages per row, C hidden.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import Protocol
 
 import numpy as np
 import torch
 
-from triptych.core.devices.device import end_of_work, on_device
+from triptych.core.devices.device import end_of_work
+from triptych.core.devices.stream import StepStream
+from triptych.core.devices.upload import Uploads
 from triptych.core.errors import OutOfMemory
+from triptych.core.graphs.backend import Tensors
+from triptych.core.graphs.buckets import Bucket
+from triptych.core.graphs.decode import DecodeGraphs
 from triptych.core.kernels.paged_attention import AttentionBatch, Int64s
 from triptych.core.layers.attention import KvCache
 from triptych.core.plan import Plan, SlotStart, StepResult, TokenPlan, TokenRow, TokenRowResult
+
+_PADDING = TokenRow(job_id="", slot=-1, start=0, num_tokens=1)
+"""A row that fills a bucket up: its slot is the last line of the page table."""
 
 
 @dataclass(slots=True)
@@ -32,8 +45,9 @@ class StepLayout:
 
     First it is laid out on the host: `token_ids_T` holds the prompt chunks' ids; those of the first
     `num_decode` tokens are not known here, and 0. `row_T` is the row of each token, `row_starts`
-    each row's first token. The fields after `row_starts` are on the device, and are there from then
-    on when all is brought over; `extras` are the head's.
+    each row's first token, `lengths_B` how many it has, `contexts_B` where it ends. The fields
+    after these are on the device, and are there from then on when all is brought over; `extras`
+    are the head's.
     """
 
     rows: Sequence[TokenRow]
@@ -43,6 +57,8 @@ class StepLayout:
     row_T: Int64s
     slots_B: Int64s
     row_starts: Sequence[int]
+    lengths_B: Int64s
+    contexts_B: Int64s
     positions_T: torch.Tensor = field(init=False)
     decode_slots_D: torch.Tensor = field(init=False)
     sampled_index_R: torch.Tensor = field(init=False)
@@ -80,7 +96,10 @@ class TokenHead(Protocol):
 
 
 class TokenRunner:
-    """Implements `core.plan.Runner` for `TokenPlan`s."""
+    """Implements `core.plan.Runner` for `TokenPlan`s.
+
+    With `graphs`, the last page before the cache's null page is theirs to write to.
+    """
 
     def __init__(
         self,
@@ -90,14 +109,20 @@ class TokenRunner:
         max_batch_size: int,
         max_length: int,
         device: torch.device,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
         page_size = kv.layout.page_size
         self._head = head
         self._kv = kv
         self._device = device
         self._page_size = page_size
-        self._page_table = np.zeros((max_batch_size, -(-max_length // page_size)), dtype=np.int64)
+        shape = (max_batch_size + 1, -(-max_length // page_size))
+        self._page_table = np.zeros(shape, dtype=np.int64)
+        self._page_table[-1] = len(kv.k_pages[0]) - 2
         self._num_pages = np.zeros(max_batch_size, dtype=np.int64)
+        self._graphs = graphs
+        self._uploads = Uploads(device)
+        self.stream = StepStream(device, is_urgent=True)
 
     def launch(self, plan: Plan) -> PendingTokens:
         """Start `plan`; on a CPU the work is done when this returns.
@@ -107,19 +132,26 @@ class TokenRunner:
         assert isinstance(plan, TokenPlan)
         self._update_page_tables(plan)
         try:
-            with torch.inference_mode(), on_device(self._device):
+            with torch.inference_mode(), self.stream.current():
                 for start in plan.starts:
                     self._head.bind(start)
-                step = self._prepare(plan.rows)
-                results = self._head.draw(step, self._head.forward(step, self._kv))
+                step, hidden_TC = self._compute(plan.rows)
+                results = self._head.draw(step, hidden_TC)
                 wait = end_of_work(self._device)
         except torch.OutOfMemoryError as error:
             raise OutOfMemory("The step did not fit in device memory.") from error
         return PendingTokens(results, wait)
 
+    def capture(self) -> None:
+        """Capture decode steps of every size now, on padding alone."""
+        if self._graphs is not None:
+            with torch.inference_mode(), self.stream.current():
+                for bucket in self._graphs.buckets.all():
+                    self._replay((), bucket)
+
     def close(self) -> None:
         """Let go of the model and the cache; there is no launching after this."""
-        del self._head, self._kv
+        del self._head, self._kv, self._graphs
 
     def _update_page_tables(self, plan: TokenPlan) -> None:
         """Comes before anything that can fail: the next plan's rows would write astray."""
@@ -132,10 +164,59 @@ class TokenRunner:
                 self._page_table[row.slot, first:last] = row.new_page_ids
                 self._num_pages[row.slot] = last
 
-    def _prepare(self, rows: Sequence[TokenRow]) -> StepLayout:
-        """Lay the step out on the host, vectorised, and bring it over in one copy."""
+    def _compute(self, rows: Sequence[TokenRow]) -> tuple[StepLayout, torch.Tensor]:
+        """The step's layout and `hidden_TC`: replayed where it can be."""
+        num_pages = 1 + max(row.start + row.num_tokens - 1 for row in rows) // self._page_size
+        if self._graphs is not None and not any(
+            row.token_ids or not row.is_sampled for row in rows
+        ):
+            bucket = self._graphs.buckets.fit(len(rows), num_pages)
+            if bucket is not None and (replayed := self._replay(rows, bucket)) is not None:
+                return replayed
+        step, host = self._lay_out(rows, num_pages)
+        self._attach(step, self._uploads.send(host))
+        return step, self._head.forward(step, self._kv)
+
+    def _replay(
+        self, rows: Sequence[TokenRow], bucket: Bucket
+    ) -> tuple[StepLayout, torch.Tensor] | None:
+        """As `_compute`, for decode rows; none where the bucket is not captured."""
+        assert self._graphs is not None
+        padded = [*rows, *[_PADDING] * (bucket.rows - len(rows))]
+        step, host = self._lay_out(padded, bucket.pages)
+        ends = np.cumsum([array.size for array in host])[:-1].tolist()
+        body = partial(self._forward_static, step, bucket, ends)
+        outputs = self._graphs.steps.run(bucket, body, [self._uploads.pack(host)])
+        if outputs is None:
+            return None
+        hidden_TC, step.positions_T, index_R, slots_R = outputs
+        step.sampled_index_R, step.sampled_slots_R = index_R[: len(rows)], slots_R[: len(rows)]
+        step.rows, step.row_starts = rows, step.row_starts[: len(rows)]
+        return step, hidden_TC
+
+    def _forward_static(
+        self, step: StepLayout, bucket: Bucket, ends: list[int], inputs: Tensors
+    ) -> Tensors:
+        """`hidden_TC` of a step that lies in `inputs`, and what its draws need of it.
+
+        A GPU is told of the longest rows that there may be: what it launches is for all of them.
+        """
+        static = copy(step)
+        tensors = inputs[0].tensor_split(ends)
+        self._attach(static, tensors)
+        contexts_B = static.batch.context_lengths_B
+        most = np.full(bucket.rows, bucket.pages * self._page_size)
+        static.batch.host_context_lengths_B = contexts_B.numpy() if contexts_B.is_cpu else most
+        hidden_TC = self._head.forward(static, self._kv)
+        return hidden_TC, static.positions_T, static.sampled_index_R, static.sampled_slots_R
+
+    def _lay_out(
+        self, rows: Sequence[TokenRow], num_pages: int
+    ) -> tuple[StepLayout, Sequence[Int64s]]:
+        """The step on the host, vectorised, and what the device needs of it."""
         shape = np.array([(r.slot, r.start, r.num_tokens, r.is_sampled) for r in rows])
-        slots_B, starts_B, lengths_B, is_sampled_B = shape.T.astype(np.int64)
+        lines_B, starts_B, lengths_B, is_sampled_B = shape.T.astype(np.int64)
+        slots_B = np.maximum(lines_B, 0)
         contexts_B = starts_B + lengths_B
         num_decode = sum(not row.token_ids for row in rows)
         assert not any(row.token_ids for row in rows[:num_decode]), "decode rows come first"
@@ -144,18 +225,25 @@ class TokenRunner:
 
         row_T = np.repeat(np.arange(len(rows)), lengths_B)
         positions_T = np.arange(len(row_T)) - (query_starts_B - starts_B)[row_T]
-        pages_T = self._page_table[slots_B[row_T], positions_T // self._page_size]
+        pages_T = self._page_table[lines_B[row_T], positions_T // self._page_size]
         write_slots_T = pages_T * self._page_size + positions_T % self._page_size
         prompt_ids = chain.from_iterable(row.token_ids for row in rows)
         token_ids_T = np.zeros(len(row_T), dtype=np.int64)
         token_ids_T[num_decode:] = np.fromiter(prompt_ids, dtype=np.int64)
         sampled = is_sampled_B.astype(bool)
-        max_pages = -(-int(contexts_B.max()) // self._page_size)
-        page_table_BM = self._page_table[slots_B, :max_pages]
 
-        row_starts = query_starts_B.tolist()
-        step = StepLayout(rows, num_decode, token_ids_T, positions_T, row_T, slots_B, row_starts)
-        host = (
+        step = StepLayout(
+            rows=rows,
+            num_decode=num_decode,
+            token_ids_T=token_ids_T,
+            host_positions_T=positions_T,
+            row_T=row_T,
+            slots_B=slots_B,
+            row_starts=query_starts_B.tolist(),
+            lengths_B=lengths_B,
+            contexts_B=contexts_B,
+        )
+        return step, (
             positions_T,
             slots_B[:num_decode],
             (query_starts_B + lengths_B - 1)[sampled],
@@ -163,23 +251,24 @@ class TokenRunner:
             write_slots_T,
             contexts_B,
             query_starts_B,
-            page_table_BM,
+            self._page_table[lines_B, :num_pages],
             *self._head.lay_out(step),
         )
-        tensors = _to_device(host, self._device)
+
+    def _attach(self, step: StepLayout, tensors: Sequence[torch.Tensor]) -> None:
+        """Point the step at what `_lay_out` returned, on the device."""
         step.positions_T, step.decode_slots_D, step.sampled_index_R, *tensors = tensors
         step.sampled_slots_R, write_slots, contexts, query_starts, table, *step.extras = tensors
         step.batch = AttentionBatch(
-            page_table_BM=table.view(page_table_BM.shape),
+            page_table_BM=table.view(len(contexts), -1),
             context_lengths_B=contexts,
             query_starts_B=query_starts,
             write_slots_T=write_slots,
-            num_decode_rows=num_decode,
-            host_query_lengths_B=lengths_B,
-            host_context_lengths_B=contexts_B,
+            num_decode_rows=step.num_decode,
+            host_query_lengths_B=step.lengths_B,
+            host_context_lengths_B=step.contexts_B,
             native=self._kv.native,
         )
-        return step
 
 
 class PendingTokens:
@@ -196,12 +285,3 @@ class PendingTokens:
         rows = self._results()
         self._wait()
         return StepResult(rows=rows)
-
-
-def _to_device(arrays: Sequence[Int64s], device: torch.device) -> Sequence[torch.Tensor]:
-    """Flat int64 arrays in one copy; pinned, so that it does not wait for the device."""
-    packed = torch.from_numpy(np.concatenate([array.ravel() for array in arrays]))
-    if device.type == "cuda":
-        packed = packed.pin_memory().to(device, non_blocking=True)
-    sizes = [array.size for array in arrays]
-    return packed.tensor_split(np.cumsum(sizes)[:-1].tolist())

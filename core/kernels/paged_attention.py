@@ -57,7 +57,8 @@ class AttentionBatch:
 
     Rows lie one after the other in the token axis: `num_decode_rows` rows of one token first, then
     prompt chunks. All tensors are int64 on the device; the two host arrays repeat what shapes and
-    launch decisions need, so that nothing is ever read back.
+    launch decisions need, so that nothing is ever read back. In a step that is captured on a GPU,
+    `host_context_lengths_B` are the most that there may be.
 
     `blocks_2T`, where there are any, are the first and the last position of the block that each
     token belongs to: within it, all see each other. A block's last position is in the step.
@@ -303,7 +304,9 @@ def _make_group(
     # Queries past a row's end repeat its last one, so no line of the mask is ever empty.
     query_GQ = torch.minimum(torch.arange(max_queries, device=device), num_queries_G1 - 1)
     query_position_GQ = context_G1 - num_queries_G1 + query_GQ
-    key_position_GS = context_G1 - num_keys_G1 + torch.arange(max_keys, device=device)
+    # There may be fewer keys than the host says: a captured step is for the most there may be.
+    first_key_G1 = (context_G1 - num_keys_G1).clamp_(min=0)
+    key_position_GS = first_key_G1 + torch.arange(max_keys, device=device)
 
     page_GS = (key_position_GS // page_size).clamp_(max=batch.page_table_BM.shape[1] - 1)
     slots_GS = batch.page_table_BM[rows_G].gather(1, page_GS) * page_size

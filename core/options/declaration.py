@@ -59,6 +59,8 @@ DURATION = Range(low=0, is_open=True)
 class Option:
     """One declared option. `type` is str, int, float, bool, or a tuple of str, int or float.
 
+    A switch that is `None` by default (`bool | None`) is set by what runs, unless it is given.
+
     Models of `roles` alone read it; with none: those of its section's `ROLES`, or else all do, or
     none (the server itself reads it). One that `is_for_server` says how requests come in, and means
     nothing to a model in this process.
@@ -101,7 +103,7 @@ class Option:
     @property
     def is_switch(self) -> bool:
         """Whether it is on or off, as `--x` and `--no-x`."""
-        return self.type is bool
+        return self.type in (bool, bool | None)
 
     @property
     def is_repeatable(self) -> bool:

@@ -194,6 +194,8 @@ def _help(option: Option) -> str:
 
 def format_value(value: Any) -> str:
     """A value as the command line and YAML spell it."""
+    if value is None:
+        return "auto"
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, tuple | list):
@@ -391,7 +393,9 @@ def _kind(option: Option) -> str:
     if option.is_numbers:
         whole = "whole " if option.type == tuple[int, ...] else ""
         return f"{whole}numbers separated by commas"
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    if option.is_switch:
+        return "true or false"
+    names = {int: "a whole number", float: "a number", str: "text"}
     return names[option.type]
 
 

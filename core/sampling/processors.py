@@ -10,7 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+
+from triptych.core.devices.upload import Uploads
 
 _IS_IN_PROMPT = 2**30
 """Bit of a penalty count that marks a prompt token; the bits below count output tokens."""
@@ -22,7 +25,8 @@ class SparseEdits:
     Slots are padded with zeros for token 0, up to the longest list seen.
     """
 
-    def __init__(self, max_batch_size: int, device: torch.device) -> None:
+    def __init__(self, max_batch_size: int, device: torch.device, uploads: Uploads) -> None:
+        self._uploads = uploads
         self._ids_SE = torch.zeros(max_batch_size, 0, dtype=torch.int64, device=device)
         self._values_SE = torch.zeros(max_batch_size, 0, device=device)
 
@@ -35,8 +39,10 @@ class SparseEdits:
             self._values_SE = torch.nn.functional.pad(self._values_SE, (0, missing))
         self._ids_SE[slot] = 0
         self._values_SE[slot] = 0
-        self._ids_SE[slot, : len(unique)] = self._ids_SE.new_tensor(list(unique))
-        self._values_SE[slot, : len(unique)] = self._values_SE.new_tensor(list(unique.values()))
+        ids_E = np.array(list(unique), np.int64)
+        values_E = np.array(list(unique.values()), np.float64)
+        sent = self._uploads.send((ids_E, values_E))
+        self._ids_SE[slot, : len(unique)], self._values_SE[slot, : len(unique)] = sent
 
     def apply(self, logits_BV: torch.Tensor, slots_B: torch.Tensor) -> torch.Tensor:
         """Logits with each row's entries added."""
@@ -52,7 +58,10 @@ class Penalties:
     token; they are allocated when the first row asks for a penalty.
     """
 
-    def __init__(self, vocab_size: int, max_batch_size: int, device: torch.device) -> None:
+    def __init__(
+        self, vocab_size: int, max_batch_size: int, device: torch.device, uploads: Uploads
+    ) -> None:
+        self._uploads = uploads
         self._shape = (max_batch_size, vocab_size)
         self._counts_SV: torch.Tensor | None = None
         self._scales_S3 = torch.zeros(max_batch_size, 3, device=device)
@@ -68,10 +77,10 @@ class Penalties:
         device = self._scales_S3.device
         if self._counts_SV is None:
             self._counts_SV = torch.zeros(self._shape, dtype=torch.int32, device=device)
-        self._scales_S3[slot] = torch.tensor(scales)
+        arrays = (np.array(scales), np.array(prompt, np.int64), np.array(output, np.int64))
+        self._scales_S3[slot], prompt_ids, output_ids = self._uploads.send(arrays)
         counts_V = self._counts_SV[slot].zero_()
-        counts_V[torch.tensor(prompt, dtype=torch.int64, device=device)] = _IS_IN_PROMPT
-        output_ids = torch.tensor(output, dtype=torch.int64, device=device)
+        counts_V[prompt_ids] = _IS_IN_PROMPT
         counts_V.index_add_(0, output_ids, torch.ones_like(output_ids, dtype=torch.int32))
 
     def apply(self, logits_BV: torch.Tensor, slots_B: torch.Tensor) -> torch.Tensor:

@@ -9,21 +9,23 @@ frequency and presence penalties, 4. temperature, 5. top-k, 6. top-p, 7. min-p, 
 
 Below a temperature of 1e-5 the row is greedy: the likeliest token after step 3 (the lowest id
 among equals). So it is with `top_k=1` or `top_p=0`. Which rows need what is decided on the host
-from flags set when a slot is bound, so a step never waits for the device. Every operation works
-on one row alone: no row's token depends on its batch mates.
+from flags set when a slot is bound, so a step never waits for the device; what the device is told
+of them goes over in one copy. Every operation works on one row alone: no row's token depends on its
+batch mates.
 
 Shapes: B rows of the step, S slots, V vocabulary, R rows of a group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from triptych.core.devices.upload import Numbers, Uploads
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.limits import MAX_LOGPROBS
 from triptych.core.plan import SlotStart, TokenRowResult
@@ -53,6 +55,51 @@ _SLOT = np.dtype(
 is -1 where no log-probabilities are wanted."""
 
 Rows = NDArray[np.void]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _DeviceRows:
+    """What the device is told of a step's rows: slots, a random number each, who needs what.
+
+    `groups` are indexes of rows, by name; there is none where no row is in it. Without `random`
+    rows beside `greedy` ones, all rows are what the first is. `filtered` counts among the random.
+    Where shapes may not follow from who needs what, there are no groups: `is_greedy_B` says which
+    draws are taken, and with `has_floor` all rows are filtered.
+    """
+
+    slots_B: torch.Tensor
+    uniform_B: torch.Tensor | None
+    has_floor: bool
+    groups: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    is_greedy_B: torch.Tensor | None = None
+
+    def for_code(self, code: int) -> _DeviceRows:
+        """The rows, where `uniform_B` holds numbers of several codes: `[Q, B]`."""
+        return replace(self, uniform_B=None if self.uniform_B is None else self.uniform_B[code])
+
+    def repeated(self, num_codes: int) -> _DeviceRows:
+        """Each row so many times in a row; its random numbers are those of its codes."""
+        order_Q = torch.arange(num_codes, device=self.slots_B.device)
+        is_greedy_B, uniform_QB = self.is_greedy_B, self.uniform_B
+        return replace(
+            self,
+            slots_B=self.slots_B.repeat_interleave(num_codes),
+            uniform_B=None if uniform_QB is None else uniform_QB.t().flatten(),
+            groups={
+                name: (index_R[:, None] * num_codes + order_Q).flatten()
+                for name, index_R in self.groups.items()
+            },
+            is_greedy_B=None if is_greedy_B is None else is_greedy_B.repeat_interleave(num_codes),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FrameDrawKind:
+    """What draws of a size have in common: as much as a captured step must know of its rows."""
+
+    num_codes: int
+    is_random: bool
+    has_floor: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,24 +144,26 @@ class Sampler:
         self._vocab_size = vocab_size
         self._device = device
         self._native = native
+        self._uploads = Uploads(device)
         self._slots = np.zeros(max_batch_size, _SLOT)
-        self._shape_S4 = torch.zeros(max_batch_size, 4, device=device)
-        self._bias = SparseEdits(max_batch_size, device)
-        self._stops = SparseEdits(max_batch_size, device)
-        self._penalties = Penalties(vocab_size, max_batch_size, device)
+        self._slots["is_greedy"] = True
+        self._shape_S4 = torch.ones(max_batch_size, 4, device=device)
+        self._bias = SparseEdits(max_batch_size, device, self._uploads)
+        self._stops = SparseEdits(max_batch_size, device, self._uploads)
+        self._penalties = Penalties(vocab_size, max_batch_size, device, self._uploads)
 
     def bind(self, start: SlotStart) -> None:
         """Take a slot for a row: its parameters, and its history where penalties need one."""
         sampling = start.sampling
         self._slots[start.slot] = _flags(start)
-        self._shape_S4[start.slot] = torch.tensor(
-            (
-                0.0 if self._slots["is_greedy"][start.slot] else sampling.temperature,
-                min(sampling.top_k, self._vocab_size),
-                sampling.top_p,
-                sampling.min_p,
-            )
+        is_greedy = self._slots["is_greedy"][start.slot]
+        shape = (
+            max(sampling.temperature, _MIN_TEMPERATURE),
+            1 if is_greedy else min(sampling.top_k, self._vocab_size),
+            sampling.top_p,
+            sampling.min_p,
         )
+        (self._shape_S4[start.slot],) = self._uploads.send([np.array(shape, np.float64)])
         if sampling.logit_bias:
             self._bias.bind(start.slot, sampling.logit_bias)
         if sampling.min_tokens:
@@ -141,21 +190,24 @@ class Sampler:
         """
         rows = self._slots[np.asarray(slots)]
         position_B = np.asarray(positions, np.int64)
-        slots_B = self._to_device(np.asarray(slots, np.int64))
+        edits = {
+            "bias": rows["has_bias"],
+            "stops": position_B < rows["first_free_position"],
+            "penalties": rows["has_penalty"],
+        }
+        wanted = {**edits, "logprobs": rows["num_top"] >= 0}
+        sent = self._send(rows, slots, position_B, wanted)
         logits_BV = logits_BV.float()
-        edited_BV = self._edit(logits_BV, rows, slots_B, position_B)
-        uniform_B = self._uniforms(rows, position_B)
-        token_ids_B, is_finite_B = self._draw(logits_BV, rows, slots_B, uniform_B, edited_BV)
-        if rows["has_penalty"].any():
-            index = self._index(rows["has_penalty"])
-            self._penalties.count(slots_B[index], token_ids_B[index])
+        token_ids_B, is_finite_B = self._draw(logits_BV, sent, self._edit(logits_BV, sent))
+        if (index_R := sent.groups.get("penalties")) is not None:
+            self._penalties.count(sent.slots_B[index_R], token_ids_B[index_R])
         return SampledTokens(
             token_ids_B,
             is_finite_B,
             self._vocab_size,
             HostCopy(torch.where(is_finite_B, token_ids_B, -1)),
             tuple(rows["num_top"].tolist()),
-            self._logprobs(logits_BV, token_ids_B, rows["num_top"]),
+            self._logprobs(logits_BV, token_ids_B, rows, sent),
         )
 
     def frame_sampler(
@@ -167,113 +219,142 @@ class Sampler:
         """
         rows = self._slots[np.asarray(slots)]
         first_B = np.asarray(positions, np.int64) * num_codes
-        uniform_QB = self._uniforms(rows, first_B + np.arange(num_codes)[:, None])
-        slots_B = self._to_device(np.asarray(slots, np.int64))
-        return FrameSampler(self, rows, slots_B, uniform_QB)
+        sent = self._send(rows, slots, first_B + np.arange(num_codes)[:, None], {})
+        return FrameSampler(self, sent)
 
-    def _edit(
+    def lay_out_frames(
+        self, slots: Sequence[int], positions: Sequence[int], num_codes: int
+    ) -> tuple[FrameDrawKind, list[Numbers]]:
+        """As `frame_sampler`, for draws whose shapes follow from the number of rows alone.
+
+        What `frames_over` takes, still on the host, and the kind, which it takes, too.
+        """
+        rows = self._slots[np.asarray(slots)]
+        has_floor = bool((rows["is_filtered"] | rows["has_min_p"])[~rows["is_greedy"]].any())
+        kind = FrameDrawKind(num_codes, not rows["is_greedy"].all(), has_floor)
+        arrays: list[Numbers] = [np.asarray(slots, np.int64), rows["is_greedy"].astype(np.int64)]
+        if kind.is_random:
+            first_B = np.asarray(positions, np.int64) * num_codes
+            arrays.append(uniforms(rows["key"], first_B + np.arange(num_codes)[:, None]))
+        return kind, arrays
+
+    def frames_over(self, kind: FrameDrawKind, packed: torch.Tensor) -> FrameSampler:
+        """Draws for the rows that lie in `packed`, one array behind the other."""
+        num_rows = len(packed) // (2 + kind.num_codes * kind.is_random)
+        slots_B, is_greedy_B, uniforms = packed.tensor_split((num_rows, 2 * num_rows))
+        uniform_QB = uniforms.view(torch.float64).view(kind.num_codes, -1)
+        sent = _DeviceRows(
+            slots_B=slots_B,
+            uniform_B=uniform_QB if kind.is_random else None,
+            has_floor=kind.has_floor,
+            is_greedy_B=is_greedy_B.bool(),
+        )
+        return FrameSampler(self, sent)
+
+    def _send(
         self,
-        logits_BV: torch.Tensor,
         rows: Rows,
-        slots_B: torch.Tensor,
-        position_B: NDArray[np.int64],
-    ) -> torch.Tensor | None:
+        slots: Sequence[int],
+        positions: NDArray[np.int64],
+        masks: Mapping[str, NDArray[np.bool_]],
+    ) -> _DeviceRows:
+        """All that a step brings over: `masks` become groups, beside those that draws need."""
+        is_random = ~rows["is_greedy"]
+        masks = {**masks, "filtered": rows["is_filtered"][is_random]}
+        if is_random.any() and not is_random.all():
+            masks |= {"greedy": ~is_random, "random": is_random}
+        groups = {name: np.flatnonzero(mask) for name, mask in masks.items() if mask.any()}
+        numbers = [uniforms(rows["key"], positions)] if is_random.any() else []
+        arrays: list[Numbers] = [np.asarray(slots, np.int64), *groups.values(), *numbers]
+        slots_B, *tensors = self._uploads.send(arrays)
+        uniform = tensors.pop().view(positions.shape) if numbers else None
+        return _DeviceRows(
+            slots_B=slots_B,
+            uniform_B=uniform,
+            has_floor="filtered" in groups or bool(rows["has_min_p"].any()),
+            groups=dict(zip(groups, tensors, strict=True)),
+        )
+
+    def _edit(self, logits_BV: torch.Tensor, sent: _DeviceRows) -> torch.Tensor | None:
         """The logits after steps 1 to 3, if any row asks for one."""
-        is_barred = position_B < rows["first_free_position"]
-        is_edited = rows["has_bias"] | is_barred | rows["has_penalty"]
-        if not is_edited.any():
+        if sent.groups.keys().isdisjoint(("bias", "stops", "penalties")):
             return None
         edited_BV = logits_BV.clone()
-        for apply, is_wanted in (
-            (self._bias.apply, rows["has_bias"]),
-            (self._stops.apply, is_barred),
-            (self._penalties.apply, rows["has_penalty"]),
+        for name, apply in (
+            ("bias", self._bias.apply),
+            ("stops", self._stops.apply),
+            ("penalties", self._penalties.apply),
         ):
-            if is_wanted.any():
-                index = self._index(is_wanted)
-                edited_BV[index] = apply(edited_BV[index], slots_B[index])
+            if (index_R := sent.groups.get(name)) is not None:
+                edited_BV[index_R] = apply(edited_BV[index_R], sent.slots_B[index_R])
         return edited_BV
 
     def _draw(
-        self,
-        logits_BV: torch.Tensor,
-        rows: Rows,
-        slots_B: torch.Tensor,
-        uniform_B: torch.Tensor | None,
-        edited_BV: torch.Tensor | None = None,
+        self, logits_BV: torch.Tensor, sent: _DeviceRows, edited_BV: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Ids, by the edited logits where there are any, and which rows' logits are finite."""
         if logits_BV.is_cuda:
             from triptych.core.kernels.triton.sampling import sample_rows
 
             ids_B, is_finite_B = sample_rows(
-                logits_BV, edited_BV, None, self._shape_S4, slots_B, uniform_B
+                logits_BV, edited_BV, None, self._shape_S4, sent.slots_B, sent.uniform_B
             )
             return ids_B, is_finite_B
         logits_BV = logits_BV.float()
         is_finite_B = torch.isfinite(logits_BV.sum(-1))
-        scores_BV = logits_BV if edited_BV is None else edited_BV
-        return self._draw_by_kind(scores_BV, rows, slots_B, uniform_B), is_finite_B
+        return self._draw_by_kind(logits_BV if edited_BV is None else edited_BV, sent), is_finite_B
 
-    def _draw_by_kind(
-        self,
-        logits_BV: torch.Tensor,
-        rows: Rows,
-        slots_B: torch.Tensor,
-        uniform_B: torch.Tensor | None,
-    ) -> torch.Tensor:
-        is_greedy = rows["is_greedy"]
+    def _draw_by_kind(self, logits_BV: torch.Tensor, sent: _DeviceRows) -> torch.Tensor:
+        slots_B, uniform_B, groups = sent.slots_B, sent.uniform_B, sent.groups
         if uniform_B is None:
             return logits_BV.argmax(-1)
-        is_random = ~is_greedy
-        if is_random.all():
-            return self._draw_random(logits_BV, rows, slots_B, uniform_B)
-        greedy, random = self._index(is_greedy), self._index(is_random)
+        if sent.is_greedy_B is not None:
+            every = slice(None) if sent.has_floor else None
+            drawn_B = self._draw_random(logits_BV, slots_B, uniform_B, every, sent.has_floor)
+            return torch.where(sent.is_greedy_B, logits_BV.argmax(-1), drawn_B)
+        filtered_R = groups.get("filtered")
+        if "random" not in groups:
+            return self._draw_random(logits_BV, slots_B, uniform_B, filtered_R, sent.has_floor)
+        greedy_R, random_R = groups["greedy"], groups["random"]
         token_ids_B = torch.empty_like(slots_B)
-        token_ids_B[greedy] = logits_BV[greedy].argmax(-1)
-        token_ids_B[random] = self._draw_random(
-            logits_BV[random], rows[is_random], slots_B[random], uniform_B[random]
+        token_ids_B[greedy_R] = logits_BV[greedy_R].argmax(-1)
+        token_ids_B[random_R] = self._draw_random(
+            logits_BV[random_R], slots_B[random_R], uniform_B[random_R], filtered_R, sent.has_floor
         )
         return token_ids_B
 
-    def _uniforms(self, rows: Rows, positions: NDArray[np.int64]) -> torch.Tensor | None:
-        """A number per row (last axis) and position; `None` where every row is greedy."""
-        if rows["is_greedy"].all():
-            return None
-        return self._to_device(uniforms(rows["key"], positions))
-
     def _draw_random(
-        self, logits_RV: torch.Tensor, rows: Rows, slots_R: torch.Tensor, uniform_R: torch.Tensor
+        self,
+        logits_RV: torch.Tensor,
+        slots_R: torch.Tensor,
+        uniform_R: torch.Tensor,
+        filtered_F: torch.Tensor | slice | None,
+        has_floor: bool,
     ) -> torch.Tensor:
         temperature_R1, top_k_R1, top_p_R1, min_p_R1 = self._shape_S4[slots_R, :, None].unbind(1)
         probs_RV = torch.softmax(logits_RV / temperature_R1, -1)
-        if (rows["is_filtered"] | rows["has_min_p"]).any():
+        if has_floor:
             floor_R1 = min_p_R1 * probs_RV.amax(-1, keepdim=True)
-            if rows["is_filtered"].any():
-                index = self._index(rows["is_filtered"])
-                nucleus_R = nucleus_thresholds(
-                    probs_RV[index], top_k_R1[index, 0], top_p_R1[index, 0], self._native
+            if filtered_F is not None:
+                nucleus_F = nucleus_thresholds(
+                    probs_RV[filtered_F],
+                    top_k_R1[filtered_F, 0],
+                    top_p_R1[filtered_F, 0],
+                    self._native,
                 )
-                floor_R1[index, 0] = torch.maximum(floor_R1[index, 0], nucleus_R)
+                floor_R1[filtered_F, 0] = torch.maximum(floor_R1[filtered_F, 0], nucleus_F)
             probs_RV = torch.where(probs_RV >= floor_R1, probs_RV, 0.0)
         return draw(probs_RV, uniform_R)
 
     def _logprobs(
-        self, logits_BV: torch.Tensor, token_ids_B: torch.Tensor, num_top: NDArray[np.int64]
+        self, logits_BV: torch.Tensor, token_ids_B: torch.Tensor, rows: Rows, sent: _DeviceRows
     ) -> Logprobs | None:
-        is_wanted = num_top >= 0
-        if not is_wanted.any():
+        index_R = sent.groups.get("logprobs")
+        if index_R is None:
             return None
-        index = self._index(is_wanted)
         # The same number for every row, so that ties at the end fall alike in any batch.
-        count = MAX_LOGPROBS if num_top.max() > 0 else 0
-        return Logprobs.of(logits_BV[index], token_ids_B[index], count)
-
-    def _index(self, mask: NDArray[np.bool_]) -> torch.Tensor:
-        return self._to_device(np.flatnonzero(mask))
-
-    def _to_device(self, array: NDArray[np.int64] | NDArray[np.float64]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device, non_blocking=True)
+        count = MAX_LOGPROBS if rows["num_top"].max() > 0 else 0
+        return Logprobs.of(logits_BV[index_R], token_ids_B[index_R], count)
 
 
 class FrameSampler:
@@ -282,38 +363,25 @@ class FrameSampler:
     `slots_B` and `is_finite_B` (no logits so far held NaN or infinities) are on the device.
     """
 
-    __slots__ = ("_rows", "_sampler", "_uniform_QB", "is_finite_B", "slots_B")
+    __slots__ = ("_sampler", "_sent", "is_finite_B", "slots_B")
 
-    def __init__(
-        self,
-        sampler: Sampler,
-        rows: Rows,
-        slots_B: torch.Tensor,
-        uniform_QB: torch.Tensor | None,
-    ) -> None:
+    def __init__(self, sampler: Sampler, sent: _DeviceRows) -> None:
         self._sampler = sampler
-        self._rows = rows
-        self._uniform_QB = uniform_QB
-        self.slots_B = slots_B
-        self.is_finite_B = torch.ones_like(slots_B, dtype=torch.bool)
+        self._sent = sent
+        self.slots_B = sent.slots_B
+        self.is_finite_B = torch.ones_like(self.slots_B, dtype=torch.bool)
 
     def draw(self, logits_BV: torch.Tensor, code: int) -> torch.Tensor:
         """Ids of the `code`-th code of each row's frame, from logits of any float type."""
-        uniform_B = None if self._uniform_QB is None else self._uniform_QB[code]
-        ids_B, is_finite_B = self._sampler._draw(logits_BV, self._rows, self.slots_B, uniform_B)
+        ids_B, is_finite_B = self._sampler._draw(logits_BV, self._sent.for_code(code))
         self.is_finite_B &= is_finite_B
         return ids_B
 
     def draw_all(self, logits_BQV: torch.Tensor) -> torch.Tensor:
         """All codes of each row's frame at once: `codes_BQ`."""
         num_rows, num_codes, _ = logits_BQV.shape
-        uniform_QB = self._uniform_QB
-        codes, is_finite = self._sampler._draw(
-            logits_BQV.flatten(0, 1),
-            np.repeat(self._rows, num_codes),
-            self.slots_B.repeat_interleave(num_codes),
-            None if uniform_QB is None else uniform_QB.t().flatten(),
-        )
+        sent = self._sent.repeated(num_codes)
+        codes, is_finite = self._sampler._draw(logits_BQV.flatten(0, 1), sent)
         self.is_finite_B &= is_finite.view(num_rows, num_codes).all(1)
         return codes.view(num_rows, num_codes)
 

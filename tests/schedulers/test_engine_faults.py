@@ -83,6 +83,8 @@ def test_a_step_that_raises_ends_its_jobs_alone(caplog: pytest.LogCaptureFixture
         OutOfMemory("A step did not fit."),
         MemoryError(),
         RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
     ],
 )
 def test_a_step_that_does_not_fit_is_tried_in_halves(error: Exception) -> None:

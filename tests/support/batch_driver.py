@@ -18,6 +18,7 @@ from triptych.core.config import ScheduleOptions
 from triptych.core.engine.text_head import CausalModel, TextHead
 from triptych.core.engine.token_runner import TokenRunner
 from triptych.core.errors import TriptychError
+from triptych.core.graphs.decode import DecodeGraphs
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.kv.pages import PagePool
 from triptych.core.layers.attention import KvCache, KvLayout
@@ -101,6 +102,7 @@ class BatchDriver(SchedulerDriver):
         num_pages: int,
         enable_prefix_caching: bool = True,
         depth: int = 1,
+        graphs: DecodeGraphs | None = None,
         **options: Any,
     ) -> None:
         schedule = ScheduleOptions(**options)
@@ -113,7 +115,7 @@ class BatchDriver(SchedulerDriver):
         scheduler = TokenScheduler(
             model=MODEL, pool=self.pool, options=schedule, max_length=MAX_LENGTH, namespace=b"w"
         )
-        kv = KvCache(layout, num_pages, CPU, native)
+        kv = KvCache(layout, num_pages + (graphs is not None), CPU, native)
         for pages in (*kv.k_pages, *kv.v_pages):
             pages[:-1].fill_(math.nan)
         self._sampler = LogitsKeeper(
@@ -125,6 +127,7 @@ class BatchDriver(SchedulerDriver):
             max_batch_size=num_slots,
             max_length=MAX_LENGTH,
             device=CPU,
+            graphs=graphs,
         )
         super().__init__(scheduler, runner, model=MODEL, depth=depth)
         self.num_mixed_steps = 0  # parts of prompts beside answers

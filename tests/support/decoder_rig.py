@@ -14,6 +14,7 @@ from triptych.core.decoders.families import read_decoder_config
 from triptych.core.decoders.tensor_names import decoder_targets, is_unused
 from triptych.core.engine.text_head import CausalModel, TextHead
 from triptych.core.engine.token_runner import TokenHead, TokenRunner
+from triptych.core.graphs.decode import DecodeGraphs
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.attention import KvCache, KvLayout, PagedStep
 from triptych.core.layers.decoder import Decoder
@@ -92,6 +93,7 @@ class Rig:
         max_length: int = 96,
         recorder: Callable[[Any], Any] = Recorder,
         native: NativeKernels | None = None,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
         self.page_size = layout.page_size
         num_pages = max_batch_size * -(-max_length // self.page_size)
@@ -99,16 +101,18 @@ class Rig:
             num_pages, generator=torch.Generator().manual_seed(7)
         ).tolist()
         self.free_slots = list(range(max_batch_size))
-        self.kv = KvCache(layout, num_pages, CPU, native)
+        self.kv = KvCache(layout, num_pages + (graphs is not None), CPU, native)
         self.recorder = recorder(model)
         size = self.recorder.vocab_size
-        sampler = Sampler(vocab_size=size, max_batch_size=max_batch_size, device=CPU)
+        num_slots = max_batch_size + (graphs is not None)
+        sampler = Sampler(vocab_size=size, max_batch_size=num_slots, device=CPU)
         self.runner = TokenRunner(
             self.head_type(self.recorder, sampler, max_batch_size=max_batch_size, device=CPU),
             self.kv,
             max_batch_size=max_batch_size,
             max_length=max_length,
             device=CPU,
+            graphs=graphs,
         )
         self.num_steps = 0
 
@@ -151,7 +155,8 @@ class Rig:
             sequence.num_cached += row.num_tokens
             sequence.tokens += out.token_ids
             sequence.frames += [out.codes] if out.codes else []
-        for sequence, logits_V in zip(sampled, self.recorder.last_logits_RV, strict=True):
+        logits_RV = self.recorder.last_logits_RV[: len(sampled)]  # those of padding come last
+        for sequence, logits_V in zip(sampled, logits_RV, strict=True):
             sequence.logits[len(sequence.tokens) - 1] = logits_V
         return result
 

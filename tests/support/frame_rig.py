@@ -24,6 +24,7 @@ class FrameRecorder:
         self.model = model
         self.vocab_size = vocab_size
         self.num_codes = model.num_codes
+        self.draw_state = model.draw_state
         self._logits = logits
         self.last_logits_RV = torch.empty(0)
 

@@ -103,7 +103,7 @@ def _check_cells(cells_MN: torch.Tensor, numbers: torch.Tensor) -> None:
     assert numbers.is_contiguous()
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["numbers_ptr"])
 def _distance_kernel(
     values_ptr,
     cells_ptr,
@@ -130,7 +130,10 @@ def _distance_kernel(
     tl.store(sums_ptr + (2 * row + 1) * num_parts + part, tl.sum(whole, axis=0))
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_columns"])
+@triton.jit(
+    do_not_specialize=["num_rows", "num_columns"],
+    do_not_specialize_on_alignment=["numbers_ptr", "weights_ptr"],
+)
 def _weighted_kernel(
     cells_ptr,
     numbers_ptr,
@@ -170,7 +173,7 @@ def variants() -> tuple[Variant, ...]:
                 **dict.fromkeys(constants, "constexpr"),
             },
             constants=constants,
-            divisible=frozenset({"values_ptr", "cells_ptr", "numbers_ptr", "sums_ptr", "size"}),
+            divisible=frozenset({"values_ptr", "cells_ptr", "sums_ptr", "size"}),
             num_warps=_NUM_WARPS,
         ),
         Variant(
@@ -187,7 +190,7 @@ def variants() -> tuple[Variant, ...]:
                 "BLOCK_N": "constexpr",
             },
             constants={"BLOCK_N": _BLOCK_N},
-            divisible=frozenset({"cells_ptr", "numbers_ptr", "weights_ptr", "out_ptr", "size"}),
+            divisible=frozenset({"cells_ptr", "out_ptr", "size"}),
             num_warps=_NUM_WARPS,
         ),
     )

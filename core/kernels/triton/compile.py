@@ -33,6 +33,7 @@ from triptych.core.kernels.triton.resources import (
     regressions,
     save_record,
 )
+from triptych.core.kernels.triton.units import multiplies_float8
 from triptych.core.kernels.triton.variant import Variant
 from triptych.core.threads import num_usable_cores
 
@@ -61,6 +62,11 @@ class CompileTarget:
     def warp_size(self) -> int:
         """Threads of a warp: 64 on AMD's CDNA, 32 elsewhere."""
         return 64 if self.arch.startswith("gfx9") else 32
+
+    @property
+    def multiplies_float8(self) -> bool:
+        """Whether it has units for e4m3."""
+        return multiplies_float8(self.backend, self.arch)
 
     @property
     def gpu(self) -> Any:
@@ -156,7 +162,11 @@ def _prepare_process(cache_folder: Path | None) -> None:
 def _compile_module(module: str, target: CompileTarget) -> list[CompiledVariant]:
     variants: Callable[[], tuple[Variant, ...]] | None
     variants = getattr(import_module(f"{_PACKAGE}.{module}"), "variants", None)
-    return [_compile(module, variant, target) for variant in (variants() if variants else ())]
+    return [
+        _compile(module, variant, target)
+        for variant in (variants() if variants else ())
+        if target.multiplies_float8 or not variant.multiplies_float8
+    ]
 
 
 def _compile(module: str, variant: Variant, target: CompileTarget) -> CompiledVariant:

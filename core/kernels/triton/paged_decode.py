@@ -196,7 +196,9 @@ def _num_processors(device: torch.device) -> int:
 
 def _block_n(head_dim: int, dtype: torch.dtype) -> int:
     """Keys of a block. Divides every size of a split."""
-    return 64 if head_dim * dtype.itemsize <= 256 else 32
+    if dtype is torch.float32:
+        return 16
+    return 64 if head_dim <= 128 else 32
 
 
 @triton.jit(do_not_specialize=["window", "split_size", "num_splits", "table_stride"])

@@ -60,7 +60,7 @@ def launch_paged_prefill(
         return
     num_kv_heads = k_pages_NPKD.shape[2]
     group = num_heads // num_kv_heads
-    block_m, block_n = _tile(group, head_dim * q_THD.dtype.itemsize)
+    block_m, block_n = _tile(group, head_dim, q_THD.dtype)
     # A row has one tile more at most than its tokens fill.
     num_tiles = triton.cdiv(num_tokens, block_m // group) + num_rows
     _attend_tile[(num_tiles, num_kv_heads)](
@@ -114,9 +114,11 @@ def _check_blocks(q_THD: torch.Tensor, blocks_2T: torch.Tensor | None) -> None:
     assert blocks_2T is None or blocks_2T.stride(1) == 1
 
 
-def _tile(group: int, bytes_per_head: int) -> tuple[int, int]:
+def _tile(group: int, head_dim: int, dtype: torch.dtype) -> tuple[int, int]:
     """Queries times heads of a tile, and keys of a block: what registers have room for."""
-    block_m, block_n = (128, 64) if bytes_per_head <= 256 else (64, 32)
+    block_m, block_n = (128, 64) if head_dim <= 128 else (64, 32)
+    if dtype is torch.float32:  # for which there are no matrix units that do not round
+        block_m, block_n = 32, 16
     return max(block_m, triton.next_power_of_2(group)), block_n
 
 
@@ -281,7 +283,7 @@ def variants() -> tuple[Variant, ...]:
 
 
 def _shape(num_heads: int, num_kv_heads: int, head_dim: int) -> dict[str, int]:
-    block_m, block_n = _tile(num_heads // num_kv_heads, head_dim * 2)
+    block_m, block_n = _tile(num_heads // num_kv_heads, head_dim, torch.bfloat16)
     return {
         "NUM_HEADS": num_heads,
         "NUM_KV_HEADS": num_kv_heads,

@@ -77,7 +77,7 @@ def _new_output(
     return logits_RV.new_empty(logits_RV.shape, dtype=torch.float32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots_ptr"])
 def _kernel(
     logits_ptr,
     counts_ptr,
@@ -130,7 +130,6 @@ def variants() -> tuple[Variant, ...]:
                     "logits_ptr",
                     "counts_ptr",
                     "scales_ptr",
-                    "slots_ptr",
                     "out_ptr",
                     "logits_stride",
                     "vocab_size",

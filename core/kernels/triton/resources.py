@@ -31,7 +31,7 @@ class Resources:
 
 
 def read_resources(cubin: bytes, shared_bytes: int) -> Resources:
-    """Registers per thread and the stack of the only kernel in a binary for NVIDIA."""
+    """Registers per thread and the stack of a binary for NVIDIA: a kernel, and what it may call."""
     from triton import knobs
 
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -39,10 +39,10 @@ def read_resources(cubin: bytes, shared_bytes: int) -> Resources:
         file.flush()
         command = [knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
         usage = subprocess.run(command, check=True, capture_output=True, text=True).stdout  # noqa: S603
-    found = _USAGE.search(usage)
-    assert found is not None, usage
-    registers, spill_bytes = map(int, found.groups())
-    return Resources(registers, spill_bytes, shared_bytes)
+    found = _USAGE.findall(usage)
+    assert found, usage
+    registers, stacks = zip(*found, strict=True)
+    return Resources(max(map(int, registers)), max(map(int, stacks)), shared_bytes)
 
 
 def load_record(path: Path = RECORD) -> dict[str, Resources]:

@@ -128,7 +128,9 @@ def _check(
         assert sin_T1R.is_contiguous()
 
 
-@triton.jit(do_not_specialize=["num_heads", "num_kv_heads"])
+@triton.jit(
+    do_not_specialize=["num_heads", "num_kv_heads"], do_not_specialize_on_alignment=["slots_ptr"]
+)
 def _kernel(
     qk_ptr,
     v_ptr,
@@ -279,6 +281,6 @@ def _variant(
         kernel=_kernel,
         signature=signature,
         constants=constants,
-        divisible=frozenset((*pointers, *strides)) - constants.keys(),
+        divisible=frozenset((*pointers, *strides)) - {"slots_ptr"} - constants.keys(),
         num_warps=_HEADS,
     )

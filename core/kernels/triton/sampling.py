@@ -35,7 +35,7 @@ def launch(
     """A token id per row, and whether all its logits are finite.
 
     Drawn from `edited_BV` where given, of the tokens whose bits in `allowed_BW` (int32, lowest bit
-    first) are set. Of each slot `shape_S4` has temperature (0: greedy), top-k (0: off), top-p and
+    first) are set. Of each slot `shape_S4` has temperature, top-k (0: off, 1: greedy), top-p and
     min-p. Without `uniforms_B` (float64, in [0, 1)) all rows are greedy.
     """
     _check(logits_BV, edited_BV, allowed_BW, shape_S4, slots_B, uniforms_B)
@@ -91,11 +91,9 @@ def _scratch(
     if uniforms_B is None:
         return None, None, None
     num_rows, vocab_size = logits_BV.shape
-    probs = [
-        logits_BV.new_empty(num_rows, size, dtype=torch.float32)
-        for size in (vocab_size, _MAX_CANDIDATES)
-    ]
-    return *probs, torch.empty_like(probs[1], dtype=torch.int32)
+    probs_BV = logits_BV.new_empty(num_rows, vocab_size, dtype=torch.float32)
+    candidates_BK = probs_BV.new_empty(num_rows, _MAX_CANDIDATES)
+    return probs_BV, candidates_BK, torch.empty_like(candidates_BK, dtype=torch.int32)
 
 
 def _check(
@@ -125,7 +123,10 @@ def _check(
         assert uniforms_B.is_contiguous()
 
 
-@triton.jit(do_not_specialize=["allowed_stride"])
+@triton.jit(
+    do_not_specialize=["allowed_stride"],
+    do_not_specialize_on_alignment=["slots_ptr", "uniforms_ptr"],
+)
 def _kernel(
     logits_ptr,
     edited_ptr,
@@ -172,7 +173,7 @@ def _kernel(
     if uniforms_ptr is not None:
         of_slot = shape_ptr + tl.load(slots_ptr + row) * 4
         temperature = tl.load(of_slot)
-        if temperature > 0:
+        if tl.load(of_slot + 1) != 1:
             probs_ptr += row * vocab_size
             highest = highest / temperature
             sums = tl.zeros([BLOCK_V], tl.float32)
@@ -495,6 +496,8 @@ def _variant(name: str, logits: str, has_edits: bool, is_drawn: bool) -> Variant
         kernel=_kernel,
         signature=signature,
         constants=constants,
-        divisible=frozenset((*pointers, *counts)) - {"allowed_stride"} - constants.keys(),
+        divisible=frozenset((*pointers, *counts))
+        - {"allowed_stride", "slots_ptr", "uniforms_ptr"}
+        - constants.keys(),
         num_warps=_NUM_WARPS,
     )

@@ -147,9 +147,10 @@ def _check(
 # What differs between pushes and layers: there is no time for a kernel of its own for each.
 _KEPT = ("x_row_stride", "x_channel_stride", "num_new", "num_kept")
 _VARIES = (*_KEPT, "num_outputs", "stride", "dilation")
+_UPLOADED = ("slots_ptr", "num_new_ptr")  # one behind the other, so alignments differ, too
 
 
-@triton.jit(do_not_specialize=(*_VARIES, "num_places"))
+@triton.jit(do_not_specialize=(*_VARIES, "num_places"), do_not_specialize_on_alignment=_UPLOADED)
 def _dense_kernel(
     x_ptr,
     past_ptr,
@@ -218,7 +219,7 @@ def _dense_kernel(
     )
 
 
-@triton.jit(do_not_specialize=_VARIES)
+@triton.jit(do_not_specialize=_VARIES, do_not_specialize_on_alignment=_UPLOADED)
 def _channel_kernel(
     x_ptr,
     past_ptr,
@@ -267,7 +268,7 @@ def _channel_kernel(
     tl.store(into, total.to(y_ptr.dtype.element_ty), mask=is_wanted)
 
 
-@triton.jit(do_not_specialize=_KEPT)
+@triton.jit(do_not_specialize=_KEPT, do_not_specialize_on_alignment=_UPLOADED)
 def _keep_kernel(
     x_ptr,
     past_ptr,
@@ -354,6 +355,6 @@ def _variant(name: str, kernel: Any, kind: str, constants: Mapping[str, int]) ->
             each: "constexpr" if each in fixed else pointers.get(each, "i32") for each in names
         },
         constants=fixed,
-        divisible=frozenset(aligned & set(names)) - fixed.keys(),
+        divisible=frozenset(aligned & set(names)) - fixed.keys() - set(_UPLOADED),
         num_warps=_NUM_WARPS,
     )

@@ -16,7 +16,8 @@ class Variant:
 
     `signature` names the type of every argument in order, as Triton writes them: `*bf16`, `i32`,
     `fp32`, and `constexpr` for those in `constants`. `divisible` are the arguments that are
-    multiples of 16, as aligned pointers and most strides are.
+    multiples of 16, as aligned pointers and most strides are. One that `multiplies_float8` is not
+    for devices without units for that.
     """
 
     name: str
@@ -26,3 +27,4 @@ class Variant:
     divisible: frozenset[str] = frozenset()
     num_warps: int = 4
     num_stages: int = 2
+    multiplies_float8: bool = False

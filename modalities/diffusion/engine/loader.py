@@ -16,6 +16,7 @@ from torch import nn
 from triptych.core.engine.loader import DeviceLoader
 from triptych.core.engine.model_memory import ModelMemory
 from triptych.core.errors import InvalidRequest
+from triptych.core.graphs.captured import CapturedSteps
 from triptych.core.layers.native_linear import pack_linears
 from triptych.modalities.diffusion.engine.adapters.adapters import Adapters, adapter_bytes
 from triptych.modalities.diffusion.engine.caches.choice import CacheBook
@@ -48,11 +49,15 @@ _SPARE_STATE = 4  # pictures may be larger than the model's own size, and have c
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """What there is room for: rows of one run, bytes of pictures, pixels decoded as a whole."""
+    """What there is room for: rows of one run, bytes of pictures, pixels decoded as a whole.
+
+    And graphs of runs, if they are captured.
+    """
 
     max_rows: int
     state_bytes: int
     whole_pixels: int
+    graphs: CapturedSteps | None
 
 
 class DiffusionLoader(DeviceLoader):
@@ -118,11 +123,13 @@ class DiffusionLoader(DeviceLoader):
         wanted = _SPARE_STATE * images.max_images_in_flight * own.state_bytes
         state_bytes = max(own.state_bytes, images.image_memory_mb << 20 or min(most, wanted))
         memory.reserve("pictures", state_bytes)
-        return _Room(num_rows, state_bytes, activations // costs.decode_bytes(1))
+        graphs = memory.captured_steps(num_rows * row_bytes)
+        return _Room(num_rows, state_bytes, activations // costs.decode_bytes(1), graphs)
 
     def _executor(self, components: Components, recipe: Recipe, room: _Room) -> ImageExecutor:
         folder = Path(self._resolved.folder)
         model = open_model(recipe.model)
+        model.graphs = room.graphs
         adapters = model.adapters = Adapters.open(self._config, components)
         return ImageExecutor(
             recipe,

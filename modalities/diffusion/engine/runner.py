@@ -14,7 +14,8 @@ from typing import TypeVar
 
 import torch
 
-from triptych.core.devices.device import end_of_work, on_device
+from triptych.core.devices.device import end_of_work
+from triptych.core.devices.stream import StepStream
 from triptych.core.errors import NonFinite, OutOfMemory, TriptychError
 from triptych.core.pixels import Pixels
 from triptych.core.plan import Plan, StepResult
@@ -43,6 +44,7 @@ class DenoiseRunner:
     def __init__(self, executor: ImageExecutor, device: torch.device) -> None:
         self._executor = executor
         self._device = device
+        self._stream = StepStream(device)
         self._pictures: dict[PictureKey, RunningPicture] = {}
 
     def launch(self, plan: Plan) -> PendingPictures:
@@ -55,7 +57,7 @@ class DenoiseRunner:
         for key in plan.dropped:
             self._drop(key)
         try:
-            with torch.inference_mode(), on_device(self._device):
+            with torch.inference_mode(), self._stream.current():
                 yields = self._run(plan)
                 wait = end_of_work(self._device)
         except torch.OutOfMemoryError as error:

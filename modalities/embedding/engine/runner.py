@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from triptych.core.engine.staged_runner import Yield
 from triptych.core.errors import NonFinite, WeightsError
+from triptych.core.sampling.host_copy import HostCopy
 from triptych.core.staged_plan import Stage
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.core.weights.tensors.loading import TensorTarget, load_tensors
@@ -91,20 +92,17 @@ class Embedder:
 
 
 class _Fetch:
-    """The vectors of a step, brought over together once the first is asked for."""
+    """The vectors of a step, brought over together."""
 
     def __init__(self, vectors: list[Tensor]) -> None:
         self._sizes = [vector.numel() for vector in vectors]
-        self._flat = torch.cat([vector.flatten() for vector in vectors])
-        self._host: Sequence[Tensor] | None = None
+        self._flat = HostCopy(torch.cat([vector.flatten() for vector in vectors]))
 
     def of(self, row: int, text: int) -> Callable[[], EmbedDelta]:
         """A call that waits for the device and returns the delta of a row."""
 
         def fetch() -> EmbedDelta:
-            if self._host is None:
-                self._host = self._flat.cpu().split(self._sizes)
-            vector = self._host[row]
+            vector = self._flat.get().split(self._sizes)[row]
             if not vector.isfinite().all():
                 raise NonFinite("The model's vector holds values that are not finite.")
             return EmbedDelta(text=text, vectors=vector.numpy().astype("<f4").tobytes())

@@ -15,9 +15,8 @@ from triptych.core.decoders.families import is_native
 from triptych.core.decoders.native import Blueprint, NativeBlueprint
 from triptych.core.engine.loader import TokenLoader
 from triptych.core.engine.text_head import TextHead
-from triptych.core.engine.token_runner import TokenHead, TokenRunner
 from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.layers.attention import KvCache, KvLayout
+from triptych.core.layers.attention import KvLayout
 from triptych.core.lazy import load
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.schedulers.base import LoadedModel
@@ -42,17 +41,18 @@ class LlmLoader(TokenLoader):
             num_tokens = self._config.schedule.max_batch_input_tokens + num_rows
             memory.reserve("activations", blueprint.activation_bytes(num_tokens, num_rows))
             layout = blueprint.kv_layout(*memory.cache_format(dtype))
-            num_pages = memory.reserve_pages(layout, blueprint.max_length)
+            max_length = blueprint.max_length
+            graphs = self._graphs(memory, layout, max_length, blueprint.activation_bytes)
+            num_pages = memory.reserve_pages(layout, max_length)
             device = self._device.torch
             model = blueprint.build(checkpoint, report)
             sampler = self._sampler(blueprint.vocab_size, native)
+            head = TextHead(model, sampler, max_batch_size=num_rows, device=device)
             runner = self._runner(
-                TextHead(model, sampler, max_batch_size=num_rows, device=device),
-                self._cache(layout, num_pages, native),
-                blueprint.max_length,
+                head, layout, num_pages, max_length=max_length, native=native, graphs=graphs
             )
             stack.callback(runner.close)
-            scheduler = TokenScheduler(**self._schedule(layout, num_pages, blueprint.max_length))
+            scheduler = TokenScheduler(**self._schedule(layout, num_pages, max_length))
             close = stack.pop_all().close
         return LoadedModel(name=self.name, scheduler=scheduler, runner=runner, close=close)
 
@@ -73,15 +73,6 @@ class LlmLoader(TokenLoader):
             "device": self._device.torch,
             "native": native,
         }
-
-    def _runner(self, head: TokenHead, kv: KvCache, max_length: int) -> TokenRunner:
-        return TokenRunner(
-            head,
-            kv,
-            max_batch_size=self._config.schedule.max_batch_size,
-            max_length=max_length,
-            device=self._device.torch,
-        )
 
     def _schedule(
         self, layout: KvLayout, num_pages: int, max_length: int, *, shares: bool = True

@@ -13,20 +13,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn import functional
 
+from triptych.core.devices.upload import Uploads
 from triptych.core.engine.token_runner import RowResults, StepLayout
 from triptych.core.frames import END_FRAME_ID, FIRST_FRAME_ID, frame_id
+from triptych.core.graphs.backend import Tensors
+from triptych.core.graphs.buckets import row_sizes, smallest
+from triptych.core.graphs.captured import CapturedSteps
 from triptych.core.kernels.paged_attention import AttentionBatch, Int64s
 from triptych.core.layers.attention import KvCache
 from triptych.core.plan import SlotStart, StepCodes, TokenRow, TokenRowResult
 from triptych.core.sampling.host_copy import HostCopy
-from triptych.core.sampling.sampler import FrameSampler, Sampler
+from triptych.core.sampling.sampler import FrameDrawKind, FrameSampler, Sampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +71,8 @@ class FrameModel(Protocol):
 
     num_codes: int
     """Codes per frame."""
+    draw_state: Sequence[torch.Tensor]
+    """What a second draw for the same positions would find changed."""
 
     def bind(self, slot: int, prompt_ids: Sequence[int], drawn: Sequence[StepCodes]) -> None:
         """A row takes `slot`: its prompt, and the frames it has drawn already (none: it is new)."""
@@ -86,10 +94,19 @@ class FrameModel(Protocol):
 
 
 class FrameHead:
-    """Drives a `FrameModel`; `sampler` is made for the size of a codebook."""
+    """Drives a `FrameModel`; `sampler` is made for the size of a codebook.
+
+    With `graphs` its draws are captured. Model and sampler then have a slot more: that of padding.
+    """
 
     def __init__(
-        self, model: FrameModel, sampler: Sampler, *, max_batch_size: int, device: torch.device
+        self,
+        model: FrameModel,
+        sampler: Sampler,
+        *,
+        max_batch_size: int,
+        device: torch.device,
+        graphs: CapturedSteps | None = None,
     ) -> None:
         self._model = model
         self._sampler = sampler
@@ -97,6 +114,10 @@ class FrameHead:
             max_batch_size, model.num_codes, dtype=torch.int64, device=device
         )
         self._histories: dict[int, Int64s] = {}  # by slot: the codes at each known position
+        self._graphs = graphs
+        self._sizes = row_sizes(max_batch_size)
+        self._padding_slot = max_batch_size
+        self._uploads = Uploads(device)
 
     def bind(self, start: SlotStart) -> None:
         """Take the slot's sampling state, and the frames of its prompt."""
@@ -150,17 +171,50 @@ class FrameHead:
         rows = [row for row in step.rows if row.is_sampled]
         if not rows:
             return DrawnFrames(step.rows, None).to_results
-        positions = [row.start + row.num_tokens for row in rows]
-        sampler = self._sampler.frame_sampler(
-            [row.slot for row in rows], positions, self._model.num_codes
-        )
         hidden_RC = hidden_TC.index_select(0, step.sampled_index_R)
-        positions_R = step.positions_T.index_select(0, step.sampled_index_R) + 1
+        drawn_RN = self._replay(rows, hidden_RC)
+        if drawn_RN is None:
+            positions = [row.start + row.num_tokens for row in rows]
+            sampler = self._sampler.frame_sampler(
+                [row.slot for row in rows], positions, self._model.num_codes
+            )
+            positions_R = step.positions_T.index_select(0, step.sampled_index_R) + 1
+            drawn_RN = self._draw(hidden_RC, positions_R, sampler)
+        self._last_frames_SQ.index_copy_(0, step.sampled_slots_R, drawn_RN[:, 2:])
+        return DrawnFrames(step.rows, HostCopy(drawn_RN)).to_results
+
+    def _draw(
+        self, hidden_RC: torch.Tensor, positions_R: torch.Tensor, sampler: FrameSampler
+    ) -> torch.Tensor:
+        """Whether each row ends, whether it is sound, its codes: `[R, 2 + Q]`."""
         draws = self._model.draw(hidden_RC, positions_R, sampler)
-        self._last_frames_SQ.index_copy_(0, step.sampled_slots_R, draws.codes_RQ)
         flags_R2 = torch.stack((draws.is_end_R, sampler.is_finite_B), 1)
-        drawn = HostCopy(torch.cat((flags_R2.long(), draws.codes_RQ), 1))
-        return DrawnFrames(step.rows, drawn).to_results
+        return torch.cat((flags_R2.long(), draws.codes_RQ), 1)
+
+    def _replay(self, rows: Sequence[TokenRow], hidden_RC: torch.Tensor) -> torch.Tensor | None:
+        """As `_draw`; none where it is not, or cannot be, captured."""
+        size = smallest(self._sizes, len(rows))
+        if self._graphs is None or size is None:
+            return None
+        padding = size - len(rows)
+        slots = [*(row.slot for row in rows), *[self._padding_slot] * padding]
+        positions = [*(row.start + row.num_tokens for row in rows), *[1] * padding]
+        kind, arrays = self._sampler.lay_out_frames(slots, positions, self._model.num_codes)
+        outputs = self._graphs.run(
+            (size, kind),
+            partial(self._draw_static, kind),
+            [
+                functional.pad(hidden_RC, (0, 0, 0, padding)),
+                self._uploads.pack((np.array(positions), *arrays)),
+            ],
+            self._model.draw_state,
+        )
+        return None if outputs is None else outputs[0][: len(rows)]
+
+    def _draw_static(self, kind: FrameDrawKind, inputs: Tensors) -> Tensors:
+        hidden_RC, packed = inputs
+        positions_R, packed = packed.tensor_split((len(hidden_RC),))
+        return [self._draw(hidden_RC, positions_R, self._sampler.frames_over(kind, packed))]
 
     def _prompt_frames(self, step: StepLayout, is_frame_T: NDArray[np.bool_]) -> Int64s:
         """The frames of this step's prompt chunks, in order."""

@@ -18,13 +18,15 @@ from triptych.core.devices.device import Device
 from triptych.core.engine.loader import TokenLoader
 from triptych.core.engine.model_memory import ModelMemory
 from triptych.core.engine.text_head import CausalModel, TextHead
-from triptych.core.engine.token_runner import TokenHead, TokenRunner
+from triptych.core.engine.token_runner import TokenHead
+from triptych.core.graphs.decode import DecodeGraphs
 from triptych.core.layers.attention import KvLayout
 from triptych.core.lazy import load
 from triptych.core.ledger import Ledger
 from triptych.core.weights.layout import read_json
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.modalities.tts.engine.codecs.decoder import StreamingDecoder
 from triptych.modalities.tts.engine.codecs.protocol import SpeechCodec
 from triptych.modalities.tts.engine.frame_head import FrameHead
 from triptych.modalities.tts.engine.models.blueprint import Codes, SpeechBlueprint, SpeechSetup
@@ -36,6 +38,7 @@ from triptych.modalities.tts.scheduling.state import SpeechModel
 from triptych.schedulers.base import LoadedModel, ModelLoader
 
 _VOICES_BYTES = 8 * 2**20  # codes of a few thousand clips of 10 s
+_AUDIO_GRAPHS_BYTES = 64 * 2**20
 _LANGUAGE_SHARE = 0.8  # of the progress that is reported
 
 
@@ -73,19 +76,28 @@ class SpeechTokenLoader(TokenLoader):
                 num_rows=self._config.speech.max_streams,
                 report=lambda done: report((1 - _LANGUAGE_SHARE) * done),
             )
+            if isinstance(codec.decoder, StreamingDecoder) and (
+                audio_graphs := memory.captured_steps(_AUDIO_GRAPHS_BYTES)
+            ):
+                codec.decoder.capture_with(audio_graphs)
             memory.reserve("codec-state", codec.decoder.state_bytes)
             layout = blueprint.kv_layout(*memory.cache_format(setup.dtype))
-            num_pages = memory.reserve_pages(layout, blueprint.max_length)
-            head = self._head(checkpoint, blueprint, setup, report)
+            max_length = blueprint.max_length
+            graphs = self._graphs(
+                memory, layout, max_length, lambda num, _: blueprint.activation_bytes(num, num)
+            )
+            num_pages = memory.reserve_pages(layout, max_length)
+            head = self._head(checkpoint, blueprint, setup, report, graphs)
             device = setup.device
             voices = ContentCache[Codes](_VOICES_BYTES, copy=Codes.copy)
             runner = SpeechRunner(
-                TokenRunner(
+                self._runner(
                     head,
-                    self._cache(layout, num_pages, setup.native),
-                    max_batch_size=setup.max_batch_size,
-                    max_length=blueprint.max_length,
-                    device=device,
+                    layout,
+                    num_pages,
+                    max_length=max_length,
+                    native=setup.native,
+                    graphs=graphs,
                 ),
                 AudioSteps(codec, blueprint.traits, blueprint.frames, device),
                 VoiceReader(codec, blueprint.voice_prompt, voices, device),
@@ -101,7 +113,7 @@ class SpeechTokenLoader(TokenLoader):
             folder=checkpoint.folder,
             options=self._config.speech,
             max_length=self._config.models.max_length,
-            max_batch_size=self._config.schedule.max_batch_size,
+            max_batch_size=self._config.schedule.max_batch_size + memory.captures,
             dtype=memory.dtype(checkpoint.dtype),
             device=self._device.torch,
             native=memory.native_kernels(),
@@ -123,14 +135,16 @@ class SpeechTokenLoader(TokenLoader):
         blueprint: SpeechBlueprint,
         setup: SpeechSetup,
         report: Callable[[float], None],
+        graphs: DecodeGraphs | None,
     ) -> TokenHead:
         """The loaded model behind the head that fits it."""
         model = blueprint.build(checkpoint, lambda done: report(1 - _LANGUAGE_SHARE * (1 - done)))
-        num_rows, device = setup.max_batch_size, setup.device
-        sampler = self._sampler(blueprint.num_logits, setup.native)
+        num_rows, device = self._config.schedule.max_batch_size, setup.device
+        sampler = self._sampler(blueprint.num_logits, setup.native, setup.max_batch_size)
         if isinstance(model, CausalModel):
             return TextHead(model, sampler, max_batch_size=num_rows, device=device)
-        return FrameHead(model, sampler, max_batch_size=num_rows, device=device)
+        steps = None if graphs is None else graphs.steps
+        return FrameHead(model, sampler, max_batch_size=num_rows, device=device, graphs=steps)
 
     def _scheduler(
         self,

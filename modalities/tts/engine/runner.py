@@ -16,7 +16,8 @@ import torch
 import torchaudio
 
 from triptych.core.content_cache import ContentCache
-from triptych.core.devices.device import end_of_work, on_device
+from triptych.core.devices.device import end_of_work
+from triptych.core.devices.stream import StepStream
 from triptych.core.engine.token_runner import TokenRunner
 from triptych.core.errors import InvalidRequest, OutOfMemory
 from triptych.core.plan import PendingStep, Plan, StepCodes, StepResult, TokenPlan
@@ -35,7 +36,10 @@ from triptych.modalities.tts.wire import VoiceClip
 
 
 class SpeechRunner:
-    """Implements `core.plan.Runner` for the plans of `modalities.tts.scheduling.scheduler`."""
+    """Implements `core.plan.Runner` for the plans of `modalities.tts.scheduling.scheduler`.
+
+    Audio and voices have a stream of their own beside that of the tokens.
+    """
 
     def __init__(
         self, tokens: TokenRunner, audio: AudioSteps, voices: VoiceReader, device: torch.device
@@ -43,14 +47,14 @@ class SpeechRunner:
         self._tokens = tokens
         self._audio = audio
         self._voices = voices
-        self._device = device
+        self._stream = StepStream(device)
 
     def launch(self, plan: Plan) -> PendingStep:
         """Start `plan`; on a CPU the work is done when this returns. Raises `OutOfMemory`."""
         if isinstance(plan, TokenPlan):
             return self._tokens.launch(plan)
         try:
-            with torch.inference_mode(), on_device(self._device):
+            with torch.inference_mode(), self._stream.current():
                 if isinstance(plan, AudioPlan):
                     return self._audio.launch(plan)
                 assert isinstance(plan, VoicePlan), "a plan of the speech scheduler"

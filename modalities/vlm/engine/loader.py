@@ -44,6 +44,7 @@ class VisionLoader(LlmLoader):
             family, max_length = blueprint.family, blueprint.text.max_length
             features = self._reserve(memory, blueprint)
             layout = blueprint.text.kv_layout(*memory.cache_format(blueprint.dtype))
+            graphs = self._graphs(memory, layout, max_length, blueprint.text.activation_bytes)
             num_pages = memory.reserve_pages(layout, max_length)
             decoder, encoder = blueprint.build(report)
             head = VisionHead(
@@ -54,7 +55,9 @@ class VisionLoader(LlmLoader):
                 max_batch_size=self._config.schedule.max_batch_size,
                 device=device,
             )
-            tokens = self._runner(head, self._cache(layout, num_pages, native), max_length)
+            tokens = self._runner(
+                head, layout, num_pages, max_length=max_length, native=native, graphs=graphs
+            )
             runner = VisionRunner(tokens, encoder, features, device)
             stack.callback(runner.close)
             shares = not family.whole_prompts

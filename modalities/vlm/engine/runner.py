@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import torch
 
-from triptych.core.devices.device import on_device
 from triptych.core.engine.token_runner import TokenRunner
 from triptych.core.errors import NonFinite, OutOfMemory, TriptychError
 from triptych.core.plan import PendingStep, Plan, StepResult
@@ -40,7 +39,7 @@ class VisionRunner:
         if not isinstance(plan, EncodePlan):
             return self._tokens.launch(plan)
         try:
-            with torch.inference_mode(), on_device(self._device):
+            with torch.inference_mode(), self._tokens.stream.current():
                 encoded = self._encoder.encode(plan.pictures)
                 unfit = torch.zeros((), dtype=torch.bool, device=self._device)
                 flags = [

@@ -202,6 +202,13 @@ def test_translated_flags_say_the_same_in_our_words() -> None:
     config = resolve(_parse("--disable-radix-cache", "--enable-priority-scheduling"), environ={})
     assert not config.cache.enable_prefix_caching
     assert config.schedule.schedule_policy == "priority"
+    assert config.device.device_graph_capture is None
+    config = resolve(_parse("--disable-cuda-graph", "--disable-cuda-graph-padding"), environ={})
+    assert config.device.device_graph_capture is False
+    assert not config.device.device_graph_padding
+    config = resolve(_parse("--cuda-graph-bs", "1,2,8", "--cuda-graph-max-bs", "4"), environ={})
+    assert config.device.device_graph_rows == (1, 2, 8)
+    assert config.device.device_graph_max_rows == 4
 
 
 def test_translated_flags_parse() -> None:

@@ -303,7 +303,8 @@ def _values(option: Option) -> st.SearchStrategy[object]:
             is_whole = option.type == tuple[int, ...]
             return st.lists(whole if is_whole else fractions).map(tuple)
         return st.floats(low, high, exclude_min=option.within.is_open)
-    return {bool: st.booleans(), str: st.text()}.get(option.type, st.tuples(st.text(), st.text()))
+    simple = {bool: st.booleans(), bool | None: st.none() | st.booleans(), str: st.text()}
+    return simple.get(option.type, st.tuples(st.text(), st.text()))
 
 
 @given(st.data())
@@ -333,3 +334,28 @@ def test_range_of_powers() -> None:
 def test_nearest_is_silent_where_nothing_is_near() -> None:
     assert nearest("prot", ["port", "host"]) == "port"
     assert nearest("zzz", ["port", "host"]) is None
+
+
+@pytest.mark.parametrize(
+    ("argv", "text", "wanted"),
+    [
+        ((), "", None),
+        ((), "device_graph_capture: null", None),
+        ((), "device_graph_capture: true", True),
+        (("--device-graph-capture",), "", True),
+        (("--no-device-graph-capture",), "device_graph_capture: true", False),
+    ],
+)
+def test_a_switch_may_be_left_to_what_runs(
+    tmp_path: Path, argv: tuple[str, ...], text: str, wanted: bool | None
+) -> None:
+    config = _config(*argv, "--config-file", _file(tmp_path, text))
+    assert config.device.device_graph_capture is wanted
+
+
+def test_a_switch_that_is_left_open_takes_a_yes_or_no_from_the_environment() -> None:
+    for word, wanted in (("on", True), ("no", False)):
+        config = _config(environ={"TRIPTYCH_DEVICE_GRAPH_CAPTURE": word})
+        assert config.device.device_graph_capture is wanted
+    with pytest.raises(ConfigError, match="expected true or false, got 'perhaps'"):
+        _config(environ={"TRIPTYCH_DEVICE_GRAPH_CAPTURE": "perhaps"})

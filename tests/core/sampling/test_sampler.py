@@ -16,6 +16,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from triptych.core.devices.upload import Uploads
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.plan import SlotStart, TokenRowResult
 from triptych.core.sampling.host_copy import HostCopy
@@ -406,3 +407,34 @@ def test_equal_alternatives_are_ordered_by_id() -> None:
     logits[0, 8] = 1.0
     (entry,) = Logprobs.of(logits, torch.tensor([3]), 20).to_entries([20])
     assert [token for token, _ in entry.top] == [8, *range(8), *range(9, 12)]
+
+
+def refuse(*_: object, **__: object) -> torch.Tensor:
+    raise AssertionError("a copy of its own")
+
+
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_what_a_step_tells_the_device_goes_over_in_one_copy(
+    monkeypatch: pytest.MonkeyPatch, is_mixed: bool
+) -> None:
+    sampler = new_sampler()
+    monkeypatch.setattr(torch, "tensor", refuse)
+    greedy = SamplingParams(temperature=0.0, top_logprobs=1)
+    rich = SamplingParams(
+        top_k=5, min_p=0.1, logit_bias=((3, 4.0),), repetition_penalty=1.3, top_logprobs=2
+    )
+    for slot, sampling in enumerate((greedy, rich if is_mixed else greedy)):
+        sampler.bind(start(slot, sampling, (1, 2)))
+    sent: list[int] = []
+
+    def send(arrays: Sequence[np.ndarray]) -> list[torch.Tensor]:
+        sent.append(len(arrays))
+        return Uploads(CPU).send(arrays)
+
+    monkeypatch.setattr(sampler._uploads, "send", send)
+    sampler.sample(torch.zeros(2, 100), (0, 1), (2, 2))
+    frame = sampler.frame_sampler((0, 1), (2, 2), 3)
+    frame.draw(torch.zeros(2, 100), 0)
+    frame.draw_all(torch.zeros(2, 3, 100))
+    assert len(sent) == 2
+    assert (sent[0] > 3) == is_mixed

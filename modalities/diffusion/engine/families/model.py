@@ -9,15 +9,17 @@ Legend: R rows.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from triptych.core.graphs.captured import CapturedSteps
 from triptych.core.layers.row_by_row import row_by_row
 from triptych.modalities.diffusion.engine.tensor_pool import picked
 from triptych.modalities.diffusion.wire import AdapterUse
@@ -83,6 +85,33 @@ class Batch:
     def __len__(self) -> int:
         return len(self.samples)
 
+    def tensors(self) -> list[Tensor]:
+        """All that differs between rows, stacked. Rows must be alike in shape."""
+        first = self.conditioning[0]
+        stacked = [
+            torch.stack([conditioning.rows[name] for conditioning in self.conditioning])
+            for name in sorted(first.rows)
+        ]
+        contexts = [each.context for each in self.conditioning if each.context is not None]
+        if contexts:
+            stacked.append(torch.stack(contexts))
+        return [self.samples, self.times, *stacked]
+
+    def over(self, tensors: Sequence[Tensor]) -> Batch:
+        """This batch with what `tensors` returned, elsewhere."""
+        samples, times, *stacked = tensors
+        names = sorted(self.conditioning[0].rows)
+        has_context = len(stacked) > len(names)
+        conditioning = [
+            replace(
+                each,
+                rows={name: stack[row] for name, stack in zip(names, stacked, strict=False)},
+                context=stacked[-1][row] if has_context else None,
+            )
+            for row, each in enumerate(self.conditioning)
+        ]
+        return Batch(samples=samples, times=times, conditioning=conditioning)
+
     def select(self, rows: Sequence[int]) -> Batch:
         """Some of the rows, in the order asked for."""
         if list(rows) == list(range(len(self))):
@@ -109,10 +138,12 @@ class RowAdapters(Protocol):
 class DenoiseModel:
     """A model and its family. Asks at the level of the whole answer, which every model has.
 
-    `adapters` may be set later; without them, no row may ask for any.
+    `adapters` may be set later; without them, no row may ask for any. With `graphs`, runs are
+    captured, but for those of rows that adapters act on.
     """
 
     adapters: RowAdapters | None = None
+    graphs: CapturedSteps | None = None
 
     def __init__(self, module: nn.Module, family: DenoiserFamily) -> None:
         self.module = module
@@ -145,8 +176,29 @@ class DenoiseModel:
     @torch.no_grad()
     def velocity(self, batch: Batch) -> Tensor:
         """The model's answer for each row, `[R, ...]` like the samples, in float32."""
+        return self.captured("velocity", self._velocity, batch)[0]
+
+    def captured(
+        self, name: str, run: Callable[..., Sequence[Tensor]], batch: Batch, *more: Tensor
+    ) -> Sequence[Tensor]:
+        """`run(batch, *more)`, replayed where it can be. `name` tells it from other runs."""
+        adapted = any(conditioning.adapters for conditioning in batch.conditioning)
+        if self.graphs is None or adapted:
+            return run(batch, *more)
+        shape = batch.samples.shape[1:]
+        keys = {self.batch_key(shape, each, is_exact=True) for each in batch.conditioning}
+        if len(keys) > 1:
+            return run(batch, *more)
+        key = (name, len(batch), *keys, *[tensor.shape for tensor in more])
+        tensors = batch.tensors()
+        body = partial(_run_over, run, batch, len(tensors))
+        outputs = self.graphs.run(key, body, [*tensors, *more])
+        # Rows keep what they are answered; the next replay would overwrite it.
+        return run(batch, *more) if outputs is None else [output.clone() for output in outputs]
+
+    def _velocity(self, batch: Batch) -> Sequence[Tensor]:
         with self.acting(batch):
-            return self.read(self.module(**self.arguments(batch)), batch)
+            return [self.read(self.module(**self.arguments(batch)), batch)]
 
     @contextmanager
     def acting(self, batch: Batch) -> Iterator[None]:
@@ -204,6 +256,12 @@ class DenoiseModel:
         if name in self.family.ragged:
             return pad_sequence(rows, batch_first=True)
         return torch.stack(rows, self.family.axes.get(name, 0))
+
+
+def _run_over(
+    run: Callable[..., Sequence[Tensor]], batch: Batch, num_rows: int, inputs: Sequence[Tensor]
+) -> Sequence[Tensor]:
+    return run(batch.over(inputs[:num_rows]), *inputs[num_rows:])
 
 
 def _place(arguments: dict[str, Any], name: str, value: Any) -> None:

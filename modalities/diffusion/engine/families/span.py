@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -111,7 +111,17 @@ class SpanModel(DenoiseModel):
     @torch.no_grad()
     def span(self, batch: Batch, probed: Probed | None = None) -> tuple[Tensor, Tensor]:
         """The whole model: velocities, and the hidden states after the blocks, `[R, ...]`."""
-        first = None if probed is None else probed.first
+        if probed is not None and probed.first is not None:
+            return self._span(batch, probed.first)
+        velocity, hidden = self.captured("span", self._span, batch)
+        return velocity, hidden
+
+    @torch.no_grad()
+    def head(self, batch: Batch, hidden: Tensor) -> Tensor:
+        """Velocities of rows whose blocks would have left `hidden`, `[R, ...]`."""
+        return self.captured("head", self._head, batch, hidden)[0]
+
+    def _span(self, batch: Batch, first: Any = None) -> tuple[Tensor, Tensor]:
         hidden: list[Tensor] = []
 
         def visit(call: _Call, is_first: bool, is_last: bool) -> Any:
@@ -123,15 +133,13 @@ class SpanModel(DenoiseModel):
         velocity = self.read(self._run(batch, visit), batch)
         return velocity, hidden[0]
 
-    @torch.no_grad()
-    def head(self, batch: Batch, hidden: Tensor) -> Tensor:
-        """Velocities of rows whose blocks would have left `hidden`, `[R, ...]`."""
+    def _head(self, batch: Batch, hidden: Tensor) -> Sequence[Tensor]:
         placed = hidden.to(self.dtype)
 
         def visit(call: _Call, is_first: bool, is_last: bool) -> Any:
             return call.unchanged(placed if is_last else None)
 
-        return self.read(self._run(batch, visit), batch)
+        return [self.read(self._run(batch, visit), batch)]
 
     def _run(self, batch: Batch, visit: _Visit, tap: Callable[[Any], None] | None = None) -> Any:
         self._route.visit, self._route.tap, self._route.num_visited = visit, tap, 0

@@ -9,16 +9,26 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from triptych.core.devices.upload import Uploads
 from triptych.core.errors import WeightsError
+from triptych.core.graphs.backend import Tensors
+from triptych.core.graphs.buckets import Bucket, row_sizes, smallest
+from triptych.core.graphs.captured import CapturedSteps
 from triptych.core.layers.row_by_row import row_by_row
 from triptych.modalities.tts.engine.codecs.protocol import DecodedAudio
-from triptych.modalities.tts.engine.codecs.stages import CodecStep, SignalRate, StreamingStage
+from triptych.modalities.tts.engine.codecs.stages import (
+    CodecStep,
+    SettledStep,
+    SignalRate,
+    StreamingStage,
+)
 
 # Largest error of the probe, relative to its loudest sample. Half types round at every layer;
 # some libraries' norms compute in float32 whatever the type.
@@ -74,6 +84,9 @@ class StreamingDecoder:
         self._seeds = torch.zeros(num_rows, dtype=torch.int64, device=adapter.device)
         with torch.inference_mode():
             self._nothing_1C0 = adapter.embed(adapter.probe_codes(1, 1))[..., :0]
+        self._graphs: CapturedSteps | None = None
+        self._uploads = Uploads(adapter.device)
+        self._settled_at: int | None = None  # frames; not known before the first push
         if verify:
             self._verify()
 
@@ -81,6 +94,15 @@ class StreamingDecoder:
     def state_bytes(self) -> int:
         """Bytes of all rows' state."""
         return sum(s.tensor.nbytes for s in self._states if s.tensor is not None)
+
+    @torch.inference_mode()
+    def capture_with(self, graphs: CapturedSteps) -> None:
+        """From now on pushes to rows well under way are captured; padding has a row of its own."""
+        self._graphs = graphs
+        self._seeds = torch.cat((self._seeds, self._seeds.new_zeros(1)))
+        for state in self._states:
+            if (slots := state.tensor) is not None:
+                state.tensor = torch.cat((slots, slots.new_zeros(1, *slots.shape[1:])))
 
     @torch.inference_mode()
     def init_state(self, rows: Sequence[int], *, seeds: Sequence[int] | None = None) -> None:
@@ -100,9 +122,12 @@ class StreamingDecoder:
         valid = [num_frames] * len(rows) if num_valid is None else list(num_valid)
         assert len(codes_BQF) == len(rows) == len(valid), "codes, rows and counts go together"
         step = self._step(rows, num_frames, valid)
-        if step.is_ragged:
-            codes_BQF = step.without_invalid(codes_BQF, 1)
-        audio = self._run(self._adapter.embed(codes_BQF), step, rows, valid)
+        audio = self._replay(codes_BQF, step, rows, valid)
+        if audio is None:
+            if step.is_ragged:
+                codes_BQF = step.without_invalid(codes_BQF, 1)
+            audio = self._run(self._adapter.embed(codes_BQF), step, rows, valid)
+            self._settled_at = max(self._settled_at or 0, step.reach)
         self._frames[list(rows)] += valid
         return audio
 
@@ -133,6 +158,41 @@ class StreamingDecoder:
             pcm_BCS: Tensor = self._adapter.stage(latents_BCT, step)
         starts = self._frames[list(rows)].tolist()
         return DecodedAudio(pcm_BCS[:, 0], *step.bounds(self._signal, starts, valid))
+
+    def _replay(
+        self, codes_BQF: Tensor, step: CodecStep, rows: Sequence[int], valid: Sequence[int]
+    ) -> DecodedAudio | None:
+        """As `_run`; none where the step is not, or cannot be, captured."""
+        is_settled = self._settled_at is not None and step.min_start >= self._settled_at
+        size = smallest(row_sizes(self.num_rows), len(rows))
+        if self._graphs is None or step.is_ragged or not is_settled or size is None:
+            return None
+        starts = self._frames[list(rows)]
+        padding = np.ones(size - len(rows), np.int64)
+        packed = self._uploads.pack(
+            (np.append(rows, self.num_rows * padding), np.append(starts, step.min_start * padding))
+        )
+        padded_BQF = codes_BQF.new_zeros(size, *codes_BQF.shape[1:])
+        padded_BQF[: len(rows)] = codes_BQF
+        outputs = self._graphs.run(
+            Bucket(size, size * step.num_frames),
+            partial(self._decode_settled, step.num_frames),
+            [padded_BQF, packed],
+            [state.tensor for state in self._states if state.tensor is not None],
+        )
+        if outputs is None:
+            return None
+        bounds = step.bounds(self._signal, starts.tolist(), valid)
+        return DecodedAudio(outputs[0][: len(rows)], *bounds)
+
+    def _decode_settled(self, num_frames: int, inputs: Tensors) -> Tensors:
+        """All samples of a push, `[B, S]`."""
+        codes_BQF, packed = inputs
+        rows_B, starts_B = packed.view(2, -1).unbind()
+        step = SettledStep(rows_B, num_frames=num_frames, starts_B=starts_B, seeds=self._seeds)
+        with row_by_row(len(codes_BQF), codes_BQF.device), _unrounded(codes_BQF.device):
+            pcm_BCS: Tensor = self._adapter.stage(self._adapter.embed(codes_BQF), step)
+        return [pcm_BCS[:, 0]]
 
     def _verify(self) -> None:
         """Decode random codes in chunks and at once; raise `WeightsError` where they differ."""

@@ -24,6 +24,8 @@ from torch import Tensor, nn
 
 from triptych.core.errors import WeightsError
 
+_FAR = 2**40  # frames
+
 
 class Padding(Enum):
     """What a layer sees before the start of a stream, and beyond its end."""
@@ -80,6 +82,7 @@ class CodecStep:
         self.min_start, self.max_start = min(starts), max(starts)
         self.is_flush = num_valid is None
         self.is_ragged = num_valid is not None and any(n != num_frames for n in num_valid)
+        self.reach = 0  # frames from which on rows have no start in sight, as far as was asked
         self._rows, self._starts, self._seeds = rows, starts, seeds
         self._device = seeds.device
         is_run = list(rows) == list(range(rows[0], rows[0] + len(rows)))
@@ -157,7 +160,10 @@ class CodecStep:
         if self.is_flush:
             return True
         is_blank = padding is Padding.ZEROS and signal.lag == 0  # state starts as zeros already
-        return not is_blank and self.min_start * signal.rate < signal.lag + before
+        if is_blank:
+            return False
+        self.reach = max(self.reach, -(-(signal.lag + before) // signal.rate))
+        return self.min_start * signal.rate < signal.lag + before
 
     def at_edges(
         self, buffer: Tensor, signal: SignalRate, before: int, padding: Padding = Padding.ZEROS
@@ -190,6 +196,21 @@ class CodecStep:
             return firsts, (length,) * len(firsts)
         lasts = (n * signal.rate for n in valid)
         return firsts, tuple(max(pair) for pair in zip(firsts, lasts, strict=True))
+
+
+class SettledStep(CodecStep):
+    """A push to rows that are so far on that none has its start in sight; see `CodecStep.reach`.
+
+    Which rows, and how far on, is known on the device alone: so it can be captured.
+    """
+
+    def __init__(self, rows_B: Tensor, *, num_frames: int, starts_B: Tensor, seeds: Tensor) -> None:
+        self.num_frames = num_frames
+        self.min_start = self.max_start = _FAR
+        self.is_flush = self.is_ragged = False
+        self.reach = 0
+        self.rows_B, self.starts_B, self.valid_B = rows_B, starts_B, None
+        self._seeds, self._device, self._run = seeds, seeds.device, None
 
 
 Bounds = tuple[tuple[int, ...], tuple[int, ...]]

@@ -59,7 +59,7 @@ class SpeechSetup:
     folder: Path
     options: SpeechOptions
     max_length: int
-    max_batch_size: int
+    max_batch_size: int  # slots; one more than rows where steps are captured
     dtype: torch.dtype
     device: torch.device
     native: NativeKernels | None = None

@@ -120,6 +120,7 @@ class CsmModel:
     ) -> None:
         fields = config.fields
         self.num_codes = fields.num_codebooks
+        self.draw_state: Sequence[torch.Tensor] = ()
         self._num_drawn = config.num_drawn
         self._eos_id = fields.codebook_eos_token_id
         self._audio_eos_id = fields.audio_eos_token_id

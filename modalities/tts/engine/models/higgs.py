@@ -105,6 +105,7 @@ class HiggsModel:
         self.head = Linear(width, num_logits, has_bias=False, dtype=dtype, device=device)
         self._first_S = torch.zeros(max_batch_size, dtype=torch.int64, device=device)
         self._num_ended_S = torch.zeros(max_batch_size, dtype=torch.int64, device=device)
+        self.draw_state: Sequence[torch.Tensor] = (self._num_ended_S,)
         self._order_Q = torch.arange(self.num_codes, device=device)
 
     def targets(self) -> Iterator[TensorTarget]:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
+from triptych.core.devices.upload import Uploads
 from triptych.core.kernels.triton.penalties import launch
 from triptych.core.sampling.processors import _IS_IN_PROMPT, Penalties
+
+CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("vocab_size", [5, 1024, 1300])
 def test_equals_the_sampler_s(vocab_size: int, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(vocab_size)
-    penalties = Penalties(vocab_size, 4, torch.device("cpu"))
+    penalties = Penalties(vocab_size, 4, CPU, Uploads(CPU))
     for slot, scales in enumerate([(1.3, 0.0, 0.0), (1.0, 0.7, -0.5), (0.8, -0.4, 1.1)]):
         history = torch.randint(vocab_size, (60,), generator=generator).tolist()
         penalties.bind(slot, scales, history[:20], history[20:])

@@ -16,7 +16,7 @@ from triptych.core.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of NaN
 CPU = torch.device("cpu")
-GREEDY = (0.0, 0.0, 1.0, 0.0)
+GREEDY = (1.0, 1.0, 1.0, 0.0)
 
 
 def logits_of(seed: int, num_rows: int, vocab_size: int, scale: float = 3.0) -> torch.Tensor:

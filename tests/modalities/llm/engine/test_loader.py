@@ -13,10 +13,21 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from triptych.core.config import CacheOptions, Config, DeviceOptions, ModelOptions, ScheduleOptions
+from triptych.core.config import (
+    CacheOptions,
+    Config,
+    DebugOptions,
+    DeviceOptions,
+    ModelOptions,
+    ScheduleOptions,
+)
 from triptych.core.devices.device import Device
+from triptych.core.engine import loader as core_loader
 from triptych.core.engine.text_head import TextHead
+from triptych.core.engine.token_runner import TokenRunner
 from triptych.core.errors import ConfigError, MemoryBudgetExceeded, WeightsError
+from triptych.core.graphs.buckets import DecodeBuckets
+from triptych.core.graphs.decode import DecodeGraphs
 from triptych.core.job import Job, Output
 from triptych.core.ledger import Ledger
 from triptych.core.plan import PendingStep, Plan
@@ -140,6 +151,74 @@ def test_a_context_that_does_not_fit_says_what_to_lower_before_weights_are_read(
     assert not progress
 
 
+def captured(**options: Any) -> Config:
+    return config(device=DeviceOptions(device_graph_capture=True, **options))
+
+
+def graphs_of(loaded: LoadedModel) -> DecodeGraphs | None:
+    assert isinstance(loaded.runner, TokenRunner)
+    return loaded.runner._graphs
+
+
+def test_captured_steps_are_in_the_ledger_and_stay_within(save: Save) -> None:
+    ledger = Ledger(64 * MIB)
+    loaded = loader(save(), ledger, captured()).load(lambda _: None)
+    graphs, reserved = graphs_of(loaded), ledger.by_owner()["tiny/graphs"]
+    assert graphs is not None
+    loaded.runner.capture()  # type: ignore[attr-defined]
+    assert graphs.steps.num_captured == len(graphs.buckets.all()) > 0
+    assert 0 < graphs.steps.num_bytes <= reserved
+    loaded.close()
+    assert ledger.by_owner() == {}
+
+
+def test_on_a_cpu_nothing_is_captured_unasked(save: Save) -> None:
+    loaded = loader(save(), Ledger(64 * MIB), config()).load(lambda _: None)
+    assert graphs_of(loaded) is None
+
+
+def test_sizes_of_captured_steps_are_the_users(save: Save) -> None:
+    options = captured(device_graph_rows=(3, 1), device_graph_padding=False)
+    graphs = graphs_of(loader(save(), Ledger(64 * MIB), options).load(lambda _: None))
+    assert graphs is not None
+    assert graphs.buckets == DecodeBuckets((1, 3), (8,), pads=False)
+    graphs = graphs_of(
+        loader(save(), Ledger(64 * MIB), captured(device_graph_max_rows=2)).load(lambda _: None)
+    )
+    assert graphs is not None
+    assert graphs.buckets.rows == (1, 2)
+
+
+def test_without_room_for_captured_steps_a_model_is_served_without(
+    save: Save, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(core_loader, "decode_graph_bytes", lambda *_: 2**40)
+    loaded = loader(save(), Ledger(64 * MIB), captured()).load(lambda _: None)
+    assert graphs_of(loaded) is None
+    assert "steps run eagerly: tiny/graphs needs" in caplog.text
+
+
+@pytest.mark.parametrize("more", [{}, {"device_graph_max_rows": 3}])
+def test_sizes_beyond_the_largest_batch_are_refused(save: Save, more: dict[str, Any]) -> None:
+    options = captured(device_graph_rows=(1, 9 if not more else 4), **more)
+    with pytest.raises(ConfigError, match="--device-graph-rows: no batch of"):
+        loader(save(), Ledger(64 * MIB), options).load(lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("options", "flag"),
+    [
+        (config(device=DeviceOptions(device_graph_rows=(2,))), "--device-graph-rows"),
+        (config(device=DeviceOptions(device_graph_max_rows=2)), "--device-graph-max-rows"),
+        (config(device=DeviceOptions(device_graph_padding=False)), "--no-device-graph-padding"),
+        (config(debug=DebugOptions(debug_verify_replay=True)), "--debug-verify-replay"),
+    ],
+)
+def test_options_of_captured_steps_want_some(save: Save, options: Config, flag: str) -> None:
+    with pytest.raises(ConfigError, match=f"{flag}.*--device-graph-capture"):
+        loader(save(), Ledger(64 * MIB), options).load(lambda _: None)
+
+
 EDITS: dict[str, tuple[dict[str, torch.Tensor | None], str]] = {
     "missing": ({"model__layers__1__mlp__up_proj__weight": None}, "layers.1.mlp.up_proj.weight"),
     "extra": ({"model__layers__0__self_attn__sink": torch.zeros(3)}, "layers.0.self_attn.sink"),
@@ -169,11 +248,16 @@ def test_the_cache_keeps_its_own_type(save: Save) -> None:
     assert pages_of(ledger) == 4 * (256 // 32)  # counted at four bytes a value
 
 
-def test_a_loaded_model_answers_as_transformers_does(save: Save) -> None:
+@pytest.mark.parametrize("captures", [None, True])
+def test_a_loaded_model_answers_as_transformers_does(save: Save, captures: bool | None) -> None:
     """Scheduler and runner together: chunked prompts, mixed steps, two steps in flight."""
     folder, outputs = save(), list[Output]()
-    schedule = ScheduleOptions(max_batch_size=4, max_batch_input_tokens=16)
-    loaded = loader(folder, Ledger(64 * MIB), config(schedule=schedule)).load(lambda _: None)
+    options = config(
+        schedule=ScheduleOptions(max_batch_size=4, max_batch_input_tokens=16),
+        device=DeviceOptions(device_graph_capture=captures),
+        debug=DebugOptions(debug_verify_replay=bool(captures)),
+    )
+    loaded = loader(folder, Ledger(64 * MIB), options).load(lambda _: None)
     prompts = [tuple(range(3, 3 + n)) for n in (5, 41, 18)]
     sampling = SamplingParams(temperature=0.0, max_tokens=9)
     for index, prompt in enumerate(prompts):

@@ -174,6 +174,7 @@ class AcousticModel:
         self._before = acoustic.num_symbols_before
         widest = self._before + max_length + 1 + acoustic.num_symbols_after
         self._symbols_SP = torch.full((num_slots, widest), self.start_id, device=device)
+        self.draw_state: Sequence[Tensor] = ()
         self._num_symbols_S = torch.zeros(num_slots, dtype=torch.int64, device=device)
         walk = (num_slots, max_length + 1)
         self._due_SL = torch.zeros(walk, dtype=torch.int64, device=device)

@@ -1,0 +1,83 @@
+"""Small arrays on their way to the device, all of a step in one copy.
+
+Owns the pinned buffers, which are used in turn: a GPU's copy from memory that is not pinned would
+be waited for. On a CPU an array is its own tensor. Used from one thread, on one stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import MappingProxyType
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Numbers = NDArray[np.int64] | NDArray[np.float64]
+
+_NUM_BUFFERS = 8  # more than there are copies in the steps in flight
+_MIN_SIZE = 1024
+_DTYPES = MappingProxyType({np.dtype(np.int64): torch.int64, np.dtype(np.float64): torch.float64})
+
+
+class CopyEvent(Protocol):
+    """What `torch.Event` has of use here."""
+
+    def record(self) -> None:
+        """Mark this place in the stream's work."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until that place is passed; one never recorded is."""
+        ...
+
+
+class Uploads:
+    """Brings over arrays of 8-byte numbers."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        new_buffer: Callable[[int], torch.Tensor] | None = None,
+        new_event: Callable[[], CopyEvent] | None = None,
+    ) -> None:
+        """By default buffers are pinned, and events the device's."""
+        self._device = device
+        self._is_cpu = device.type == "cpu"
+        self._new_buffer = new_buffer or _pinned
+        make_event: Callable[[], CopyEvent] = new_event or (
+            lambda: torch.Event(device, blocking=True)
+        )
+        self._buffers = [torch.empty(0, dtype=torch.int64)] * _NUM_BUFFERS
+        self._events = [] if self._is_cpu else [make_event() for _ in range(_NUM_BUFFERS)]
+        self._last = 0
+
+    def send(self, arrays: Sequence[Numbers]) -> list[torch.Tensor]:
+        """The arrays, flat, on the device, in their types."""
+        if self._is_cpu:
+            return [torch.from_numpy(np.ascontiguousarray(array).reshape(-1)) for array in arrays]
+        packed = self.pack(arrays).to(self._device, non_blocking=True)
+        ends = np.cumsum([array.size for array in arrays]).tolist()
+        parts = packed.tensor_split(ends[:-1])
+        return [part.view(_DTYPES[array.dtype]) for part, array in zip(parts, arrays, strict=True)]
+
+    def pack(self, arrays: Sequence[Numbers]) -> torch.Tensor:
+        """The arrays one after the other on the host, to be copied from before the next call."""
+        bits = [array.ravel().view(np.int64) for array in arrays]
+        if self._is_cpu:
+            return torch.from_numpy(np.concatenate(bits))
+        self._events[self._last].record()  # what was copied from the last buffer is launched
+        self._last = place = (self._last + 1) % _NUM_BUFFERS
+        self._events[place].synchronize()
+        size = sum(map(len, bits))
+        if len(self._buffers[place]) < size:
+            self._buffers[place] = self._new_buffer(max(_MIN_SIZE, 1 << (size - 1).bit_length()))
+        packed = self._buffers[place][:size]
+        np.concatenate(bits, out=packed.numpy())
+        return packed
+
+
+def _pinned(size: int) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.int64, pin_memory=True)

@@ -1,0 +1,1 @@
+"""Steps that are captured once and replayed after: buckets, backends, verification."""
