@@ -16,9 +16,7 @@ from triptych.core.kernels.rms_norm import add_rms_norm, rms_norm
 from triptych.core.kernels.rope_write import HeadNorm, Rotation, rope_write
 from triptych.core.kernels.triton.sampling import sample_rows
 from triptych.core.kernels.triton.stream_conv import stream_conv
-from triptych.core.plan import SlotStart
-from triptych.core.sampling.sampler import Sampler
-from triptych.core.sampling_params import SamplingParams
+from triptych.core.sampling.sampler import Sampler, _DeviceRows
 from triptych.modalities.diffusion.engine.tensor_pool import TensorPool
 
 Made = Callable[[torch.device], object]
@@ -92,17 +90,12 @@ def test_a_step_is_sampled_by_one_operator() -> None:
     with FakeTensorMode():
         device = torch.device("cuda")
         sampler = Sampler(vocab_size=50, max_batch_size=2, device=device)
-        for slot, sampling in enumerate((SamplingParams(top_p=0.9), SamplingParams())):
-            sampler.bind(
-                SlotStart(slot=slot, sampling=sampling, history_ids=(), num_prompt_tokens=0)
-            )
-        logits = torch.rand(2, 50, device=device)
-        ids, is_finite = sampler._draw(
-            logits,
-            sampler._slots,
-            torch.arange(2, device=device),
-            torch.rand(2, dtype=torch.float64, device=device),
+        rows = _DeviceRows(
+            slots_B=torch.arange(2, device=device),
+            uniform_B=torch.rand(2, dtype=torch.float64, device=device),
+            has_floor=True,
         )
+        ids, is_finite = sampler._draw(torch.rand(2, 50, device=device), rows)
     assert (ids.device.type, ids.dtype, ids.shape) == ("cuda", torch.int64, (2,))
     assert is_finite.dtype is torch.bool
 
