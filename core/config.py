@@ -63,8 +63,18 @@ class ModelOptions:
     dtype: str = option(
         "auto",
         "Weights and activations. `auto` keeps the checkpoint's own type where the device runs it.",
-        aliases=("--quantization-encoding",),
         choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    quantization_encoding: str = option(
+        "auto",
+        "How weights are held. `auto`: as they are stored, those of GGUF files in their blocks."
+        " float32, bfloat16 and float16 are those of `--dtype`, and take blocks apart. q8_0 to q4_0"
+        " are GGUF's types: a file's own, or, for chat and embeddings, made of plain weights at"
+        " load. float8_e4m3fn and gptq are for checkpoints that are.",
+        choices=(
+            *("auto", "float32", "bfloat16", "float16"),
+            *("q8_0", "q6_k", "q4_k", "q4_1", "q4_0", "float8_e4m3fn", "gptq"),
+        ),
     )
     model_override: tuple[str, ...] = option(
         (),
@@ -87,6 +97,17 @@ class ModelOptions:
     chat_template: str = option(
         "", "A file with a chat template instead of the model's own.", roles=("chat", "vision")
     )
+    tool_call_parser: str = option(
+        "auto",
+        "Format in which a model writes calls of tools; auto goes by its chat template.",
+        roles=("chat", "vision"),
+    )
+    reasoning_parser: str = option(
+        "auto",
+        "Format in which a model marks its thoughts, which answers have apart from their text; auto"
+        " goes by its chat template, none leaves them in the text.",
+        roles=("chat", "vision"),
+    )
     pool_embeddings: bool = option(
         True,
         "One vector per text from embedding models; without, one per token.",
@@ -104,6 +125,11 @@ class ModelOptions:
         aliases=("--download-dir",),
     )
     offline: bool = option(False, "Use only what is already in the cache.")
+    bundle: str = option(
+        "auto",
+        "A bundle of `triptych warm-cache` to start from (there: the folder to write it to). auto:"
+        " the one in the cache folder for these models, if any; none: start without.",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -204,10 +204,22 @@ class WeightsError(SetupError):
     code = "weights_error"
 
 
+class BundleError(SetupError):
+    """A bundle of `triptych warm-cache` is damaged, not to be trusted, or for something else."""
+
+    code = "bundle_error"
+
+
 class MemoryBudgetExceeded(SetupError):
     """A reservation does not fit the ledger; the message names the owners of what is held."""
 
     code = "memory_budget_exceeded"
+
+
+class DamagedWeights(WeightsError):
+    """Files that were whole once are not any more; what they were made from may be there still."""
+
+    code = "damaged_weights"
 
 
 class DeviceError(SetupError):

@@ -62,7 +62,8 @@ class TokenRow:
     Positions `start .. start + num_tokens` are computed. `token_ids` holds their input tokens; it
     is empty for a decode row, whose input is the token the runner sampled last for this slot.
     `new_page_ids` extend the slot's page table. A row that `is_sampled` yields a token; a prompt
-    chunk that does not reach the end of its prompt is not.
+    chunk that does not reach the end of its prompt is not. Where a grammar says what it may be,
+    `allowed` has a bit per token, in little-endian 32-bit words, lowest first; else it is empty.
     """
 
     job_id: str
@@ -72,6 +73,7 @@ class TokenRow:
     token_ids: tuple[int, ...] = ()
     new_page_ids: tuple[int, ...] = ()
     is_sampled: bool = True
+    allowed: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

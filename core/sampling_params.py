@@ -49,6 +49,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     prompt_logprobs: bool = False
     returns_state: bool = False
 
+    @property
+    def has_penalty(self) -> bool:
+        """Whether what was drawn before changes what is drawn next."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.frequency_penalty != 0.0
+            or self.presence_penalty != 0.0
+        )
+
     def validate(self, vocab_size: int) -> None:
         """Raise `InvalidRequest`, naming the field, if any value is out of range."""
         for name, (low, high) in SAMPLING_RANGES.items():

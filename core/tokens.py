@@ -21,13 +21,15 @@ class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     `prompt_frames` are the codes of the frame ids in the prompt, in their order: models whose
     steps yield frames of codes (see `core.frames`) cannot know a frame by its id alone. `contents`
-    fill the positions that have their ids, in order of position (see `core.prompt_content`).
+    fill the positions that have their ids, in order of position (see `core.prompt_content`). What
+    is drawn follows `grammar`, if there is one (see `core.grammar`).
     """
 
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams = SamplingParams()
     prompt_frames: tuple[tuple[int, ...], ...] = ()
     contents: tuple[PromptContent, ...] = ()
+    grammar: str = ""
     priority: int = 0
     tenant: str = ""
     adapter: str = ""

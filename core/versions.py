@@ -8,6 +8,7 @@ from importlib import metadata
 _LIBRARIES = (
     "triptych",
     "torch",
+    "triton",
     "transformers",
     "tokenizers",
     "safetensors",

@@ -111,14 +111,23 @@ class Scheduler(Protocol):
         ...
 
 
+def _needs_no_way(post: Callable[[Callable[[], None]], None]) -> None:
+    """Most models have no threads of their own."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A model ready to run: its policy, its device work, and how to release both."""
+    """A model ready to run: its policy, its device work, and how to release both.
+
+    `connect` is told, on the loop's thread and before any job, how other threads have a call made
+    there.
+    """
 
     name: str
     scheduler: Scheduler
     runner: Runner
     close: Callable[[], None]
+    connect: Callable[[Callable[[Callable[[], None]], None]], None] = _needs_no_way
 
 
 class ModelLoader(Protocol):

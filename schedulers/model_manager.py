@@ -235,6 +235,7 @@ class ModelManager:
         entry = self._entries[name]
         entry.state, entry.progress, entry.loaded, entry.last_used_s = "ready", 1.0, loaded, now_s
         self.ready[name] = loaded
+        loaded.connect(self._executors.post)
         if name in self._costs:  # it was here before
             loaded.scheduler.costs.resume(self._costs[name])
         self._costs[name] = loaded.scheduler.costs

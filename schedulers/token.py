@@ -13,13 +13,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from triptych.core.config import ScheduleOptions
-from triptych.core.errors import InvalidRequest, NonFinite, TriptychError
+from triptych.core.errors import InvalidRequest, NonFinite, TriptychError, UnsupportedOption
 from triptych.core.job import Job, JobState
 from triptych.core.kv.pages import PagePool
 from triptych.core.plan import Plan, StepResult
 from triptych.core.tokens import TokenDelta, TokenRequest
 from triptych.schedulers.base import SchedulerStats
 from triptych.schedulers.batcher import BatchedJob, Batcher, Step
+from triptych.schedulers.guides import SLOW_S, Found, Guide, Guides, Post
 from triptych.schedulers.token_batch import COUNTERS, TokenBatch, TokenStepDraft
 from triptych.schedulers.token_draft import UNCONSTRAINED
 from triptych.schedulers.token_state import ScheduledRow, SequenceState
@@ -63,8 +64,17 @@ class TokenScheduler(Batcher[TokenJob, TokenStepDraft, Any]):
         )
         self.limits = UNCONSTRAINED
         """What is kept out of steps."""
+        self.guides: Guides | None = None
+        """What rows with grammars may draw; set before jobs come, where the model takes any."""
+        self._guided: dict[Guide, TokenJob] = {}
         self._options = options
         self._state = self.tokens.state
+
+    def connect(self, post: Post) -> None:
+        """Learn how the threads of guides reach the loop's."""
+        if self.guides is not None:
+            self.guides.found = self._take_found
+            self.guides.connect(post)
 
     def stats(self) -> SchedulerStats:
         """Counts for metrics: pages now, and totals of tokens, hits, evictions and preemptions."""
@@ -82,14 +92,20 @@ class TokenScheduler(Batcher[TokenJob, TokenStepDraft, Any]):
         assert isinstance(request, TokenRequest), "the API sends this model token requests"
         if request.contents and not self._takes_content:
             raise InvalidRequest("This model takes no pictures.", param="messages")
+        if request.grammar and self.guides is None:
+            raise UnsupportedOption("This model's answers cannot be given a form.")
         row = self.tokens.open(
             job.job_id, None, request, arrival_s=job.arrival_s, is_paused=job.is_paused
         )
         return TokenJob(job, job.is_paused, row)
 
     def _joined(self, opened: TokenJob) -> None:
-        opened.row.owner = opened
-        self.tokens.add(opened.row)
+        row = opened.row
+        row.owner = opened
+        self.tokens.add(row)
+        if row.guide is not None and self.guides is not None:
+            self._guided[row.guide] = opened
+            self.guides.begin(row.followed())
 
     def _paused(self, opened: TokenJob) -> None:
         self._state.set_paused(opened.row, opened.is_paused)
@@ -98,6 +114,8 @@ class TokenScheduler(Batcher[TokenJob, TokenStepDraft, Any]):
         return self.tokens.delta(opened.row, finish_reason="cancelled")
 
     def _left(self, opened: TokenJob) -> None:
+        if opened.row.guide is not None:
+            del self._guided[opened.row.guide]
         self.tokens.close(opened.row)
 
     def _num_waiting(self) -> int:
@@ -162,10 +180,34 @@ class TokenScheduler(Batcher[TokenJob, TokenStepDraft, Any]):
             return
         if not delta.state:
             opened.job.timings.setdefault("first_token_s", now_s)
+        self._pass_on(opened, delta)
+
+    def _pass_on(self, opened: TokenJob, delta: TokenDelta) -> None:
         if delta.finish_reason is None:
             self._send(opened, delta)
         else:
             self._end(opened, JobState.FINISHED, payload=delta)
+
+    def _committed(self, now_s: float) -> None:
+        """Have it found out, for all rows of the step at once, what their grammars allow next."""
+        followed, self.tokens.followed = self.tokens.followed, []
+        if followed and self.guides is not None:
+            self.guides.follow(followed)
+
+    def _take_found(self, found: Found) -> None:
+        """Let rows go on whose masks are there; a job may have ended meanwhile."""
+        self._version += 1
+        for guide, allowance in found:
+            opened = self._guided.get(guide)
+            if opened is None:
+                continue
+            if isinstance(allowance, TriptychError):
+                self._end(opened, JobState.FAILED, error=allowance)
+                continue
+            guide.is_slow = allowance.elapsed_s > SLOW_S
+            delta = self.tokens.guide(opened.row, allowance)
+            if delta is not None:
+                self._pass_on(opened, delta)
 
     def _retry(self, step: Step[TokenStepDraft, Any], live: list[Any]) -> bool:
         if step.draft.is_retry:

@@ -19,12 +19,14 @@ from typing import Any
 
 from triptych.core.config import ScheduleOptions
 from triptych.core.errors import ContextLengthExceeded, InvalidRequest, NonFinite
+from triptych.core.grammar.matcher import Allowance
 from triptych.core.kv.keys import root_key
 from triptych.core.kv.pages import PagePool
 from triptych.core.plan import SlotStart, TokenPlan, TokenRowResult
 from triptych.core.tokens import FinishReason, TokenDelta, TokenRequest
 from triptych.schedulers.base import SchedulerStats
 from triptych.schedulers.batcher import Draft, Step
+from triptych.schedulers.guides import Followed, Guide
 from triptych.schedulers.token_draft import TokenDraft, TokenLimits, make_draft
 from triptych.schedulers.token_state import ScheduledRow, SequenceState, TokenProgress, TokenState
 
@@ -69,6 +71,8 @@ class TokenBatch:
         self.pool = pool
         self.options = options
         self.state = TokenState(pool=pool, options=options)
+        self.followed: list[Followed] = []
+        """What rows with grammars have drawn, for their guides."""
         self._max_length = max_length
         self._namespace = namespace
         self._counters = counters
@@ -90,6 +94,7 @@ class TokenBatch:
             max_outputs=max_outputs,
             root=root_key(self._namespace, adapter=request.adapter, tenant=request.tenant),
             is_paused=is_paused,
+            guide=Guide(request) if request.grammar else None,
         )
 
     def add(self, row: SequenceState) -> None:
@@ -210,8 +215,8 @@ class TokenBatch:
             assert len(admission.row.lease) == admission.num_cached, "what was found is still there"
         for piece in choice.pieces:
             lease = piece.unit.lease
-            if piece.unit.is_decoding and lease is not None:
-                num_pages = self.pool.num_pages_for(piece.start + 1)
+            if piece.unit.is_answering and lease is not None:
+                num_pages = self.pool.num_pages_for(piece.start + piece.num_tokens)
                 self.pool.extend(lease, num_pages - len(lease))
         for admission in choice.admissions:
             self.state.admit(admission.row, admission.num_pages)
@@ -257,8 +262,31 @@ class TokenBatch:
         row.output_ids.append(token_id)
         if result.codes:
             row.output_frames.append(result.codes)
+        if row.guide is not None:  # it says whether that was the last
+            self.followed.append(row.followed(token_id))
+            return self.delta(row, result)
         is_last = len(row.output_ids) >= row.max_outputs
         return self.delta(row, result, finish_reason="length" if is_last else None)
+
+    def guide(self, row: SequenceState, found: Allowance) -> TokenDelta | None:
+        """Record what a row's grammar allows next, and the tokens that it forces.
+
+        Returns what the owner should send, as `accept` does.
+        """
+        assert row.guide is not None, "a row with a grammar"
+        assert not row.num_in_flight, "it waits for its mask"
+        row.guide.allowed, row.guide.is_ready = found.allowed, True
+        if found.forced_ids:
+            row.output_ids += found.forced_ids
+            self._counters["output_tokens_total"] += len(found.forced_ids)
+            if row.is_decoding:
+                row.is_decoding, row.num_forced = False, len(found.forced_ids)
+        finish: FinishReason | None = "stop" if found.is_complete else None
+        if finish is None and len(row.output_ids) >= row.max_outputs:
+            finish = "length"
+        if finish is None and not found.forced_ids:
+            return None
+        return self.delta(row, TokenRowResult(token_ids=found.forced_ids), finish_reason=finish)
 
     def delta(
         self,

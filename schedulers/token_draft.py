@@ -3,9 +3,10 @@
 Owns the choice. Reads the scheduler's state and writes nothing: a `TokenDraft` says what booking
 would do, and booking does just that. The rules, in the order they are applied:
 
-- Every row that is being answered takes one token, oldest first. Where the pool has no page for
-  one, the newest row gives way (is preempted: it will be computed again later). A row never
-  preempts an older one, and waits instead. Rows whose reader is slow are preempted first.
+- Every row that is being answered takes one token, oldest first, or the tokens that its grammar
+  forces. Where the pool has no page for one, the newest row gives way (is preempted: it will be
+  computed again later). A row never preempts an older one, and waits instead. Rows whose reader
+  is slow are preempted first.
   A row with a step in flight gives its pages back only when that step is over, so it sits this
   step out; likewise no row is preempted while rows that have ended are about to free pages.
 - A row that gave way `max_preemptions` times takes all the pages it can ever need when it starts
@@ -13,6 +14,7 @@ would do, and booking does just that. The rules, in the order they are applied:
 - Prompts fill what the token budget leaves, those begun first, then those waiting. While rows are
   being answered prompts take `max_prompt_share` of the budget, and rows being answered are so few
   that they take half of it at most: neither can starve the other.
+- Rows with grammars wait for each other's masks, so that they share steps; rows without go on.
 - A waiting prompt for which there is no room may be passed by later ones, but only so often.
 - A waiting prompt whose next page some row is computing right now waits for that page.
 """
@@ -112,6 +114,7 @@ class _Drafter:
         self._num_rows_left = min(len(state.free_slots), state.max_rows - len(state.running))
         self._num_tokens_left = state.options.max_batch_input_tokens
         self._num_pages_left = state.pool.num_available
+        self._is_gathering = any(row.is_awaited for row in state.running)
         self._num_prompts = 0
         self._total_tokens = 0
         self._is_short = False
@@ -123,15 +126,23 @@ class _Drafter:
         self._idle = (row for row in reversed(state.running) if self._is_idle(row))
 
     def add_decodes(self) -> None:
-        """One token for every row that is being answered, as far as pages go."""
+        """One token for every row that is being answered, as far as pages go; or those forced."""
         victims = self._victims()
-        for row in self._state.running:
-            if not row.is_decoding or not self._can_step(row):
+        running = self._state.running
+        num_spare = max(0, self._num_tokens_left - sum(row.is_answering for row in running))
+        forced: list[ScheduledRow] = []
+        for row in running:
+            if not row.is_answering or not self._can_go_on(row):
                 continue
-            if self._find_page(row, victims):
-                self.draft.pieces.append(ScheduledRow(row, row.num_booked, 1, is_sampled=True))
+            num_tokens = min(row.num_remaining, 1 + num_spare)
+            if self._find_pages(row, num_tokens, victims):
+                is_sampled = num_tokens == row.num_remaining
+                piece = ScheduledRow(row, row.num_booked, num_tokens, is_sampled)
+                (self.draft.pieces if row.is_decoding else forced).append(piece)
+                num_spare -= num_tokens - 1
+                self._num_tokens_left -= num_tokens
                 self._total_tokens += self._rounded(row)
-        self._num_tokens_left -= len(self.draft.pieces)
+        self.draft.pieces += forced
 
     def add_prompts(self) -> None:
         """Chunks of prompts: those begun, then, if no row lacks a page, those waiting."""
@@ -142,7 +153,7 @@ class _Drafter:
             return
         self._num_tokens_left = min(self._num_tokens_left, self._limits.max_prompt_tokens)
         for row in self._state.running:
-            if not row.is_decoding and self._can_step(row):
+            if not row.is_answering and self._can_step(row):
                 if not self._has_budget(row.num_remaining) or not self._has_context(row):
                     return
                 self._add_chunk(row, row.num_booked)
@@ -154,6 +165,10 @@ class _Drafter:
         """Whether `row`, which runs, may take part."""
         is_held = row in self._sitting_out or row.name in self._limits.names
         return row.can_step and not is_held
+
+    def _can_go_on(self, row: SequenceState) -> bool:
+        """Whether `row`, which is being answered, may take part."""
+        return self._can_step(row) and not (self._is_gathering and row.guide is not None)
 
     def _is_idle(self, row: SequenceState) -> bool:
         """Whether `row` only keeps its place for a slow reader, and may lose it to a prompt."""
@@ -170,22 +185,27 @@ class _Drafter:
             if not row.is_paused and not self._state.is_protected(row)
         )
 
-    def _find_page(self, row: SequenceState, victims: Iterator[SequenceState]) -> bool:
-        """Make room for the next position of `row`; false if it stands still in this step."""
+    def _find_pages(
+        self, row: SequenceState, num_positions: int, victims: Iterator[SequenceState]
+    ) -> bool:
+        """Make room for the next positions of `row`; false if it stands still in this step."""
         assert row.lease is not None, "a running row holds a lease"
-        if row.num_booked < len(row.lease) * self._pool.page_size:
+        num_pages = self._pool.num_pages_for(row.num_booked + num_positions) - len(row.lease)
+        if num_pages <= 0:
             return True
-        if not self._num_pages_left:
+        if self._num_pages_left < num_pages:
             self._is_short = True
-            self._preempt_for(row, victims)
-        if not self._num_pages_left:
+            self._preempt_for(row, num_pages, victims)
+        if self._num_pages_left < num_pages:
             return False
-        self._num_pages_left -= 1
+        self._num_pages_left -= num_pages
         return True
 
-    def _preempt_for(self, row: SequenceState, victims: Iterator[SequenceState]) -> None:
-        """Choose rows to give way until a page comes free."""
-        while not self._num_pages_left and not self._must_wait:
+    def _preempt_for(
+        self, row: SequenceState, num_pages: int, victims: Iterator[SequenceState]
+    ) -> None:
+        """Choose rows to give way until so many pages come free."""
+        while self._num_pages_left < num_pages and not self._must_wait:
             victim = next(victims, None)
             if victim is None or not (victim.is_paused or victim.rank > row.rank):
                 return
@@ -219,7 +239,7 @@ class _Drafter:
         for row in islice(self._state.waiting, _MAX_LOOKAHEAD):
             if len(blocked) == _MAX_BLOCKED:
                 return
-            if row.name in self._limits.names or self._still_awaits(row):
+            if row.name in self._limits.names or not row.can_step or self._still_awaits(row):
                 continue
             found = self._pool.peek(row.lookup_keys(self._pool.page_size))
             awaited = self._find_awaited(row, len(found))

@@ -18,6 +18,7 @@ from triptych.core.kv.pages import Lease, PagePool
 from triptych.core.plan import StepCodes, TokenRow
 from triptych.core.tokens import TokenLogprob, TokenRequest
 from triptych.schedulers.batcher import Unit
+from triptych.schedulers.guides import Followed, Guide
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -29,7 +30,8 @@ class SequenceState(Unit):
     `num_committed` of them surely computed. While it holds a
     `lease` it also holds a `slot`; `is_bound` says whether the runner knows of both, and
     `num_bound_pages` how many of its pages the runner knows. One that `is_over` may still be in
-    flight. `owner` is what its tokens are for.
+    flight. `owner` is what its tokens are for. `num_forced` of its last tokens were not drawn but
+    follow from its grammar, by its `guide`, and are yet to be computed together.
     """
 
     name: str
@@ -39,6 +41,7 @@ class SequenceState(Unit):
     arrival_s: float
     max_outputs: int
     root: bytes
+    guide: Guide | None = None
     keys: list[bytes] = field(default_factory=list)
     output_ids: list[int] = field(default_factory=list)
     output_frames: list[StepCodes] = field(default_factory=list)
@@ -53,6 +56,7 @@ class SequenceState(Unit):
     num_booked: int = 0
     num_committed: int = 0
     num_unknown: int = 0
+    num_forced: int = 0
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     num_times_passed: int = 0
@@ -91,13 +95,32 @@ class SequenceState(Unit):
         """Whether a step may be booked now: something is left to compute, and nothing forbids it.
 
         A row that must be bound again waits for its steps in flight, so that all its
-        tokens are known and its slot is not rebound under them.
+        tokens are known and its slot is not rebound under them. One with a grammar waits for its
+        mask, which follows from its last token.
         """
         return (
             not self.is_paused
             and len(self.output_ids) + self.num_unknown < self.max_outputs
             and (self.is_bound or not self.num_in_flight)
+            and (self.guide is None or self.guide.is_ready)
         )
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether its prompt is computed: it goes on by a token, or by those that are forced."""
+        return self.is_decoding or (self.is_bound and self.num_forced > 0)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether rows with grammars wait for its next mask, so as to go on together."""
+        guide = self.guide
+        return guide is not None and self.has_answered and not (guide.is_ready or guide.is_slow)
+
+    def followed(self, *token_ids: int) -> Followed:
+        """What its guide is to know, now that it has drawn these, too."""
+        assert self.guide is not None, "a row with a grammar"
+        num_outputs = len(self.output_ids)
+        return Followed(self.guide, token_ids, num_outputs, self.max_outputs - num_outputs)
 
     def lookup_keys(self, page_size: int) -> list[bytes]:
         """Names of the leading pages that may be taken from the cache.
@@ -152,7 +175,12 @@ class ScheduledRow:
             token_ids=() if row.is_decoding else row.token_ids(self.start, end),
             new_page_ids=tuple(row.lease.page_ids[row.num_bound_pages :]),
             is_sampled=self.is_sampled,
+            allowed=row.guide.allowed if row.guide is not None and self.is_sampled else b"",
         )
+        if self.is_sampled:
+            row.num_forced = 0
+            if row.guide is not None:
+                row.guide.is_ready = False  # until it is known what was drawn
         row.num_bound_pages = len(row.lease)
         row.num_booked = end
         row.num_unknown += self.is_sampled
@@ -166,7 +194,9 @@ class ScheduledRow:
         row.num_booked = self.start
         row.num_unknown -= self.is_sampled
         row.is_bound = row.is_decoding = False
-        row.num_bound_pages = 0
+        row.num_bound_pages = row.num_forced = 0
+        if row.guide is not None:
+            row.guide.is_ready = True
 
 
 class TokenProgress(NamedTuple):
@@ -309,7 +339,7 @@ class TokenState:
         heapq.heappush(self.free_slots, row.slot)
         row.lease, row.slot = None, -1
         row.is_bound = row.is_decoding = False
-        row.num_booked = row.num_committed = row.num_bound_pages = 0
+        row.num_booked = row.num_committed = row.num_bound_pages = row.num_forced = 0
 
     def leave(self, row: SequenceState) -> None:
         """Take a row that has ended out of every queue; it keeps what it holds until released."""

@@ -70,6 +70,22 @@ class Device:
         """Whether this is the host's own processor."""
         return self.torch.type == "cpu"
 
+    @property
+    def target(self) -> str:
+        """What kernels are compiled for here: `cuda:90`, `hip:gfx942`; empty on a CPU."""
+        if self.is_cpu:
+            return ""
+        properties = torch.cuda.get_device_properties(self.torch)
+        if torch.version.hip is not None:
+            return f"hip:{properties.gcnArchName.partition(':')[0]}"
+        return f"cuda:{properties.major}{properties.minor}"
+
+    def taken_bytes(self) -> int:
+        """What this process holds of its memory."""
+        if self.is_cpu:
+            return int(psutil.Process().memory_info().rss)
+        return int(torch.cuda.memory_reserved(self.torch))
+
     def free_bytes(self) -> int:
         """Memory that can be taken now without swapping, container limits respected."""
         if not self.is_cpu:

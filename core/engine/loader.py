@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+from triptych.core.bundle.triton_cache import use_triton_cache
 from triptych.core.config import Config
 from triptych.core.devices.device import Device
 from triptych.core.engine.model_memory import ModelMemory
@@ -40,7 +41,9 @@ class DeviceLoader:
 
     def _memory(self, stack: ExitStack) -> ModelMemory:
         """The model's share of memory; what it reserves is released with `stack`."""
-        return ModelMemory(self.name, self._config, self._device, self._ledger, stack)
+        if target := self._device.target:
+            use_triton_cache(self._config.models.cache_dir, target, self._resolved.bundle)
+        return ModelMemory(self._resolved, self._config, self._device, self._ledger, stack)
 
 
 class TokenLoader(DeviceLoader):

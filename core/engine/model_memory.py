@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
 from types import MappingProxyType
 
 import torch
 
+from triptych.core.bundle.store import Bundle
 from triptych.core.config import Config
 from triptych.core.devices.device import Device
 from triptych.core.errors import ConfigError, MemoryBudgetExceeded
@@ -20,6 +23,8 @@ from triptych.core.layers.attention import KvLayout
 from triptych.core.ledger import Ledger
 from triptych.core.memory_table import memory_table
 from triptych.core.weights.cache import WeightsCache
+from triptych.core.weights.encoding import plain_type
+from triptych.core.weights.resolve import ResolvedModel
 
 _DTYPES = MappingProxyType(
     {
@@ -33,21 +38,42 @@ _CPU_CACHE_SHARE = 0.25  # of the ledger: a laptop has other things to do with i
 _log = logging.getLogger(__name__)
 
 
+def open_kernels(config: Config, bundle: str = "") -> NativeKernels | None:
+    """The CPU kernels that the options ask for; out of the bundle in a folder where it has them."""
+    folder = WeightsCache.open(config.models.cache_dir).kernels
+    return _open_kernels(config.device.cpu_kernels, folder, config.device.cpu_isa, bundle)
+
+
+@cache
+def _open_kernels(mode: str, folder: Path, isa: str, bundle: str) -> NativeKernels | None:
+    """The kernels, looked for once for all models of a process."""
+    return NativeKernels.open(mode, folder, isa, Bundle.open(Path(bundle)) if bundle else None)
+
+
 class ModelMemory:
-    """The choices for the model called `name`; reservations are released with `stack`."""
+    """The choices for a model; reservations are released with `stack`."""
 
     def __init__(
-        self, name: str, config: Config, device: Device, ledger: Ledger, stack: ExitStack
+        self,
+        model: ResolvedModel,
+        config: Config,
+        device: Device,
+        ledger: Ledger,
+        stack: ExitStack,
     ) -> None:
-        self._name = name
+        self._name = model.name
+        self._bundle = model.bundle
         self._config = config
         self._device = device
         self._ledger = ledger
         self._stack = stack
 
-    def dtype(self, stored: torch.dtype) -> torch.dtype:
-        """The type to compute in, for weights `stored` in some type."""
-        wanted = self._config.models.dtype
+    def dtype(self, stored: torch.dtype, *, takes_blocks: bool = False) -> torch.dtype:
+        """The type to compute in, for weights `stored` in some type.
+
+        Raises `ConfigError` for options that do not agree, or ask for blocks that are not taken.
+        """
+        wanted = plain_type(self._config.models, takes_blocks=takes_blocks)
         return _DTYPES.get(wanted) or self._device.compute_dtype(stored)
 
     def cache_format(self, dtype: torch.dtype) -> tuple[int, torch.dtype]:
@@ -57,11 +83,7 @@ class ModelMemory:
 
     def native_kernels(self) -> NativeKernels | None:
         """The CPU kernels, where the device and the options have them."""
-        if not self._device.is_cpu:
-            return None
-        folder = WeightsCache.open(self._config.models.cache_dir).models.with_name("kernels")
-        options = self._config.device
-        return NativeKernels.open(options.cpu_kernels, folder, options.cpu_isa)
+        return open_kernels(self._config, self._bundle) if self._device.is_cpu else None
 
     def reserve(self, purpose: str, num_bytes: int) -> None:
         """Take bytes that are about to be allocated. Raises `MemoryBudgetExceeded`."""

@@ -116,7 +116,10 @@ class TextHead:
         if rows:
             logits_RV = self._model.logits(hidden_TC.index_select(0, index_R))
             sampled = self._sampler.sample(
-                logits_RV, [row.slot for row in rows], [row.start + row.num_tokens for row in rows]
+                logits_RV,
+                [row.slot for row in rows],
+                [row.start + row.num_tokens for row in rows],
+                [row.allowed for row in rows],
             )
             self._last_tokens.index_copy_(0, slots_R, sampled.token_ids_B)
         return partial(_results, step.rows, sampled, ending, states_EC, scores)

@@ -80,7 +80,6 @@ INERT: Mapping[str, str] = MappingProxyType(
         "mirostat_eta": "it belongs to mirostat, which is off",
         "mirostat_tau": "it belongs to mirostat, which is off",
         "moderation": "nothing is moderated here",
-        "parallel_tool_calls": "no tool is called here",
         "prompt_cache_key": _CACHED,
         "prompt_cache_retention": _CACHED,
         "safety_identifier": _LABEL,

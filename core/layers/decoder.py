@@ -191,10 +191,12 @@ class Decoder(DecoderStack):
         self.head = Linear(
             config.hidden_size, config.vocab_size, has_bias=False, dtype=dtype, device=device
         )
-        self.embedding_VC = (
-            self.head.weight_OI
+        self.embedding = (
+            self.head
             if config.has_tied_embeddings
-            else torch.empty_like(self.head.weight_OI)
+            else Linear(
+                config.hidden_size, config.vocab_size, has_bias=False, dtype=dtype, device=device
+            )
         )
 
     @property
@@ -205,11 +207,11 @@ class Decoder(DecoderStack):
     def prepare(self, native: NativeKernels | None = None) -> None:
         """As for a stack; the projection too."""
         super().prepare(native)
-        self.head.prepare(native)
+        self.head.prepare(native, keeps_rows=self.embedding is self.head)
 
     def embed(self, token_ids_T: torch.Tensor) -> torch.Tensor:
         """What enters the layers: `x_TC`."""
-        x_TC = self.embedding_VC.index_select(0, token_ids_T)
+        x_TC = self.embedding.rows(token_ids_T)
         scale = self.config.embedding_scale
         return x_TC if scale == 1.0 else x_TC * torch.tensor(scale, dtype=x_TC.dtype)
 

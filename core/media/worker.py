@@ -28,6 +28,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from triptych.core.collector import rest_collector, resume_collector
 from triptych.core.errors import InvalidRequest, PayloadTooLarge, RequestError, to_info
 from triptych.core.media.wire import (
     MAX_SETUP_BYTES,
@@ -53,8 +54,10 @@ def main() -> None:
     line = Line(socket.socket(fileno=os.dup(0)))
     try:
         setup = line.receive(Setup, max_bytes=MAX_SETUP_BYTES)
+        os.nice(setup.niceness)  # from here: others are starting, too
+        rest_collector()
         functions = _functions(setup)
-        os.nice(setup.niceness)
+        resume_collector()
         _confine(setup.memory_bytes)
         line.send(DecoderReady())
         while True:

@@ -168,6 +168,8 @@ def _explain_flag(parser: argparse.ArgumentParser, flag: str) -> str:
         return f"{flag} is not offered: {reason}"
     positive = flag.replace("--no-", "--", 1)
     owner = next((option for option in declared().values() if positive in option.flags), None)
+    if owner is not None and (owner.is_for_server or not owner.roles):
+        return f"there is no option {flag} here: it is for `triptych serve`."
     if owner is not None and owner.roles:
         return f"{flag} is no option of `{parser.prog}`: it is for {owner.readers}."
     shown = [action for action in parser._actions if action.help != argparse.SUPPRESS]

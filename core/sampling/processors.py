@@ -1,9 +1,10 @@
-"""What changes logits before they become probabilities: bias, forbidden stops, penalties.
+"""What changes logits before they become probabilities: bias, forbidden stops, penalties, masks.
 
 Owns the per-slot state of these edits on the device. Knows nothing of temperature or filters.
 The edits are applied in the order of this file, each only to the rows that asked for it.
 
-Shapes: B rows of the step, S slots, V vocabulary, E sparse entries of a slot.
+Shapes: B rows of the step, R rows with a mask, S slots, V vocabulary, W words of a mask, E sparse
+entries of a slot.
 """
 
 from __future__ import annotations
@@ -100,3 +101,27 @@ class Penalties:
         """Record one drawn token per slot; no slot may appear twice."""
         assert self._counts_SV is not None
         self._counts_SV[slots_B, token_ids_B] += 1
+
+
+def keep_allowed(logits_BV: torch.Tensor, allowed: Sequence[bytes]) -> torch.Tensor:
+    """Logits with minus infinity for what a row's mask (see `core.plan.TokenRow`) leaves out.
+
+    Rows without a mask, whose bytes are empty, keep theirs. The masks travel as words and are
+    spread out on the device.
+    """
+    device, vocab_size = logits_BV.device, logits_BV.shape[-1]
+    masked = [row for row, mask in enumerate(allowed) if mask]
+    words = np.frombuffer(b"".join(filter(None, allowed)), "<i4").reshape(len(masked), -1)
+    words_RW = _to_device(torch.from_numpy(words.astype(np.int32)), device)
+    rows_R = _to_device(torch.tensor(masked), device)
+    bits_RW32 = words_RW[..., None] >> torch.arange(32, dtype=torch.int32, device=device)
+    is_allowed_RV = (bits_RW32 & 1).bool().flatten(1)[:, :vocab_size]
+    kept_RV = logits_BV[rows_R].masked_fill(~is_allowed_RV, -torch.inf)
+    return logits_BV.index_copy(0, rows_R, kept_RV)
+
+
+def _to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Pinned first, so that a GPU is not waited for."""
+    if device.type == "cuda":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)

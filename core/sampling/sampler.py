@@ -5,9 +5,10 @@ Owns the per-slot sampling state and the order of things. Knows nothing of model
 A step's logits pass through, each only for the rows that need it:
 
 1. `logit_bias`, 2. `min_tokens` (stop tokens forbidden until enough output), 3. repetition, then
-frequency and presence penalties, 4. temperature, 5. top-k, 6. top-p, 7. min-p, 8. the draw.
+frequency and presence penalties, 4. what a grammar allows, 5. temperature, 6. top-k, 7. top-p,
+8. min-p, 9. the draw.
 
-Below a temperature of 1e-5 the row is greedy: the likeliest token after step 3 (the lowest id
+Below a temperature of 1e-5 the row is greedy: the likeliest token after step 4 (the lowest id
 among equals). So it is with `top_k=1` or `top_p=0`. Which rows need what is decided on the host
 from flags set when a slot is bound, so a step never waits for the device; what the device is told
 of them goes over in one copy. Every operation works on one row alone: no row's token depends on its
@@ -32,9 +33,8 @@ from triptych.core.plan import SlotStart, TokenRowResult
 from triptych.core.sampling.filters import draw, nucleus_thresholds
 from triptych.core.sampling.host_copy import HostCopy
 from triptych.core.sampling.logprobs import Logprobs
-from triptych.core.sampling.processors import Penalties, SparseEdits
+from triptych.core.sampling.processors import Penalties, SparseEdits, keep_allowed
 from triptych.core.sampling.randomness import stream_key, uniforms
-from triptych.core.sampling_params import SamplingParams
 from triptych.core.tokens import TokenLogprob
 
 LOGIT_BYTES = 56
@@ -170,7 +170,7 @@ class Sampler:
             self._bias.bind(start.slot, sampling.logit_bias)
         if sampling.min_tokens:
             self._stops.bind(start.slot, [(t, -torch.inf) for t in sampling.stop_token_ids])
-        if _has_penalty(sampling):
+        if sampling.has_penalty:
             self._penalties.bind(
                 start.slot,
                 (
@@ -183,12 +183,17 @@ class Sampler:
             )
 
     def sample(
-        self, logits_BV: torch.Tensor, slots: Sequence[int], positions: Sequence[int]
+        self,
+        logits_BV: torch.Tensor,
+        slots: Sequence[int],
+        positions: Sequence[int],
+        allowed: Sequence[bytes] = (),
     ) -> SampledTokens:
         """Draw one token per row.
 
         `slots` are the rows' bound slots, each at most once; `positions` the absolute positions
-        of the tokens being drawn. Logits of any float type; they are not changed.
+        of the tokens being drawn; `allowed` the masks of all rows, if any has one (see
+        `core.plan.TokenRow`). Logits of any float type; they are not changed.
         """
         rows = self._slots[np.asarray(slots)]
         position_B = np.asarray(positions, np.int64)
@@ -201,7 +206,10 @@ class Sampler:
         sent = self._send(rows, slots, position_B, wanted)
         logits_BV = logits_BV.float()
         is_finite_B = torch.isfinite(logits_BV.sum(-1))
-        token_ids_B = self._draw(self._edit(logits_BV, sent), sent)
+        edited_BV = self._edit(logits_BV, sent)
+        if any(allowed):
+            edited_BV = keep_allowed(edited_BV, allowed)
+        token_ids_B = self._draw(edited_BV, sent)
         if (index_R := sent.groups.get("penalties")) is not None:
             self._penalties.count(sent.slots_B[index_R], token_ids_B[index_R])
         return SampledTokens(
@@ -385,15 +393,7 @@ def _flags(start: SlotStart) -> tuple[int | bool, ...]:
         sampling.top_k > 0 or sampling.top_p < 1,
         sampling.min_p > 0,
         bool(sampling.logit_bias),
-        _has_penalty(sampling),
+        sampling.has_penalty,
         start.num_prompt_tokens + sampling.min_tokens if sampling.stop_token_ids else 0,
         -1 if sampling.top_logprobs is None else sampling.top_logprobs,
-    )
-
-
-def _has_penalty(sampling: SamplingParams) -> bool:
-    return (
-        sampling.repetition_penalty != 1.0
-        or sampling.frequency_penalty != 0.0
-        or sampling.presence_penalty != 0.0
     )

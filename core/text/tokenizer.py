@@ -58,6 +58,13 @@ def read_tokenizer(folder: Path, name: str) -> Tokenizer:
     return tokenizer
 
 
+def literal_copy(tokenizer: Tokenizer) -> Tokenizer:
+    """A tokenizer that reads special tokens as the characters they are spelled with."""
+    literal = Tokenizer.from_str(tokenizer.to_str())
+    literal.encode_special_tokens = True
+    return literal
+
+
 def encode(
     tokenizer: Tokenizer, texts: Sequence[str], *, add_special_tokens: bool = True
 ) -> list[Encoding]:

@@ -1,9 +1,10 @@
 """The line between a supervisor and one child: a socket pair, the child's standard input.
 
 Owns their messages. Down come the configuration (one line of JSON) and the word to drain; up come
-start-up phases, beats and the reason of a failed start, one JSON object a line. A line that is cut
-means that the other end is dead. The child obeys this line alone: it
-ignores SIGINT and SIGTERM, so that a signal to the whole group or container still drains in order.
+start-up phases, hits and misses of the start (`core.lookups`), beats and the reason of a failed
+start, one JSON object a line. A line that is cut means that the other end is dead. The child obeys
+this line alone: it ignores SIGINT and SIGTERM, so that a signal to the whole group or container
+still drains in order.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import NoReturn, Self
 import msgspec
 
 from triptych.core.errors import SetupError, TriptychError
+from triptych.core.lookups import Lookup
 
 DRAIN = b"drain\n"
 EXIT_SETUP_FAILED = 3
@@ -52,9 +54,10 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     """The child cannot start, for a reason a person must mend; one actionable line."""
 
     message: str
+    code: str = SetupError.code
 
 
-FromChild = Phase | Beat | Ready | Failed
+FromChild = Phase | Beat | Ready | Failed | Lookup
 
 
 class ControlLine:
@@ -129,7 +132,7 @@ def run_child(line: ControlLine, work: Callable[[], None], log: logging.Logger) 
         work()
         code = 0
     except SetupError as error:
-        line.send(Failed(error.message))
+        line.send(Failed(error.message, error.code))
         code = EXIT_SETUP_FAILED
     except TriptychError as error:  # logged where it happened
         log.error("the process ends: %s", error.message)

@@ -25,7 +25,7 @@ from typing import Protocol
 
 import msgspec
 
-from triptych.core.errors import SetupError
+from triptych.core.errors import ErrorInfo, SetupError, TriptychError, from_info
 from triptych.core.transport.control import DRAIN, Beat, Failed, FromChild, Ready
 
 _log = logging.getLogger(__name__)
@@ -131,7 +131,7 @@ class Supervisor:
             if self._stopping.is_set():
                 return
             if child.failure is not None and not was_ready:
-                raise SetupError(child.failure)
+                raise child.failure
             crashes.append(time.monotonic())
             delay_s = self._backoff_s(crashes)
             self._observer.on_gone(spec.name, reason, delay_s)
@@ -186,7 +186,7 @@ class _SupervisedProcess:
     ) -> None:
         self.spec = spec
         self.is_ready = False
-        self.failure: str | None = None
+        self.failure: TriptychError | None = None
         self._process = process
         self._reader, self._writer = line
         self._observer = observer
@@ -269,7 +269,7 @@ class _SupervisedProcess:
         elif isinstance(note, Ready):
             self.is_ready = True
         elif isinstance(note, Failed):
-            self.failure = note.message
+            self.failure = from_info(ErrorInfo(code=note.code, message=note.message))
         self._observer.on_note(self.spec.name, note)
 
     def _suspect(self) -> None:

@@ -25,6 +25,7 @@ from filelock import FileLock, Timeout
 from triptych.core.config import ModelOptions
 from triptych.core.errors import WeightsError
 from triptych.core.logs import fields
+from triptych.core.lookups import missed
 from triptych.core.weights.manifest import Manifest, flush, read_manifest, seal, verify
 from triptych.core.weights.progress import Progress
 
@@ -39,11 +40,17 @@ _log = logging.getLogger(__name__)
 
 
 class WeightsCache:
-    """Entries under `root`/models. All methods may be called by several processes at once."""
+    """Entries under `root`/models. All methods may be called by several processes at once.
+
+    `kernels`, `triton` and `bundles` are where others keep theirs.
+    """
 
     def __init__(self, root: Path) -> None:
         self.models = root / "models"
         self.locks = root / "locks"
+        self.kernels = root / "kernels"
+        self.triton = root / "triton"
+        self.bundles = root / "bundles"
 
     @classmethod
     def open(cls, cache_dir: str) -> WeightsCache:
@@ -64,6 +71,7 @@ class WeightsCache:
                 raise
             reason = error.strerror or "another process holds its lock"
             _log.warning("the weights cache is off for this run", extra=fields(reason=reason))
+            missed("the cache cannot be used")
             return _build_temporarily(key, source, build)
         return folder, manifest.digest
 
@@ -112,8 +120,10 @@ class WeightsCache:
                 reason = error.message
             _log.warning("cached weights are damaged; rebuilding", extra=fields(reason=reason))
             quarantine = self.models / (key + _QUARANTINED)
+            missed("the cached ones are damaged")
             shutil.rmtree(quarantine, ignore_errors=True)
             folder.rename(quarantine)
+        missed("not in the cache")
         partial = self.models / (key + _PARTIAL)
         shutil.rmtree(partial, ignore_errors=True)  # a crashed builder's
         try:

@@ -23,6 +23,8 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]
 
 from triptych.core.config import ModelOptions
 from triptych.core.errors import WeightsError
+from triptych.core.lookups import missed
+from triptych.core.weights.encoding import plain_type
 from triptych.core.weights.overrides import PartOverride, read_overrides
 from triptych.core.weights.pipeline_index import (
     PIPELINE_INDEX,
@@ -108,7 +110,9 @@ def _download_parts(repository: str, options: ModelOptions, folder: Path) -> Pat
 def _snapshot(
     repository: str, options: ModelOptions, wanted: Sequence[str], unwanted: Sequence[str] = ()
 ) -> Path:
-    return Path(
+    kept = (hub_cache_dir(options) or Path(constants.HF_HUB_CACHE)) / _folder_name(repository)
+    before = set(kept.glob("snapshots/*"))
+    snapshot = Path(
         snapshot_download(
             repository,
             revision=options.revision or None,
@@ -118,6 +122,14 @@ def _snapshot(
             ignore_patterns=list(unwanted) or None,
         )
     )
+    if snapshot not in before:
+        missed("fetched from the hub")
+    return snapshot
+
+
+def _folder_name(repository: str) -> str:
+    """What the hub's library calls a repository's folder."""
+    return "--".join(("models", *repository.split("/")))
 
 
 def _is_offline(options: ModelOptions) -> bool:
@@ -161,6 +173,6 @@ def _of_part(
             f"{part.name} has no safetensors; other weights are an unsafe format, since loading"
             " them can run code."
         )
-    wanted = _VARIANTS.get(override.quantization_encoding or options.dtype, "")
+    wanted = _VARIANTS.get(override.quantization_encoding or plain_type(options), "")
     order = (wanted, "", *_VARIANTS.values(), *sorted(variants))
     return small + variants[next(variant for variant in order if variant in variants)]

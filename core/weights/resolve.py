@@ -16,11 +16,14 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
+from triptych.core.bundle.manifest import BundledModel
+from triptych.core.bundle.store import Bundle, find_bundle
 from triptych.core.config import ModelOptions
-from triptych.core.errors import ConfigError, TriptychError, WeightsError
+from triptych.core.errors import BundleError, ConfigError, TriptychError, WeightsError
+from triptych.core.lookups import looking_for, missed
 from triptych.core.weights.cache import Build, WeightsCache
 from triptych.core.weights.layout import check_entries, read_json, read_layout, weight_files
-from triptych.core.weights.manifest import sha256_file
+from triptych.core.weights.manifest import sha256_file, verify
 from triptych.core.weights.overrides import PartOverride, identity, read_overrides
 from triptych.core.weights.packages import (
     EMBEDDED,
@@ -35,7 +38,7 @@ from triptych.core.weights.progress import Progress
 
 EMBEDDED_REFERENCE = "embedded"
 EMBEDDED_NAME = "smollm2-135m-instruct"
-CONVERTER_VERSION = 1
+CONVERTER_VERSION = 2
 """Counts up whenever the same GGUF file converts to other bytes."""
 
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][\w./:@-]*)=(?!=)(?P<reference>.+)")
@@ -50,13 +53,14 @@ class ResolvedModel(msgspec.Struct, frozen=True, kw_only=True):
 
     `folder` holds config.json, safetensors files, and where the model reads text tokenizer.json;
     or model_index.json and a folder of that kind for each part. `digest` (SHA-256, hex) identifies
-    their content.
+    their content. `bundle` is the folder of the bundle that has more of it; empty: none has.
     """
 
     name: str
     reference: str
     folder: str
     digest: str
+    bundle: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +105,13 @@ def resolve_all(
             raise ConfigError(
                 f"Two models would be served as {name!r}; write --model NAME=REFERENCE."
             )
-    resolver = _Resolver(options, progress, install, sources)
+    resolver = _Resolver(
+        options,
+        progress,
+        install,
+        sources,
+        find_bundle(options, [place_of(reference) for reference in references]),
+    )
     pairs = zip(references, names, strict=True)
     resolved = tuple(resolver.resolve(reference, name) for reference, name in pairs)
     if options.model_override and not any(is_pipeline(Path(model.folder)) for model in resolved):
@@ -122,7 +132,7 @@ def resolve(
 
     `name` overrides the name it is served under. Raises `WeightsError` in one actionable line.
     """
-    return _Resolver(options, progress, install, sources).resolve(reference, name)
+    return _Resolver(options, progress, install, sources, None).resolve(reference, name)
 
 
 def served_name(reference: str) -> str:
@@ -138,6 +148,11 @@ def served_name(reference: str) -> str:
     if place.endswith((".gguf", ".safetensors")):
         return path.stem
     return path.resolve().name if path.is_dir() else place
+
+
+def place_of(reference: str) -> str:
+    """What a reference names, whatever it is to be called."""
+    return _split(reference)[1]
 
 
 def _split(reference: str) -> tuple[str, str]:
@@ -156,10 +171,34 @@ class _Resolver:
     progress: Progress
     install: Installer
     sources: Sequence[Source]
+    bundle: Bundle | None
 
     def resolve(self, reference: str, name: str | None) -> ResolvedModel:
         """See `resolve`."""
-        place = _split(reference)[1]
+        name = name or served_name(reference)
+        promised = self.bundle.model(place_of(reference)) if self.bundle else None
+        with looking_for("weights", name) as search:
+            search.is_promised = promised is not None
+            try:
+                found = self._from_bundle(promised) if promised else None
+            except (BundleError, WeightsError) as error:
+                missed(error.message)
+                found = None
+            folder, digest = found or self._find(reference)
+            is_same = promised is not None and promised.digest == digest
+            if promised is not None and not is_same:
+                missed("its files are not those that the bundle was made of")
+        return ResolvedModel(
+            name=name,
+            reference=reference,
+            folder=str(folder),
+            digest=digest,
+            bundle=str(self.bundle.folder) if self.bundle and is_same else "",
+        )
+
+    def _find(self, reference: str) -> tuple[Path, str]:
+        """The folder of a model and the digest of its weights, fetched and converted as needed."""
+        place = place_of(reference)
         try:
             named = next((source for source in self.sources if source.name == place), None)
             if named is not None:
@@ -168,12 +207,20 @@ class _Resolver:
                 folder, digest = self._materialise(place)
         finally:
             self.progress.stop()
-        return ResolvedModel(
-            name=name or served_name(reference),
-            reference=reference,
-            folder=str(folder),
-            digest=_with_overrides(digest, self.options) if is_pipeline(folder) else digest,
-        )
+        return folder, _with_overrides(digest, self.options) if is_pipeline(folder) else digest
+
+    def _from_bundle(self, promised: BundledModel) -> tuple[Path, str] | None:
+        """The model's folder in the bundle; `None` where its weights are at a place of their own.
+
+        Raises `BundleError` or `WeightsError` where it is not what was put there.
+        """
+        assert self.bundle is not None
+        here = place_stamp(promised.reference)
+        if not promised.folder or (here and here != promised.stamp):
+            return None
+        folder = self.bundle.model_folder(promised)
+        verify(folder, self.progress)
+        return folder, promised.digest
 
     def _materialise(self, place: str) -> tuple[Path, str]:
         """The local folder of what is at `place`, and the digest of its weights."""
@@ -269,6 +316,17 @@ def folder_digest(folder: Path, options: ModelOptions) -> str:
             with naming(name):
                 digest = (_weights_digest if is_whole else _files_digest)(folder / name)
             lines.append(f"{name} {digest}")
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def place_stamp(reference: str) -> str:
+    """What changes when the files at a local reference do; empty where there are none here."""
+    path = Path(place_of(reference)).expanduser()
+    if not path.exists():
+        return ""
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    stats = ((file.relative_to(path), file.stat()) for file in files if file.is_file())
+    lines = [f"{name} {status.st_size} {status.st_mtime_ns}" for name, status in stats]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
 from pathlib import Path
 
 from triptych.core.config import ModelOptions
 from triptych.core.errors import WeightsError
 from triptych.core.weights.cache import WeightsCache
 from triptych.core.weights.layout import SINGLE_NAME, read_header, read_json
+from triptych.core.weights.links import link_or_copy
 from triptych.core.weights.manifest import sha256_file
 from triptych.core.weights.packages import Installer
 from triptych.core.weights.progress import Progress
@@ -48,11 +47,9 @@ def join(vision: Path, language: Path, folder: Path) -> None:
 
 def _link(source: Path, target: Path) -> None:
     try:
-        os.link(source, target)
+        link_or_copy(source, target)
     except FileNotFoundError as error:
         raise WeightsError(f"{source.name} is missing; install the package anew.") from error
-    except OSError:  # another disk, or one that knows no links
-        shutil.copyfile(source, target)
 
 
 def _write(file: Path, fields: object) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from triptych.compose import ChildSetup, build_app, build_codec
 from triptych.core import logs
+from triptych.core.collector import rest_collector, resume_collector
 from triptych.core.heap import give_large_blocks_back
 from triptych.core.transport.control import Beat, ControlLine, Phase, Ready, run_child
 from triptych.core.transport.remote import RemoteClient
@@ -27,6 +28,7 @@ _log = logging.getLogger("triptych.api_process")
 
 def main() -> None:
     """Run the process to its end."""
+    rest_collector()
     line = ControlLine.open()
     setup = decode_json(line.read_config(), ChildSetup)
     logs.configure(setup.config.server)
@@ -47,6 +49,7 @@ async def _run(line: ControlLine, setup: ChildSetup) -> None:
 
     def on_started(server: HttpServer) -> None:
         line.on_drain(lambda: asyncio.run_coroutine_threadsafe(server.drain(), loop))
+        resume_collector()
         line.send(Phase("listen", server.url))
         line.send(Ready())
 

@@ -29,6 +29,7 @@ _OWN = (
             "triptych serve --model HuggingFaceTB/SmolLM2-360M-Instruct --port 8080",
             "triptych serve --model chat=./model.gguf --api-key-file keys.txt",
             "triptych serve --config-file triptych.yaml",
+            "triptych serve --bundle ./bundle",
         ),
     ),
     Command(
@@ -37,6 +38,17 @@ _OWN = (
         "triptych.models_cli",
         ("triptych models list", "triptych models fetch HuggingFaceTB/SmolLM2-360M-Instruct"),
         operands="list|fetch|verify|remove [MODEL ...]",
+    ),
+    Command(
+        "warm-cache",
+        "Fetch, convert and compile ahead, so that the next start is quick, here or elsewhere.",
+        "triptych.warm_cache_cli",
+        (
+            "triptych warm-cache",
+            "triptych warm-cache --model HuggingFaceTB/SmolLM2-360M-Instruct",
+            "triptych warm-cache --model chat=./model.gguf --bundle ./bundle",
+            "triptych warm-cache --target cuda:sm_90 --target hip:gfx942 --bundle ./bundle",
+        ),
     ),
     Command(
         "config",

@@ -13,11 +13,14 @@ from pathlib import Path
 
 from triptych.compose import ChildSetup, build_codec, build_engine
 from triptych.core import logs
+from triptych.core.collector import rest_collector, resume_collector
 from triptych.core.config import Config
+from triptych.core.lookups import listening
 from triptych.core.transport.control import Beat, ControlLine, Phase, Ready, run_child
 from triptych.core.transport.engine_server import EngineServer
 from triptych.core.transport.messages import Heartbeat
 from triptych.core.typed import decode_json
+from triptych.core.weights.manifest import verify_ahead
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.schedulers.engine import Engine
 
@@ -27,13 +30,17 @@ _log = logging.getLogger("triptych.engine_process")
 
 def main(build: BuildEngine = build_engine) -> None:
     """Run the process to its end. Never returns: a device that hangs must not keep it."""
+    rest_collector()
     line = ControlLine.open()
     setup = decode_json(line.read_config(), ChildSetup)
     logs.configure(setup.config.server)
-    run_child(line, lambda: _run(line, setup, build), _log)
+    with listening(line.send):
+        run_child(line, lambda: _run(line, setup, build), _log)
 
 
 def _run(line: ControlLine, setup: ChildSetup, build: BuildEngine) -> None:
+    if setup.config.models.load == "startup":
+        verify_ahead(Path(model.folder) for model in setup.models)
     engine = build(setup.config, setup.models)
     line.send(Phase("engine", _library_note()))
     server = EngineServer(engine, Path(setup.folder), build_codec())
@@ -72,6 +79,7 @@ class StartReport:
                 self._line.send(Phase("load", status.model))
         if all(status.state in ("ready", "unloaded") for status in beat.models):
             self._is_ready = True
+            resume_collector()
             self._line.send(Ready())
 
 

@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -25,7 +25,10 @@ import msgspec
 
 from triptych.compose import ChildSetup, build_codec
 from triptych.core import logs
+from triptych.core.errors import DamagedWeights
 from triptych.core.http.listener import bind, url_of
+from triptych.core.logs import fields
+from triptych.core.lookups import Lookup, listening
 from triptych.core.options.declaration import ENVIRONMENT_PREFIX
 from triptych.core.options.table import Resolved, add_options, resolve_with_sources
 from triptych.core.transport.control import FromChild, Phase, Ready
@@ -33,6 +36,7 @@ from triptych.core.transport.endpoint import connect_dealer, private_folder, sen
 from triptych.core.transport.messages import EngineGone
 from triptych.core.transport.remote import SUPERVISOR
 from triptych.core.transport.supervisor import ChildSpec, Policy, Supervisor
+from triptych.core.weights.manifest import leaving_weights_unread
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.registry import resolve_models
 from triptych.startup import Startup
@@ -62,8 +66,7 @@ class Programs:
 
 def serve(resolved: Resolved, programs: Programs = Programs()) -> int:
     """Bring up the processes `resolved` asks for, and keep them; returns the exit code."""
-    config = resolved.config
-    options = config.server
+    options = resolved.config.server
     logs.configure(options)
     signal.signal(signal.SIGTERM, _leave)  # until the supervisor takes over: nothing to drain yet
     with ExitStack() as stack:
@@ -71,21 +74,39 @@ def serve(resolved: Resolved, programs: Programs = Programs()) -> int:
         startup = Startup(options)
         role = ENGINE if options.headless else API
         folder = stack.enter_context(private_folder(options.zmq_endpoint_base, role=role))
-        models = _resolve(resolved, startup)
-        # Models served by default share memory with the others all the same.
-        references = tuple(model.reference for model in models)
-        config = replace(config, models=replace(config.models, model=references))
-        setup = ChildSetup(
-            config=config,
-            models=models,
-            folder=str(folder),
-            listener_fd=listener.fileno() if listener else -1,
-        )
-        watcher = _Watcher(startup, folder, listener)
-        stack.callback(watcher.close)
+        # Models that are loaded later are verified now: then nobody could make them again.
+        reads_weights = resolved.config.models.load != "startup"
+        try:
+            models = _resolve(resolved, startup, reads_weights=reads_weights)
+            return _supervise(models, resolved, programs, startup, listener, folder)
+        except DamagedWeights as error:
+            _log.warning("they are made again", extra=fields(reason=error.message))
+            models = _resolve(resolved, startup, reads_weights=True)
+            return _supervise(models, resolved, programs, startup, listener, folder)
+
+
+def _supervise(
+    models: tuple[ResolvedModel, ...],
+    resolved: Resolved,
+    programs: Programs,
+    startup: Startup,
+    listener: socket.socket | None,
+    folder: Path,
+) -> int:
+    """Run the children until stopped. Raises what one of them cannot start for."""
+    # Models served by default share memory with the others all the same.
+    references = tuple(model.reference for model in models)
+    config = replace(resolved.config, models=replace(resolved.config.models, model=references))
+    setup = ChildSetup(
+        config=config,
+        models=models,
+        folder=str(folder),
+        listener_fd=listener.fileno() if listener else -1,
+    )
+    with closing(_Watcher(startup, folder, listener)) as watcher:
         specs = _specs(setup, programs)
         watcher.expect(spec.name for spec in specs)
-        policy = Policy(drain_timeout_s=options.drain_timeout_s)
+        policy = Policy(drain_timeout_s=config.server.drain_timeout_s)
         return asyncio.run(Supervisor(specs, policy, watcher).run())
 
 
@@ -93,11 +114,16 @@ def _leave(number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(0)
 
 
-def _resolve(resolved: Resolved, startup: Startup) -> tuple[ResolvedModel, ...]:
+def _resolve(
+    resolved: Resolved, startup: Startup, *, reads_weights: bool = False
+) -> tuple[ResolvedModel, ...]:
+    """Bring the models here. Unless it `reads_weights`, the engine has to verify them."""
     started_s = time.monotonic()
     progress = startup.progress()
+    manner = nullcontext() if reads_weights else leaving_weights_unread()
     try:
-        models = resolve_models(resolved, progress)
+        with listening(startup.take), manner:
+            models = resolve_models(resolved, progress)
     finally:
         progress.stop()
     names = ", ".join(model.name for model in models)
@@ -144,6 +170,8 @@ class _Watcher:
             now_s = time.monotonic()
             self._startup.phase(note.name, now_s - self._since_s[child], note.note)
             self._since_s[child] = now_s
+        elif isinstance(note, Lookup):
+            self._startup.take(note)
         elif isinstance(note, Ready) and child in self._waiting:
             self._waiting.discard(child)
             if not self._waiting:

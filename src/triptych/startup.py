@@ -1,4 +1,4 @@
-"""What a starting server shows: one line per phase, with seconds.
+"""What a starting server shows: one line per phase, with seconds, and what it found ready.
 
 Owns the look: coloured on a terminal, plain elsewhere, log records where logs are JSON. Knows
 nothing of what happens in a phase.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from collections.abc import Iterable
 
 from rich.console import Console
 from rich.text import Text
@@ -16,6 +17,7 @@ from rich.text import Text
 from triptych import __version__
 from triptych.core.config import ServerOptions
 from triptych.core.logs import fields
+from triptych.core.lookups import Lookup
 from triptych.core.weights.progress import Progress, RichProgress, SilentProgress
 
 _log = logging.getLogger(__name__)
@@ -28,6 +30,7 @@ class Startup:
         self._is_json = options.log_format == "json"
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)
         self._started_s = time.monotonic()
+        self._lookups: list[Lookup] = []
         if not self._is_json:
             self._console.print(Text.assemble(("triptych ", "bold"), __version__))
 
@@ -43,8 +46,12 @@ class Startup:
         mark = ("\u2713 ", "green") if self._console.is_terminal else "  "
         seconds = f"{elapsed_s:7.2f} s"
         self._console.print(
-            Text.assemble(mark, f"{name:<8}", (seconds, "cyan"), "  ", (note, "dim"))
+            Text.assemble(mark, f"{name:<14}", (seconds, "cyan"), "  ", (note, "dim"))
         )
+
+    def take(self, lookup: Lookup) -> None:
+        """Something was found, or had to be made."""
+        self._lookups.append(lookup)
 
     def restart(self) -> None:
         """Count from here: something has to start again."""
@@ -52,4 +59,19 @@ class Startup:
 
     def ready(self, note: str) -> None:
         """Everything runs; the seconds are those since the start."""
+        seconds: dict[str, float] = {}
+        for lookup in self._lookups:
+            seconds[lookup.phase] = seconds.get(lookup.phase, 0.0) + lookup.seconds
+        for phase, elapsed_s in seconds.items():
+            self.phase(phase, elapsed_s, summarise(self._lookups, phase))
+        self._lookups.clear()
         self.phase("ready", time.monotonic() - self._started_s, note)
+
+
+def summarise(lookups: Iterable[Lookup], phase: str) -> str:
+    """Hits and misses of a phase in words, each miss with its reason."""
+    found = [lookup for lookup in lookups if lookup.phase == phase]
+    misses = [lookup for lookup in found if not lookup.is_hit]
+    counts = f"hits {len(found) - len(misses)}, misses {len(misses)}"
+    reasons = (f"{miss.what}: {miss.reason}" for miss in misses)
+    return "; ".join((counts, *reasons))

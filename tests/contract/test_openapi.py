@@ -75,8 +75,8 @@ def unbounded(whole: dict[str, Any], where: str, schema: dict[str, Any]) -> Iter
     for word in ("anyOf", "oneOf", "allOf"):
         for index, part in enumerate(schema.get(word, ())):
             yield from unbounded(whole, f"{where}/{index}", part)
-    if "enum" in schema or "const" in schema or schema.get("format") == "binary":
-        return  # an uploaded file is bounded with the body it comes in
+    if "enum" in schema or "const" in schema or schema.get("format") in ("binary", "json-schema"):
+        return  # an uploaded file is bounded with the body it comes in; a schema when it is written
     kind = schema.get("type")
     if kind == "array":
         yield from unbounded(whole, f"{where}[]", schema["items"])

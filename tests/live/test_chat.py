@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,6 +52,32 @@ def gauge(server: Server, name: str) -> float:
     series = f'{name}{{model="{MODEL}"}} '
     lines = server.client.get("/metrics").text.splitlines()
     return next(float(line.removeprefix(series)) for line in lines if line.startswith(series))
+
+
+def test_a_call_that_is_required_follows_its_schema(client: openai.OpenAI) -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 20}, "days": {"enum": [1, 2, 3]}},
+        "required": ["city", "days"],
+    }
+    tool = {"type": "function", "function": {"name": "get_weather", "parameters": parameters}}
+    choice = {"type": "function", "function": {"name": "get_weather"}}
+    asked = {"model": MODEL, "tools": [tool], "tool_choice": choice, "max_tokens": 100}
+    question = {"role": "user", "content": "What is the weather in Paris for two days?"}
+    for seed in range(4):
+        reply = client.chat.completions.create(messages=[question], seed=seed, **asked)
+        assert reply.choices[0].finish_reason == "tool_calls"
+        (call,) = reply.choices[0].message.tool_calls or ()
+        arguments = json.loads(call.function.arguments)
+        assert arguments.keys() == {"city", "days"}
+        assert arguments["days"] in (1, 2, 3)
+    answered = [question, reply.choices[0].message, _result(call.id)]
+    final = client.chat.completions.create(model=MODEL, messages=answered, tools=[tool])
+    assert final.choices[0].message.content
+
+
+def _result(call_id: str) -> dict[str, str]:
+    return {"role": "tool", "tool_call_id": call_id, "content": "Sunny, 21 degrees."}
 
 
 def test_it_knows_the_capital_of_france(client: openai.OpenAI) -> None:

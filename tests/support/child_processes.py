@@ -1,4 +1,4 @@
-"""The children of this process that decode files, and those that run chat templates."""
+"""The children of this process that decode files, run chat templates or check grammars."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import psutil
 
-from triptych.modalities.llm.api import template_child
+from triptych.modalities.llm.api import grammar_child, template_child
 from triptych.modalities.vlm.api import preparation
 
 
@@ -19,13 +19,18 @@ def _workers() -> list[tuple[psutil.Process, list[str]]]:
 
 def decoders() -> list[psutil.Process]:
     """Those that decode files, but for those that prepare pictures for chats."""
-    others = {template_child.__name__, preparation.__name__}
+    others = {template_child.__name__, grammar_child.__name__, preparation.__name__}
     return [child for child, line in _workers() if others.isdisjoint(line)]
 
 
 def renderers() -> list[psutil.Process]:
     """Those that run chat templates; other tests' may not have been collected yet."""
     return [child for child, line in _workers() if template_child.__name__ in line]
+
+
+def grammar_checkers() -> list[psutil.Process]:
+    """Those that check grammars; other tests' may not have been collected yet."""
+    return [child for child, line in _workers() if grammar_child.__name__ in line]
 
 
 def renderers_from_now() -> Callable[[], list[psutil.Process]]:

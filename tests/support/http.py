@@ -131,18 +131,25 @@ def _prompt_logprobs(request: TokenRequest) -> tuple[TokenLogprob, ...]:
     return tuple(TokenLogprob(token, -1.0, ((token, -1.0),)) for token in request.prompt_ids[1:])
 
 
-def make_service(folder: Path, engine: FakeEngine, **schedule: int) -> LlmService:
+def make_service(
+    folder: Path, engine: FakeEngine, models: ModelOptions | None = None, **schedule: int
+) -> LlmService:
     """A text service in front of `engine`, with the byte tokenizer."""
     resolved = write_text_folder(folder, max_position_embeddings=4096)
-    model = TextModel.open(resolved, ModelOptions())
+    model = TextModel.open(resolved, models or ModelOptions())
     return LlmService(engine, [model], Admission(options=ScheduleOptions(**schedule)))
 
 
 def make_app(
-    folder: Path, engine: FakeEngine, *, schedule: dict[str, int] | None = None, **server: Any
+    folder: Path,
+    engine: FakeEngine,
+    *,
+    schedule: dict[str, int] | None = None,
+    models: ModelOptions | None = None,
+    **server: Any,
 ) -> FastAPI:
     """The whole app in front of `engine`."""
-    service = make_service(folder, engine, **(schedule or {}))
+    service = make_service(folder, engine, models, **(schedule or {}))
     cards = [card_of(model) for model in service.models.values()]
     return create_app(Config(server=ServerOptions(**server)), engine, [llm_router(service)], cards)
 

@@ -6,12 +6,18 @@ libraries. Knows nothing of what they compute.
 A library is named by two digests: of everything that decides its content (the sources, the flags
 and all that the compiler says of itself and of its target), and of its own bytes. A damaged
 file is therefore found out and built again, and another level, compiler or version gets its own.
+
+A library may come from another machine instead (`core.bundle`). Its recipe, the same digest without
+what the compiler says, tells whether it is of these sources; what this processor can run is then
+asked of the system, since there may be no compiler here.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import platform
+import re
 import shutil
 import stat
 import subprocess
@@ -20,9 +26,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from triptych.core.bundle.manifest import BundledKernels
+from triptych.core.bundle.store import Bundle
+from triptych.core.lookups import missed
+
 _SOURCES = Path(__file__).parent
 _FLAGS = ("-O3", "-mtune=native", "-pthread", "-fPIC", "-shared", "-std=gnu11", "-Wno-psabi")
 _COMPILERS = ("cc", "gcc", "clang")
+_CPUINFO = Path("/proc/cpuinfo")
 _PREDEFINED = ("-dM", "-E", "-x", "c", os.devnull)
 _TIMEOUT_S = 120.0
 
@@ -40,10 +51,13 @@ _AVX512 = _Level(
     ("-march=x86-64-v4",),
     _AVX2.macros | {f"__AVX512{part}__" for part in ("F", "BW", "CD", "DQ", "VL")},
 )
-_AVX512_BF16 = _Level((*_AVX512.flags, "-mavx512bf16"), _AVX512.macros | {"__AVX512BF16__"})
+_AVX512_BF16 = _Level(
+    (*_AVX512.flags, "-mavx512bf16", "-mavx512vnni"),
+    _AVX512.macros | {"__AVX512BF16__", "__AVX512VNNI__"},
+)
 _AMX = _Level(
-    (*_AVX512_BF16.flags, "-mamx-tile", "-mamx-bf16"),
-    _AVX512_BF16.macros | {"__AMX_TILE__", "__AMX_BF16__"},
+    (*_AVX512_BF16.flags, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+    _AVX512_BF16.macros | {"__AMX_TILE__", "__AMX_BF16__", "__AMX_INT8__"},
 )
 LEVELS = MappingProxyType(
     {
@@ -77,6 +91,32 @@ def supported_levels() -> tuple[str, ...]:
     return tuple(name for name, level in LEVELS.items() if level.macros <= macros)
 
 
+def processor_levels() -> tuple[str, ...]:
+    """The levels that this processor has, as the system tells; no compiler is asked."""
+    found = re.search(r"^flags\s*: (.*)$", _read_cpuinfo(), re.MULTILINE)
+    features = {_bare(flag) for flag in found[1].split()} if found else set()
+    needs = {name: set(map(_bare, level.macros)) for name, level in LEVELS.items()}
+    return tuple(name for name, needed in needs.items() if needed <= features)
+
+
+def _bare(name: str) -> str:
+    """A feature as compilers (`__AVX512BF16__`) and Linux (`avx512_bf16`) both mean it."""
+    return name.replace("_", "").lower()
+
+
+def _read_cpuinfo() -> str:
+    try:
+        return _CPUINFO.read_text(encoding="utf-8")
+    except OSError:  # not Linux
+        return ""
+
+
+def recipe(level: str) -> str:
+    """A digest of all that a library of `level` is made from, but for the compiler."""
+    flags = " ".join((*_FLAGS, *LEVELS[level].flags)).encode()
+    return _digest(flags, *(path.read_bytes() for path in _files("*.[ch]")))
+
+
 def build(folder: Path, level: str = "portable", *definitions: str) -> Path:
     """Path of the library, built into `folder` unless it is there already; takes 2 to 5 s.
 
@@ -94,9 +134,40 @@ def build(folder: Path, level: str = "portable", *definitions: str) -> Path:
             if path.name == _name(key, path.read_bytes()):
                 return path
             path.unlink(missing_ok=True)
+        missed("not built before")
         return _compile((compiler, *flags), folder, key)
     except OSError as error:
         raise BuildError(f"the kernel folder is unusable: {error.strerror}") from error
+
+
+def bundle_library(path: Path, level: str, folder: Path) -> BundledKernels:
+    """Put the library at `path` into `folder` of a new bundle; what the bundle promises by it."""
+    name = f"kernels-{level}.so"
+    shutil.copyfile(path, folder / name)
+    return BundledKernels(
+        architecture=platform.machine(),
+        processor=processor_levels(),
+        level=level,
+        recipe=recipe(level),
+        file=name,
+    )
+
+
+def bundled_library(bundle: Bundle, isa: str) -> tuple[Path, str]:
+    """The library that a bundle has for this machine, and its level; `isa` as asked for, or auto.
+
+    Raises `BuildError` where it is for another kind of machine or of other sources, `BundleError`
+    where it is damaged.
+    """
+    promised = bundle.manifest.kernels
+    assert promised is not None
+    if (promised.architecture, promised.processor) != (platform.machine(), processor_levels()):
+        raise BuildError("its kernels are for another kind of processor")
+    if isa not in ("auto", promised.level):
+        raise BuildError(f"its kernels are for {promised.level}, not {isa}")
+    if promised.level not in LEVELS or promised.recipe != recipe(promised.level):
+        raise BuildError("its kernels were built from other sources")
+    return bundle.file(promised.file), promised.level
 
 
 def _compiler() -> str:

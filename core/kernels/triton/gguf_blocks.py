@@ -1,105 +1,47 @@
-"""The blocks of GGUF files: how their bytes become weights, in a kernel and in torch.
+"""The blocks of GGUF files in a kernel: how their bytes become weights.
 
-Owns the layouts Q4_0, Q4_1, Q8_0, Q4_K and Q6_K. Knows nothing of products.
+Owns the formats of `core.block_formats`; their torch reference is `core.kernels.dequantise`. Knows
+nothing of products.
 
 A block is taken in groups of bytes with one scale for their low and one for their high half bytes;
 the high ones belong to inputs that lie a fixed distance behind. A byte of Q8_0 is one input. So no
-byte is read twice, and no weight moves between threads before a product.
+byte of weights is read twice, and no weight moves between threads before a product.
 
-Shapes: O outputs, I inputs, B bytes of a row, N outputs of a tile, G groups, L bytes of a group.
+Shapes: N outputs of a tile, G groups, L bytes of a group.
 """
+
+# ruff: noqa: PLR1714 - Triton has no `in`
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 import triton
 import triton.language as tl
 
 
 @dataclass(frozen=True, slots=True)
-class BlockFormat:
-    """The inputs and bytes of a block, and its groups.
+class BlockGroups:
+    """How many groups a block has, and of how many bytes.
 
     `distance` is from the input of a low half byte to that of the high one; 0 where a byte is one.
     """
 
-    block_inputs: int
-    block_bytes: int
     num_groups: int
-    group_bytes: int
+    num_bytes: int
     distance: int
 
 
-FORMATS = {
-    "q4_0": BlockFormat(32, 18, 1, 16, 16),
-    "q4_1": BlockFormat(32, 20, 1, 16, 16),
-    "q8_0": BlockFormat(32, 34, 1, 32, 0),
-    "q4_k": BlockFormat(256, 144, 4, 32, 32),
-    "q6_k": BlockFormat(256, 210, 8, 16, 64),
-}
-
-
-def num_inputs(blocks_OB: torch.Tensor, kind: str) -> int:
-    """How many weights a row of blocks holds."""
-    layout = FORMATS[kind]
-    assert blocks_OB.shape[1] % layout.block_bytes == 0
-    return blocks_OB.shape[1] // layout.block_bytes * layout.block_inputs
-
-
-def dequantize(blocks_OB: torch.Tensor, kind: str) -> torch.Tensor:
-    """The weights `[O, I]` in float32."""
-    blocks = blocks_OB.reshape(-1, FORMATS[kind].block_bytes)
-    return _DEQUANTIZE[kind](blocks).reshape(blocks_OB.shape[0], -1)
-
-
-def _floats(blocks: torch.Tensor, begin: int, num: int = 1) -> torch.Tensor:
-    return blocks[:, begin : begin + 2 * num].contiguous().view(torch.float16).float()
-
-
-def _half_bytes(packed: torch.Tensor) -> torch.Tensor:
-    """Low, then high half bytes of each line of the last axis, in float32."""
-    return torch.cat((packed & 15, packed >> 4), dim=-1).float()
-
-
-def _dequantize_q4_0(blocks: torch.Tensor) -> torch.Tensor:
-    return _floats(blocks, 0) * (_half_bytes(blocks[:, 2:]) - 8)
-
-
-def _dequantize_q4_1(blocks: torch.Tensor) -> torch.Tensor:
-    return _floats(blocks, 0) * _half_bytes(blocks[:, 4:]) + _floats(blocks, 2)
-
-
-def _dequantize_q8_0(blocks: torch.Tensor) -> torch.Tensor:
-    return _floats(blocks, 0) * blocks[:, 2:].view(torch.int8).float()
-
-
-def _dequantize_q4_k(blocks: torch.Tensor) -> torch.Tensor:
-    low, middle, high = blocks[:, 4:16].split(4, dim=1)
-    scales = torch.cat((low & 63, (high & 15) | (low >> 6 << 4)), dim=1).float()
-    offsets = torch.cat((middle & 63, (high >> 4) | (middle >> 6 << 4)), dim=1).float()
-    scale_and_step = _floats(blocks, 0, 2)
-    weights = _half_bytes(blocks[:, 16:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
-    scales = (scale_and_step[:, :1] * scales).unsqueeze(2)
-    return scales * weights - (scale_and_step[:, 1:] * offsets).unsqueeze(2)
-
-
-def _dequantize_q6_k(blocks: torch.Tensor) -> torch.Tensor:
-    low = _half_bytes(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, 2, 4, 32)
-    shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=blocks.device).view(4, 1)
-    high = (blocks[:, 128:192].reshape(-1, 2, 1, 32) >> shifts) & 3
-    scales = _floats(blocks, 208) * blocks[:, 192:208].view(torch.int8).float()
-    weights = low + 16 * high.float() - 32
-    return scales.unsqueeze(2) * weights.reshape(-1, 16, 16)
-
-
-_DEQUANTIZE = {
-    "q4_0": _dequantize_q4_0,
-    "q4_1": _dequantize_q4_1,
-    "q8_0": _dequantize_q8_0,
-    "q4_k": _dequantize_q4_k,
-    "q6_k": _dequantize_q6_k,
+_SMALL, _LARGE = BlockGroups(1, 16, 16), BlockGroups(4, 32, 32)
+GROUPS = {
+    "q8_0": BlockGroups(1, 32, 0),
+    "q4_0": _SMALL,
+    "q4_1": _SMALL,
+    "q5_0": _SMALL,
+    "q5_1": _SMALL,
+    "q4_k": _LARGE,
+    "q5_k": _LARGE,
+    "q6_k": BlockGroups(8, 16, 64),
 }
 
 
@@ -108,7 +50,7 @@ def inputs_of_groups(groups_G, KIND: tl.constexpr, L: tl.constexpr):
     """The inputs `[G, L]` of low half bytes, or of whole ones."""
     if KIND == "q6_k":
         firsts_G = (groups_G // 4) * 128 + (groups_G % 4) * L
-    elif KIND == "q4_k":
+    elif KIND == "q4_k" or KIND == "q5_k":
         firsts_G = groups_G * 64
     else:
         firsts_G = groups_G * 32
@@ -130,37 +72,50 @@ def weights_of_groups(
     `first_blocks_N` is the number of the first block of each output's row, in 64 bits.
     """
     mask_NG = is_output_N[:, None] & is_group_G[None, :]
-    if KIND == "q4_k":
+    if KIND == "q4_k" or KIND == "q5_k":
         blocks_NG = first_blocks_N[:, None] + (groups_G // 4)[None, :]
-        low, high = _q4_k(blocks_ptr, blocks_NG, groups_G[None, :] % 4, mask_NG, L)
+        low, high = _k_blocks(blocks_ptr, blocks_NG, groups_G[None, :] % 4, mask_NG, KIND, L)
     elif KIND == "q6_k":
         blocks_NG = first_blocks_N[:, None] + (groups_G // 8)[None, :]
         low, high = _q6_k(blocks_ptr, blocks_NG, groups_G[None, :] % 8, mask_NG, L)
     elif KIND == "q8_0":
         low, high = _q8_0(blocks_ptr, first_blocks_N[:, None] + groups_G[None, :], mask_NG, L)
-    elif KIND == "q4_1":
-        low, high = _q4_1(blocks_ptr, first_blocks_N[:, None] + groups_G[None, :], mask_NG, L)
     else:
-        low, high = _q4_0(blocks_ptr, first_blocks_N[:, None] + groups_G[None, :], mask_NG, L)
+        blocks_NG = first_blocks_N[:, None] + groups_G[None, :]
+        low, high = _small_blocks(blocks_ptr, blocks_NG, mask_NG, KIND, L)
     return low, high
 
 
 @triton.jit
-def _q4_0(blocks_ptr, blocks_NG, mask_NG, L: tl.constexpr):
-    bytes_NG = blocks_NG * 18
+def _small_blocks(blocks_ptr, blocks_NG, mask_NG, KIND: tl.constexpr, L: tl.constexpr):
+    """A scale, in Q4_1 and Q5_1 an offset, in Q5_0 and Q5_1 the fifth bits, and half bytes."""
+    HAS_OFFSET: tl.constexpr = KIND == "q4_1" or KIND == "q5_1"
+    HAS_FIFTH: tl.constexpr = KIND == "q5_0" or KIND == "q5_1"
+    bytes_NG = blocks_NG * (18 + 2 * HAS_OFFSET + 4 * HAS_FIFTH)
     scale = _load_half(blocks_ptr, bytes_NG, mask_NG)[:, :, None]
-    packed = _load_bytes(blocks_ptr, bytes_NG + 2, mask_NG, L)
-    return scale * ((packed & 15).to(tl.float32) - 8), scale * ((packed >> 4).to(tl.float32) - 8)
+    packed = _load_bytes(
+        blocks_ptr, bytes_NG + (2 + 2 * HAS_OFFSET + 4 * HAS_FIFTH), mask_NG, L
+    ).to(tl.int32)
+    low, high = packed & 15, packed >> 4
+    if HAS_FIFTH:
+        # They lie at an even place, and not always at a multiple of four.
+        words = (blocks_ptr + bytes_NG + (2 + 2 * HAS_OFFSET)).to(
+            tl.pointer_type(tl.uint16), bitcast=True
+        )
+        low |= _fifth_bits(tl.load(words, mask=mask_NG, other=0), L)
+        high |= _fifth_bits(tl.load(words + 1, mask=mask_NG, other=0), L)
+    if HAS_OFFSET:
+        offset = _load_half(blocks_ptr, bytes_NG + 2, mask_NG)[:, :, None]
+        return scale * low.to(tl.float32) + offset, scale * high.to(tl.float32) + offset
+    else:
+        middle = 16.0 if HAS_FIFTH else 8.0
+        return scale * (low.to(tl.float32) - middle), scale * (high.to(tl.float32) - middle)
 
 
 @triton.jit
-def _q4_1(blocks_ptr, blocks_NG, mask_NG, L: tl.constexpr):
-    bytes_NG = blocks_NG * 20
-    scale = _load_half(blocks_ptr, bytes_NG, mask_NG)[:, :, None]
-    offset = _load_half(blocks_ptr, bytes_NG + 2, mask_NG)[:, :, None]
-    packed = _load_bytes(blocks_ptr, bytes_NG + 4, mask_NG, L)
-    low, high = (packed & 15).to(tl.float32), (packed >> 4).to(tl.float32)
-    return scale * low + offset, scale * high + offset
+def _fifth_bits(words_NG, L: tl.constexpr):
+    """Each bit of words of two bytes as the fifth bit of a weight."""
+    return ((words_NG.to(tl.int32)[:, :, None] >> tl.arange(0, L)[None, None, :]) & 1) << 4
 
 
 @triton.jit
@@ -172,9 +127,13 @@ def _q8_0(blocks_ptr, blocks_NG, mask_NG, L: tl.constexpr):
 
 
 @triton.jit
-def _q4_k(blocks_ptr, blocks_NG, group_1G, mask_NG, L: tl.constexpr):
-    """Six bits each of scale and offset, of inputs `64 * group` and those 32 behind."""
-    bytes_NG = blocks_NG * 144
+def _k_blocks(blocks_ptr, blocks_NG, group_1G, mask_NG, KIND: tl.constexpr, L: tl.constexpr):
+    """Q4_K and Q5_K: scales and offsets of six bits, in Q5_K the fifth bits, and half bytes.
+
+    Groups are of inputs `64 * group` and those 32 behind.
+    """
+    HAS_FIFTH: tl.constexpr = KIND == "q5_k"
+    bytes_NG = blocks_NG * (144 + 32 * HAS_FIFTH)
     scale_step = _load_half(blocks_ptr, bytes_NG, mask_NG)
     offset_step = _load_half(blocks_ptr, bytes_NG + 2, mask_NG)
     words_ptrs = (blocks_ptr + bytes_NG + 4).to(tl.pointer_type(tl.int32), bitcast=True)
@@ -182,19 +141,24 @@ def _q4_k(blocks_ptr, blocks_NG, group_1G, mask_NG, L: tl.constexpr):
     scales = tl.load(words_ptrs, mask=mask_NG, other=0) >> shift
     offsets = tl.load(words_ptrs + 1, mask=mask_NG, other=0) >> shift
     rest = tl.load(words_ptrs + 2, mask=mask_NG, other=0) >> shift
-    is_late = group_1G >= 2
-    low_scale, low_offset = _q4_k_scale(scales, offsets, rest, is_late)
-    high_scale, high_offset = _q4_k_scale(scales >> 8, offsets >> 8, rest >> 8, is_late)
-    packed = _load_bytes(blocks_ptr, bytes_NG + 16 + 32 * group_1G, mask_NG, L)
-    low = (scale_step * low_scale)[:, :, None] * (packed & 15).to(tl.float32)
-    high = (scale_step * high_scale)[:, :, None] * (packed >> 4).to(tl.float32)
-    return low - (offset_step * low_offset)[:, :, None], high - (offset_step * high_offset)[
-        :, :, None
-    ]
+    low_scale, low_offset = _six_bits(scales, offsets, rest, group_1G >= 2)
+    high_scale, high_offset = _six_bits(scales >> 8, offsets >> 8, rest >> 8, group_1G >= 2)
+    places = bytes_NG + (16 + 32 * HAS_FIFTH) + 32 * group_1G
+    packed = _load_bytes(blocks_ptr, places, mask_NG, L)
+    low, high = packed & 15, packed >> 4
+    if HAS_FIFTH:
+        fifth = _load_bytes(blocks_ptr, bytes_NG + 16, mask_NG, L)
+        fifth = fifth >> (2 * group_1G).to(tl.uint8)[:, :, None]
+        low |= (fifth & 1) << 4
+        high |= (fifth & 2) << 3
+    low = (scale_step * low_scale)[:, :, None] * low.to(tl.float32)
+    high = (scale_step * high_scale)[:, :, None] * high.to(tl.float32)
+    low_offset, high_offset = offset_step * low_offset, offset_step * high_offset
+    return low - low_offset[:, :, None], high - high_offset[:, :, None]
 
 
 @triton.jit
-def _q4_k_scale(scales, offsets, rest, is_late):
+def _six_bits(scales, offsets, rest, is_late):
     """Scale and offset of the lowest byte; those of late groups are in pieces."""
     late_scale = (rest & 15) | ((scales & 192) >> 2)
     late_offset = ((rest & 240) >> 4) | ((offsets & 192) >> 2)

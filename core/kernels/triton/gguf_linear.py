@@ -15,13 +15,9 @@ import torch
 import triton
 import triton.language as tl
 
-from triptych.core.kernels.triton.gguf_blocks import (
-    FORMATS,
-    dequantize,
-    inputs_of_groups,
-    num_inputs,
-    weights_of_groups,
-)
+from triptych.core.block_formats import FORMATS
+from triptych.core.kernels.dequantise import PackedTensor
+from triptych.core.kernels.triton.gguf_blocks import GROUPS, inputs_of_groups, weights_of_groups
 from triptych.core.kernels.triton.tiling import (
     NUM_STAGES,
     VARYING,
@@ -52,11 +48,11 @@ def launch_gguf_linear(
     out_dtype: torch.dtype,
     deterministic: bool = False,
 ) -> torch.Tensor:
-    """`x_TI @ weight_OI.T`, summed in float32. The blocks are dense, of a type in `FORMATS`."""
-    (num_rows, num_outputs), layout = (len(x_TI), len(blocks_OB)), FORMATS[kind]
+    """`x_TI @ weight_OI.T`, summed in float32. The blocks are dense, of a format in `GROUPS`."""
     _check(x_TI, blocks_OB, kind)
-    num_blocks = blocks_OB.shape[1] // layout.block_bytes
-    num_steps = ceil_div(num_blocks * layout.num_groups * layout.group_bytes, _OTHER_STEP_BYTES)
+    num_rows, num_outputs, groups = len(x_TI), len(blocks_OB), GROUPS[kind]
+    num_blocks = blocks_OB.shape[1] // FORMATS[kind].num_bytes
+    num_steps = ceil_div(num_blocks * groups.num_groups * groups.num_bytes, _OTHER_STEP_BYTES)
     if num_rows == 1 and not deterministic:
         kernel, tiling = _gguf_vector_kernel, split_to_fill(_VECTOR_TILE, 1, num_outputs, num_steps)
     else:
@@ -100,7 +96,8 @@ def _(
 
 def _check(x_TI: torch.Tensor, blocks_OB: torch.Tensor, kind: str) -> None:
     assert are_on_one_device(x_TI, blocks_OB)
-    assert x_TI.shape[1] == num_inputs(blocks_OB, kind)
+    assert FORMATS[kind].holds(x_TI.shape[1])
+    assert blocks_OB.shape[1] == FORMATS[kind].row_bytes(x_TI.shape[1])
     assert x_TI.stride(1) == 1
     assert blocks_OB.is_contiguous()
     assert blocks_OB.dtype == torch.uint8
@@ -110,22 +107,22 @@ def reference(
     x_TI: torch.Tensor, blocks_OB: torch.Tensor, kind: str, out_dtype: torch.dtype
 ) -> torch.Tensor:
     """The product in float32 with weights of the type of `x_TI`, rounded once."""
-    weight_OI = dequantize(blocks_OB, kind).to(x_TI.dtype)
+    weight_OI = PackedTensor(blocks_OB, FORMATS[kind]).dequantise(x_TI.dtype)
     return (x_TI.float() @ weight_OI.float().t()).to(out_dtype)
 
 
 def _constants(kind: str, tiling: Tiling) -> dict[str, Any]:
-    layout = FORMATS[kind]
+    groups = GROUPS[kind]
     step_bytes = _STEP_BYTES.get(tiling.rows, _OTHER_STEP_BYTES)
     return {
         "KIND": kind,
-        "BLOCK_GROUPS": layout.num_groups,
-        "DISTANCE": layout.distance,
+        "BLOCK_GROUPS": groups.num_groups,
+        "DISTANCE": groups.distance,
         "SPLITS": tiling.splits_per_program,
         "M": tiling.rows,
         "N": tiling.outputs,
-        "G": step_bytes // layout.group_bytes,
-        "L": layout.group_bytes,
+        "G": step_bytes // groups.num_bytes,
+        "L": groups.num_bytes,
     }
 
 

@@ -18,6 +18,7 @@ from triptych.core.engine.model_memory import ModelMemory
 from triptych.core.errors import InvalidRequest
 from triptych.core.graphs.captured import CapturedSteps
 from triptych.core.layers.native_linear import pack_linears
+from triptych.core.weights.manifest import verify_if_sealed
 from triptych.modalities.diffusion.engine.adapters.adapters import Adapters, adapter_bytes
 from triptych.modalities.diffusion.engine.caches.choice import CacheBook
 from triptych.modalities.diffusion.engine.costs import DrawingCosts, own_request
@@ -91,6 +92,7 @@ class DiffusionLoader(DeviceLoader):
 
     def _open_components(self, memory: ModelMemory, report: Callable[[float], None]) -> Components:
         folder, options = self._resolved.folder, self._config.models
+        verify_if_sealed(Path(folder))
         for part, num_bytes in component_bytes(folder, options, dtype=memory.dtype).items():
             memory.reserve(part, num_bytes)
         if num_bytes := adapter_bytes(self._config, dtype=memory.dtype):

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import IO, Any
 
 from rich.console import Console
@@ -40,6 +41,12 @@ def add_common(parser: argparse.ArgumentParser, *roles: Role) -> None:
     sampling.add_argument("--top-p", type=float, help="nucleus sampling")
     sampling.add_argument("--request-seed", type=int, metavar="SEED", help="repeat a past answer")
     sampling.add_argument("--stop", action="append", default=[], help="end at this text; repeat")
+    form = parser.add_argument_group("form of the answer").add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="a JSON object")
+    form.add_argument("--json-schema", metavar="FILE", help="JSON that a schema describes")
+    form.add_argument("--regex", metavar="PATTERN", help="text that a regular expression matches")
+    form.add_argument("--choice", action="append", metavar="TEXT", help="one of these; repeat")
+    form.add_argument("--grammar", metavar="FILE", help="text of a grammar, Lark's or GBNF")
     add_options(parser, sections=("models", "device", "cache", "schedule", "vision"), roles=roles)
 
 
@@ -51,8 +58,29 @@ def call_options(args: argparse.Namespace) -> dict[str, Any]:
         "top_p": args.top_p,
         "seed": args.request_seed,
         "stop": tuple(args.stop),
+        "structured_outputs": _form(args),
     }
     return {name: value for name, value in options.items() if value is not None}
+
+
+def _form(args: argparse.Namespace) -> dict[str, Any] | None:
+    """The form of the answer that the arguments prescribe."""
+    asked = {
+        "json_object": args.json or None,
+        "json": args.json_schema and _read_form("--json-schema", args.json_schema),
+        "regex": args.regex,
+        "choice": args.choice,
+        "grammar": args.grammar and _read_form("--grammar", args.grammar),
+    }
+    return {name: value for name, value in asked.items() if value is not None} or None
+
+
+def _read_form(option: str, file: str) -> str:
+    try:
+        return Path(file).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise ConfigError(f"{option} {file}: cannot be read ({reason}).") from error
 
 
 def _open_pipeline(args: argparse.Namespace) -> ChatPipeline:

@@ -41,7 +41,7 @@ class StopFilter:
             at, stop = min(found, key=lambda hit: hit[0])
             self._held = ""
             return pending[:at], stop
-        keep = max(_overlap(pending, stop) for stop in self._stops)
+        keep = max(overlap(pending, stop) for stop in self._stops)
         self._held = pending[len(pending) - keep :]
         return pending[: len(pending) - keep], None
 
@@ -51,7 +51,7 @@ class StopFilter:
         return held
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Length of the longest end of `text` that begins `stop`."""
     longest = min(len(text), len(stop) - 1)
     return next((k for k in range(longest, 0, -1) if text.endswith(stop[:k])), 0)
@@ -65,11 +65,16 @@ class Detokenizer:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt_ids: Sequence[int], stops: Sequence[str]
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int],
+        stops: Sequence[str],
+        *,
+        shows_special: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
         self._stream = DecodeStream(
-            ids=list(prompt_ids[-_PRIMING_TOKENS:]), skip_special_tokens=True
+            ids=list(prompt_ids[-_PRIMING_TOKENS:]), skip_special_tokens=not shows_special
         )
         self._filter = StopFilter(stops)
         self.stop: str | None = None

@@ -16,6 +16,7 @@ from triptych.core.errors import InvalidRequest, UnsupportedOption
 from triptych.core.http.fields import Label, Name, Strict, Text, inert, without_refused
 from triptych.core.media.fetch import Fetched
 from triptych.modalities.llm.api.multimodal import PictureSource
+from triptych.modalities.llm.api.tools.schema import ToolCall
 from triptych.modalities.llm.api.unsupported import MESSAGE
 
 FindFile = Callable[[str], Fetched | None]
@@ -101,7 +102,7 @@ Part = Annotated[
 
 
 class Message(Strict):
-    """One message of a conversation."""
+    """One message of a conversation. What an assistant called may stand for its `content`."""
 
     role: Literal["developer", "system", "user", "assistant", "tool"]
     content: Annotated[
@@ -112,11 +113,14 @@ class Message(Strict):
             Tag(":list"),
         ],
         Discriminator(is_list),
-    ]
+    ] = ""
     name: Annotated[
         str | None, Field(default=None, pattern=r"^[A-Za-z0-9_.-]+$", max_length=64)
     ] = None
     tool_call_id: Name | None = None
+    tool_calls: (
+        Annotated[list[ToolCall], Field(max_length=limits.MAX_TOOL_CALLS, fail_fast=True)] | None
+    ) = Field(default=None, description="What an earlier answer called.")
     reasoning_content: Text | None = Field(
         default=None, description="What was thought before the answer: the template may show it."
     )
@@ -125,6 +129,10 @@ class Message(Strict):
     @model_validator(mode="before")
     @classmethod
     def _refuse(cls, value: Any) -> Any:
+        if isinstance(value, dict) and value.get("tool_calls") and value.get("content") is None:
+            value = {**value, "content": ""}
+        elif isinstance(value, dict) and "content" not in value:
+            raise InvalidRequest("A message has a content.", param="messages")
         return without_refused(value, MESSAGE)
 
     @model_validator(mode="after")
@@ -132,6 +140,8 @@ class Message(Strict):
         parts = () if isinstance(self.content, str) else self.content
         if self.role != "user" and any(isinstance(part, ImagePart) for part in parts):
             raise InvalidRequest("Pictures are read in messages of the user.", param="messages")
+        if self.tool_calls and self.role != "assistant":
+            raise InvalidRequest("Only an assistant's message has tool_calls.", param="messages")
         return self
 
     def for_template(self, find: FindFile = lambda url: None) -> dict[str, Any]:
@@ -139,7 +149,9 @@ class Message(Strict):
 
         What URLs of pictures hold is asked of `find`.
         """
-        fields = self.model_dump(exclude_none=True, exclude={"cache_control"})
+        fields = self.model_dump(exclude_none=True, exclude={"cache_control", "tool_calls"})
+        if self.tool_calls:
+            fields["tool_calls"] = [call.for_template() for call in self.tool_calls]
         if not isinstance(self.content, str):
             fields["content"] = [
                 part.source(find) if isinstance(part, ImagePart) else part.text
@@ -172,6 +184,10 @@ class TemplateFields(Strict):
         ]
         | None
     ) = Field(default=None, description="Both switches: enable_thinking and thinking.")
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
+        default=None,
+        description="How much to think, where the template can say so; `none`: not at all.",
+    )
     add_generation_prompt: bool | None = Field(
         default=None, description="Let the template open the answer (the default)."
     )
@@ -207,7 +223,9 @@ class TemplateFields(Strict):
 
     def template_options(self) -> dict[str, Any]:
         """What the chat template is given besides the messages."""
-        switches = dict.fromkeys(_SWITCHES, self._thinks)
+        thinks = False if self._thinks is None and self.reasoning_effort == "none" else self._thinks
+        switches: dict[str, Any] = dict.fromkeys(_SWITCHES, thinks)
+        switches["reasoning_effort"] = self.reasoning_effort
         if self.enable_thinking is not None:
             switches["enable_thinking"] = self.enable_thinking
         opens = self.add_generation_prompt

@@ -31,9 +31,16 @@ class PromptEncoder(Protocol):
     """Makes prompts for one model."""
 
     async def encode_messages(
-        self, messages: Sequence[Message], *, tenant: str = "", **template_kwargs: Any
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        tenant: str = "",
+        **template_kwargs: Any,
     ) -> TokenRequest:
         """A conversation as the model takes it, yet without sampling parameters.
+
+        `tools` are those that its chat template shall tell it of.
 
         Its content is found in caches by requests of the same `tenant` alone. Raises errors of
         `core.errors.RequestError`.

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, overload
+from typing import Any, ClassVar, overload
 
 import msgspec
+from pydantic import ValidationError
 
 from triptych.core.client import EngineClient
 from triptych.core.config import Config
@@ -18,8 +19,10 @@ from triptych.core.errors import InvalidRequest, TriptychError
 from triptych.core.tokens import TokenRequest
 from triptych.core.typed import convert
 from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.llm.api.constraints import ConstraintFields, constraint_of
 from triptych.modalities.llm.api.multimodal import Message, PictureSource
 from triptych.modalities.llm.api.service import (
+    FinishReason,
     LlmService,
     SampleDelta,
     TextCall,
@@ -27,6 +30,8 @@ from triptych.modalities.llm.api.service import (
     TokenUsage,
 )
 from triptych.modalities.llm.api.text import TextModel
+from triptych.modalities.llm.api.tools.pieces import Answer, ToolUse, Words
+from triptych.modalities.llm.api.tools.schema import NamedTool, Offer, Tool, ToolCall
 from triptych.modalities.llm.modality import CHAT
 from triptych.modalities.modality import Modality
 from triptych.modalities.pipeline import Pipeline
@@ -36,10 +41,12 @@ Conversation = str | Sequence[Message]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatSample:
-    """One finished answer."""
+    """One finished answer: its text, what was thought before, and which tools are called."""
 
     text: str
-    finish_reason: Literal["stop", "length"]
+    reasoning: str = ""
+    tool_calls: tuple[ToolUse, ...] = ()
+    finish_reason: FinishReason
     stop_reason: str | int | None
     usage: TokenUsage
     logprobs: tuple[TokenText, ...] = ()
@@ -57,8 +64,13 @@ class ChatAnswer:
         return self.samples[0].text
 
     @property
+    def tool_calls(self) -> tuple[ToolUse, ...]:
+        """The first sample's calls of tools."""
+        return self.samples[0].tool_calls
+
+    @property
     def finish_reason(self) -> str:
-        """Why the first sample ended: "stop" or "length"."""
+        """Why the first sample ended: "stop", "length" or "tool_calls"."""
         return self.samples[0].finish_reason
 
     @property
@@ -79,7 +91,10 @@ class ChatPipeline(Pipeline[LlmService]):
                 print(piece, end="", flush=True)
 
     A conversation is a string or a list of `{"role": ..., "content": ...}` messages. Keyword
-    arguments of a call are those of `SamplingParams`, and `stop`, `n`, `seed`, `ignore_eos`.
+    arguments of a call are those of `SamplingParams`; `stop`, `n`, `seed`, `ignore_eos`; `tools`
+    and `tool_choice` as the OpenAI API takes them; and what prescribes the form of an answer:
+    `response_format`, `structured_outputs`, or `guided_json`, `guided_regex`, `guided_choice`,
+    `guided_grammar`.
     Every call has an async twin that may be awaited on any loop.
     """
 
@@ -172,25 +187,34 @@ class ChatPipeline(Pipeline[LlmService]):
         call, requests = await self._ask([conversation], options)
         async with aclosing(self._service.generate(call, requests)) as deltas:
             async for delta in deltas:
-                if delta.text:
-                    yield delta.text
+                for piece in delta.shown:
+                    if isinstance(piece, Words):
+                        yield piece.text
 
     async def _ask(
         self, conversations: Sequence[Conversation], options: Mapping[str, Any]
     ) -> tuple[TextCall, Sequence[TokenRequest]]:
         """What the service is asked."""
-        prompts = [
-            await self._service.encode_chat(self._model, self._messages(conversation))
+        own = _call_options(options)
+        offer = Offer.of(own.tools, own.tool_choice)
+        described = offer.for_template()
+        plain = [
+            await self._service.encode_chat(
+                self._model, self._messages(conversation), tools=described
+            )
             for conversation in conversations
         ]
-        own = _call_options(options)
-        given = {k: v for k, v in options.items() if k not in own.__struct_fields__}
+        prompts = await self._service.constrained(self._model, plain, constraint_of(options))
+        prompts = await self._service.calling(self._model, prompts, offer)
+        taken = {*own.__struct_fields__, *ConstraintFields.model_fields}
+        given = {k: v for k, v in options.items() if k not in taken}
         given["max_tokens"] = own.max_tokens
         call = TextCall(
             model=self._model,
             stop=(own.stop,) if isinstance(own.stop, str) else own.stop,
             num_samples=own.n,
             seed=own.seed,
+            offer=offer,
         )
         return call, self._service.sampled(self._model, prompts, given, ignore_eos=own.ignore_eos)
 
@@ -209,6 +233,12 @@ class ChatPipeline(Pipeline[LlmService]):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise _no_message()
         content = message.get("content")
+        if calls := message.get("tool_calls"):
+            try:
+                called = [ToolCall.model_validate(call).for_template() for call in calls]
+            except (ValidationError, TypeError) as error:
+                raise InvalidRequest(f"tool_calls: {error}.", param="messages") from error
+            return {**message, "content": content or "", "tool_calls": called}
         if isinstance(content, list | tuple):
             return {**message, "content": [self._part(part) for part in content]}
         if content is not None and not isinstance(content, str):
@@ -230,14 +260,20 @@ class _CallOptions(msgspec.Struct, frozen=True, kw_only=True):
     n: int = 1
     seed: int | None = None
     ignore_eos: bool = False
+    tools: tuple[Any, ...] = ()
+    tool_choice: Any = None
 
 
 def _call_options(options: Mapping[str, Any]) -> _CallOptions:
     names = _CallOptions.__struct_fields__
     given = {name: options[name] for name in names if options.get(name) is not None}
     try:
-        return convert(given, _CallOptions)
-    except msgspec.ValidationError as error:
+        own = convert(given, _CallOptions)
+        tools, choice = tuple(map(Tool.model_validate, own.tools)), own.tool_choice
+        if choice not in (None, "auto", "none", "required"):
+            choice = NamedTool.model_validate(choice)
+        return msgspec.structs.replace(own, tools=tools, tool_choice=choice)
+    except (msgspec.ValidationError, ValidationError) as error:
         raise InvalidRequest(f"Call options: {error}.") from error
 
 
@@ -259,8 +295,11 @@ def _no_message() -> InvalidRequest:
 def _sample(deltas: Sequence[SampleDelta]) -> ChatSample:
     last = deltas[-1]
     assert last.finish_reason is not None
+    answer = Answer.of(piece for delta in deltas for piece in delta.shown)
     return ChatSample(
-        text="".join(delta.text for delta in deltas),
+        text=answer.text,
+        reasoning=answer.reasoning,
+        tool_calls=tuple(answer.calls),
         finish_reason=last.finish_reason,
         stop_reason=last.stop_reason,
         usage=last.usage,

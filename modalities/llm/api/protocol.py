@@ -15,7 +15,9 @@ from triptych.core import limits
 from triptych.core.errors import InvalidRequest, UnsupportedOption
 from triptych.core.http.fields import Label, Name, Strict, Text, inert, without_refused
 from triptych.core.limits import SAMPLING_RANGES
+from triptych.modalities.llm.api.constraints import ConstraintFields
 from triptych.modalities.llm.api.messages import Message, TemplateFields, is_list
+from triptych.modalities.llm.api.tools.schema import Offer, ToolChoice, Tools
 from triptych.modalities.llm.api.unsupported import CHAT, CHOSEN_AWAY, COMMON, COMPLETION
 
 _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
@@ -107,7 +109,7 @@ class UsageOption(Strict):
     include: bool | None = Field(default=None, description="As stream_options.include_usage.")
 
 
-class SamplingFields(Strict):
+class SamplingFields(ConstraintFields):
     """What chat and text completion share."""
 
     model: Name
@@ -230,7 +232,13 @@ class ChatRequest(SamplingFields, TemplateFields):
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = inert(
         "prompt_cache_retention"
     )
-    parallel_tool_calls: bool | None = inert("parallel_tool_calls")
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = Field(
+        default=None, description="`none`: no tool is offered. `auto` is the default."
+    )
+    parallel_tool_calls: bool | None = Field(
+        default=None, description="Without, an answer ends with its first call."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -244,7 +252,18 @@ class ChatRequest(SamplingFields, TemplateFields):
     def _check(self) -> Self:
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs.", param="top_logprobs")
+        if self.offer.is_required and self.constraint() is not None:
+            raise InvalidRequest(
+                "An answer cannot both be a call, as tool_choice says, and have another form.",
+                param="tool_choice",
+            )
         return self
+
+    @property
+    def offer(self) -> Offer:
+        """The tools that the model may or must call. Raises `InvalidRequest`."""
+        is_parallel = self.parallel_tool_calls is not False
+        return Offer.of(self.tools or (), self.tool_choice, is_parallel=is_parallel)
 
     def sampling(self) -> dict[str, Any]:
         """As for every request, with chat's names for length and log-probabilities."""

@@ -8,20 +8,29 @@ from __future__ import annotations
 
 import codecs
 import hashlib
+import secrets
 import time
 from abc import ABC, abstractmethod
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
+from string import ascii_letters, digits
 from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel
 
 from triptych.core.http.models import ModelCard
-from triptych.modalities.llm.api.service import SampleDelta, TokenText, TokenUsage
+from triptych.modalities.llm.api.service import FinishReason, SampleDelta, TokenText, TokenUsage
 from triptych.modalities.llm.api.text import TextModel
+from triptych.modalities.llm.api.tools.pieces import (
+    Answer,
+    AnswerPiece,
+    CallArguments,
+    CallStart,
+    Thought,
+    Words,
+)
 
-FinishReason = Literal["stop", "length"]
 _LEAST_LOGPROB = -9999.0  # JSON has no minus infinity; OpenAI sends this
 
 
@@ -37,6 +46,12 @@ class PromptDetails(BaseModel):
     cached_images: int | None = None
 
 
+class OutputDetails(BaseModel):
+    """What output tokens were for."""
+
+    reasoning_tokens: int
+
+
 class UsageReply(BaseModel):
     """Token counts of a request. A prompt counts once, however many samples it has."""
 
@@ -44,6 +59,7 @@ class UsageReply(BaseModel):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
+    completion_tokens_details: OutputDetails | None = None
 
 
 class TopLogprob(BaseModel):
@@ -76,12 +92,39 @@ class CompletionLogprobs(BaseModel):
     text_offset: list[int]
 
 
+class FunctionReply(BaseModel):
+    """A function and its arguments, which are JSON text; or more of that text."""
+
+    name: str = ""
+    arguments: str
+
+
+class ToolCallReply(BaseModel):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionReply
+
+
+class ToolCallDelta(BaseModel):
+    """A piece of the call with this index."""
+
+    index: int
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: FunctionReply
+
+
 class AnswerMessage(BaseModel):
-    """A chat answer."""
+    """A chat answer; `reasoning` is `reasoning_content` by another name."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning_content: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCallReply] = []
 
 
 class MessageDelta(BaseModel):
@@ -89,6 +132,9 @@ class MessageDelta(BaseModel):
 
     role: Literal["assistant"] = "assistant"
     content: str = ""
+    reasoning_content: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCallDelta] = []
 
 
 class ChatChoice(BaseModel):
@@ -188,12 +234,15 @@ class UsageTotals:
         if image := sum(use.num_image_tokens for use in firsts):
             details.image_tokens = image
             details.cached_images = sum(use.num_cached_images for use in firsts)
-        return UsageReply(
+        usage = UsageReply(
             prompt_tokens=prompt,
             completion_tokens=output,
             total_tokens=prompt + output,
             prompt_tokens_details=details,
         )
+        if thought := sum(use.num_reasoning_tokens for use in self._last.values()):
+            usage.completion_tokens_details = OutputDetails(reasoning_tokens=thought)
+        return usage
 
 
 class _Offsets:
@@ -229,6 +278,7 @@ class Shape(ABC):
         self._has_logprobs = has_logprobs
         self._no_usage: dict[str, Any] = {"usage": None} if has_usage else {}
         self._begun: set[int] = set()
+        self._num_calls: Counter[int] = Counter()
         self._offsets: defaultdict[int, _Offsets] = defaultdict(_Offsets)
 
     @abstractmethod
@@ -264,22 +314,36 @@ class ChatShape(Shape):
         if delta.index not in self._begun:
             self._begun.add(delta.index)
             yield self._piece(delta.index, MessageDelta(role="assistant", content=""))
-        if delta.text or delta.logprobs:
-            text = MessageDelta(content=delta.text)
-            yield self._piece(delta.index, text, logprobs=self._logprobs(delta.logprobs))
+        logprobs = self._logprobs(delta.logprobs)
+        for piece in delta.shown or ([Words("")] if delta.logprobs else []):
+            yield self._piece(delta.index, self._delta(delta.index, piece), logprobs=logprobs)
+            logprobs = self._logprobs(())
         if delta.finish_reason is not None:
             yield self._piece(delta.index, MessageDelta(), finish=delta.finish_reason)
 
     def _choice(self, index: int, deltas: Sequence[SampleDelta]) -> ChatChoice:
-        text = "".join(delta.text for delta in deltas)
         finish = deltas[-1].finish_reason
         assert finish is not None
         return ChatChoice(
             index=index,
-            message=AnswerMessage(role="assistant", content=text, refusal=None),
+            message=_message(Answer.of(piece for delta in deltas for piece in delta.shown)),
             logprobs=self._logprobs([entry for delta in deltas for entry in delta.logprobs]),
             finish_reason=finish,
         )
+
+    def _delta(self, index: int, piece: AnswerPiece) -> MessageDelta:
+        match piece:
+            case Words(text):
+                return MessageDelta(content=text)
+            case Thought(text):
+                return MessageDelta(reasoning_content=text, reasoning=text)
+            case CallStart(name):
+                self._num_calls[index] += 1
+                call = FunctionReply(name=name, arguments="")
+                new: dict[str, Any] = {"id": _call_id(), "type": "function", "function": call}
+            case CallArguments(text):
+                new = {"function": FunctionReply(arguments=text)}
+        return MessageDelta(tool_calls=[ToolCallDelta(index=self._num_calls[index] - 1, **new)])
 
     def _piece(
         self,
@@ -340,6 +404,29 @@ class CompletionShape(Shape):
             ],
             text_offset=[self._offsets[index].next(entry.shown) for entry in entries],
         )
+
+
+def _message(answer: Answer) -> AnswerMessage:
+    """A whole answer; one of calls alone has no content."""
+    found: dict[str, Any] = {}
+    if answer.reasoning:
+        found |= {"reasoning_content": answer.reasoning, "reasoning": answer.reasoning}
+    if answer.calls:
+        found["tool_calls"] = [
+            ToolCallReply(
+                id=_call_id(),
+                type="function",
+                function=FunctionReply(name=call.name, arguments=call.arguments),
+            )
+            for call in answer.calls
+        ]
+    text = None if answer.calls and not answer.text else answer.text
+    return AnswerMessage(role="assistant", content=text, refusal=None, **found)
+
+
+def _call_id() -> str:
+    """Nine letters and digits, since Mistral's templates take no other."""
+    return "".join(secrets.choice(ascii_letters + digits) for _ in range(9))
 
 
 def _token_fields(entry: TokenText) -> dict[str, Any]:

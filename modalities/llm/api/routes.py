@@ -157,8 +157,9 @@ async def _encode_chat(
     try:
         messages = [message.for_template(find) for message in body.messages]
         tenant = Context.of(request).principal.tenant
+        tools = body.offer.for_template()
         return await service.encode_chat(
-            body.model, messages, tenant=tenant, **body.template_options()
+            body.model, messages, tools=tools, tenant=tenant, **body.template_options()
         )
     finally:
         urls.close()
@@ -184,6 +185,10 @@ async def _answer(
     prompts: Sequence[TokenRequest],
     shape: Shape,
 ) -> Response:
+    offer = body.offer if isinstance(body, ChatRequest) else None
+    prompts = await service.constrained(body.model, prompts, body.constraint())
+    if offer is not None and offer.tools:
+        prompts = await service.calling(body.model, prompts, offer)
     requests = service.sampled(
         body.model,
         prompts,
@@ -198,6 +203,7 @@ async def _answer(
         seed=body.seed,
         stop=body.stops,
         echo=isinstance(body, CompletionRequest) and bool(body.echo),
+        offer=offer,
         caller=context.caller,
     )
     usage = UsageTotals(call.num_samples)

@@ -20,6 +20,7 @@ from triptych.core.client import EngineClient
 from triptych.core.config import Config
 from triptych.core.errors import ContextLengthExceeded, InvalidRequest, PayloadTooLarge
 from triptych.core.frames import FIRST_FRAME_ID
+from triptych.core.grammar.source import Constraint
 from triptych.core.limits import MAX_HELD_PICTURE_BYTES
 from triptych.core.sampling_params import MAX_SAMPLES, MAX_STOP_STRINGS, SamplingParams
 from triptych.core.text.threads import on_text_thread
@@ -28,9 +29,13 @@ from triptych.core.typed import convert
 from triptych.modalities.llm.api.detokenizer import Detokenizer
 from triptych.modalities.llm.api.multimodal import Message, PromptEncoder, pictures_of
 from triptych.modalities.llm.api.text import TextModel
+from triptych.modalities.llm.api.tools.pieces import AnswerPiece, CallStart, Words
+from triptych.modalities.llm.api.tools.prompt import in_words
+from triptych.modalities.llm.api.tools.schema import Offer
 from triptych.modalities.service import HoldLimit, ModelService, default_seed, merge
 from triptych.schedulers.admission import Admission
 
+FinishReason = Literal["stop", "length", "tool_calls"]
 _NOT_GIVEN = frozenset({"seed", "sample_index", "returns_state"})
 """Sampling parameters that are not a caller's to give."""
 
@@ -40,7 +45,8 @@ class TextCall:
     """What is a call's own, beside its requests: each of those is sampled `num_samples` times.
 
     The service sets the requests' `seed` (without one here it draws one) and `sample_index`. With
-    `echo` each sample's text begins with its prompt.
+    `echo` each sample's text begins with its prompt. Where there is an `offer` of tools, even of
+    none, the text is taken apart into thoughts, words and calls.
     """
 
     model: str
@@ -48,6 +54,7 @@ class TextCall:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     echo: bool = False
+    offer: Offer | None = None
     caller: Caller = field(default_factory=Caller)
 
 
@@ -71,7 +78,8 @@ class TokenUsage:
     """Tokens of one sample so far; the output counts a stop token, which costs a step too.
 
     Prompt tokens count those that pictures fill, which are `num_image_tokens`. Of the pictures
-    `num_cached_images` did not have to be encoded.
+    `num_cached_images` did not have to be encoded, and `num_reasoning_tokens` of the output are
+    thoughts.
     """
 
     num_prompt_tokens: int
@@ -79,19 +87,31 @@ class TokenUsage:
     num_output_tokens: int
     num_image_tokens: int = 0
     num_cached_images: int = 0
+    num_reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleDelta:
-    """What one step added to one sample (`index` = prompt index x n + sample index)."""
+    """What one step added to one sample (`index` = prompt index x n + sample index).
+
+    `pieces` are the text taken apart, where that was asked for.
+    """
 
     index: int
     text: str
+    pieces: tuple[AnswerPiece, ...] | None
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenText, ...]
-    finish_reason: Literal["stop", "length"] | None
+    finish_reason: FinishReason | None
     stop_reason: str | int | None
     usage: TokenUsage
+
+    @property
+    def shown(self) -> tuple[AnswerPiece, ...]:
+        """The pieces; the text is one, where it was not taken apart."""
+        if self.pieces is not None:
+            return self.pieces
+        return (Words(self.text),) if self.text else ()
 
 
 class LlmService(ModelService[TextModel]):
@@ -139,10 +159,22 @@ class LlmService(ModelService[TextModel]):
             await model.close()
 
     async def encode_chat(
-        self, model: str, messages: Sequence[Message], *, tenant: str = "", **template_kwargs: Any
+        self,
+        model: str,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        tenant: str = "",
+        **template_kwargs: Any,
     ) -> TokenRequest:
-        """A conversation as `model` takes it; `sampled` makes a request of it."""
-        encoder: PromptEncoder = self.model(model)
+        """A conversation as `model` takes it; `sampled` makes a request of it.
+
+        A model whose chat template knows no `tools` is told of them in words.
+        """
+        text = self.model(model)
+        encoder: PromptEncoder = text
+        if not text.answers.is_told:
+            messages, tools = in_words(messages, tools), ()
         if model in self._encoders:
             encoder = self._encoders[model]
         elif pictures_of(messages):
@@ -151,7 +183,9 @@ class LlmService(ModelService[TextModel]):
                 f"{model} reads text alone. Models here that see pictures: {seeing}.",
                 param="messages",
             )
-        return await encoder.encode_messages(messages, tenant=tenant, **template_kwargs)
+        return await encoder.encode_messages(
+            messages, tools=tools, tenant=tenant, **template_kwargs
+        )
 
     async def encode_text(self, model: str, text: str, **reading: bool) -> tuple[int, ...]:
         """Token ids of plain text; `reading` is what `TextModel.encode_text` takes."""
@@ -165,6 +199,28 @@ class LlmService(ModelService[TextModel]):
         return await on_text_thread(
             len(token_ids), decode, token_ids, skip_special_tokens=skip_special_tokens
         )
+
+    async def constrained(
+        self, model: str, prompts: Sequence[TokenRequest], constraint: Constraint | None
+    ) -> Sequence[TokenRequest]:
+        """`prompts` with a form for their answers. Raises what `GrammarChecker.check` raises."""
+        if constraint is None:
+            return prompts
+        grammar = await self.model(model).grammars.check(constraint)
+        return [msgspec.structs.replace(prompt, grammar=grammar) for prompt in prompts]
+
+    async def calling(
+        self, model: str, prompts: Sequence[TokenRequest], offer: Offer
+    ) -> Sequence[TokenRequest]:
+        """`prompts` with the form that tools ask of their answers, as `constrained` does it."""
+        text = self.model(model)
+        return [
+            request
+            for prompt in prompts
+            for request in await self.constrained(
+                model, [prompt], text.calls_constraint(prompt.prompt_ids, offer)
+            )
+        ]
 
     def sampled(
         self,
@@ -280,7 +336,17 @@ class _SampleText:
         self._num_cached_tokens = 0
         self._num_cached_images = 0
         self._num_output_tokens = 0
-        self._detokenizer: Detokenizer = model.detokenizer(request.prompt_ids, call.stop)
+        self._parser = (
+            None if call.offer is None else model.answer_parser(request.prompt_ids, call.offer)
+        )
+        self._detokenizer: Detokenizer = model.detokenizer(
+            request.prompt_ids,
+            call.stop,
+            shows_special=self._parser is not None and model.answers.has_special_marks,
+        )
+        self._most_calls = 1 if call.offer and call.offer.has_one_call else math.inf
+        self._num_calls = 0
+        self._num_reasoning_tokens = 0
         self._echo_ids = request.prompt_ids if call.echo else ()
         self._scores_prompt = request.sampling.prompt_logprobs
 
@@ -288,20 +354,25 @@ class _SampleText:
         """The text delta of one engine delta; the first also carries an echoed prompt."""
         self._num_cached_tokens = max(self._num_cached_tokens, delta.num_cached_tokens)
         self._num_cached_images = max(self._num_cached_images, delta.num_cached_contents)
-        self._num_output_tokens += len(delta.token_ids) + (delta.stop_token_id is not None)
+        num_tokens = len(delta.token_ids) + (delta.stop_token_id is not None)
+        self._num_output_tokens += num_tokens
         echo_text, echo_logprobs = self._take_echo(delta)
         text, logprobs = self._detokenizer.push(delta.token_ids, delta.logprobs)
         stop = self._detokenizer.stop
-        finish: Literal["stop", "length"] | None = None
+        finish: FinishReason | None = None
         if stop is not None:
             finish = "stop"
         elif delta.finish_reason is not None:
             finish = "length" if delta.finish_reason == "length" else "stop"
             rest, rest_logprobs = self._detokenizer.flush()
             text, logprobs = text + rest, logprobs + rest_logprobs
+        pieces, finish = self._parsed(text, finish)
+        if self._parser is not None and self._parser.is_in_thoughts:
+            self._num_reasoning_tokens += num_tokens
         return SampleDelta(
             index=self._index,
             text=echo_text + text,
+            pieces=pieces,
             token_ids=delta.token_ids,
             logprobs=echo_logprobs + tuple(map(self._token_text, logprobs)),
             finish_reason=finish,
@@ -312,8 +383,24 @@ class _SampleText:
                 num_output_tokens=self._num_output_tokens,
                 num_image_tokens=self._num_image_tokens,
                 num_cached_images=self._num_cached_images,
+                num_reasoning_tokens=self._num_reasoning_tokens,
             ),
         )
+
+    def _parsed(
+        self, text: str, finish: FinishReason | None
+    ) -> tuple[tuple[AnswerPiece, ...] | None, FinishReason | None]:
+        """What further text is made of; an answer with calls ends because of them."""
+        if self._parser is None:
+            return None, finish
+        found = self._parser.push(text) + (self._parser.finish() if finish else [])
+        pieces: list[AnswerPiece] = []
+        for piece in found:
+            self._num_calls += isinstance(piece, CallStart)
+            if self._num_calls > self._most_calls:
+                return tuple(pieces), "tool_calls"
+            pieces.append(piece)
+        return tuple(pieces), "tool_calls" if finish == "stop" and self._num_calls else finish
 
     def _take_echo(self, delta: TokenDelta) -> tuple[str, tuple[TokenText, ...]]:
         if not self._echo_ids:
@@ -335,7 +422,7 @@ class _SampleText:
     ) -> TokenText:
         data = self._model.token_bytes(token_id)
         text = data.decode("utf-8", errors="replace")
-        shown = b"" if self._model.is_special(token_id) else data
+        shown = b"" if self._model.token_bytes.is_special(token_id) else data
         return TokenText(
             token_id=token_id, text=text, data=data, shown=shown, logprob=logprob, top=top
         )

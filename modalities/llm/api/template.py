@@ -49,6 +49,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, *, model: str, file: str = "The chat template") -> None:
         _check(source, file)
+        self.source = source
         self._model = model
         self._pool = DecodePool(
             [template_child.__name__],

@@ -8,7 +8,6 @@ Knows nothing of torch, transformers or HTTP.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,18 +19,31 @@ from tokenizers import Tokenizer
 
 from triptych.core.config import ModelOptions
 from triptych.core.errors import ConfigError, ContextLengthExceeded, InvalidRequest, WeightsError
-from triptych.core.text.byte_level import unspell
+from triptych.core.grammar.source import Constraint
 from triptych.core.text.context_length import context_length
 from triptych.core.text.threads import on_text_thread
-from triptych.core.text.tokenizer import LeastTokens, decode, encode, read_tokenizer
+from triptych.core.text.token_bytes import TokenBytes
+from triptych.core.text.tokenizer import (
+    LeastTokens,
+    decode,
+    encode,
+    literal_copy,
+    read_tokenizer,
+)
 from triptych.core.tokens import TokenRequest
 from triptych.core.weights.layout import count_field, read_json, read_json_if_there
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.api.detokenizer import Detokenizer
+from triptych.modalities.llm.api.grammars import GrammarChecker
 from triptych.modalities.llm.api.multimodal import Message
 from triptych.modalities.llm.api.specials import SpecialTokens, ensure_special
 from triptych.modalities.llm.api.template import ChatTemplate, cut, marked
+from triptych.modalities.llm.api.tools.forced import calls_constraint
+from triptych.modalities.llm.api.tools.formats import AnswerSyntax
+from triptych.modalities.llm.api.tools.parser import AnswerParser
+from triptych.modalities.llm.api.tools.schema import Offer
 
+_PROMPT_END = 16  # tokens: enough to see whether the prompt has opened the thoughts
 _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -47,12 +59,14 @@ class TextModel:
     default_sampling: Mapping[str, float]
     template: ChatTemplate | None
     template_tokens: Mapping[str, str]
+    answers: AnswerSyntax
     tokenizer: Tokenizer
     literal_tokenizer: Tokenizer
     """Reads special tokens as the characters they are spelled with."""
     specials: SpecialTokens
     least_tokens: LeastTokens
-    is_byte_level: bool
+    token_bytes: TokenBytes
+    grammars: GrammarChecker
     created: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
@@ -83,23 +97,26 @@ class TextModel:
             )
         tokenizer = read_tokenizer(folder, resolved.name)
         ensure_special(tokenizer, specials)
-        literal = Tokenizer.from_str(tokenizer.to_str())
-        literal.encode_special_tokens = True
+        vocab_size = count_field(config, "vocab_size")
+        template = ChatTemplate.find(folder, tokenizer_config, options, model=resolved.name)
+        special_tokens = SpecialTokens(tokenizer)
+        source = "" if template is None else template.source
         return cls(
             name=resolved.name,
             digest=resolved.digest,
             context_length=options.max_length or own_length,
-            vocab_size=count_field(config, "vocab_size"),
+            vocab_size=vocab_size,
             eos_token_ids=_eos_ids(tokenizer, tokens, (generation, config)),
             default_sampling=_default_sampling(generation),
-            template=ChatTemplate.find(folder, tokenizer_config, options, model=resolved.name),
+            template=template,
             template_tokens=tokens,
+            answers=AnswerSyntax.of(source, options, special_tokens.ids),
             tokenizer=tokenizer,
-            literal_tokenizer=literal,
-            specials=SpecialTokens(tokenizer),
+            literal_tokenizer=literal_copy(tokenizer),
+            specials=special_tokens,
             least_tokens=LeastTokens.of(tokenizer),
-            is_byte_level=tokenizer.decoder is not None
-            and b'"ByteLevel"' in tokenizer.decoder.__getstate__(),
+            token_bytes=TokenBytes(tokenizer),
+            grammars=GrammarChecker(folder, vocab_size),
         )
 
     def start(self) -> None:
@@ -108,7 +125,8 @@ class TextModel:
             self.template.start()
 
     async def close(self) -> None:
-        """End what `start` began."""
+        """End what `start` began, and the processes that check grammars."""
+        await self.grammars.close()
         if self.template is not None:
             await self.template.close()
 
@@ -126,22 +144,26 @@ class TextModel:
         return tuple(encoding.ids)
 
     async def encode_messages(
-        self, messages: Sequence[Message], *, tenant: str = "", **template_kwargs: Any
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        tenant: str = "",
+        **template_kwargs: Any,
     ) -> TokenRequest:
         """Implements `multimodal.PromptEncoder` for conversations without pictures."""
         plain = [
             {**message, "content": "".join(message.get("content") or "")} for message in messages
         ]
-        escaped = await self.escape(plain)
-        rendered = await self.render(escaped, **template_kwargs)
-        ids = await self.encode_rendered(rendered, has_stand_ins=escaped != plain)
+        given = [plain, list(tools)]
+        escaped = await self.escape(given)
+        rendered = await self.render(escaped[0], tools=escaped[1], **template_kwargs)
+        ids = await self.encode_rendered(rendered, has_stand_ins=escaped != given)
         return TokenRequest(prompt_ids=ids, tenant=tenant)
 
-    async def escape(self, messages: Sequence[Message]) -> list[Any]:
-        """`messages` with a stand-in for each special token that they spell."""
-        escaped: list[Any] = await on_text_thread(
-            _num_chars(messages), self.specials.escape, messages
-        )
+    async def escape(self, given: Sequence[Any]) -> list[Any]:
+        """What a caller gave, with a stand-in for each special token that it spells."""
+        escaped: list[Any] = await on_text_thread(_num_chars(given), self.specials.escape, given)
         return escaped
 
     async def encode_rendered(self, rendered: str, *, has_stand_ins: bool) -> tuple[int, ...]:
@@ -157,6 +179,7 @@ class TextModel:
         messages: Sequence[Message],
         *,
         continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
         **template_kwargs: Any,
     ) -> str:
         """The conversation as one string, as the model was trained to read it.
@@ -165,7 +188,7 @@ class TextModel:
         `InvalidRequest` when there is no template, and as `ChatTemplate.render` does.
         """
         if continue_final_message:
-            return cut(await self.render(marked(messages), **template_kwargs))
+            return cut(await self.render(marked(messages), tools=tools, **template_kwargs))
         if self.template is None:
             raise InvalidRequest(
                 f"{self.name} has no chat template: use /v1/completions, or start with"
@@ -173,6 +196,8 @@ class TextModel:
                 param="messages",
             )
         values = {"add_generation_prompt": True, **template_kwargs, **self.template_tokens}
+        if tools:
+            values["tools"] = tools
         return await self.template.render(messages, **values)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -183,27 +208,28 @@ class TextModel:
             )
         return decode(self.tokenizer, token_ids, skip_special_tokens=skip_special_tokens)
 
-    def is_special(self, token_id: int) -> bool:
-        """Whether the token is a special one, which answers leave out."""
-        return self.tokenizer.id_to_token(token_id) in self.specials.ids
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """The bytes one token stands for (half a character is possible)."""
-        token = self.tokenizer.id_to_token(token_id)
-        if token is None:
-            return b""
-        if token in self.specials.ids:
-            return token.encode()
-        if self.is_byte_level:
-            return unspell(token)
-        if match := re.fullmatch(r"<0x([0-9A-F]{2})>", token):
-            return bytes([int(match[1], 16)])
-        return token.replace("▁", " ").encode()
-
-    def detokenizer(self, prompt_ids: Sequence[int], stops: Sequence[str]) -> Detokenizer:
+    def detokenizer(
+        self, prompt_ids: Sequence[int], stops: Sequence[str], *, shows_special: bool = False
+    ) -> Detokenizer:
         """An incremental decoder for one row that continues `prompt_ids`."""
         words = [token_id for token_id in prompt_ids if token_id < self.vocab_size]
-        return Detokenizer(self.tokenizer, words, stops)
+        return Detokenizer(self.tokenizer, words, stops, shows_special=shows_special)
+
+    def answer_parser(self, prompt_ids: Sequence[int], offer: Offer) -> AnswerParser | None:
+        """What takes an answer to this prompt apart; `None` where it is all text."""
+        if not self.answers.reads(offer.schemas):
+            return None
+        end = self._end_of(prompt_ids)
+        return self.answers.parser(offer.schemas, end, is_forced=offer.is_required)
+
+    def calls_constraint(self, prompt_ids: Sequence[int], offer: Offer) -> Constraint | None:
+        """The form of answers to this prompt, where tools ask for one."""
+        end = self._end_of(prompt_ids)
+        return calls_constraint(offer, self.answers, self.answers.thoughts_end(end))
+
+    def _end_of(self, prompt_ids: Sequence[int]) -> str:
+        end = [token_id for token_id in prompt_ids[-_PROMPT_END:] if token_id < self.vocab_size]
+        return self.decode(end, skip_special_tokens=False)
 
     def _check_least(self, text: str) -> None:
         least = self.least_tokens(text)

@@ -10,18 +10,13 @@ from types import MappingProxyType
 
 from triptych.core.http.fields import RefusedField
 
-_TOOLS = "describe the tools in a message and read the calls from the answer's text."
-_SCHEMA = "ask for the format in a message and check the answer; free text is what comes."
+_TOOLS = "use tools and tool_choice."
 _TEXT_ONLY = "text is the only output of this route."
 _SAMPLER = "use top_p, top_k or min_p."
 
 COMMON: Mapping[str, RefusedField] = MappingProxyType(
     {
         "chat_template": RefusedField("the operator sets it with --chat-template."),
-        "guided_choice": RefusedField(_SCHEMA),
-        "guided_grammar": RefusedField(_SCHEMA),
-        "guided_json": RefusedField(_SCHEMA),
-        "guided_regex": RefusedField(_SCHEMA),
         "include_stop_str_in_output": RefusedField("a stop string is never shown.", (False,)),
         "length_penalty": RefusedField("answers are sampled, not searched for.", (1.0,)),
         "logits_processors": RefusedField("use logit_bias."),
@@ -31,10 +26,8 @@ COMMON: Mapping[str, RefusedField] = MappingProxyType(
         ),
         "prompt_logprobs": RefusedField("use /v1/completions with echo and logprobs."),
         "provider": RefusedField("nobody but this server answers; leave it out.", ({},)),
-        "response_format": RefusedField(_SCHEMA, ({"type": "text"},)),
         "return_token_ids": RefusedField("send the text to /tokenize.", (False,)),
         "skip_special_tokens": RefusedField("special tokens are never shown.", (True,)),
-        "structured_outputs": RefusedField(_SCHEMA),
         "truncate_prompt_tokens": RefusedField("shorten the prompt; nothing is cut silently."),
         "typical_p": RefusedField(_SAMPLER, (1.0,)),
         "use_beam_search": RefusedField("answers are sampled, not searched for.", (False,)),
@@ -55,9 +48,6 @@ CHAT: Mapping[str, RefusedField] = MappingProxyType(
         "moderation": RefusedField("moderate before and after the call."),
         "prediction": RefusedField("leave it out; answers are the same without.", ()),
         "prompt_cache_options": RefusedField("equal prompt beginnings are cached by themselves."),
-        "reasoning_effort": RefusedField("pass it in chat_template_kwargs, if the model has it."),
-        "tool_choice": RefusedField(_TOOLS, ("none", "auto")),
-        "tools": RefusedField(_TOOLS, ([],)),
         "verbosity": RefusedField("ask for it in a message.", ("medium",)),
         "web_search_options": RefusedField(
             "search before the call and put the results in a message."
@@ -69,9 +59,7 @@ COMPLETION: Mapping[str, RefusedField] = MappingProxyType(
     {"suffix": RefusedField("ask a chat model to fill the gap, in words.", ("",))}
 )
 
-CHOSEN_AWAY: Mapping[str, str] = MappingProxyType(
-    {"tools": "tool_choice", "functions": "function_call"}
-)
+CHOSEN_AWAY: Mapping[str, str] = MappingProxyType({"functions": "function_call"})
 """Fields of chat that ask for nothing where another field says "none"."""
 
 MESSAGE: Mapping[str, RefusedField] = MappingProxyType(
@@ -80,6 +68,5 @@ MESSAGE: Mapping[str, RefusedField] = MappingProxyType(
         "audio": RefusedField(_TEXT_ONLY),
         "function_call": RefusedField(_TOOLS),
         "refusal": RefusedField("put it into content."),
-        "tool_calls": RefusedField(_TOOLS, ([],)),
     }
 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,11 +16,15 @@ from triptych.core.decoders.families import is_native
 from triptych.core.decoders.native import Blueprint, NativeBlueprint
 from triptych.core.engine.loader import TokenLoader
 from triptych.core.engine.text_head import TextHead
+from triptych.core.grammar.vocabulary import GrammarVocabulary
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.attention import KvLayout
 from triptych.core.lazy import load
-from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.core.plan import Runner
+from triptych.core.weights.encoding import WeightEncoding
+from triptych.core.weights.tensors.grouped import open_checkpoint
 from triptych.schedulers.base import LoadedModel
+from triptych.schedulers.guides import Guides
 from triptych.schedulers.token import TokenScheduler
 
 _FALLBACK = "triptych.modalities.llm.engine.fallback:FallbackBlueprint"
@@ -30,12 +35,19 @@ class LlmLoader(TokenLoader):
 
     def load(self, report: Callable[[float], None]) -> LoadedModel:
         """Load the model; see `schedulers.base.ModelLoader.load`. On an error nothing is held."""
-        with Checkpoint.open(self._resolved.folder) as checkpoint, ExitStack() as stack:
+        with open_checkpoint(self._resolved.folder) as checkpoint, ExitStack() as stack:
             memory = self._memory(stack)
-            dtype, config = memory.dtype(checkpoint.dtype), checkpoint.config
-            native = memory.native_kernels()
+            config, native = checkpoint.config, memory.native_kernels()
             kind = self._kind(NativeBlueprint, _FALLBACK, native, is_known=is_native(config))
-            blueprint: Blueprint = kind(config, **self._sizes(dtype, native))
+            is_ours = kind is NativeBlueprint
+            dtype = memory.dtype(checkpoint.dtype, takes_blocks=is_ours)
+            sizes = self._sizes(dtype, native)
+            if is_ours:
+                wanted = self._config.models.quantization_encoding
+                sizes["encoding"] = WeightEncoding.of(
+                    wanted, checkpoint.tensors, checkpoint.encoding
+                )
+            blueprint: Blueprint = kind(config, **sizes)
             memory.reserve("weights", blueprint.weight_bytes())
             num_rows = self._config.schedule.max_batch_size
             num_tokens = self._config.schedule.max_batch_input_tokens + num_rows
@@ -54,8 +66,22 @@ class LlmLoader(TokenLoader):
             )
             stack.callback(runner.close)
             scheduler = TokenScheduler(**self._schedule(layout, num_pages, max_length))
-            close = stack.pop_all().close
-        return LoadedModel(name=self.name, scheduler=scheduler, runner=runner, close=close)
+            return self._loaded(scheduler, runner, blueprint.vocab_size, stack)
+
+    def _loaded(
+        self, scheduler: TokenScheduler, runner: Runner, vocab_size: int, stack: ExitStack
+    ) -> LoadedModel:
+        """The model, whose answers may have to follow grammars; `stack` releases it."""
+        open_vocabulary = partial(GrammarVocabulary.open, self._folder, self.name, vocab_size)
+        scheduler.guides = guides = Guides(open_vocabulary)
+        stack.callback(guides.close)
+        return LoadedModel(
+            name=self.name,
+            scheduler=scheduler,
+            runner=runner,
+            close=stack.pop_all().close,
+            connect=scheduler.connect,
+        )
 
     def _kind(
         self, ours: Any, fallback: str, native: NativeKernels | None, *, is_known: bool

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain, islice
 from typing import Any
 
@@ -88,15 +88,22 @@ class VisionPromptEncoder:
         return cls(text, pictures, config, placeholder=facts.placeholder, max_bytes=max_bytes)
 
     async def encode_messages(
-        self, messages: Sequence[Message], *, tenant: str = "", **template_kwargs: Any
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        tenant: str = "",
+        **template_kwargs: Any,
     ) -> TokenRequest:
         """A conversation with pictures in it; see `llm.api.multimodal.PromptEncoder`."""
         pictures = await self._prepare(pictures_of(messages), tenant)
         self._check_size(pictures)
-        escaped = await self.text.escape(messages)
+        given = [messages, list(tools)]
+        escaped, tools = await self.text.escape(given)
         forms = self._forms = self._forms or await self._find_forms()
         shown = [self._shown(message, *forms) for message in escaped]
-        texts = (await self.text.render(shown, **template_kwargs)).split(self._placeholder)
+        rendered = await self.text.render(shown, tools=tools, **template_kwargs)
+        texts = rendered.split(self._placeholder)
         if len(texts) - 1 != len(pictures):
             raise InvalidRequest(
                 f"The chat template of {self.text.name} shows {len(texts) - 1} of"
@@ -108,7 +115,7 @@ class VisionPromptEncoder:
             for picture in pictures
         ]
         rendered = "".join(chain.from_iterable(zip(texts, [*spelled, ""], strict=True)))
-        ids = await self.text.encode_rendered(rendered, has_stand_ins=escaped != messages)
+        ids = await self.text.encode_rendered(rendered, has_stand_ins=[escaped, tools] != given)
         return await on_text_thread(len(ids), self._fill, ids, pictures, tenant)
 
     async def _prepare(

@@ -73,8 +73,7 @@ class VisionLoader(LlmLoader):
                     ),
                 ),
             )
-            close = stack.pop_all().close
-        return LoadedModel(name=self.name, scheduler=scheduler, runner=runner, close=close)
+            return self._loaded(scheduler, runner, blueprint.text.vocab_size, stack)
 
     def _reserve(self, memory: ModelMemory, blueprint: Blueprint) -> FeatureCache:
         """All that does not depend on what else there is room for; returns the empty cache."""

@@ -171,7 +171,10 @@ def test_environment_reads_lists_and_switches() -> None:
         (("--prot", "1"), "there is no option --prot; did you mean --port?"),
         (("--max_batch_size", "1"), "no option --max_batch_size; did you mean --max-batch-size?"),
         (("-max-batch-size", "1"), "did you mean --max-batch-size?"),
-        (("--reasoning-parsr", "x"), "did you mean --reasoning-parser? That is not offered: tool"),
+        (
+            ("--moe-runner-backnd", "x"),
+            "did you mean --moe-runner-backend? That is not offered: mix",
+        ),
         (("--zzzz",), "see `triptych serve --help`"),
         (("stray",), "unexpected argument 'stray'"),
         (("--headless", "--external-engine"), "exclude each other"),

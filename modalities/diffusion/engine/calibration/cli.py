@@ -148,7 +148,7 @@ def _open_tuner(
 
     device, ledger = open_device(config.device)
     with ExitStack() as stack:
-        memory = ModelMemory(model.name, config, device, ledger, stack)
+        memory = ModelMemory(model, config, device, ledger, stack)
         sizes = component_bytes(model.folder, config.models, dtype=memory.dtype)
         memory.reserve("weights", sum(sizes.values()))
         components = open_components(

@@ -5,12 +5,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
+from triptych.core.bundle.manifest import BundleManifest
+from triptych.core.bundle.store import Bundle, write_bundle
 from triptych.core.errors import DeviceError
 from triptych.core.kernels.native import build as build_module
 from triptych.core.kernels.native import library as library_module
 from triptych.core.kernels.native.build import BuildError, build
 from triptych.core.kernels.native.library import NativeKernels
+from triptych.core.lookups import Lookup, listening
 
 
 @pytest.fixture(scope="module")
@@ -138,3 +142,95 @@ def test_where_the_system_refuses_a_level_the_next_one_serves(
     kernels = NativeKernels.open("auto", tmp_path)
     assert kernels is not None
     assert kernels.level == "portable"
+
+
+# Out of a bundle.
+
+
+@pytest.fixture
+def bundle(built: Path, tmp_path: Path) -> Bundle:
+    """A bundle with the portable library."""
+
+    def fill(folder: Path) -> BundleManifest:
+        kernels = build_module.bundle_library(built, "portable", folder)
+        return BundleManifest(made_at="", versions={}, options={}, device="cpu", kernels=kernels)
+
+    write_bundle(tmp_path / "bundle", fill)
+    return Bundle.open(tmp_path / "bundle")
+
+
+def opened(bundle: Bundle, folder: Path, isa: str = "auto") -> tuple[NativeKernels, Lookup]:
+    heard: list[Lookup] = []
+    with listening(heard.append):
+        kernels = NativeKernels.open("native", folder, isa, bundle)
+    assert kernels is not None
+    (lookup,) = heard
+    assert lookup.is_promised
+    return kernels, lookup
+
+
+def test_a_bundled_library_needs_no_compiler(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build_module, "_COMPILERS", ("no-such-compiler",))
+    kernels, lookup = opened(bundle, tmp_path / "kernels")
+    assert (kernels.level, lookup.is_hit) == ("portable", True)
+    assert kernels.path.is_relative_to(bundle.folder)
+    assert not (tmp_path / "kernels").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"architecture": "riscv64"}, "another kind of processor"),
+        ({"processor": ("amx", "sparc")}, "another kind of processor"),
+        ({"recipe": "0"}, "built from other sources"),
+        ({"level": "vax"}, "not portable"),
+        ({"file": "nothing.so"}, "promises no nothing.so"),
+    ],
+)
+def test_a_bundled_library_for_something_else_is_built_here(
+    bundle: Bundle, folder: Path, changes: dict[str, str], reason: str
+) -> None:
+    kernels = structs.replace(bundle.manifest.kernels, **changes)
+    other = Bundle(bundle.folder, structs.replace(bundle.manifest, kernels=kernels))
+    found, lookup = opened(other, folder, "portable")
+    assert not lookup.is_hit
+    assert reason in lookup.reason
+    assert found.path.is_relative_to(folder)
+
+
+def test_a_damaged_bundled_library_is_never_loaded(bundle: Bundle, folder: Path) -> None:
+    path = bundle.folder / bundle.manifest.kernels.file
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    found, lookup = opened(bundle, folder, "portable")
+    assert "damaged" in lookup.reason
+    assert found.path.is_relative_to(folder)
+
+
+def test_the_system_and_the_compiler_agree_on_the_levels() -> None:
+    if not Path("/proc/cpuinfo").exists() or not build_module.supported_levels():
+        pytest.skip("needs Linux and a C compiler")
+    assert set(build_module.supported_levels()) <= set(build_module.processor_levels())
+
+
+def test_without_a_word_of_the_system_any_processor_is_portable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build_module, "_CPUINFO", tmp_path / "cpuinfo")
+    assert build_module.processor_levels() == ("portable",)
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nflags\t\t: fpu avx2 fma f16c bmi2\n")
+    assert build_module.processor_levels() == ("avx2", "portable")
+
+
+def test_a_library_that_was_built_is_a_miss_and_then_a_hit(tmp_path: Path) -> None:
+    heard: list[Lookup] = []
+    with listening(heard.append):
+        NativeKernels.open("native", tmp_path / "kernels", "portable")
+        NativeKernels.open("native", tmp_path / "kernels", "portable")
+    assert [(each.is_hit, each.reason) for each in heard] == [
+        (False, "not built before"),
+        (True, ""),
+    ]

@@ -10,7 +10,7 @@ from openai.types import completion_create_params as text_params
 from openai.types.chat import completion_create_params as chat_params
 from pydantic import ValidationError
 
-from triptych.core.errors import TriptychError, UnsupportedOption
+from triptych.core.errors import InvalidRequest, TriptychError, UnsupportedOption
 from triptych.core.limits import SAMPLING_RANGES
 from triptych.core.sampling_params import SamplingParams
 from triptych.modalities.llm.api.protocol import ChatRequest, CompletionRequest, TokenizeRequest
@@ -70,10 +70,7 @@ def test_suffix_and_best_of_are_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("response_format", {"type": "text"}),
         ("modalities", ["text"]),
-        ("tools", []),
-        ("tool_choice", "none"),
         ("add_special_tokens", False),
         ("mirostat", 0),
         ("typical_p", 1.0),
@@ -161,9 +158,57 @@ def test_parts_of_other_kinds_are_refused_by_name(kind: str) -> None:
     assert f"'text' and 'image_url', not '{kind}'" in error.message
 
 
-def test_tool_calls_in_a_message_are_refused() -> None:
-    message = {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}
-    assert refusal(chat, messages=[message]).param == "tool_calls"
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+OTHER = {"type": "function", "function": {"name": "g"}}
+
+
+def test_calls_in_a_message_stand_for_its_content() -> None:
+    said = {"role": "assistant", "tool_calls": [CALL]}
+    for message in (said, {**said, "content": None}, {**said, "content": ""}):
+        (read,) = chat(messages=[message]).messages
+        shown = read.for_template()
+        assert shown["content"] == ""
+        assert shown["tool_calls"][0]["function"] == {"name": "f", "arguments": {"a": 1}}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "content": "x", "tool_calls": [CALL]},
+        {"role": "assistant", "tool_calls": []},
+        {"role": "assistant"},
+        {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]},
+        {"role": "assistant", "tool_calls": [{**CALL, "type": "custom"}]},
+        *[
+            {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f", **bad}}]}
+            for bad in ({}, {"arguments": {}}, {"arguments": "[]"}, {"arguments": "{"})
+        ],
+    ],
+)
+def test_calls_that_are_none_are_refused(message: dict[str, Any]) -> None:
+    with pytest.raises((ValidationError, InvalidRequest)):
+        chat(messages=[message])
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tools": TOOLS * 2}, "tools"),
+        ({"tools": TOOLS, "tool_choice": OTHER}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+    ],
+)
+def test_tools_that_cannot_be_called_are_refused(fields: dict[str, Any], param: str) -> None:
+    assert str(refusal(chat, **fields).param).startswith(param)
+
+
+def test_tools_are_few() -> None:
+    many = [{"type": "function", "function": {"name": f"f{n}"}} for n in range(10_000)]
+    with pytest.raises(ValidationError) as caught:
+        chat(tools=many)
+    assert caught.value.error_count() == 1
 
 
 def test_messages_become_what_templates_know() -> None:
@@ -234,10 +279,10 @@ def test_other_servers_spellings_are_honoured() -> None:
 
 def test_tools_that_shall_not_be_called_pass() -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
-    assert chat(tools=tools, tool_choice="none") == chat()
+    assert not chat(tools=tools, tool_choice="none").offer.tools
+    assert len(chat(tools=tools).offer.tools) == 1
     assert chat(functions=tools, function_call="none") == chat()
-    assert refusal(chat, tools=tools).param == "tools"
-    assert refusal(chat, tools=tools, tool_choice="required").param == "tool_choice"
+    assert refusal(chat, functions=tools).param == "functions"
 
 
 def test_what_no_answer_depends_on_is_let_pass() -> None:

@@ -201,10 +201,10 @@ class Generator(nn.Module):
     def _inverse(self, spectrum_KN: Tensor) -> Tensor:
         """`torch.istft`, but for its look at the window's sums, which waits for a GPU."""
         n_fft, hop, num_spectra = self.config.n_fft, self.config.hop, spectrum_KN.shape[1]
-        like = {"device": spectrum_KN.device, "dtype": spectrum_KN.real.dtype}
-        window_W = torch.hann_window(n_fft, **like)
+        device, dtype = spectrum_KN.device, spectrum_KN.real.dtype
+        window_W = torch.hann_window(n_fft, device=device, dtype=dtype)
         pieces_NW = torch.fft.irfft(spectrum_KN.T, n_fft) * window_W
-        sums = torch.zeros(2, num_spectra + n_fft // hop - 1, hop, **like)
+        sums = pieces_NW.new_zeros(2, num_spectra + n_fft // hop - 1, hop)
         parts = zip(pieces_NW.split(hop, 1), window_W.square().split(hop), strict=True)
         for begin, (sound, weights) in enumerate(parts):
             sums[0, begin : begin + num_spectra] += sound

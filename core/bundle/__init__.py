@@ -1,0 +1,1 @@
+"""Bundles of `triptych warm-cache`: what a start would otherwise fetch, convert or compile."""

@@ -1,0 +1,187 @@
+"""Bundles on disk: where they are, whether they may be used here, how they appear whole.
+
+Owns opening one (its owner, its manifest, the versions and options it was made with) and writing
+one: beside its place, renamed into it when it is complete. Knows nothing of what is in them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import stat
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock
+from msgspec import structs
+
+from triptych.core.bundle.manifest import (
+    MODELS,
+    NAME,
+    BundledModel,
+    BundleManifest,
+    read_bundle_manifest,
+    seal_files,
+    write_manifest,
+)
+from triptych.core.config import ModelOptions
+from triptych.core.errors import BundleError
+from triptych.core.lookups import looking_for, missed
+from triptych.core.versions import versions
+from triptych.core.weights.cache import WeightsCache
+from triptych.core.weights.manifest import MANIFEST_NAME, FileSeal, flush, sha256_file
+
+AUTO, NONE = "auto", "none"
+"""Values of `--bundle` that are no folder."""
+_OPTIONS = ("revision", "dtype", "model_override")
+"""What the weights of a reference depend on."""
+_PARTIAL, _OLD = ".partial", ".old"
+_WRITABLE = stat.S_IWGRP | stat.S_IWOTH
+
+Fill = Callable[[Path], BundleManifest]
+"""Fills an empty folder, and says what is in it; the seals are added."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A bundle whose manifest is whole, and which may be used here."""
+
+    folder: Path
+    manifest: BundleManifest
+
+    @classmethod
+    def open(cls, folder: Path) -> Bundle:
+        """Open a bundle. Raises `BundleError` for what is damaged, or others can change."""
+        _check_owner(folder)
+        return cls(folder, read_bundle_manifest(folder))
+
+    def file(self, name: str) -> Path:
+        """A file of it, after its content was proven. Raises `BundleError`."""
+        expected, path = self.manifest.files.get(name), self.folder / name
+        if expected is None or ".." in Path(name).parts:
+            raise BundleError(f"The bundle promises no {name}.")
+        _check_owner(path)
+        try:
+            found = FileSeal(path.stat().st_size, sha256_file(path))
+        except OSError as error:
+            raise BundleError(f"{name} of the bundle cannot be read: {error.strerror}.") from error
+        if found != expected:
+            raise BundleError(f"{name} of the bundle is damaged: its SHA-256 is another.")
+        return path
+
+    def model_folder(self, model: BundledModel) -> Path:
+        """The sealed folder of a model in it, whose seal was proven. Raises `BundleError`."""
+        folder = self.folder / MODELS / Path(model.folder).name
+        seal = folder / MANIFEST_NAME
+        if not seal.is_file() or sha256_file(seal) != model.seal:
+            raise BundleError(f"The seal of {model.reference} in the bundle is damaged.")
+        return folder
+
+    def model(self, reference: str) -> BundledModel | None:
+        """What it has of the model behind `reference`."""
+        models = self.manifest.models
+        return next((model for model in models if model.reference == reference), None)
+
+    def check(self, options: ModelOptions) -> None:
+        """Raise `BundleError` where it was made by another version or for other options."""
+        made, here = self.manifest.versions.get("triptych", "nobody"), versions()["triptych"]
+        if made != here:
+            raise BundleError(f"it was made by triptych {made}, and this is {here}.")
+        for name, value in content_options(options).items():
+            if (other := self.manifest.options.get(name, "")) != value:
+                flag = f"--{name.replace('_', '-')}"
+                raise BundleError(f"it was made with {flag} {other!r}, and this is {value!r}.")
+
+
+def find_bundle(options: ModelOptions, references: Sequence[str]) -> Bundle | None:
+    """The bundle to start from, or `None`. Raises `BundleError` for one that was named and is none.
+
+    One that is there and does not fit is a promise that misses, with its reason.
+    """
+    if options.bundle == NONE:
+        return None
+    folder = bundle_folder(options, references)
+    if options.bundle == AUTO and not (folder / NAME).exists():
+        return None
+    with looking_for("bundle", folder.name) as search:
+        search.is_promised = True
+        try:
+            bundle = Bundle.open(folder)
+        except BundleError as error:
+            if options.bundle != AUTO:
+                raise
+            missed(error.message)
+            return None
+        try:
+            bundle.check(options)
+        except BundleError as error:
+            missed(error.message)
+            return None
+        return bundle
+
+
+def bundle_folder(options: ModelOptions, references: Sequence[str]) -> Path:
+    """Where the bundle is, or is to be: the folder named, or one in the cache folder."""
+    if options.bundle not in (AUTO, NONE):
+        return Path(options.bundle).expanduser()
+    lines = [*references, *(f"{name}={text}" for name, text in content_options(options).items())]
+    key = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    return WeightsCache.open(options.cache_dir).bundles / key[:16]
+
+
+def content_options(options: ModelOptions) -> dict[str, str]:
+    """The options that a bundle's content depends on, as text."""
+    values = {name: getattr(options, name) for name in _OPTIONS}
+    return {
+        name: " ".join(value) if isinstance(value, tuple) else value
+        for name, value in values.items()
+    }
+
+
+def write_bundle(folder: Path, fill: Fill) -> BundleManifest:
+    """Have `fill` make a bundle, and put it in place of the one in `folder`, if any.
+
+    Whatever interrupts it, `folder` holds a whole bundle or none: it is made beside its place and
+    renamed into it. Raises what `fill` raises, and `BundleError` where `folder` is something else.
+    """
+    if folder.exists() and not (folder / NAME).is_file():
+        raise BundleError(f"{folder.name} is there and is no bundle; name another folder.")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    beside = folder.parent / f".{folder.name}"
+    partial, old = beside.with_suffix(_PARTIAL), beside.with_suffix(_OLD)
+    with FileLock(beside.with_suffix(".lock")):
+        shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
+        partial.mkdir(mode=0o755)
+        try:
+            manifest = _sealed(partial, fill(partial))
+            if folder.exists():
+                folder.rename(old)
+            partial.rename(folder)
+            flush(folder.parent)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+            shutil.rmtree(old, ignore_errors=True)
+    return manifest
+
+
+def _sealed(folder: Path, manifest: BundleManifest) -> BundleManifest:
+    for path in (folder, *folder.rglob("*")):  # whatever the umask is; see `_check_owner`
+        if MODELS not in path.relative_to(folder).parts:
+            path.chmod(path.stat().st_mode & ~_WRITABLE)
+    sealed = structs.replace(manifest, files=seal_files(folder))
+    write_manifest(folder, sealed)
+    return sealed
+
+
+def _check_owner(path: Path) -> None:
+    """Code is run out of a bundle: only this user and root may have written it."""
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise BundleError(f"There is no bundle at the path given: no {path.name}.") from error
+    if os.name == "posix" and status.st_uid not in (0, os.geteuid()):
+        raise BundleError(f"{path.name} belongs to somebody else; copy the bundle first.")
+    if os.name == "posix" and status.st_mode & _WRITABLE:
+        raise BundleError(f"Others may write to {path.name}; `chmod -R go-w` the bundle.")

@@ -1,0 +1,109 @@
+"""One row's way through its grammar.
+
+Owns which tokens may come next, and which must. Knows no requests, steps or threads.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from llguidance import LLMatcher
+
+from triptych.core.errors import InvalidRequest
+from triptych.core.grammar.compiler import refusal
+from triptych.core.grammar.vocabulary import GrammarVocabulary, Words
+from triptych.core.sampling_params import SamplingParams
+
+MAX_MASK_S: Final = 0.5
+"""Processor time of one token; a grammar that takes longer is not followed any further."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What may come after a row's tokens: `forced_ids`, and then what the mask `allowed` has.
+
+    The mask has a bit per token, in little-endian 32-bit words; a row that `is_complete` ends.
+    `elapsed_s` is what it took to know.
+    """
+
+    forced_ids: tuple[int, ...] = ()
+    allowed: bytes = b""
+    is_complete: bool = False
+    elapsed_s: float = 0.0
+
+
+class TokenMatcher:
+    """Follows one row. Used by one thread at a time.
+
+    Stop tokens are allowed just where the text may end, and end a row even if they are text. With
+    `is_jumping` forced tokens are skipped over, but for a row's first; without, each is the only
+    one that is allowed.
+    """
+
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        vocabulary: GrammarVocabulary,
+        sampling: SamplingParams,
+        *,
+        is_jumping: bool,
+    ) -> None:
+        self._matcher = matcher
+        self._vocabulary = vocabulary
+        self._min_tokens = sampling.min_tokens
+        self._is_jumping = is_jumping
+        self._stop_ids = frozenset(sampling.stop_token_ids)
+        self._stop_words = vocabulary.bits(self._stop_ids)
+        self._text_words = vocabulary.text_words & ~self._stop_words
+
+    def follow(self, token_ids: Sequence[int], num_outputs: int, num_left: int) -> Allowance:
+        """Take `token_ids` in, with which a row has `num_outputs` and may draw `num_left` more.
+
+        Raises `RequestError` where the grammar takes too much, or leads nowhere.
+        """
+        started_s = time.thread_time()
+        if token_ids and not self._matcher.consume_tokens(list(token_ids)):
+            raise refusal(self._matcher)
+        forced: list[int] = []
+        while found := self._forced(num_left - len(forced)):
+            if not self._is_jumping or not num_outputs:
+                words = self._vocabulary.bits(found[:1])
+                return Allowance(allowed=_packed(words), elapsed_s=time.thread_time() - started_s)
+            forced += found
+            self._matcher.consume_tokens(found)
+        words = self._mask(num_outputs + len(forced))
+        elapsed_s = time.thread_time() - started_s
+        if elapsed_s > MAX_MASK_S:
+            raise InvalidRequest("The grammar, or schema, takes too long to follow: simplify it.")
+        is_over = self._matcher.is_stopped() or not words.any()
+        if is_over and not self._matcher.is_accepting():
+            raise InvalidRequest(
+                "The grammar, or schema, needs a token here that is special or a stop token."
+            )
+        return Allowance(tuple(forced), b"" if is_over else _packed(words), is_over, elapsed_s)
+
+    def _forced(self, num_left: int) -> list[int]:
+        """The tokens that must come next, up to the first that would end the row."""
+        if not self._vocabulary.is_canonical or num_left <= 0:
+            return []
+        found = self._matcher.compute_ff_tokens()[:num_left]
+        ends = (n for n, token_id in enumerate(found) if token_id in self._stop_ids)
+        found = found[: next(ends, len(found))]
+        return found if self._matcher.validate_tokens(found) == len(found) else []
+
+    def _mask(self, num_outputs: int) -> Words:
+        data = self._matcher.compute_bitmask()
+        if self._matcher.is_error():
+            raise refusal(self._matcher)
+        words: Words = np.frombuffer(data, "<u4", self._vocabulary.num_words) & self._text_words
+        if num_outputs >= self._min_tokens and self._matcher.is_accepting():
+            words |= self._stop_words
+        return words
+
+
+def _packed(words: Words) -> bytes:
+    return words.astype("<u4").tobytes()

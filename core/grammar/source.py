@@ -1,0 +1,132 @@
+"""What a caller may prescribe, and the grammar that it means.
+
+Owns the forms (a JSON schema, a regular expression, some texts, a grammar in Lark's or GBNF's
+notation), their longest length, and what is refused before anything is compiled. Knows no tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from llguidance import LLMatcher
+from llguidance.gbnf_to_lark import any_to_lark
+
+from triptych.core.errors import InvalidRequest, PayloadTooLarge, RequestError, UnsupportedOption
+from triptych.core.limits import MAX_GRAMMAR_BYTES
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+ConstraintKind = Literal["json_schema", "regex", "choice", "grammar"]
+
+ANY_OBJECT: Final = '{"type":"object"}'
+_JSON_OPTIONS: Final[JsonCompileOptions] = {
+    # A space, or a new line with its indent: a small model that may write any amount of white
+    # space sometimes writes nothing else.
+    "whitespace_pattern": r"\x20|\x0A(\x20{0,24}|\x09{0,8})",
+    "lenient": False,
+    "coerce_one_of": False,
+}
+_OWN_OPTIONS: Final = "x-guidance"
+_COMBINING: Final = frozenset({"allOf", "oneOf"})
+_OPENING: Final = frozenset(
+    {"additionalProperties", "anyOf", "minProperties", "patternProperties", "$ref"}
+)
+_SUBSCHEMAS: Final = frozenset({"additionalProperties", "anyOf", "items", "prefixItems"})
+_NAMED_SUBSCHEMAS: Final = frozenset({"$defs", "definitions", "patternProperties", "properties"})
+_LITERALS: Final = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|(?://|#)[^\n]*')
+_TOKEN_NAME: Final = re.compile(r"<[^<>\n]*>")
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """A form that an answer must have. `param` is the field it came in, which errors name.
+
+    `text` is a JSON schema, a regular expression, a JSON list of texts, or a grammar.
+    """
+
+    kind: ConstraintKind
+    text: str
+    param: str
+
+    def check_size(self) -> None:
+        """Raise `PayloadTooLarge` for one that is not even looked at."""
+        if len(self.text) > MAX_GRAMMAR_BYTES or len(self.text.encode()) > MAX_GRAMMAR_BYTES:
+            raise PayloadTooLarge(
+                f"{self.param} takes at most {MAX_GRAMMAR_BYTES} bytes.", param=self.param
+            )
+
+
+def to_grammar(kind: ConstraintKind, text: str) -> str:
+    """The grammar as `GrammarCompiler` takes it. Raises `InvalidRequest`, `UnsupportedOption`."""
+    if kind == "json_schema":
+        return _from_schema(text)
+    if kind == "regex":
+        return LLMatcher.grammar_from_regex(text)
+    if kind == "choice":
+        choices = " | ".join(json.dumps(choice) for choice in json.loads(text))
+        return LLMatcher.grammar_from_lark(f"start: {choices}")
+    return LLMatcher.grammar_from_lark(_to_lark(text))
+
+
+def _from_schema(text: str) -> str:
+    try:
+        schema = json.loads(text)
+        if schema is True:
+            schema = {}
+        if not isinstance(schema, dict):
+            raise InvalidRequest("A JSON schema is an object.")
+        if _OWN_OPTIONS in schema:
+            raise UnsupportedOption(f"{_OWN_OPTIONS} is not offered in a schema: leave it out.")
+        if not _has(schema, _COMBINING):
+            _close_objects(schema)
+        return LLMatcher.grammar_from_json_schema(schema, overrides=_JSON_OPTIONS)
+    except (RecursionError, json.JSONDecodeError) as error:
+        raise InvalidRequest("The JSON schema is not valid JSON, or nested too deeply.") from error
+    except RequestError:
+        raise
+    except ValueError as error:
+        raise InvalidRequest(f"The JSON schema cannot be read: {str(error)[:200]}.") from error
+
+
+def _has(node: Any, words: frozenset[str]) -> bool:
+    """Whether any of `words` is a key somewhere in a JSON value."""
+    if isinstance(node, dict):
+        return not words.isdisjoint(node) or any(_has(part, words) for part in node.values())
+    return isinstance(node, list) and any(_has(part, words) for part in node)
+
+
+def _close_objects(node: Any) -> None:
+    """Leave properties that a schema allows but does not name out of answers.
+
+    They would validate, but nobody asked for them, and a small model does not come to an end of
+    them. Where schemas are combined, one may name what another leaves open: those are left as they
+    are.
+    """
+    if isinstance(node, list):
+        for part in node:
+            _close_objects(part)
+    if not isinstance(node, dict):
+        return
+    if isinstance(node.get("properties"), dict) and _OPENING.isdisjoint(node):
+        node["additionalProperties"] = False
+    for word in _SUBSCHEMAS & node.keys():
+        _close_objects(node[word])
+    for word in _NAMED_SUBSCHEMAS & node.keys():
+        _close_objects(list(node[word].values()) if isinstance(node[word], dict) else None)
+
+
+def _to_lark(text: str) -> str:
+    """Lark's notation; GBNF is recognised by its arrows."""
+    try:
+        lark = str(any_to_lark(text))
+    except (Exception, RecursionError) as error:  # the library raises `Exception` itself
+        raise InvalidRequest(f"The grammar cannot be read: {str(error)[:200]}.") from error
+    if found := _TOKEN_NAME.search(_LITERALS.sub("", lark)):
+        raise UnsupportedOption(
+            f"Special tokens are not offered in grammars ({found[0][:40]}): write text in quotes."
+        )
+    return lark

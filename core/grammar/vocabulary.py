@@ -1,0 +1,94 @@
+"""A model's tokens as grammars see them: bytes, of which special tokens have none.
+
+Owns how a tokenizer is made known to the grammar library, and which bits of a mask are no text.
+A mask has a bit per token, in 32-bit words, lowest bit first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final, Self
+
+import numpy as np
+from llguidance import LLTokenizer, TokenizerWrapper
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from triptych.core.text.token_bytes import TokenBytes
+from triptych.core.text.tokenizer import encode, literal_copy, read_tokenizer
+
+Words = NDArray[np.uint32]
+
+_LEADS: Final = ("", "\n", "a\n")
+"""What a text is tokenized behind, so that a tokenizer adds no space of its own before it."""
+_PROBES: Final = ('{"name": "', "red", "ab c\n")
+
+
+class GrammarVocabulary:
+    """`vocab_size` logits, of which the first ones have tokens of `tokenizer`.
+
+    `is_canonical` says whether texts can be tokenized piece by piece: only then are forced tokens
+    those that the tokenizer would choose.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self._tokenizer = literal_copy(tokenizer)
+        self._bytes = TokenBytes(tokenizer)
+        self.vocab_size = vocab_size
+        self.num_words = -(-vocab_size // 32)
+        tokens = [self._text(token_id) for token_id in range(vocab_size)]
+        self.text_words = self.bits(n for n, text in enumerate(tokens) if text)
+        self._lead = next((lead for lead in _LEADS if self._keeps_texts(lead)), None)
+        self.is_canonical = self._lead is not None
+        # The end of a text is a token of its own behind all others: a row has its own stop tokens.
+        texts = _Texts([*tokens, b"\xff<end>"])
+        self.library = LLTokenizer(TokenizerWrapper(texts))
+        texts.tokenize = self.tokenize if self.is_canonical else self.library.greedy_tokenize
+
+    @classmethod
+    def open(cls, folder: Path, name: str, vocab_size: int) -> Self:
+        """The vocabulary of a model's folder. Raises `WeightsError`."""
+        return cls(read_tokenizer(folder, name), vocab_size)
+
+    def bits(self, token_ids: Iterable[int]) -> Words:
+        """A mask of `token_ids` alone."""
+        wanted = np.zeros(self.num_words * 32, np.uint8)
+        wanted[list(token_ids)] = 1
+        return np.packbits(wanted, bitorder="little").view("<u4").astype(np.uint32)
+
+    def tokenize(self, text: str) -> list[int]:
+        """The tokens of `text` in the midst of others."""
+        assert self._lead is not None, "a tokenizer that keeps texts"
+        return self._behind(self._lead, text)
+
+    def _text(self, token_id: int) -> bytes:
+        return b"" if self._bytes.is_special(token_id) else self._bytes(token_id)
+
+    def _behind(self, lead: str, text: str) -> list[int]:
+        (encoding,) = encode(self._tokenizer, [lead + text], add_special_tokens=False)
+        if not lead:
+            return list(encoding.ids)
+        (before,) = encode(self._tokenizer, [lead], add_special_tokens=False)
+        return list(encoding.ids[len(before.ids) :])
+
+    def _keeps_texts(self, lead: str) -> bool:
+        """Whether texts behind `lead` are tokenized to their very bytes."""
+        return all(
+            b"".join(map(self._bytes, self._behind(lead, probe))) == probe.encode()
+            for probe in _PROBES
+        )
+
+
+class _Texts:
+    """What the grammar library asks of a tokenizer."""
+
+    def __init__(self, tokens: list[bytes]) -> None:
+        self.tokens = tokens
+        self.eos_token_id = len(tokens) - 1
+        self.bos_token_id = None
+        self.special_token_ids = [self.eos_token_id]
+        self.tokenize: Callable[[str], list[int]] = lambda text: []
+
+    def __call__(self, text: bytes) -> list[int]:
+        return self.tokenize(text.decode("utf-8", "replace"))

@@ -1,0 +1,42 @@
+"""What each token of a tokenizer stands for, in bytes.
+
+Owns the ways in which vocabularies spell bytes. Knows no model and no text.
+"""
+
+from __future__ import annotations
+
+import re
+
+from tokenizers import Tokenizer
+
+from triptych.core.text.byte_level import unspell
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+class TokenBytes:
+    """The bytes of one tokenizer's tokens: half a character is possible."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._added = tokenizer.get_added_tokens_decoder()
+        decoder = tokenizer.decoder
+        self._is_byte_level = decoder is not None and b'"ByteLevel"' in decoder.__getstate__()
+
+    def __call__(self, token_id: int) -> bytes:
+        """The token's bytes; none for an id without a token."""
+        if (added := self._added.get(token_id)) is not None:
+            return str(added.content).encode()
+        token = self._tokenizer.id_to_token(token_id)
+        if token is None:
+            return b""
+        if self._is_byte_level:
+            return unspell(token)
+        if match := _BYTE_TOKEN.fullmatch(token):
+            return bytes([int(match[1], 16)])
+        return token.replace("▁", " ").encode()
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the token is a special one, which no text spells and answers leave out."""
+        added = self._added.get(token_id)
+        return added is not None and bool(added.special)

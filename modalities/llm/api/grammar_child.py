@@ -1,0 +1,45 @@
+"""Grammars of callers, compiled where they can do no harm: in a child process.
+
+Owns what the child does with one (see `core/media/worker.py`): all that the engine will do with it
+before the first token. A grammar that comes back is one that the engine takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from triptych.core.errors import InvalidRequest
+from triptych.core.grammar.compiler import GrammarCompiler
+from triptych.core.grammar.matcher import TokenMatcher
+from triptych.core.grammar.source import ANY_OBJECT, ConstraintKind, to_grammar
+from triptych.core.grammar.vocabulary import GrammarVocabulary
+from triptych.core.sampling_params import SamplingParams
+
+_MAX_COMPILE_S: Final = 0.5  # well below what the engine bears
+
+DECODERS: Mapping[str, Any] = MappingProxyType({})
+
+
+def prepare(folder: str, vocab_size: int) -> Mapping[str, Callable[..., Iterator[bytes]]]:
+    """What checks grammars over the tokens of a model; a first one has all loaded that it takes."""
+    vocabulary = GrammarVocabulary.open(Path(folder), "the model", vocab_size)
+    compiler = GrammarCompiler(vocabulary, max_compile_s=_MAX_COMPILE_S)
+    for _ in _check(compiler, ANY_OBJECT.encode(), kind="json_schema"):
+        pass
+    return {"check": partial(_check, compiler)}
+
+
+def _check(compiler: GrammarCompiler, data: bytes, *, kind: ConstraintKind) -> Iterator[bytes]:
+    """Yields the grammar."""
+    try:
+        grammar = to_grammar(kind, bytes(data).decode())
+    except UnicodeDecodeError as error:
+        raise InvalidRequest("The text is not valid UTF-8.") from error
+    matcher = compiler.compile(grammar)
+    first = TokenMatcher(matcher, compiler.vocabulary, SamplingParams(), is_jumping=True)
+    first.follow((), 0, 1)
+    yield grammar.encode()

@@ -1,0 +1,84 @@
+"""What callers prescribe, checked before a job is made of it.
+
+Owns the children that check, the time and memory one may take there, and the answers of the last
+checks. The event loop waits for none of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from pathlib import Path
+from typing import Final
+
+from triptych.core.errors import InvalidRequest, RequestError
+from triptych.core.grammar.source import Constraint
+from triptych.core.limits import MAX_GRAMMAR_BYTES
+from triptych.core.media.child import DecodeLimits, DecodePool
+from triptych.modalities.llm.api import grammar_child
+
+LIMITS: Final = DecodeLimits(
+    memory_bytes=512 * 2**20,
+    cpu_s=2,
+    wall_s=20.0,
+    input_bytes=MAX_GRAMMAR_BYTES,
+    output_bytes=16 * 2**20,
+    num_waiting=256,
+    num_requests_per_child=2**31,
+    niceness=5,
+)
+_NUM_CHILDREN: Final = 2
+_MAX_KEPT: Final = 128
+
+
+class GrammarChecker:
+    """Checks grammars over the tokens of one model. Starts nothing before the first one."""
+
+    def __init__(self, folder: Path, vocab_size: int) -> None:
+        self._args = {"folder": str(folder), "vocab_size": vocab_size}
+        self._pool: DecodePool | None = None
+        self._kept: OrderedDict[bytes, str] = OrderedDict()
+
+    async def check(self, constraint: Constraint) -> str:
+        """The grammar for the engine. Raises `RequestError` for one that is bad or too costly."""
+        constraint.check_size()
+        text = constraint.text.encode()
+        key = hashlib.sha256(f"{constraint.kind} ".encode() + text).digest()
+        if key not in self._kept:
+            grammar = await self._compile(constraint, text)
+            self._kept[key] = grammar
+            if len(self._kept) > _MAX_KEPT:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(key)
+        return self._kept[key]
+
+    async def close(self) -> None:
+        """End the children."""
+        if self._pool is not None:
+            await self._pool.close()
+
+    async def _compile(self, constraint: Constraint, text: bytes) -> str:
+        if self._pool is None:
+            self._pool = DecodePool(
+                [grammar_child.__name__],
+                num_children=_NUM_CHILDREN,
+                limits=LIMITS,
+                args=self._args,
+                things="grammars",
+            )
+        try:
+            checked = await self._pool.run("check", text, kind=constraint.kind)
+        except RequestError as error:
+            raise _about(error, constraint.param) from error
+        return str(checked.data, "utf-8")
+
+
+def _about(error: RequestError, param: str) -> RequestError:
+    """The error of a check, or of a child that did not survive it, which speaks of a file."""
+    if "file" in error.message.split()[:2]:
+        return InvalidRequest(
+            f"{param} takes over {LIMITS.cpu_s} s or {LIMITS.memory_bytes // 2**20} MiB to"
+            " compile: simplify it.",
+            param=param,
+        )
+    return type(error)(error.message, param=param)

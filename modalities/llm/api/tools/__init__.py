@@ -1,0 +1,1 @@
+"""Tools that a model may call: what is declared, how calls are written, how answers are read."""

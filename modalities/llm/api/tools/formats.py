@@ -1,0 +1,200 @@
+"""The formats in which families write calls and thoughts, and which of them a model has.
+
+Owns their names, as `--tool-call-parser` and `--reasoning-parser` take them (peers' names count,
+too), and how a chat template gives a format away.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from triptych.core.config import ModelOptions
+from triptych.core.errors import ConfigError
+from triptych.modalities.llm.api.tools.harmony import harmony
+from triptych.modalities.llm.api.tools.json_calls import (
+    MarkedJson,
+    NamedJson,
+    bare_json,
+    listed_json,
+)
+from triptych.modalities.llm.api.tools.parser import AnswerParser, Thinking, words_alone
+from triptych.modalities.llm.api.tools.pieces import ReadCalls, ToolSchemas
+from triptych.modalities.llm.api.tools.written_calls import TaggedParameters, pythonic
+
+_DEEPSEEK = "<｜tool▁{}｜>".format  # noqa: RUF001 - DeepSeek's tokens have these characters
+_DEEPSEEK_SEPARATOR = _DEEPSEEK("sep")
+_DEEPSEEK_CALL = ((_DEEPSEEK("call▁begin"),), _DEEPSEEK_SEPARATOR, (_DEEPSEEK("call▁end"),))
+_DEEPSEEK_MARKS = (_DEEPSEEK("calls▁begin"), _DEEPSEEK("calls▁end"))
+_KIMI_MARKS = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
+
+CALL_FORMATS: Mapping[str, ReadCalls] = MappingProxyType(
+    {
+        "hermes": MarkedJson(("<tool_call>",), ("</tool_call>",)),
+        "granite": MarkedJson(("<|tool_call|>", "<tool_call>"), ("</tool_call>",)),
+        "phi4-mini": MarkedJson(("functools", "<|tool_call|>"), ("<|/tool_call|>",)),
+        "mistral": MarkedJson(("[TOOL_CALLS]",)),
+        "mistral-named": NamedJson(("[TOOL_CALLS]",), "[ARGS]", ()),
+        "llama3-json": bare_json,
+        "llama4-pythonic": pythonic,
+        "qwen3-coder": TaggedParameters(
+            open="<tool_call>",
+            name_open="<function=",
+            name_end=">",
+            key_open="<parameter=",
+            key_close=">",
+            value_close="</parameter>",
+            closes=("</function>", "</tool_call>"),
+        ),
+        "glm": TaggedParameters(
+            open="<tool_call>",
+            name_end="\n",
+            key_open="<arg_key>",
+            key_close="</arg_key>",
+            value_open="<arg_value>",
+            value_close="</arg_value>",
+            closes=("</tool_call>",),
+        ),
+        "deepseek-v3": NamedJson(*_DEEPSEEK_CALL, ignored=_DEEPSEEK_MARKS, has_fence=True),
+        "deepseek-v31": NamedJson(*_DEEPSEEK_CALL, ignored=_DEEPSEEK_MARKS),
+        "kimi-k2": NamedJson(
+            ("<|tool_call_begin|>",),
+            "<|tool_call_argument_begin|>",
+            ("<|tool_call_end|>",),
+            ignored=_KIMI_MARKS,
+            prefix="functions.",
+        ),
+        "harmony": harmony,
+    }
+)
+
+THINKING_FORMATS: Mapping[str, Thinking] = MappingProxyType(
+    {
+        "think": Thinking("<think>", "</think>"),
+        "mistral": Thinking("[THINK]", "[/THINK]"),
+        "kimi": Thinking("◁think▷", "◁/think▷"),
+        "seed": Thinking("<seed:think>", "</seed:think>"),
+        "granite": Thinking("Here is my thought process:", "Here is my response:"),
+    }
+)
+
+ALIASES: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("qwen", "qwen25", "qwen3", "smollm3", "xlam"), "hermes"),
+        **dict.fromkeys(("llama3_json", "llama4_json", "llama3"), "llama3-json"),
+        **dict.fromkeys(("pythonic", "llama4_pythonic"), "llama4-pythonic"),
+        **dict.fromkeys(("qwen3_coder", "qwen3_xml"), "qwen3-coder"),
+        **dict.fromkeys(("glm45", "glm47"), "glm"),
+        **dict.fromkeys(("deepseek_v3", "deepseekv3"), "deepseek-v3"),
+        **dict.fromkeys(("deepseek_v31", "deepseekv31"), "deepseek-v31"),
+        **dict.fromkeys(("kimi_k2", "kimi"), "kimi-k2"),
+        **dict.fromkeys(("openai", "gpt-oss", "gpt_oss"), "harmony"),
+        **dict.fromkeys(("phi4_mini_json",), "phi4-mini"),
+        **dict.fromkeys(("deepseek_r1", "deepseek-r1", "glm45-thinking"), "think"),
+    }
+)
+
+_PLAIN = frozenset({"hermes", "qwen3-coder", "glm"})
+"""Formats whose marks are plain text."""
+
+# In this order: the first mark that a template has names its format.
+_MARKS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("<|channel|>", "<|message|>"), "harmony"),
+    (("<tool_call>", "<function="), "qwen3-coder"),
+    (("<tool_call>", "<arg_key>"), "glm"),
+    (("<|tool_calls_section_begin|>",), "kimi-k2"),
+    ((_DEEPSEEK_SEPARATOR, "```json"), "deepseek-v3"),
+    ((_DEEPSEEK_SEPARATOR,), "deepseek-v31"),
+    (("[TOOL_CALLS]", "[ARGS]"), "mistral-named"),
+    (("[TOOL_CALLS]",), "mistral"),
+    (("<|tool_call|>", "<|/tool_call|>"), "phi4-mini"),
+    (("functools[",), "phi4-mini"),
+    (("<|tool_call|>",), "granite"),
+    (("<tool_call>",), "hermes"),
+    (("<|python_start|>",), "llama4-pythonic"),
+    (('"parameters"', "<|python_tag|>"), "llama3-json"),
+    (('{"name": function name, "parameters":',), "llama3-json"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSyntax:
+    """How one model writes `calls` and marks `thinking` (empty: not at all).
+
+    `is_told`: its chat template tells it of tools. `has_special_marks`: marks may be special
+    tokens, which answers do not show otherwise.
+    """
+
+    calls: str = "hermes"
+    thinking: str = ""
+    is_told: bool = False
+    has_special_marks: bool = False
+
+    @classmethod
+    def of(cls, template: str, options: ModelOptions, specials: Collection[str]) -> AnswerSyntax:
+        """What the operator says, or else the chat template. Raises `ConfigError`."""
+        calls = _named("--tool-call-parser", options.tool_call_parser, CALL_FORMATS)
+        thinking = _named("--reasoning-parser", options.reasoning_parser, THINKING_FORMATS)
+        calls = call_format_of(template) if calls is None else calls
+        thinking = thinking_format_of(template) if thinking is None else thinking
+        thought_marks = {THINKING_FORMATS[thinking].open} if thinking else set()
+        return cls(
+            calls,
+            thinking,
+            is_told=re.search(r"\btools\b", template) is not None,
+            has_special_marks=calls not in _PLAIN or not thought_marks.isdisjoint(specials),
+        )
+
+    def reads(self, tools: ToolSchemas) -> bool:
+        """Whether an answer has to be read for thoughts, or calls of `tools`."""
+        return bool(tools or self.thinking or self.calls == "harmony")
+
+    def thoughts_end(self, prompt_end: str) -> str:
+        """What ends the thoughts that a prompt which ends so has opened; nothing if it has not."""
+        thinking = THINKING_FORMATS.get(self.thinking)
+        has_begun = thinking is not None and prompt_end.rstrip().endswith(thinking.open)
+        return thinking.close if thinking is not None and has_begun else ""
+
+    def parser(self, tools: ToolSchemas, prompt_end: str, *, is_forced: bool) -> AnswerParser:
+        """Reads one answer to a prompt that ends so, of calls alone if those are forced."""
+        read_calls: ReadCalls = words_alone
+        if is_forced and self.calls != "hermes":
+            read_calls = listed_json
+        elif tools or self.calls == "harmony":
+            read_calls = CALL_FORMATS[self.calls]
+        return AnswerParser(
+            THINKING_FORMATS.get(self.thinking),
+            read_calls,
+            tools,
+            is_thinking=bool(self.thoughts_end(prompt_end)),
+        )
+
+
+def _named(option: str, value: str, known: Mapping[str, object]) -> str | None:
+    """The format of that name; `None` to find out."""
+    if value == "auto":
+        return None
+    name = ALIASES.get(value, value)
+    if name == "none" and known is THINKING_FORMATS:
+        return ""
+    if name not in known:
+        raise ConfigError(f"{option} {value}: not known. Use auto or one of {', '.join(known)}.")
+    return name
+
+
+def call_format_of(template: str) -> str:
+    """The format that a chat template shows its model; Hermes's where it shows none."""
+    for marks, name in _MARKS:
+        if all(mark in template for mark in marks):
+            return name
+    return "hermes"
+
+
+def thinking_format_of(template: str) -> str:
+    """The format of the thoughts that a template knows; nothing if none."""
+    for name, thinking in THINKING_FORMATS.items():
+        if thinking.close in template or thinking.open in template:
+            return name
+    return ""

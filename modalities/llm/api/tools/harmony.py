@@ -1,0 +1,45 @@
+"""Answers of gpt-oss: messages on channels, by OpenAI's harmony format.
+
+Owns the format: the channel `analysis` is thought, a message to `functions.<name>` is a call, and
+what else is said on `commentary` and `final` is the answer.
+"""
+
+from __future__ import annotations
+
+import re
+
+from triptych.modalities.llm.api.tools.json_text import json_text
+from triptych.modalities.llm.api.tools.pieces import (
+    CallArguments,
+    CallStart,
+    Reading,
+    Thought,
+    ToolSchemas,
+    Words,
+)
+from triptych.modalities.llm.api.tools.source import TextSource
+
+_MESSAGE = "<|message|>"
+_ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
+_TOOL = re.compile(r"to=functions\.([\w.-]+)")
+
+
+def harmony(source: TextSource, tools: ToolSchemas) -> Reading:
+    """Implements `ReadCalls`."""
+    while not (source.is_over and not source.text):
+        head, message = yield from source.before((_MESSAGE,))
+        if not message:
+            if "<|" not in head:  # no format at all: the model just speaks
+                yield Words(head)
+            return
+        tool = _TOOL.search(head)
+        if tool is not None:
+            yield from source.spaces()
+            if (yield from source.next()) == "{":
+                yield CallStart(tool[1])
+                yield from json_text(source, CallArguments)
+            yield from source.before(_ENDS)
+        elif "<|channel|>analysis" in head:
+            yield from source.until(_ENDS, Thought)
+        else:
+            yield from source.until(_ENDS, Words)

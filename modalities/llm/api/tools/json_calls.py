@@ -1,0 +1,211 @@
+"""Calls written as JSON: marked objects or lists of them, named arguments, bare objects.
+
+Owns three ways in which families write calls as JSON, and their markers. A call begins when its
+name is known; its arguments are passed on as they come, as far as they are valid JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+
+from triptych.modalities.llm.api.tools.json_text import json_text, json_value
+from triptych.modalities.llm.api.tools.pieces import (
+    AnswerPiece,
+    CallArguments,
+    CallStart,
+    Reading,
+    ToolSchemas,
+    Words,
+)
+from triptych.modalities.llm.api.tools.source import TextSource
+
+_ARGUMENTS = ("arguments", "parameters")
+_Attempt = Generator[AnswerPiece | None, None, bool]
+"""Reads one call; whether it was whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class MarkedJson:
+    """One of `opens`, `{"name": ..., "arguments": {...}}` or a list of those, one of `closes`."""
+
+    opens: Sequence[str]
+    closes: Sequence[str] = ()
+
+    def __call__(self, source: TextSource, tools: ToolSchemas) -> Reading:
+        """Implements `ReadCalls`."""
+        while mark := (yield from source.until(self.opens, Words)):
+            source.taken = mark
+            yield from source.spaces()
+            if not (yield from json_calls(source)):
+                continue
+            yield from source.spaces()
+            yield from source.any_of(self.closes)
+            yield from source.spaces()
+
+
+@dataclass(frozen=True, slots=True)
+class NamedJson:
+    """One of `opens`, the name, `separator`, the arguments as an object, one of `closes`.
+
+    `ignored` are marks around calls. Of the name the part after `prefix` and before a colon counts.
+    """
+
+    opens: Sequence[str]
+    separator: str
+    closes: Sequence[str]
+    ignored: Sequence[str] = ()
+    prefix: str = ""
+    has_fence: bool = False
+
+    def __call__(self, source: TextSource, tools: ToolSchemas) -> Reading:
+        """Implements `ReadCalls`."""
+        marks = (*self.opens, *self.ignored)
+        while mark := (yield from source.until(marks, Words)):
+            if mark in self.opens and not (yield from self._call(source, mark)):
+                continue
+            yield from source.spaces()
+
+    def _call(self, source: TextSource, mark: str) -> _Attempt:
+        source.taken = mark
+        name, separator = yield from source.before((self.separator,))
+        name = name.strip().removeprefix(self.prefix).partition(":")[0]
+        if self.has_fence and separator:
+            name = yield from self._fenced_name(source)
+        yield from source.spaces()
+        if not separator or not name or (yield from source.next()) != "{":
+            yield Words(source.taken)
+            return False
+        yield CallStart(name)
+        is_whole = yield from json_text(source, CallArguments)
+        yield from source.spaces()
+        if is_whole and self.has_fence:
+            yield from source.begins("```")
+            yield from source.spaces()
+        yield from source.any_of(self.closes)
+        return is_whole
+
+    def _fenced_name(self, source: TextSource) -> Generator[None, None, str]:
+        """The name stands on a line of its own, before a fence of JSON."""
+        name, _ = yield from source.before(("```json",))
+        return name.strip()
+
+
+def bare_json(source: TextSource, tools: ToolSchemas) -> Reading:
+    """Llama 3: the answer is a call, or several with a semicolon between them, of known tools."""
+    source.taken = ""
+    yield from source.spaces()
+    yield from source.begins("<|python_tag|>")
+    yield from source.spaces()
+    is_call = (yield from source.next()) == "{"
+    if not is_call and source.taken:
+        yield Words(source.taken)
+    while is_call and (yield from _object(source, tools)):
+        yield from source.spaces()
+        is_call = yield from source.begins(";")
+        yield from source.spaces()
+    yield from source.until((), Words)
+
+
+def listed_json(source: TextSource, tools: ToolSchemas) -> Reading:
+    """The answer is a call or a list of calls, as a grammar forces it."""
+    source.taken = ""
+    yield from source.spaces()
+    yield from json_calls(source)
+    yield from source.until((), Words)
+
+
+def json_calls(source: TextSource, known: ToolSchemas | None = None) -> _Attempt:
+    """A call, or a list of calls."""
+    if not (yield from source.begins("[")):
+        return (yield from _object(source, known))
+    while True:
+        yield from source.spaces()
+        if not (yield from _object(source, known)):
+            return False
+        yield from source.spaces()
+        if not (yield from source.begins(",")):
+            return (yield from source.begins("]"))
+
+
+@dataclass(slots=True)
+class _OpenCall:
+    """What is known of a call that is being read; arguments that came before its name are kept."""
+
+    name: str = ""
+    early: str = ""
+    has_begun: bool = False
+
+
+def _object(source: TextSource, known: ToolSchemas | None) -> _Attempt:
+    """`{"name": ..., "arguments": ...}`, in any order and with other keys; `known` names alone."""
+    call, separator = _OpenCall(), "{"
+    while (yield from source.begins(separator)) and (yield from _field(source, call, known)):
+        yield from source.spaces()
+        separator = ","
+        if call.name and (yield from source.begins("}")):
+            if not call.has_begun:
+                yield CallStart(call.name)
+                yield CallArguments(_as_object(call.early))
+            source.taken = ""
+            return True
+    if not call.has_begun:
+        yield Words(source.taken)
+    source.taken = ""
+    return False
+
+
+def _field(source: TextSource, call: _OpenCall, known: ToolSchemas | None) -> _Attempt:
+    """A key and its value."""
+    key = yield from _key(source)
+    if key in _ARGUMENTS and call.name:
+        call.has_begun = True
+        yield CallStart(call.name)
+        return (yield from _arguments(source))
+    value = yield from json_value(source)
+    if value is None:
+        return False
+    if key == "name":
+        call.name = _string(value)
+        return bool(call.name) and (known is None or call.name in known)
+    if key in _ARGUMENTS:
+        call.early = value
+    return True
+
+
+def _key(source: TextSource) -> Generator[None, None, str]:
+    """A key and its colon; nothing where there is none."""
+    key = yield from json_value(source)
+    yield from source.spaces()
+    return _string(key or "") if (yield from source.begins(":")) else ""
+
+
+def _arguments(source: TextSource) -> _Attempt:
+    """An object, passed on as it comes; or one in a string, or nothing."""
+    yield from source.spaces()
+    if (yield from source.next()) == "{":
+        return (yield from json_text(source, CallArguments))
+    value = yield from json_value(source)
+    yield CallArguments(_as_object(value or ""))
+    return value is not None
+
+
+def _as_object(text: str) -> str:
+    """Arguments that came in one piece: an object, one in a string, or none."""
+    value = _loaded(text)
+    if isinstance(value, str):
+        text, value = value, _loaded(value)
+    return text if isinstance(value, dict) else "{}"
+
+
+def _string(text: str) -> str:
+    value = _loaded(text)
+    return value if isinstance(value, str) else ""
+
+
+def _loaded(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None

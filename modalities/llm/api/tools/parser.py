@@ -1,0 +1,116 @@
+"""An answer as it arrives, taken apart: thoughts, words, calls.
+
+Owns the order of the parts and the white space between them, which belongs to none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from triptych.modalities.llm.api.tools.pieces import (
+    AnswerPiece,
+    ReadCalls,
+    Reading,
+    Thought,
+    ToolSchemas,
+    Words,
+)
+from triptych.modalities.llm.api.tools.source import TextSource
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """What a family writes around its thoughts."""
+
+    open: str
+    close: str
+
+
+def words_alone(source: TextSource, tools: ToolSchemas) -> Reading:
+    """Reads an answer without calls."""
+    yield from source.until((), Words)
+
+
+class AnswerParser:
+    """Takes one answer's text in, and gives its pieces out.
+
+    With `is_thinking` the prompt has opened the thoughts already. However the text is cut, the
+    pieces joined are the same.
+    """
+
+    def __init__(
+        self,
+        thinking: Thinking | None = None,
+        read_calls: ReadCalls = words_alone,
+        tools: ToolSchemas | None = None,
+        *,
+        is_thinking: bool = False,
+    ) -> None:
+        self._source = TextSource()
+        self._reading = _reading(self._source, thinking, read_calls, tools or {}, is_thinking)
+        self._kind: type[AnswerPiece] | None = None
+        self._held = ""  # white space that is shown only if more of its kind follows
+
+    @property
+    def is_in_thoughts(self) -> bool:
+        """Whether the latest piece was a thought."""
+        return self._kind is Thought
+
+    def push(self, text: str) -> list[AnswerPiece]:
+        """What further text adds."""
+        self._source.text += text
+        return list(self._found())
+
+    def finish(self) -> list[AnswerPiece]:
+        """What is left when the answer is over."""
+        self._source.is_over = True
+        found = list(self._found())
+        if self._kind is Words and self._held:  # the end of a plain answer is its own
+            found.append(Words(self._held))
+        return found
+
+    def _found(self) -> Iterator[AnswerPiece]:
+        for piece in self._reading:
+            if piece is None:
+                return
+            if isinstance(piece, Words | Thought):
+                yield from self._trimmed(piece)
+            else:
+                self._held = ""
+                self._kind = type(piece)
+                yield piece
+
+    def _trimmed(self, piece: Words | Thought) -> Iterator[AnswerPiece]:
+        """Without white space at the edges of a part, but for those of the whole answer."""
+        kind, text = type(piece), piece.text
+        is_new = self._kind is not kind
+        if is_new:
+            self._held = ""
+            if self._kind is not None or kind is Thought:
+                text = text.lstrip()
+                if not text:
+                    return
+            self._kind = kind
+        shown = text.rstrip()
+        if shown:
+            yield kind(self._held + shown)
+            self._held = ""
+        self._held += text[len(shown) :]
+
+
+def _reading(
+    source: TextSource,
+    thinking: Thinking | None,
+    read_calls: ReadCalls,
+    tools: ToolSchemas,
+    is_thinking: bool,
+) -> Reading:
+    if thinking is not None:
+        if not is_thinking:
+            spaces = yield from source.spaces()
+            is_thinking = yield from source.begins(thinking.open)
+            source.text = source.text if is_thinking else spaces + source.text
+        if is_thinking:
+            yield from source.until((thinking.close,), Thought)
+    yield from read_calls(source, tools)

@@ -1,0 +1,161 @@
+"""Calls whose arguments are not written as JSON: tagged parameters, and Python.
+
+Owns how their values become JSON: by the type that the tool's schema gives a parameter.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from triptych.modalities.llm.api.tools.pieces import (
+    AnswerPiece,
+    CallArguments,
+    CallStart,
+    Reading,
+    ToolSchemas,
+    Words,
+)
+from triptych.modalities.llm.api.tools.source import TextSource
+
+_MAX_PYTHON_CHARS = 2**16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaggedParameters:
+    """`open`, the name up to `name_end`, then parameters between tags, and one of `closes`.
+
+    A parameter is `key_open` key `key_close` `value_open` value `value_close`. A value is JSON
+    where the schema does not say it is a string.
+    """
+
+    open: str
+    name_open: str = ""
+    name_end: str
+    key_open: str
+    key_close: str
+    value_open: str = ""
+    value_close: str
+    closes: tuple[str, ...]
+
+    def __call__(self, source: TextSource, tools: ToolSchemas) -> Reading:
+        """Implements `ReadCalls`."""
+        while mark := (yield from source.until((self.open,), Words)):
+            source.taken = mark
+            yield from source.spaces()
+            is_named = not self.name_open or (yield from source.begins(self.name_open))
+            name, end = (yield from source.before((self.name_end,))) if is_named else ("", "")
+            if not name.strip() or not end:
+                yield Words(source.taken)
+                continue
+            yield CallStart(name.strip())
+            yield from self._parameters(source, tools.get(name.strip(), {}))
+            while (yield from source.any_of(self.closes)):
+                yield from source.spaces()
+
+    def _parameters(self, source: TextSource, schema: Mapping[str, Any]) -> Reading:
+        separator = "{"
+        yield from source.spaces()
+        while (yield from source.begins(self.key_open)):
+            key, _ = yield from source.before((self.key_close,))
+            if self.value_open:
+                yield from source.spaces()
+                yield from source.begins(self.value_open)
+            value, end = yield from source.before((self.value_close,))
+            if not end:  # the text is over
+                return
+            entry = f"{json.dumps(key.strip())}: {_as_json(value, _type_of(schema, key.strip()))}"
+            yield CallArguments(separator + entry)
+            separator = ", "
+            yield from source.spaces()
+        yield CallArguments("{}" if separator == "{" else "}")
+
+
+def pythonic(source: TextSource, tools: ToolSchemas) -> Reading:
+    """Llama 4: the answer is `[name(key=value), ...]`, with names of known tools alone."""
+    source.taken = ""
+    yield from source.spaces()
+    yield from source.begins("<|python_start|>")
+    yield from source.spaces()
+    if (yield from source.next()) == "[":
+        calls = yield from _python_calls(source, tools)
+        if calls is None:
+            yield Words(source.taken)
+        for name, arguments in calls or ():
+            yield CallStart(name)
+            yield CallArguments(json.dumps(arguments, ensure_ascii=False))
+        yield from source.spaces()
+        yield from source.begins("<|python_end|>")
+    elif source.taken:
+        yield Words(source.taken)
+    yield from source.until((), Words)
+
+
+def _python_calls(
+    source: TextSource, tools: ToolSchemas
+) -> Generator[AnswerPiece | None, None, list[tuple[str, dict[str, Any]]] | None]:
+    """The calls of a list, once it is whole; `None` where it is something else."""
+    text = ""
+    while len(text) < _MAX_PYTHON_CHARS:
+        part, end = yield from source.before(("]",))
+        text += part + end
+        if not end:
+            return None
+        try:
+            tree = ast.parse(text.strip(), mode="eval").body
+        except (SyntaxError, ValueError, MemoryError, RecursionError):
+            continue  # a bracket of a value
+        return _calls_of(tree, tools)
+    return None
+
+
+def _calls_of(tree: ast.expr, tools: ToolSchemas) -> list[tuple[str, dict[str, Any]]] | None:
+    if not isinstance(tree, ast.List) or not tree.elts:
+        return None
+    calls = []
+    for call in tree.elts:
+        if not isinstance(call, ast.Call) or call.args:
+            return None
+        name = ast.unparse(call.func)
+        try:
+            arguments = {str(each.arg): _literal(each.value) for each in call.keywords}
+            json.dumps(arguments)
+        except (ValueError, TypeError, RecursionError):
+            return None
+        if name not in tools or "None" in arguments:  # `**more`
+            return None
+        calls.append((name, arguments))
+    return calls
+
+
+_JSON_NAMES = {"true": "True", "false": "False", "null": "None"}
+
+
+def _literal(value: ast.expr) -> Any:
+    """A literal of Python, in which models write JSON's own names, too."""
+    for node in ast.walk(value):
+        if isinstance(node, ast.Name):
+            node.id = _JSON_NAMES.get(node.id, node.id)
+    return ast.literal_eval(ast.unparse(value))
+
+
+def _type_of(schema: Mapping[str, Any], key: str) -> Any:
+    properties = schema.get("properties")
+    entry = properties.get(key) if isinstance(properties, Mapping) else None
+    return entry.get("type") if isinstance(entry, Mapping) else None
+
+
+def _as_json(value: str, kind: Any) -> str:
+    """One line break at either end belongs to the tags."""
+    value = value.removeprefix("\n").removesuffix("\n")
+    if kind != "string":
+        try:
+            return json.dumps(json.loads(value), ensure_ascii=False)
+        except ValueError:
+            pass
+        if kind in ("boolean", "null") and value.strip() in ("True", "False", "None"):
+            return {"True": "true", "False": "false", "None": "null"}[value.strip()]
+    return json.dumps(value, ensure_ascii=False)

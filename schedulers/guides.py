@@ -1,0 +1,158 @@
+"""Rows whose tokens follow a grammar: what each may draw next is found out beside the steps.
+
+Owns the threads on which grammars are compiled and followed, and the way of what they find to the
+loop's thread. A row takes part in a step once its mask is there (`token_draft`). Rows of one step
+are followed in one go, so that they go on together; a grammar that is slow to follow, like one that
+is compiled, has its thread, where it keeps none of the others waiting. Knows no pages or steps.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Protocol
+
+from triptych.core.errors import InternalError, TriptychError
+from triptych.core.grammar.compiler import GrammarCompiler
+from triptych.core.grammar.matcher import Allowance, TokenMatcher
+from triptych.core.grammar.vocabulary import GrammarVocabulary
+from triptych.core.sampling_params import SamplingParams
+from triptych.core.tokens import TokenRequest
+from triptych.schedulers.executors import Executor
+
+SLOW_S: Final = 0.004
+"""A row whose last mask took longer is followed apart from others, which do not wait for it."""
+
+_log = logging.getLogger(__name__)
+
+Post = Callable[[Callable[[], None]], None]
+"""Has a call made on the loop's thread."""
+
+
+@dataclass(slots=True, eq=False)
+class Guide:
+    """What the loop knows of one row's way through its grammar.
+
+    While it `is_ready`, `allowed` is the mask of the row's next token.
+    """
+
+    request: TokenRequest
+    allowed: bytes = b""
+    is_ready: bool = False
+    is_slow: bool = False
+    matcher: TokenMatcher | None = None
+    """Belongs to the thread that follows the row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """A row's guide, the tokens it has drawn since, and how many it has drawn and may draw."""
+
+    guide: Guide
+    token_ids: tuple[int, ...]
+    num_outputs: int
+    num_left: int
+
+
+Found = Sequence[tuple[Guide, Allowance | TriptychError]]
+"""What may come next in some rows, or why nothing can."""
+
+
+class SideThread(Protocol):
+    """A thread beside the loop: `schedulers.executors.Executor`."""
+
+    def put(self, call: Callable[[], None]) -> None:
+        """Make a call, which must not raise, after those put before."""
+        ...
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Let it end."""
+        ...
+
+
+class Guides:
+    """The guides of one model's rows. All methods belong to the loop's thread.
+
+    `found` gets what is found, on that thread, too. Nothing is made before the first grammar comes:
+    neither the threads, by `start`, nor the vocabulary.
+    """
+
+    def __init__(
+        self,
+        open_vocabulary: Callable[[], GrammarVocabulary],
+        *,
+        start: Callable[[str], SideThread] = Executor,
+    ) -> None:
+        self.found: Callable[[Found], None] = lambda found: None
+        self._open_vocabulary = open_vocabulary
+        self._start = start
+        self._post: Post = lambda call: call()
+        self._compiler: GrammarCompiler | None = None
+        self._threads: tuple[SideThread, SideThread] | None = None
+
+    def connect(self, post: Post) -> None:
+        """Say how the threads reach the loop's."""
+        self._post = post
+
+    def begin(self, row: Followed) -> None:
+        """Compile a row's grammar, and find its first mask."""
+        quick, slow = self._open_threads()
+        is_known = self._compiler is not None and self._compiler.holds(row.guide.request.grammar)
+        (quick if is_known else slow).put(partial(self._report, [row]))
+
+    def follow(self, rows: Iterable[Followed]) -> None:
+        """Find the next masks of rows that have drawn a token."""
+        quick_rows = []
+        quick, slow = self._open_threads()
+        for row in rows:
+            if row.guide.is_slow:
+                slow.put(partial(self._report, [row]))
+            else:
+                quick_rows.append(row)
+        if quick_rows:
+            quick.put(partial(self._report, quick_rows))
+
+    def close(self) -> None:
+        """End the threads; what they still find is of no use to anyone."""
+        if self._threads is not None:
+            for thread in self._threads:
+                thread.close(0)
+
+    def _open_threads(self) -> tuple[SideThread, SideThread]:
+        if self._threads is None:
+            self._threads = self._start("triptych-masks"), self._start("triptych-grammars")
+        return self._threads
+
+    # On the threads.
+
+    def _report(self, rows: Sequence[Followed]) -> None:
+        found = [(row.guide, self._look(row)) for row in rows]
+        self._post(lambda: self.found(found))
+
+    def _look(self, row: Followed) -> Allowance | TriptychError:
+        guide = row.guide
+        try:
+            if guide.matcher is None:
+                guide.matcher = self._match(guide.request)
+            return guide.matcher.follow(row.token_ids, row.num_outputs, row.num_left)
+        except TriptychError as error:
+            return error
+        except Exception:  # a fault of ours must not end the thread
+            _log.exception("a grammar could not be followed")
+            return InternalError("The grammar could not be followed; the server's log says why.")
+
+    def _match(self, request: TokenRequest) -> TokenMatcher:
+        if self._compiler is None:
+            self._compiler = GrammarCompiler(self._open_vocabulary())
+        matcher = self._compiler.compile(request.grammar)
+        sampling = request.sampling
+        return TokenMatcher(
+            matcher, self._compiler.vocabulary, sampling, is_jumping=_may_jump(sampling)
+        )
+
+
+def _may_jump(sampling: SamplingParams) -> bool:
+    """Whether tokens may go undrawn: not where each draw is reported or counted."""
+    return sampling.top_logprobs is None and not sampling.has_penalty

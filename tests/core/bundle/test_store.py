@@ -1,0 +1,201 @@
+"""Bundles appear whole or not at all, and are used only where they were meant for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from triptych.core.bundle.manifest import NAME, BundleManifest
+from triptych.core.bundle.store import (
+    Bundle,
+    bundle_folder,
+    content_options,
+    find_bundle,
+    write_bundle,
+)
+from triptych.core.config import ModelOptions
+from triptych.core.errors import BundleError
+from triptych.core.lookups import Lookup, listening
+from triptych.core.versions import versions
+
+MANIFEST = BundleManifest(
+    made_at="", versions=versions(), options=content_options(ModelOptions()), device="cpu"
+)
+
+
+def fill_with(content: bytes, manifest: BundleManifest = MANIFEST) -> Callable[..., BundleManifest]:
+    def fill(folder: Path) -> BundleManifest:
+        (folder / "part").mkdir()
+        (folder / "part" / "file").write_bytes(content)
+        return manifest
+
+    return fill
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A bundle."""
+    write_bundle(tmp_path / "bundle", fill_with(b"content"))
+    return tmp_path / "bundle"
+
+
+def found(options: ModelOptions) -> tuple[Bundle | None, list[Lookup]]:
+    heard: list[Lookup] = []
+    with listening(heard.append):
+        return find_bundle(options, ["m"]), heard
+
+
+def test_a_bundle_is_read_and_its_files_are_proven(folder: Path) -> None:
+    bundle = Bundle.open(folder)
+    assert bundle.file("part/file").read_bytes() == b"content"
+    (folder / "part" / "file").write_bytes(b"CONTENT")
+    with pytest.raises(BundleError, match="file of the bundle is damaged"):
+        bundle.file("part/file")
+    (folder / "part" / "file").unlink()
+    with pytest.raises(BundleError, match="no file"):
+        bundle.file("part/file")
+
+
+@pytest.mark.parametrize("name", ["other", "../outside", "/etc/passwd", NAME])
+def test_only_what_is_promised_is_given_out(folder: Path, name: str) -> None:
+    (folder.parent / "outside").write_text("")
+    (folder / "other").write_text("")
+    with pytest.raises(BundleError, match="promises no"):
+        Bundle.open(folder).file(name)
+
+
+def test_a_new_bundle_takes_the_place_of_the_old_one(folder: Path) -> None:
+    write_bundle(folder, fill_with(b"newer"))
+    assert Bundle.open(folder).file("part/file").read_bytes() == b"newer"
+    assert {path.name for path in folder.parent.iterdir()} == {"bundle", ".bundle.lock"}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_what_interrupts_the_making_leaves_the_old_one(
+    folder: Path, error: type[BaseException]
+) -> None:
+    def fill(partial: Path) -> BundleManifest:
+        (partial / "half").write_text("")
+        raise error
+
+    with pytest.raises(error):
+        write_bundle(folder, fill)
+    assert Bundle.open(folder).file("part/file").read_bytes() == b"content"
+    with pytest.raises(error):
+        write_bundle(folder.with_name("fresh"), fill)
+    assert not folder.with_name("fresh").exists()
+    assert not list(folder.parent.glob("*.partial"))
+
+
+def test_a_killed_maker_is_cleared_away(folder: Path) -> None:
+    program = (
+        "import os, sys; from pathlib import Path; from triptych.core.bundle import store;"
+        "store.write_bundle(Path(sys.argv[1]), lambda partial: os._exit(0))"
+    )
+    subprocess.run([sys.executable, "-c", program, str(folder)], check=True)
+    (leftover,) = folder.parent.glob("*.partial")
+    assert Bundle.open(folder).file("part/file").read_bytes() == b"content"
+    write_bundle(folder, fill_with(b"newer"))
+    assert not leftover.exists()
+    assert Bundle.open(folder).file("part/file").read_bytes() == b"newer"
+
+
+def test_other_folders_are_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter").write_text("one")
+    with pytest.raises(BundleError, match="is no bundle"):
+        write_bundle(tmp_path / "thesis", fill_with(b""))
+    assert (tmp_path / "thesis" / "chapter").read_text() == "one"
+
+
+def test_whatever_the_umask_is_others_cannot_write(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        write_bundle(tmp_path / "bundle", fill_with(b""))
+    finally:
+        os.umask(before)
+    Bundle.open(tmp_path / "bundle").file("part/file")
+
+
+@pytest.mark.parametrize("part", [".", "part/file"])
+def test_what_others_can_write_is_refused(folder: Path, part: str) -> None:
+    (folder / part).chmod(0o777)
+    with pytest.raises(BundleError, match="chmod -R go-w"):
+        Bundle.open(folder).file("part/file")
+
+
+def test_the_folder_follows_from_models_and_options(tmp_path: Path) -> None:
+    options = ModelOptions(cache_dir=str(tmp_path))
+    places = {
+        bundle_folder(ModelOptions(cache_dir=str(tmp_path), **fields), references)
+        for fields in ({}, {"dtype": "float32"}, {"revision": "v1"})
+        for references in (["a"], ["b"], ["a", "b"])
+    }
+    assert len(places) == 9
+    assert all(place.parent == tmp_path / "bundles" for place in places)
+    named = ModelOptions(cache_dir=str(tmp_path), bundle=str(tmp_path / "x"))
+    assert bundle_folder(named, ["a"]) == tmp_path / "x"
+    assert bundle_folder(options, ["a"]) in places
+
+
+def test_the_one_in_the_cache_is_found(tmp_path: Path) -> None:
+    options = ModelOptions(cache_dir=str(tmp_path))
+    assert found(options) == (None, [])
+    write_bundle(bundle_folder(options, ["m"]), fill_with(b""))
+    bundle, (lookup,) = found(options)
+    assert bundle is not None
+    assert (lookup.phase, lookup.is_hit) == ("bundle", True)
+    assert found(ModelOptions(cache_dir=str(tmp_path), bundle="none")) == (None, [])
+
+
+def test_a_damaged_one_in_the_cache_is_left_alone_with_a_reason(tmp_path: Path) -> None:
+    options = ModelOptions(cache_dir=str(tmp_path))
+    folder = bundle_folder(options, ["m"])
+    write_bundle(folder, fill_with(b""))
+    (folder / NAME).write_bytes(b"{}")
+    bundle, (lookup,) = found(options)
+    assert bundle is None
+    assert (lookup.is_hit, lookup.is_promised) == (False, True)
+    assert "damaged" in lookup.reason
+
+
+def test_one_that_was_named_has_to_be_one(folder: Path) -> None:
+    with pytest.raises(BundleError, match="no bundle at the path"):
+        found(ModelOptions(bundle=str(folder / "nowhere")))
+    (folder / NAME).write_bytes(b"{}")
+    with pytest.raises(BundleError, match="damaged"):
+        found(ModelOptions(bundle=str(folder)))
+
+
+def test_a_moved_one_is_as_good(folder: Path) -> None:
+    moved = folder.rename(folder.with_name("elsewhere"))
+    bundle, (lookup,) = found(ModelOptions(bundle=str(moved)))
+    assert bundle is not None
+    assert lookup.is_hit
+
+
+@pytest.mark.parametrize(
+    ("manifest", "options", "reason"),
+    [
+        ({"versions": {"triptych": "0.0.9"}}, {}, "made by triptych 0.0.9"),
+        ({"versions": {}}, {}, "made by triptych nobody"),
+        ({}, {"dtype": "float32"}, "made with --dtype 'auto', and this is 'float32'"),
+        ({}, {"model_override": ("vae.path=x",)}, "--model-override ''"),
+    ],
+)
+def test_one_for_something_else_misses_with_its_reason(
+    tmp_path: Path, manifest: dict[str, object], options: dict[str, str], reason: str
+) -> None:
+    made = msgspec.structs.replace(MANIFEST, **manifest)
+    write_bundle(tmp_path / "bundle", fill_with(b"", made))
+    bundle, (lookup,) = found(ModelOptions(bundle=str(tmp_path / "bundle"), **options))
+    assert bundle is None
+    assert lookup.is_promised
+    assert not lookup.is_hit
+    assert reason in lookup.reason

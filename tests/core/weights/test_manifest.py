@@ -1,0 +1,79 @@
+"""What a sealed folder holds is proven: at once, ahead on a thread, or by who opens it."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from triptych.core.errors import DamagedWeights, WeightsError
+from triptych.core.weights.manifest import (
+    MANIFEST_NAME,
+    leaving_weights_unread,
+    seal,
+    verify,
+    verify_ahead,
+    verify_if_sealed,
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "model.safetensors").write_bytes(bytes(1000))
+    (tmp_path / "config.json").write_text("{}")
+    seal(tmp_path, hashlib.sha256().hexdigest(), "here")
+    return tmp_path
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
+def test_weights_may_be_left_to_those_who_open_them(folder: Path) -> None:
+    flip(folder / "model.safetensors")
+    with leaving_weights_unread():
+        verify(folder)
+    with pytest.raises(DamagedWeights, match=r"model\.safetensors is damaged"):
+        verify_if_sealed(folder)
+
+
+@pytest.mark.parametrize("damage", ["config", "length", "missing", "extra"])
+def test_everything_else_is_looked_at_all_the_same(folder: Path, damage: str) -> None:
+    weights = folder / "model.safetensors"
+    match damage:
+        case "config":
+            flip(folder / "config.json")
+        case "length":
+            weights.write_bytes(bytes(999))
+        case "missing":
+            weights.unlink()
+        case _:
+            (folder / "more.safetensors").write_bytes(b"")
+    with leaving_weights_unread(), pytest.raises(DamagedWeights):
+        verify(folder)
+
+
+def test_what_was_verified_ahead_is_not_hashed_again_but_once(folder: Path) -> None:
+    verify_ahead([folder, folder])
+    verify_if_sealed(folder)
+    flip(folder / "model.safetensors")
+    with pytest.raises(DamagedWeights):
+        verify_if_sealed(folder)
+
+
+def test_what_is_found_ahead_is_told_to_who_opens_it(folder: Path) -> None:
+    flip(folder / "model.safetensors")
+    verify_ahead([folder])
+    with pytest.raises(DamagedWeights, match=r"model\.safetensors is damaged"):
+        verify_if_sealed(folder)
+
+
+def test_folders_of_others_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / MANIFEST_NAME).write_text('{"name": "another program"}')
+    verify_ahead([tmp_path])
+    verify_if_sealed(tmp_path)
+    with pytest.raises(WeightsError):
+        verify(tmp_path)

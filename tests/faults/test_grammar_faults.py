@@ -1,0 +1,108 @@
+"""Hostile schemas, patterns and grammars: a 4xx for their sender, and everybody else is served."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from support.child_processes import grammar_checkers
+from support.http import FakeEngine, chat, in_process, make_app, refused
+from triptych.modalities.llm.api import grammars
+
+CHAT = "/v1/chat/completions"
+
+
+def nested(depth: int) -> str:
+    return '{"properties":{"a":' * depth + "{}" + "}}" * depth
+
+
+def wide(num: int) -> dict[str, Any]:
+    return {"properties": {f"p{n}": {"type": "string", "pattern": f"a{{{n}}}"} for n in range(num)}}
+
+
+def combined(num: int) -> dict[str, Any]:
+    each = {"anyOf": [wide(1) | {"minProperties": n} for n in range(num)]}
+    return {"allOf": [each for _ in range(num)]}
+
+
+HOSTILE: dict[str, dict[str, Any]] = {
+    "1 MB": {"guided_json": {"enum": [f"value {n}" * 9 for n in range(10_000)]}},
+    "1 MB of text": {"guided_json": json.dumps({"enum": ["x" * 10**6]})},
+    "1 MB of a pattern": {"guided_regex": "a?" * 500_000},
+    "deep": {"guided_json": nested(1000)},
+    "deep arrays": {"guided_json": "[" * 100_000},
+    "deep pattern": {"guided_regex": "(" * 5000 + "a" + ")" * 5000},
+    "deep grammar": {"guided_grammar": "start: " + "(" * 10_000 + '"a"' + ")" * 10_000},
+    "wide": {"guided_json": wide(4000)},
+    "combined": {"guided_json": combined(24)},
+    "exponential": {"guided_regex": "(x{1000}){1000}"},
+    "exponential twice": {"guided_regex": "(.{1,500}){1,500}"},
+    "ambiguous": {"guided_grammar": "start: " + " ".join(['"a"?'] * 20_000)},
+    "endless": {"guided_json": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}},
+    "fetching": {"guided_json": {"$ref": "http://169.254.169.254/latest"}},
+    "reading": {"guided_json": {"$ref": "file:///etc/passwd"}},
+}
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammars, "LIMITS", replace(grammars.LIMITS, cpu_s=1))
+
+
+@pytest.fixture
+async def client(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    async with in_process(make_app(tmp_path, FakeEngine())) as client:
+        yield client
+
+
+@pytest.mark.timeout(120)
+async def test_a_hostile_form_is_refused_while_others_are_answered(
+    client: httpx.AsyncClient,
+) -> None:
+    """All of them at once, some twice; in between a form that is fine, and none at all."""
+    await client.post(CHAT, json=chat(guided_choice=["yes", "no"]))
+    hostile = [client.post(CHAT, json=chat(**asked)) for asked in HOSTILE.values()]
+    fine = [client.post(CHAT, json=chat(guided_choice=["yes", "no"])) for _ in range(4)]
+    free = [client.post(CHAT, json=chat()) for _ in range(4)]
+    replies = await asyncio.gather(*hostile, *fine, *free)
+    for (name, asked), reply in zip(HOSTILE.items(), replies, strict=False):
+        assert reply.status_code in (400, 413), (name, reply.text)
+        error = refused(reply, reply.status_code)
+        # A body of too many fields is refused as such, before anybody looks for a schema in it.
+        assert (error["param"] or next(iter(asked))).startswith(next(iter(asked)))
+        assert len(error["message"]) < 400
+    assert [reply.status_code for reply in replies[len(HOSTILE) :]] == [200] * 8
+
+
+async def test_a_child_that_dies_costs_one_request(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = grammar_checkers()
+    assert (await client.post(CHAT, json=chat(guided_regex="a"))).status_code == 200
+    (child,) = [each for each in grammar_checkers() if each not in before]
+    asking = asyncio.create_task(
+        client.post(CHAT, json=chat(guided_grammar="start: " + " ".join(['"a"?'] * 19_000)))
+    )
+    await asyncio.sleep(0.05)
+    child.kill()
+    error = refused(await asking)
+    assert error["param"] == "guided_grammar"
+    assert (await client.post(CHAT, json=chat(guided_regex="b"))).status_code == 200
+
+
+async def test_what_was_checked_is_not_checked_again(client: httpx.AsyncClient) -> None:
+    before = grammar_checkers()
+    for _ in range(3):
+        assert (await client.post(CHAT, json=chat(guided_regex="ab*"))).status_code == 200
+    (child,) = [each for each in grammar_checkers() if each not in before]
+    child.kill()
+    child.wait()
+    assert (await client.post(CHAT, json=chat(guided_regex="ab*"))).status_code == 200
+    assert [each for each in grammar_checkers() if each not in before] == []

@@ -1,0 +1,108 @@
+"""Calls that are forced: what a model may write then, and what is read of it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from triptych.modalities.llm.api.tools.forced import calls_constraint
+from triptych.modalities.llm.api.tools.formats import AnswerSyntax
+from triptych.modalities.llm.api.tools.pieces import Answer
+from triptych.modalities.llm.api.tools.schema import NamedTool, Offer, Tool
+
+CITY = {
+    "type": "object",
+    "properties": {"city": {"$ref": "#/$defs/City"}},
+    "required": ["city"],
+    "$defs": {"City": {"type": "string", "enum": ["Paris", "Rome"]}},
+}
+TOOLS = [
+    Tool.model_validate({"type": "function", "function": function})
+    for function in (
+        {"name": "get_weather", "parameters": CITY, "strict": True},
+        {"name": "get_time"},
+    )
+]
+NAMED = NamedTool.model_validate({"type": "function", "function": {"name": "get_weather"}})
+PARIS = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
+BERLIN = PARIS.replace("Paris", "Berlin")
+TIME = '{"name": "get_time", "arguments": {}}'
+
+
+def hermes(*calls: str) -> str:
+    return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
+
+
+def fits(text: str, offer: Offer, syntax: AnswerSyntax, thoughts_end: str = "") -> bool:
+    """Whether the grammar takes a text, and may end there."""
+    constraint = calls_constraint(offer, syntax, thoughts_end)
+    assert constraint is not None
+    tokenizer = LLTokenizer("byte")
+    matcher = LLMatcher(tokenizer, constraint.text)
+    assert not matcher.get_error()
+    tokens = tokenizer.tokenize_str(text)
+    return bool(matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting())
+
+
+@pytest.mark.parametrize(
+    ("text", "is_fit"),
+    [
+        (hermes(PARIS), True),
+        (hermes(TIME), True),
+        (hermes(PARIS, TIME, PARIS), True),
+        (hermes(BERLIN), False),
+        (hermes(PARIS.replace("}}", ', "x": 1}}')), False),
+        ("", False),
+        ("Sunny.", False),
+        (hermes(PARIS) + " Sunny.", False),
+        (hermes(PARIS)[:-3], False),
+    ],
+)
+def test_a_required_call_is_all_that_is_written(text: str, is_fit: bool) -> None:
+    offer = Offer.of(TOOLS, "required")
+    assert fits(text, offer, AnswerSyntax()) is is_fit
+    thought = f"Hm, {hermes(BERLIN)}?</think>{text}"
+    assert fits(thought, offer, AnswerSyntax(thinking="think"), "</think>") is is_fit
+
+
+def test_a_named_tool_is_called_once() -> None:
+    offer = Offer.of(TOOLS, NAMED)
+    assert fits(hermes(PARIS), offer, AnswerSyntax())
+    assert not fits(hermes(TIME), offer, AnswerSyntax())
+    assert not fits(hermes(PARIS, PARIS), offer, AnswerSyntax())
+
+
+def test_families_with_special_marks_write_a_list() -> None:
+    syntax = AnswerSyntax(calls="mistral", has_special_marks=True)
+    offer = Offer.of(TOOLS, "required")
+    text = f"[{PARIS}, {TIME}]"
+    assert fits(text, offer, syntax)
+    assert not fits(f"[{BERLIN}]", offer, syntax)
+    parser = syntax.parser(offer.schemas, "", is_forced=True)
+    answer = Answer.of([*parser.push(text), *parser.finish()])
+    assert [(call.name, json.loads(call.arguments)) for call in answer.calls] == [
+        ("get_weather", {"city": "Paris"}),
+        ("get_time", {}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_fit"),
+    [
+        ("Sunny < or > not.", True),
+        (f"I look. {hermes(PARIS)}", True),
+        (f"I look. {hermes(PARIS, TIME)}", True),
+        (f"I look. {hermes(BERLIN)}", False),
+        ("A <tool_call> of the wild", False),
+    ],
+)
+def test_strict_tools_that_are_called_freely_follow_their_schema(text: str, is_fit: bool) -> None:
+    assert fits(text, Offer.of(TOOLS, "auto"), AnswerSyntax()) is is_fit
+
+
+def test_other_answers_have_no_form() -> None:
+    assert calls_constraint(Offer.of(TOOLS[1:], None), AnswerSyntax(), "") is None
+    assert calls_constraint(Offer.of(TOOLS, "none"), AnswerSyntax(), "") is None
+    assert calls_constraint(Offer.of(TOOLS, "auto"), AnswerSyntax(calls="mistral"), "") is None

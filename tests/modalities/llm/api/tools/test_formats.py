@@ -1,0 +1,255 @@
+"""Answers with calls and thoughts, in every family's family, however the text is cut."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from triptych.modalities.llm.api.tools.formats import (
+    ALIASES,
+    CALL_FORMATS,
+    THINKING_FORMATS,
+    call_format_of,
+    thinking_format_of,
+)
+from triptych.modalities.llm.api.tools.parser import AnswerParser
+from triptych.modalities.llm.api.tools.pieces import Answer, ToolUse
+
+WEATHER = {"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
+TOOLS: dict[str, dict[str, Any]] = {"get_weather": WEATHER, "get_time": {}}
+PARIS = ("get_weather", {"city": "Paris", "days": 2})
+TIME = ("get_time", {})
+
+
+def loaded(answer: Answer) -> list[tuple[str, Any]]:
+    return [(call.name, json.loads(call.arguments)) for call in answer.calls]
+
+
+def read(text: str, family: str, cuts: Sequence[int] = (), **options: Any) -> Answer:
+    thinking = THINKING_FORMATS.get(options.pop("thinking", ""))
+    parser = AnswerParser(thinking, CALL_FORMATS[family], TOOLS, **options)
+    ends = [0, *sorted(cuts), len(text)]
+    pieces = [piece for start, end in pairwise(ends) for piece in parser.push(text[start:end])]
+    return Answer.of([*pieces, *parser.finish()])
+
+
+def deepseek(text: str) -> str:
+    return text.replace("<tool", "<\uff5ctool").replace("_>", "\uff5c>").replace("_", "\u2581")
+
+
+ANSWERS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
+    (
+        "hermes",
+        'I look.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}\n'
+        '</tool_call>\n<tool_call>\n{"arguments": {}, "name": "get_time"}\n</tool_call>',
+        "I look.",
+        [PARIS, TIME],
+    ),
+    (
+        "granite",
+        '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}},'
+        ' {"name": "get_time"}]',
+        "",
+        [PARIS, TIME],
+    ),
+    (
+        "phi4-mini",
+        'functools[{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}]',
+        "",
+        [PARIS],
+    ),
+    (
+        "mistral",
+        '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}, "id":'
+        ' "a1b2c3d4e"}, {"name": "get_time", "arguments": {}}]',
+        "",
+        [PARIS, TIME],
+    ),
+    (
+        "mistral-named",
+        'One moment.[TOOL_CALLS]get_weather[ARGS]{"city": "Paris", "days": 2}'
+        "[TOOL_CALLS]get_time[ARGS]{}",
+        "One moment.",
+        [PARIS, TIME],
+    ),
+    (
+        "llama3-json",
+        '<|python_tag|>{"type": "function", "name": "get_weather", "parameters": {"city": "Paris",'
+        ' "days": 2}}; {"name": "get_time", "parameters": {}}',
+        "",
+        [PARIS, TIME],
+    ),
+    ("llama4-pythonic", "[get_weather(city='Paris', days=2), get_time()]", "", [PARIS, TIME]),
+    (
+        "qwen3-coder",
+        "Sure.\n<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n"
+        "<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n"
+        "<function=get_time>\n</function>\n</tool_call>",
+        "Sure.",
+        [PARIS, TIME],
+    ),
+    (
+        "glm",
+        "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n"
+        "<arg_key>days</arg_key>\n<arg_value>2</arg_value>\n</tool_call>",
+        "",
+        [PARIS],
+    ),
+    (
+        "deepseek-v3",
+        deepseek(
+            "Yes.<tool_calls_begin_><tool_call_begin_>function<tool_sep_>get?weather\n```json\n"
+            '{"city": "Paris", "days": 2}\n```<tool_call_end_>\n<tool_call_begin_>function'
+            "<tool_sep_>get?time\n```json\n{}\n```<tool_call_end_><tool_calls_end_>"
+        ).replace("?", "_"),
+        "Yes.",
+        [PARIS, TIME],
+    ),
+    (
+        "deepseek-v31",
+        deepseek(
+            '<tool_calls_begin_><tool_call_begin_>get?weather<tool_sep_>{"city": "Paris", "days":'
+            " 2}<tool_call_end_><tool_call_begin_>get?time<tool_sep_>{}<tool_call_end_>"
+            "<tool_calls_end_>"
+        ).replace("?", "_"),
+        "",
+        [PARIS, TIME],
+    ),
+    (
+        "kimi-k2",
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
+        '<|tool_call_argument_begin|>{"city": "Paris", "days": 2}<|tool_call_end|>'
+        "<|tool_call_begin|>functions.get_time:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
+        "<|tool_calls_section_end|>",
+        "",
+        [PARIS, TIME],
+    ),
+    (
+        "harmony",
+        "<|channel|>analysis<|message|>Weather, then.<|end|><|start|>assistant<|channel|>commentary"
+        '<|message|>I look.<|end|><|start|>assistant<|channel|>commentary to=functions.get_weather'
+        ' <|constrain|>json<|message|>{"city": "Paris", "days": 2}<|call|>',
+        "I look.",
+        [PARIS],
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "text", "words", "calls"), ANSWERS, ids=lambda v: str(v)[:14])
+def test_calls_are_read(family: str, text: str, words: str, calls: list[Any]) -> None:
+    answer = read(text, family)
+    assert (answer.text, loaded(answer)) == (words, calls)
+    assert answer.reasoning == ("Weather, then." if family == "harmony" else "")
+
+
+@given(st.data())
+@settings(max_examples=300, deadline=None)
+def test_however_the_text_is_cut_the_answer_is_the_same(data: st.DataObject) -> None:
+    family, text, _, _ = data.draw(st.sampled_from(ANSWERS))
+    end = data.draw(st.integers(0, len(text)))  # it may also break off
+    cuts = data.draw(st.lists(st.integers(0, end), max_size=12))
+    assert read(text[:end], family, cuts) == read(text[:end], family)
+    assert read(text[:end], family, range(end)) == read(text[:end], family)
+
+
+MARKS = sorted(
+    {part for _, text, _, _ in ANSWERS for part in text.replace(">", ">\0").split("\0")}
+    | {"<think>", "</think>", "get_weather", *'{}[]":,\\ \n('}
+)  # fmt: skip
+
+
+@given(st.sampled_from(sorted(CALL_FORMATS)), st.lists(st.sampled_from(MARKS), max_size=12))
+@settings(max_examples=1000, deadline=None)
+def test_no_text_breaks_a_parser(family: str, parts: list[str]) -> None:
+    text = "".join(parts)
+    whole = read(text, family, thinking="think")
+    assert read(text, family, range(len(text)), thinking="think") == whole
+    assert all(call.name for call in whole.calls)
+
+
+@given(st.sampled_from(sorted(CALL_FORMATS)), st.text(alphabet="abc <>.\n", max_size=40))
+def test_plain_text_is_left_as_it_is(family: str, text: str) -> None:
+    answer = read(text, family)
+    assert (answer.text, answer.calls) == (text, [])
+
+
+@pytest.mark.parametrize(
+    ("family", "text"),
+    [
+        ("hermes", "<tool_call>no call</tool_call>"),
+        ("hermes", '<tool_call>{"arguments": {}}</tool_call>'),
+        ("llama3-json", '{"name": "unknown", "parameters": {}}'),
+        ("llama3-json", '{"answer": 42}'),
+        ("llama4-pythonic", "[1, 2, 3]"),
+        ("llama4-pythonic", "[get_weather(*cities)]"),
+        ("llama4-pythonic", "[rm(path='/')]"),
+        ("mistral-named", "[TOOL_CALLS]get_weather[ARGS]Paris"),
+        ("qwen3-coder", "<tool_call>\nget_weather\n</tool_call>"),
+    ],
+)
+def test_what_is_no_call_is_text(family: str, text: str) -> None:
+    answer = read(text, family)
+    assert (answer.text, answer.calls) == (text, [])
+
+
+def test_a_call_that_breaks_off_keeps_what_came() -> None:
+    answer = read('<tool_call>{"name": "get_weather", "arguments": {"city": "Par', "hermes")
+    assert answer.calls == [ToolUse("get_weather", '{"city": "Par')]
+    broken = read('<tool_call>{"name": "get_time", "arguments": {"a": oops}}</tool_call>', "hermes")
+    assert broken.calls == [ToolUse("get_time", '{"a": ')]
+    assert broken.text == "oops}}</tool_call>"
+
+
+def test_python_may_have_the_names_of_json() -> None:
+    text = "[get_time(utc=true, zone=null, parts=[false, 1])]"
+    assert loaded(read(text, "llama4-pythonic")) == [
+        ("get_time", {"utc": True, "zone": None, "parts": [False, 1]})
+    ]
+
+
+def test_arguments_in_a_string_are_unpacked() -> None:
+    call = json.dumps({"name": "get_weather", "arguments": json.dumps(PARIS[1])})
+    assert loaded(read(f"<tool_call>{call}</tool_call>", "hermes")) == [PARIS]
+
+
+def test_values_follow_the_schema() -> None:
+    text = (
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\n75\n</parameter>\n"
+        "<parameter=days>\ntwo\n</parameter>\n<parameter=more>\n[1, 2]\n</parameter>\n"
+        "</function>\n</tool_call>"
+    )
+    assert loaded(read(text, "qwen3-coder")) == [
+        ("get_weather", {"city": "75", "days": "two", "more": [1, 2]})
+    ]
+
+
+@pytest.mark.parametrize("name", THINKING_FORMATS)
+@pytest.mark.parametrize("is_open", [False, True])
+def test_thoughts_come_before_the_answer(name: str, is_open: bool) -> None:
+    thinking = THINKING_FORMATS[name]
+    begin = "" if is_open else thinking.open
+    text = f'{begin}\nHm <tool_call>?\n\n{thinking.close}\n\nSo.\n<tool_call>{{"name": "get_time"}}'
+    for cuts in ((), range(len(text))):
+        answer = read(text, "hermes", cuts, thinking=name, is_thinking=is_open)
+        assert (answer.reasoning, answer.text) == ("Hm <tool_call>?", "So.")
+        assert loaded(answer) == [TIME]
+
+
+def test_an_answer_without_thoughts_keeps_its_white_space() -> None:
+    assert read("\n  Yes. \n", "hermes", thinking="think") == Answer(text="\n  Yes. \n")
+
+
+def test_formats_are_known_by_templates() -> None:
+    assert set(ALIASES.values()) <= CALL_FORMATS.keys() | THINKING_FORMATS.keys()
+    assert call_format_of("{% for tool in tools %}<tool_call>{% endfor %}") == "hermes"
+    assert call_format_of("<tool_call>\n<function=example>") == "qwen3-coder"
+    assert call_format_of("no tools at all") == "hermes"
+    assert call_format_of("{{ '[TOOL_CALLS]' + name + '[ARGS]' }}") == "mistral-named"
+    assert thinking_format_of("{{ content.split('</think>') }}") == "think"
+    assert thinking_format_of("plain") == ""
