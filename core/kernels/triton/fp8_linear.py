@@ -18,8 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-from triptych.core.kernels.triton.float8 import as_stored, to_stored
-from triptych.core.kernels.triton.online_softmax import dequantized
+from triptych.core.kernels.triton.float8 import as_stored, dequantized, to_stored
 from triptych.core.kernels.triton.tiling import (
     NUM_STAGES,
     VARYING,
@@ -38,6 +37,10 @@ from triptych.core.kernels.triton.units import multiplies_float8
 from triptych.core.kernels.triton.variant import Variant
 
 BLOCK = 128
+"""Inputs, and outputs, that share a scale; and the inputs of a step with units for float8."""
+_WIDE_STEP_INPUTS = 64
+"""Of a step without, where rows are wider."""
+_BLOCK = tl.constexpr(BLOCK)
 _LARGEST = tl.constexpr(448.0)
 _ROW_BLOCK = 1024
 
@@ -140,12 +143,16 @@ def multiply_fp8(
             SPLITS=tiling.splits_per_program,
             M=tiling.rows,
             N=tiling.outputs,
-            K=BLOCK,
+            K=_step_inputs(has_units),
             num_warps=tiling.num_warps,
             num_stages=NUM_STAGES,
         )
 
     return multiply(x_TI, num_outputs, tiling, out_dtype, launch)
+
+
+def _step_inputs(has_units: bool) -> int:
+    return BLOCK if has_units else _WIDE_STEP_INPUTS
 
 
 def quantize_rows(x_TI: torch.Tensor, group_size: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -245,18 +252,18 @@ def _fp8_kernel(
     is_row_M, is_output_N = rows_M < num_rows, outputs_N < num_outputs
     x_ptrs_M = x_ptr + rows_M.to(tl.int64) * x_stride
     weight_ptrs_N = weight_ptr + outputs_N.to(tl.int64) * weight_stride
-    num_steps = tl.cdiv(num_inputs, K)
-    num_x_scales = num_steps if HAS_BLOCKS else 1
-    x_scale_ptrs_M = x_scale_ptr + rows_M.to(tl.int64) * num_x_scales
-    scale_ptrs_N = scale_ptr + outputs_N * IS_PER_OUTPUT
+    num_blocks = tl.cdiv(num_inputs, _BLOCK)
+    x_scale_ptrs_M = x_scale_ptr + rows_M.to(tl.int64) * (num_blocks if HAS_BLOCKS else 1)
     if HAS_BLOCKS:
-        scale_ptrs_N = scale_ptr + (outputs_N // K) * num_steps
+        scale_ptrs_N = scale_ptr + (outputs_N // _BLOCK) * num_blocks
     else:
-        scale_MN = _load_scales(x_scale_ptrs_M, is_row_M, scale_ptrs_N, is_output_N, HAS_UNITS)
+        scale_N = tl.load(scale_ptr + outputs_N * IS_PER_OUTPUT, mask=is_output_N, other=0)
+        if HAS_UNITS:
+            x_scale_M = tl.load(x_scale_ptrs_M, mask=is_row_M, other=0)
     total_MN = tl.zeros((M, N), tl.float32)
     for index in range(SPLITS):
         split = tl.program_id(1) * SPLITS + index
-        begin, end = steps_of_split(split, num_steps, num_splits)
+        begin, end = steps_of_split(split, tl.cdiv(num_inputs, K), num_splits)
         part_MN = tl.zeros((M, N), tl.float32)
         for step in range(begin, end):
             inputs_K = step * K + tl.arange(0, K)
@@ -277,22 +284,17 @@ def _fp8_kernel(
             else:
                 weight_NK = dequantized(weight_NK, x_MK.dtype)
             if HAS_BLOCKS:
-                scale_MN = _load_scales(
-                    x_scale_ptrs_M + step, is_row_M, scale_ptrs_N + step, is_output_N, HAS_UNITS
-                )
+                block = step * K // _BLOCK
+                scale_N = tl.load(scale_ptrs_N + block, mask=is_output_N, other=0)
+                if HAS_UNITS:
+                    x_scale_M = tl.load(x_scale_ptrs_M + block, mask=is_row_M, other=0)
             # A step at a time, since units for float8 sum with fewer bits than float32 has.
-            part_MN += dot(x_MK, weight_NK.T, tl.zeros((M, N), tl.float32)) * scale_MN
+            product_MN = dot(x_MK, weight_NK.T, tl.zeros((M, N), tl.float32))
+            if HAS_UNITS:
+                product_MN *= x_scale_M[:, None]
+            part_MN += product_MN * scale_N[None, :]
         total_MN += part_MN
     store_tile(out_ptr, total_MN, rows_M, outputs_N, num_rows, num_outputs)
-
-
-@triton.jit
-def _load_scales(x_ptrs_M, is_row_M, ptrs_N, is_output_N, HAS_UNITS: tl.constexpr):
-    """What the products of quantised rows and weights are to be multiplied by."""
-    scale_MN = tl.load(ptrs_N, mask=is_output_N, other=0)[None, :]
-    if HAS_UNITS:
-        scale_MN = scale_MN * tl.load(x_ptrs_M, mask=is_row_M, other=0)[:, None]
-    return scale_MN
 
 
 def variants() -> tuple[Variant, ...]:
@@ -307,7 +309,7 @@ def variants() -> tuple[Variant, ...]:
         rows,
         _variant("outputs_16", Tiling(16, 64), has_blocks=False, has_units=True),
         _variant("blocks_128", Tiling(128, 128), has_blocks=True, has_units=True),
-        _variant("weights_16", Tiling(16, 64), has_blocks=True, has_units=False),
+        _variant("weights_128", Tiling(128, 128), has_blocks=True, has_units=False),
     )
 
 
@@ -329,7 +331,7 @@ def _variant(name: str, tiling: Tiling, *, has_blocks: bool, has_units: bool) ->
             "SPLITS": 1,
             "M": tiling.rows,
             "N": tiling.outputs,
-            "K": BLOCK,
+            "K": _step_inputs(has_units),
         },
         tiling.num_warps,
     )

@@ -28,7 +28,7 @@ from triptych.core.kernels.triton.tiling import (
 )
 from triptych.core.kernels.triton.variant import Variant
 
-_SORT_BLOCK = 1024
+_SORT_BLOCK, _LARGE_SORT_BLOCK = 1024, 8192
 _MIN_BINS = 128
 GATES = ("silu", "gelu_tanh")
 
@@ -53,6 +53,7 @@ def group_pairs(group_of_pair_P: torch.Tensor, num_groups: int, tile_rows: int) 
     assert group_of_pair_P.is_contiguous()
     num_pairs = group_of_pair_P.numel()
     num_tiles = (num_pairs + min(num_groups, num_pairs) * (tile_rows - 1)) // tile_rows
+    block = _SORT_BLOCK if num_pairs <= _LARGE_SORT_BLOCK else _LARGE_SORT_BLOCK
     pairs_S = group_of_pair_P.new_empty(num_tiles * tile_rows)
     groups_of_tiles = group_of_pair_P.new_empty(num_tiles)
     _group_kernel[num_groups + 1,](
@@ -63,8 +64,9 @@ def group_pairs(group_of_pair_P: torch.Tensor, num_groups: int, tile_rows: int) 
         num_tiles,
         num_groups,
         M=tile_rows,
-        B=_SORT_BLOCK,
+        B=block,
         BINS=max(_MIN_BINS, triton.next_power_of_2(num_groups + 1)),
+        num_warps=block // 256,
         num_stages=NUM_STAGES,
     )
     return GroupedPairs(pairs_S, groups_of_tiles, num_pairs, tile_rows)

@@ -6,8 +6,9 @@ import torch
 from triptych.core.kernels.triton.grouped import group_pairs
 
 
-@pytest.mark.parametrize("num_pairs", [1, 40, 1500])
-@pytest.mark.parametrize("num_groups", [1, 5, 30])
+@pytest.mark.parametrize(
+    ("num_pairs", "num_groups"), [(1, 1), (1, 30), (40, 5), (40, 30), (1500, 5), (9000, 3)]
+)
 def test_every_pair_is_in_a_tile_of_its_group_once_and_in_order(
     num_pairs: int, num_groups: int
 ) -> None:
