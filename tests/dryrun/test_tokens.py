@@ -114,6 +114,14 @@ def test_types_of_weights_and_cache(
     assert gpu.faults == []
 
 
+@pytest.mark.parametrize("encoding", ["q8_0", "q4_0", "q4_k"])
+def test_weights_in_blocks(gpu: FakeCuda, llama: Path, config: Config, encoding: str) -> None:
+    models = replace(config.models, quantization_encoding=encoding)
+    run = dry_run(gpu, LlmLoader, llama, replace(config, models=models))
+    run_together(run, GREEDY, SAMPLINGS["random"])
+    assert gpu.faults == []
+
+
 @pytest.mark.parametrize(("family", "extra"), FALLBACKS.values(), ids=FALLBACKS)
 def test_models_that_transformers_runs(
     gpu: FakeCuda, tmp_path: Path, config: Config, family: str, extra: dict[str, Any]

@@ -209,8 +209,8 @@ class Generator(nn.Module):
         for begin, (sound, weights) in enumerate(parts):
             sums[0, begin : begin + num_spectra] += sound
             sums[1, begin : begin + num_spectra] += weights
-        whole_S: Tensor = (sums[0] / sums[1]).flatten()
-        return whole_S[n_fft // 2 : -(n_fft // 2)]
+        samples: Tensor = (sums[0] / sums[1]).flatten()
+        return samples[n_fft // 2 : -(n_fft // 2)]
 
 
 class KokoroDecoder(nn.Module):
