@@ -18,8 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-from triptych.core.kernels.triton.float8 import as_stored, to_stored
-from triptych.core.kernels.triton.online_softmax import dequantized
+from triptych.core.kernels.triton.float8 import as_stored, dequantized, to_stored
 from triptych.core.kernels.triton.tiling import (
     NUM_STAGES,
     VARYING,
