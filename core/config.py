@@ -63,8 +63,18 @@ class ModelOptions:
     dtype: str = option(
         "auto",
         "Weights and activations. `auto` keeps the checkpoint's own type where the device runs it.",
-        aliases=("--quantization-encoding",),
         choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    quantization_encoding: str = option(
+        "auto",
+        "How weights are held. `auto`: as they are stored, those of GGUF files in their blocks."
+        " float32, bfloat16 and float16 are those of `--dtype`, and take blocks apart. q8_0 to q4_0"
+        " are GGUF's types: a file's own, or, for chat and embeddings, made of plain weights at"
+        " load. float8_e4m3fn and gptq are for checkpoints that are.",
+        choices=(
+            *("auto", "float32", "bfloat16", "float16"),
+            *("q8_0", "q6_k", "q4_k", "q4_1", "q4_0", "float8_e4m3fn", "gptq"),
+        ),
     )
     model_override: tuple[str, ...] = option(
         (),

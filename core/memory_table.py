@@ -22,7 +22,7 @@ def memory_table(reserved: Mapping[str, int], left_bytes: int) -> list[str]:
         model, _, purpose = owner.rpartition("/")
         row = sizes.setdefault(model, dict.fromkeys(_COLUMNS, 0))
         row[_column(purpose)] += num_bytes
-    rows = [("model", *_COLUMNS)]
+    rows: list[tuple[str, ...]] = [("model", *_COLUMNS)]
     rows += [(model, *(mib(row[name]) for name in _COLUMNS)) for model, row in sizes.items()]
     rows.append(("left", "", "", mib(left_bytes)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

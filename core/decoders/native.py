@@ -13,10 +13,12 @@ import torch
 
 from triptych.core.decoders.families import read_decoder_config
 from triptych.core.decoders.tensor_names import (
+    AS_STORED,
     BARE,
     WHOLE,
     DecoderTensors,
     decoder_targets,
+    embedding_target,
     is_unused,
 )
 from triptych.core.engine.text_head import CausalModel, logits_bytes
@@ -24,8 +26,9 @@ from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.attention import KvLayout
 from triptych.core.layers.decoder import Decoder, DecoderConfig
 from triptych.core.layers.linear import is_packable
+from triptych.core.weights.encoding import WeightEncoding
 from triptych.core.weights.tensors.checkpoint import Checkpoint
-from triptych.core.weights.tensors.loading import load_tensors
+from triptych.core.weights.tensors.loading import Target, load_tensors
 
 
 class Blueprint(Protocol):
@@ -58,6 +61,7 @@ class NativeBlueprint:
         dtype: torch.dtype,
         device: torch.device,
         native: NativeKernels | None = None,
+        encoding: WeightEncoding = AS_STORED,
     ) -> None:
         self.config = read_decoder_config(config, max_length=max_length)
         self.max_length = self.config.rope.max_length
@@ -65,15 +69,17 @@ class NativeBlueprint:
         self._dtype = dtype
         self._device = device
         self._native = native
+        self._encoding = encoding
 
     def weight_bytes(self) -> int:
-        """Bytes of the parameters, a tied embedding counted twice where the head is packed."""
+        """Bytes of the parameters; a plain tied embedding counts twice where the head is packed."""
         sketch = Decoder(self.config, dtype=self._dtype, device=torch.device("meta"))
-        num_values = sum(target.into.numel() for target in decoder_targets(sketch))
+        embedding = embedding_target(sketch, encoding=self._encoding)
+        targets: list[Target] = list(decoder_targets(sketch, encoding=self._encoding))
         is_packed = self._native is not None or is_packable(self._dtype, self._device)
-        if self.config.has_tied_embeddings and is_packed:
-            num_values += sketch.embedding_VC.numel()
-        return num_values * self._dtype.itemsize
+        if self.config.has_tied_embeddings and is_packed and embedding.format is None:
+            targets.append(embedding)
+        return sum(target.num_bytes(self._dtype.itemsize) for target in targets)
 
     def activation_bytes(self, num_tokens: int, num_rows: int) -> int:
         """The most a step of so many tokens and sampled rows holds beside weights and cache."""
@@ -100,7 +106,7 @@ class NativeBlueprint:
         is_bare = f"{WHOLE.body}.norm.weight" not in checkpoint.tensors
         load_tensors(
             checkpoint,
-            decoder_targets(decoder, part or (BARE if is_bare else WHOLE)),
+            decoder_targets(decoder, part or (BARE if is_bare else WHOLE), self._encoding),
             ignored=lambda name: is_unused(name) or (part is not None and not part.holds(name)),
             report=report,
         )

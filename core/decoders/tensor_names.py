@@ -1,7 +1,7 @@
 """Where the tensors of a checkpoint go in our decoder.
 
 Owns the naming scheme that all our families share. The fused projections are filled slice by
-slice, straight from the file.
+slice, straight from the file; slices may be in blocks of integers.
 """
 
 from __future__ import annotations
@@ -9,12 +9,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+import torch
+
+from triptych.core.block_formats import BlockFormat
 from triptych.core.errors import WeightsError
 from triptych.core.layers.attention import Attention
 from triptych.core.layers.decoder import Decoder, DecoderLayer, DecoderStack, Mlp
 from triptych.core.layers.linear import Linear
 from triptych.core.layers.norm import RMSNorm
-from triptych.core.weights.tensors.loading import TensorTarget
+from triptych.core.weights.encoding import WeightEncoding
+from triptych.core.weights.tensors.checkpoint import Checkpoint, TensorSource
+from triptych.core.weights.tensors.loading import Target, TensorTarget
+from triptych.core.weights.tensors.quantise import quantise
 
 _EMBEDDING = "embed_tokens.weight"
 
@@ -44,27 +50,85 @@ class DecoderTensors:
         return name == self.head or name.startswith(f"{self.body}.")
 
 
+AS_STORED = WeightEncoding()
 WHOLE = DecoderTensors()
 BARE = DecoderTensors("")
 
 
-def decoder_targets(decoder: Decoder, part: DecoderTensors = WHOLE) -> Iterator[TensorTarget]:
-    """Every tensor the decoder needs, and the view it goes to."""
-    yield TensorTarget(_below(part.body) + _EMBEDDING, decoder.embedding_VC)
+@dataclass(frozen=True, slots=True)
+class ProjectionTarget:
+    """Rows of a projection, from `first` on; in blocks of integers as `encoding` says."""
+
+    name: str
+    linear: Linear
+    first: int
+    num_rows: int
+    encoding: WeightEncoding
+    is_vocabulary: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape it must have."""
+        return self.num_rows, self.linear.num_inputs
+
+    @property
+    def into(self) -> torch.Tensor:
+        """The rows as plain numbers."""
+        return self.linear.weight_OI[self.first : self.first + self.num_rows]
+
+    @property
+    def format(self) -> BlockFormat | None:
+        """The blocks in which the rows are held; `None`: plain numbers."""
+        num_inputs = self.linear.num_inputs
+        return self.encoding.format_of(self.name, num_inputs, is_vocabulary=self.is_vocabulary)
+
+    def fill(self, source: TensorSource) -> None:
+        """Put the tensor into the projection."""
+        form = self.format
+        if form is None:
+            self.into.copy_(source.read(self.name))
+            return
+        packed = source.read_packed(self.name) if isinstance(source, Checkpoint) else None
+        self.linear.hold(self.first, packed or quantise(source.read(self.name), form))
+
+    def num_bytes(self, item_bytes: int) -> int:
+        """Bytes in memory, plain numbers having so many each."""
+        form, num_inputs = self.format, self.linear.num_inputs
+        return self.num_rows * (form.row_bytes(num_inputs) if form else num_inputs * item_bytes)
+
+
+def decoder_targets(
+    decoder: Decoder, part: DecoderTensors = WHOLE, encoding: WeightEncoding = AS_STORED
+) -> Iterator[Target]:
+    """Every tensor the decoder needs, and where it goes."""
+    yield embedding_target(decoder, part, encoding)
     if not decoder.config.has_tied_embeddings:
-        yield TensorTarget(part.head, decoder.head.weight_OI)
-    yield from stack_targets(decoder, part.body)
+        yield _vocabulary_target(part.head, decoder.head, encoding)
+    yield from stack_targets(decoder, part.body, encoding)
 
 
-def stack_targets(stack: DecoderStack, prefix: str) -> Iterator[TensorTarget]:
+def embedding_target(
+    decoder: Decoder, part: DecoderTensors = WHOLE, encoding: WeightEncoding = AS_STORED
+) -> ProjectionTarget:
+    """The embedding's, which may be the head's, too."""
+    return _vocabulary_target(_below(part.body) + _EMBEDDING, decoder.embedding, encoding)
+
+
+def _vocabulary_target(name: str, linear: Linear, encoding: WeightEncoding) -> ProjectionTarget:
+    return ProjectionTarget(name, linear, 0, linear.num_outputs, encoding, is_vocabulary=True)
+
+
+def stack_targets(
+    stack: DecoderStack, prefix: str, encoding: WeightEncoding = AS_STORED
+) -> Iterator[Target]:
     """The tensors of layers and final norm, under `prefix` if it is not empty."""
     yield TensorTarget(f"{_below(prefix)}norm.weight", stack.norm.weight_C)
     for index, layer in enumerate(stack.layers):
         name = f"{_below(prefix)}layers.{index}"
         for norm_name, norm in _norms(layer).items():
             yield TensorTarget(f"{name}.{norm_name}.weight", norm.weight_C)
-        yield from _attention_targets(f"{name}.self_attn", layer.attention)
-        yield from mlp_targets(f"{name}.mlp", layer.mlp)
+        yield from _attention_targets(f"{name}.self_attn", layer.attention, encoding)
+        yield from mlp_targets(f"{name}.mlp", layer.mlp, encoding)
 
 
 def _below(prefix: str) -> str:
@@ -89,30 +153,35 @@ def is_unused(name: str) -> bool:
     return name.endswith(("rotary_emb.inv_freq", "lm_head.weight"))
 
 
-def _attention_targets(prefix: str, attention: Attention) -> Iterator[TensorTarget]:
+def _attention_targets(
+    prefix: str, attention: Attention, encoding: WeightEncoding
+) -> Iterator[Target]:
     config = attention.config
     num_q, num_kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     sizes = {"q_proj": num_q, "k_proj": num_kv, "v_proj": num_kv}
-    yield from _fused_targets(prefix, attention.qkv, sizes)
-    yield from _fused_targets(prefix, attention.out, {"o_proj": config.hidden_size})
+    yield from _fused_targets(prefix, attention.qkv, sizes, encoding)
+    yield from _fused_targets(prefix, attention.out, {"o_proj": config.hidden_size}, encoding)
     if attention.qk_norm_2D is not None:
         yield TensorTarget(f"{prefix}.q_norm.weight", attention.qk_norm_2D[0])
         yield TensorTarget(f"{prefix}.k_norm.weight", attention.qk_norm_2D[1])
 
 
-def mlp_targets(prefix: str, mlp: Mlp) -> Iterator[TensorTarget]:
+def mlp_targets(prefix: str, mlp: Mlp, encoding: WeightEncoding = AS_STORED) -> Iterator[Target]:
     """The tensors of one MLP."""
-    num_outputs, num_features = mlp.down.weight_OI.shape
+    num_features = mlp.down.num_inputs
     sizes = {"gate_proj": num_features, "up_proj": num_features}
-    yield from _fused_targets(prefix, mlp.gate_up, sizes)
-    yield from _fused_targets(prefix, mlp.down, {"down_proj": num_outputs})
+    yield from _fused_targets(prefix, mlp.gate_up, sizes, encoding)
+    yield from _fused_targets(prefix, mlp.down, {"down_proj": mlp.down.num_outputs}, encoding)
 
 
-def _fused_targets(prefix: str, linear: Linear, sizes: dict[str, int]) -> Iterator[TensorTarget]:
+def _fused_targets(
+    prefix: str, linear: Linear, sizes: dict[str, int], encoding: WeightEncoding
+) -> Iterator[Target]:
     """Targets of projections whose rows lie one after the other in `linear`."""
-    names, rows = tuple(sizes), tuple(sizes.values())
-    for name, weight in zip(names, linear.weight_OI.split(rows), strict=True):
-        yield TensorTarget(f"{prefix}.{name}.weight", weight)
-    if linear.bias_O is not None:
-        for name, bias in zip(names, linear.bias_O.split(rows), strict=True):
+    first = 0
+    for name, num_rows in sizes.items():
+        yield ProjectionTarget(f"{prefix}.{name}.weight", linear, first, num_rows, encoding)
+        if linear.bias_O is not None:
+            bias = linear.bias_O[first : first + num_rows]
             yield TensorTarget(f"{prefix}.{name}.bias", bias)
+        first += num_rows

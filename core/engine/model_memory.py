@@ -23,6 +23,7 @@ from triptych.core.layers.attention import KvLayout
 from triptych.core.ledger import Ledger
 from triptych.core.memory_table import memory_table
 from triptych.core.weights.cache import WeightsCache
+from triptych.core.weights.encoding import plain_type
 from triptych.core.weights.resolve import ResolvedModel
 
 _DTYPES = MappingProxyType(
@@ -67,9 +68,12 @@ class ModelMemory:
         self._ledger = ledger
         self._stack = stack
 
-    def dtype(self, stored: torch.dtype) -> torch.dtype:
-        """The type to compute in, for weights `stored` in some type."""
-        wanted = self._config.models.dtype
+    def dtype(self, stored: torch.dtype, *, takes_blocks: bool = False) -> torch.dtype:
+        """The type to compute in, for weights `stored` in some type.
+
+        Raises `ConfigError` for options that do not agree, or ask for blocks that are not taken.
+        """
+        wanted = plain_type(self._config.models, takes_blocks=takes_blocks)
         return _DTYPES.get(wanted) or self._device.compute_dtype(stored)
 
     def cache_format(self, dtype: torch.dtype) -> tuple[int, torch.dtype]:

@@ -120,7 +120,7 @@ class CapturedSteps:
         self._check(num_bytes)
         statics = [torch.empty_like(given, device=self._device) for given in inputs]
         for static, given in zip(statics, inputs, strict=True):
-            static.copy_(given)
+            static.copy_(given, non_blocking=True)
         captured = self._backend.capture(partial(body, statics))
         num_bytes += captured.num_bytes
         self._check(num_bytes)

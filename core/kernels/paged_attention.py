@@ -98,6 +98,12 @@ def write_pages(
     if batch.native is not None:
         batch.native.write_pages(k_TKD, v_TKD, k_pages_NPKD, v_pages_NPKD, batch)
         return
+    if k_TKD.is_cuda:
+        from triptych.core.kernels.triton.rope_write import rope_write
+
+        none = (None, 0.0, None, None, False)  # neither norm nor rotation
+        rope_write(k_TKD, v_TKD, *none, k_pages_NPKD, v_pages_NPKD, batch.write_slots_T)
+        return
     slots, dtype = batch.write_slots_T, k_pages_NPKD.dtype
     k_pages_NPKD.flatten(0, 1).index_copy_(0, slots, k_TKD.to(dtype))
     v_pages_NPKD.flatten(0, 1).index_copy_(0, slots, v_TKD.to(dtype))

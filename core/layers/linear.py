@@ -1,7 +1,8 @@
 """Linear projection, on a CPU packed for the native kernels.
 
 Owns one weight and its bias. Several projections of one input are one `Linear` whose rows lie one
-after the other; loaders fill them through views (`rows`). Knows nothing of what it projects.
+after the other; loaders fill them through views (`weight_OI`), or hand in those that stay in
+blocks of integers (`hold`). Knows nothing of what it projects.
 
 Shapes: T tokens, I inputs, O outputs.
 """
@@ -12,9 +13,9 @@ import torch
 from torch.nn.functional import linear
 
 from triptych.core.devices.device import has_fast_cpu_bfloat16
+from triptych.core.kernels.dequantise import PackedTensor
+from triptych.core.kernels.native.arguments import NativeWeights
 from triptych.core.kernels.native.library import NativeKernels
-
-_META = torch.device("meta")
 
 
 class Linear:
@@ -25,7 +26,19 @@ class Linear:
     does not depend on the others.
     """
 
-    __slots__ = ("_native", "_num_outputs", "bias_O", "packed", "weight_OI")
+    __slots__ = (
+        "_blocks",
+        "_device",
+        "_dtype",
+        "_kernels",
+        "_packed",
+        "_parts",
+        "_weight_OI",
+        "bias_O",
+        "native",
+        "num_inputs",
+        "num_outputs",
+    )
 
     def __init__(
         self,
@@ -36,40 +49,85 @@ class Linear:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.weight_OI = torch.empty(num_outputs, num_inputs, dtype=dtype, device=device)
+        self.num_inputs, self.num_outputs = num_inputs, num_outputs
         self.bias_O = torch.empty(num_outputs, dtype=dtype, device=device) if has_bias else None
-        self.packed: torch.Tensor | None = None
-        self._native: NativeKernels | None = None
-        self._num_outputs = num_outputs
+        self.native: NativeWeights | None = None
+        self._kernels: NativeKernels | None = None
+        self._dtype, self._device = dtype, device
+        self._weight_OI: torch.Tensor | None = None
+        self._blocks: dict[int, PackedTensor] = {}
+        self._parts: list[torch.Tensor | PackedTensor] = []
+        self._packed: torch.Tensor | None = None
 
     @classmethod
     def of(cls, weight_OI: torch.Tensor) -> Linear:
         """A projection without bias over a weight that is there already."""
         num_outputs, num_inputs = weight_OI.shape
-        linear = cls(num_inputs, num_outputs, has_bias=False, dtype=weight_OI.dtype, device=_META)
-        linear.weight_OI = weight_OI
+        dtype, device = weight_OI.dtype, weight_OI.device
+        linear = cls(num_inputs, num_outputs, has_bias=False, dtype=dtype, device=device)
+        linear._weight_OI = weight_OI
         return linear
 
-    def prepare(self, native: NativeKernels | None = None) -> None:
-        """Pack the loaded weight; the plain copy is dropped unless it is shared.
+    @property
+    def weight_OI(self) -> torch.Tensor:  # noqa: N802 - a shape
+        """The plain weight, to be filled; allocated when it is first asked for."""
+        if self._weight_OI is None:
+            shape = self.num_outputs, self.num_inputs
+            self._weight_OI = torch.empty(shape, dtype=self._dtype, device=self._device)
+        return self._weight_OI
 
-        A shared projection may be prepared again.
-        """
-        if self.packed is not None:
-            return
-        weight = self.weight_OI
-        if native is not None and native.can_pack(weight):
-            self._native, self.packed = native, native.pack(weight)
-        elif is_packable(weight.dtype, weight.device):
-            self.packed = torch.ops.mkldnn._reorder_linear_weight(weight)
-        else:
-            return
-        self.weight_OI = weight.new_empty(0)
+    def hold(self, first: int, weight: PackedTensor) -> None:
+        """Keep the rows from `first` on in their blocks."""
+        assert weight.shape[1] == self.num_inputs
+        self._blocks[first] = weight.to(self._device)
 
     @property
-    def is_native(self) -> bool:
-        """Whether the weight is packed for our kernels."""
-        return self._native is not None
+    def has_blocks(self) -> bool:
+        """Whether some of the weight is in blocks of integers."""
+        return bool(self._blocks) if self.native is None else self.native.has_blocks
+
+    def prepare(self, native: NativeKernels | None = None, *, keeps_rows: bool = False) -> None:
+        """Pack the loaded weight; the plain copy is dropped unless it is shared.
+
+        With `keeps_rows`, `rows` can be asked for. A shared projection may be prepared again.
+        """
+        if self.native is not None or self._packed is not None:
+            return
+        self._parts = self._find_parts()
+        if native is not None and all(map(native.can_pack, self._parts)):
+            self._kernels, self.native = native, native.pack(*self._parts)
+        elif self._blocks:
+            return
+        elif is_packable(self._dtype, self._device):
+            self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight_OI)
+        else:
+            return
+        self._blocks, self._parts = {}, []
+        if not keeps_rows or self.has_blocks:
+            self._weight_OI = torch.empty(0, dtype=self._dtype, device=self._device)
+
+    def _find_parts(self) -> list[torch.Tensor | PackedTensor]:
+        """The parts of the weight, in order: plain rows, and rows in blocks."""
+        parts: list[torch.Tensor | PackedTensor] = []
+        end = 0
+        for first, packed in sorted(self._blocks.items(), key=lambda item: item[0]):
+            if first > end:
+                parts.append(self.weight_OI[end:first])
+            parts.append(packed)
+            end = first + packed.shape[0]
+        if end < self.num_outputs:
+            parts.append(self.weight_OI[end:])
+        return parts
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """The weights of some outputs, `[len(ids), I]`."""
+        if self.native is not None and self.native.has_blocks:
+            assert self._kernels is not None
+            return self._kernels.rows(self.native, ids, self._dtype)
+        if self._blocks:
+            (packed,) = self._blocks.values()
+            return packed.rows(ids).dequantise(self._dtype)
+        return self.weight_OI.index_select(0, ids)
 
     def __call__(
         self,
@@ -82,16 +140,20 @@ class Linear:
         With `out_dtype`, sums become that type without having been rounded to the weight's, where
         the kernels are ours.
         """
-        if self._native is not None and self.packed is not None:
-            return self._native.linear(
-                x_TI, self.packed, self._num_outputs, self.bias_O, residual_TO, out_dtype
-            )
+        if self.native is not None:
+            assert self._kernels is not None
+            return self._kernels.linear(x_TI, self.native, self.bias_O, residual_TO, out_dtype)
         y_TO = self._call_torch(x_TI, residual_TO)
         return y_TO if out_dtype is None else y_TO.to(out_dtype)
 
     def _call_torch(self, x_TI: torch.Tensor, residual_TO: torch.Tensor | None) -> torch.Tensor:
-        if self.packed is not None:
-            return self._call_packed(x_TI, self.packed, residual_TO)
+        if self._packed is not None:
+            return self._call_packed(x_TI, self._packed, residual_TO)
+        if self._blocks:
+            parts = [_multiply(x_TI, weight) for weight in self._parts]
+            y_TO = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+            y_TO = y_TO if self.bias_O is None else y_TO.add_(self.bias_O)
+            return y_TO if residual_TO is None else y_TO.add_(residual_TO)
         if residual_TO is None:
             return linear(x_TI, self.weight_OI, self.bias_O)
         y_TO = torch.addmm(residual_TO, x_TI, self.weight_OI.t())
@@ -107,6 +169,17 @@ class Linear:
             y_TO = pointwise.binary(x_TI, residual_TO, packed, self.bias_O, "add")
         assert isinstance(y_TO, torch.Tensor)
         return y_TO
+
+
+def _multiply(x_TI: torch.Tensor, weight: torch.Tensor | PackedTensor) -> torch.Tensor:
+    if not isinstance(weight, PackedTensor):
+        return linear(x_TI, weight)
+    if x_TI.is_cuda:
+        from triptych.core.kernels.triton.gguf_linear import gguf_linear  # needs Triton
+
+        y_TO: torch.Tensor = gguf_linear(x_TI, weight.blocks_OB, weight.format.name, x_TI.dtype)
+        return y_TO
+    return linear(x_TI, weight.dequantise(x_TI.dtype))
 
 
 def is_packable(dtype: torch.dtype, device: torch.device) -> bool:

@@ -10,23 +10,25 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
 
-from triptych.core.kernels.native.library import (
+from triptych.core.kernels.native.arguments import (
     DTYPES,
     LayerPointers,
-    NativeKernels,
+    ProjectionPointers,
     StepArguments,
-    attention_arguments,
     pointer,
 )
+from triptych.core.kernels.native.library import NativeKernels, attention_arguments
 from triptych.core.layers.attention import KvCache, PagedStep
 
 if TYPE_CHECKING:
     from triptych.core.layers.decoder import DecoderLayer, DecoderStack, LateInputs
+    from triptych.core.layers.linear import Linear
 
 _ACTIVATIONS = MappingProxyType({"silu": 0, "gelu_tanh": 1})
 
@@ -37,17 +39,12 @@ def can_fuse(decoder: DecoderStack) -> bool:
         (c.num_heads, c.num_kv_heads, c.head_dim, c.qk_norm_eps, c.scale, c.has_centred_qk_norm)
         for c in decoder.config.attention
     }
-    linears = (
-        linear
-        for layer in decoder.layers
-        for linear in (
-            layer.attention.qkv,
-            layer.attention.out,
-            layer.mlp.gate_up,
-            layer.mlp.down,
-        )
-    )
-    return len(heads) == 1 and all(linear.is_native for linear in linears)
+    linears = chain.from_iterable(map(_projections, decoder.layers))
+    return len(heads) == 1 and all(linear.native is not None for linear in linears)
+
+
+def _projections(layer: DecoderLayer) -> tuple[Linear, Linear, Linear, Linear]:
+    return layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down
 
 
 class NativeLayers:
@@ -66,6 +63,9 @@ class NativeLayers:
         self._scale = first.head_dim**-0.5 if first.scale is None else first.scale
         num_heads = 2 * first.num_heads + 2 * first.num_kv_heads
         mlp_size = 3 * config.intermediate_size
+        linears = chain.from_iterable(map(_projections, self._owners))
+        blocks = [linear.num_inputs for linear in linears if linear.has_blocks]
+        self._widest_blocks = max(blocks, default=0)
         self._scratch_size = config.hidden_size + num_heads * first.head_dim + mlp_size
 
     def __call__(
@@ -113,7 +113,7 @@ class NativeLayers:
         x_TC: torch.Tensor,
         cos_sins: Sequence[tuple[torch.Tensor, torch.Tensor]],
         paged: PagedStep,
-    ) -> tuple[StepArguments, torch.Tensor]:
+    ) -> tuple[StepArguments, tuple[torch.Tensor, torch.Tensor]]:
         """What the layers have in common, and the memory it points into."""
         config, num_tokens = self._config, len(x_TC)
         assert x_TC.is_contiguous()
@@ -121,6 +121,7 @@ class NativeLayers:
         attention = attention_arguments(paged.batch, paged.kv.k_pages[0], shape, x_TC.dtype)
         attention.scale = self._scale
         scratch = x_TC.new_empty(num_tokens * self._scratch_size)
+        quantised = self._native.quantised(num_tokens, self._widest_blocks)
         cos_pair, sin_pair = zip(*cos_sins, strict=True)
         for table in (*cos_pair, *sin_pair):
             assert table.dtype == x_TC.dtype
@@ -128,6 +129,7 @@ class NativeLayers:
         return StepArguments(
             x=x_TC.data_ptr(),
             scratch=scratch.data_ptr(),
+            quantised=quantised.data_ptr(),
             cos=tuple(cos.data_ptr() for cos in cos_pair),
             sin=tuple(sin.data_ptr() for sin in sin_pair),
             write_slots=paged.batch.write_slots_T.data_ptr(),
@@ -139,32 +141,30 @@ class NativeLayers:
             eps=config.norm_eps,
             qk_eps=config.attention[0].qk_norm_eps or 0.0,
             attention=attention,
-        ), scratch
+        ), (scratch, quantised)
 
 
 def _pointers(layer: DecoderLayer, norms_2D: torch.Tensor | None) -> LayerPointers:
-    attention, mlp, config = layer.attention, layer.mlp, layer.attention.config
+    config = layer.attention.config
     post_norms = layer.post_norms
     after_attention, after_mlp = (
         (None, None) if post_norms is None else (norm.weight_C for norm in post_norms)
     )
     return LayerPointers(
+        *map(_projection, _projections(layer)),
         input_norm=pointer(layer.input_norm.weight_C),
-        qkv=pointer(attention.qkv.packed),
-        qkv_bias=pointer(attention.qkv.bias_O),
         qk_norm=pointer(norms_2D),
-        out=pointer(attention.out.packed),
-        out_bias=pointer(attention.out.bias_O),
         attention_post_norm=pointer(after_attention),
         mlp_norm=pointer(layer.mlp_norm.weight_C),
-        gate_up=pointer(mlp.gate_up.packed),
-        gate_up_bias=pointer(mlp.gate_up.bias_O),
-        down=pointer(mlp.down.packed),
-        down_bias=pointer(mlp.down.bias_O),
         mlp_post_norm=pointer(after_mlp),
         window=config.window or 0,
         rotation=-1 if not config.uses_rope else int(config.uses_local_rope),
     )
+
+
+def _projection(linear: Linear) -> ProjectionPointers:
+    assert linear.native is not None
+    return linear.native.projection(linear.bias_O)
 
 
 def _head_norms(layer: DecoderLayer, dtype: torch.dtype) -> torch.Tensor | None:

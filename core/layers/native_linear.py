@@ -31,7 +31,7 @@ class NativeLinear(nn.Linear):
         nn.Module.__init__(self)  # not `Linear`'s, which would allocate
         self.in_features, self.out_features = linear.in_features, linear.out_features
         weight_OI = linear.weight.detach()
-        self._native, self._packed = native, native.pack(weight_OI)
+        self._native, self._packed, self._dtype = native, native.pack(weight_OI), weight_OI.dtype
         nothing = weight_OI.new_full((), torch.nan).expand_as(weight_OI)
         self.weight = nn.Parameter(nothing, requires_grad=False)
         self.bias = linear.bias
@@ -39,10 +39,10 @@ class NativeLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - `Linear`'s own name for it
         """As `Linear` does. Raises `RuntimeError` for another type than the weight's."""
-        if input.dtype is not self._packed.dtype:
-            raise RuntimeError(f"linear: {input.dtype} times weights of {self._packed.dtype}")
+        if input.dtype is not self._dtype:
+            raise RuntimeError(f"linear: {input.dtype} times weights of {self._dtype}")
         x_TI = input.reshape(-1, self.in_features).contiguous()
-        y_TO = self._native.linear(x_TI, self._packed, self.out_features, self.bias, None)
+        y_TO = self._native.linear(x_TI, self._packed, self.bias)
         return y_TO.view(*input.shape[:-1], self.out_features)
 
 

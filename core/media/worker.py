@@ -54,10 +54,10 @@ def main() -> None:
     line = Line(socket.socket(fileno=os.dup(0)))
     try:
         setup = line.receive(Setup, max_bytes=MAX_SETUP_BYTES)
+        os.nice(setup.niceness)  # from here: others are starting, too
         rest_collector()
         functions = _functions(setup)
         resume_collector()
-        os.nice(setup.niceness)
         _confine(setup.memory_bytes)
         line.send(DecoderReady())
         while True:

@@ -1,9 +1,10 @@
 """Converting a GGUF file into a folder of safetensors, configs and tokenizer files.
 
-Owns the data path: dequantise a few rows, undo llama.cpp's row order, round, append. What the
-tensors and configs are called is `gguf_config`'s, the tokenizer `gguf_tokenizer`'s business.
-Dequantisation is the `gguf` library's; nothing of the file reaches it before `gguf_header` has
-proven the bounds. Unquantised files keep their type, all others become bfloat16.
+Owns the data path: take a few rows, undo llama.cpp's row order, append. Matrices in blocks of
+integers stay as they are (see `core.block_formats`), the rest of such a file becomes bfloat16;
+unquantised files keep their type. What the tensors and configs are called is `gguf_config`'s, the
+tokenizer `gguf_tokenizer`'s business. Dequantisation, here only to find what is not finite, is the
+`gguf` library's; nothing of the file reaches it before `gguf_header` has proven the bounds.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType as Kind
 from gguf.quants import dequantize
 
+from triptych.core.block_formats import FORMATS
 from triptych.core.errors import WeightsError
 from triptych.core.weights.gguf_config import GgufModel, describe
 from triptych.core.weights.gguf_header import GgufFile, GgufTensor, open_gguf
@@ -76,8 +79,16 @@ def read_values(file: GgufFile, tensor: GgufTensor, dtype: str) -> Array:
 
     Raises `WeightsError` naming file and tensor for what is not finite.
     """
-    chunks = [values for values, _ in _convert(file, tensor, dtype, None)]
+    chunks = [values for values, _ in _convert(file, tensor, dtype)]
     return np.concatenate(chunks).reshape(tensor.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A tensor as the safetensors file has it."""
+
+    dtype: str
+    shape: tuple[int, ...]
 
 
 def _write_tensors(
@@ -85,31 +96,59 @@ def _write_tensors(
 ) -> None:
     sources = {name: file.tensors[source] for name, source in model.tensors.items()}
     progress.start("Converting", sum(tensor.num_bytes for tensor in sources.values()))
+    formats = {name: form for name, tensor in sources.items() if (form := _format_of(tensor))}
 
     def chunks_of(name: str) -> Iterator[Array]:
-        for chunk, num_bytes in _convert(file, sources[name], dtype, model.row_order(name)):
+        tensor, order = sources[name], model.row_order(name)
+        chunks = (_check if name in formats else _convert)(file, tensor, dtype, order)
+        for chunk, num_bytes in chunks:
             yield chunk
             progress.advance(num_bytes)
 
-    shapes = {name: tensor.shape for name, tensor in sources.items()}
-    _write_safetensors(target, shapes, dtype, chunks_of)
+    stored = {
+        name: _Stored("U8", file.rows(tensor).shape)
+        if name in formats
+        else _Stored(dtype, tensor.shape)
+        for name, tensor in sources.items()
+    }
+    _write_safetensors(target, stored, formats, chunks_of)
 
 
-def _convert(
-    file: GgufFile, tensor: GgufTensor, dtype: str, row_order: Array | None
-) -> Iterator[tuple[Array, int]]:
-    """The tensor's values in their output type, a few rows at a time, and the bytes they took."""
+def _format_of(tensor: GgufTensor) -> str:
+    """The format that a matrix is kept in, or none."""
+    name = tensor.kind.name.lower()
+    return name if len(tensor.shape) == 2 and name in FORMATS else ""
+
+
+def _rows(file: GgufFile, tensor: GgufTensor, row_order: Array | None) -> Iterator[Array]:
+    """The tensor's raw rows, a few at a time."""
     rows = file.rows(tensor)
     num_rows = max(1, CHUNK_VALUES * len(rows) // math.prod(tensor.shape))
     for begin in range(0, len(rows), num_rows):
         chosen = slice(begin, begin + num_rows)
-        raw = rows[chosen] if row_order is None else rows[row_order[chosen]]
+        yield rows[chosen] if row_order is None else rows[row_order[chosen]]
+
+
+def _convert(
+    file: GgufFile, tensor: GgufTensor, dtype: str, row_order: Array | None = None
+) -> Iterator[tuple[Array, int]]:
+    """The tensor's values in their output type, a few rows at a time, and the bytes they took."""
+    for raw in _rows(file, tensor, row_order):
         with np.errstate(all="ignore"):  # damaged scales overflow here and are refused below
             values = _cast(dequantize(raw, tensor.kind), dtype)
         unsigned, exponent = _EXPONENT_BITS[dtype]
         if ((values.view(unsigned) & exponent) == exponent).any():
             raise WeightsError(f"Tensor {tensor.name!r} in {file.name} holds NaN or infinity.")
         yield values, raw.nbytes
+
+
+def _check(
+    file: GgufFile, tensor: GgufTensor, dtype: str, row_order: Array | None
+) -> Iterator[tuple[Array, int]]:
+    """The raw rows, a few at a time, that `_convert` finds no fault with."""
+    raw = _rows(file, tensor, row_order)
+    for rows, (_, num_bytes) in zip(raw, _convert(file, tensor, dtype, row_order), strict=True):
+        yield rows, num_bytes
 
 
 def _cast(values: Array, dtype: str) -> Array:
@@ -126,25 +165,31 @@ def _cast(values: Array, dtype: str) -> Array:
 
 def _write_safetensors(
     file: Path,
-    shapes: Mapping[str, tuple[int, ...]],
-    dtype: str,
+    tensors: Mapping[str, _Stored],
+    formats: Mapping[str, str],
     chunks_of: Callable[[str], Iterable[Array]],
 ) -> None:
-    """Write one tensor of type `dtype` per name; `chunks_of(name)` yields its data in order.
+    """Write the tensors; `chunks_of(name)` yields the data of one in order.
 
     Chunks are arrays whose bytes are the tensor's bytes. Raises the disk's `OSError`.
     """
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    metadata = {"format": "pt"} | ({"blocks": json.dumps(formats)} if formats else {})
+    header: dict[str, Any] = {"__metadata__": metadata}
     position = 0
-    for name, shape in shapes.items():
-        end = position + math.prod(shape) * DTYPE_BYTES[dtype]
-        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [position, end]}
+    for name, tensor in tensors.items():
+        end = position + math.prod(tensor.shape) * DTYPE_BYTES[tensor.dtype]
+        offsets = [position, end]
+        header[name] = {
+            "dtype": tensor.dtype,
+            "shape": list(tensor.shape),
+            "data_offsets": offsets,
+        }
         position = end
     raw = json.dumps(header, separators=(",", ":")).encode()
     raw += b" " * (-len(raw) % 8)
     with file.open("wb") as stream:
         stream.write(len(raw).to_bytes(8, "little") + raw)
-        for name in shapes:
+        for name in tensors:
             for chunk in chunks_of(name):
                 stream.write(np.ascontiguousarray(chunk).data)
         assert stream.tell() == 8 + len(raw) + position, "chunks do not add up to their shapes"

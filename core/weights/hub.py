@@ -24,6 +24,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]
 from triptych.core.config import ModelOptions
 from triptych.core.errors import WeightsError
 from triptych.core.lookups import missed
+from triptych.core.weights.encoding import plain_type
 from triptych.core.weights.overrides import PartOverride, read_overrides
 from triptych.core.weights.pipeline_index import (
     PIPELINE_INDEX,
@@ -172,6 +173,6 @@ def _of_part(
             f"{part.name} has no safetensors; other weights are an unsafe format, since loading"
             " them can run code."
         )
-    wanted = _VARIANTS.get(override.quantization_encoding or options.dtype, "")
+    wanted = _VARIANTS.get(override.quantization_encoding or plain_type(options), "")
     order = (wanted, "", *_VARIANTS.values(), *sorted(variants))
     return small + variants[next(variant for variant in order if variant in variants)]

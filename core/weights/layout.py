@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from triptych.core.block_formats import FORMATS
 from triptych.core.errors import WeightsError
 from triptych.core.regular_file import open_regular, read_regular
 from triptych.core.typed import convert, decode_json
@@ -38,26 +39,37 @@ DTYPE_BYTES: Mapping[str, int] = {
 }  # fmt: skip
 
 
-class TensorInfo(msgspec.Struct, frozen=True):
-    """One tensor as its header describes it. `dtype` is the safetensors name, `file` its file."""
+class TensorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One tensor as its header describes it. `dtype` is the safetensors name, `file` its file.
+
+    A matrix in blocks of integers has their `format` (see `core.block_formats`): its `shape` is
+    that of its values, its file has the bytes of its rows.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     file: str
+    format: str = ""
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the tensor's data."""
+        if self.format:
+            return self.shape[0] * FORMATS[self.format].row_bytes(self.shape[1])
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
 class _HeaderEntry(msgspec.Struct):
-    """One header entry, as the format defines it. Defaults let `__metadata__` pass as one."""
+    """One header entry, as the format defines it. Defaults let `__metadata__` pass as one.
+
+    Our own files say in `__metadata__` which matrices are in blocks: {name: format} as JSON.
+    """
 
     dtype: str = ""
     shape: list[int] | None = None
     data_offsets: tuple[int, int] = (0, 0)
+    blocks: str = ""
 
 
 class _Index(msgspec.Struct):
@@ -134,14 +146,33 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
         entries = decode_json(raw, dict[str, _HeaderEntry])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise WeightsError(f"{file.name} has a damaged header: {_brief(error)}.") from error
-    entries.pop("__metadata__", None)
+    metadata = entries.pop("__metadata__", _HeaderEntry())
     for name, entry in entries.items():
         _check_entry(file.name, name, entry)
     _check_coverage(file.name, entries, data_bytes)
-    return {
+    tensors = {
         name: TensorInfo(name, tuple(entry.shape or ()), entry.dtype, file.name)
         for name, entry in entries.items()
     }
+    return tensors | _in_blocks(file.name, tensors, metadata.blocks)
+
+
+def _in_blocks(file: str, tensors: Mapping[str, TensorInfo], blocks: str) -> dict[str, TensorInfo]:
+    """The tensors that are in blocks, as they are described."""
+    try:
+        formats = decode_json(blocks.encode(), dict[str, str]) if blocks else {}
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise WeightsError(f"{file} has a damaged header: {_brief(error)}.") from error
+    found = {}
+    for name, format_name in formats.items():
+        info, form = tensors.get(name), FORMATS.get(format_name)
+        is_matrix = info is not None and info.dtype == "U8" and len(info.shape) == 2
+        if info is None or form is None or not is_matrix or info.shape[1] % form.num_bytes:
+            raise WeightsError(f"Tensor {name!r} in {file} is not of the blocks it is said to be.")
+        num_inputs = info.shape[1] // form.num_bytes * form.num_inputs
+        shape = (info.shape[0], num_inputs)
+        found[name] = TensorInfo(name, shape, info.dtype, file, format_name)
+    return found
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from triptych.core.weights.progress import Progress
 
 EMBEDDED_REFERENCE = "embedded"
 EMBEDDED_NAME = "smollm2-135m-instruct"
-CONVERTER_VERSION = 1
+CONVERTER_VERSION = 2
 """Counts up whenever the same GGUF file converts to other bytes."""
 
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][\w./:@-]*)=(?!=)(?P<reference>.+)")

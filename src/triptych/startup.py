@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from rich.console import Console
 from rich.text import Text
@@ -59,16 +59,19 @@ class Startup:
 
     def ready(self, note: str) -> None:
         """Everything runs; the seconds are those since the start."""
-        for phase in dict.fromkeys(lookup.phase for lookup in self._lookups):
-            found = [lookup for lookup in self._lookups if lookup.phase == phase]
-            self.phase(phase, sum(lookup.seconds for lookup in found), summarise(found))
+        seconds: dict[str, float] = {}
+        for lookup in self._lookups:
+            seconds[lookup.phase] = seconds.get(lookup.phase, 0.0) + lookup.seconds
+        for phase, elapsed_s in seconds.items():
+            self.phase(phase, elapsed_s, summarise(self._lookups, phase))
         self._lookups.clear()
         self.phase("ready", time.monotonic() - self._started_s, note)
 
 
-def summarise(lookups: Sequence[Lookup]) -> str:
-    """Hits and misses in words, each miss with its reason."""
-    misses = [lookup for lookup in lookups if not lookup.is_hit]
-    counts = f"hits {len(lookups) - len(misses)}, misses {len(misses)}"
+def summarise(lookups: Iterable[Lookup], phase: str) -> str:
+    """Hits and misses of a phase in words, each miss with its reason."""
+    found = [lookup for lookup in lookups if lookup.phase == phase]
+    misses = [lookup for lookup in found if not lookup.is_hit]
+    counts = f"hits {len(found) - len(misses)}, misses {len(misses)}"
     reasons = (f"{miss.what}: {miss.reason}" for miss in misses)
     return "; ".join((counts, *reasons))

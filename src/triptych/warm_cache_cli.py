@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -38,6 +39,8 @@ from triptych.modalities.registry import default_models, resolve_models
 from triptych.startup import Startup, summarise
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from triptych.core.devices.device import Device
     from triptych.core.kernels.triton.compile import CompileTarget
 
@@ -164,7 +167,7 @@ class _WarmCache:
         """Compile all kernels for a target, and put the results into the bundle."""
         name = target_folder(str(target))
         cache = WeightsCache.open(self.config.models.cache_dir).triton / name
-        with self._phase(f"{target}"), count_bar(is_transient=True) as bar:
+        with self._phase(f"{target}"), _bar() as bar:
             task = bar.add_task(f"Compiling for {target}", total=None)
             results = load(f"{_COMPILE}:compile_all")(
                 [target], cache, lambda compiled: bar.advance(task)
@@ -197,7 +200,14 @@ class _WarmCache:
         with listening(lookups.append):
             yield
         self.phases[name] = time.monotonic() - started_s
-        self.startup.phase(name, self.phases[name], summarise(lookups) if lookups else "")
+        found = {lookup.phase: summarise(lookups, lookup.phase) for lookup in lookups}
+        notes = (text if phase == name else f"{phase}: {text}" for phase, text in found.items())
+        self.startup.phase(name, self.phases[name], "; ".join(notes))
+
+
+def _bar() -> Progress:
+    """How many are done, on a terminal."""
+    return count_bar(is_hidden=not sys.stderr.isatty(), is_transient=True)
 
 
 async def _profile(
@@ -211,7 +221,7 @@ async def _profile(
     before_bytes = device.taken_bytes()
     client = LocalClient(engine)
     try:
-        with count_bar(is_transient=True) as bar:
+        with _bar() as bar:
             for model in bar.track(models, description="Loading"):
                 await client.load(model.name)
         return MemoryProfile(

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from support.decoder_rig import assert_errs_no_more_than_in_bfloat16, decoder_rig, load_decoder
 from support.kernel_levels import LEVELS
+from support.weight_files import plain_copy
 from triptych.core.config import ModelOptions
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.weights.progress import SilentProgress
@@ -48,6 +49,13 @@ def folder() -> Path:
     return Path(resolved.folder)
 
 
+@pytest.fixture(scope="module")
+def reference(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    model: Any = transformers.LlamaForCausalLM
+    plain = plain_copy(folder, tmp_path_factory.mktemp("plain") / "model")
+    return model.from_pretrained(plain, dtype=torch.float32).eval()
+
+
 def encode_prompts(folder: Path) -> list[list[int]]:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     return [
@@ -57,15 +65,10 @@ def encode_prompts(folder: Path) -> list[list[int]]:
     ]
 
 
-def load_reference(folder: Path) -> Any:
-    model: Any = transformers.LlamaForCausalLM
-    return model.from_pretrained(folder, dtype=torch.float32).eval()
-
-
 @pytest.mark.embedded
 @pytest.mark.timeout(900)  # a minute where the cores are free; they may not be
 def test_greedy_tokens_equal_transformers(
-    folder: Path, kernels_of: Callable[[str | None], NativeKernels]
+    folder: Path, reference: Any, kernels_of: Callable[[str | None], NativeKernels]
 ) -> None:
     """Each of our tokens is what transformers would pick after the ones before it: by induction
     the whole answer is the same. So one forward per answer is enough of the reference."""
@@ -78,7 +81,6 @@ def test_greedy_tokens_equal_transformers(
     rig.prefill(*rows)
     rig.decode(*rows, num_steps=NUM_NEW_TOKENS - 1)
 
-    reference = load_reference(folder)
     for first in range(0, len(rows), 10):
         some = rows[first : first + 10]
         width = max(len(row.tokens) for row in some)
@@ -93,10 +95,12 @@ def test_greedy_tokens_equal_transformers(
 
 
 @pytest.mark.embedded
-def test_bfloat16_errs_no_more_than_transformers(folder: Path, kernels: NativeKernels) -> None:
+def test_bfloat16_errs_no_more_than_transformers(
+    folder: Path, reference: Any, kernels: NativeKernels
+) -> None:
     decoder = load_decoder(folder, dtype=torch.bfloat16, native=kernels)
     rig = decoder_rig(decoder, native=kernels, max_length=64)
     rows = [rig.open(prompt) for prompt in encode_prompts(folder)[::5]]
     rig.prefill(*rows)
     rig.decode(*rows, num_steps=4)
-    assert_errs_no_more_than_in_bfloat16(rows, load_reference(folder))
+    assert_errs_no_more_than_in_bfloat16(rows, reference)

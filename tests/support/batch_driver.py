@@ -50,7 +50,7 @@ def random_decoder(
     for weight in _norms(decoder):
         fill(weight, 1.0 - config.has_centred_norms, 0.2)
     if not config.has_tied_embeddings:
-        fill(decoder.embedding_VC, 0.0, 1.0)
+        fill(decoder.embedding.weight_OI, 0.0, 1.0)
     decoder.prepare(native)
     return decoder
 

@@ -21,6 +21,8 @@ from gguf.quants import quantize
 from safetensors.torch import save_file
 from tokenizers import pre_tokenizers
 
+from triptych.core.weights.tensors.checkpoint import Checkpoint
+
 HIDDEN, HEADS, KV_HEADS, LAYERS, FF = 64, 4, 2, 2, 96
 VOCAB = 272
 """Rows of the embeddings: a few more than there are tokens."""
@@ -140,6 +142,17 @@ def write_shards(folder: Path, shards: Sequence[Mapping[str, torch.Tensor]]) -> 
     (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
     (folder / "tokenizer.json").write_text("{}")
     return folder
+
+
+def plain_copy(folder: Path, target: Path) -> Path:
+    """A model's folder as other libraries read it: no matrix of it is in blocks of integers."""
+    target.mkdir()
+    for file in folder.glob("*.json"):
+        (target / file.name).write_bytes(file.read_bytes())
+    with Checkpoint.open(folder) as checkpoint:
+        tensors = {name: checkpoint.read(name).clone() for name in checkpoint.tensors}
+    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+    return target
 
 
 def write_wheel(path: Path, members: Mapping[str, bytes]) -> Path:

@@ -51,10 +51,13 @@ _AVX512 = _Level(
     ("-march=x86-64-v4",),
     _AVX2.macros | {f"__AVX512{part}__" for part in ("F", "BW", "CD", "DQ", "VL")},
 )
-_AVX512_BF16 = _Level((*_AVX512.flags, "-mavx512bf16"), _AVX512.macros | {"__AVX512BF16__"})
+_AVX512_BF16 = _Level(
+    (*_AVX512.flags, "-mavx512bf16", "-mavx512vnni"),
+    _AVX512.macros | {"__AVX512BF16__", "__AVX512VNNI__"},
+)
 _AMX = _Level(
-    (*_AVX512_BF16.flags, "-mamx-tile", "-mamx-bf16"),
-    _AVX512_BF16.macros | {"__AMX_TILE__", "__AMX_BF16__"},
+    (*_AVX512_BF16.flags, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+    _AVX512_BF16.macros | {"__AMX_TILE__", "__AMX_BF16__", "__AMX_INT8__"},
 )
 LEVELS = MappingProxyType(
     {

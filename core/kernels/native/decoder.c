@@ -181,23 +181,25 @@ static void for_tokens(const Glue *g, const void *weight, PerToken run) {
     run_tasks((a->num_tokens + TOKENS - 1) / TOKENS, a->num_threads, run_tokens, &t);
 }
 
-static void project(const Step *s, const void *x, int64_t num_inputs, const void *weight,
-                    const void *bias, const void *residual, void *y, int64_t num_outputs) {
+static void project(const Step *s, const void *x, int64_t num_inputs, Projection by,
+                    const void *residual, void *y, int64_t num_outputs) {
     const Attention *a = &s->attention;
-    Linear l = {x,          weight,      bias,       residual,   y,             a->num_tokens,
-                num_inputs, num_outputs, a->q_dtype, a->q_dtype, a->num_threads};
+    Linear l = {.x = x, .bias = by.bias, .residual = residual, .weights = by.weights, .y = y,
+                .quantised = s->quantised, .num_rows = a->num_tokens, .num_inputs = num_inputs,
+                .num_outputs = num_outputs, .num_weights = (int32_t)by.num_weights,
+                .dtype = a->q_dtype, .y_dtype = a->q_dtype, .num_threads = a->num_threads};
     linear(&l);
 }
 
 /* Adds a layer's half to the residual stream: at once, or behind a norm of its own. */
-static void project_back(const Glue *g, const void *x, int64_t num_inputs, const void *weight,
-                         const void *bias, const void *post_norm) {
+static void project_back(const Glue *g, const void *x, int64_t num_inputs, Projection by,
+                         const void *post_norm) {
     const Step *s = g->step;
     if (!post_norm) {
-        project(s, x, num_inputs, weight, bias, s->x, s->x, s->hidden);
+        project(s, x, num_inputs, by, s->x, s->x, s->hidden);
         return;
     }
-    project(s, x, num_inputs, weight, bias, NULL, g->scratch->normed, s->hidden);
+    project(s, x, num_inputs, by, NULL, g->scratch->normed, s->hidden);
     for_tokens(g, post_norm, add_normed_token);
 }
 
@@ -216,10 +218,10 @@ static int attend_layer(const Glue *g) {
     a.window = layer->window;
     heads.attention = &a;
     for_tokens(g, layer->input_norm, open_token);
-    project(s, t->normed, s->hidden, layer->qkv, layer->qkv_bias, NULL, t->qkv, width);
+    project(s, t->normed, s->hidden, layer->qkv, NULL, t->qkv, width);
     for_tokens(&heads, NULL, prepare_heads);
     if (paged_attention(&a)) return 1;
-    project_back(g, t->mixed, (int64_t)a.num_heads * a.head_dim, layer->out, layer->out_bias,
+    project_back(g, t->mixed, (int64_t)a.num_heads * a.head_dim, layer->out,
                  layer->attention_post_norm);
     return 0;
 }
@@ -229,11 +231,9 @@ static void transform_layer(const Glue *g) {
     const Layer *layer = g->layer;
     const Scratch *t = g->scratch;
     for_tokens(g, layer->mlp_norm, norm_token);
-    project(s, t->normed, s->hidden, layer->gate_up, layer->gate_up_bias, NULL, t->gate_up,
-            2 * s->intermediate);
+    project(s, t->normed, s->hidden, layer->gate_up, NULL, t->gate_up, 2 * s->intermediate);
     for_tokens(g, NULL, gate_token);
-    project_back(g, t->gated, s->intermediate, layer->down, layer->down_bias,
-                 layer->mlp_post_norm);
+    project_back(g, t->gated, s->intermediate, layer->down, layer->mlp_post_norm);
 }
 
 int decoder_step(const Step *s) {

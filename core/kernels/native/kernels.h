@@ -26,15 +26,37 @@ void store_head(const Attention *a, int64_t slot, int64_t head, const void *k, c
 /* Store [num_tokens][num_kv_heads][head_dim] keys and values, of type `q_dtype`, in their slots. */
 void write_pages(const Attention *a, const int64_t *slots, const void *k, const void *v);
 
-/* `bias` has the type of x and weight, `residual` that of y. */
+/* Some outputs of a projection, packed: in the type of x (`pack_weight`), or in blocks of integers
+ * (`pack_blocks`; blocks.h has the formats). */
 typedef struct {
-    const void *x, *weight, *bias, *residual;
-    void *y;
+    const void *data;
+    int64_t num_outputs;
+    int32_t format;
+} Weight;
+
+/* Outputs of the weights lie one after the other. `bias` has the type of x, `residual` that of y.
+ * `quantised` has room for the rows of x as `quantised_bytes` says, where a weight is in blocks. */
+typedef struct {
+    const void *x, *bias, *residual;
+    const Weight *weights;
+    void *y, *quantised;
     int64_t num_rows, num_inputs, num_outputs;
-    int32_t dtype, y_dtype, num_threads;
+    int32_t num_weights, dtype, y_dtype, num_threads;
 } Linear;
 
 void linear(const Linear *l);
+
+/* Bytes of one row of so many inputs. */
+int64_t quantised_bytes(int64_t num_inputs);
+
+/* From the rows of a GGUF file, which are whole blocks, into `packed_block_bytes`. */
+int64_t packed_block_bytes(int64_t num_outputs, int64_t num_inputs, int32_t format);
+void pack_blocks(const void *rows, int64_t num_outputs, int64_t num_inputs, int32_t format,
+                 void *packed, int32_t num_threads);
+
+/* The weights of some outputs, [num_rows][num_inputs]. */
+void read_rows(const void *packed, int64_t num_inputs, int32_t format, const int64_t *ids,
+               int64_t num_rows, void *rows, int32_t dtype, int32_t num_threads);
 
 /* Rows of `length`, one for each channel of each item: normalised over the row, scaled by 1 + gamma
  * and shifted by beta, which are a row's, then through the snake with its channel's alpha. `dtype`
@@ -49,11 +71,18 @@ typedef struct {
 
 void snake(const Snake *s);
 
-/* One layer of a decoder; weights packed, absent parts NULL. `qk_norm` is [2][head_dim]. Rotations
- * are rows of the step's first or second table, or none: `rotation` is 0, 1 or -1. */
+/* The weights and the bias of one projection. */
 typedef struct {
-    const void *input_norm, *qkv, *qkv_bias, *qk_norm, *out, *out_bias, *attention_post_norm;
-    const void *mlp_norm, *gate_up, *gate_up_bias, *down, *down_bias, *mlp_post_norm;
+    const Weight *weights;
+    const void *bias;
+    int64_t num_weights;
+} Projection;
+
+/* One layer of a decoder; absent parts NULL. `qk_norm` is [2][head_dim]. Rotations are rows of the
+ * step's first or second table, or none: `rotation` is 0, 1 or -1. */
+typedef struct {
+    Projection qkv, out, gate_up, down;
+    const void *input_norm, *qk_norm, *attention_post_norm, *mlp_norm, *mlp_post_norm;
     void *k_pages, *v_pages;
     int32_t window, rotation;
 } Layer;
@@ -64,10 +93,11 @@ enum { SILU = 0, GELU_TANH = 1 };
  * `q_dtype` is the type of everything but norms, which have `norm_dtype`. `x` is the residual
  * stream, [num_tokens][hidden]; with a `final_norm` it ends as the normalised hidden state.
  * `cos` and `sin` are tables of [num_tokens][num_rotated]. `scratch` holds a token's normed, qkv,
- * attended, gate-up and gated values, for every token. */
+ * attended, gate-up and gated values, for every token, and `quantised` its quantised inputs of the
+ * widest projection. */
 typedef struct {
     const Layer *layers;
-    void *x, *scratch;
+    void *x, *scratch, *quantised;
     const void *final_norm, *cos[2], *sin[2];
     const int64_t *write_slots;
     int64_t num_layers, hidden, intermediate, num_rotated[2];

@@ -1,9 +1,9 @@
 """The native CPU kernels as Python calls: tensors in, tensors out.
 
-Owns the loaded library, the choice of its instruction level, and the layout of its arguments. Which
-step uses it is decided by the maker of the step's `AttentionBatch`. Every call releases the GIL and
-runs on threads of its own, as many as torch has. What a row gets depends neither on the other rows
-nor on the number of threads.
+Owns the loaded library and the choice of its instruction level. Which step uses it is decided by
+the maker of the step's `AttentionBatch`. Every call releases the GIL and runs on threads of its
+own, as many as torch has. What a row gets depends neither on the other rows nor on the number of
+threads.
 
 Shapes: see `core.kernels.paged_attention`.
 """
@@ -19,7 +19,19 @@ from typing import TYPE_CHECKING
 import torch
 
 from triptych.core.errors import BundleError, DeviceError
+from triptych.core.kernels.dequantise import PackedTensor
 from triptych.core.kernels.native.arena import Arena
+from triptych.core.kernels.native.arguments import (
+    DTYPES,
+    FIRST_BLOCKS,
+    AttentionArguments,
+    LinearArguments,
+    NativeWeights,
+    PackedWeight,
+    SnakeArguments,
+    StepArguments,
+    pointer,
+)
 from triptych.core.kernels.native.build import (
     BuildError,
     build,
@@ -34,82 +46,23 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 _MAX_HEAD_DIM = 256
 _MAX_GROUP = 64
 _PANEL = 32
 _UNIT = {torch.float32: 1, torch.bfloat16: 32}  # inputs of a packed weight come in so many
 
 
-class AttentionArguments(ctypes.Structure):
-    """`Attention` in kernels.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("q", "k_pages", "v_pages", "out")),
-        *((name, ctypes.c_void_p) for name in ("page_table", "context_lengths", "query_starts")),
-        ("blocks", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("num_rows", "num_tokens", "q_stride")),
-        ("table_stride", ctypes.c_int64),
-        *((name, ctypes.c_int32) for name in ("num_heads", "num_kv_heads", "head_dim")),
-        *((name, ctypes.c_int32) for name in ("page_shift", "q_dtype", "kv_dtype", "window")),
-        ("num_threads", ctypes.c_int32),
-        ("scale", ctypes.c_float),
-    )
-
-
-class _Linear(ctypes.Structure):
-    """`Linear` in kernels.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "residual", "y")),
-        *((name, ctypes.c_int64) for name in ("num_rows", "num_inputs", "num_outputs")),
-        *((name, ctypes.c_int32) for name in ("dtype", "y_dtype", "num_threads")),
-    )
-
-
-class _Snake(ctypes.Structure):
-    """`Snake` in kernels.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "gamma", "beta", "alpha", "y")),
-        *((name, ctypes.c_int64) for name in ("num_rows", "num_channels", "length")),
-        *((name, ctypes.c_int32) for name in ("dtype", "num_threads")),
-        ("eps", ctypes.c_float),
-    )
-
-
-class LayerPointers(ctypes.Structure):
-    """`Layer` in kernels.h: where one decoder layer's weights and pages lie."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("input_norm", "qkv", "qkv_bias", "qk_norm")),
-        *((name, ctypes.c_void_p) for name in ("out", "out_bias", "attention_post_norm")),
-        *((name, ctypes.c_void_p) for name in ("mlp_norm", "gate_up", "gate_up_bias")),
-        *((name, ctypes.c_void_p) for name in ("down", "down_bias", "mlp_post_norm")),
-        *((name, ctypes.c_void_p) for name in ("k_pages", "v_pages")),
-        *((name, ctypes.c_int32) for name in ("window", "rotation")),
-    )
-
-
-class StepArguments(ctypes.Structure):
-    """`Step` in kernels.h. What `attention` has of one layer alone is left empty."""
-
-    _fields_ = (
-        ("layers", ctypes.POINTER(LayerPointers)),
-        *((name, ctypes.c_void_p) for name in ("x", "scratch", "final_norm")),
-        *((name, ctypes.c_void_p * 2) for name in ("cos", "sin")),
-        ("write_slots", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("num_layers", "hidden", "intermediate")),
-        ("num_rotated", ctypes.c_int64 * 2),
-        *((name, ctypes.c_int32) for name in ("activation", "norm_dtype")),
-        *((name, ctypes.c_float) for name in ("eps", "qk_eps")),
-        ("attention", AttentionArguments),
-    )
-
-
 _FUNCTIONS = {
     "decoder_step": (ctypes.c_int, ctypes.POINTER(StepArguments)),
-    "linear": (None, ctypes.POINTER(_Linear)),
+    "linear": (None, ctypes.POINTER(LinearArguments)),
+    "pack_blocks": (
+        None,
+        ctypes.c_void_p,  # rows
+        *(ctypes.c_int64,) * 2,  # num_outputs, num_inputs
+        ctypes.c_int32,  # format
+        ctypes.c_void_p,  # packed
+        ctypes.c_int32,  # num_threads
+    ),
     "nucleus_thresholds": (
         ctypes.c_int,
         ctypes.c_void_p,  # probs
@@ -125,8 +78,21 @@ _FUNCTIONS = {
         ctypes.c_void_p,  # packed
         ctypes.c_int32,  # num_threads
     ),
+    # num_outputs, num_inputs, format
+    "packed_block_bytes": (ctypes.c_int64, *(ctypes.c_int64,) * 2, ctypes.c_int32),
     "paged_attention": (ctypes.c_int, ctypes.POINTER(AttentionArguments)),
-    "snake": (None, ctypes.POINTER(_Snake)),
+    "quantised_bytes": (ctypes.c_int64, ctypes.c_int64),  # num_inputs
+    "read_rows": (
+        None,
+        ctypes.c_void_p,  # packed
+        ctypes.c_int64,  # num_inputs
+        ctypes.c_int32,  # format
+        ctypes.c_void_p,  # ids
+        ctypes.c_int64,  # num_rows
+        ctypes.c_void_p,  # rows
+        *(ctypes.c_int32,) * 2,  # dtype, num_threads
+    ),
+    "snake": (None, ctypes.POINTER(SnakeArguments)),
     # slots, k, v
     "write_pages": (None, ctypes.POINTER(AttentionArguments), *(ctypes.c_void_p,) * 3),
 }
@@ -248,31 +214,54 @@ class NativeKernels:
         _check(self._library.paged_attention(arguments))
         return out_THD.to(dtype)
 
-    def can_pack(self, weight_OI: torch.Tensor) -> bool:
+    def can_pack(self, weight_OI: torch.Tensor | PackedTensor) -> bool:
         """Whether `linear` takes this weight."""
+        if isinstance(weight_OI, PackedTensor):
+            return weight_OI.blocks_OB.device.type == "cpu"
         return weight_OI.dtype in DTYPES and weight_OI.device.type == "cpu"
 
-    def pack(self, weight_OI: torch.Tensor) -> torch.Tensor:
-        """The weight in the layout of `linear`, filled up with zeros to whole panels and units."""
+    def pack(self, *weights_OI: torch.Tensor | PackedTensor) -> NativeWeights:
+        """Weights of one projection, whose outputs follow each other, in the layout of `linear`.
+
+        Plain ones have the type of the input. They are filled up with zeros to whole panels and
+        units of inputs.
+        """
+        num_inputs = weights_OI[0].shape[1]
+        assert all(weight.shape[1] == num_inputs for weight in weights_OI)
+        return NativeWeights([self._pack(weight) for weight in weights_OI], num_inputs)
+
+    def _pack(self, weight_OI: torch.Tensor | PackedTensor) -> PackedWeight:
         num_outputs, num_inputs = weight_OI.shape
-        shape = packed_shape(num_outputs, num_inputs, weight_OI.dtype)
-        packed = self._arena.empty(shape, weight_OI.dtype)
-        weight_OI = weight_OI.contiguous()
-        self._library.pack_weight(
-            weight_OI.data_ptr(),
+        if isinstance(weight_OI, PackedTensor):
+            pack, source = self._library.pack_blocks, weight_OI.blocks_OB.contiguous()
+            code = weight_OI.format.native
+            num_bytes = self._library.packed_block_bytes(num_outputs, num_inputs, code)
+            data = self._arena.empty((num_bytes,), torch.uint8)
+        else:
+            pack, source = self._library.pack_weight, weight_OI.contiguous()
+            code = DTYPES[source.dtype]
+            data = self._arena.empty(
+                packed_shape(num_outputs, num_inputs, source.dtype), source.dtype
+            )
+        pack(
+            source.data_ptr(),
             num_outputs,
             num_inputs,
-            DTYPES[weight_OI.dtype],
-            packed.data_ptr(),
+            code,
+            data.data_ptr(),
             torch.get_num_threads(),
         )
-        return packed
+        return PackedWeight(data, num_outputs, code)
+
+    def quantised(self, num_rows: int, num_inputs: int) -> torch.Tensor:
+        """Room for so many rows of inputs of weights in blocks."""
+        num_bytes = self._library.quantised_bytes(num_inputs)
+        return torch.empty(num_rows * num_bytes, dtype=torch.uint8)
 
     def linear(
         self,
         x_TI: torch.Tensor,
-        packed: torch.Tensor,
-        num_outputs: int,
+        weights: NativeWeights,
         bias_O: torch.Tensor | None = None,
         residual_TO: torch.Tensor | None = None,
         out_dtype: torch.dtype | None = None,
@@ -280,29 +269,53 @@ class NativeKernels:
         """`x_TI @ weight_OI.T (+ bias_O) (+ residual_TO)`, summed in float32.
 
         The result has the type of `x_TI` unless `out_dtype` says otherwise; a residual has it, too.
+        Inputs of weights in blocks are quantised, 32 at a time (see native/quantised.c).
         """
+        num_rows, num_inputs = x_TI.shape
         assert x_TI.is_contiguous()
-        assert x_TI.dtype == packed.dtype
-        assert bias_O is None or bias_O.dtype == packed.dtype
-        y_TO = torch.empty(len(x_TI), num_outputs, dtype=out_dtype or x_TI.dtype)
+        assert num_inputs == weights.num_inputs
+        assert weights.dtype in (None, x_TI.dtype)
+        assert bias_O is None or bias_O.dtype == x_TI.dtype
+        y_TO = torch.empty(num_rows, weights.num_outputs, dtype=out_dtype or x_TI.dtype)
         assert residual_TO is None or residual_TO.is_contiguous()
         assert residual_TO is None or residual_TO.dtype == y_TO.dtype
+        room = self.quantised(num_rows, num_inputs) if weights.has_blocks else None
         self._library.linear(
-            _Linear(
+            LinearArguments(
                 x_TI.data_ptr(),
-                packed.data_ptr(),
                 pointer(bias_O),
                 pointer(residual_TO),
+                weights.pointers,
                 y_TO.data_ptr(),
-                len(x_TI),
-                x_TI.shape[1],
-                num_outputs,
+                pointer(room),
+                num_rows,
+                num_inputs,
+                weights.num_outputs,
+                len(weights.pointers),
                 DTYPES[x_TI.dtype],
                 DTYPES[y_TO.dtype],
                 torch.get_num_threads(),
             )
         )
         return y_TO
+
+    def rows(self, weights: NativeWeights, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """The values of some outputs' weights, `[len(ids), I]`, of one matrix in blocks."""
+        (weight,) = weights.pointers
+        assert weight.format >= FIRST_BLOCKS
+        rows = torch.empty(len(ids), weights.num_inputs, dtype=dtype)
+        ids = ids.to(torch.int64).contiguous()
+        self._library.read_rows(
+            weight.data,
+            weights.num_inputs,
+            weight.format,
+            ids.data_ptr(),
+            len(ids),
+            rows.data_ptr(),
+            DTYPES[dtype],
+            torch.get_num_threads(),
+        )
+        return rows
 
     def nucleus_thresholds(
         self, probs_BV: torch.Tensor, top_k_B: torch.Tensor, top_p_B: torch.Tensor
@@ -346,7 +359,7 @@ class NativeKernels:
         assert gamma_BC.shape == beta_BC.shape == x_BCT.shape[:2]
         y_BCT = torch.empty(x_BCT.shape, dtype=dtype)
         self._library.snake(
-            _Snake(
+            SnakeArguments(
                 x_BCT.data_ptr(),
                 gamma_BC.data_ptr(),
                 beta_BC.data_ptr(),
@@ -404,11 +417,6 @@ def attention_arguments(
 def _readable(x: torch.Tensor) -> torch.Tensor:
     """In a type that the kernels know."""
     return x if x.dtype in DTYPES else x.float()
-
-
-def pointer(tensor: torch.Tensor | None) -> int | None:
-    """Address of a tensor that may be absent."""
-    return None if tensor is None else tensor.data_ptr()
 
 
 def _check(status: int) -> None:

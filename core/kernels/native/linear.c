@@ -1,4 +1,5 @@
-/* y = x W^T (+ bias) (+ residual), summed in float32; the weight packed by `pack_weight`.
+/* y = x W^T (+ bias) (+ residual), summed in float32; weights packed by `pack_weight`, or in blocks
+ * of integers (quantised.c).
  *
  * A weight is cut into panels of PANEL outputs: in float32 [num_inputs][PANEL], in bfloat16
  * [num_inputs / 2][PANEL][2], the order in which dot products and tiles read pairs of inputs. One
@@ -7,14 +8,12 @@
  * in registers. Every sum runs over the inputs in order, whatever the number of rows, so a row's
  * result does not depend on its batch mates.
  */
-#include "kernels.h"
 #include "pool.h"
+#include "quantised.h"
 #include "tiles.h"
 #include "unrolled.h"
 
-#define PANEL 32
 #define DEPTH 512    /* inputs widened to float32 at a time, where products are of float32 */
-#define TASK_ROWS 192 /* a multiple of every ROWS */
 
 /* Rows and registers of outputs whose sums fit into registers, besides what they are made of; GCC
  * finds room for 12 rows where products are dot products, and spills them elsewhere. */
@@ -237,9 +236,16 @@ static void sum_pairs(const Linear *l, const bf16 *panel, int64_t row, int num, 
 }
 #endif
 
-static void finish_row(const Linear *l, int64_t row, int64_t first, const float *sums) {
-    int64_t at = row * l->num_outputs + first;
-    int count = (int)(l->num_outputs - first < PANEL ? l->num_outputs - first : PANEL), j = 0;
+/* Some of a weight's outputs, that are `first` and following of all. */
+typedef struct {
+    const Weight *weight;
+    int64_t panel, first;
+    int count;
+} Outputs;
+
+static void finish_row(const Linear *l, int64_t row, const Outputs *o, const float *sums) {
+    int64_t first = o->first, at = row * l->num_outputs + first;
+    int count = o->count, j = 0;
     for (; j + LANES <= count; j += LANES) {
         vec y = load(sums + j);
         if (l->bias) y += load_as(l->bias, first + j, l->dtype);
@@ -258,9 +264,10 @@ INLINE int rows_at_once(int dtype) {
     return dtype == FLOAT32 ? ROWS : HAS_TILES ? MOST_ROWS : HAS_BF16_DOT ? DOT_ROWS : ROWS;
 }
 
-static void project_rows(const Linear *l, int64_t index, int64_t row, int64_t end) {
-    int64_t depth = padded_inputs(l->num_inputs, l->dtype), first = index * PANEL;
-    const char *panel = (const char *)l->weight + first * depth * size_of(l->dtype);
+static void project_rows(const Linear *l, const Outputs *o, int64_t row, int64_t end) {
+    int64_t depth = padded_inputs(l->num_inputs, l->dtype);
+    const char *panel =
+        (const char *)o->weight->data + o->panel * PANEL * depth * size_of(l->dtype);
     int most = rows_at_once(l->dtype);
 #if HAS_TILES
     int shaped = 0;
@@ -276,26 +283,60 @@ static void project_rows(const Linear *l, int64_t index, int64_t row, int64_t en
             sum_floats(l, (const float *)panel, row, num, sums);
         else
             sum_pairs(l, (const bf16 *)panel, row, num, sums);
-        for (int m = 0; m < num; m++) finish_row(l, row + m, first, sums + m * PANEL);
+        for (int m = 0; m < num; m++) finish_row(l, row + m, o, sums + m * PANEL);
     }
 #if HAS_TILES
     if (shaped) TILE_RELEASE(); /* else the system saves the tiles whenever threads take turns */
 #endif
 }
 
+static void project_quantised(const Linear *l, const Outputs *o, int64_t row, int64_t end) {
+    _Alignas(64) float sums[TASK_ROWS * PANEL];
+    int num = (int)(end - row);
+    memset(sums, 0, sizeof(float) * (size_t)(num * PANEL));
+    sum_blocks(l, o->weight, o->panel, row, num, sums);
+    for (int m = 0; m < num; m++) finish_row(l, row + m, o, sums + m * PANEL);
+}
+
 INLINE int64_t blocks_per_panel(const Linear *l) {
     return (l->num_rows + TASK_ROWS - 1) / TASK_ROWS;
+}
+
+INLINE int64_t num_panels(const Weight *weight) { return (weight->num_outputs + PANEL - 1) / PANEL; }
+
+static Outputs outputs_of(const Linear *l, int64_t panel) {
+    Outputs o = {.weight = l->weights};
+    for (; panel >= num_panels(o.weight); o.weight++) {
+        panel -= num_panels(o.weight);
+        o.first += o.weight->num_outputs;
+    }
+    int64_t left = o.weight->num_outputs - panel * PANEL;
+    o.panel = panel;
+    o.first += panel * PANEL;
+    o.count = (int)(left < PANEL ? left : PANEL);
+    return o;
 }
 
 /* Neighbouring tasks share a panel, so a thread finds it in its cache. */
 static void project(void *context, int64_t index, int worker) {
     const Linear *l = context;
     int64_t row = index % blocks_per_panel(l) * TASK_ROWS, end = row + TASK_ROWS;
+    Outputs o = outputs_of(l, index / blocks_per_panel(l));
     (void)worker;
-    project_rows(l, index / blocks_per_panel(l), row, end < l->num_rows ? end : l->num_rows);
+    if (end > l->num_rows) end = l->num_rows;
+    if (is_blocks(o.weight->format))
+        project_quantised(l, &o, row, end);
+    else
+        project_rows(l, &o, row, end);
 }
 
 void linear(const Linear *l) {
-    int64_t num_panels = (l->num_outputs + PANEL - 1) / PANEL;
-    run_tasks(num_panels * blocks_per_panel(l), l->num_threads, project, (void *)l);
+    int64_t total = 0;
+    int has_blocks = 0;
+    for (int i = 0; i < l->num_weights; i++) {
+        total += num_panels(&l->weights[i]);
+        has_blocks |= is_blocks(l->weights[i].format);
+    }
+    if (has_blocks) quantise_rows(l);
+    run_tasks(total * blocks_per_panel(l), l->num_threads, project, (void *)l);
 }

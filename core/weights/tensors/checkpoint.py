@@ -15,7 +15,9 @@ from typing import Any, Protocol, Self
 import torch
 from safetensors import SafetensorError, safe_open
 
+from triptych.core.block_formats import FORMATS
 from triptych.core.errors import WeightsError
+from triptych.core.kernels.dequantise import PackedTensor
 from triptych.core.weights.layout import (
     TensorInfo,
     read_header,
@@ -47,7 +49,10 @@ class TensorSource(Protocol):
 
 
 class Checkpoint:
-    """Tensors and configs of one model folder. Use as a context manager; reads after it fail."""
+    """Tensors and configs of one model folder. Use as a context manager; reads after it fail.
+
+    `encoding` names what its matrices were quantised by, where that is not to blocks.
+    """
 
     def __init__(
         self, folder: Path, tensors: Mapping[str, TensorInfo], config: dict[str, Any]
@@ -55,6 +60,7 @@ class Checkpoint:
         self.folder = folder
         self.tensors = tensors
         self.config = config
+        self.encoding = ""
         self.generation_config = read_json_if_there(folder / "generation_config.json")
         self._files = ExitStack()
         self._handles: dict[str, Any] = {}
@@ -89,15 +95,30 @@ class Checkpoint:
         return sum(info.num_bytes for info in self.tensors.values())
 
     def read(self, name: str) -> torch.Tensor:
-        """The tensor on the CPU, mapped from its file: pages are read when touched."""
+        """The tensor on the CPU, mapped from its file: pages are read when touched.
+
+        What is in blocks of integers comes as its values, in the type of the others.
+        """
+        packed = self.read_packed(name)
+        return self._map(self._info(name)) if packed is None else packed.dequantise(self.dtype)
+
+    def read_packed(self, name: str) -> PackedTensor | None:
+        """A matrix in blocks of integers, mapped; `None` for any other tensor."""
+        info = self._info(name)
+        return PackedTensor(self._map(info), FORMATS[info.format]) if info.format else None
+
+    def _info(self, name: str) -> TensorInfo:
         info = self.tensors.get(name)
         if info is None:
             raise WeightsError(f"The checkpoint has no tensor {name!r}.")
+        return info
+
+    def _map(self, info: TensorInfo) -> torch.Tensor:
         handle = self._of(info.file)
         try:
-            return handle.get_tensor(name)  # type: ignore[no-any-return]
+            return handle.get_tensor(info.name)  # type: ignore[no-any-return]
         except (SafetensorError, OSError) as error:
-            raise WeightsError(f"Tensor {name!r} cannot be read from {info.file}.") from error
+            raise WeightsError(f"Tensor {info.name!r} cannot be read from {info.file}.") from error
 
     def metadata(self) -> dict[str, str]:
         """The files' metadata."""

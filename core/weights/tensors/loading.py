@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -24,15 +25,46 @@ class TensorTarget:
     name: str
     into: torch.Tensor
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape it must have."""
+        return tuple(self.into.shape)
+
+    def fill(self, source: TensorSource) -> None:
+        """Copy it into place, casting to the parameter's type and device."""
+        self.into.copy_(source.read(self.name))
+
+    def num_bytes(self, item_bytes: int) -> int:
+        """Bytes in memory, numbers having so many each."""
+        return self.into.numel() * item_bytes
+
+
+class Target(Protocol):
+    """Where a tensor goes."""
+
+    @property
+    def name(self) -> str:
+        """The tensor's."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape it must have."""
+
+    def fill(self, source: TensorSource) -> None:
+        """Bring it there."""
+
+    def num_bytes(self, item_bytes: int) -> int:
+        """Bytes in memory, plain numbers having so many each."""
+
 
 def load_tensors(
     checkpoint: TensorSource,
-    targets: Iterable[TensorTarget],
+    targets: Iterable[Target],
     *,
     ignored: Collection[str] | Callable[[str], bool] = (),
     report: Callable[[float], None] | None = None,
 ) -> None:
-    """Copy every target's tensor into place, casting to its type and device, one at a time.
+    """Bring every target's tensor into place, one at a time.
 
     `ignored` are tensors the model has no use for, as names or as a predicate. `report` gets the
     share of bytes done, 0 to 1. Nothing is copied unless everything fits: a missing, extra or
@@ -45,7 +77,7 @@ def load_tensors(
     done = 0
     with torch.no_grad():
         for target in ordered:
-            target.into.copy_(checkpoint.read(target.name))
+            target.fill(checkpoint)
             done += checkpoint.tensors[target.name].num_bytes
             if report is not None:
                 report(done / max(total, 1))
@@ -53,7 +85,7 @@ def load_tensors(
 
 def _check_complete(
     checkpoint: TensorSource,
-    targets: tuple[TensorTarget, ...],
+    targets: tuple[Target, ...],
     ignored: Collection[str] | Callable[[str], bool],
 ) -> None:
     wanted = {target.name for target in targets}
@@ -70,13 +102,13 @@ def _check_complete(
         raise WeightsError(f"{files} holds {_tensors(extra)}, which this model does not have.")
 
 
-def _check_shapes(checkpoint: TensorSource, targets: tuple[TensorTarget, ...]) -> None:
+def _check_shapes(checkpoint: TensorSource, targets: tuple[Target, ...]) -> None:
     for target in targets:
         info = checkpoint.tensors[target.name]
-        if info.shape != tuple(target.into.shape):
+        if info.shape != target.shape:
             raise WeightsError(
                 f"Tensor {info.name!r} in {info.file} has shape {list(info.shape)},"
-                f" but the model needs {list(target.into.shape)}."
+                f" but the model needs {list(target.shape)}."
             )
 
 

@@ -30,7 +30,7 @@ from triptych.modalities.llm.api.service import (
     TokenUsage,
 )
 from triptych.modalities.llm.api.text import TextModel
-from triptych.modalities.llm.api.tools.pieces import Answer, Call, Words
+from triptych.modalities.llm.api.tools.pieces import Answer, ToolUse, Words
 from triptych.modalities.llm.api.tools.schema import NamedTool, Offer, Tool, ToolCall
 from triptych.modalities.llm.modality import CHAT
 from triptych.modalities.modality import Modality
@@ -45,7 +45,7 @@ class ChatSample:
 
     text: str
     reasoning: str = ""
-    tool_calls: tuple[Call, ...] = ()
+    tool_calls: tuple[ToolUse, ...] = ()
     finish_reason: FinishReason
     stop_reason: str | int | None
     usage: TokenUsage
@@ -64,7 +64,7 @@ class ChatAnswer:
         return self.samples[0].text
 
     @property
-    def tool_calls(self) -> tuple[Call, ...]:
+    def tool_calls(self) -> tuple[ToolUse, ...]:
         """The first sample's calls of tools."""
         return self.samples[0].tool_calls
 

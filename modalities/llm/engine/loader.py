@@ -21,7 +21,8 @@ from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.attention import KvLayout
 from triptych.core.lazy import load
 from triptych.core.plan import Runner
-from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.core.weights.encoding import WeightEncoding
+from triptych.core.weights.tensors.grouped import open_checkpoint
 from triptych.schedulers.base import LoadedModel
 from triptych.schedulers.guides import Guides
 from triptych.schedulers.token import TokenScheduler
@@ -34,12 +35,19 @@ class LlmLoader(TokenLoader):
 
     def load(self, report: Callable[[float], None]) -> LoadedModel:
         """Load the model; see `schedulers.base.ModelLoader.load`. On an error nothing is held."""
-        with Checkpoint.open(self._resolved.folder) as checkpoint, ExitStack() as stack:
+        with open_checkpoint(self._resolved.folder) as checkpoint, ExitStack() as stack:
             memory = self._memory(stack)
-            dtype, config = memory.dtype(checkpoint.dtype), checkpoint.config
-            native = memory.native_kernels()
+            config, native = checkpoint.config, memory.native_kernels()
             kind = self._kind(NativeBlueprint, _FALLBACK, native, is_known=is_native(config))
-            blueprint: Blueprint = kind(config, **self._sizes(dtype, native))
+            is_ours = kind is NativeBlueprint
+            dtype = memory.dtype(checkpoint.dtype, takes_blocks=is_ours)
+            sizes = self._sizes(dtype, native)
+            if is_ours:
+                wanted = self._config.models.quantization_encoding
+                sizes["encoding"] = WeightEncoding.of(
+                    wanted, checkpoint.tensors, checkpoint.encoding
+                )
+            blueprint: Blueprint = kind(config, **sizes)
             memory.reserve("weights", blueprint.weight_bytes())
             num_rows = self._config.schedule.max_batch_size
             num_tokens = self._config.schedule.max_batch_input_tokens + num_rows

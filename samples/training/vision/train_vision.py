@@ -158,8 +158,9 @@ def _slots(run: Run, options: argparse.Namespace) -> None:
 
 def _language(run: Run, options: argparse.Namespace) -> None:
     from language_training import LanguageTrainer, LanguageTraining, Talk, Telling, train_language
-    from transformers import LlamaForCausalLM
+    from transformers import LlamaConfig, LlamaForCausalLM
 
+    from triptych.core.weights.tensors.checkpoint import Checkpoint
     from triptych.modalities.vlm.engine.slots.model import SlotProjector
 
     training = LanguageTraining(
@@ -168,7 +169,12 @@ def _language(run: Run, options: argparse.Namespace) -> None:
         learning_rate=options.learning_rate,
         rank=options.rank,
     )
-    model = LlamaForCausalLM.from_pretrained(run.language, dtype=torch.bfloat16)
+    with Checkpoint.open(run.language) as checkpoint:  # its matrices are in blocks of integers
+        state = {name: checkpoint.read(name) for name in checkpoint.tensors}
+    config = LlamaConfig.from_pretrained(run.language)
+    model = LlamaForCausalLM.from_pretrained(
+        None, config=config, state_dict=state, dtype=torch.bfloat16
+    )
     teller, words = SlotProjector(run.config, model.config.hidden_size), known_words(run.lexicon)
     embeddings = model.get_input_embeddings().weight.detach()
     first_words(teller, run.classes, words, run.tokenizer, embeddings)

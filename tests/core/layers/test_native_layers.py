@@ -30,7 +30,7 @@ ROWS = [(1, 5), (1, 70), (9, 9), (40, 50)]
 
 
 def parameters(decoder: Decoder) -> list[torch.Tensor]:
-    tensors = [decoder.head.weight_OI, decoder.embedding_VC, decoder.norm.weight_C]
+    tensors = [decoder.head.weight_OI, decoder.embedding.weight_OI, decoder.norm.weight_C]
     for layer in decoder.layers:
         tensors += [layer.input_norm.weight_C, layer.mlp_norm.weight_C]
         for linear in (

@@ -99,7 +99,8 @@ def _drawn(found: Any, generator: torch.Generator) -> Tensor:
     """What its own `sample` draws, but for the wait."""
     like: Tensor = found.mean
     noise = torch.randn(like.shape, generator=generator, dtype=like.dtype)
-    return like + found.std * sent(noise, like.device)
+    drawn: Tensor = like + found.std * sent(noise, like.device)
+    return drawn
 
 
 def _scales(config: Any, like: Tensor) -> tuple[Tensor, Tensor]:

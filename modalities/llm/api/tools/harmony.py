@@ -17,14 +17,14 @@ from triptych.modalities.llm.api.tools.pieces import (
     ToolSchemas,
     Words,
 )
-from triptych.modalities.llm.api.tools.source import Source
+from triptych.modalities.llm.api.tools.source import TextSource
 
 _MESSAGE = "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
 _TOOL = re.compile(r"to=functions\.([\w.-]+)")
 
 
-def harmony(source: Source, tools: ToolSchemas) -> Reading:
+def harmony(source: TextSource, tools: ToolSchemas) -> Reading:
     """Implements `ReadCalls`."""
     while not (source.is_over and not source.text):
         head, message = yield from source.before((_MESSAGE,))

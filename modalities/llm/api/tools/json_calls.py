@@ -19,7 +19,7 @@ from triptych.modalities.llm.api.tools.pieces import (
     ToolSchemas,
     Words,
 )
-from triptych.modalities.llm.api.tools.source import Source
+from triptych.modalities.llm.api.tools.source import TextSource
 
 _ARGUMENTS = ("arguments", "parameters")
 _Attempt = Generator[AnswerPiece | None, None, bool]
@@ -33,7 +33,7 @@ class MarkedJson:
     opens: Sequence[str]
     closes: Sequence[str] = ()
 
-    def __call__(self, source: Source, tools: ToolSchemas) -> Reading:
+    def __call__(self, source: TextSource, tools: ToolSchemas) -> Reading:
         """Implements `ReadCalls`."""
         while mark := (yield from source.until(self.opens, Words)):
             source.taken = mark
@@ -59,7 +59,7 @@ class NamedJson:
     prefix: str = ""
     has_fence: bool = False
 
-    def __call__(self, source: Source, tools: ToolSchemas) -> Reading:
+    def __call__(self, source: TextSource, tools: ToolSchemas) -> Reading:
         """Implements `ReadCalls`."""
         marks = (*self.opens, *self.ignored)
         while mark := (yield from source.until(marks, Words)):
@@ -67,7 +67,7 @@ class NamedJson:
                 continue
             yield from source.spaces()
 
-    def _call(self, source: Source, mark: str) -> _Attempt:
+    def _call(self, source: TextSource, mark: str) -> _Attempt:
         source.taken = mark
         name, separator = yield from source.before((self.separator,))
         name = name.strip().removeprefix(self.prefix).partition(":")[0]
@@ -86,13 +86,13 @@ class NamedJson:
         yield from source.any_of(self.closes)
         return is_whole
 
-    def _fenced_name(self, source: Source) -> Generator[None, None, str]:
+    def _fenced_name(self, source: TextSource) -> Generator[None, None, str]:
         """The name stands on a line of its own, before a fence of JSON."""
         name, _ = yield from source.before(("```json",))
         return name.strip()
 
 
-def bare_json(source: Source, tools: ToolSchemas) -> Reading:
+def bare_json(source: TextSource, tools: ToolSchemas) -> Reading:
     """Llama 3: the answer is a call, or several with a semicolon between them, of known tools."""
     source.taken = ""
     yield from source.spaces()
@@ -108,7 +108,7 @@ def bare_json(source: Source, tools: ToolSchemas) -> Reading:
     yield from source.until((), Words)
 
 
-def listed_json(source: Source, tools: ToolSchemas) -> Reading:
+def listed_json(source: TextSource, tools: ToolSchemas) -> Reading:
     """The answer is a call or a list of calls, as a grammar forces it."""
     source.taken = ""
     yield from source.spaces()
@@ -116,7 +116,7 @@ def listed_json(source: Source, tools: ToolSchemas) -> Reading:
     yield from source.until((), Words)
 
 
-def json_calls(source: Source, known: ToolSchemas | None = None) -> _Attempt:
+def json_calls(source: TextSource, known: ToolSchemas | None = None) -> _Attempt:
     """A call, or a list of calls."""
     if not (yield from source.begins("[")):
         return (yield from _object(source, known))
@@ -130,7 +130,7 @@ def json_calls(source: Source, known: ToolSchemas | None = None) -> _Attempt:
 
 
 @dataclass(slots=True)
-class _Call:
+class _OpenCall:
     """What is known of a call that is being read; arguments that came before its name are kept."""
 
     name: str = ""
@@ -138,9 +138,9 @@ class _Call:
     has_begun: bool = False
 
 
-def _object(source: Source, known: ToolSchemas | None) -> _Attempt:
+def _object(source: TextSource, known: ToolSchemas | None) -> _Attempt:
     """`{"name": ..., "arguments": ...}`, in any order and with other keys; `known` names alone."""
-    call, separator = _Call(), "{"
+    call, separator = _OpenCall(), "{"
     while (yield from source.begins(separator)) and (yield from _field(source, call, known)):
         yield from source.spaces()
         separator = ","
@@ -156,7 +156,7 @@ def _object(source: Source, known: ToolSchemas | None) -> _Attempt:
     return False
 
 
-def _field(source: Source, call: _Call, known: ToolSchemas | None) -> _Attempt:
+def _field(source: TextSource, call: _OpenCall, known: ToolSchemas | None) -> _Attempt:
     """A key and its value."""
     key = yield from _key(source)
     if key in _ARGUMENTS and call.name:
@@ -174,14 +174,14 @@ def _field(source: Source, call: _Call, known: ToolSchemas | None) -> _Attempt:
     return True
 
 
-def _key(source: Source) -> Generator[None, None, str]:
+def _key(source: TextSource) -> Generator[None, None, str]:
     """A key and its colon; nothing where there is none."""
     key = yield from json_value(source)
     yield from source.spaces()
     return _string(key or "") if (yield from source.begins(":")) else ""
 
 
-def _arguments(source: Source) -> _Attempt:
+def _arguments(source: TextSource) -> _Attempt:
     """An object, passed on as it comes; or one in a string, or nothing."""
     yield from source.spaces()
     if (yield from source.next()) == "{":

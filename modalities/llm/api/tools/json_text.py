@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Generator
 
-from triptych.modalities.llm.api.tools.source import FoundT, Source
+from triptych.modalities.llm.api.tools.source import FoundT, TextSource
 
 MAX_DEPTH = 64
 """Nesting beyond which a value counts as broken."""
@@ -114,7 +114,7 @@ class JsonScanner:
 
 
 def json_text(
-    source: Source, found: Callable[[str], FoundT]
+    source: TextSource, found: Callable[[str], FoundT]
 ) -> Generator[FoundT | None, None, bool]:
     """Yield the text of one object or array as it comes; whether it came to a valid end.
 
@@ -137,7 +137,7 @@ def json_text(
     return True
 
 
-def json_value(source: Source) -> Generator[None, None, str | None]:
+def json_value(source: TextSource) -> Generator[None, None, str | None]:
     """The text of a whole value; `None` where there is none, with the source in its midst."""
     scanner, text = JsonScanner(), ""
     yield from source.spaces()

@@ -16,7 +16,7 @@ from triptych.modalities.llm.api.tools.pieces import (
     ToolSchemas,
     Words,
 )
-from triptych.modalities.llm.api.tools.source import Source
+from triptych.modalities.llm.api.tools.source import TextSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Thinking:
     close: str
 
 
-def words_alone(source: Source, tools: ToolSchemas) -> Reading:
+def words_alone(source: TextSource, tools: ToolSchemas) -> Reading:
     """Reads an answer without calls."""
     yield from source.until((), Words)
 
@@ -47,7 +47,7 @@ class AnswerParser:
         *,
         is_thinking: bool = False,
     ) -> None:
-        self._source = Source()
+        self._source = TextSource()
         self._reading = _reading(self._source, thinking, read_calls, tools or {}, is_thinking)
         self._kind: type[AnswerPiece] | None = None
         self._held = ""  # white space that is shown only if more of its kind follows
@@ -100,7 +100,7 @@ class AnswerParser:
 
 
 def _reading(
-    source: Source,
+    source: TextSource,
     thinking: Thinking | None,
     read_calls: ReadCalls,
     tools: ToolSchemas,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from triptych.modalities.llm.api.tools.source import Source
+from triptych.modalities.llm.api.tools.source import TextSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class CallArguments:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ToolUse:
     """A call of a tool, whole: its `arguments` are JSON text."""
 
     name: str
@@ -52,7 +52,7 @@ AnswerPiece: TypeAlias = Words | Thought | CallStart | CallArguments
 ToolSchemas: TypeAlias = Mapping[str, Mapping[str, Any]]
 """The JSON schemas of the parameters of the tools that may be called, by name."""
 Reading: TypeAlias = Generator[AnswerPiece | None, None, None]
-ReadCalls: TypeAlias = Callable[[Source, ToolSchemas], Reading]
+ReadCalls: TypeAlias = Callable[[TextSource, ToolSchemas], Reading]
 """Reads an answer with calls in one family's format; a call that is broken is text."""
 
 
@@ -62,7 +62,7 @@ class Answer:
 
     text: str = ""
     reasoning: str = ""
-    calls: list[Call] = field(default_factory=list)
+    calls: list[ToolUse] = field(default_factory=list)
 
     @classmethod
     def of(cls, pieces: Iterable[AnswerPiece]) -> Answer:
@@ -75,8 +75,8 @@ class Answer:
                 case Thought(text):
                     answer.reasoning += text
                 case CallStart(name):
-                    answer.calls.append(Call(name, ""))
+                    answer.calls.append(ToolUse(name, ""))
                 case CallArguments(text):
                     last = answer.calls[-1]
-                    answer.calls[-1] = Call(last.name, last.arguments + text)
+                    answer.calls[-1] = ToolUse(last.name, last.arguments + text)
         return answer

@@ -16,7 +16,7 @@ FoundT = TypeVar("FoundT")
 
 
 @dataclass(slots=True)
-class Source:
+class TextSource:
     """Unread `text`; when it `is_over`, no more comes. `taken` was read since it was last reset."""
 
     text: str = ""

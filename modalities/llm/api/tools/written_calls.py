@@ -19,7 +19,7 @@ from triptych.modalities.llm.api.tools.pieces import (
     ToolSchemas,
     Words,
 )
-from triptych.modalities.llm.api.tools.source import Source
+from triptych.modalities.llm.api.tools.source import TextSource
 
 _MAX_PYTHON_CHARS = 2**16
 
@@ -41,7 +41,7 @@ class TaggedParameters:
     value_close: str
     closes: tuple[str, ...]
 
-    def __call__(self, source: Source, tools: ToolSchemas) -> Reading:
+    def __call__(self, source: TextSource, tools: ToolSchemas) -> Reading:
         """Implements `ReadCalls`."""
         while mark := (yield from source.until((self.open,), Words)):
             source.taken = mark
@@ -56,7 +56,7 @@ class TaggedParameters:
             while (yield from source.any_of(self.closes)):
                 yield from source.spaces()
 
-    def _parameters(self, source: Source, schema: Mapping[str, Any]) -> Reading:
+    def _parameters(self, source: TextSource, schema: Mapping[str, Any]) -> Reading:
         separator = "{"
         yield from source.spaces()
         while (yield from source.begins(self.key_open)):
@@ -74,7 +74,7 @@ class TaggedParameters:
         yield CallArguments("{}" if separator == "{" else "}")
 
 
-def pythonic(source: Source, tools: ToolSchemas) -> Reading:
+def pythonic(source: TextSource, tools: ToolSchemas) -> Reading:
     """Llama 4: the answer is `[name(key=value), ...]`, with names of known tools alone."""
     source.taken = ""
     yield from source.spaces()
@@ -95,7 +95,7 @@ def pythonic(source: Source, tools: ToolSchemas) -> Reading:
 
 
 def _python_calls(
-    source: Source, tools: ToolSchemas
+    source: TextSource, tools: ToolSchemas
 ) -> Generator[AnswerPiece | None, None, list[tuple[str, dict[str, Any]]] | None]:
     """The calls of a list, once it is whole; `None` where it is something else."""
     text = ""

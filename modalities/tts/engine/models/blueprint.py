@@ -27,7 +27,7 @@ from triptych.core.layers.attention import KvLayout
 from triptych.core.layers.decoder import DecoderConfig
 from triptych.core.sampling.sampler import LOGIT_BYTES
 from triptych.core.weights.tensors.checkpoint import Checkpoint
-from triptych.core.weights.tensors.loading import TensorTarget, load_tensors
+from triptych.core.weights.tensors.loading import Target, load_tensors
 from triptych.modalities.tts.engine.codecs.loading import HubCodec
 from triptych.modalities.tts.engine.codecs.protocol import SpeechCodec
 from triptych.modalities.tts.engine.frame_head import FrameModel
@@ -139,7 +139,7 @@ class FrameBlueprint(SpeechBlueprint, ABC, Generic[Model]):
         """The model, uninitialised."""
 
     @abstractmethod
-    def targets(self, model: Model, names: Collection[str] = ()) -> Iterable[TensorTarget]:
+    def targets(self, model: Model, names: Collection[str] = ()) -> Iterable[Target]:
         """Where each of its tensors goes, of a checkpoint that has these `names`."""
 
     @abstractmethod
@@ -149,7 +149,7 @@ class FrameBlueprint(SpeechBlueprint, ABC, Generic[Model]):
     def weight_bytes(self) -> int:
         """Bytes of the parameters."""
         targets = self.targets(self.sketch(torch.device("meta")))
-        return sum(target.into.numel() for target in targets) * self._setup.dtype.itemsize
+        return sum(target.num_bytes(self._setup.dtype.itemsize) for target in targets)
 
     def activation_bytes(self, num_tokens: int, num_rows: int) -> int:
         """The most a step of so many positions and rows holds beside weights and cache."""

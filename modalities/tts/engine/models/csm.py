@@ -35,7 +35,7 @@ from triptych.core.layers.decoder import DecoderConfig, DecoderStack
 from triptych.core.layers.linear import Linear
 from triptych.core.plan import StepCodes
 from triptych.core.sampling.sampler import LOGIT_BYTES, FrameSampler
-from triptych.core.weights.tensors.loading import TensorTarget
+from triptych.core.weights.tensors.loading import Target, TensorTarget
 from triptych.modalities.tts.engine.codecs.loading import HubCodec
 from triptych.modalities.tts.engine.frame_head import FrameDraws, FrameInputs
 from triptych.modalities.tts.engine.models.blueprint import (
@@ -133,7 +133,7 @@ class CsmModel:
             config, self.codebooks, max_batch_size=max_batch_size, dtype=dtype, device=device
         )
 
-    def targets(self, codebooks_name: str) -> Iterator[TensorTarget]:
+    def targets(self, codebooks_name: str) -> Iterator[Target]:
         """Every tensor, and the view it goes to; `codebooks_name` is where the codes' table is."""
         yield TensorTarget("embed_text_tokens.weight", self.text_WC)
         yield TensorTarget(codebooks_name, self.codebooks.weight_EC)
@@ -196,7 +196,7 @@ class DepthDecoder:
         self._max_batch_size = max_batch_size
         self._positions_Q = torch.arange(self._num_codes, device=device)
 
-    def targets(self, prefix: str) -> Iterator[TensorTarget]:
+    def targets(self, prefix: str) -> Iterator[Target]:
         """As `CsmModel.targets`."""
         yield from stack_targets(self._stack, f"{prefix}.model")
         yield TensorTarget(
@@ -297,7 +297,7 @@ class CsmBlueprint(CloningBlueprint[CsmModel]):
         num_slots, dtype = self._setup.max_batch_size, self._setup.dtype
         return CsmModel(self.config, max_batch_size=num_slots, dtype=dtype, device=device)
 
-    def targets(self, model: CsmModel, names: Collection[str] = ()) -> Iterable[TensorTarget]:
+    def targets(self, model: CsmModel, names: Collection[str] = ()) -> Iterable[Target]:
         """Both decoders share a table of codes, which a checkpoint has under one name or both."""
         held = [name for name in _CODEBOOK_NAMES if name in names] or _CODEBOOK_NAMES
         return model.targets(held[0])

@@ -38,7 +38,7 @@ from triptych.core.layers.decoder import DecoderConfig, DecoderLayer, DecoderSta
 from triptych.core.layers.linear import Linear
 from triptych.core.plan import StepCodes
 from triptych.core.sampling.sampler import FrameSampler
-from triptych.core.weights.tensors.loading import TensorTarget
+from triptych.core.weights.tensors.loading import Target, TensorTarget
 from triptych.modalities.tts.configs.higgs import CODEC_FOLDER
 from triptych.modalities.tts.engine.codecs.loading import HubCodec
 from triptych.modalities.tts.engine.frame_head import FrameDraws, FrameInputs
@@ -108,7 +108,7 @@ class HiggsModel:
         self.draw_state: Sequence[torch.Tensor] = (self._num_ended_S,)
         self._order_Q = torch.arange(self.num_codes, device=device)
 
-    def targets(self) -> Iterator[TensorTarget]:
+    def targets(self) -> Iterator[Target]:
         """Every tensor, and the view it goes to."""
         yield TensorTarget("model.embed_tokens.weight", self.text_WC)
         name = "model.embed_audio_tokens.embed_audio_tokens.weight"
@@ -200,7 +200,7 @@ class HiggsBlueprint(CloningBlueprint[HiggsModel]):
         num_slots, dtype = self._setup.max_batch_size, self._setup.dtype
         return HiggsModel(self.config, max_batch_size=num_slots, dtype=dtype, device=device)
 
-    def targets(self, model: HiggsModel, names: Collection[str] = ()) -> Iterable[TensorTarget]:
+    def targets(self, model: HiggsModel, names: Collection[str] = ()) -> Iterable[Target]:
         """Every tensor has one name."""
         return model.targets()
 

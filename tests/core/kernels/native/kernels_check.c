@@ -32,11 +32,15 @@ static void check_linear(int64_t rows, int64_t outputs, int64_t inputs, int dtyp
     float *y = malloc(sizeof(float) * (size_t)(rows * outputs));
     float *alone = malloc(sizeof(float) * (size_t)outputs);
     pack_weight(weight, outputs, inputs, dtype, packed, 2);
-    Linear l = {x, packed, NULL, NULL, y, rows, inputs, outputs, dtype, FLOAT32, 2};
+    Weight packed_weight = {packed, outputs, dtype};
+    Linear l = {.x = x, .weights = &packed_weight, .y = y, .num_rows = rows, .num_inputs = inputs,
+                .num_outputs = outputs, .num_weights = 1, .dtype = dtype, .y_dtype = FLOAT32,
+                .num_threads = 2};
     linear(&l);
     for (int64_t row = 0; row < rows; row++) {
         const char *own = (const char *)x + row * inputs * size_of(dtype);
-        Linear one = {own, packed, NULL, NULL, alone, 1, inputs, outputs, dtype, FLOAT32, 1};
+        Linear one = l;
+        one.x = own, one.y = alone, one.num_rows = 1, one.num_threads = 1;
         linear(&one);
         num_wrong += memcmp(alone, y + row * outputs, sizeof(float) * (size_t)outputs) != 0;
         for (int64_t output = 0; output < outputs; output++) {
@@ -47,6 +51,43 @@ static void check_linear(int64_t rows, int64_t outputs, int64_t inputs, int dtyp
         }
     }
     free(weight), free(x), free(packed), free(y), free(alone);
+}
+
+/* Weights in blocks beside a plain sum of their values, and bitwise beside each row alone. Any bytes
+ * are codes; scales in float16 are 0x2c00 and what is left of them, all of the order of 0.1. */
+static void check_blocks(int64_t rows, int64_t outputs, int64_t inputs, int format, int64_t bytes) {
+    uint8_t *raw = malloc((size_t)bytes);
+    for (int64_t i = 0; i < bytes; i++) raw[i] = (uint8_t)(i % 2 ? 0x1c + rand() % 8 : rand());
+    void *packed = malloc((size_t)packed_block_bytes(outputs, inputs, format));
+    pack_blocks(raw, outputs, inputs, format, packed, 2);
+    float *x = random_values(rows * inputs, FLOAT32), *weight = malloc(sizeof(float) * (size_t)inputs);
+    float *y = malloc(sizeof(float) * (size_t)(rows * outputs));
+    float *alone = malloc(sizeof(float) * (size_t)outputs);
+    Weight weights = {packed, outputs, format};
+    Linear l = {.x = x, .weights = &weights, .y = y,
+                .quantised = malloc((size_t)(rows * quantised_bytes(inputs))), .num_rows = rows,
+                .num_inputs = inputs, .num_outputs = outputs, .num_weights = 1, .dtype = FLOAT32,
+                .y_dtype = FLOAT32, .num_threads = 2};
+    linear(&l);
+    for (int64_t output = 0; output < outputs; output++) {
+        read_rows(packed, inputs, format, &output, 1, weight, FLOAT32, 1);
+        for (int64_t row = 0; row < rows; row++) {
+            double sum = 0, size = 0;
+            for (int64_t i = 0; i < inputs; i++) {
+                double product = (double)x[row * inputs + i] * weight[i];
+                sum += product;
+                size += product * product;
+            }
+            expect(y[row * outputs + output], sum, 0.05 * sqrt(size) + 1e-6);
+        }
+    }
+    for (int64_t row = 0; row < rows; row++) {
+        Linear one = l;
+        one.x = x + row * inputs, one.y = alone, one.num_rows = 1, one.num_threads = 1;
+        linear(&one);
+        num_wrong += memcmp(alone, y + row * outputs, sizeof(float) * (size_t)outputs) != 0;
+    }
+    free(raw), free(packed), free(x), free(weight), free(y), free(alone), free(l.quantised);
 }
 
 enum { TOKENS = 40, HEADS = 4, KV_HEADS = 2, DIM = 24, PAGE = 8 };
@@ -99,6 +140,12 @@ int main(void) {
         check_linear(3, 33, 1100, dtype);
         check_linear(200, 32, 64, dtype);
         check_attention(dtype);
+    }
+    static const int block_bytes[] = {34, 18, 20, 22, 24, 144, 176, 210};
+    for (int i = 0; i < 8; i++) {
+        int64_t in_block = i < 5 ? 32 : 256, inputs = 512, outputs = 45;
+        int64_t bytes = outputs * inputs / in_block * block_bytes[i];
+        for (int64_t rows = 1; rows < 40; rows += 9) check_blocks(rows, outputs, inputs, 2 + i, bytes);
     }
     printf("%d wrong\n", num_wrong);
     return num_wrong != 0;

@@ -41,14 +41,12 @@ def check(
 
     assert kernels.can_pack(weight_OI)
     packed = kernels.pack(weight_OI)
-    y_TO = kernels.linear(x_TI, packed, num_outputs, bias_O, residual_TO, out_dtype)
+    y_TO = kernels.linear(x_TI, packed, bias_O, residual_TO, out_dtype)
     assert y_TO.dtype == out_dtype
     torch.testing.assert_close(y_TO.double(), expected, atol=1e-3, rtol=HALF_UNIT[out_dtype])
     for row in {*range(min(num_rows, 40)), num_rows - 1}:
         residual = None if residual_TO is None else residual_TO[row : row + 1]
-        alone = kernels.linear(
-            x_TI[row : row + 1], packed, num_outputs, bias_O, residual, out_dtype
-        )
+        alone = kernels.linear(x_TI[row : row + 1], packed, bias_O, residual, out_dtype)
         assert torch.equal(alone[0], y_TO[row])
 
 
@@ -83,11 +81,11 @@ def test_many_rows_and_inputs(
 def test_the_number_of_threads_changes_nothing(kernels: NativeKernels, num_threads: int) -> None:
     x_TI = random(50, 70, seed=1, dtype=torch.bfloat16)
     packed = kernels.pack(random(200, 70, seed=2, dtype=torch.bfloat16))
-    expected = kernels.linear(x_TI, packed, 200)
+    expected = kernels.linear(x_TI, packed)
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:
-        assert torch.equal(kernels.linear(x_TI, packed, 200), expected)
+        assert torch.equal(kernels.linear(x_TI, packed), expected)
     finally:
         torch.set_num_threads(before)
 
@@ -98,7 +96,7 @@ def test_nan_stays_in_its_row(kernels: NativeKernels, num_inputs: int, dtype: to
     x_TI = random(20, num_inputs, seed=1, dtype=dtype)
     x_TI[7] = float("nan")
     packed = kernels.pack(random(40, num_inputs, seed=2, dtype=dtype))
-    is_nan = kernels.linear(x_TI, packed, 40).isnan()
+    is_nan = kernels.linear(x_TI, packed).isnan()
     assert is_nan[7].all()
     assert is_nan.sum() == 40
 

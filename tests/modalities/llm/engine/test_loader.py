@@ -101,6 +101,38 @@ def test_the_weights_are_charged_by_the_byte(save: Save) -> None:
     assert ledger.by_owner()["tiny/weights"] == stored
 
 
+def test_weights_are_held_in_blocks_on_request(save: Save) -> None:
+    """8 bits and a scale for 32 of them where rows are whole blocks: all but a layer's last."""
+    ledger, options = Ledger(64 * MIB), config(models=ModelOptions(quantization_encoding="q8_0"))
+    folder = save()
+    loaded = loader(folder, ledger, options).load(lambda _: None)
+    tensors = load_file(folder / "model.safetensors")
+    in_blocks = sum(t.numel() for name, t in tensors.items() if t.dim() == 2 and "down" not in name)
+    plain = sum(tensor.numel() for tensor in tensors.values()) - in_blocks
+    assert ledger.by_owner()["tiny/weights"] == in_blocks // 32 * 34 + plain * 4
+    sampling = SamplingParams(temperature=0.0, max_tokens=5)
+    outputs: list[Output] = []
+    request = TokenRequest(prompt_ids=(5, 6, 7), sampling=sampling)
+    job = Job(job_id="0", model="tiny", request=request, sink=outputs.append, arrival_s=0.0)
+    loaded.scheduler.submit(job)
+    run_to_the_end(loaded)
+    assert sum(len(output.payload.token_ids) for output in outputs) == 5
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model_impl": "transformers", "quantization_encoding": "q4_0"}, "on our decoder"),
+        ({"quantization_encoding": "gptq"}, "gptq: this model's weights are plain"),
+        ({"dtype": "float32", "quantization_encoding": "bfloat16"}, "do not agree"),
+    ],
+)
+def test_encodings_that_cannot_be_had(save: Save, fields: dict[str, str], message: str) -> None:
+    options = config(models=ModelOptions(**fields))
+    with pytest.raises(ConfigError, match=message):
+        loader(save(), Ledger(64 * MIB), options).load(lambda _: None)
+
+
 def test_pages_are_bounded_by_what_full_batches_can_use(save: Save) -> None:
     ledger = Ledger(512 * MIB)
     loader(save(), ledger, config()).load(lambda _: None)

@@ -201,8 +201,8 @@ class Generator(nn.Module):
     def _inverse(self, spectrum_KN: Tensor) -> Tensor:
         """`torch.istft`, but for its look at the window's sums, which waits for a GPU."""
         n_fft, num_spectra = self.config.n_fft, spectrum_KN.shape[1]
-        like = {"device": spectrum_KN.device, "dtype": spectrum_KN.real.dtype}
-        window_W1 = torch.hann_window(n_fft, **like)[:, None]
+        device, dtype = spectrum_KN.device, spectrum_KN.real.dtype
+        window_W1 = torch.hann_window(n_fft, device=device, dtype=dtype)[:, None]
         pieces_WN = torch.fft.irfft(spectrum_KN, n_fft, dim=0) * window_W1
         weights_WN = window_W1.square().expand(-1, num_spectra)
         length = (num_spectra - 1) * self.config.hop + n_fft

@@ -22,6 +22,7 @@ from triptych.core.job import Job
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.native_linear import pack_linears
 from triptych.core.ledger import Ledger
+from triptych.core.weights.encoding import plain_type
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.core.weights.tensors.loading import TensorTarget, load_tensors
@@ -94,7 +95,7 @@ class KokoroLoader(DeviceLoader):
 
     def _conv_dtype(self) -> torch.dtype:
         """bfloat16 where the device is good at it or it was asked for, else float32."""
-        wanted = self._config.models.dtype
+        wanted = plain_type(self._config.models)
         if wanted != "auto":
             return torch.bfloat16 if wanted == "bfloat16" else torch.float32
         is_fast = self._device.compute_dtype(torch.bfloat16) is torch.bfloat16

@@ -36,7 +36,7 @@ from triptych.core.layers.native_linear import pack_linears
 from triptych.core.layers.rotary import RopeConfig
 from triptych.core.plan import StepCodes
 from triptych.core.sampling.sampler import FrameSampler
-from triptych.core.weights.tensors.loading import TensorTarget
+from triptych.core.weights.tensors.loading import Target, TensorTarget
 from triptych.modalities.tts.configs.voice import AcousticConfig, CodecConfig, VoiceConfig
 from triptych.modalities.tts.engine.frame_head import FrameDraws, FrameInputs
 
@@ -182,7 +182,7 @@ class AcousticModel:
         self._held_SL = torch.zeros_like(self._due_SL)
         self._prompts: dict[int, Sequence[int]] = {}
 
-    def targets(self) -> Iterator[TensorTarget]:
+    def targets(self) -> Iterator[Target]:
         """Every tensor of the checkpoint that the model needs."""
         yield from stack_targets(self.stack, "talker.stack")
         for name, tensor in self.ends.state_dict().items():

@@ -16,7 +16,7 @@ from triptych.core.errors import ConfigError, UnsupportedOption
 from triptych.core.layers.native_linear import pack_linears
 from triptych.core.sampling.sampler import LOGIT_BYTES
 from triptych.core.weights.tensors.checkpoint import Checkpoint
-from triptych.core.weights.tensors.loading import TensorTarget, load_tensors
+from triptych.core.weights.tensors.loading import Target, TensorTarget, load_tensors
 from triptych.modalities.tts.configs.voice import VoiceConfig
 from triptych.modalities.tts.engine.codecs.loading import refuse_window_options
 from triptych.modalities.tts.engine.codecs.protocol import SpeechCodec
@@ -74,7 +74,7 @@ class VoiceBlueprint(FrameBlueprint[AcousticModel]):
             device=device,
         )
 
-    def targets(self, model: AcousticModel, names: Collection[str] = ()) -> Iterable[TensorTarget]:
+    def targets(self, model: AcousticModel, names: Collection[str] = ()) -> Iterable[Target]:
         """Every tensor has one name."""
         return model.targets()
 

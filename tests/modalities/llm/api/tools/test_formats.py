@@ -19,7 +19,7 @@ from triptych.modalities.llm.api.tools.formats import (
     thinking_format_of,
 )
 from triptych.modalities.llm.api.tools.parser import AnswerParser
-from triptych.modalities.llm.api.tools.pieces import Answer, Call
+from triptych.modalities.llm.api.tools.pieces import Answer, ToolUse
 
 WEATHER = {"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
 TOOLS: dict[str, dict[str, Any]] = {"get_weather": WEATHER, "get_time": {}}
@@ -200,9 +200,9 @@ def test_what_is_no_call_is_text(family: str, text: str) -> None:
 
 def test_a_call_that_breaks_off_keeps_what_came() -> None:
     answer = read('<tool_call>{"name": "get_weather", "arguments": {"city": "Par', "hermes")
-    assert answer.calls == [Call("get_weather", '{"city": "Par')]
+    assert answer.calls == [ToolUse("get_weather", '{"city": "Par')]
     broken = read('<tool_call>{"name": "get_time", "arguments": {"a": oops}}</tool_call>', "hermes")
-    assert broken.calls == [Call("get_time", '{"a": ')]
+    assert broken.calls == [ToolUse("get_time", '{"a": ')]
     assert broken.text == "oops}}</tool_call>"
 
 

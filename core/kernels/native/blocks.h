@@ -1,0 +1,175 @@
+/* Weights in blocks of small integers, in the order of products.
+ *
+ * The formats are those of GGUF files (ggml's quants): a weight is scale * (code - zero), or
+ * scale * code + minimum, with a scale for 32 inputs (Q6_K: 16). The K formats have scales of 6 or 8
+ * bits below one in float16 for 256 inputs.
+ *
+ * As in linear.c a weight is cut into panels of PANEL outputs. A panel holds for each block of
+ * inputs the outputs' scales, minima if there are any, and codes as [BLOCK / 4][PANEL][4] (a "group"
+ * is four inputs of all outputs), of which the upper bits lie apart: the lower four of group g and of
+ * group g + 4 share bytes, the fifth of all eight groups, and the fifth and sixth of four. Nothing
+ * is larger than in the file but the 6-bit scales of Q4_K and Q5_K, which take a byte each.
+ */
+#pragma once
+
+#include "kernels.h"
+
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+#define PANEL 32
+#define BLOCK 32
+#define GROUPS (BLOCK / 4)
+#define GROUP_BYTES (4 * PANEL)
+#define SUPER_BLOCKS 8 /* that share a scale in float16 */
+
+/* Format numbers follow those of dense types. `library.py` has them, too. */
+enum { Q8_0 = 2, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K };
+
+INLINE int is_blocks(int format) { return format >= Q8_0; }
+
+INLINE int is_super(int format) { return format >= Q4_K; }
+
+INLINE int has_minimum(int format) {
+    return format == Q4_1 || format == Q5_1 || format == Q4_K || format == Q5_K;
+}
+
+INLINE int code_bits(int format) {
+    switch (format) {
+        case Q8_0: return 8;
+        case Q6_K: return 6;
+        case Q5_0: case Q5_1: case Q5_K: return 5;
+        default: return 4;
+    }
+}
+
+INLINE int code_zero(int format) {
+    switch (format) {
+        case Q8_0: return 128;
+        case Q6_K: return 32;
+        case Q5_0: return 16;
+        case Q4_0: return 8;
+        default: return 0;
+    }
+}
+
+/* Inputs that share a scale. */
+INLINE int scale_inputs(int format) { return format == Q6_K ? BLOCK / 2 : BLOCK; }
+
+INLINE int64_t num_blocks(int64_t num_inputs) { return (num_inputs + BLOCK - 1) / BLOCK; }
+
+/* Bytes of scales in float16 before the blocks they belong to, and of one block. */
+INLINE int64_t header_bytes(int format) { return (has_minimum(format) ? 2 : 1) * 2 * PANEL; }
+
+INLINE int64_t block_bytes(int format) {
+    return code_bits(format) * GROUP_BYTES + (is_super(format) ? 2 * PANEL : 0);
+}
+
+INLINE int64_t blocks_per_header(int format) { return is_super(format) ? SUPER_BLOCKS : 1; }
+
+INLINE int64_t panel_bytes(int format, int64_t num_inputs) {
+    int64_t per_header = blocks_per_header(format);
+    return num_blocks(num_inputs) / per_header *
+           (header_bytes(format) + per_header * block_bytes(format));
+}
+
+/* Where a block lies in its panel, and the header that it is under. */
+typedef struct {
+    const uint8_t *header, *block;
+} BlockPlace;
+
+INLINE BlockPlace place_of(const uint8_t *panel, int64_t index, int format) {
+    int64_t per_header = blocks_per_header(format), header = header_bytes(format);
+    int64_t stride = header + per_header * block_bytes(format);
+    const uint8_t *at = panel + index / per_header * stride;
+    return (BlockPlace){at, at + header + index % per_header * block_bytes(format)};
+}
+
+/* Bytes of a block that come before its codes: scales of 6 or 8 bits. */
+INLINE const uint8_t *codes_of(BlockPlace place, int format) {
+    return place.block + (is_super(format) ? 2 * PANEL : 0);
+}
+
+/* ---- reading scales and codes ------------------------------------------------------------------ */
+
+typedef int32_t ireg __attribute__((vector_size(4 * REG)));
+typedef uint8_t breg __attribute__((vector_size(REG)));
+typedef int8_t cbreg __attribute__((vector_size(REG)));
+typedef uint16_t hreg __attribute__((vector_size(2 * REG)));
+
+INLINE reg splat_reg(float x) { return (reg){0} + x; }
+
+/* a * b + c, in one rounding where the processor can. */
+INLINE reg fused(reg a, reg b, reg c) {
+#if defined(__AVX512F__)
+    return (reg)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    return (reg)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    return a * b + c;
+#endif
+}
+
+/* Finite numbers alone. */
+INLINE reg load_halves(const void *p) {
+    hreg bits;
+    memcpy(&bits, p, sizeof bits);
+#if defined(__AVX512F__)
+    return (reg)_mm512_cvtph_ps((__m256i)bits);
+#elif defined(__F16C__)
+    return (reg)_mm256_cvtph_ps((__m128i)bits);
+#else
+    ureg wide = __builtin_convertvector(bits, ureg);
+    reg size = (reg)((wide & 0x7fff) << 13) * 0x1p112f;
+    return (reg)((ureg)size | (wide & 0x8000) << 16);
+#endif
+}
+
+INLINE reg load_bytes(const uint8_t *p) {
+    breg bytes;
+    memcpy(&bytes, p, sizeof bytes);
+    return __builtin_convertvector(__builtin_convertvector(bytes, ireg), reg);
+}
+
+INLINE reg load_signed_bytes(const uint8_t *p) {
+    cbreg bytes;
+    memcpy(&bytes, p, sizeof bytes);
+    return __builtin_convertvector(__builtin_convertvector(bytes, ireg), reg);
+}
+
+/* The scales of REG outputs from `column` on; `half` is the second 16 inputs of Q6_K. */
+INLINE reg scales_at(BlockPlace place, int column, int half, const int format) {
+    reg scale = load_halves(place.header + 2 * column);
+    if (format == Q6_K) return scale * load_signed_bytes(place.block + half * PANEL + column);
+    return is_super(format) ? scale * load_bytes(place.block + column) : scale;
+}
+
+INLINE reg minima_at(BlockPlace place, int column, const int format) {
+    reg minimum = load_halves(place.header + 2 * PANEL + 2 * column);
+    return is_super(format) ? -minimum * load_bytes(place.block + PANEL + column) : minimum;
+}
+
+INLINE ureg load_words_reg(const uint8_t *p) {
+    ureg words;
+    memcpy(&words, p, sizeof words);
+    return words;
+}
+
+/* The codes of one group, of REG outputs from `column` on: unsigned bytes, those of an output
+ * beside each other. */
+INLINE ureg codes_at(const uint8_t *codes, int group, int column, const int format) {
+    const uint8_t *at = codes + 4 * column;
+    int bits = code_bits(format);
+    if (bits == 8) return load_words_reg(at + group * GROUP_BYTES);
+    ureg low = load_words_reg(at + group % 4 * GROUP_BYTES) >> (group < 4 ? 0 : 4) & 0x0f0f0f0f;
+    if (bits == 4) return low;
+    const uint8_t *high = at + 4 * GROUP_BYTES;
+    if (bits == 5) {
+        ureg word = load_words_reg(high);
+        return low | ((group < 4 ? word << (4 - group) : word >> (group - 4)) & 0x10101010);
+    }
+    ureg word = load_words_reg(high + group / 4 * GROUP_BYTES);
+    int shift = 4 - 2 * (group % 4);
+    return low | ((shift >= 0 ? word << shift : word >> -shift) & 0x30303030);
+}

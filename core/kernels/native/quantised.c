@@ -1,0 +1,392 @@
+/* Products with weights in blocks of integers.
+ *
+ * A row of activations is quantised once, each 32 inputs to bytes with a scale of their own. The
+ * products of a block are summed in integers, which is exact; the blocks' sums in float32, one after
+ * the other. So a row's result does not depend on its batch mates, nor on which of the loops below
+ * computes it.
+ *
+ * sum(weight * x) = scale_x * (scale * (sum(code * x) - zero * sum(x)) + minimum * sum(x)), where x
+ * are bytes: each row keeps the sums of its halves of blocks, too.
+ */
+#include "quantised.h"
+#include "pool.h"
+#include "tiles.h"
+#include "unrolled.h"
+
+#define CHUNK 32         /* rows that lie together, and fill the tiles where there are any */
+#define ROWS_PER_TASK 4  /* that are quantised by one task */
+
+/* Rows and registers of outputs whose integer sums fit into registers. */
+#if defined(__AVX512F__)
+#define ROWS 12
+#define REGS 2
+#elif defined(__AVX2__)
+#define ROWS 4
+#define REGS 2
+#elif defined(__aarch64__)
+#define ROWS 6
+#define REGS 4
+#else
+#define ROWS 2
+#define REGS 4
+#endif
+
+/* ---- rows of activations ----------------------------------------------------------------------- */
+
+/* CHUNK rows and what is left over lie together: for each block the rows' bytes, their scales, and
+ * the sums of the first halves and of the second. */
+typedef struct {
+    int8_t *codes;
+    float *scales;
+    int32_t *sums;
+} Rows;
+
+#define ROW_BYTES (BLOCK + (int64_t)sizeof(float) + 2 * (int64_t)sizeof(int32_t)) /* of a block */
+
+int64_t quantised_bytes(int64_t num_inputs) { return num_blocks(num_inputs) * ROW_BYTES; }
+
+INLINE int rows_in_chunk(const Linear *l, int64_t first) {
+    return (int)(l->num_rows - first < CHUNK ? l->num_rows - first : CHUNK);
+}
+
+/* A block of the chunk that begins with row `first`. */
+INLINE Rows rows_at(const Linear *l, int64_t first, int64_t block) {
+    int64_t num = rows_in_chunk(l, first);
+    char *at = (char *)l->quantised + first * quantised_bytes(l->num_inputs);
+    at += block * num * ROW_BYTES;
+    float *scales = (float *)(at + num * BLOCK);
+    return (Rows){(int8_t *)at, scales, (int32_t *)(scales + num)};
+}
+
+/* The number as it is: an addition that follows is not fused with the product that made it, so codes
+ * are the same on every level. */
+INLINE vec rounded_product(vec x) {
+    __asm__("" : "+m"(x));
+    return x;
+}
+
+INLINE vec magnitude(vec x) { return (vec)((uvec)x & 0x7fffffff); }
+
+/* One block of a row. What is not finite makes the scale NaN, and with it every result. */
+static void quantise_block(const void *x, int64_t first, int64_t end, int dtype, int8_t *codes,
+                           float *scale, int32_t sums[2]) {
+    typedef int8_t bytes __attribute__((vector_size(LANES)));
+    vec parts[2];
+    if (first + BLOCK <= end) {
+        for (int h = 0; h < 2; h++) parts[h] = load_as(x, first + h * LANES, dtype);
+    } else {
+        float rest[BLOCK] = {0};
+        for (int64_t i = first; i < end; i++) rest[i - first] = read_as(x, i, dtype);
+        for (int h = 0; h < 2; h++) parts[h] = load(rest + h * LANES);
+    }
+    const float to_integer = 12582912.0f; /* 1.5 * 2^23 */
+    float most = max_lanes(max_vec(magnitude(parts[0]), magnitude(parts[1])));
+    float poison = sum_lanes((parts[0] - parts[0]) + (parts[1] - parts[1]));
+    float inverse = poison == 0.0f && most > 1e-30f ? 127.0f / most : 0.0f;
+    *scale = (inverse != 0.0f ? most / 127.0f : 0.0f) + poison;
+    for (int h = 0; h < 2; h++) {
+        vec scaled = rounded_product(poison == 0.0f ? parts[h] * inverse : splat(0.0f));
+        vec rounded = (scaled + to_integer) - to_integer;
+        bytes half = __builtin_convertvector(__builtin_convertvector(rounded, ivec), bytes);
+        memcpy(codes + h * LANES, &half, sizeof half);
+        sums[h] = (int32_t)sum_lanes(rounded);
+    }
+}
+
+static void quantise_some(void *context, int64_t index, int worker) {
+    const Linear *l = context;
+    int64_t row = index * ROWS_PER_TASK, end = row + ROWS_PER_TASK;
+    (void)worker;
+    for (; row < end && row < l->num_rows; row++) {
+        const char *x = (const char *)l->x + row * l->num_inputs * size_of(l->dtype);
+        int64_t first = row / CHUNK * CHUNK, at = row - first;
+        for (int64_t block = 0; block < num_blocks(l->num_inputs); block++) {
+            Rows to = rows_at(l, first, block);
+            int32_t sums[2];
+            quantise_block(x, block * BLOCK, l->num_inputs, l->dtype, to.codes + at * BLOCK,
+                           to.scales + at, sums);
+            to.sums[at] = sums[0];
+            to.sums[at + rows_in_chunk(l, first)] = sums[1];
+        }
+    }
+}
+
+void quantise_rows(const Linear *l) {
+    int64_t num_tasks = (l->num_rows + ROWS_PER_TASK - 1) / ROWS_PER_TASK;
+    run_tasks(num_tasks, l->num_threads, quantise_some, (void *)l);
+}
+
+/* ---- dot products of bytes --------------------------------------------------------------------- */
+
+/* Four bytes of a row in every lane, as the dot product below takes them. */
+#if defined(__AVX512VNNI__)
+typedef struct {
+    ireg bytes;
+} Four;
+#else
+typedef int16_t sreg __attribute__((vector_size(4 * REG)));
+typedef struct {
+    sreg even, odd;
+} Four;
+#endif
+
+INLINE Four broadcast(const int8_t *p) {
+    int32_t word;
+    memcpy(&word, p, sizeof word);
+#if defined(__AVX512VNNI__)
+    return (Four){(ireg){0} + word};
+#else
+    sreg words = (sreg)((ireg){0} + word);
+    return (Four){words << 8 >> 8, words >> 8};
+#endif
+}
+
+#if !defined(__AVX512VNNI__)
+/* Sums of neighbours: a[2i] * b[2i] + a[2i + 1] * b[2i + 1]; a product fits into 16 bits. */
+INLINE ireg dot_pairs(sreg a, sreg b) {
+#if defined(__AVX512BW__)
+    return (ireg)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+    return (ireg)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#elif defined(__SSE2__)
+    return (ireg)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#else
+    ireg products = (ireg)(a * b);
+    return (products << 16 >> 16) + (products >> 16);
+#endif
+}
+#endif
+
+/* sums[i] += the dot product of lane i's unsigned bytes with the row's signed ones. */
+INLINE ireg add_dot(ireg sums, ureg codes, Four x) {
+#if defined(__AVX512VNNI__)
+    return (ireg)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)codes, (__m512i)x.bytes);
+#else
+    sums += dot_pairs((sreg)(codes & 0x00ff00ff), x.even);
+    return sums + dot_pairs((sreg)(codes >> 8 & 0x00ff00ff), x.odd);
+#endif
+}
+
+/* ---- blocks ------------------------------------------------------------------------------------ */
+
+#define EACH_FORMAT(X) X(Q8_0) X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(Q4_K) X(Q5_K) X(Q6_K)
+
+/* The sum of a row's bytes that share scales of the weight. */
+INLINE int32_t sum_of(const int32_t *sums, int num, int half, int format) {
+    return scale_inputs(format) < BLOCK ? sums[half * num] : sums[0] + sums[num];
+}
+
+/* sums += scale_x * (scale * dot + minimum * sum_x). Every loop comes through here. */
+INLINE reg add_part(reg sums, ireg dot, reg scale, reg of_minimum, float scale_x) {
+    reg products = fused(__builtin_convertvector(dot, reg), scale, of_minimum);
+    return fused(products, splat_reg(scale_x), sums);
+}
+
+/* One row, alone in its chunk: codes are unpacked into registers. */
+INLINE void sum_one_row(Rows x, const uint8_t *panel, int64_t num, float *sums, const int format) {
+    const int halves = BLOCK / scale_inputs(format), groups = GROUPS / halves;
+    for (int first = 0; first < PANEL; first += REGS * REG) {
+        const char *at = (const char *)x.codes;
+        reg total[REGS];
+        for (int v = 0; v < REGS; v++) total[v] = load_reg(sums + first + v * REG);
+        for (int64_t block = 0; block < num; block++, at += ROW_BYTES) {
+            BlockPlace place = place_of(panel, block, format);
+            const uint8_t *codes = codes_of(place, format);
+            const float *scale_x = (const float *)(at + BLOCK);
+            for (int half = 0; half < halves; half++) {
+                int32_t sum = sum_of((const int32_t *)scale_x + 1, 1, half, format);
+                ireg dot[REGS];
+                for (int v = 0; v < REGS; v++) dot[v] = (ireg){0} - code_zero(format) * sum;
+                for (int g = half * groups; g < (half + 1) * groups; g++) {
+                    Four four = broadcast((const int8_t *)at + 4 * g);
+                    for (int v = 0; v < REGS; v++)
+                        dot[v] = add_dot(dot[v], codes_at(codes, g, first + v * REG, format), four);
+                }
+                for (int v = 0; v < REGS; v++) {
+                    int column = first + v * REG;
+                    reg minimum = splat_reg(0.0f);
+                    if (has_minimum(format))
+                        minimum = minima_at(place, column, format) * (float)sum;
+                    total[v] = add_part(total[v], dot[v], scales_at(place, column, half, format),
+                                        minimum, *scale_x);
+                }
+            }
+        }
+        for (int v = 0; v < REGS; v++) store_reg(sums + first + v * REG, total[v]);
+    }
+}
+
+#define DEFINE(FORMAT)                                                                         \
+    OWN sum_one_row_##FORMAT(Rows x, const uint8_t *panel, int64_t num, float *sums) {         \
+        sum_one_row(x, panel, num, sums, FORMAT);                                              \
+    }
+EACH_FORMAT(DEFINE)
+#undef DEFINE
+
+/* Several rows: a block is unpacked for all of them. Tiles take codes with the zero taken off. */
+typedef struct {
+    _Alignas(64) uint8_t codes[GROUPS * GROUP_BYTES];
+    float scales[2][PANEL], minima[PANEL];
+} Unpacked;
+
+INLINE void unpack_block(BlockPlace place, Unpacked *to, int is_signed, const int format) {
+    typedef uint8_t bytes __attribute__((vector_size(4 * REG)));
+    const uint8_t *codes = codes_of(place, format);
+    uint8_t zero = is_signed ? (uint8_t)code_zero(format) : 0;
+    for (int column = 0; column < PANEL; column += REG) {
+        for (int g = 0; g < GROUPS; g++) {
+            bytes some = (bytes)codes_at(codes, g, column, format) - zero;
+            memcpy(to->codes + g * GROUP_BYTES + 4 * column, &some, sizeof some);
+        }
+        for (int half = 0; half < BLOCK / scale_inputs(format); half++)
+            store_reg(to->scales[half] + column, scales_at(place, column, half, format));
+        if (has_minimum(format)) store_reg(to->minima + column, minima_at(place, column, format));
+    }
+}
+
+#define DEFINE(FORMAT)                                                                         \
+    OWN unpack_block_##FORMAT(BlockPlace place, Unpacked *to, int is_signed) {                 \
+        unpack_block(place, to, is_signed, FORMAT);                                            \
+    }
+EACH_FORMAT(DEFINE)
+#undef DEFINE
+
+static void unpack(BlockPlace place, int format, Unpacked *to, int is_signed) {
+    switch (format) {
+#define CALL(FORMAT) unpack_block_##FORMAT(place, to, is_signed)
+        EACH_FORMAT(CASE)
+#undef CALL
+    }
+}
+
+/* A part of a block whose inputs share scales, and the same of some rows. */
+typedef struct {
+    const uint8_t *codes; /* [num_groups][PANEL][4] */
+    const float *scales, *minima; /* no minima: NULL */
+    const int8_t *x; /* every BLOCK bytes a row */
+    const float *scales_x;
+    const int32_t *sums_x;
+    int num_groups, zero;
+} Part;
+
+INLINE void add_row(const Part *p, int m, int column, ireg dot, float *sums) {
+    reg minimum = splat_reg(0.0f);
+    if (p->minima) minimum = load_reg(p->minima + column) * (float)p->sums_x[m];
+    float *at = sums + m * PANEL + column;
+    store_reg(at, add_part(load_reg(at), dot, load_reg(p->scales + column), minimum,
+                           p->scales_x[m]));
+}
+
+INLINE void add_rows(const Part *p, float *sums, const int num) {
+    for (int first = 0; first < PANEL; first += REGS * REG) {
+        ireg dot[ROWS][REGS];
+        for (int m = 0; m < num; m++)
+            for (int v = 0; v < REGS; v++) dot[m][v] = (ireg){0} - p->zero * p->sums_x[m];
+        for (int g = 0; g < p->num_groups; g++) {
+            ureg codes[REGS];
+            for (int v = 0; v < REGS; v++)
+                codes[v] = load_words_reg(p->codes + g * GROUP_BYTES + 4 * (first + v * REG));
+            for (int m = 0; m < num; m++) {
+                Four x = broadcast(p->x + m * BLOCK + 4 * g);
+                for (int v = 0; v < REGS; v++) dot[m][v] = add_dot(dot[m][v], codes[v], x);
+            }
+        }
+        for (int m = 0; m < num; m++)
+            for (int v = 0; v < REGS; v++) add_row(p, m, first + v * REG, dot[m][v], sums);
+    }
+}
+
+#define DEFINE(N) \
+    OWN add_##N##_rows(const Part *p, float *sums) { add_rows(p, sums, N); }
+UP_TO(ROWS, DEFINE)
+#undef DEFINE
+
+static void add_few_rows(const Part *p, float *sums, int num) {
+    switch (num) {
+#define CALL(N) add_##N##_rows(p, sums)
+        UP_TO(ROWS, CASE)
+#undef CALL
+    }
+}
+
+/* The rows of a chunk. */
+static void add_chunk(Part p, float *sums, int num) {
+    for (; num > 0; num -= ROWS, sums += ROWS * PANEL) {
+        add_few_rows(&p, sums, num < ROWS ? num : ROWS);
+        p.x += ROWS * BLOCK;
+        p.scales_x += ROWS;
+        p.sums_x += ROWS;
+    }
+}
+
+#if HAS_TILES
+/* The same by tiles, which are shaped for it. */
+INLINE void add_chunk_by_tiles(const Part *p, float *sums, int num) {
+    _Alignas(64) int32_t dots[CHUNK * PANEL];
+    multiply_byte_tiles(p->x, BLOCK, p->codes, dots, num);
+    for (int m = 0; m < num; m++)
+        for (int column = 0; column < PANEL; column += REG) {
+            ireg dot;
+            memcpy(&dot, dots + m * PANEL + column, sizeof dot);
+            add_row(p, m, column, dot, sums);
+        }
+}
+
+#define USES_TILES(num) ((num) >= 4) /* fewer rows are faster without */
+#else
+#define USES_TILES(num) 0
+#endif
+
+/* `num` rows in chunks of `most`, the last one whole. */
+static void sum_rows(const Linear *l, const uint8_t *panel, int format, int64_t row, int num,
+                     float *sums) {
+    int inputs = scale_inputs(format), most = num < CHUNK ? num : CHUNK;
+#if HAS_TILES
+    if (USES_TILES(most)) shape_byte_tiles(most, inputs);
+#endif
+    for (int64_t block = 0; block < num_blocks(l->num_inputs); block++) {
+        Unpacked unpacked;
+        unpack(place_of(panel, block, format), format, &unpacked, USES_TILES(most));
+        for (int done = 0; done < num; done += most) {
+            Rows x = rows_at(l, row + done, block);
+            for (int half = 0; half < BLOCK / inputs; half++) {
+                int32_t sums_x[CHUNK];
+                for (int m = 0; m < most; m++) sums_x[m] = sum_of(x.sums + m, most, half, format);
+                Part p = {unpacked.codes + half * inputs * PANEL, unpacked.scales[half],
+                          has_minimum(format) ? unpacked.minima : NULL,
+                          x.codes + half * inputs, x.scales, sums_x, inputs / 4,
+                          code_zero(format)};
+#if HAS_TILES
+                if (USES_TILES(most)) {
+                    add_chunk_by_tiles(&p, sums + done * PANEL, most);
+                    continue;
+                }
+#endif
+                add_chunk(p, sums + done * PANEL, most);
+            }
+        }
+    }
+#if HAS_TILES
+    if (USES_TILES(most)) TILE_RELEASE();
+#endif
+}
+
+static void sum_row(const Linear *l, const uint8_t *panel, int format, int64_t row, float *sums) {
+    Rows x = rows_at(l, row, 0);
+    switch (format) {
+#define CALL(FORMAT) sum_one_row_##FORMAT(x, panel, num_blocks(l->num_inputs), sums)
+        EACH_FORMAT(CASE)
+#undef CALL
+    }
+}
+
+void sum_blocks(const Linear *l, const Weight *weight, int64_t panel, int64_t row, int num,
+                float *sums) {
+    int format = weight->format, whole = num / CHUNK * CHUNK, rest = num - whole;
+    const uint8_t *at = (const uint8_t *)weight->data + panel * panel_bytes(format, l->num_inputs);
+    if (whole) sum_rows(l, at, format, row, whole, sums);
+    if (rest == 1)
+        sum_row(l, at, format, row + whole, sums + whole * PANEL);
+    else if (rest)
+        sum_rows(l, at, format, row + whole, rest, sums + whole * PANEL);
+}

@@ -1,0 +1,81 @@
+"""How `--quantization-encoding` has weights held in memory.
+
+Owns the choice for each matrix: as the checkpoint has it, as plain numbers, or in blocks that are
+made of these at load. Reads no tensor. No torch here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from triptych.core.block_formats import FORMATS, BlockFormat
+from triptych.core.config import ModelOptions
+from triptych.core.errors import ConfigError
+from triptych.core.weights.layout import TensorInfo
+
+AUTO = "auto"
+STORED_ONLY = ("float8_e4m3fn", "gptq")
+"""What only a checkpoint can bring."""
+
+
+def plain_type(options: ModelOptions, *, takes_blocks: bool = False) -> str:
+    """The type that `--dtype` and `--quantization-encoding` name between them, or `auto`.
+
+    Raises `ConfigError` where they name two, or a format of blocks for a model without.
+    """
+    dtype, encoding = options.dtype, options.quantization_encoding
+    if encoding in FORMATS or encoding in STORED_ONLY:
+        if not takes_blocks:
+            raise ConfigError(
+                f"--quantization-encoding {encoding} is for language models on our decoder; leave"
+                " it out, or write float32, bfloat16 or float16."
+            )
+        return dtype
+    if AUTO not in (dtype, encoding) and dtype != encoding:
+        raise ConfigError(f"--dtype {dtype} and --quantization-encoding {encoding} do not agree.")
+    return encoding if dtype == AUTO else dtype
+
+
+@dataclass(frozen=True, slots=True)
+class WeightEncoding:
+    """The wish for one model: `auto`, the name of a plain type, or that of a format.
+
+    `stored` are the formats of the checkpoint's matrices that are in blocks, by name.
+    """
+
+    wanted: str = AUTO
+    stored: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, wanted: str, tensors: Mapping[str, TensorInfo], quantised_by: str = ""
+    ) -> WeightEncoding:
+        """The wish for a checkpoint. Raises `ConfigError` where it has weights of others alone."""
+        stored = {name: info.format for name, info in tensors.items() if info.format}
+        found = [quantised_by] if quantised_by else sorted(set(stored.values()))
+        if wanted in STORED_ONLY and found == [wanted]:
+            return cls(AUTO, stored)
+        if wanted in STORED_ONLY or (wanted in FORMATS and found and wanted not in found):
+            raise ConfigError(
+                f"--quantization-encoding {wanted}: this model's weights are"
+                f" {', '.join(found) or 'plain'}; leave it out, or give a file of the other type."
+            )
+        return cls(wanted, stored)
+
+    def format_of(
+        self, name: str, num_inputs: int, *, is_vocabulary: bool = False
+    ) -> BlockFormat | None:
+        """The format in which a matrix is held; `None`: plain.
+
+        A stored format stays as it is. Others become the format wished for, or its fallback where
+        rows are no whole blocks; the vocabulary's has six bits or more, as in llama.cpp's files.
+        """
+        if name in self.stored and (self.wanted == AUTO or self.wanted in FORMATS):
+            return FORMATS[self.stored[name]]
+        made = None if self.stored else FORMATS.get(self.wanted)
+        if made is not None and is_vocabulary and made.name != "q8_0":
+            made = FORMATS["q6_k"]
+        while made is not None and not made.holds(num_inputs):
+            made = FORMATS.get(made.fallback)
+        return made

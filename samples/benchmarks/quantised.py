@@ -1,0 +1,308 @@
+"""Weights in blocks of integers: memory, closeness and decode speed, beside bfloat16 and llama.cpp.
+
+Writes SmolLM2-135M as GGUF files of the types asked for, from the embedded model's, and for each:
+loaded memory beside the file's; logits and perplexity beside those of the same file taken apart
+into float32; decode steps of 1, 8 and 32 rows over 512 tokens of past, in turns with our bfloat16
+decoder and, given a Python that has llama-cpp-python, with llama.cpp on the same file. Figures are
+medians of turns, and of the ratios within a turn.
+
+    python samples/benchmarks/quantised.py MODEL.gguf --kinds q8_0 q4_0
+    python samples/benchmarks/quantised.py MODEL.gguf --llama ~/peers/llama/bin/python
+
+On a machine that others use, `--cpu-time` with one thread counts the seconds of processors, which
+waiting for one does not lengthen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+import triptych  # noqa: F401  # says how torch's threads wait, before torch is loaded
+
+# isort: split
+
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
+from gguf.quants import dequantize
+from native_step import CONTEXT, PAGE_SIZE, PAGES_PER_ROW, make_step
+from tokenizers import Tokenizer
+
+from triptych.core.decoders.native import NativeBlueprint
+from triptych.core.kernels.native.build import supported_levels
+from triptych.core.kernels.native.library import NativeKernels
+from triptych.core.kernels.paged_attention import AttentionBatch
+from triptych.core.layers.attention import KvCache, PagedStep
+from triptych.core.layers.decoder import Decoder
+from triptych.core.threads import num_usable_cores
+from triptych.core.weights.encoding import WeightEncoding
+from triptych.core.weights.gguf import convert_gguf
+from triptych.core.weights.progress import SilentProgress
+from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.core.weights.tensors.quantise import quantise
+
+CPU = torch.device("cpu")
+ROWS = (1, 8, 32)
+WINDOW = 512
+
+
+def write_as(kind: str, source: Path, target: Path) -> None:
+    """The GGUF file `source` with its matrices in blocks of `kind`, or what stands in for it."""
+    reader = GGUFReader(source)
+    writer = GGUFWriter(target, reader.fields["general.architecture"].contents())
+    for name, entry in reader.fields.items():
+        if not name.startswith("GGUF.") and name != "general.architecture":
+            sub_type = entry.types[-1] if len(entry.types) > 1 else None
+            writer.add_key_value(name, entry.contents(), entry.types[0], sub_type)
+    encoding = WeightEncoding(kind)
+    for tensor in reader.tensors:
+        values = torch.tensor(dequantize(tensor.data, tensor.tensor_type))
+        is_vocabulary = tensor.name.startswith(("token_embd", "output."))
+        form = (
+            encoding.format_of(tensor.name, values.shape[-1], is_vocabulary=is_vocabulary)
+            if values.dim() == 2
+            else None
+        )
+        if form is None:
+            writer.add_tensor(tensor.name, values.numpy())
+            continue
+        raw_dtype = GGMLQuantizationType[form.name.upper()]
+        writer.add_tensor(
+            tensor.name, quantise(values, form).blocks_OB.numpy(), raw_dtype=raw_dtype
+        )
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def load(folder: Path, encoding: str, dtype: torch.dtype, native: NativeKernels | None) -> Decoder:
+    """The decoder in a converted folder."""
+    with Checkpoint.open(folder) as checkpoint:
+        blueprint = NativeBlueprint(
+            checkpoint.config,
+            max_length=2 * CONTEXT,
+            dtype=dtype,
+            device=CPU,
+            native=native,
+            encoding=WeightEncoding.of(encoding, checkpoint.tensors),
+        )
+        return blueprint.build(checkpoint, lambda _: None)
+
+
+def weight_bytes(decoder: Decoder) -> int:
+    """Bytes that the projections and norms of a decoder hold."""
+    linears = [decoder.head]
+    norms = [decoder.norm]
+    for layer in decoder.layers:
+        linears += [layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down]
+        norms += [layer.input_norm, layer.mlp_norm]
+    packed = sum(linear.native.num_bytes for linear in linears if linear.native is not None)
+    return packed + sum(norm.weight_C.nbytes for norm in norms)
+
+
+def read_text(folder: Path, num_tokens: int) -> torch.Tensor:
+    """Tokens of Python's help texts, in windows, `[num_windows, WINDOW]`."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ids = tokenizer.encode("\n".join(topics[name] for name in sorted(topics))).ids
+    num_windows = min(num_tokens, len(ids)) // WINDOW
+    return torch.tensor(ids[: num_windows * WINDOW]).view(num_windows, WINDOW)
+
+
+def score(decoder: Decoder, ids_T: torch.Tensor, native: NativeKernels | None) -> torch.Tensor:
+    """Logits of a window, computed as one prompt."""
+    kv = KvCache(decoder.config.kv_layout(PAGE_SIZE, decoder.dtype), PAGES_PER_ROW, CPU, native)
+    length, positions_T = np.array([len(ids_T)]), torch.arange(len(ids_T))
+    batch = AttentionBatch(
+        page_table_BM=torch.arange(PAGES_PER_ROW).view(1, -1),
+        context_lengths_B=torch.from_numpy(length),
+        query_starts_B=torch.zeros(1, dtype=torch.int64),
+        write_slots_T=positions_T,
+        num_decode_rows=0,
+        host_query_lengths_B=length,
+        host_context_lengths_B=length,
+        native=kv.native,
+    )
+    with torch.inference_mode():
+        return decoder.logits(decoder.forward(ids_T, positions_T, PagedStep(kv, batch)))
+
+
+@dataclass(slots=True)
+class Closeness:
+    """Negative log-likelihoods summed, and the squared error of logits."""
+
+    own: float = 0.0
+    reference: float = 0.0
+    error: float = 0.0
+    size: float = 0.0
+
+    def add(self, own_TV: torch.Tensor, reference_TV: torch.Tensor, ids_T: torch.Tensor) -> None:
+        """One window's."""
+        self.own += torch.nn.functional.cross_entropy(own_TV[:-1], ids_T[1:]).item()
+        self.reference += torch.nn.functional.cross_entropy(reference_TV[:-1], ids_T[1:]).item()
+        self.error += (own_TV - reference_TV).square().sum().item()
+        self.size += (reference_TV - reference_TV.mean(-1, keepdim=True)).square().sum().item()
+
+
+def compare(folder: Path, kind: str, num_tokens: int, native: NativeKernels) -> dict[str, float]:
+    """Perplexity of our decoder and of the reference, and the error of logits."""
+    own = load(folder, kind, torch.bfloat16, native)
+    reference = load(folder, "float32", torch.float32, native)
+    text, closeness = read_text(folder, num_tokens), Closeness()
+    for ids_T in text:
+        closeness.add(score(own, ids_T, native), score(reference, ids_T, native), ids_T)
+    return {
+        "tokens": text.numel(),
+        "perplexity": math.exp(closeness.own / len(text)),
+        "reference_perplexity": math.exp(closeness.reference / len(text)),
+        "logits_error": math.sqrt(closeness.error / closeness.size),
+    }
+
+
+class Llama:
+    """llama.cpp in a child process."""
+
+    def __init__(self, python: str, model: Path, clock: str) -> None:
+        command = [python, str(Path(__file__).with_name("llama_steps.py")), str(model)]
+        command += [str(torch.get_num_threads()), str(CONTEXT), str(max(ROWS)), clock]
+        self._child = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self._answer() == "ready"
+
+    def step_s(self, num_rows: int) -> float:
+        """Seconds of a decode step."""
+        assert self._child.stdin is not None
+        print(num_rows, 1, file=self._child.stdin, flush=True)
+        return float(self._answer())
+
+    def close(self) -> None:
+        """End the child."""
+        assert self._child.stdin is not None
+        self._child.stdin.close()
+        self._child.wait()
+
+    def _answer(self) -> str:
+        assert self._child.stdout is not None
+        return self._child.stdout.readline().strip()
+
+
+@contextmanager
+def llama(python: str, model: Path, clock: str) -> Iterator[Llama | None]:
+    """The peer, where there is one."""
+    if not python:
+        yield None
+        return
+    peer = Llama(python, model, clock)
+    try:
+        yield peer
+    finally:
+        peer.close()
+
+
+def time_steps(
+    decoders: Sequence[Decoder],
+    peer: Llama | None,
+    native: NativeKernels,
+    args: argparse.Namespace,
+) -> dict[int, Any]:
+    """Seconds of decode steps by number of rows, `[turns, decoders and peer]`; all take turns."""
+    found, clock = {}, getattr(time, args.clock)
+
+    def elapsed_s(step: Callable[[], object]) -> float:
+        started_s = clock()
+        step()
+        return float(clock() - started_s)
+
+    for num_rows in ROWS:
+        calls = []
+        for decoder in decoders:
+            layout = decoder.config.kv_layout(PAGE_SIZE, decoder.dtype)
+            kv = KvCache(layout, num_rows * PAGES_PER_ROW, CPU, native)
+            for pages in (*kv.k_pages, *kv.v_pages):
+                pages.normal_()
+            calls.append(partial(elapsed_s, make_step(decoder, kv, num_rows, 1)))
+        if peer is not None:
+            calls.append(partial(peer.step_s, num_rows))
+        with torch.inference_mode():
+            turns = [[call() for call in calls] for _ in range(args.turns + 2)]
+        found[num_rows] = np.array(turns[2:])
+    return found
+
+
+def report(kind: str, steps: dict[int, Any]) -> dict[str, dict[str, float]]:
+    """Print and return medians in milliseconds, and the ratios of others' time to ours."""
+    figures = {}
+    for num_rows, seconds in steps.items():
+        medians, ratios = np.median(seconds, axis=0), np.median(seconds / seconds[:, :1], axis=0)
+        figures[f"{num_rows} rows"] = {
+            f"{name}{unit}": float(f"{value:.4g}")
+            for unit, values in (("_ms", medians * 1e3), ("_ratio", ratios))
+            for name, value in zip(("own", "bfloat16", "llama_cpp"), values, strict=False)
+        }
+        print(f"  {kind} {num_rows} rows: {figures[f'{num_rows} rows']}", flush=True)
+    return figures
+
+
+def measure(kind: str, args: argparse.Namespace, native: NativeKernels, scratch: Path) -> Any:
+    """All figures of one type of file."""
+    file, folder = scratch / f"{kind}.gguf", scratch / kind
+    folder.mkdir()
+    write_as(kind, args.model, file)
+    convert_gguf(file, folder, SilentProgress())
+    own, plain = (load(folder, encoding, torch.bfloat16, native) for encoding in (kind, "bfloat16"))
+    figures: dict[str, Any] = {
+        "file_bytes": sum(int(tensor.n_bytes) for tensor in GGUFReader(file).tensors),
+        "loaded_bytes": weight_bytes(own),
+    }
+    print(f"{kind}: loaded / file {figures['loaded_bytes'] / figures['file_bytes']:.3f}")
+    with llama(args.llama, file, args.clock) as peer:
+        figures["steps"] = report(kind, time_steps((own, plain), peer, native, args))
+    if args.tokens:
+        figures["closeness"] = compare(folder, kind, args.tokens, native)
+        print(f"  {figures['closeness']}", flush=True)
+    return figures
+
+
+def main() -> None:
+    """Measure what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", type=Path, help="a GGUF file to make the others from")
+    parser.add_argument("--kinds", nargs="+", default=("q8_0", "q4_0", "q4_1", "q4_k", "q6_k"))
+    parser.add_argument("--isa", choices=supported_levels(), default=supported_levels()[0])
+    parser.add_argument("--llama", default="", help="a Python that has llama-cpp-python")
+    parser.add_argument("--threads", type=int, default=num_usable_cores())
+    parser.add_argument("--turns", type=int, default=30)
+    parser.add_argument(
+        "--cpu-time",
+        dest="clock",
+        action="store_const",
+        const="process_time",
+        default="perf_counter",
+    )
+    parser.add_argument("--tokens", type=int, default=20_000, help="of perplexity; 0: none")
+    parser.add_argument("--output", type=Path, help="a JSON file for the figures")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    with tempfile.TemporaryDirectory() as scratch:
+        native = NativeKernels.open("native", Path(scratch, "kernels"), args.isa)
+        assert native is not None
+        figures = {kind: measure(kind, args, native, Path(scratch)) for kind in args.kinds}
+    if args.output:
+        args.output.write_text(json.dumps({"isa": args.isa, **figures}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

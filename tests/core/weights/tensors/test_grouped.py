@@ -1,0 +1,163 @@
+"""Checkpoints of GPTQ, AWQ, compressed-tensors and fp8, written here by their formats' rules."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from triptych.core.errors import WeightsError
+from triptych.core.weights.tensors.grouped import open_checkpoint
+
+NUM_INPUTS, NUM_OUTPUTS, GROUP = 128, 16, 64
+NUM_GROUPS = NUM_INPUTS // GROUP
+Tensors = Mapping[str, torch.Tensor]
+
+
+def random_ints(*shape: int, below: int = 16) -> torch.Tensor:
+    return torch.randint(0, below, shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+CODES_IO = random_ints(NUM_INPUTS, NUM_OUTPUTS)
+ZEROS_GO = 1 + random_ints(NUM_GROUPS, NUM_OUTPUTS, below=15)
+SCALES_GO = (0.01 * (1 + random_ints(NUM_GROUPS, NUM_OUTPUTS))).half()
+
+
+def words(values: torch.Tensor, dim: int, order: tuple[int, ...] = tuple(range(8))) -> torch.Tensor:
+    """Eight numbers of four bits a word: number `order[i]` of eight at bit 4 i."""
+    packed = 0
+    for place, column in enumerate(order):
+        index = torch.arange(column, values.shape[dim], 8)
+        packed = packed | values.index_select(dim, index) << 4 * place
+    assert isinstance(packed, torch.Tensor)
+    return torch.where(packed >= 2**31, packed - 2**32, packed).to(torch.int32)
+
+
+def values_of(zeros_GO: torch.Tensor) -> torch.Tensor:
+    zeros_IO, scales_IO = (each.repeat_interleave(GROUP, 0) for each in (zeros_GO, SCALES_GO))
+    return ((CODES_IO - zeros_IO) * scales_IO.float()).T
+
+
+def saved(folder: Path, fields: Mapping[str, Any], tensors: Tensors) -> Path:
+    config = {"model_type": "llama", "quantization_config": dict(fields)}
+    (folder / "config.json").write_text(json.dumps(config))
+    beside = {"norm.weight": torch.ones(4, dtype=torch.float16)}
+    named = {f"a.b.{name}": tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(beside | named, folder / "model.safetensors")
+    return folder
+
+
+def read(folder: Path) -> tuple[torch.Tensor, str]:
+    """The one matrix, and the format it is held in."""
+    with open_checkpoint(folder) as checkpoint:
+        assert set(checkpoint.tensors) == {"a.b.weight", "norm.weight"}
+        assert "quantization_config" not in checkpoint.config
+        assert checkpoint.dtype is torch.float16 or not checkpoint.encoding.startswith("gptq")
+        packed, info = checkpoint.read_packed("a.b.weight"), checkpoint.tensors["a.b.weight"]
+        assert packed is not None
+        assert packed.shape == info.shape
+        assert packed.format.name == info.format
+        assert packed.blocks_OB.nbytes == info.num_bytes
+        return packed.dequantise(torch.float32), info.format
+
+
+def gptq(zeros_GO: torch.Tensor, offset: int = 1) -> Tensors:
+    return {
+        "qweight": words(CODES_IO, 0),
+        "qzeros": words(zeros_GO - offset, 1),
+        "scales": SCALES_GO,
+        "g_idx": torch.arange(NUM_INPUTS, dtype=torch.int32) // GROUP,
+    }
+
+
+@pytest.mark.parametrize("checkpoint_format", ["gptq", "gptq_v2"])
+def test_gptq(checkpoint_format: str, tmp_path: Path) -> None:
+    fields = {"quant_method": "gptq", "bits": 4, "checkpoint_format": checkpoint_format}
+    tensors = gptq(ZEROS_GO, offset=int(checkpoint_format == "gptq"))
+    values, form = read(saved(tmp_path, fields, tensors))
+    assert form == "q4_1"
+    torch.testing.assert_close(values, values_of(ZEROS_GO), atol=2e-3, rtol=0)
+
+
+def test_symmetric_gptq_is_exact(tmp_path: Path) -> None:
+    zeros_GO = torch.full_like(ZEROS_GO, 8)
+    fields = {"quant_method": "gptq", "bits": 4, "sym": True}
+    values, form = read(saved(tmp_path, fields, gptq(zeros_GO)))
+    assert form == "q4_0"
+    assert torch.equal(values, values_of(zeros_GO))
+
+
+def test_groups_in_another_order_are_refused(tmp_path: Path) -> None:
+    tensors = {**gptq(ZEROS_GO), "g_idx": torch.arange(NUM_INPUTS, dtype=torch.int32) % NUM_GROUPS}
+    folder = saved(tmp_path, {"quant_method": "gptq", "bits": 4}, tensors)
+    with pytest.raises(WeightsError, match="desc_act"):
+        read(folder)
+
+
+def test_awq(tmp_path: Path) -> None:
+    order = (0, 2, 4, 6, 1, 3, 5, 7)
+    tensors = {
+        "qweight": words(CODES_IO, 1, order),
+        "qzeros": words(ZEROS_GO, 1, order),
+        "scales": SCALES_GO,
+    }
+    fields = {"quant_method": "awq", "bits": 4, "version": "gemm"}
+    values, _ = read(saved(tmp_path, fields, tensors))
+    torch.testing.assert_close(values, values_of(ZEROS_GO), atol=2e-3, rtol=0)
+
+
+def compressed(form: str) -> dict[str, str]:
+    return {"quant_method": "compressed-tensors", "format": form}
+
+
+def test_compressed_tensors_of_4_bits(tmp_path: Path) -> None:
+    tensors = {
+        "weight_packed": words(CODES_IO.T, 1),
+        "weight_scale": SCALES_GO.T,
+        "weight_shape": torch.tensor([NUM_OUTPUTS, NUM_INPUTS]),
+    }
+    values, _ = read(saved(tmp_path, compressed("pack-quantized"), tensors))
+    assert torch.equal(values, values_of(torch.full_like(ZEROS_GO, 8)))
+
+
+def test_compressed_tensors_of_8_bits(tmp_path: Path) -> None:
+    codes_OI = random_ints(NUM_OUTPUTS, NUM_INPUTS, below=255) - 127
+    scales_O1 = SCALES_GO[0, :, None]
+    tensors = {"weight": codes_OI.to(torch.int8), "weight_scale": scales_O1}
+    values, _ = read(saved(tmp_path, compressed("int-quantized"), tensors))
+    assert torch.equal(values, codes_OI * scales_O1.float())
+
+
+@pytest.mark.parametrize("shape", [(1,), (NUM_OUTPUTS, 1), (1, 2)])
+def test_fp8(shape: tuple[int, ...], tmp_path: Path) -> None:
+    """With a scale for all, for each output, and for squares of 128."""
+    generator = torch.Generator().manual_seed(1)
+    weight_OI = torch.randn(NUM_OUTPUTS, 256, generator=generator)
+    stored, scales = weight_OI.to(torch.float8_e4m3fn), torch.rand(shape) + 0.5
+    is_square = shape == (1, 2)
+    name = "weight_scale_inv" if is_square else "weight_scale"
+    tensors = {"weight": stored, name: scales}
+    values, _ = read(saved(tmp_path, {"quant_method": "fp8"}, tensors))
+    spread = scales.repeat_interleave(128, 1) if is_square else scales.reshape(-1, 1)
+    expected = stored.float() * spread
+    own_error = (stored.float() - weight_OI).norm() / weight_OI.norm()
+    assert (values - expected).norm() < 0.4 * own_error * expected.norm()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"quant_method": "gptq", "bits": 8},
+        {"quant_method": "awq", "bits": 4, "version": "gemv"},
+        {"quant_method": "bitsandbytes"},
+        {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"},
+    ],
+)
+def test_others_are_refused(fields: Mapping[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match=r"AWQ weights|not supported"):
+        read(saved(tmp_path, fields, gptq(ZEROS_GO)))
