@@ -18,8 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-from triptych.core.kernels.triton.dot import dot
-from triptych.core.kernels.triton.float8 import as_stored, from_stored, to_stored
+from triptych.core.kernels.triton.float8 import as_stored, dequantized, to_stored
 from triptych.core.kernels.triton.tiling import (
     NUM_STAGES,
     VARYING,
@@ -27,6 +26,7 @@ from triptych.core.kernels.triton.tiling import (
     are_on_one_device,
     ceil_div,
     choose_tiling,
+    dot,
     load_rows,
     multiply,
     product_variant,
@@ -274,7 +274,7 @@ def _fp8_kernel(
                 x_MK = x_MK.to(tl.float8e4nv, bitcast=True)
                 weight_NK = weight_NK.to(tl.float8e4nv, bitcast=True)
             else:
-                weight_NK = from_stored(weight_NK, x_MK.dtype)
+                weight_NK = dequantized(weight_NK, x_MK.dtype)
             if HAS_BLOCKS:
                 block = step * K // _BLOCK
                 scale_N = tl.load(scale_ptrs_N + block, mask=is_output_N, other=0)

@@ -17,7 +17,6 @@ import triton.language as tl
 
 from triptych.core.block_formats import FORMATS
 from triptych.core.kernels.dequantise import PackedTensor
-from triptych.core.kernels.triton.dot import dot
 from triptych.core.kernels.triton.gguf_blocks import GROUPS, inputs_of_groups, weights_of_groups
 from triptych.core.kernels.triton.tiling import (
     NUM_STAGES,
@@ -26,6 +25,7 @@ from triptych.core.kernels.triton.tiling import (
     are_on_one_device,
     ceil_div,
     choose_tiling,
+    dot,
     multiply,
     product_variant,
     split_to_fill,

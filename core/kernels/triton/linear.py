@@ -12,7 +12,6 @@ import torch
 import triton
 import triton.language as tl
 
-from triptych.core.kernels.triton.dot import dot
 from triptych.core.kernels.triton.tiling import (
     NUM_STAGES,
     VARYING,
@@ -20,6 +19,7 @@ from triptych.core.kernels.triton.tiling import (
     are_on_one_device,
     ceil_div,
     choose_tiling,
+    dot,
     load_rows,
     multiply,
     product_variant,

@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from triptych.core.kernels.triton.dot import dot
+from triptych.core.kernels.triton.tiling import dot
 
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 

@@ -21,7 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
-from triptych.core.kernels.triton.float8 import from_stored
+from triptych.core.kernels.triton.float8 import dequantized
 from triptych.core.kernels.triton.online_softmax import (
     attend_block,
     normalized,
@@ -275,8 +275,8 @@ def _attend_split(
         v_ND = tl.load(v_ptr + cell_N[:, None] + dim_D, mask=is_read_ND, other=0)
         max_H, sum_H, out_HD = attend_block(
             q_HD,
-            from_stored(tl.trans(k_ND), q_HD.dtype),
-            from_stored(v_ND, q_HD.dtype),
+            dequantized(tl.trans(k_ND), q_HD.dtype),
+            dequantized(v_ND, q_HD.dtype),
             is_seen_N[None, :],
             max_H,
             sum_H,

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from triptych.core.kernels.triton.float8 import from_stored
+from triptych.core.kernels.triton.float8 import dequantized
 from triptych.core.kernels.triton.online_softmax import (
     attend_block,
     normalized,
@@ -232,8 +232,8 @@ def _attend_tile(
                     is_seen_MN &= position_N >= first_M[:, None]
                 max_M, sum_M, out_MD = attend_block(
                     q_MD,
-                    tl.trans(from_stored(k_ND, q_MD.dtype)),
-                    from_stored(v_ND, q_MD.dtype),
+                    tl.trans(dequantized(k_ND, q_MD.dtype)),
+                    dequantized(v_ND, q_MD.dtype),
                     is_seen_MN,
                     max_M,
                     sum_M,

@@ -37,6 +37,8 @@ NUM_STAGES = 3
 VARYING = ("num_rows", "num_splits", "num_parts", "num_tiles", "num_pairs", "num_blocks")
 """Sizes of a step, or of no use to a compiler: a kernel is not compiled anew for special values."""
 
+IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
@@ -159,6 +161,14 @@ def load_rows(row_ptrs, is_row, inputs_K, num_inputs):
     """Some inputs of the rows that are at `row_ptrs`; zeros where there are none."""
     mask = is_row[:, None] & (inputs_K < num_inputs)[None, :]
     return tl.load(row_ptrs[:, None] + inputs_K[None, :], mask=mask, other=0)
+
+
+@triton.jit
+def dot(a, b, total):
+    """`total + a @ b`, in float32; float32 operands are not rounded."""
+    if IS_INTERPRETED and a.dtype == tl.bfloat16:  # whose bits numpy would multiply as integers
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, total, input_precision="ieee")
 
 
 @triton.jit
