@@ -121,9 +121,10 @@ def _closed(node: Any) -> Any:
         if isinstance(node[word], dict):
             closed[word] = {name: _closed(part) for name, part in node[word].items()}
     named, required = node.get("properties"), node.get("required", [])
-    if isinstance(named, dict) and isinstance(required, list) and _OPENING.isdisjoint(node):
-        if all(name in named for name in required):
-            closed["additionalProperties"] = False
+    if not isinstance(named, dict) or not isinstance(required, list):
+        return closed
+    if _OPENING.isdisjoint(node) and all(name in named for name in required):
+        closed["additionalProperties"] = False
     return closed
 
 
