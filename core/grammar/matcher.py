@@ -18,7 +18,7 @@ from triptych.core.grammar.compiler import refusal
 from triptych.core.grammar.vocabulary import GrammarVocabulary, Words
 from triptych.core.sampling_params import SamplingParams
 
-MAX_MASK_S: Final = 0.5
+MAX_MASK_S: Final = 0.25
 """Processor time of one token; a grammar that takes longer is not followed any further."""
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -24,8 +25,7 @@ ConstraintKind = Literal["json_schema", "regex", "choice", "grammar"]
 
 ANY_OBJECT: Final = '{"type":"object"}'
 _JSON_OPTIONS: Final[JsonCompileOptions] = {
-    # A space, or a new line with its indent: a small model that may write any amount of white
-    # space sometimes writes nothing else.
+    # A space, or a new line with its indent.
     "whitespace_pattern": r"\x20|\x0A(\x20{0,24}|\x09{0,8})",
     "lenient": False,
     "coerce_one_of": False,
@@ -72,6 +72,17 @@ def to_grammar(kind: ConstraintKind, text: str) -> str:
     return LLMatcher.grammar_from_lark(_to_lark(text))
 
 
+def tidy_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """`schema` for the library, less answers that it allows and nobody wants.
+
+    Properties that are allowed and not named would validate, but a small model does not come to an
+    end of them, and so it is with white space. Where schemas are combined, one may name what
+    another leaves open: there properties are left as they are.
+    """
+    closed = schema if _has(schema, _COMBINING) else _closed(schema)
+    return {**closed, _OWN_OPTIONS: _JSON_OPTIONS}
+
+
 def _from_schema(text: str) -> str:
     try:
         schema = json.loads(text)
@@ -81,9 +92,7 @@ def _from_schema(text: str) -> str:
             raise InvalidRequest("A JSON schema is an object.")
         if _OWN_OPTIONS in schema:
             raise UnsupportedOption(f"{_OWN_OPTIONS} is not offered in a schema: leave it out.")
-        if not _has(schema, _COMBINING):
-            _close_objects(schema)
-        return LLMatcher.grammar_from_json_schema(schema, overrides=_JSON_OPTIONS)
+        return LLMatcher.grammar_from_json_schema(tidy_schema(schema))
     except (RecursionError, json.JSONDecodeError) as error:
         raise InvalidRequest("The JSON schema is not valid JSON, or nested too deeply.") from error
     except RequestError:
@@ -99,24 +108,23 @@ def _has(node: Any, words: frozenset[str]) -> bool:
     return isinstance(node, list) and any(_has(part, words) for part in node)
 
 
-def _close_objects(node: Any) -> None:
-    """Leave properties that a schema allows but does not name out of answers.
-
-    They would validate, but nobody asked for them, and a small model does not come to an end of
-    them. Where schemas are combined, one may name what another leaves open: those are left as they
-    are.
-    """
+def _closed(node: Any) -> Any:
+    """A schema without the properties that it allows and does not name."""
     if isinstance(node, list):
-        for part in node:
-            _close_objects(part)
+        return [_closed(part) for part in node]
     if not isinstance(node, dict):
-        return
-    if isinstance(node.get("properties"), dict) and _OPENING.isdisjoint(node):
-        node["additionalProperties"] = False
+        return node
+    closed = dict(node)
     for word in _SUBSCHEMAS & node.keys():
-        _close_objects(node[word])
+        closed[word] = _closed(node[word])
     for word in _NAMED_SUBSCHEMAS & node.keys():
-        _close_objects(list(node[word].values()) if isinstance(node[word], dict) else None)
+        if isinstance(node[word], dict):
+            closed[word] = {name: _closed(part) for name, part in node[word].items()}
+    named, required = node.get("properties"), node.get("required", [])
+    is_object = isinstance(named, dict) and isinstance(required, list)
+    if is_object and _OPENING.isdisjoint(node) and all(name in named for name in required):
+        closed["additionalProperties"] = False
+    return closed
 
 
 def _to_lark(text: str) -> str:

@@ -22,6 +22,9 @@ Words = NDArray[np.uint32]
 
 _LEADS: Final = ("", "\n", "a\n")
 """What a text is tokenized behind, so that a tokenizer adds no space of its own before it."""
+_MAX_FORCED_BYTES: Final = 1024
+_UNSURE_TOKENS: Final = 8
+"""Tokens at the end of a text that might be others if it went on."""
 _PROBES: Final = ('{"name": "', "red", "ab c\n")
 
 
@@ -91,4 +94,8 @@ class _Texts:
         self.tokenize: Callable[[str], list[int]] = lambda text: []
 
     def __call__(self, text: bytes) -> list[int]:
-        return self.tokenize(text.decode("utf-8", "replace"))
+        if len(text) <= _MAX_FORCED_BYTES:
+            return self.tokenize(text.decode("utf-8", "replace"))
+        # A pattern may force a million letters. What comes after these is found when it is due.
+        begun = self.tokenize(text[:_MAX_FORCED_BYTES].decode("utf-8", "ignore"))
+        return begun[:-_UNSURE_TOKENS] or begun

@@ -169,7 +169,7 @@ async def validate(asker: ChatPipeline, num_schemas: int) -> dict[str, int]:
 def main() -> None:
     """Measure, print, and write `structured.json`."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 32])
+    parser.add_argument("--batches", type=int, nargs="*", default=[1, 32])
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--stall", action="store_true")

@@ -86,6 +86,7 @@ def test_each_step_cache(gpu: FakeCuda, cache: CacheName, guidance: float) -> No
     driver.finish(driver.encode(*requests))
     waits = [fault for fault in gpu.faults if "waits for an event" in fault]
     assert waits == gpu.faults
+    assert ("relative_distances" in gpu.kernels) is (cache in LOOKS)
     assert len(waits) == (5 if cache in LOOKS else 0), "the first step has nothing to compare"
 
 

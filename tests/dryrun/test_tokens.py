@@ -59,6 +59,7 @@ def test_each_family(
     run = dry_run(gpu, LlmLoader, tmp_path, config)
     run_together(run, GREEDY, SAMPLINGS["random"], GREEDY)
     assert run.runner.peaks.keys() >= {"prefill", "mixed", "decode"}
+    assert gpu.kernels >= {"paged_decode", "paged_prefill", "rope_write", "rms_norm", "gated"}
     assert gpu.faults == []
 
 
@@ -80,6 +81,7 @@ def test_all_ways_in_one_batch(gpu: FakeCuda, llama: Path, config: Config) -> No
     wide = replace(config, schedule=replace(config.schedule, max_batch_size=8))
     run = dry_run(gpu, LlmLoader, llama, wide)
     run_together(run, *SAMPLINGS.values())
+    assert gpu.kernels >= {"add_rms_norm", "penalised", "sample_rows"}
     assert gpu.faults == []
     assert all(isinstance(delta, TokenDelta) for delta in run.payloads("0"))
 

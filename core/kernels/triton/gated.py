@@ -52,6 +52,14 @@ def _new_output(gate_up_T2F: torch.Tensor) -> torch.Tensor:
 
 
 @triton.jit
+def activated(gate, IS_GELU: tl.constexpr):
+    """SiLU, or GELU of the tanh kind, of float32."""
+    # (1 + tanh(u)) / 2 is the sigmoid of 2 u.
+    inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate) if IS_GELU else gate
+    return gate * tl.sigmoid(inner)
+
+
+@triton.jit
 def _kernel(
     gate_up_ptr, out_ptr, stride, num_features, IS_GELU: tl.constexpr, BLOCK_F: tl.constexpr
 ):
@@ -62,9 +70,7 @@ def _kernel(
     row = gate_up_ptr + token * stride
     gate = tl.load(row + columns, mask=is_feature, other=0.0).to(tl.float32)
     up = tl.load(row + num_features + columns, mask=is_feature, other=0.0).to(tl.float32)
-    # (1 + tanh(u)) / 2 is the sigmoid of 2 u.
-    inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate) if IS_GELU else gate
-    out = gate * tl.sigmoid(inner) * up
+    out = activated(gate, IS_GELU) * up
     tl.store(
         out_ptr + token * num_features + columns, out.to(out_ptr.dtype.element_ty), mask=is_feature
     )

@@ -21,8 +21,8 @@ from triptych.core.limits import MAX_CHOICES, MAX_GRAMMAR_BYTES
 _Pattern = Annotated[str, StringConstraints(min_length=1, max_length=MAX_GRAMMAR_BYTES)]
 _Choice = Annotated[str, StringConstraints(min_length=1, max_length=MAX_GRAMMAR_BYTES)]
 _Choices = Annotated[list[_Choice], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)]
-_Schema = Annotated[dict[str, Any], Field(json_schema_extra={"format": "json-schema"})]
-_SchemaOrText = _Schema | _Pattern
+JsonSchema = Annotated[dict[str, Any], Field(json_schema_extra={"format": "json-schema"})]
+_SchemaOrText = JsonSchema | _Pattern
 
 _REFUSED: Mapping[str, RefusedField] = MappingProxyType(
     {
@@ -42,7 +42,7 @@ class JsonSchemaFormat(Strict):
 
     name: Name
     description: Text | None = None
-    schema_: _Schema | None = Field(default=None, alias="schema")
+    schema_: JsonSchema | None = Field(default=None, alias="schema")
     strict: bool | None = Field(
         default=None, description="Schemas are enforced either way, or refused."
     )

@@ -19,7 +19,7 @@ from triptych.core.grammar.source import ANY_OBJECT, ConstraintKind, to_grammar
 from triptych.core.grammar.vocabulary import GrammarVocabulary
 from triptych.core.sampling_params import SamplingParams
 
-_MAX_COMPILE_S: Final = 0.5  # well below what the engine bears
+_MAX_COMPILE_S: Final = 0.25  # well below what the engine bears
 
 DECODERS: Mapping[str, Any] = MappingProxyType({})
 

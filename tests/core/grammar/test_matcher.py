@@ -121,6 +121,13 @@ def test_forced_tokens_end_with_the_room_for_them() -> None:
     assert text_of(guide.follow(ids_of("a"), 1, 5).forced_ids) == " long"
 
 
+def test_a_long_text_is_forced_to_its_end() -> None:
+    guide = matcher("x{3000}yz?", stop_token_ids=())
+    guide.follow((), 0, 9999)
+    forced = guide.follow(ids_of("x"), 1, 9998).forced_ids
+    assert text_of(forced) == "x" * 2999 + "y"
+
+
 def test_a_grammar_that_leads_nowhere_says_so() -> None:
     with pytest.raises(InvalidRequest, match="no answer"):
         matcher('{"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}', "json_schema")

@@ -51,6 +51,7 @@ def test_answers_have_the_properties_that_are_named(schema: Any) -> None:
         ({"allOf": [A, {"properties": {"b": {}}, "required": ["b"]}]}, '{"a": 1, "b": 1}'),
         (A | {"$ref": "#/$defs/b", "$defs": {"b": {"required": ["b"]}}}, '{"a": 1, "b": 1}'),
         ({"properties": {"properties": {"type": "object"}}}, '{"properties": {"b": 1}}'),
+        ({"properties": {"a": {}}, "required": ["b"], "type": "object"}, '{"b": 1}'),
         ({"const": {"properties": {"b": 1}}}, '{"properties":{"b":1}}'),
     ],
 )

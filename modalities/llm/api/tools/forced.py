@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from triptych.core.grammar.source import Constraint
+from triptych.core.grammar.source import Constraint, tidy_schema
 from triptych.modalities.llm.api.tools.formats import AnswerSyntax
 from triptych.modalities.llm.api.tools.schema import Offer, Tool
 
@@ -58,14 +58,8 @@ def _listed(offer: Offer) -> Sequence[str]:
 
 
 def _call(index: int, tool: Tool) -> Sequence[str]:
-    """One tool's call, and its arguments: a schema's references begin at its own root.
-
-    Arguments that the schema does not name are left out, unless it speaks of them.
-    """
-    parameters = tool.function.parameters or {}
-    schema = {"type": "object", **parameters}
-    if parameters.get("properties"):
-        schema.setdefault("additionalProperties", False)
+    """One tool's call, and its arguments: a schema's references begin at its own root."""
+    schema = tidy_schema({"type": "object", **(tool.function.parameters or {})})
     before = f'{{"name": {json.dumps(tool.function.name)}, "arguments": '
     return (
         f'call_{index}: {_quoted(before)} arguments_{index} "}}"',

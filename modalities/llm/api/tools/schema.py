@@ -15,6 +15,7 @@ from pydantic import AfterValidator, Discriminator, Field, StringConstraints, Ta
 from triptych.core import limits
 from triptych.core.errors import InvalidRequest, UnsupportedOption
 from triptych.core.http.fields import Name, Strict, Text
+from triptych.modalities.llm.api.constraints import JsonSchema
 from triptych.modalities.llm.api.tools.pieces import ToolSchemas
 
 ToolName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+$", max_length=64)]
@@ -37,7 +38,7 @@ class FunctionSchema(Strict):
 
     name: ToolName
     description: Text | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: JsonSchema | None = None
     strict: bool | None = Field(
         default=None, description="Calls that are forced follow the schema always, strict or not."
     )
