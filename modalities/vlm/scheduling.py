@@ -306,6 +306,7 @@ class VisionScheduler(TokenScheduler):
     # References.
 
     def _committed(self, now_s: float) -> None:
+        super()._committed(now_s)
         self._update_references()
 
     def _update_references(self) -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from queue import SimpleQueue
+
 from msgspec.structs import replace
 
+from support.guided import VOCABULARY
 from support.token_world import World, token_request
 from support.vision_world import MEMORY_SHORT, VisionWorld, see
 from triptych.core.errors import InternalError, InvalidRequest
+from triptych.core.grammar.source import to_grammar
 from triptych.core.plan import TokenPlan
 from triptych.modalities.vlm.scheduling import VisionLimits
+from triptych.schedulers.guides import Guides
 
 
 def check_answers(world: VisionWorld, *job_ids: str) -> None:
@@ -196,3 +202,25 @@ def test_a_model_that_needs_pictures_refuses_text() -> None:
 
 def test_a_model_of_text_refuses_pictures() -> None:
     assert isinstance(World().submit("a", see(("x", 4), 1)), InvalidRequest)
+
+
+def test_an_answer_about_a_picture_follows_a_grammar() -> None:
+    world = VisionWorld(num_pages=80, max_batch_size=4)
+    guides = world.scheduler.guides = Guides(lambda: VOCABULARY)
+    posted: SimpleQueue[Callable[[], None]] = SimpleQueue()
+    world.scheduler.connect(posted.put)
+    grammar = to_grammar("regex", r"(?s:.)*")
+    for length in range(1, 9):  # the model draws what it likes: not always letters
+        request = see(length, ("x", 5), 2, max_tokens=4)
+        world.submit(f"{length}", replace(request, grammar=grammar))
+    ended = 0
+    while ended < len(world.jobs):
+        world.run()
+        posted.get(timeout=30)()
+        ended = sum(map(world.has_ended, world.jobs))
+    guides.close()
+    errors = [world.outputs.error_code(job_id) for job_id in world.jobs]
+    followed = [job_id for job_id, code in zip(world.jobs, errors, strict=True) if code is None]
+    assert len(followed) >= 4
+    for job_id in followed:
+        assert world.output_ids(job_id) == world.answer(job_id)
