@@ -17,6 +17,10 @@ from triptych.core.weights.layout import TensorInfo
 AUTO = "auto"
 STORED_ONLY = ("float8_e4m3fn", "gptq")
 """What only a checkpoint can bring."""
+MIN_BLOCK_BYTES = 512 * 2**20
+"""GGUF files with less in blocks are taken apart, unless asked for: memory is no matter there, and
+plain numbers are more exact and read prompts faster."""
+_PLAIN = "plain"
 
 
 def plain_type(options: ModelOptions, *, takes_blocks: bool = False) -> str:
@@ -39,7 +43,7 @@ def plain_type(options: ModelOptions, *, takes_blocks: bool = False) -> str:
 
 @dataclass(frozen=True, slots=True)
 class WeightEncoding:
-    """The wish for one model: `auto`, the name of a plain type, or that of a format.
+    """The wish for one model: `auto`, a plain type, or the name of a format.
 
     `stored` are the formats of the checkpoint's matrices that are in blocks, by name.
     """
@@ -53,6 +57,9 @@ class WeightEncoding:
     ) -> WeightEncoding:
         """The wish for a checkpoint. Raises `ConfigError` where it has weights of others alone."""
         stored = {name: info.format for name, info in tensors.items() if info.format}
+        num_bytes = sum(tensors[name].num_bytes for name in stored)
+        if wanted == AUTO and not quantised_by and num_bytes < MIN_BLOCK_BYTES:
+            return cls(_PLAIN, stored)
         found = [quantised_by] if quantised_by else sorted(set(stored.values()))
         if wanted in STORED_ONLY and found == [wanted]:
             return cls(AUTO, stored)

@@ -4,7 +4,7 @@ import pytest
 
 from triptych.core.config import ModelOptions
 from triptych.core.errors import ConfigError
-from triptych.core.weights.encoding import WeightEncoding, plain_type
+from triptych.core.weights.encoding import MIN_BLOCK_BYTES, WeightEncoding, plain_type
 from triptych.core.weights.layout import TensorInfo
 
 STORED = {
@@ -20,10 +20,18 @@ def held(encoding: WeightEncoding, name: str, num_inputs: int, **kind: bool) -> 
     return form and form.name
 
 
-@pytest.mark.parametrize("wanted", ["auto", "q4_k", "q6_k"])
+@pytest.mark.parametrize("wanted", ["q4_k", "q6_k"])
 def test_a_mixed_file_stays_as_it_is(wanted: str) -> None:
     encoding = WeightEncoding.of(wanted, STORED)
     assert [held(encoding, name, 256) for name in ("a", "b", "c")] == ["q4_k", "q6_k", None]
+
+
+def test_large_files_stay_in_blocks_and_small_ones_do_not() -> None:
+    assert held(WeightEncoding.of("auto", STORED), "a", 256) is None
+    large = {"a": TensorInfo("a", (2**22, 256), "U8", "x", "q4_k")}
+    assert large["a"].num_bytes > MIN_BLOCK_BYTES
+    assert held(WeightEncoding.of("auto", large), "a", 256) == "q4_k"
+    assert held(WeightEncoding.of("auto", STORED, "gptq"), "a", 256) == "q4_k"
 
 
 def test_plain_types_take_blocks_apart() -> None:
