@@ -133,7 +133,16 @@ class TokenScheduler(Batcher[TokenJob, TokenStepDraft, Any]):
         if is_cut and math.isfinite(self._step_budget_s):
             most = min(limits.max_prompt_tokens, self._max_prompt_tokens())
             limits = replace(limits, max_prompt_tokens=most)
-        return self.tokens.draft(limits)
+        draft = self.tokens.draft(limits)
+        if draft is None:
+            return None
+        return replace(draft, due_s=min(self._due_s(piece.unit) for piece in draft.rows))
+
+    def _due_s(self, row: SequenceState) -> float:
+        """When the row's next token is due. Tokens in flight count as on time."""
+        if not row.has_answered:
+            return row.arrival_s + self._options.target_first_token_s
+        return row.last_token_s + (1 + row.num_unknown) * self._options.target_inter_token_s
 
     def _max_prompt_tokens(self) -> int:
         """How many tokens of prompts fit into the step's budget.

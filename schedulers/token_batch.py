@@ -12,7 +12,6 @@ pages and slot free, since until then the device may write to them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -167,17 +166,15 @@ class TokenBatch:
         return max_outputs
 
     def draft(self, limits: TokenLimits) -> TokenStepDraft | None:
-        """The policy's choice, what it costs, and when the first of its rows is due."""
+        """The policy's choice and what it costs. When it is due is the owner's to say."""
         choice = make_draft(self.state, limits)
         if not choice.pieces:
             return None
         num_decode_rows = num_tokens = context_tokens = 0
-        due_s = math.inf
         for piece in choice.pieces:
             num_decode_rows += piece.unit.is_decoding
             num_tokens += piece.num_tokens
             context_tokens += piece.start + piece.num_tokens
-            due_s = min(due_s, self._due_s(piece.unit))
         kind = "mixed" if num_decode_rows else "prefill"
         if num_decode_rows == len(choice.pieces):
             kind = "decode"
@@ -186,13 +183,7 @@ class TokenBatch:
             "prompt_tokens": num_tokens - num_decode_rows,
             "context_tokens": context_tokens,
         }
-        return TokenStepDraft(kind=kind, work=work, rows=choice.pieces, due_s=due_s, choice=choice)
-
-    def _due_s(self, row: SequenceState) -> float:
-        """When the row's next token is due. Tokens in flight count as on time."""
-        if not row.has_answered:
-            return row.arrival_s + self.options.target_first_token_s
-        return row.last_token_s + (1 + row.num_unknown) * self.options.target_inter_token_s
+        return TokenStepDraft(kind=kind, work=work, rows=choice.pieces, choice=choice)
 
     def take(self, draft: TokenStepDraft, model: str, step_id: int) -> TokenPlan:
         """Give and take pages and slots as drafted, and make the plan.

@@ -35,7 +35,7 @@ from triptych.core.weights.manifest import MANIFEST_NAME, FileSeal, flush, sha25
 
 AUTO, NONE = "auto", "none"
 """Values of `--bundle` that are no folder."""
-_OPTIONS = ("revision", "dtype", "model_override")
+_OPTIONS = ("revision", "dtype", "quantization_encoding", "model_override")
 """What the weights of a reference depend on."""
 _PARTIAL, _OLD = ".partial", ".old"
 _WRITABLE = stat.S_IWGRP | stat.S_IWOTH

@@ -86,7 +86,9 @@ class NativeBlueprint:
         values = num_tokens * position_values(self.config)
         if self._device.type == "cpu" and self._native is None:
             values += gathered_values(self.config, num_tokens, num_rows)
-        return values * self._dtype.itemsize + logits_bytes(num_rows, self.vocab_size)
+        drawing = num_tokens * self.config.hidden_size * self._dtype.itemsize
+        drawing += logits_bytes(num_rows, self.vocab_size)
+        return max(values * self._dtype.itemsize, drawing)
 
     def kv_layout(self, page_size: int, dtype: torch.dtype) -> KvLayout:
         """The cache this model needs."""

@@ -1,15 +1,13 @@
 """Small arrays on their way to the device, all of a step in one copy.
 
 Owns the pinned buffers, which are used in turn: a GPU's copy from memory that is not pinned would
-be waited for. On a CPU an array is its own tensor. Used from one thread, on one stream.
+be waited for. Where the device is not done with the next buffer there is one more, so that nothing
+here waits. On a CPU an array is its own tensor. Used from one thread, on one stream.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
 from types import MappingProxyType
 from typing import Protocol
 
@@ -19,7 +17,9 @@ from numpy.typing import NDArray
 
 Numbers = NDArray[np.int64] | NDArray[np.float64]
 
+_NUM_BUFFERS = 8  # as many copies as there are in a few plain steps
 _MIN_SIZE = 1024
+_EMPTY = torch.empty(0, dtype=torch.int64)
 _DTYPES = MappingProxyType({np.dtype(np.int64): torch.int64, np.dtype(np.float64): torch.float64})
 
 
@@ -31,16 +31,8 @@ class CopyEvent(Protocol):
         ...
 
     def query(self) -> bool:
-        """Whether that place is passed."""
+        """Whether that place is passed; one never recorded is."""
         ...
-
-
-@dataclass(slots=True)
-class _Buffer:
-    """Pinned memory, and the event behind the last copies from it."""
-
-    numbers: torch.Tensor
-    event: CopyEvent
 
 
 class Uploads:
@@ -57,9 +49,10 @@ class Uploads:
         self._device = device
         self._is_cpu = device.type == "cpu"
         self._new_buffer = new_buffer or _pinned
-        self._new_event = new_event or partial(torch.Event, device, blocking=True)
-        self._used: deque[_Buffer] = deque()  # the first is the next that will have been read
-        self._last: _Buffer | None = None
+        self._new_event: Callable[[], CopyEvent] = new_event or (lambda: torch.Event(device))
+        self._buffers = [_EMPTY] * _NUM_BUFFERS
+        self._events = [] if self._is_cpu else [self._new_event() for _ in range(_NUM_BUFFERS)]
+        self._last = 0
 
     def send(self, arrays: Sequence[Numbers]) -> list[torch.Tensor]:
         """The arrays, flat, on the device, in their types."""
@@ -75,24 +68,17 @@ class Uploads:
         bits = [array.ravel().view(np.int64) for array in arrays]
         if self._is_cpu:
             return torch.from_numpy(np.concatenate(bits))
-        if self._last is not None:
-            self._last.event.record()  # what was copied from it is launched by now
-            self._used.append(self._last)
+        self._events[self._last].record()  # what was copied from the last buffer is launched
+        self._last = place = (self._last + 1) % len(self._buffers)
+        if not self._events[place].query():
+            self._buffers.insert(place, _EMPTY)
+            self._events.insert(place, self._new_event())
         size = sum(map(len, bits))
-        self._last = self._free(size)
-        packed = self._last.numbers[:size]
+        if len(self._buffers[place]) < size:
+            self._buffers[place] = self._new_buffer(max(_MIN_SIZE, 1 << (size - 1).bit_length()))
+        packed = self._buffers[place][:size]
         np.concatenate(bits, out=packed.numpy())
         return packed
-
-    def _free(self, size: int) -> _Buffer:
-        """One that is not being read; a new one where all are, so that nobody waits."""
-        length = max(_MIN_SIZE, 1 << max(size - 1, 0).bit_length())
-        if not self._used or not self._used[0].event.query():
-            return _Buffer(self._new_buffer(length), self._new_event())
-        buffer = self._used.popleft()
-        if len(buffer.numbers) < size:
-            buffer.numbers = self._new_buffer(length)
-        return buffer
 
 
 def _pinned(size: int) -> torch.Tensor:

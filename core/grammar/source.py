@@ -121,8 +121,9 @@ def _closed(node: Any) -> Any:
         if isinstance(node[word], dict):
             closed[word] = {name: _closed(part) for name, part in node[word].items()}
     named, required = node.get("properties"), node.get("required", [])
-    is_object = isinstance(named, dict) and isinstance(required, list)
-    if is_object and _OPENING.isdisjoint(node) and all(name in named for name in required):
+    if not isinstance(named, dict) or not isinstance(required, list):
+        return closed
+    if _OPENING.isdisjoint(node) and all(name in named for name in required):
         closed["additionalProperties"] = False
     return closed
 

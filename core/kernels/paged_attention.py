@@ -98,6 +98,12 @@ def write_pages(
     if batch.native is not None:
         batch.native.write_pages(k_TKD, v_TKD, k_pages_NPKD, v_pages_NPKD, batch)
         return
+    if k_TKD.is_cuda:
+        from triptych.core.kernels.triton.rope_write import rope_write
+
+        none = (None, 0.0, None, None, False)  # neither norm nor rotation
+        rope_write(k_TKD, v_TKD, *none, k_pages_NPKD, v_pages_NPKD, batch.write_slots_T)
+        return
     slots, dtype = batch.write_slots_T, k_pages_NPKD.dtype
     k_pages_NPKD.flatten(0, 1).index_copy_(0, slots, k_TKD.to(dtype))
     v_pages_NPKD.flatten(0, 1).index_copy_(0, slots, v_TKD.to(dtype))
@@ -140,12 +146,11 @@ def _on_gpu(
     rule: AttentionRule,
 ) -> torch.Tensor:
     """Rows of one token and prompt chunks have a kernel each; no value is read back for either."""
+    from triptych.core.kernels.triton.float8 import as_stored
     from triptych.core.kernels.triton.paged_decode import paged_decode
     from triptych.core.kernels.triton.paged_prefill import paged_prefill
 
-    if k_pages_NPKD.dtype is torch.float8_e4m3fn:
-        k_pages_NPKD, v_pages_NPKD = (x.view(torch.uint8) for x in (k_pages_NPKD, v_pages_NPKD))
-    pages, num_decode = (k_pages_NPKD, v_pages_NPKD), batch.num_decode_rows
+    pages, num_decode = (as_stored(k_pages_NPKD), as_stored(v_pages_NPKD)), batch.num_decode_rows
     weighing = (rule.scale * rule.k_scale, rule.window, rule.soft_cap, rule.v_scale)
     out_THD = q_THD.new_empty(q_THD.shape)
     if num_decode:

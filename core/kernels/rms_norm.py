@@ -10,13 +10,32 @@ from torch.nn.functional import rms_norm as torch_rms_norm
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Normalise the last axis in float32, cast back to the type of `x`, and scale by `weight`.
+    """Normalise the last axis in float32, cast to the type of `weight`, and scale by it.
 
-    `weight` broadcasts against `x` from the right, so heads may each bring their own.
+    `weight` broadcasts against `x` from the right, so heads may each bring their own. Returns a
+    tensor in the type of `x`.
     """
     assert x.shape[-1] == weight.shape[-1]
-    assert x.dtype == weight.dtype
-    return _reference(x, weight, eps)
+    if x.is_cuda and weight.dim() == 1:
+        from triptych.core.kernels.triton import add_rms_norm as on_gpu
+
+        normed: torch.Tensor = on_gpu.rms_norm(x.reshape(-1, x.shape[-1]), weight, eps)
+        return normed.view(x.shape)
+    return _reference(x.to(weight.dtype), weight, eps).to(x.dtype)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight_C: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sum, normalised as above, and the sum itself."""
+    assert x.shape == residual.shape
+    if x.is_cuda:
+        from triptych.core.kernels.triton import add_rms_norm as on_gpu
+
+        normed, total = on_gpu.add_rms_norm(x, residual, weight_C, eps)
+        return normed, total
+    total = x + residual
+    return rms_norm(total, weight_C, eps), total
 
 
 def _reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -13,14 +13,8 @@ from dataclasses import dataclass
 import torch
 
 from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.kernels.paged_attention import (
-    AttentionBatch,
-    AttentionRule,
-    paged_attention,
-    write_pages,
-)
-from triptych.core.kernels.rms_norm import rms_norm
-from triptych.core.kernels.rotary import rotary
+from triptych.core.kernels.paged_attention import AttentionBatch, AttentionRule, paged_attention
+from triptych.core.kernels.rope_write import HeadNorm, Rotation, rope_write
 from triptych.core.layers.linear import Linear
 
 
@@ -114,10 +108,9 @@ class Attention:
         self.config = config
         self.layer = layer
         num_heads, head_dim = config.num_heads, config.head_dim
-        self._num_qk_heads = num_heads + config.num_kv_heads
         scale = head_dim**-0.5 if config.scale is None else config.scale
         self._rule = AttentionRule(scale=scale, window=config.window)
-        num_outputs = (self._num_qk_heads + config.num_kv_heads) * head_dim
+        num_outputs = (num_heads + 2 * config.num_kv_heads) * head_dim
         self.qkv = Linear(
             config.hidden_size,
             num_outputs,
@@ -133,7 +126,7 @@ class Attention:
             device=device,
         )
         self.qk_norm_2D: torch.Tensor | None = None
-        self._qk_norm_HD: torch.Tensor | None = None
+        self._head_norm: HeadNorm | None = None
         if config.qk_norm_eps is not None:
             kept = torch.float32 if config.has_centred_qk_norm else dtype
             self.qk_norm_2D = torch.empty(2, head_dim, dtype=kept, device=device)
@@ -142,13 +135,13 @@ class Attention:
         """Bring the loaded weights into the layout the step uses."""
         self.qkv.prepare(native)
         self.out.prepare(native)
-        if self.qk_norm_2D is not None:
-            repeats = (self.config.num_heads, self.config.num_kv_heads)
+        config = self.config
+        if self.qk_norm_2D is not None and config.qk_norm_eps is not None:
+            repeats = (config.num_heads, config.num_kv_heads)
             counts = torch.tensor(repeats, device=self.qk_norm_2D.device)
-            self._qk_norm_HD = self.qk_norm_2D.repeat_interleave(
-                counts, dim=0, output_size=sum(repeats)
-            )
-            self._qk_norm_HD += self.config.has_centred_qk_norm
+            weight_XD = self.qk_norm_2D.repeat_interleave(counts, dim=0, output_size=sum(repeats))
+            weight_XD += config.has_centred_qk_norm
+            self._head_norm = HeadNorm(weight_XD, config.qk_norm_eps)
 
     def __call__(
         self,
@@ -158,20 +151,12 @@ class Attention:
         step: PagedStep,
     ) -> torch.Tensor:
         """Attend, writing this step's keys and values first. Adds to a residual where given."""
-        config = self.config
-        qkv_THD = self.qkv(x_TC).unflatten(1, (-1, config.head_dim))
-        qk_THD, v_TKD = qkv_THD.tensor_split((self._num_qk_heads,), dim=1)
-        if config.qk_norm_eps is not None:
-            assert self._qk_norm_HD is not None, "prepare() comes before the first step"
-            weight_HD = self._qk_norm_HD
-            qk_THD = rms_norm(qk_THD.to(weight_HD.dtype), weight_HD, config.qk_norm_eps).to(
-                x_TC.dtype
-            )
-        if config.uses_rope:
-            qk_THD = rotary(qk_THD, *cos_sin)
-        q_THD, k_TKD = qk_THD.tensor_split((config.num_heads,), dim=1)
-        batch = step.batch
+        config, batch = self.config, step.batch
+        is_ready = config.qk_norm_eps is None or self._head_norm is not None
+        assert is_ready, "prepare() comes before the first step"
+        qkv_TXD = self.qkv(x_TC).unflatten(1, (-1, config.head_dim))
+        rotation = Rotation(*cos_sin) if config.uses_rope else None
         k_pages, v_pages = step.kv.k_pages[self.layer], step.kv.v_pages[self.layer]
-        write_pages(k_TKD, v_TKD, k_pages, v_pages, batch)
+        q_THD = rope_write(qkv_TXD, self._head_norm, rotation, (k_pages, v_pages), batch)
         out_THD = paged_attention(q_THD, k_pages, v_pages, batch, self._rule)
         return self.out(out_THD.flatten(1), residual_TC)

@@ -95,16 +95,29 @@ class DecoderLayer:
         self.mlp.down.prepare(native)
 
     def __call__(
-        self, x_TC: torch.Tensor, cos_sin: tuple[torch.Tensor, torch.Tensor], step: PagedStep
-    ) -> torch.Tensor:
-        """One layer of the residual stream."""
-        if self.post_norms is not None:
-            after_attention, after_mlp = self.post_norms
-            y_TC = self.attention(self.input_norm(x_TC), None, cos_sin, step)
-            x_TC = x_TC + after_attention(y_TC)
-            return x_TC + after_mlp(self.mlp(self.mlp_norm(x_TC), None))
-        x_TC = self.attention(self.input_norm(x_TC), x_TC, cos_sin, step)
-        return self.mlp(self.mlp_norm(x_TC), x_TC)
+        self,
+        x_TC: torch.Tensor,
+        pending_TC: torch.Tensor | None,
+        cos_sin: tuple[torch.Tensor, torch.Tensor],
+        step: PagedStep,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """One layer of the residual stream, `x_TC` and what is pending to be added to it.
+
+        A GPU adds in the norm that follows; elsewhere projections add at no cost.
+        """
+        adds_in_norm = x_TC.is_cuda or self.post_norms is not None
+        normed_TC, x_TC = self.input_norm.of_sum(x_TC, pending_TC)
+        if not adds_in_norm:
+            x_TC = self.attention(normed_TC, x_TC, cos_sin, step)
+            return self.mlp(self.mlp_norm(x_TC), x_TC), None
+        y_TC = self.attention(normed_TC, None, cos_sin, step)
+        after_attention, after_mlp = self.post_norms or (_unchanged, _unchanged)
+        normed_TC, x_TC = self.mlp_norm.of_sum(x_TC, after_attention(y_TC))
+        return x_TC, after_mlp(self.mlp(normed_TC, None))
+
+
+def _unchanged(x_TC: torch.Tensor) -> torch.Tensor:
+    return x_TC
 
 
 def _norm(config: DecoderConfig, *, dtype: torch.dtype, device: torch.device) -> RMSNorm:
@@ -175,12 +188,13 @@ class DecoderStack:
         local_cos_sin = cos_sin if local is None else local.rows(positions, self.dtype)
         if self._fused is not None and step.kv.native is not None:
             return self._fused(x_TC, (cos_sin, local_cos_sin), step, late)
+        pending_TC: torch.Tensor | None = None
         for index, layer in enumerate(self.layers):
             is_local = layer.attention.config.uses_local_rope
-            x_TC = layer(x_TC, local_cos_sin if is_local else cos_sin, step)
+            x_TC, pending_TC = layer(x_TC, pending_TC, local_cos_sin if is_local else cos_sin, step)
             if late is not None and index < len(late.values_LFC):
                 x_TC = x_TC.index_add(0, late.index_F, late.values_LFC[index])
-        return self.norm(x_TC)
+        return self.norm.of_sum(x_TC, pending_TC)[0]
 
 
 class Decoder(DecoderStack):

@@ -14,7 +14,7 @@ from torch.nn.functional import linear
 
 from triptych.core.devices.device import has_fast_cpu_bfloat16
 from triptych.core.kernels.dequantise import PackedTensor
-from triptych.core.kernels.native.arguments import NativeWeights
+from triptych.core.kernels.native.arguments import DTYPES, NativeWeights
 from triptych.core.kernels.native.library import NativeKernels
 
 
@@ -94,7 +94,8 @@ class Linear:
         if self.native is not None or self._packed is not None:
             return
         self._parts = self._find_parts()
-        if native is not None and all(map(native.can_pack, self._parts)):
+        is_known = self._dtype in DTYPES
+        if native is not None and is_known and all(map(native.can_pack, self._parts)):
             self._kernels, self.native = native, native.pack(*self._parts)
         elif self._blocks:
             return

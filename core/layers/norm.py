@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from triptych.core.kernels.rms_norm import rms_norm
+from triptych.core.kernels.rms_norm import add_rms_norm, rms_norm
 
 
 class RMSNorm:
@@ -36,6 +36,12 @@ class RMSNorm:
 
     def __call__(self, x_TC: torch.Tensor) -> torch.Tensor:
         """Normalise every token."""
-        if self.is_centred:
-            return rms_norm(x_TC.float(), self.weight_C, self.eps).to(x_TC.dtype)
         return rms_norm(x_TC, self.weight_C, self.eps)
+
+    def of_sum(
+        self, x_TC: torch.Tensor, pending_TC: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add what is pending, if anything: the normalised sum, and the sum."""
+        if pending_TC is None:
+            return self(x_TC), x_TC
+        return add_rms_norm(x_TC, pending_TC, self.weight_C, self.eps)

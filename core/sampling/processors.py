@@ -89,6 +89,13 @@ class Penalties:
     def apply(self, logits_BV: torch.Tensor, slots_B: torch.Tensor) -> torch.Tensor:
         """Penalised logits of rows whose slots are all bound here."""
         assert self._counts_SV is not None
+        if logits_BV.is_cuda:
+            from triptych.core.kernels.triton.penalties import penalised
+
+            penalised_BV: torch.Tensor = penalised(
+                logits_BV, self._counts_SV, self._scales_S3, slots_B, _IS_IN_PROMPT - 1
+            )
+            return penalised_BV
         counts_BV = self._counts_SV[slots_B]
         repetition_B1, frequency_B1, presence_B1 = self._scales_S3[slots_B, :, None].unbind(1)
         num_output_BV = counts_BV & (_IS_IN_PROMPT - 1)

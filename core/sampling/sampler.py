@@ -159,9 +159,10 @@ class Sampler:
         """Take a slot for a row: its parameters, and its history where penalties need one."""
         sampling = start.sampling
         self._slots[start.slot] = _flags(start)
+        is_greedy = self._slots["is_greedy"][start.slot]
         shape = (
             max(sampling.temperature, _MIN_TEMPERATURE),
-            min(sampling.top_k, self._vocab_size),
+            1 if is_greedy else min(sampling.top_k, self._vocab_size),
             sampling.top_p,
             sampling.min_p,
         )
@@ -205,11 +206,10 @@ class Sampler:
         wanted = {**edits, "logprobs": rows["num_top"] >= 0}
         sent = self._send(rows, slots, position_B, wanted)
         logits_BV = logits_BV.float()
-        is_finite_B = torch.isfinite(logits_BV.sum(-1))
         edited_BV = self._edit(logits_BV, sent)
         if any(allowed):
-            edited_BV = keep_allowed(edited_BV, allowed)
-        token_ids_B = self._draw(edited_BV, sent)
+            edited_BV = keep_allowed(logits_BV if edited_BV is None else edited_BV, allowed)
+        token_ids_B, is_finite_B = self._draw(logits_BV, sent, edited_BV)
         if (index_R := sent.groups.get("penalties")) is not None:
             self._penalties.count(sent.slots_B[index_R], token_ids_B[index_R])
         return SampledTokens(
@@ -286,9 +286,10 @@ class Sampler:
             groups=dict(zip(groups, tensors, strict=True)),
         )
 
-    def _edit(self, logits_BV: torch.Tensor, sent: _DeviceRows) -> torch.Tensor:
+    def _edit(self, logits_BV: torch.Tensor, sent: _DeviceRows) -> torch.Tensor | None:
+        """The logits after steps 1 to 3, if any row asks for one."""
         if sent.groups.keys().isdisjoint(("bias", "stops", "penalties")):
-            return logits_BV
+            return None
         edited_BV = logits_BV.clone()
         for name, apply in (
             ("bias", self._bias.apply),
@@ -299,7 +300,22 @@ class Sampler:
                 edited_BV[index_R] = apply(edited_BV[index_R], sent.slots_B[index_R])
         return edited_BV
 
-    def _draw(self, logits_BV: torch.Tensor, sent: _DeviceRows) -> torch.Tensor:
+    def _draw(
+        self, logits_BV: torch.Tensor, sent: _DeviceRows, edited_BV: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ids, by the edited logits where there are any, and which rows' logits are finite."""
+        if logits_BV.is_cuda:
+            from triptych.core.kernels.triton.sampling import sample_rows
+
+            ids_B, is_finite_B = sample_rows(
+                logits_BV, edited_BV, None, self._shape_S4, sent.slots_B, sent.uniform_B
+            )
+            return ids_B, is_finite_B
+        logits_BV = logits_BV.float()
+        is_finite_B = torch.isfinite(logits_BV.sum(-1))
+        return self._draw_by_kind(logits_BV if edited_BV is None else edited_BV, sent), is_finite_B
+
+    def _draw_by_kind(self, logits_BV: torch.Tensor, sent: _DeviceRows) -> torch.Tensor:
         slots_B, uniform_B, groups = sent.slots_B, sent.uniform_B, sent.groups
         if uniform_B is None:
             return logits_BV.argmax(-1)
@@ -368,17 +384,17 @@ class FrameSampler:
 
     def draw(self, logits_BV: torch.Tensor, code: int) -> torch.Tensor:
         """Ids of the `code`-th code of each row's frame, from logits of any float type."""
-        logits_BV = logits_BV.float()
-        self.is_finite_B &= torch.isfinite(logits_BV.sum(-1))
-        return self._sampler._draw(logits_BV, self._sent.for_code(code))
+        ids_B, is_finite_B = self._sampler._draw(logits_BV, self._sent.for_code(code))
+        self.is_finite_B &= is_finite_B
+        return ids_B
 
     def draw_all(self, logits_BQV: torch.Tensor) -> torch.Tensor:
         """All codes of each row's frame at once: `codes_BQ`."""
         num_rows, num_codes, _ = logits_BQV.shape
-        logits_BQV = logits_BQV.float()
-        self.is_finite_B &= torch.isfinite(logits_BQV.sum((1, 2)))
         sent = self._sent.repeated(num_codes)
-        return self._sampler._draw(logits_BQV.flatten(0, 1), sent).view(num_rows, num_codes)
+        codes, is_finite = self._sampler._draw(logits_BQV.flatten(0, 1), sent)
+        self.is_finite_B &= is_finite.view(num_rows, num_codes).all(1)
+        return codes.view(num_rows, num_codes)
 
 
 def _flags(start: SlotStart) -> tuple[int | bool, ...]:

@@ -163,6 +163,7 @@ def compare(folder: Path, kind: str, num_tokens: int, native: NativeKernels) -> 
     text, closeness = read_text(folder, num_tokens), Closeness()
     for ids_T in text:
         closeness.add(score(own, ids_T, native), score(reference, ids_T, native), ids_T)
+        print(f"  {closeness}", end="\r", flush=True)
     return {
         "tokens": text.numel(),
         "perplexity": math.exp(closeness.own / len(text)),
@@ -268,8 +269,9 @@ def measure(kind: str, args: argparse.Namespace, native: NativeKernels, scratch:
         "loaded_bytes": weight_bytes(own),
     }
     print(f"{kind}: loaded / file {figures['loaded_bytes'] / figures['file_bytes']:.3f}")
-    with llama(args.llama, file, args.clock) as peer:
-        figures["steps"] = report(kind, time_steps((own, plain), peer, native, args))
+    if args.turns:
+        with llama(args.llama, file, args.clock) as peer:
+            figures["steps"] = report(kind, time_steps((own, plain), peer, native, args))
     if args.tokens:
         figures["closeness"] = compare(folder, kind, args.tokens, native)
         print(f"  {figures['closeness']}", flush=True)
@@ -284,7 +286,7 @@ def main() -> None:
     parser.add_argument("--isa", choices=supported_levels(), default=supported_levels()[0])
     parser.add_argument("--llama", default="", help="a Python that has llama-cpp-python")
     parser.add_argument("--threads", type=int, default=num_usable_cores())
-    parser.add_argument("--turns", type=int, default=30)
+    parser.add_argument("--turns", type=int, default=30, help="of decode steps; 0: none")
     parser.add_argument(
         "--cpu-time",
         dest="clock",

@@ -132,9 +132,10 @@ def test_a_decoder(gpu: FakeCuda, name: str) -> None:
         device=CUDA,
     )
     decoder = Decoder(blueprint.config, dtype=BF16, device=CUDA)
-    buffers = gpu.live_bytes - blueprint.weight_bytes()
-    assert 0 <= buffers < 2**16, "frequencies are all that is kept beside the weights"
+    assert decoder.embedding.weight_OI.device == CUDA, "it is allocated when it is filled"
     decoder.prepare()
+    buffers = gpu.live_bytes - blueprint.weight_bytes()
+    assert 0 <= buffers < 2**17, "frequencies and norms are kept beside the weights"
     before = gpu.live_bytes
     layout = blueprint.kv_layout(64, BF16)
     num_pages = NUM_ROWS * CONTEXT // 64

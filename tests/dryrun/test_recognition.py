@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import cycle
 from pathlib import Path
+
+import torch
 
 from support.dry_run import dry_run
 from support.fake_cuda import FakeCuda
-from support.recognition import noise, transcribe_request, write_folder
+from support.recognition import END, FIRST_TIME, noise, transcribe_request, write_folder
 from triptych.core.config import Config
 from triptych.modalities.recognition.engine.loader import RecognitionLoader
 
@@ -17,7 +20,8 @@ def test_a_recording_waits_for_its_tokens_alone(
     """A token's grammar and temperature follow from those before it, which the host must know."""
     write_folder(tmp_path)
     run = dry_run(gpu, RecognitionLoader, tmp_path, config)
-    gpu.deliver = lambda host: host.shape == (2,) and host.copy_(host.new_tensor((65.0, -1.0)))
+    drawn = cycle((FIRST_TIME, 65, 66, END))
+    gpu.deliver = lambda host: host.shape == (2,) and host.copy_(torch.tensor((next(drawn), -0.1)))
     run.submit("a", transcribe_request(noise(4), has_word_times=True))
     run.end_well()
     assert [fault for fault in gpu.faults if "waits for an event" not in fault] == []

@@ -100,6 +100,7 @@ def test_each_codec_as_a_stream(gpu: FakeCuda, name: str) -> None:
         sound = decoder.push(codes(1, width, 2), [0])
     assert sound.pcm_BS.device == CUDA
     assert gpu.faults == []
+    assert gpu.kernels == {"stream_conv"}
     assert decoder.state_bytes > 0
 
 

@@ -59,6 +59,7 @@ def test_each_family(
     run = dry_run(gpu, LlmLoader, tmp_path, config)
     run_together(run, GREEDY, SAMPLINGS["random"], GREEDY)
     assert run.runner.peaks.keys() >= {"prefill", "mixed", "decode"}
+    assert gpu.kernels >= {"paged_decode", "paged_prefill", "rope_write", "rms_norm", "gated"}
     assert gpu.faults == []
 
 
@@ -80,6 +81,7 @@ def test_all_ways_in_one_batch(gpu: FakeCuda, llama: Path, config: Config) -> No
     wide = replace(config, schedule=replace(config.schedule, max_batch_size=8))
     run = dry_run(gpu, LlmLoader, llama, wide)
     run_together(run, *SAMPLINGS.values())
+    assert gpu.kernels >= {"add_rms_norm", "penalised", "sample_rows"}
     assert gpu.faults == []
     assert all(isinstance(delta, TokenDelta) for delta in run.payloads("0"))
 
@@ -100,8 +102,9 @@ def test_a_plain_step_brings_one_thing_back(gpu: FakeCuda, llama: Path, config: 
     assert {count for counts in run.runner.reads.values() for count in counts} == {1}
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-@pytest.mark.parametrize("cache", ["auto", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "cache"), [("bfloat16", "auto"), ("float16", "auto"), ("float32", "bfloat16")]
+)
 def test_types_of_weights_and_cache(
     gpu: FakeCuda, llama: Path, config: Config, dtype: str, cache: str
 ) -> None:
@@ -109,6 +112,14 @@ def test_types_of_weights_and_cache(
     cached = CacheOptions(kv_cache_page_size=16, kv_cache_format=cache)
     run = dry_run(gpu, LlmLoader, llama, replace(config, models=models, cache=cached))
     run_together(run, GREEDY, GREEDY)
+    assert gpu.faults == []
+
+
+@pytest.mark.parametrize("encoding", ["q8_0", "q4_0", "q4_k"])
+def test_weights_in_blocks(gpu: FakeCuda, llama: Path, config: Config, encoding: str) -> None:
+    models = replace(config.models, quantization_encoding=encoding)
+    run = dry_run(gpu, LlmLoader, llama, replace(config, models=models))
+    run_together(run, GREEDY, SAMPLINGS["random"])
     assert gpu.faults == []
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.serve_process import Server
+from support.serve_process import Server, eventually
 from support.weight_files import write_gguf
 from triptych.cli import main
 from triptych.core.kernels.native.build import supported_levels
@@ -38,6 +38,7 @@ def started(gguf: Path, bundle: Path, here: Path) -> Iterator[Server]:
     options = ("--bundle", str(bundle), "--cache-dir", str(here / "cache"))
     with Server("--model", str(gguf), *options, engine="real", log=here / "log") as server:
         server.wait_ready()
+        eventually(lambda: re.search(r"^ *(?:\S )?ready ", server.output, re.MULTILINE))
         yield server
 
 

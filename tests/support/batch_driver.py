@@ -80,10 +80,14 @@ class LogitsKeeper(Sampler):
         self._given: list[tuple[int, int, torch.Tensor]] = []
 
     def sample(
-        self, logits_BV: torch.Tensor, slots: Sequence[int], positions: Sequence[int]
+        self,
+        logits_BV: torch.Tensor,
+        slots: Sequence[int],
+        positions: Sequence[int],
+        allowed: Sequence[bytes] = (),
     ) -> SampledTokens:
         self._given += zip(slots, positions, logits_BV.clone(), strict=True)
-        return super().sample(logits_BV, slots, positions)
+        return super().sample(logits_BV, slots, positions, allowed)
 
     def take(self) -> list[tuple[int, int, torch.Tensor]]:
         given, self._given = self._given, []

@@ -50,7 +50,8 @@ class FakeCuda:
     """`with FakeCuda() as gpu`: `torch.device("cuda")` works inside, and its tensors are fake.
 
     `faults` are the waits found in steps, each with the line of ours that made it. `deliver` makes
-    what was copied to the host from zeros. Bytes count the storages alive on the device.
+    what was copied to the host from zeros. `kernels` are those of ours that were called. Bytes
+    count the storages alive on the device.
     """
 
     free_bytes: int = 64 * 2**30
@@ -58,6 +59,7 @@ class FakeCuda:
     faults: list[str] = field(default_factory=list)
     num_read: int = 0
     num_replays: int = 0
+    kernels: set[str] = field(default_factory=set)
     live_bytes: int = 0
     peak_bytes: int = 0
     phase: Literal["free", "launch", "result"] = "free"
@@ -248,6 +250,8 @@ class _Watch(TorchDispatchMode):
 
     def _on_device(self, func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         name = _name(func)
+        if func.namespace == "triptych":
+            self._gpu.kernels.add(name.removeprefix("triptych::"))
         if name == "aten::_local_scalar_dense" and (value := self._read(args[0])) is not None:
             return _on_host(torch.Tensor.item, (value,))
         if name in _COPIES and (copied := self._copied(name, args, options)) is not None:

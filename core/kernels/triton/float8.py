@@ -1,7 +1,7 @@
 """Float8 (e4m3) as its bits: a conversion that every GPU can do, whatever its instructions.
 
-Owns the conversion, for kernels that write such values. Rounds to nearest even; what lies beyond
-the range saturates, and NaN stays NaN. Storage is seen as uint8.
+Owns the conversion both ways. Writing rounds to nearest even; what lies beyond the range saturates,
+and NaN stays NaN. Storage is seen as uint8.
 """
 
 from __future__ import annotations
@@ -23,6 +23,17 @@ def to_stored(values, dtype: tl.constexpr):
         return _e4m3_bits(values)
     else:
         return values.to(dtype)
+
+
+@triton.jit
+def dequantized(x, DTYPE: tl.constexpr):
+    """Stored values as `DTYPE`. `uint8` holds the bits of float8, of which NaN reads as 480."""
+    if x.dtype == tl.uint8:
+        # Put where float32 has sign, exponent and fraction: the same number, divided by 2^120.
+        bits = x.to(tl.uint32)
+        bits = ((bits & 0x80) << 24) | ((bits & 0x7F) << 20)
+        x = bits.to(tl.float32, bitcast=True) * 1.329227995784916e36
+    return x.to(DTYPE)
 
 
 @triton.jit

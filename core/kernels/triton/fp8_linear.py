@@ -18,8 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-from triptych.core.kernels.triton.float8 import as_stored, to_stored
-from triptych.core.kernels.triton.online_softmax import dequantized
+from triptych.core.kernels.triton.float8 import as_stored, dequantized, to_stored
 from triptych.core.kernels.triton.tiling import (
     NUM_STAGES,
     VARYING,
@@ -28,6 +27,7 @@ from triptych.core.kernels.triton.tiling import (
     ceil_div,
     choose_tiling,
     dot,
+    load_rows,
     multiply,
     product_variant,
     steps_of_split,
@@ -268,17 +268,8 @@ def _fp8_kernel(
         part_MN = tl.zeros((M, N), tl.float32)
         for step in range(begin, end):
             inputs_K = step * K + tl.arange(0, K)
-            is_input_K = inputs_K < num_inputs
-            x_MK = tl.load(
-                x_ptrs_M[:, None] + inputs_K[None, :],
-                mask=is_row_M[:, None] & is_input_K[None, :],
-                other=0,
-            )
-            weight_NK = tl.load(
-                weight_ptrs_N[:, None] + inputs_K[None, :],
-                mask=is_output_N[:, None] & is_input_K[None, :],
-                other=0,
-            )
+            x_MK = load_rows(x_ptrs_M, is_row_M, inputs_K, num_inputs)
+            weight_NK = load_rows(weight_ptrs_N, is_output_N, inputs_K, num_inputs)
             if HAS_UNITS:
                 x_MK = x_MK.to(tl.float8e4nv, bitcast=True)
                 weight_NK = weight_NK.to(tl.float8e4nv, bitcast=True)

@@ -23,6 +23,7 @@ from triptych.core.kernels.triton.tiling import (
     ceil_div,
     choose_tiling,
     dot,
+    load_rows,
     multiply,
     product_variant,
     steps_of_split,
@@ -214,8 +215,6 @@ def _gptq_kernel(
     is_row_M, is_output_N = rows_M < num_rows, outputs_N < num_outputs
     x_ptrs_M = x_ptr + rows_M.to(tl.int64) * x_stride
     scale_ptrs_N = scale_ptr + outputs_N.to(tl.int64) * scale_output_stride
-    if zero_ptr is not None:
-        zero_ptrs_N = zero_ptr + (outputs_N // 8).to(tl.int64) * zero_output_stride
     total_MN = tl.zeros((M, N), tl.float32)
     for index in range(SPLITS):
         split = tl.program_id(1) * SPLITS + index
@@ -224,11 +223,7 @@ def _gptq_kernel(
         for step in range(begin, end):
             inputs_K = step * K + tl.arange(0, K)
             is_input_K = inputs_K < num_inputs
-            x_MK = tl.load(
-                x_ptrs_M[:, None] + inputs_K[None, :],
-                mask=is_row_M[:, None] & is_input_K[None, :],
-                other=0,
-            )
+            x_MK = load_rows(x_ptrs_M, is_row_M, inputs_K, num_inputs)
             if LAYOUT == "awq":
                 packed_KN = _packed_along_outputs(
                     weight_ptr + inputs_K.to(tl.int64) * weight_stride, is_input_K,
@@ -239,24 +234,38 @@ def _gptq_kernel(
                     weight_ptr + outputs_N.to(tl.int64) * weight_output_stride, is_output_N,
                     step * K, num_inputs, weight_stride, K,
                 )  # fmt: skip
-            if group_ptr is None:
-                group_K1 = tl.full((1, 1), step * K // group_size, tl.int64)
-            else:
-                group_K1 = tl.load(group_ptr + inputs_K, mask=is_input_K, other=0)
-                group_K1 = group_K1.to(tl.int64)[:, None]
+            group_K1 = _groups(group_ptr, step * K // group_size, inputs_K, num_inputs)
             mask_KN = (group_K1 >= 0) & is_output_N[None, :]
-            zero_KN = 8
-            if zero_ptr is not None:
-                zero_ptrs_KN = zero_ptrs_N[None, :] + group_K1 * zero_stride
-                zero_KN = tl.load(zero_ptrs_KN, mask=mask_KN, other=0)
-                zero_KN = (zero_KN >> _shift_of(outputs_N % 8, LAYOUT)[None, :]) & 15
-                zero_KN += LAYOUT == "gptq"
+            if zero_ptr is None:
+                packed_KN -= 8
+            else:
+                zero_ptrs_K1 = zero_ptr + group_K1 * zero_stride
+                packed_KN -= _zeros(zero_ptrs_K1, outputs_N, zero_output_stride, mask_KN, LAYOUT)
             scale_ptrs_KN = scale_ptrs_N[None, :] + group_K1 * scale_stride
             scale_KN = tl.load(scale_ptrs_KN, mask=mask_KN, other=0).to(tl.float32)
-            weight_KN = (packed_KN - zero_KN).to(tl.float32) * scale_KN
+            weight_KN = packed_KN.to(tl.float32) * scale_KN
             part_MN = dot(x_MK, weight_KN.to(x_MK.dtype), part_MN)
         total_MN += part_MN
     store_tile(out_ptr, total_MN, rows_M, outputs_N, num_rows, num_outputs)
+
+
+@triton.jit
+def _groups(group_ptr, group, inputs_K, num_inputs):
+    """The groups of inputs, `[K, 1]`; the one that they all are in, `[1, 1]`, without a table."""
+    if group_ptr is None:
+        return tl.full((1, 1), group, tl.int64)
+    else:
+        groups_K = tl.load(group_ptr + inputs_K, mask=inputs_K < num_inputs, other=0)
+        return groups_K.to(tl.int64)[:, None]
+
+
+@triton.jit
+def _zeros(ptrs_K1, outputs_N, stride, mask_KN, LAYOUT: tl.constexpr):
+    """The zeros of outputs, in words of eight."""
+    ptrs_KN = ptrs_K1 + (outputs_N // 8).to(tl.int64)[None, :] * stride
+    words_KN = tl.load(ptrs_KN, mask=mask_KN, other=0)
+    zeros_KN = (words_KN >> _shift_of(outputs_N % 8, LAYOUT)[None, :]) & 15
+    return zeros_KN + (LAYOUT == "gptq")
 
 
 @triton.jit

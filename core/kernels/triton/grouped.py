@@ -17,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
+from triptych.core.kernels.triton.gated import activated
 from triptych.core.kernels.triton.linear import STEP_INPUTS, dense_sum
 from triptych.core.kernels.triton.tiling import (
     NUM_STAGES,
@@ -218,7 +219,7 @@ def _grouped_kernel(
     )
     if GATE is not None:
         gate_MN, up_MN = tl.split(tl.reshape(total_MN, (M, N // 2, 2)))
-        total_MN = _gate(gate_MN, GATE) * up_MN
+        total_MN = activated(gate_MN, GATE == "gelu_tanh") * up_MN
         outputs_N = output_tile * (N // 2) + tl.arange(0, N // 2)
     out_rows_M = tl.program_id(1).to(tl.int64) * num_pairs + pairs_M
     out_ptrs_MN = out_ptr + out_rows_M[:, None] * out_stride + outputs_N[None, :]
@@ -227,14 +228,6 @@ def _grouped_kernel(
         total_MN *= tl.load(added_scale_ptr + group)
         total_MN += tl.load(out_ptrs_MN, mask=mask_MN, other=0).to(tl.float32)
     tl.store(out_ptrs_MN, total_MN.to(out_ptr.dtype.element_ty), mask=mask_MN)
-
-
-@triton.jit
-def _gate(x, GATE: tl.constexpr):
-    if GATE == "gelu_tanh":
-        # Half of one plus a hyperbolic tangent is the sigmoid of twice its argument.
-        return x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
-    return x * tl.sigmoid(x)
 
 
 def variants() -> tuple[Variant, ...]:

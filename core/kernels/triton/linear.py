@@ -20,6 +20,7 @@ from triptych.core.kernels.triton.tiling import (
     ceil_div,
     choose_tiling,
     dot,
+    load_rows,
     multiply,
     product_variant,
     steps_of_split,
@@ -146,17 +147,8 @@ def dense_sum(
     total_MN = tl.zeros((x_ptrs_M.shape[0], weight_ptrs_N.shape[0]), tl.float32)
     for step in range(begin, end):
         inputs_K = step * K + tl.arange(0, K)
-        is_input_K = inputs_K < num_inputs
-        x_MK = tl.load(
-            x_ptrs_M[:, None] + inputs_K[None, :],
-            mask=is_row_M[:, None] & is_input_K[None, :],
-            other=0,
-        )
-        weight_NK = tl.load(
-            weight_ptrs_N[:, None] + inputs_K[None, :],
-            mask=is_output_N[:, None] & is_input_K[None, :],
-            other=0,
-        )
+        x_MK = load_rows(x_ptrs_M, is_row_M, inputs_K, num_inputs)
+        weight_NK = load_rows(weight_ptrs_N, is_output_N, inputs_K, num_inputs)
         total_MN = dot(x_MK, weight_NK.T, total_MN)
     return total_MN
 

@@ -1,8 +1,7 @@
 """One block of keys after the other: the softmax of attention without its matrix of scores.
 
 Owns the running maximum, sum and output of a tile (Milakov and Gimelshein 2018, arXiv:1805.02867;
-Dao 2023, arXiv:2307.08691), and how a cached value becomes one to compute with. Knows nothing of
-pages, rows or grids.
+Dao 2023, arXiv:2307.08691). Knows nothing of pages, rows or grids.
 
 Scores are powers of two: a kernel multiplies them by log2(e) once. A block that a query sees
 nothing of leaves that query's state as it was, bit by bit, and a block's own sums do not depend on
@@ -16,27 +15,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from triptych.core.kernels.triton.tiling import dot
+
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
-IS_INTERPRETED: tl.constexpr = tl.constexpr(triton.knobs.runtime.interpret)
-
-
-@triton.jit
-def dot(a, b, total):
-    """`total + a @ b`, in float32; float32 operands are not rounded."""
-    if IS_INTERPRETED and a.dtype == tl.bfloat16:  # whose bits numpy would multiply as integers
-        a, b = a.to(tl.float32), b.to(tl.float32)
-    return tl.dot(a, b, total, input_precision="ieee")
-
-
-@triton.jit
-def dequantized(x, DTYPE: tl.constexpr):
-    """Cached values in the type of the queries. `uint8` holds the bits of e4m3."""
-    if x.dtype == tl.uint8:
-        # Put where float32 has sign, exponent and fraction: the same number, divided by 2^120.
-        bits = x.to(tl.uint32)
-        bits = ((bits & 0x80) << 24) | ((bits & 0x7F) << 20)
-        x = bits.to(tl.float32, bitcast=True) * 1.329227995784916e36
-    return x.to(DTYPE)
 
 
 @triton.jit

@@ -21,9 +21,9 @@ import torch
 import triton
 import triton.language as tl
 
+from triptych.core.kernels.triton.float8 import dequantized
 from triptych.core.kernels.triton.online_softmax import (
     attend_block,
-    dequantized,
     normalized,
     with_sinks,
 )

@@ -15,9 +15,9 @@ import torch
 import triton
 import triton.language as tl
 
+from triptych.core.kernels.triton.float8 import dequantized
 from triptych.core.kernels.triton.online_softmax import (
     attend_block,
-    dequantized,
     normalized,
     with_sinks,
 )
@@ -172,8 +172,8 @@ def _attend_tile(
     row = _row_of_tile(starts_ptr, tile, first_token, num_rows, BLOCK_Q)
     start = tl.load(starts_ptr + row).to(tl.int32) - first_token
     next_row = tl.minimum(row + 1, num_rows - 1)
-    end = tl.load(starts_ptr + next_row).to(tl.int32) - first_token
-    num_queries = tl.where(row + 1 < num_rows, end, num_tokens) - start
+    next_start = tl.load(starts_ptr + next_row).to(tl.int32) - first_token
+    num_queries = tl.where(row + 1 < num_rows, next_start, num_tokens) - start
     first_query = (tile - start // BLOCK_Q - row) * BLOCK_Q
     if first_query >= num_queries:
         return
@@ -192,17 +192,13 @@ def _attend_tile(
     if HAS_BLOCKS:
         first_M = tl.load(blocks_ptr + token_M).to(tl.int32)
         last_M = tl.load(blocks_ptr + blocks_stride + token_M).to(tl.int32)
-    if HAS_WINDOW:
-        first_M = tl.minimum(first_M, position_M - window + 1)
-        first_key = tl.maximum(tl.min(first_M, 0), 0) // BLOCK_N * BLOCK_N
-        first_whole = tl.cdiv(tl.maximum(tl.max(first_M, 0), 0), BLOCK_N) * BLOCK_N
-    else:
-        first_M = tl.zeros([BLOCK_M], tl.int32)
-        first_key = 0
-        first_whole = 0
     end_key = tl.max(last_M, 0) + 1
-    end_whole = tl.maximum((tl.min(last_M, 0) + 1) // BLOCK_N * BLOCK_N, first_key)
-    first_whole = tl.minimum(first_whole, end_whole)
+    if HAS_WINDOW:  # most of its blocks are cut at one end or the other: all are masked
+        first_M = tl.minimum(first_M, position_M - window + 1)
+        first_cut = tl.min(first_M, 0)
+    else:
+        first_cut = tl.min(last_M, 0) + 1
+    first_cut = tl.maximum(first_cut, 0) // BLOCK_N * BLOCK_N
 
     q_MD = tl.load(
         q_ptr + token_M[:, None] * q_stride_t + head_M[:, None] * q_stride_h + dim_D,
@@ -213,11 +209,11 @@ def _attend_tile(
     max_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
     sum_M = tl.zeros([BLOCK_M], tl.float32)
     out_MD = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    for part in tl.static_range(3):  # blocks cut by the window, whole blocks, blocks cut at the end
-        if part != 0 or HAS_WINDOW:
-            begin = first_key if part == 0 else first_whole if part == 1 else end_whole
-            stop = first_whole if part == 0 else end_whole if part == 1 else end_key
-            for block in range(begin, stop, BLOCK_N):
+    for is_cut in tl.static_range(2):  # blocks that every query sees all of, then the others
+        if is_cut or not HAS_WINDOW:
+            begin = first_cut if is_cut else 0
+            end = end_key if is_cut else first_cut
+            for block in range(begin, end, BLOCK_N):
                 position_N = block + tl.arange(0, BLOCK_N)
                 is_read_N = position_N < end_key
                 cell_N = paged_cells(
@@ -241,7 +237,7 @@ def _attend_tile(
                     scale,
                     soft_cap,
                     HAS_SOFT_CAP,
-                    IS_MASKED=part != 1,
+                    IS_MASKED=is_cut == 1,
                 )
 
     if HAS_SINKS:

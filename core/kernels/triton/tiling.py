@@ -157,6 +157,13 @@ def steps_of_split(split, num_steps, num_splits):
 
 
 @triton.jit
+def load_rows(row_ptrs, is_row, inputs_K, num_inputs):
+    """Some inputs of the rows that are at `row_ptrs`; zeros where there are none."""
+    mask = is_row[:, None] & (inputs_K < num_inputs)[None, :]
+    return tl.load(row_ptrs[:, None] + inputs_K[None, :], mask=mask, other=0)
+
+
+@triton.jit
 def dot(a, b, total):
     """`total + a @ b`, in float32; float32 operands are not rounded."""
     if IS_INTERPRETED and a.dtype == tl.bfloat16:  # whose bits numpy would multiply as integers

@@ -75,6 +75,32 @@ class TensorPool:
         flat = [cell for cells_R in cells_IR for cell in cells_R]
         return self.read(flat).view(len(cells_IR), -1, *self.shape).unbind()
 
+    def distances(self, cells: Sequence[int], values_R: Tensor) -> Tensor:
+        """How far each of R values is from its cell: mean|value - cell| / mean|cell|, float32."""
+        index, values_RN = _index(cells, self.device), values_R.flatten(1)
+        if self.device.type == "cuda":
+            from triptych.core.kernels.triton.cache_metrics import relative_distances
+
+            distances_R: Tensor = relative_distances(values_RN, self._cells.flatten(1), index)
+            return distances_R
+        cells_RN = self._cells.index_select(0, index).float().flatten(1)
+        moved_R = (values_RN.float() - cells_RN).abs().mean(1)
+        return moved_R / (cells_RN.abs().mean(1) + 1e-9)
+
+    def weighted(self, cells_IR: Sequence[Sequence[int]], weights_RI: Weights) -> Tensor:
+        """`weighted_sum` of lists of cells, in float32: `[R, *shape]`."""
+        if self.device.type == "cuda":
+            from triptych.core.kernels.triton.cache_metrics import weighted_cells
+
+            weights_IR = torch.tensor(weights_RI, dtype=torch.float32).t().contiguous()
+            index = _index([list(cells_R) for cells_R in cells_IR], self.device)
+            sums: Tensor = weighted_cells(
+                self._cells.flatten(1), index, sent(weights_IR, self.device)
+            )
+            return sums.view(-1, *self.shape)
+        columns = [column.float() for column in self.read_columns(cells_IR)]
+        return weighted_sum(weights_RI, columns)
+
     def write(self, cells: Sequence[int], values: Tensor) -> None:
         """Overwrite cells with `values`, `[len(cells), *shape]`, in the pool's dtype."""
         self._cells.index_copy_(0, _index(cells, self.device), values.to(self._cells.dtype))
@@ -147,5 +173,5 @@ def weighted_sum(weights_RI: Weights, columns: Sequence[Tensor]) -> Tensor:
     return total
 
 
-def _index(numbers: Sequence[int], device: torch.device) -> Tensor:
+def _index(numbers: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
     return sent(torch.tensor(numbers, dtype=torch.int64), device)

@@ -18,26 +18,23 @@ ARRAYS = (
 
 
 class FakeEvent:
-    """`done` are the events whose place the device has passed."""
-
-    def __init__(self, number: int, rig: Rig) -> None:
-        self.number, self.rig = number, rig
+    def __init__(self, number: int, log: list[tuple[str, int]]) -> None:
+        self.number, self.log, self.is_busy = number, log, False
 
     def record(self) -> None:
-        self.rig.recorded.append(self.number)
-        self.rig.done.discard(self.number)
+        self.log.append(("record", self.number))
 
     def query(self) -> bool:
-        return self.number in self.rig.done
+        self.log.append(("look", self.number))
+        return not self.is_busy
 
 
 class Rig:
     """Uploads to a device that is not a CPU, with memory that is not pinned."""
 
     def __init__(self) -> None:
-        self.recorded: list[int] = []
-        self.done: set[int] = set()
-        self.num_events = 0
+        self.log: list[tuple[str, int]] = []
+        self.events: list[FakeEvent] = []
         self.sizes: list[int] = []
         self.uploads = Uploads(ELSEWHERE, new_buffer=self._buffer, new_event=self._event)
 
@@ -46,8 +43,8 @@ class Rig:
         return torch.full((size,), -1)
 
     def _event(self) -> FakeEvent:
-        self.num_events += 1
-        return FakeEvent(self.num_events - 1, self)
+        self.events.append(FakeEvent(len(self.events), self.log))
+        return self.events[-1]
 
 
 def test_on_a_cpu_arrays_are_their_own_tensors() -> None:
@@ -85,26 +82,37 @@ def test_elsewhere_the_parts_have_their_shapes_and_types() -> None:
 
 def test_a_buffer_is_written_again_only_behind_the_copies_from_it() -> None:
     rig = Rig()
-    first = rig.uploads.pack([np.array([1])])
-    for number in range(2, 10):
-        rig.uploads.pack([np.array([number])])
-    assert first.tolist() == [1], "the device has not read it yet"
-    assert rig.num_events == 9, "nobody waits: each copy has a buffer of its own"
-    assert rig.recorded == list(range(8)), "the event of a buffer follows its copies"
-    rig.done = {0, 1}
-    again = rig.uploads.pack([np.array([7])])
-    assert again.data_ptr() == first.data_ptr()
-    rig.uploads.pack([np.array([7])])
-    rig.uploads.pack([np.array([7])])
-    assert rig.num_events == 10
-
-
-def test_in_the_long_run_nothing_is_allocated() -> None:
-    rig = Rig()
-    for _ in range(50):
+    num_calls, ring = 20, len(rig.events)
+    for _ in range(num_calls):
         rig.uploads.pack(ARRAYS)
-        rig.done = set(rig.recorded[:-2])  # the device is two copies behind
-    assert len(rig.sizes) == rig.num_events <= 5
+    turns = [(call % ring, (call + 1) % ring) for call in range(num_calls)]
+    assert rig.log == [
+        event for last, this in turns for event in (("record", last), ("look", this))
+    ]
+
+
+def test_where_copies_are_under_way_there_is_a_buffer_more() -> None:
+    rig = Rig()
+    ring = len(rig.events)
+    for _ in range(2 * ring):
+        rig.uploads.pack(ARRAYS)
+        for event in rig.events:
+            event.is_busy = True
+    assert len(rig.events) > ring
+    for event in rig.events:
+        event.is_busy = False
+    num_events = len(rig.events)
+    rig.log.clear()
+    for _ in range(2 * num_events):
+        rig.uploads.pack(ARRAYS)
+    assert len(rig.events) == num_events
+    assert {number for kind, number in rig.log if kind == "record"} == set(range(num_events))
+
+
+def test_buffers_are_allocated_once_and_again_only_to_grow() -> None:
+    rig = Rig()
+    for _ in range(5 * len(rig.events)):
+        rig.uploads.pack(ARRAYS)
+    assert len(rig.sizes) == len(rig.events)
     rig.uploads.pack([np.zeros(5000, np.int64)])
     assert rig.sizes[-1] == 8192
-    assert rig.num_events <= 5

@@ -62,3 +62,13 @@ def test_rows_of_a_plain_table_are_kept_on_demand(native: NativeKernels) -> None
     kept.prepare(native, keeps_rows=True)
     assert torch.equal(kept.rows(torch.tensor([3])), weight[3:4])
     assert not linear.weight_OI.numel()
+
+
+def test_types_that_the_kernels_do_not_know_run_in_torch(native: NativeKernels) -> None:
+    weight = random_blocks("q8_0", 20, NUM_INPUTS, seed=4)
+    linear = Linear(NUM_INPUTS, 20, has_bias=False, dtype=torch.float16, device=CPU)
+    linear.hold(0, weight)
+    linear.prepare(native)
+    x_TI = torch.randn(3, NUM_INPUTS).half()
+    expected = x_TI.float() @ weight.dequantise(torch.float32).T
+    torch.testing.assert_close(linear(x_TI).float(), expected, atol=0.02, rtol=0.01)

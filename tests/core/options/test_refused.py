@@ -202,7 +202,7 @@ def test_translated_flags_parse() -> None:
     ("flag", "value", "alternative"),
     [
         ("--dtype", "half", "write float16"),
-        ("--quantization-encoding", "q4_k", "GGUF file"),
+        ("--quantization-encoding", "float4_e2m1fnx2", "GGUF files"),
         ("--kv-cache-dtype", "fp8_e5m2", "use bfloat16"),
         ("--chunked-prefill-size", "-1", "at least 1, got -1.* write --no-enable-chunked-prefill"),
         ("--schedule-policy", "lpm", "use fcfs"),

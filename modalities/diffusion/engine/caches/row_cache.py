@@ -22,7 +22,6 @@ from triptych.modalities.diffusion.engine.tensor_pool import (
     TensorPool,
     TensorPools,
     picked,
-    weighted_sum,
 )
 
 
@@ -128,9 +127,8 @@ def distances(caches: Sequence[RowCache], signals_R: Tensor) -> list[float]:
     if not rows:
         return measured
     places = [place for place in found if place is not None]
-    references = places[0][0].read([cell for _, cell in places]).float().flatten(1)
-    moved = (picked(signals_R, rows).float().flatten(1) - references).abs().mean(1)
-    relative = moved / (references.abs().mean(1) + 1e-9)
+    cells = [cell for _, cell in places]
+    relative = places[0][0].distances(cells, picked(signals_R, rows))
     for index, distance in zip(rows, HostCopy(relative).get().tolist(), strict=True):
         measured[index] = distance
     return measured
@@ -175,8 +173,7 @@ def predict(caches: Sequence[RowCache], at: Sequence[Point]) -> Tensor:
         [memory.cells[k if k < len(memory.cells) else 0] for memory in memories]
         for k in range(num_columns)
     ]
-    columns = [column.float() for column in memories[0].pool.read_columns(cells_KR)]
-    return weighted_sum(weights_RK, columns)
+    return memories[0].pool.weighted(cells_KR, weights_RK)
 
 
 def _pool_like(pools: TensorPools, like: Tensor) -> TensorPool:

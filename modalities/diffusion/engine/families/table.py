@@ -11,6 +11,7 @@ from types import MappingProxyType
 from torch import nn
 
 from triptych.core.errors import WeightsError
+from triptych.modalities.diffusion.engine.families.fused_norms import fuse_norms
 from triptych.modalities.diffusion.engine.families.model import Blocks, DenoiseModel, DenoiserFamily
 from triptych.modalities.diffusion.engine.families.span import SpanModel
 
@@ -90,6 +91,11 @@ def family_of(module: nn.Module) -> DenoiserFamily:
 
 
 def open_model(module: nn.Module) -> DenoiseModel:
-    """A model ready to be asked, in parts where its family allows."""
+    """A model ready to be asked, in parts where its family allows.
+
+    On a GPU its adaptive norms are replaced by twins of one kernel each.
+    """
     family = family_of(module)
+    if next(module.parameters()).is_cuda:
+        fuse_norms(module)
     return SpanModel(module, family) if family.span else DenoiseModel(module, family)

@@ -7,6 +7,7 @@ codec.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -155,7 +156,7 @@ class StreamingDecoder:
     def _run(
         self, latents_BCT: Tensor, step: CodecStep, rows: Sequence[int], valid: Sequence[int]
     ) -> DecodedAudio:
-        with row_by_row(len(rows), latents_BCT.device):
+        with row_by_row(len(rows), latents_BCT.device), _unrounded(latents_BCT.device):
             pcm_BCS: Tensor = self._adapter.stage(latents_BCT, step)
         starts = self._frames[list(rows)].tolist()
         return DecodedAudio(pcm_BCS[:, 0], *step.bounds(self._signal, starts, valid))
@@ -191,7 +192,7 @@ class StreamingDecoder:
         codes_BQF, packed = inputs
         rows_B, starts_B = packed.view(2, -1).unbind()
         step = SettledStep(rows_B, num_frames=num_frames, starts_B=starts_B, seeds=self._seeds)
-        with row_by_row(len(codes_BQF), codes_BQF.device):
+        with row_by_row(len(codes_BQF), codes_BQF.device), _unrounded(codes_BQF.device):
             pcm_BCS: Tensor = self._adapter.stage(self._adapter.embed(codes_BQF), step)
         return [pcm_BCS[:, 0]]
 
@@ -199,7 +200,7 @@ class StreamingDecoder:
         """Decode random codes in chunks and at once; raise `WeightsError` where they differ."""
         num_frames = -(-self.latency // self.hop) + sum(_PROBE_CHUNKS)
         codes_BQF = self._adapter.probe_codes(1, num_frames)
-        with torch.inference_mode():
+        with torch.inference_mode(), _unrounded(codes_BQF.device):
             whole_S = self._adapter.one_shot(codes_BQF)[0]
         streamed_S = stream_row(self, codes_BQF, _PROBE_CHUNKS)
         if streamed_S.shape != whole_S.shape:
@@ -213,6 +214,13 @@ class StreamingDecoder:
                 f"Streaming differs from the codec's own decoder by {error:.1e} of full scale;"
                 " decode whole sentences instead."
             )
+
+
+def _unrounded(device: torch.device) -> AbstractContextManager[None]:
+    """While inside, float32 is float32: a GPU's convolutions may round what they multiply."""
+    if device.type != "cuda":
+        return nullcontext()
+    return torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
 
 
 def stream_row(decoder: StreamingDecoder, codes_1QF: Tensor, chunks: Sequence[int]) -> Tensor:

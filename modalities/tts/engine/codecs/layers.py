@@ -71,6 +71,8 @@ class StreamingConv1d(StreamingStage):
         num_out = step.num_steps(self.end)
         if not num_out:
             return x_BCT.new_empty(len(x_BCT), len(self.weight), 0)
+        if x_BCT.is_cuda and self._is_steady(step):
+            return self._on_gpu(x_BCT, step, num_out)
         if self.num_past:
             past_BCL = step.read(self.state, (x_BCT.shape[1], self.num_past), x_BCT)
             x_BCT = torch.cat((past_BCL, x_BCT), -1)
@@ -88,6 +90,31 @@ class StreamingConv1d(StreamingStage):
         return functional.conv1d(
             x_BCT, self.weight, self.bias, self.stride, 0, self.dilation, self.groups
         )
+
+    def _is_steady(self, step: CodecStep) -> bool:
+        """Whether the window is past and new steps alone, of rows well within their streams."""
+        from triptych.core.kernels.triton.stream_conv import is_supported
+
+        has_edge = self.span > 0 and step.has_edge(self.signal, self.num_past, self.padding)
+        is_plain = not (has_edge or step.is_flush)
+        return is_plain and is_supported(self.weight, self.groups, self.num_past)
+
+    def _on_gpu(self, x_BCT: Tensor, step: CodecStep, num_out: int) -> Tensor:
+        """Without joining past and new steps; the past moves on."""
+        from triptych.core.kernels.triton.stream_conv import stream_conv
+
+        y_BOT: Tensor = stream_conv(
+            x_BCT,
+            step.slots(self.state, (x_BCT.shape[1], self.num_past), x_BCT),
+            step.rows_B,
+            None if step.valid_B is None else step.valid_B * self.signal.rate,
+            self.weight,
+            self.bias,
+            self.stride,
+            self.dilation,
+            num_out,
+        )
+        return y_BOT
 
     def _product(self, x_BCT: Tensor, num_out: int) -> Tensor:
         """As one product, of matrices or by channel, without repacking the weights."""

@@ -108,11 +108,14 @@ class CodecStep:
 
     def read(self, state: SlotState, shape: Sequence[int], like: Tensor) -> Tensor:
         """This step's rows of `state`, [B, *shape]."""
+        slots = self.slots(state, shape, like)
+        return slots.index_select(0, self.rows_B) if self._run is None else slots[self._run]
+
+    def slots(self, state: SlotState, shape: Sequence[int], like: Tensor) -> Tensor:
+        """All slots of `state`, [slots, *shape]."""
         if state.tensor is None:
             state.tensor = like.new_zeros(len(self._seeds), *shape)
-        if self._run is not None:
-            return state.tensor[self._run]
-        return state.tensor.index_select(0, self.rows_B)
+        return state.tensor
 
     def num_steps(self, signal: SignalRate) -> int:
         """Steps computed at `signal`."""

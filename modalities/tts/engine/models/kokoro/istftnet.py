@@ -200,19 +200,17 @@ class Generator(nn.Module):
 
     def _inverse(self, spectrum_KN: Tensor) -> Tensor:
         """`torch.istft`, but for its look at the window's sums, which waits for a GPU."""
-        n_fft, num_spectra = self.config.n_fft, spectrum_KN.shape[1]
+        n_fft, hop, num_spectra = self.config.n_fft, self.config.hop, spectrum_KN.shape[1]
         device, dtype = spectrum_KN.device, spectrum_KN.real.dtype
-        window_W1 = torch.hann_window(n_fft, device=device, dtype=dtype)[:, None]
-        pieces_WN = torch.fft.irfft(spectrum_KN, n_fft, dim=0) * window_W1
-        weights_WN = window_W1.square().expand(-1, num_spectra)
-        length = (num_spectra - 1) * self.config.hop + n_fft
-        added_2S = F.fold(
-            torch.stack((pieces_WN, weights_WN)),
-            (1, length),
-            (1, n_fft),
-            stride=(1, self.config.hop),
-        )[:, 0, 0, n_fft // 2 : length - n_fft // 2]
-        return added_2S[0] / added_2S[1]
+        window_W = torch.hann_window(n_fft, device=device, dtype=dtype)
+        pieces_NW = torch.fft.irfft(spectrum_KN.T, n_fft) * window_W
+        sums = pieces_NW.new_zeros(2, num_spectra + n_fft // hop - 1, hop)
+        parts = zip(pieces_NW.split(hop, 1), window_W.square().split(hop), strict=True)
+        for begin, (sound, weights) in enumerate(parts):
+            sums[0, begin : begin + num_spectra] += sound
+            sums[1, begin : begin + num_spectra] += weights
+        samples: Tensor = (sums[0] / sums[1]).flatten()
+        return samples[n_fft // 2 : -(n_fft // 2)]
 
 
 class KokoroDecoder(nn.Module):

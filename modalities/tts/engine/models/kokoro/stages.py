@@ -1,8 +1,9 @@
 """Kokoro as work in stages: a sentence is a unit, cut between pieces of the network.
 
 Owns how much is computed at a time: on a CPU a slice of one sentence, short enough that nothing
-else on the device has to wait for long; on a GPU a whole plan, then the sound of several sentences
-of like length at once. Knows no deadlines.
+else on the device has to wait for long; on a GPU a plan in two steps, the second once the host
+knows the sentence's length, then the sound of several sentences of like length at once. Knows no
+deadlines.
 """
 
 from __future__ import annotations

@@ -125,16 +125,21 @@ def test_silence_at_the_edges_goes_and_nothing_else() -> None:
 
 
 def test_a_batch_on_a_gpu_gives_each_its_own(kokoro: Kokoro) -> None:
-    """Whole plans, then the sound of all at once: the path of a GPU, run on the CPU."""
+    """A plan in two steps, then the sound of all at once: the path of a GPU, run on the CPU.
+
+    The first ends where the host must know how long the sentence will be.
+    """
     model = StagedKokoro(kokoro)
     model._is_sliced = False
     runner = StagedRunner(model, CPU)
     asked = request(10, 14, 6)
     units = [("a", unit) for unit in range(3)]
     starts = tuple(UnitStart(job_id="a", unit=unit, request=asked) for unit in range(3))
-    planned = step(runner, 0, *units, starts=starts)
+    counted = step(runner, 0, *units, starts=starts)
+    assert {row.next_stage.name for row in counted.rows} == {"curves"}
+    planned = step(runner, 1, *units)
     assert {row.next_stage.name for row in planned.rows} == {"render"}
-    for row, length, seed in zip(step(runner, 1, *units).rows, (10, 14, 6), (7, 8, 9), strict=True):
+    for row, length, seed in zip(step(runner, 2, *units).rows, (10, 14, 6), (7, 8, 9), strict=True):
         alone = without_edges(synthesize(kokoro, IDS[:length], "af_one", seed=seed).numpy())
         np.testing.assert_allclose(samples(row.payload), alone, atol=1e-5)
         assert row.next_stage is None

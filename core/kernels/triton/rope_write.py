@@ -1,0 +1,286 @@
+"""Head norms, rotation and the write into the pages of the cache, in one pass over a projection.
+
+Owns the kernel of `core.kernels.rope_write`, which is also that of `write_pages`: a projection
+without queries, norms and rotation. Intermediate values stay in float32; the reference rounds them
+to the type of the projection.
+
+Shapes: T tokens, H query heads, K key-value heads, X = H + K, D head dim, N pages, P page size, R
+rotated dims.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from triptych.core.kernels.triton.float8 import as_stored, to_stored
+from triptych.core.kernels.triton.variant import Variant
+
+_HEADS = 4
+"""Heads of a program."""
+
+
+def launch(
+    qk_TXD: torch.Tensor,
+    v_TKD: torch.Tensor,
+    norm_XD: torch.Tensor | None,
+    eps: float,
+    cos_T1R: torch.Tensor | None,
+    sin_T1R: torch.Tensor | None,
+    is_interleaved: bool,
+    k_pages_NPKD: torch.Tensor,
+    v_pages_NPKD: torch.Tensor,
+    write_slots_T: torch.Tensor,
+) -> torch.Tensor:
+    """Returns `q_THD`, contiguous. A token with a slot below 0 is not written."""
+    _check(qk_TXD, v_TKD, norm_XD, cos_T1R, sin_T1R, k_pages_NPKD, v_pages_NPKD, write_slots_T)
+    num_tokens, num_qk_heads, head_dim = qk_TXD.shape
+    num_kv_heads = v_TKD.shape[1]
+    q_THD = _new_queries(qk_TXD, k_pages_NPKD)
+    half = 0 if cos_T1R is None else cos_T1R.shape[2] // 2
+    rest = head_dim - 2 * half
+    grid = (num_tokens, triton.cdiv(num_qk_heads + num_kv_heads, _HEADS))
+    if num_tokens:
+        _kernel[grid](
+            qk_TXD,
+            v_TKD,
+            norm_XD,
+            cos_T1R,
+            sin_T1R,
+            q_THD,
+            as_stored(k_pages_NPKD),
+            as_stored(v_pages_NPKD),
+            write_slots_T,
+            *qk_TXD.stride()[:2],
+            *v_TKD.stride()[:2],
+            num_qk_heads - num_kv_heads,
+            num_kv_heads,
+            eps,
+            HEAD_DIM=head_dim,
+            HALF=half,
+            BLOCK_HALF=triton.next_power_of_2(half) if half else 0,
+            BLOCK_REST=triton.next_power_of_2(rest) if rest else 0,
+            IS_INTERLEAVED=is_interleaved,
+            HEADS=_HEADS,
+            num_warps=_HEADS,
+            num_stages=2,
+        )
+    return q_THD
+
+
+rope_write = torch.library.custom_op(
+    "triptych::rope_write",
+    launch,
+    mutates_args=("k_pages_NPKD", "v_pages_NPKD"),
+    device_types="cuda",
+)
+
+
+@rope_write.register_fake
+def _(
+    qk_TXD: torch.Tensor,
+    v_TKD: torch.Tensor,
+    norm_XD: torch.Tensor | None,
+    eps: float,
+    cos_T1R: torch.Tensor | None,
+    sin_T1R: torch.Tensor | None,
+    is_interleaved: bool,
+    k_pages_NPKD: torch.Tensor,
+    v_pages_NPKD: torch.Tensor,
+    write_slots_T: torch.Tensor,
+) -> torch.Tensor:
+    _check(qk_TXD, v_TKD, norm_XD, cos_T1R, sin_T1R, k_pages_NPKD, v_pages_NPKD, write_slots_T)
+    return _new_queries(qk_TXD, k_pages_NPKD)
+
+
+def _new_queries(qk_TXD: torch.Tensor, k_pages_NPKD: torch.Tensor) -> torch.Tensor:
+    num_tokens, num_qk_heads, head_dim = qk_TXD.shape
+    return qk_TXD.new_empty(num_tokens, num_qk_heads - k_pages_NPKD.shape[2], head_dim)
+
+
+def _check(
+    qk_TXD: torch.Tensor,
+    v_TKD: torch.Tensor,
+    norm_XD: torch.Tensor | None,
+    cos_T1R: torch.Tensor | None,
+    sin_T1R: torch.Tensor | None,
+    k_pages_NPKD: torch.Tensor,
+    v_pages_NPKD: torch.Tensor,
+    write_slots_T: torch.Tensor,
+) -> None:
+    assert qk_TXD.stride(2) == v_TKD.stride(2) == 1
+    assert v_TKD.shape == (len(qk_TXD), *k_pages_NPKD.shape[2:])
+    assert k_pages_NPKD.shape == v_pages_NPKD.shape
+    assert k_pages_NPKD.dtype == v_pages_NPKD.dtype
+    assert k_pages_NPKD.is_contiguous()
+    assert v_pages_NPKD.is_contiguous()
+    assert write_slots_T.shape == qk_TXD.shape[:1]
+    assert write_slots_T.is_contiguous()
+    if norm_XD is not None:
+        assert norm_XD.shape == qk_TXD.shape[1:]
+        assert norm_XD.is_contiguous()
+    if cos_T1R is not None:
+        assert sin_T1R is not None
+        assert cos_T1R.shape == sin_T1R.shape
+        assert cos_T1R.shape[2] % 2 == 0
+        assert cos_T1R.is_contiguous()
+        assert sin_T1R.is_contiguous()
+
+
+@triton.jit(
+    do_not_specialize=["num_heads", "num_kv_heads"], do_not_specialize_on_alignment=["slots_ptr"]
+)
+def _kernel(
+    qk_ptr,
+    v_ptr,
+    norm_ptr,
+    cos_ptr,
+    sin_ptr,
+    q_ptr,
+    k_pages_ptr,
+    v_pages_ptr,
+    slots_ptr,
+    qk_token_stride,
+    qk_head_stride,
+    v_token_stride,
+    v_head_stride,
+    num_heads,
+    num_kv_heads,
+    eps,
+    HEAD_DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    BLOCK_REST: tl.constexpr,
+    IS_INTERLEAVED: tl.constexpr,
+    HEADS: tl.constexpr,
+):
+    """Some heads of one token: queries, keys and values are numbered through.
+
+    A head is held as the first and the second dims of its pairs, and the dims that do not turn.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
+    num_qk_heads = num_heads + num_kv_heads
+    is_value = (heads >= num_qk_heads) & (heads < num_qk_heads + num_kv_heads)
+    is_turned = heads < num_qk_heads
+    is_key = is_turned & (heads >= num_heads)
+    v_head = heads - num_qk_heads
+    from_qk = qk_ptr + token * qk_token_stride + heads * qk_head_stride
+    from_v = v_ptr + token * v_token_stride + v_head * v_head_stride
+    slot = tl.load(slots_ptr + token)
+    is_written = slot >= 0
+    into_q = q_ptr + (token * num_heads + heads) * HEAD_DIM
+    into_k = k_pages_ptr + (slot * num_kv_heads + heads - num_heads) * HEAD_DIM
+    into_v = v_pages_ptr + (slot * num_kv_heads + v_head) * HEAD_DIM
+    norms = heads * HEAD_DIM
+
+    squares = tl.zeros([HEADS, 1], tl.float32)
+    if BLOCK_HALF > 0:
+        pairs = tl.arange(0, BLOCK_HALF)[None, :]
+        is_pair = pairs < HALF
+        firsts = 2 * pairs if IS_INTERLEAVED else pairs
+        seconds = firsts + (1 if IS_INTERLEAVED else HALF)
+        first = _loaded(from_qk, from_v, is_turned, is_value, firsts, is_pair)
+        second = _loaded(from_qk, from_v, is_turned, is_value, seconds, is_pair)
+        if norm_ptr is not None:
+            squares += tl.sum(first * first + second * second, axis=1, keep_dims=True)
+    if BLOCK_REST > 0:
+        rests = 2 * HALF + tl.arange(0, BLOCK_REST)[None, :]
+        is_rest = rests < HEAD_DIM
+        rest = _loaded(from_qk, from_v, is_turned, is_value, rests, is_rest)
+        if norm_ptr is not None:
+            squares += tl.sum(rest * rest, axis=1, keep_dims=True)
+    scale = tl.rsqrt(squares / HEAD_DIM + eps) if norm_ptr is not None else 1.0
+
+    if BLOCK_HALF > 0:
+        if norm_ptr is not None:
+            first = _normed(first, scale, norm_ptr + norms + firsts, is_turned & is_pair)
+            second = _normed(second, scale, norm_ptr + norms + seconds, is_turned & is_pair)
+        row = token * (2 * HALF) + pairs
+        cos = tl.load(cos_ptr + row, mask=is_pair, other=0.0).to(tl.float32)
+        sin = tl.load(sin_ptr + row, mask=is_pair, other=0.0).to(tl.float32)
+        new_first = tl.where(is_turned, first * cos + second * sin, first)
+        cos = tl.load(cos_ptr + row + HALF, mask=is_pair, other=0.0).to(tl.float32)
+        sin = tl.load(sin_ptr + row + HALF, mask=is_pair, other=0.0).to(tl.float32)
+        new_second = tl.where(is_turned, second * cos + first * sin, second)
+        is_query = (heads < num_heads) & is_pair
+        tl.store(into_q + firsts, new_first.to(q_ptr.dtype.element_ty), mask=is_query)
+        tl.store(into_q + seconds, new_second.to(q_ptr.dtype.element_ty), mask=is_query)
+        stored = to_stored(new_first, k_pages_ptr.dtype.element_ty)
+        tl.store(into_k + firsts, stored, mask=is_key & is_pair & is_written)
+        tl.store(into_v + firsts, stored, mask=is_value & is_pair & is_written)
+        stored = to_stored(new_second, k_pages_ptr.dtype.element_ty)
+        tl.store(into_k + seconds, stored, mask=is_key & is_pair & is_written)
+        tl.store(into_v + seconds, stored, mask=is_value & is_pair & is_written)
+    if BLOCK_REST > 0:
+        if norm_ptr is not None:
+            rest = _normed(rest, scale, norm_ptr + norms + rests, is_turned & is_rest)
+        is_query = (heads < num_heads) & is_rest
+        tl.store(into_q + rests, rest.to(q_ptr.dtype.element_ty), mask=is_query)
+        stored = to_stored(rest, k_pages_ptr.dtype.element_ty)
+        tl.store(into_k + rests, stored, mask=is_key & is_rest & is_written)
+        tl.store(into_v + rests, stored, mask=is_value & is_rest & is_written)
+
+
+@triton.jit
+def _loaded(from_qk, from_v, is_turned, is_value, dims, is_dim):
+    """Some dims of the heads, each from its own source, in float32."""
+    turned = tl.load(from_qk + dims, mask=is_turned & is_dim, other=0.0)
+    value = tl.load(from_v + dims, mask=is_value & is_dim, other=0.0)
+    return tl.where(is_value, value, turned).to(tl.float32)
+
+
+@triton.jit
+def _normed(values, scale, weight_ptrs, is_turned):
+    """Scaled by the head's norm, except for values: they have none."""
+    weight = tl.load(weight_ptrs, mask=is_turned, other=0.0)
+    normed = (values * scale).to(weight.dtype).to(tl.float32) * weight.to(tl.float32)
+    return tl.where(is_turned, normed, values)
+
+
+def variants() -> tuple[Variant, ...]:
+    """Plain, with head norms and a float8 cache, partial and interleaved, and the write alone."""
+    return tuple(
+        _variant(name, pages, has_norm, half, rest, is_interleaved)
+        for name, pages, has_norm, half, rest, is_interleaved in (
+            ("rope", "*bf16", False, 64, 0, False),
+            ("norm_rope_float8", "*u8", True, 64, 0, False),
+            ("partial_interleaved_rope", "*bf16", False, 32, 64, True),
+            ("write_float8", "*u8", False, 0, 128, False),
+        )
+    )
+
+
+def _variant(
+    name: str, pages: str, has_norm: bool, half: int, rest: int, is_interleaved: bool
+) -> Variant:
+    constants: dict[str, object] = {
+        "HEAD_DIM": 2 * half + rest,
+        "HALF": half,
+        "BLOCK_HALF": half,
+        "BLOCK_REST": rest,
+        "IS_INTERLEAVED": is_interleaved,
+        "HEADS": _HEADS,
+    }
+    constants |= {} if has_norm else {"norm_ptr": None}
+    constants |= {} if half else {"cos_ptr": None, "sin_ptr": None}
+    values = ("qk_ptr", "v_ptr", "norm_ptr", "cos_ptr", "sin_ptr", "q_ptr")
+    pointers = dict.fromkeys(values, "*bf16")
+    pointers |= {"k_pages_ptr": pages, "v_pages_ptr": pages, "slots_ptr": "*i64"}
+    strides = ("qk_token_stride", "qk_head_stride", "v_token_stride", "v_head_stride")
+    counts = {"num_heads": "i32", "num_kv_heads": "i32", "eps": "fp32"}
+    signature = {
+        **pointers,
+        **dict.fromkeys(strides, "i32"),
+        **counts,
+        **dict.fromkeys(constants, "constexpr"),
+    }
+    return Variant(
+        name=name,
+        kernel=_kernel,
+        signature=signature,
+        constants=constants,
+        divisible=frozenset((*pointers, *strides)) - {"slots_ptr"} - constants.keys(),
+        num_warps=_HEADS,
+    )

@@ -1,0 +1,43 @@
+"""The path of a GPU on a machine without one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+
+def rehearse_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on, tensors say that they are on a GPU, and operators run interpreted kernels.
+
+    In float32: the interpreter cannot multiply matrices of bfloat16.
+    """
+    from triptych.core.kernels.triton import (
+        add_rms_norm,
+        cache_metrics,
+        gated,
+        paged_decode,
+        paged_prefill,
+        penalties,
+        rope_write,
+        sampling,
+        stream_conv,
+    )
+
+    launches: list[tuple[Any, str, Any]] = [
+        (add_rms_norm, "rms_norm", add_rms_norm.launch_rms_norm),
+        (add_rms_norm, "add_rms_norm", add_rms_norm.launch_add_rms_norm),
+        (cache_metrics, "relative_distances", cache_metrics.launch_distances),
+        (cache_metrics, "weighted_cells", cache_metrics.launch_weighted),
+        (gated, "gated", gated.launch),
+        (paged_decode, "paged_decode", paged_decode.launch_paged_decode),
+        (paged_prefill, "paged_prefill", paged_prefill.launch_paged_prefill),
+        (penalties, "penalised", penalties.launch),
+        (rope_write, "rope_write", rope_write.launch),
+        (sampling, "sample_rows", sampling.launch),
+        (stream_conv, "stream_conv", stream_conv.launch),
+    ]
+    for module, operator, launch in launches:
+        monkeypatch.setattr(module, operator, launch)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)

@@ -1,0 +1,131 @@
+"""Launches of the small operations at shapes that servers have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from support.triton_launches import key_of_variant, keys_of_launches
+from triptych.core.kernels.triton.compile import CompileTarget
+
+BF16 = torch.bfloat16
+Launches = dict[str, Callable[[], object]]
+
+
+def operation_keys(target: CompileTarget) -> dict[str, tuple[str, str]]:
+    """By module and variant: the keys of a launch, and of what is compiled ahead."""
+    from triptych.core.kernels.triton import (
+        adaln,
+        add_rms_norm,
+        cache_metrics,
+        gated,
+        penalties,
+        rope_write,
+        sampling,
+        stream_conv,
+    )
+
+    keys = {}
+    for module, launches in (
+        (adaln, _adaln()),
+        (add_rms_norm, _norms()),
+        (cache_metrics, _cache_metrics()),
+        (gated, _gated()),
+        (penalties, _penalties()),
+        (rope_write, _rope_write()),
+        (sampling, _sampling()),
+        (stream_conv, _stream_conv()),
+    ):
+        ahead = {each.name: each for each in module.variants()}
+        for name, launch in launches.items():
+            launched = keys_of_launches(launch, target)[0]
+            keys[f"{module.__name__}.{name}"] = launched, key_of_variant(ahead[name], target)
+    return keys
+
+
+def _adaln() -> Launches:
+    from triptych.core.kernels.triton.adaln import (
+        launch_gated_modulated_norm,
+        launch_modulated_norm,
+    )
+
+    x, rows = torch.empty(2, 40, 3072, dtype=BF16), torch.empty(2, 6 * 3072, dtype=BF16)
+    shift, scale, gate = rows.chunk(6, dim=1)[:3]
+    return {
+        "layer_norm_4096": lambda: launch_modulated_norm(x, scale, shift, 1e-6, False),
+        "gated_layer_norm_4096": lambda: launch_gated_modulated_norm(
+            x, x, gate, scale, shift, 1e-6, False
+        ),
+    }
+
+
+def _norms() -> Launches:
+    from triptych.core.kernels.triton.add_rms_norm import launch_add_rms_norm, launch_rms_norm
+
+    x, weight = torch.empty(1, 4096, dtype=BF16), torch.empty(4096, dtype=BF16)
+    return {
+        "add_4096": lambda: launch_add_rms_norm(x, x, weight, 1e-5),
+        "centred_4096": lambda: launch_rms_norm(x, weight.float(), 1e-5),
+    }
+
+
+def _cache_metrics() -> Launches:
+    from triptych.core.kernels.triton.cache_metrics import launch_distances, launch_weighted
+
+    cells, numbers = torch.empty(2, 64 * 64, dtype=BF16), torch.zeros(1, dtype=torch.int64)
+    weights = torch.ones(1, 1)
+    return {
+        "distances_bf16": lambda: launch_distances(cells[:1], cells, numbers),
+        "weighted": lambda: launch_weighted(cells.float(), numbers[None], weights),
+    }
+
+
+def _gated() -> Launches:
+    from triptych.core.kernels.triton.gated import launch
+
+    x = torch.empty(1, 2 * 14336, dtype=BF16)
+    return {"silu": lambda: launch(x, False), "gelu": lambda: launch(x, True)}
+
+
+def _penalties() -> Launches:
+    from triptych.core.kernels.triton.penalties import launch
+
+    logits, counts = torch.empty(1, 128256), torch.zeros(1, 128256, dtype=torch.int32)
+    slots = torch.zeros(1, dtype=torch.int64)
+    return {"fp32": lambda: launch(logits, counts, torch.ones(1, 3), slots, 2**30 - 1)}
+
+
+def _rope_write() -> Launches:
+    from triptych.core.kernels.triton.rope_write import launch
+
+    qkv, norm = torch.empty(1, 48, 128, dtype=BF16), torch.empty(40, 128, dtype=BF16)
+    rows, slots = torch.empty(1, 1, 128, dtype=BF16), torch.zeros(1, dtype=torch.int64)
+    pages = torch.empty(1, 16, 8, 128, dtype=BF16)
+    small = pages.to(torch.float8_e4m3fn)
+    qk, v = qkv[:, :40], qkv[:, 40:]
+    return {
+        "rope": lambda: launch(qk, v, None, 0.0, rows, rows, False, pages, pages, slots),
+        "norm_rope_float8": lambda: launch(
+            qk, v, norm, 1e-6, rows, rows, False, small, small, slots
+        ),
+    }
+
+
+def _sampling() -> Launches:
+    from triptych.core.kernels.triton.sampling import launch
+
+    logits, shape = torch.empty(1, 128256), torch.ones(1, 4)
+    slots, uniform = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.float64)
+    return {
+        "greedy_bf16": lambda: launch(logits.to(BF16), None, None, shape, slots, None),
+        "drawn": lambda: launch(logits, None, None, shape, slots, uniform),
+    }
+
+
+def _stream_conv() -> Launches:
+    from triptych.core.kernels.triton.stream_conv import launch
+
+    x, past, weight = torch.empty(2, 512, 9), torch.empty(2, 512, 6), torch.empty(256, 512, 7)
+    slots, bias = torch.arange(2), torch.empty(256)
+    return {"fp32": lambda: launch(x, past, slots, None, weight, bias, 1, 1, 9)}
