@@ -3,16 +3,18 @@
 Owns the per-slot state of these edits on the device. Knows nothing of temperature or filters.
 The edits are applied in the order of this file, each only to the rows that asked for it.
 
-Shapes: B rows of the step, R rows with a mask, S slots, V vocabulary, W words of a mask, E sparse
+Shapes: B rows of the step, R rows with a mask, S slots, V vocabulary, M bytes of a mask, E sparse
 entries of a slot.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 import torch
+from torch.nn import functional
 
 from triptych.core.devices.upload import Uploads
 
@@ -113,18 +115,24 @@ class Penalties:
 def keep_allowed(logits_BV: torch.Tensor, allowed: Sequence[bytes]) -> torch.Tensor:
     """Logits with minus infinity for what a row's mask (see `core.plan.TokenRow`) leaves out.
 
-    Rows without a mask, whose bytes are empty, keep theirs. The masks travel as words and are
-    spread out on the device.
+    Rows without a mask, whose bytes are empty, keep theirs. The masks travel as bytes and are
+    spread out on the device, by a table of what each byte adds to the logits of its eight tokens.
     """
     device, vocab_size = logits_BV.device, logits_BV.shape[-1]
     masked = [row for row, mask in enumerate(allowed) if mask]
-    words = np.frombuffer(b"".join(filter(None, allowed)), "<i4").reshape(len(masked), -1)
-    words_RW = _to_device(torch.from_numpy(words.astype(np.int32)), device)
-    rows_R = _to_device(torch.tensor(masked), device)
-    bits_RW32 = words_RW[..., None] >> torch.arange(32, dtype=torch.int32, device=device)
-    is_allowed_RV = (bits_RW32 & 1).bool().flatten(1)[:, :vocab_size]
-    kept_RV = logits_BV[rows_R].masked_fill(~is_allowed_RV, -torch.inf)
-    return logits_BV.index_copy(0, rows_R, kept_RV)
+    bytes_N = np.frombuffer(b"".join(allowed), np.uint8)
+    bytes_RM = _to_device(torch.from_numpy(bytes_N.astype(np.int32)), device).view(len(masked), -1)
+    added_RV = functional.embedding(bytes_RM, _added_by_byte(device)).flatten(1)[:, :vocab_size]
+    if len(masked) == len(logits_BV):
+        return logits_BV + added_RV
+    return logits_BV.index_add(0, _to_device(torch.tensor(masked), device), added_RV)
+
+
+@cache
+def _added_by_byte(device: torch.device) -> torch.Tensor:
+    """0 for a token whose bit is set, minus infinity for others: 256 bytes, 8 tokens each."""
+    is_set = torch.arange(256)[:, None] >> torch.arange(8) & 1
+    return torch.where(is_set > 0, 0.0, -torch.inf).to(device)
 
 
 def _to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

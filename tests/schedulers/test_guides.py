@@ -35,7 +35,7 @@ SCHEMA = {
 
 def check(text: str, reason: str | None, request: TokenRequest) -> None:
     """A finished answer follows its grammar."""
-    if reason == "stop" and '"json_schema":{' in request.grammar:
+    if reason == "stop" and "whitespace_pattern" in request.grammar:
         jsonschema.validate(json.loads(text), SCHEMA)
     elif reason == "stop":
         assert re.fullmatch(PATTERN, text)
