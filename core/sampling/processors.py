@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from triptych.core.devices.transfer import sent
 from triptych.core.devices.upload import Uploads
 
 _IS_IN_PROMPT = 2**30
@@ -42,8 +43,10 @@ class SparseEdits:
         self._values_SE[slot] = 0
         ids_E = np.array(list(unique), np.int64)
         values_E = np.array(list(unique.values()), np.float64)
-        sent = self._uploads.send((ids_E, values_E))
-        self._ids_SE[slot, : len(unique)], self._values_SE[slot, : len(unique)] = sent
+        given = slice(len(unique))
+        self._ids_SE[slot, given], self._values_SE[slot, given] = self._uploads.send(
+            (ids_E, values_E)
+        )
 
     def apply(self, logits_BV: torch.Tensor, slots_B: torch.Tensor) -> torch.Tensor:
         """Logits with each row's entries added."""
@@ -119,16 +122,9 @@ def keep_allowed(logits_BV: torch.Tensor, allowed: Sequence[bytes]) -> torch.Ten
     device, vocab_size = logits_BV.device, logits_BV.shape[-1]
     masked = [row for row, mask in enumerate(allowed) if mask]
     words = np.frombuffer(b"".join(filter(None, allowed)), "<i4").reshape(len(masked), -1)
-    words_RW = _to_device(torch.from_numpy(words.astype(np.int32)), device)
-    rows_R = _to_device(torch.tensor(masked), device)
+    words_RW = sent(torch.from_numpy(words.astype(np.int32)), device)
+    rows_R = sent(torch.tensor(masked), device)
     bits_RW32 = words_RW[..., None] >> torch.arange(32, dtype=torch.int32, device=device)
     is_allowed_RV = (bits_RW32 & 1).bool().flatten(1)[:, :vocab_size]
     kept_RV = logits_BV[rows_R].masked_fill(~is_allowed_RV, -torch.inf)
     return logits_BV.index_copy(0, rows_R, kept_RV)
-
-
-def _to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Pinned first, so that a GPU is not waited for."""
-    if device.type == "cuda":
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
