@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from triptych.core.devices.transfer import sent
 from triptych.core.devices.upload import Uploads
 
 _IS_IN_PROMPT = 2**30
@@ -44,8 +45,10 @@ class SparseEdits:
         self._values_SE[slot] = 0
         ids_E = np.array(list(unique), np.int64)
         values_E = np.array(list(unique.values()), np.float64)
-        sent = self._uploads.send((ids_E, values_E))
-        self._ids_SE[slot, : len(unique)], self._values_SE[slot, : len(unique)] = sent
+        given = slice(len(unique))
+        self._ids_SE[slot, given], self._values_SE[slot, given] = self._uploads.send(
+            (ids_E, values_E)
+        )
 
     def apply(self, logits_BV: torch.Tensor, slots_B: torch.Tensor) -> torch.Tensor:
         """Logits with each row's entries added."""
@@ -121,11 +124,11 @@ def keep_allowed(logits_BV: torch.Tensor, allowed: Sequence[bytes]) -> torch.Ten
     device, vocab_size = logits_BV.device, logits_BV.shape[-1]
     masked = [row for row, mask in enumerate(allowed) if mask]
     bytes_N = np.frombuffer(b"".join(allowed), np.uint8)
-    bytes_RM = _to_device(torch.from_numpy(bytes_N.astype(np.int32)), device).view(len(masked), -1)
+    bytes_RM = sent(torch.from_numpy(bytes_N.astype(np.int32)), device).view(len(masked), -1)
     added_RV = functional.embedding(bytes_RM, _added_by_byte(device)).flatten(1)[:, :vocab_size]
     if len(masked) == len(logits_BV):
         return logits_BV + added_RV
-    return logits_BV.index_add(0, _to_device(torch.tensor(masked), device), added_RV)
+    return logits_BV.index_add(0, sent(torch.tensor(masked), device), added_RV)
 
 
 @cache
@@ -133,10 +136,3 @@ def _added_by_byte(device: torch.device) -> torch.Tensor:
     """0 for a token whose bit is set, minus infinity for others: 256 bytes, 8 tokens each."""
     is_set = torch.arange(256)[:, None] >> torch.arange(8) & 1
     return torch.where(is_set > 0, 0.0, -torch.inf).to(device)
-
-
-def _to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Pinned first, so that a GPU is not waited for."""
-    if device.type == "cuda":
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)

@@ -17,17 +17,19 @@ def attention_keys(target: CompileTarget) -> dict[str, tuple[str, str]]:
 
     case = make_case([(1, 40)] * 2, PagedShape(32, 8, 128, 32), (torch.bfloat16,) * 2, 0)
     pages, batch = (case.k_pages, case.v_pages), case.batch
-    rows = (batch.page_table_BM, batch.context_lengths_B)
+    table, lengths, starts = map(
+        _at_odd_place, (batch.page_table_BM, batch.context_lengths_B, batch.query_starts_B)
+    )
     out_THD = torch.empty(case.q_THD.shape, dtype=torch.bfloat16)
 
     def decode() -> None:
         paged_decode.launch_paged_decode(
-            case.q_THD, *pages, *rows, out_THD, None, _SCALE, None, None, 1.0, True
+            case.q_THD, *pages, table, lengths, out_THD, None, _SCALE, None, None, 1.0, True
         )
 
     def prefill() -> None:
         paged_prefill.launch_paged_prefill(
-            *(case.q_THD, *pages, *rows, batch.query_starts_B, 0, out_THD),
+            *(case.q_THD, *pages, table, lengths, starts, 0, out_THD),
             *(None, None, _SCALE, None, None, 1.0),
         )
 
@@ -37,3 +39,8 @@ def attention_keys(target: CompileTarget) -> dict[str, tuple[str, str]]:
     (causal,) = keys_of_launches(prefill, target)
     launched = {"split": split, "join": join, "causal": causal}
     return {name: (key, ahead[name]) for name, key in launched.items()}
+
+
+def _at_odd_place(numbers: torch.Tensor) -> torch.Tensor:
+    """The same, eight bytes behind a multiple of 16, as all of a step's arrays may come over."""
+    return torch.cat((numbers.new_zeros(1), numbers.flatten()))[1:].view(numbers.shape)

@@ -19,6 +19,8 @@ from triptych.core.kernels.triton.variant import Variant
 _CONSTANTS = ("HAS_", "IS_")
 _FLOATS = ("scale", "soft_cap", "v_scale")
 _TYPES = {"table_ptr": "*i64", "lengths_ptr": "*i64", "starts_ptr": "*i64", "blocks_ptr": "*i64"}
+UPLOADED = tuple(_TYPES)
+"""What comes over with a step, one behind the other: their alignments differ from step to step."""
 _OPTIONAL = {"sinks_ptr": "HAS_SINKS", "blocks_ptr": "HAS_BLOCKS"}
 _TYPES |= {"partial_ptr": "*fp32", "log_sums_ptr": "*fp32"}
 
@@ -90,7 +92,7 @@ def paged_variant(
         kernel=kernel,
         signature={each: signature.get(each, "constexpr") for each in kernel.arg_names},
         constants=values,
-        divisible=frozenset(signature),
+        divisible=frozenset(signature) - set(UPLOADED),
         num_warps=constants["num_warps"],
         num_stages=constants["num_stages"],
     )

@@ -28,6 +28,7 @@ from triptych.core.kernels.triton.online_softmax import (
     with_sinks,
 )
 from triptych.core.kernels.triton.paged import (
+    UPLOADED,
     block_d,
     check_paged,
     paged_cells,
@@ -201,7 +202,10 @@ def _block_n(head_dim: int, dtype: torch.dtype) -> int:
     return 64 if head_dim <= 128 else 32
 
 
-@triton.jit(do_not_specialize=["window", "split_size", "num_splits", "table_stride"])
+@triton.jit(
+    do_not_specialize=["window", "split_size", "num_splits", "table_stride"],
+    do_not_specialize_on_alignment=UPLOADED,
+)
 def _attend_split(
     q_ptr,
     k_ptr,
@@ -302,7 +306,10 @@ def _attend_split(
         tl.store(log_sums_ptr + index + head_H, log_sums, mask=in_group_H < GROUP)
 
 
-@triton.jit(do_not_specialize=["window", "split_size", "num_splits"])
+@triton.jit(
+    do_not_specialize=["window", "split_size", "num_splits"],
+    do_not_specialize_on_alignment=UPLOADED,
+)
 def _join_splits(
     partial_ptr,
     log_sums_ptr,

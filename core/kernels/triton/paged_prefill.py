@@ -22,6 +22,7 @@ from triptych.core.kernels.triton.online_softmax import (
     with_sinks,
 )
 from triptych.core.kernels.triton.paged import (
+    UPLOADED,
     block_d,
     check_paged,
     paged_cells,
@@ -130,7 +131,8 @@ def _tile(group: int, head_dim: int, dtype: torch.dtype) -> tuple[int, int]:
         "num_rows",
         "blocks_stride",
         "table_stride",
-    ]
+    ],
+    do_not_specialize_on_alignment=UPLOADED,
 )
 def _attend_tile(
     q_ptr,

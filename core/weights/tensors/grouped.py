@@ -194,10 +194,10 @@ def _whole_bytes(parts: Parts) -> PackedTensor:
 def _eight_bit_floats(parts: Parts) -> PackedTensor:
     """With a scale for all, for each output, or for squares of 128."""
     weight_OI = parts["weight"].float()
-    scales = parts.get("weight_scale", parts.get("weight_scale_inv"))
-    assert scales is not None
-    scales = scales.float()
+    scales = parts["weight_scale" if "weight_scale" in parts else "weight_scale_inv"].float()
     if scales.dim() == 2 and scales.shape[1] > 1:
+        if scales.shape != tuple(-(-size // _SQUARE) for size in weight_OI.shape):
+            raise ValueError("its scales are not those of squares of 128")
         for dim in (0, 1):
             scales = scales.repeat_interleave(_SQUARE, dim=dim)
         scales = scales[: weight_OI.shape[0], : weight_OI.shape[1]]

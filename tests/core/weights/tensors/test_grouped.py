@@ -149,6 +149,16 @@ def test_fp8(shape: tuple[int, ...], tmp_path: Path) -> None:
     assert (values - expected).norm() < 0.4 * own_error * expected.norm()
 
 
+@pytest.mark.parametrize("scales", [{}, {"weight_scale_inv": torch.ones(1, 4)}])
+def test_fp8_without_scales_or_with_those_of_other_squares_is_refused(
+    scales: Tensors, tmp_path: Path
+) -> None:
+    weight = torch.ones(NUM_OUTPUTS, 256).to(torch.float8_e4m3fn)
+    folder = saved(tmp_path, {"quant_method": "fp8"}, {"weight": weight, **scales})
+    with pytest.raises(WeightsError, match=r"'a\.b\.weight' in model\.safetensors is not usable"):
+        read(folder)
+
+
 @pytest.mark.parametrize(
     "fields",
     [
