@@ -237,7 +237,7 @@ class ChatRequest(SamplingFields, TemplateFields):
         default=None, description="`none`: no tool is offered. `auto` is the default."
     )
     parallel_tool_calls: bool | None = Field(
-        default=None, description="Without, an answer ends with its first call."
+        default=None, description="`false`: an answer ends with its first call."
     )
 
     @model_validator(mode="before")

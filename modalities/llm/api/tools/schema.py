@@ -49,7 +49,8 @@ class FunctionSchema(Strict):
     description: Text | None = None
     parameters: Annotated[JsonSchema, AfterValidator(_of_object)] | None = None
     strict: bool | None = Field(
-        default=None, description="Calls that are forced follow the schema always, strict or not."
+        default=None,
+        description="Follow the schema under `auto`, too; calls that are forced always do.",
     )
 
 
