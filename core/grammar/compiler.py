@@ -31,6 +31,8 @@ _LIMITS: Final = LLParserLimits(
 _log = logging.getLogger(__name__)
 _MAX_COMPILED: Final = 64
 _MAX_REASON_CHARS: Final = 240
+_OUR_PLACE: Final = re.compile(r"^at [0-9]+\([0-9]+\): failed to compile JSON schema: ")
+_EXCERPT: Final = re.compile(r"\n\s*[0-9]+ \| ")
 _KEYWORDS: Final = re.compile(r"Unimplemented keys: \[(.*)\]")
 
 
@@ -83,6 +85,7 @@ def refusal(matcher: LLMatcher) -> RequestError:
         return InvalidRequest("The grammar, or schema, cannot be followed: the library failed.")
     if "NoExtension" in reason:
         return InvalidRequest("The grammar, or schema, allows no answer at all.")
-    first = reason.replace("<non-verbose/>", "").strip().splitlines() or ["it is not valid"]
-    text = " ".join(first)[:_MAX_REASON_CHARS].rstrip(".")
+    reason = _OUR_PLACE.sub("", reason.replace("<non-verbose/>", "").strip())
+    lines = [line.strip() for line in _EXCERPT.split(reason)[0].splitlines() if line.strip()]
+    text = " ".join(lines or ["it is not valid"])[:_MAX_REASON_CHARS].rstrip(".")
     return InvalidRequest(f"The grammar, or schema, cannot be followed: {text}.")

@@ -45,23 +45,40 @@ _TOKEN_NAME: Final = re.compile(r"<[^<>\n]*>")
 class Constraint:
     """A form that an answer must have. `param` is the field it came in, which errors name.
 
-    `text` is a JSON schema, a regular expression, a JSON list of texts, or a grammar.
+    `text` is a JSON schema, a regular expression, a JSON list of texts, or a grammar. Where the
+    form is a part of the answer, `around` is the rest: Lark's notation, in which it is `@form`.
     """
 
     kind: ConstraintKind
     text: str
     param: str
+    around: str = ""
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of all of it."""
+        return len(self.text.encode()) + len(self.around.encode())
 
     def check_size(self) -> None:
         """Raise `PayloadTooLarge` for one that is not even looked at."""
-        if len(self.text) > MAX_GRAMMAR_BYTES or len(self.text.encode()) > MAX_GRAMMAR_BYTES:
+        num_chars = len(self.text) + len(self.around)
+        if num_chars > MAX_GRAMMAR_BYTES or self.num_bytes > MAX_GRAMMAR_BYTES:
             raise PayloadTooLarge(
                 f"{self.param} takes at most {MAX_GRAMMAR_BYTES} bytes.", param=self.param
             )
 
 
-def to_grammar(kind: ConstraintKind, text: str) -> str:
+def to_grammar(kind: ConstraintKind, text: str, around: str = "") -> str:
     """The grammar as `GrammarCompiler` takes it. Raises `InvalidRequest`, `UnsupportedOption`."""
+    form = _form(kind, text)
+    if not around:
+        return form
+    is_lark = kind in ("choice", "grammar")
+    inner = {"lark_grammar": form} if is_lark else json.loads(form)["grammars"][0]
+    return json.dumps({"grammars": [{"lark_grammar": around}, {**inner, "name": "form"}]})
+
+
+def _form(kind: ConstraintKind, text: str) -> str:
     if kind == "json_schema":
         return _from_schema(text)
     if kind == "regex":

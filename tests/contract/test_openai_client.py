@@ -175,10 +175,8 @@ def test_mistakes_have_the_types_of_openai(client: openai.OpenAI, server: HttpSe
     assert absent.value.code == "model_not_found"
     with pytest.raises(openai.AuthenticationError):
         client.with_options(api_key="wrong").models.list()
-    with pytest.raises(openai.BadRequestError, match="tools is not offered") as refused:
-        client.chat.completions.create(
-            model="tiny", messages=HELLO, tools=[{"type": "function", "function": {"name": "f"}}]
-        )
+    with pytest.raises(openai.BadRequestError, match="functions is not offered") as refused:
+        client.chat.completions.create(model="tiny", messages=HELLO, functions=[{"name": "f"}])
     assert refused.value.code == "unsupported_option"
 
 

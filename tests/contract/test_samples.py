@@ -14,7 +14,13 @@ SAMPLES = Path(__file__).parents[2] / "samples"
 
 SCRIPT = 'if __name__ == "__main__":'
 OTHERS = frozenset(
-    {"efficientnet_lite_pytorch", "openvino_genai", "resvg_py", "sentence_transformers"}
+    {
+        "efficientnet_lite_pytorch",
+        "llama_cpp",
+        "openvino_genai",
+        "resvg_py",
+        "sentence_transformers",
+    }
 )
 """What recipes and benchmarks need beyond the tests."""
 PATHS = sorted(SAMPLES.rglob("*.py"))

@@ -103,9 +103,9 @@ class ConstraintFields(Strict):
     def _check_constraint(self) -> Self:
         asked = [param for param, _, _ in self._asked()]
         if len(asked) > 1:
-            raise InvalidRequest(
-                f"An answer has one form: {asked[0]} and {asked[1]} are two.", param=asked[1]
-            )
+            first, second = asked[0], asked[1]
+            forms = f"{first} and {second} are" if first != second else f"{first} asks for"
+            raise InvalidRequest(f"An answer has one form: {forms} two.", param=second)
         return self
 
     def constraint(self) -> Constraint | None:

@@ -28,15 +28,19 @@ def prepare(folder: str, vocab_size: int) -> Mapping[str, Callable[..., Iterator
     """What checks grammars over the tokens of a model; a first one has all loaded that it takes."""
     vocabulary = GrammarVocabulary.open(Path(folder), "the model", vocab_size)
     compiler = GrammarCompiler(vocabulary, max_compile_s=_MAX_COMPILE_S)
-    for _ in _check(compiler, ANY_OBJECT.encode(), kind="json_schema"):
+    first = ANY_OBJECT.encode()
+    for _ in _check(compiler, first, kind="json_schema", form_bytes=len(first)):
         pass
     return {"check": partial(_check, compiler)}
 
 
-def _check(compiler: GrammarCompiler, data: bytes, *, kind: ConstraintKind) -> Iterator[bytes]:
-    """Yields the grammar."""
+def _check(
+    compiler: GrammarCompiler, data: bytes, *, kind: ConstraintKind, form_bytes: int
+) -> Iterator[bytes]:
+    """Yields the grammar of a form and what is around it, which follows in `data`."""
     try:
-        grammar = to_grammar(kind, bytes(data).decode())
+        form, around = bytes(data[:form_bytes]).decode(), bytes(data[form_bytes:]).decode()
+        grammar = to_grammar(kind, form, around)
     except UnicodeDecodeError as error:
         raise InvalidRequest("The text is not valid UTF-8.") from error
     matcher = compiler.compile(grammar)

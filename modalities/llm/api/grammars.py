@@ -42,10 +42,11 @@ class GrammarChecker:
     async def check(self, constraint: Constraint) -> str:
         """The grammar for the engine. Raises `RequestError` for one that is bad or too costly."""
         constraint.check_size()
-        text = constraint.text.encode()
-        key = hashlib.sha256(f"{constraint.kind} ".encode() + text).digest()
+        form, around = constraint.text.encode(), constraint.around.encode()
+        head = f"{constraint.kind} {len(form)} ".encode()
+        key = hashlib.sha256(head + form + around).digest()
         if key not in self._kept:
-            grammar = await self._compile(constraint, text)
+            grammar = await self._compile(constraint, form, around)
             self._kept[key] = grammar
             if len(self._kept) > _MAX_KEPT:
                 self._kept.popitem(last=False)
@@ -57,7 +58,7 @@ class GrammarChecker:
         if self._pool is not None:
             await self._pool.close()
 
-    async def _compile(self, constraint: Constraint, text: bytes) -> str:
+    async def _compile(self, constraint: Constraint, form: bytes, around: bytes) -> str:
         if self._pool is None:
             self._pool = DecodePool(
                 [grammar_child.__name__],
@@ -67,7 +68,9 @@ class GrammarChecker:
                 things="grammars",
             )
         try:
-            checked = await self._pool.run("check", text, kind=constraint.kind)
+            checked = await self._pool.run(
+                "check", form + around, kind=constraint.kind, form_bytes=len(form)
+            )
         except RequestError as error:
             raise _about(error, constraint.param) from error
         return str(checked.data, "utf-8")

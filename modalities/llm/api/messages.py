@@ -124,6 +124,7 @@ class Message(Strict):
     reasoning_content: Text | None = Field(
         default=None, description="What was thought before the answer: the template may show it."
     )
+    reasoning: Text | None = Field(default=None, description="As reasoning_content.")
     cache_control: CacheControl | None = inert("cache_control")
 
     @model_validator(mode="before")
@@ -142,6 +143,11 @@ class Message(Strict):
             raise InvalidRequest("Pictures are read in messages of the user.", param="messages")
         if self.tool_calls and self.role != "assistant":
             raise InvalidRequest("Only an assistant's message has tool_calls.", param="messages")
+        if len({self.reasoning, self.reasoning_content} - {None}) > 1:
+            raise InvalidRequest(
+                "reasoning and reasoning_content are one and differ: send the latter alone.",
+                param="messages",
+            )
         return self
 
     def for_template(self, find: FindFile = lambda url: None) -> dict[str, Any]:
@@ -149,7 +155,10 @@ class Message(Strict):
 
         What URLs of pictures hold is asked of `find`.
         """
-        fields = self.model_dump(exclude_none=True, exclude={"cache_control", "tool_calls"})
+        own = {"cache_control", "reasoning", "tool_calls"}
+        fields = self.model_dump(exclude_none=True, exclude=own)
+        if self.reasoning is not None:
+            fields["reasoning_content"] = self.reasoning
         if self.tool_calls:
             fields["tool_calls"] = [call.for_template() for call in self.tool_calls]
         if not isinstance(self.content, str):

@@ -204,8 +204,8 @@ class ChatPipeline(Pipeline[LlmService]):
             )
             for conversation in conversations
         ]
-        prompts = await self._service.constrained(self._model, plain, constraint_of(options))
-        prompts = await self._service.calling(self._model, prompts, offer)
+        form = constraint_of(options)
+        prompts = await self._service.calling(self._model, plain, offer, form)
         taken = {*own.__struct_fields__, *ConstraintFields.model_fields}
         given = {k: v for k, v in options.items() if k not in taken}
         given["max_tokens"] = own.max_tokens

@@ -237,7 +237,7 @@ class ChatRequest(SamplingFields, TemplateFields):
         default=None, description="`none`: no tool is offered. `auto` is the default."
     )
     parallel_tool_calls: bool | None = Field(
-        default=None, description="Without, an answer ends with its first call."
+        default=None, description="`false`: an answer ends with its first call."
     )
 
     @model_validator(mode="before")
@@ -252,11 +252,7 @@ class ChatRequest(SamplingFields, TemplateFields):
     def _check(self) -> Self:
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs.", param="top_logprobs")
-        if self.offer.is_required and self.constraint() is not None:
-            raise InvalidRequest(
-                "An answer cannot both be a call, as tool_choice says, and have another form.",
-                param="tool_choice",
-            )
+        assert self.offer is not None  # asking for it raises where the choice is not there
         return self
 
     @property

@@ -186,9 +186,10 @@ async def _answer(
     shape: Shape,
 ) -> Response:
     offer = body.offer if isinstance(body, ChatRequest) else None
-    prompts = await service.constrained(body.model, prompts, body.constraint())
-    if offer is not None and offer.tools:
-        prompts = await service.calling(body.model, prompts, offer)
+    if offer is None:
+        prompts = await service.constrained(body.model, prompts, body.constraint())
+    else:
+        prompts = await service.calling(body.model, prompts, offer, body.constraint())
     requests = service.sampled(
         body.model,
         prompts,

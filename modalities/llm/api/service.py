@@ -210,15 +210,19 @@ class LlmService(ModelService[TextModel]):
         return [msgspec.structs.replace(prompt, grammar=grammar) for prompt in prompts]
 
     async def calling(
-        self, model: str, prompts: Sequence[TokenRequest], offer: Offer
+        self,
+        model: str,
+        prompts: Sequence[TokenRequest],
+        offer: Offer,
+        form: Constraint | None = None,
     ) -> Sequence[TokenRequest]:
-        """`prompts` with the form that tools ask of their answers, as `constrained` does it."""
+        """`prompts` with a form for what is no thought, and for calls, as `constrained` does it."""
         text = self.model(model)
         return [
             request
             for prompt in prompts
             for request in await self.constrained(
-                model, [prompt], text.calls_constraint(prompt.prompt_ids, offer)
+                model, [prompt], text.answer_constraint(prompt.prompt_ids, offer, form)
             )
         ]
 

@@ -38,7 +38,7 @@ from triptych.modalities.llm.api.grammars import GrammarChecker
 from triptych.modalities.llm.api.multimodal import Message
 from triptych.modalities.llm.api.specials import SpecialTokens, ensure_special
 from triptych.modalities.llm.api.template import ChatTemplate, cut, marked
-from triptych.modalities.llm.api.tools.forced import calls_constraint
+from triptych.modalities.llm.api.tools.forced import answer_constraint
 from triptych.modalities.llm.api.tools.formats import AnswerSyntax
 from triptych.modalities.llm.api.tools.parser import AnswerParser
 from triptych.modalities.llm.api.tools.schema import Offer
@@ -222,10 +222,12 @@ class TextModel:
         end = self._end_of(prompt_ids)
         return self.answers.parser(offer.schemas, end, is_forced=offer.is_required)
 
-    def calls_constraint(self, prompt_ids: Sequence[int], offer: Offer) -> Constraint | None:
-        """The form of answers to this prompt, where tools ask for one."""
-        end = self._end_of(prompt_ids)
-        return calls_constraint(offer, self.answers, self.answers.thoughts_end(end))
+    def answer_constraint(
+        self, prompt_ids: Sequence[int], offer: Offer, form: Constraint | None
+    ) -> Constraint | None:
+        """The form of whole answers to this prompt, where `form` or tools ask for one."""
+        thoughts_end = self.answers.thoughts_end(self._end_of(prompt_ids))
+        return answer_constraint(offer, self.answers, thoughts_end, form)
 
     def _end_of(self, prompt_ids: Sequence[int]) -> str:
         end = [token_id for token_id in prompt_ids[-_PROMPT_END:] if token_id < self.vocab_size]

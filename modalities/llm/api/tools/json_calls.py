@@ -41,7 +41,7 @@ class MarkedJson:
             if not (yield from json_calls(source)):
                 continue
             yield from source.spaces()
-            yield from source.any_of(self.closes)
+            yield from source.closing(self.closes)
             yield from source.spaces()
 
 
@@ -83,7 +83,7 @@ class NamedJson:
         if is_whole and self.has_fence:
             yield from source.begins("```")
             yield from source.spaces()
-        yield from source.any_of(self.closes)
+        yield from source.closing(self.closes)
         return is_whole
 
     def _fenced_name(self, source: TextSource) -> Generator[None, None, str]:
@@ -207,5 +207,5 @@ def _string(text: str) -> str:
 def _loaded(text: str) -> object:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None

@@ -24,7 +24,7 @@ ToolName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+$", max_le
 def _as_object(arguments: str) -> str:
     try:
         is_object = isinstance(json.loads(arguments or "{}"), dict)
-    except ValueError:
+    except (ValueError, RecursionError):
         is_object = False
     if not is_object:
         raise InvalidRequest(
@@ -33,14 +33,24 @@ def _as_object(arguments: str) -> str:
     return arguments or "{}"
 
 
+def _of_object(schema: dict[str, Any]) -> dict[str, Any]:
+    if schema.get("type", "object") != "object":
+        raise InvalidRequest("The parameters of a tool are a schema of type object.", param="tools")
+    return schema
+
+
 class FunctionSchema(Strict):
-    """A function that the model may call. `parameters` are a JSON schema of an object."""
+    """A function that the model may call. `parameters` are a JSON schema of an object.
+
+    Without any it takes no arguments.
+    """
 
     name: ToolName
     description: Text | None = None
-    parameters: JsonSchema | None = None
+    parameters: Annotated[JsonSchema, AfterValidator(_of_object)] | None = None
     strict: bool | None = Field(
-        default=None, description="Calls that are forced follow the schema always, strict or not."
+        default=None,
+        description="Follow the schema under `auto`, too; calls that are forced always do.",
     )
 
 

@@ -29,6 +29,11 @@ class TextSource:
         self.taken += text
         return text
 
+    def put_back(self, text: str) -> None:
+        """Make `text`, which was read last, unread again."""
+        self.text = text + self.text
+        self.taken = self.taken.removesuffix(text)
+
     def next(self) -> Generator[None, None, str]:
         """The next character, unread; nothing where the text is over."""
         while not self.text and not self.is_over:
@@ -87,6 +92,13 @@ class TextSource:
             if (yield from self.begins(text)):
                 return text
         return ""
+
+    def closing(self, ends: Sequence[str]) -> Generator[None, None, str]:
+        """As `any_of`; an end with which the text breaks off is read, too."""
+        end = yield from self.any_of(ends)
+        if not end and self.is_over and any(each.startswith(self.text) for each in ends):
+            self.take(len(self.text))
+        return end
 
     def _first(self, ends: Sequence[str]) -> tuple[int, str]:
         """Where the first of `ends` is; without one, how far the text surely goes before any."""

@@ -26,7 +26,7 @@ _MAX_PYTHON_CHARS = 2**16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaggedParameters:
-    """`open`, the name up to `name_end`, then parameters between tags, and one of `closes`.
+    """`open`, the name up to `name_end` or a tag, parameters between tags, and one of `closes`.
 
     A parameter is `key_open` key `key_close` `value_open` value `value_close`. A value is JSON
     where the schema does not say it is a string.
@@ -43,17 +43,21 @@ class TaggedParameters:
 
     def __call__(self, source: TextSource, tools: ToolSchemas) -> Reading:
         """Implements `ReadCalls`."""
+        tags = (self.key_open, *self.closes)
         while mark := (yield from source.until((self.open,), Words)):
             source.taken = mark
             yield from source.spaces()
             is_named = not self.name_open or (yield from source.begins(self.name_open))
-            name, end = (yield from source.before((self.name_end,))) if is_named else ("", "")
-            if not name.strip() or not end:
+            ends = (self.name_end, *tags)
+            name, end = (yield from source.before(ends)) if is_named else ("", "")
+            if end in tags:
+                source.put_back(end)
+            if len(name.split()) != 1 or not end:
                 yield Words(source.taken)
                 continue
             yield CallStart(name.strip())
             yield from self._parameters(source, tools.get(name.strip(), {}))
-            while (yield from source.any_of(self.closes)):
+            while (yield from source.closing(self.closes)):
                 yield from source.spaces()
 
     def _parameters(self, source: TextSource, schema: Mapping[str, Any]) -> Reading:
@@ -122,7 +126,7 @@ def _calls_of(tree: ast.expr, tools: ToolSchemas) -> list[tuple[str, dict[str, A
         name = ast.unparse(call.func)
         try:
             arguments = {str(each.arg): _literal(each.value) for each in call.keywords}
-            json.dumps(arguments)
+            json.dumps(arguments, allow_nan=False)
         except (ValueError, TypeError, RecursionError):
             return None
         if name not in tools or "None" in arguments:  # `**more`
@@ -153,8 +157,8 @@ def _as_json(value: str, kind: Any) -> str:
     value = value.removeprefix("\n").removesuffix("\n")
     if kind != "string":
         try:
-            return json.dumps(json.loads(value), ensure_ascii=False)
-        except ValueError:
+            return json.dumps(json.loads(value), ensure_ascii=False, allow_nan=False)
+        except (ValueError, RecursionError):
             pass
         if kind in ("boolean", "null") and value.strip() in ("True", "False", "None"):
             return {"True": "true", "False": "false", "None": "null"}[value.strip()]

@@ -79,7 +79,10 @@ def test_what_asks_for_no_form(asked: dict[str, Any]) -> None:
     [
         ({"guided_regex": "a", "guided_choice": ["a"]}, "two"),
         ({"response_format": {"type": "json_object"}, "guided_json": {}}, "two"),
-        ({"structured_outputs": {"regex": "a", "json_object": True}}, "two"),
+        (
+            {"structured_outputs": {"regex": "a", "json_object": True}},
+            "structured_outputs asks for two",
+        ),
         ({"response_format": {"type": "json_schema"}}, "json_schema goes with"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"structured_outputs": {"whitespace_pattern": " "}}, "whitespace_pattern is not offered"),

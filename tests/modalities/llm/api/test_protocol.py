@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from triptych.core.errors import InvalidRequest, TriptychError, UnsupportedOption
 from triptych.core.limits import SAMPLING_RANGES
 from triptych.core.sampling_params import SamplingParams
+from triptych.modalities.llm.api.messages import Message
 from triptych.modalities.llm.api.protocol import ChatRequest, CompletionRequest, TokenizeRequest
 from triptych.modalities.llm.api.unsupported import CHAT, COMMON, COMPLETION
 
@@ -198,6 +199,22 @@ def test_calls_that_are_none_are_refused(message: dict[str, Any]) -> None:
         ({"tools": TOOLS * 2}, "tools"),
         ({"tools": TOOLS, "tool_choice": OTHER}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
+        (
+            {
+                "tools": [
+                    {"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}
+                ]
+            },
+            "tools",
+        ),
+        (
+            {
+                "messages": [
+                    {"role": "assistant", "content": "", "reasoning": "a", "reasoning_content": "b"}
+                ]
+            },
+            "messages",
+        ),
     ],
 )
 def test_tools_that_cannot_be_called_are_refused(fields: dict[str, Any], param: str) -> None:
@@ -353,3 +370,13 @@ def test_special_tokens_of_messages_are_the_templates_business(name: str) -> Non
 
     assert refusal(tokenize, messages=HELLO["messages"], **{name: True}).param == name
     assert tokenize(prompt="a", **{name: True})
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_earlier_thoughts_come_back_by_either_name(name: str) -> None:
+    message = Message.model_validate({"role": "assistant", "content": "4.", name: "2 + 2"})
+    assert message.for_template() == {
+        "role": "assistant",
+        "content": "4.",
+        "reasoning_content": "2 + 2",
+    }

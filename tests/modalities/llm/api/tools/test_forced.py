@@ -7,7 +7,9 @@ import json
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from triptych.modalities.llm.api.tools.forced import calls_constraint
+from triptych.core.errors import InvalidRequest
+from triptych.core.grammar.source import Constraint, ConstraintKind, to_grammar
+from triptych.modalities.llm.api.tools.forced import answer_constraint
 from triptych.modalities.llm.api.tools.formats import AnswerSyntax
 from triptych.modalities.llm.api.tools.pieces import Answer
 from triptych.modalities.llm.api.tools.schema import NamedTool, Offer, Tool
@@ -35,12 +37,19 @@ def hermes(*calls: str) -> str:
     return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
 
 
-def fits(text: str, offer: Offer, syntax: AnswerSyntax, thoughts_end: str = "") -> bool:
+def fits(
+    text: str,
+    offer: Offer,
+    syntax: AnswerSyntax,
+    thoughts_end: str = "",
+    form: Constraint | None = None,
+) -> bool:
     """Whether the grammar takes a text, and may end there."""
-    constraint = calls_constraint(offer, syntax, thoughts_end)
+    constraint = answer_constraint(offer, syntax, thoughts_end, form)
     assert constraint is not None
     tokenizer = LLTokenizer("byte")
-    matcher = LLMatcher(tokenizer, constraint.text)
+    grammar = to_grammar(constraint.kind, constraint.text, constraint.around)
+    matcher = LLMatcher(tokenizer, grammar)
     assert not matcher.get_error()
     tokens = tokenizer.tokenize_str(text)
     return bool(matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting())
@@ -102,7 +111,42 @@ def test_strict_tools_that_are_called_freely_follow_their_schema(text: str, is_f
     assert fits(text, Offer.of(TOOLS, "auto"), AnswerSyntax()) is is_fit
 
 
+def test_a_tool_without_parameters_takes_no_arguments() -> None:
+    offer = Offer.of(TOOLS, "required")
+    assert not fits(hermes(TIME.replace("{}", '{"zone": "UTC"}')), offer, AnswerSyntax())
+
+
+FORMS: dict[ConstraintKind, tuple[str, str]] = {
+    "json_schema": ('{"enum": ["red"]}', '"red"'),
+    "regex": ("[0-9]{2}", "36"),
+    "choice": ('["yes", "no"]', "yes"),
+    "grammar": ('start: "a" b\nb: "b"', "ab"),
+}
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_thoughts_go_before_an_answer_of_a_form(kind: ConstraintKind) -> None:
+    text, answer = FORMS[kind]
+    form, syntax = Constraint(kind, text, "param"), AnswerSyntax(thinking="think")
+    assert fits(f"Hm.\n</think>{answer}", Offer(), syntax, "</think>", form)
+    assert not fits("Hm.\n</think>Well.", Offer(), syntax, "</think>", form)
+    assert not fits(answer, Offer(), syntax, "</think>", form), "a thought without an end"
+    assert answer_constraint(Offer(), syntax, "", form) is form
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_an_answer_has_its_form_or_is_a_call(kind: ConstraintKind) -> None:
+    text, answer = FORMS[kind]
+    form, offer = Constraint(kind, text, "param"), Offer.of(TOOLS, "auto")
+    assert fits(answer, offer, AnswerSyntax(), form=form)
+    assert fits(hermes(PARIS, TIME), offer, AnswerSyntax(), form=form)
+    assert not fits(hermes(BERLIN), offer, AnswerSyntax(), form=form), "the tool is strict"
+    assert not fits(f"I look. {hermes(PARIS)}", offer, AnswerSyntax(), form=form)
+    with pytest.raises(InvalidRequest, match="cannot both be a call"):
+        answer_constraint(Offer.of(TOOLS, "required"), AnswerSyntax(), "", form)
+
+
 def test_other_answers_have_no_form() -> None:
-    assert calls_constraint(Offer.of(TOOLS[1:], None), AnswerSyntax(), "") is None
-    assert calls_constraint(Offer.of(TOOLS, "none"), AnswerSyntax(), "") is None
-    assert calls_constraint(Offer.of(TOOLS, "auto"), AnswerSyntax(calls="mistral"), "") is None
+    assert answer_constraint(Offer.of(TOOLS[1:], None), AnswerSyntax(), "") is None
+    assert answer_constraint(Offer.of(TOOLS, "none"), AnswerSyntax(), "") is None
+    assert answer_constraint(Offer.of(TOOLS, "auto"), AnswerSyntax(calls="mistral"), "") is None

@@ -191,11 +191,54 @@ def test_plain_text_is_left_as_it_is(family: str, text: str) -> None:
         ("llama4-pythonic", "[rm(path='/')]"),
         ("mistral-named", "[TOOL_CALLS]get_weather[ARGS]Paris"),
         ("qwen3-coder", "<tool_call>\nget_weather\n</tool_call>"),
+        ("glm", "<tool_call>no call</tool_call>"),
     ],
 )
 def test_what_is_no_call_is_text(family: str, text: str) -> None:
     answer = read(text, family)
     assert (answer.text, answer.calls) == (text, [])
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ("<tool_call>get_time</tool_call>", [TIME]),
+        (
+            "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Paris</arg_value><arg_key>days"
+            "</arg_key><arg_value>2</arg_value></tool_call><tool_call>get_time</tool_call>",
+            [PARIS, TIME],
+        ),
+    ],
+)
+def test_newer_models_of_glm_write_calls_on_one_line(text: str, calls: list[Any]) -> None:
+    for cuts in ((), range(len(text))):
+        answer = read(text, "glm", cuts)
+        assert (answer.text, loaded(answer)) == ("", calls)
+
+
+def test_a_mark_that_breaks_off_is_not_shown() -> None:
+    text = '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_ca'
+    answer = read(text, "hermes")
+    assert (answer.text, loaded(answer)) == ("", [TIME])
+
+
+DEEP = '{"a": ' * 5000 + "1" + "}" * 5000
+
+
+@pytest.mark.parametrize("value", [DEEP, "NaN", "1e999"])
+def test_values_that_are_no_json_are_texts(value: str) -> None:
+    text = f"<tool_call><function=get_time><parameter=a>{value}</parameter></function></tool_call>"
+    assert loaded(read(text, "qwen3-coder")) == [("get_time", {"a": value})]
+
+
+def test_a_number_of_python_that_json_lacks_is_text() -> None:
+    answer = read("[get_time(a=1e999)]", "llama4-pythonic")
+    assert (answer.text, answer.calls) == ("[get_time(a=1e999)]", [])
+
+
+def test_arguments_in_a_string_that_are_too_deep_are_none() -> None:
+    call = json.dumps({"name": "get_time", "arguments": DEEP})
+    assert loaded(read(f"<tool_call>{call}</tool_call>", "hermes")) == [TIME]
 
 
 def test_a_call_that_breaks_off_keeps_what_came() -> None:

@@ -126,6 +126,21 @@ async def test_a_model_is_told_of_tools_and_results(
     assert request.prompt_ids.count(END_ID) == num_messages, "the spelled one is plain text"
 
 
+@pytest.mark.parametrize("depth", [950, 100_000])
+async def test_arguments_that_are_nested_too_deeply_are_refused(
+    client: httpx.AsyncClient, engine: FakeEngine, depth: int
+) -> None:
+    arguments = '{"a":' * depth + "1" + "}" * depth
+    function = {"name": "get_weather", "arguments": arguments}
+    said = {"id": "a", "type": "function", "function": function}
+    body = chat()
+    body["messages"] += [{"role": "assistant", "tool_calls": [said]}]
+    reply = await client.post(PATH, json=body)
+    assert reply.status_code == 400, reply.text
+    assert reply.json()["error"]["param"] == "messages"
+    assert not engine.submitted
+
+
 async def test_a_call_that_is_cut_keeps_what_came(client: httpx.AsyncClient) -> None:
     body = chat(tools=[WEATHER], max_tokens=70)
     (choice,) = (await client.post(PATH, json=body)).json()["choices"]
@@ -148,3 +163,12 @@ async def test_thoughts_are_apart_from_the_text(tmp_path: Path) -> None:
         deltas = [chunk["choices"][0]["delta"] for chunk in documents(text) if chunk != "[DONE]"]
         assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "Hm."
         assert "".join(delta.get("content", "") for delta in deltas) == "Yes."
+
+
+async def test_a_schema_that_is_none_is_refused_in_its_own_words(tmp_path: Path) -> None:
+    """Of the grammar around it a caller knows nothing."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": ["a"]}}}
+    async with in_process(make_app(tmp_path, FakeEngine(answer="x"))) as client:
+        reply = await client.post(PATH, json=chat(tools=[tool], tool_choice="required"))
+    assert reply.status_code == 400
+    assert reply.json()["error"]["message"].endswith("followed: properties must be an object.")
