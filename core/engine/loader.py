@@ -17,7 +17,7 @@ from triptych.core.engine.model_memory import ModelMemory
 from triptych.core.engine.token_runner import TokenHead, TokenRunner
 from triptych.core.errors import ConfigError
 from triptych.core.graphs.buckets import DecodeBuckets
-from triptych.core.graphs.decode import DecodeGraphs, decode_graph_bytes
+from triptych.core.graphs.decode import GPU_POOL_BYTES, DecodeGraphs, decode_graph_bytes
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.kv.pages import PagePool
 from triptych.core.layers.attention import KvCache, KvLayout
@@ -113,6 +113,7 @@ class TokenLoader(DeviceLoader):
             pads=pads,
         )
         num_bytes = decode_graph_bytes(buckets, lambda num_rows: activation_bytes(num_rows, 0))
+        num_bytes += 0 if self._device.is_cpu else GPU_POOL_BYTES
         steps = memory.captured_steps(num_bytes + layout.page_bytes)
         return None if steps is None else DecodeGraphs(steps, buckets)
 

@@ -36,6 +36,8 @@ _Scores = Callable[[], tuple[TokenLogprob, ...]]
 
 def logits_bytes(num_rows: int, vocab_size: int) -> int:
     """The most that drawing for so many rows holds, or scoring their prompts."""
+    if not num_rows:
+        return 0
     scoring = _PROMPT_LOGITS_ROWS * _SCORED_LOGIT_BYTES
     return vocab_size * max(num_rows * LOGIT_BYTES, scoring)
 

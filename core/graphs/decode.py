@@ -12,6 +12,9 @@ from triptych.core.graphs.buckets import Bucket, DecodeBuckets
 from triptych.core.graphs.captured import CapturedSteps
 
 _INTS_PER_ROW = 16  # positions, slots, lengths, and what heads add
+GPU_POOL_BYTES = 256 * 2**20
+"""What the graphs of a GPU share besides: room that libraries of products compute in, the parts of
+attention, and what is left of the segments that a pool grows by."""
 
 
 @dataclass(frozen=True, slots=True)

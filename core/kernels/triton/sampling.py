@@ -359,16 +359,7 @@ def _first_above(masses, share, NUM: tl.constexpr):
 
 
 @triton.jit
-def _narrow(
-    probs_ptr,
-    vocab_size,
-    below,
-    kept,
-    max_above,
-    max_mass,
-    enough,
-    BLOCK_V: tl.constexpr,
-):
+def _narrow(probs_ptr, vocab_size, below, kept, max_above, max_mass, enough, BLOCK_V: tl.constexpr):
     """The bits below the least probability that is kept, or a bound of them; how many lie above.
 
     Kept is what has less above it than a number of tokens and a mass. The search goes on until no

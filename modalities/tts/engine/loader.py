@@ -29,7 +29,12 @@ from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.modalities.tts.engine.codecs.decoder import StreamingDecoder
 from triptych.modalities.tts.engine.codecs.protocol import SpeechCodec
 from triptych.modalities.tts.engine.frame_head import FrameHead
-from triptych.modalities.tts.engine.models.blueprint import Codes, SpeechBlueprint, SpeechSetup
+from triptych.modalities.tts.engine.models.blueprint import (
+    Codes,
+    FrameBlueprint,
+    SpeechBlueprint,
+    SpeechSetup,
+)
 from triptych.modalities.tts.engine.runner import AudioSteps, SpeechRunner, VoiceReader
 from triptych.modalities.tts.modality import family_of
 from triptych.modalities.tts.plan import FrameClock
@@ -83,8 +88,12 @@ class SpeechTokenLoader(TokenLoader):
             memory.reserve("codec-state", codec.decoder.state_bytes)
             layout = blueprint.kv_layout(*memory.cache_format(setup.dtype))
             max_length = blueprint.max_length
+            draws = isinstance(blueprint, FrameBlueprint)  # whose draws are captured, too
             graphs = self._graphs(
-                memory, layout, max_length, lambda num, _: blueprint.activation_bytes(num, num)
+                memory,
+                layout,
+                max_length,
+                lambda num, _: blueprint.activation_bytes(num, num if draws else 0),
             )
             num_pages = memory.reserve_pages(layout, max_length)
             memory.show()
