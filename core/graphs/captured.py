@@ -22,6 +22,9 @@ from triptych.core.graphs.backend import Captured, GraphBackend, Tensors, open_b
 
 Body = Callable[[Tensors], Tensors]
 
+_MAX_REFUSED = 8
+"""Sizes for which there was no room, after which new ones are no longer tried."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -65,6 +68,7 @@ class CapturedSteps:
         self._backend = open_backend(device) if backend is None else backend
         self._steps: dict[Hashable, _StaticStep | None] = {}  # none: not to be captured
         self._num_bytes = 0
+        self._num_refused = 0
         self._is_off = False
 
     @property
@@ -112,6 +116,10 @@ class CapturedSteps:
                 reason = f"it cannot be captured, nor can others be: {error}"
         finally:
             _restore(state, before)
+        self._num_refused += 1
+        if self._num_refused >= _MAX_REFUSED:  # each try warms up and records, for nothing
+            self._is_off = True
+            reason += "; no others will be tried"
         _log.warning("%s: the step of %s runs eagerly: %s", self._name, key, reason)
         return None
 

@@ -160,6 +160,17 @@ def test_steps_beyond_what_is_reserved_run_eagerly(
     assert f"{budget} are reserved" in caplog.text
 
 
+def test_no_more_is_tried_once_many_found_no_room(caplog: pytest.LogCaptureFixture) -> None:
+    backend = Recording(num_bytes=90)
+    captured = steps(backend, budget=130)
+    assert captured.run("first", doubled, [ones()]) is not None
+    for key in range(100):
+        assert captured.run(key, doubled, [ones()]) is None
+    assert backend.num_captures < 20
+    assert caplog.text.count("no others will be tried") == 1
+    assert captured.run("first", doubled, [ones()]) is not None
+
+
 def test_a_failed_capture_leaves_the_state_as_it_was() -> None:
     state = torch.zeros(4)
 
