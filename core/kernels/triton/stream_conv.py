@@ -85,6 +85,19 @@ def launch(
             num_warps=_NUM_WARPS,
             num_stages=2,
         )
+    _keep_last(x_BCT, past_SCL, slots_B, num_new_B)
+    return y_BOU
+
+
+def _keep_last(
+    x_BCT: torch.Tensor,
+    past_SCL: torch.Tensor,
+    slots_B: torch.Tensor,
+    num_new_B: torch.Tensor | None,
+) -> None:
+    """Move each row's last new steps into its past, behind what stays of that."""
+    num_rows, num_channels, num_new = x_BCT.shape
+    num_kept = past_SCL.shape[2]
     block_l = triton.next_power_of_2(num_kept)
     block_d = max(1, 2048 // block_l)
     _keep_kernel[(num_rows, triton.cdiv(num_channels, block_d))](
@@ -92,13 +105,15 @@ def launch(
         past_SCL,
         slots_B,
         num_new_B,
-        *sizes[:-1],
+        *x_BCT.stride(),
+        num_channels,
+        num_new,
+        num_kept,
         BLOCK_D=block_d,
         BLOCK_L=block_l,
         num_warps=_NUM_WARPS,
         num_stages=2,
     )
-    return y_BOU
 
 
 stream_conv = torch.library.custom_op(
