@@ -7,9 +7,7 @@ What surrounds every route (keys, limits, errors, disconnects) is `core.http`'s.
 
 from __future__ import annotations
 
-import logging
-from collections import defaultdict
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -17,15 +15,15 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
+from triptych.core.config import ServerOptions
 from triptych.core.http.body import StrictRoute
 from triptych.core.http.context import Context
-from triptych.core.http.data_urls import DataUrlRoute, data_urls
+from triptych.core.http.data_urls import DataUrlRoute
 from triptych.core.http.errors import ERROR_RESPONSES
 from triptych.core.http.sse import EventStream, described
-from triptych.core.logs import fields
-from triptych.core.media.fetch import Fetched
 from triptych.core.tokens import TokenRequest
 from triptych.core.weights.resolve import opening
+from triptych.modalities.llm.api.generation import Generation, begin, encode_conversation
 from triptych.modalities.llm.api.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -42,14 +40,11 @@ from triptych.modalities.llm.api.replies import (
     Prompt,
     Shape,
     Tokens,
-    UsageTotals,
     card_of,
 )
-from triptych.modalities.llm.api.service import LlmService, SampleDelta, TextCall
+from triptych.modalities.llm.api.service import LlmService
 from triptych.modalities.llm.api.text import TextModel
 from triptych.modalities.modality import ApiPart, ApiSetup, FindLink, no_link
-
-_logger = logging.getLogger(__name__)
 
 
 def open_api(setup: ApiSetup) -> ApiPart:
@@ -77,14 +72,15 @@ def _add_generation(router: APIRouter, service: LlmService, find_link: FindLink)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation, with pictures where the model sees."""
         context = Context.of(request)
-        prompt = await _encode_chat(service, body, request, find_link)
+        prompt = await encode_conversation(service, body, request, find_link)
         shape = ChatShape(
             service.model(body.model),
             context.call_id,
             has_logprobs=bool(body.logprobs),
             has_usage=body.has_usage_chunk,
         )
-        return await _answer(service, body, context, [prompt], shape)
+        generation = await begin(service, body, context, [prompt])
+        return await _answer(generation, body, shape, context.options)
 
     router.add_api_route(
         "/v1/chat/completions",
@@ -114,7 +110,8 @@ def _add_generation(router: APIRouter, service: LlmService, find_link: FindLink)
             has_logprobs=body.logprobs is not None,
             has_usage=body.has_usage_chunk,
         )
-        return await _answer(service, body, context, prompts, shape)
+        generation = await begin(service, body, context, prompts)
+        return await _answer(generation, body, shape, context.options)
 
 
 def _add_tokens(router: APIRouter, service: LlmService) -> None:
@@ -145,26 +142,6 @@ def _streaming(reply: type[BaseModel], chunk: type[BaseModel]) -> dict[int | str
     return {200: {"model": reply, "content": described(chunk), "description": "The answer."}}
 
 
-async def _encode_chat(
-    service: LlmService, body: ChatRequest, request: Request, find_link: FindLink
-) -> TokenRequest:
-    """The conversation as its model takes it; its pictures' files are released."""
-    urls = data_urls(request)
-
-    def find(url: str) -> Fetched | None:
-        return urls.find(url) or find_link(url, request)
-
-    try:
-        messages = [message.for_template(find) for message in body.messages]
-        tenant = Context.of(request).principal.tenant
-        tools = body.offer.for_template()
-        return await service.encode_chat(
-            body.model, messages, tools=tools, tenant=tenant, **body.template_options()
-        )
-    finally:
-        urls.close()
-
-
 async def _encode(
     service: LlmService, body: CompletionRequest | TokenizeRequest, prompt: str | list[int]
 ) -> tuple[int, ...]:
@@ -179,54 +156,19 @@ async def _encode(
 
 
 async def _answer(
-    service: LlmService,
-    body: SamplingFields,
-    context: Context,
-    prompts: Sequence[TokenRequest],
-    shape: Shape,
+    generation: Generation, body: SamplingFields, shape: Shape, options: ServerOptions
 ) -> Response:
-    offer = body.offer if isinstance(body, ChatRequest) else None
-    if offer is None:
-        prompts = await service.constrained(body.model, prompts, body.constraint())
-    else:
-        prompts = await service.calling(body.model, prompts, offer, body.constraint())
-    requests = service.sampled(
-        body.model,
-        prompts,
-        body.sampling(),
-        ignore_eos=bool(body.ignore_eos),
-        default_tokens=body.default_tokens,
-        priority=body.priority or 0,
-    )
-    call = TextCall(
-        model=body.model,
-        num_samples=body.n or 1,
-        seed=body.seed,
-        stop=body.stops,
-        echo=isinstance(body, CompletionRequest) and bool(body.echo),
-        offer=offer,
-        caller=context.caller,
-    )
-    usage = UsageTotals(call.num_samples)
-    deltas = _observed(service.generate(call, requests), body, context, usage)
     if body.stream:
-        documents = _documents(deltas, shape, usage, body)
-        return EventStream(documents, heartbeat_s=context.options.heartbeat_s)
-    samples: list[list[SampleDelta]] = [[] for _ in range(len(prompts) * call.num_samples)]
-    async with aclosing(deltas) as stream:
-        async for delta in stream:
-            samples[delta.index].append(delta)
-    reply = shape.reply(samples, usage.total())
+        return EventStream(_documents(generation, shape, body), heartbeat_s=options.heartbeat_s)
+    reply = shape.reply(await generation.samples(), generation.usage.total())
     return Response(reply.model_dump_json(exclude_unset=True), media_type="application/json")
 
 
 async def _documents(
-    deltas: AsyncGenerator[SampleDelta, None],
-    shape: Shape,
-    usage: UsageTotals,
-    body: SamplingFields,
+    generation: Generation, shape: Shape, body: SamplingFields
 ) -> AsyncGenerator[BaseModel, None]:
-    async with aclosing(deltas) as stream:
+    usage = generation.usage
+    async with aclosing(generation.deltas) as stream:
         async for delta in stream:
             for chunk in shape.chunks(delta):
                 if body.has_running_usage:
@@ -234,31 +176,3 @@ async def _documents(
                 yield chunk
     if body.has_usage_chunk:
         yield shape.usage_chunk(usage.total())
-
-
-async def _observed(
-    deltas: AsyncGenerator[SampleDelta, None],
-    body: SamplingFields,
-    context: Context,
-    usage: UsageTotals,
-) -> AsyncGenerator[SampleDelta, None]:
-    """Pass deltas through; count and time them, and log texts where the operator wants it."""
-    clock = context.metrics.token_clock(body.model, context.arrived_s)
-    texts: defaultdict[int, str] = defaultdict(str)
-    is_logged = context.options.log_prompts
-    if is_logged:
-        _log_text("prompt", context, body.model_dump(include={"messages", "prompt"}).values())
-    async with aclosing(deltas) as stream:
-        async for delta in stream:
-            usage.add(delta)
-            clock.tick(delta.index, len(delta.token_ids))
-            if is_logged:
-                texts[delta.index] += delta.text
-            yield delta
-    if is_logged:
-        _log_text("answer", context, texts.values())
-
-
-def _log_text(kind: str, context: Context, texts: Iterable[object]) -> None:
-    ids = {"request_id": context.request_id, "call_id": context.call_id}
-    _logger.info(kind, extra=fields(**ids, text=list(texts)))

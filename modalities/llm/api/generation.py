@@ -1,0 +1,141 @@
+"""From a validated request to its deltas: what every route that generates text shares.
+
+Owns the order of the steps (a prompt of a conversation, the form of its answers, sampling), the
+counts and times of what is generated, and the log of texts where the operator wants it. What the
+answers look like is a route's own business: another API than OpenAI's makes a `ChatRequest` of its
+body with `chat_request` and dresses the same deltas.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+
+from triptych.core.http.context import Context
+from triptych.core.http.data_urls import data_urls
+from triptych.core.logs import fields
+from triptych.core.media.fetch import Fetched
+from triptych.core.tokens import TokenRequest
+from triptych.modalities.llm.api.protocol import ChatRequest, CompletionRequest, SamplingFields
+from triptych.modalities.llm.api.replies import UsageTotals
+from triptych.modalities.llm.api.service import LlmService, SampleDelta, TextCall
+from triptych.modalities.modality import FindLink
+
+_logger = logging.getLogger(__name__)
+
+
+def chat_request(given: Mapping[str, Any]) -> ChatRequest:
+    """The chat request of these fields. Raises `RequestValidationError`, as for a body."""
+    try:
+        return ChatRequest.model_validate(given)
+    except ValidationError as error:
+        raise RequestValidationError(
+            [{**entry, "loc": ("body", *entry["loc"])} for entry in error.errors()]
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A call that runs: its `deltas`, as they are made, and the token counts so far.
+
+    Whoever closes the deltas cancels it.
+    """
+
+    deltas: AsyncGenerator[SampleDelta, None]
+    usage: UsageTotals
+    num_samples: int
+
+    async def samples(self) -> list[list[SampleDelta]]:
+        """The deltas of each sample, when all are there."""
+        samples: list[list[SampleDelta]] = [[] for _ in range(self.num_samples)]
+        async with aclosing(self.deltas) as stream:
+            async for delta in stream:
+                samples[delta.index].append(delta)
+        return samples
+
+
+async def encode_conversation(
+    service: LlmService, body: ChatRequest, request: Request, find_link: FindLink
+) -> TokenRequest:
+    """The conversation as its model takes it; its pictures' files are released."""
+    urls = data_urls(request)
+
+    def find(url: str) -> Fetched | None:
+        return urls.find(url) or find_link(url, request)
+
+    try:
+        messages = [message.for_template(find) for message in body.messages]
+        tenant = Context.of(request).principal.tenant
+        tools = body.offer.for_template()
+        return await service.encode_chat(
+            body.model, messages, tools=tools, tenant=tenant, **body.template_options()
+        )
+    finally:
+        urls.close()
+
+
+async def begin(
+    service: LlmService, body: SamplingFields, context: Context, prompts: Sequence[TokenRequest]
+) -> Generation:
+    """Answer `prompts` as `body` asks. Raises what is wrong with it before anything runs."""
+    offer = body.offer if isinstance(body, ChatRequest) else None
+    if offer is None:
+        prompts = await service.constrained(body.model, prompts, body.constraint())
+    else:
+        prompts = await service.calling(body.model, prompts, offer, body.constraint())
+    requests = service.sampled(
+        body.model,
+        prompts,
+        body.sampling(),
+        ignore_eos=bool(body.ignore_eos),
+        default_tokens=body.default_tokens,
+        priority=body.priority or 0,
+    )
+    call = TextCall(
+        model=body.model,
+        num_samples=body.n or 1,
+        seed=body.seed,
+        stop=body.stops,
+        echo=isinstance(body, CompletionRequest) and bool(body.echo),
+        offer=offer,
+        caller=context.caller,
+    )
+    usage = UsageTotals(call.num_samples)
+    deltas = _observed(service.generate(call, requests), body, context, usage)
+    return Generation(deltas, usage, len(prompts) * call.num_samples)
+
+
+async def _observed(
+    deltas: AsyncGenerator[SampleDelta, None],
+    body: SamplingFields,
+    context: Context,
+    usage: UsageTotals,
+) -> AsyncGenerator[SampleDelta, None]:
+    """Pass deltas through; count and time them, and log texts where the operator wants it."""
+    clock = context.metrics.token_clock(body.model, context.arrived_s)
+    texts: defaultdict[int, str] = defaultdict(str)
+    is_logged = context.options.log_prompts
+    if is_logged:
+        _log_text("prompt", context, body.model_dump(include={"messages", "prompt"}).values())
+    async with aclosing(deltas) as stream:
+        async for delta in stream:
+            usage.add(delta)
+            clock.tick(delta.index, len(delta.token_ids))
+            if is_logged:
+                texts[delta.index] += delta.text
+            yield delta
+    if is_logged:
+        _log_text("answer", context, texts.values())
+
+
+def _log_text(kind: str, context: Context, texts: Iterable[object]) -> None:
+    ids = {"request_id": context.request_id, "call_id": context.call_id}
+    _logger.info(kind, extra=fields(**ids, text=list(texts)))
