@@ -75,6 +75,8 @@ INERT: Mapping[str, str] = MappingProxyType(
         "cache_control": _CACHED,
         "cache_prompt": "answers are the same with and without a cache",
         "chat_id": _LABEL,
+        "diagnostics": "caches are not diagnosed; it changes no answer",
+        "eager_input_streaming": "arguments are always streamed as they are written",
         "include_obfuscation": "chunks are not padded",
         "metadata": _LABEL,
         "mirostat_eta": "it belongs to mirostat, which is off",
