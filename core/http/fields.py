@@ -69,6 +69,7 @@ class NullIsAbsent(Strict):
 
 
 _CACHED = "equal beginnings of prompts are cached by themselves"
+_PLACED = "the operator says how models are placed"
 _LABEL = "a label, which no answer depends on"
 INERT: Mapping[str, str] = MappingProxyType(
     {
@@ -77,16 +78,28 @@ INERT: Mapping[str, str] = MappingProxyType(
         "chat_id": _LABEL,
         "diagnostics": "caches are not diagnosed; it changes no answer",
         "eager_input_streaming": "arguments are always streamed as they are written",
+        "f16_kv": _PLACED,
         "include_obfuscation": "chunks are not padded",
+        "insecure": "nothing is fetched",
+        "keep_alive": "a model stays until its memory is needed",
+        "low_vram": _PLACED,
+        "main_gpu": _PLACED,
         "metadata": _LABEL,
         "mirostat_eta": "it belongs to mirostat, which is off",
         "mirostat_tau": "it belongs to mirostat, which is off",
         "moderation": "nothing is moderated here",
+        "num_batch": _PLACED,
+        "num_gpu": _PLACED,
+        "num_keep": "nothing of a prompt is dropped",
+        "num_thread": _PLACED,
+        "numa": _PLACED,
         "prompt_cache_key": _CACHED,
         "prompt_cache_retention": _CACHED,
         "safety_identifier": _LABEL,
         "service_tier": "there is one tier; priority orders requests",
         "store": "no answer is kept",
+        "use_mlock": _PLACED,
+        "use_mmap": _PLACED,
         "user": _LABEL,
     }
 )

@@ -359,14 +359,7 @@ class ChatShape(Shape):
     def _logprobs(self, entries: Sequence[TokenText]) -> ChatLogprobs | None:
         if not self._has_logprobs:
             return None
-        content = [
-            ChatLogprob(
-                **_token_fields(entry),
-                top_logprobs=[TopLogprob(**_token_fields(top)) for top in entry.top],
-            )
-            for entry in entries
-        ]
-        return ChatLogprobs(content=content, refusal=None)
+        return ChatLogprobs(content=[chat_logprob(entry) for entry in entries], refusal=None)
 
 
 class CompletionShape(Shape):
@@ -422,6 +415,12 @@ def _message(answer: Answer) -> AnswerMessage:
         ]
     text = None if answer.calls and not answer.text else answer.text
     return AnswerMessage(role="assistant", content=text, refusal=None, **found)
+
+
+def chat_logprob(entry: TokenText) -> ChatLogprob:
+    """A token of an answer, with its log-probability."""
+    top = [TopLogprob(**_token_fields(other)) for other in entry.top]
+    return ChatLogprob(**_token_fields(entry), top_logprobs=top)
 
 
 def new_call_id() -> str:
