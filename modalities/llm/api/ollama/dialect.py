@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from triptych.core.errors import TriptychError
-from triptych.core.http.dialects import Dialect
+from triptych.core.http.dialects import Dialect, named_message
 
 PREFIX = "/api"
 _TAG = ":latest"
@@ -32,7 +32,7 @@ OLLAMA_ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 def _error(error: TriptychError, request_id: str) -> OllamaError:
-    return OllamaError(error=error.message)
+    return OllamaError(error=named_message(error))
 
 
 OLLAMA = Dialect(prefix=PREFIX, error=_error)

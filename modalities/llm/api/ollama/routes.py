@@ -234,7 +234,9 @@ def _add_models(router: APIRouter, catalogue: Catalogue) -> None:
 def _add_refused(router: APIRouter) -> None:
     for path, (method, instead) in unsupported.ROUTES.items():
         refuse = partial(_refuse, f"{path} is not offered: {instead}")
-        router.add_api_route(path, refuse, methods=[method], include_in_schema=False)
+        router.add_api_route(
+            path, refuse, methods=[method], response_model=None, include_in_schema=False
+        )
 
 
 async def _refuse(message: str) -> NoReturn:
