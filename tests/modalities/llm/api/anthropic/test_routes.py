@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -259,6 +260,22 @@ async def test_the_last_words_of_the_assistant_go_on(
     ids = {"model": "tiny", "tokens": list(request.prompt_ids)}
     prompt = (await client.post("/detokenize", json=ids)).json()["prompt"]
     assert prompt.endswith("assistant\nThe answer is (")
+
+
+async def test_a_file_in_a_call_is_what_it_was(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    """It stands where pictures do, and is none."""
+    source = {"type": "base64", "data": base64.b64encode(bytes(900)).decode()}
+    call = {"type": "tool_use", "id": "a", "name": "f", "input": {"source": source}}
+    result = {"type": "tool_result", "tool_use_id": "a"}
+    body = message([result])
+    earlier = [{"role": "user", "content": "a"}, {"role": "assistant", "content": [call]}]
+    body["messages"] = earlier + body["messages"]
+    assert (await client.post(PATH, json=body)).status_code == 200
+    (request,) = engine.submitted.values()
+    ids = {"model": "tiny", "tokens": list(request.prompt_ids)}
+    assert source["data"] in (await client.post("/detokenize", json=ids)).json()["prompt"]
 
 
 async def test_a_form(client: httpx.AsyncClient, engine: FakeEngine) -> None:
