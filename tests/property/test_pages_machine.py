@@ -150,8 +150,8 @@ def test_the_driver_goes_everywhere() -> None:
     codes: set[str] = set()
     for seed in range(80):
         world = drive(seed, 300, random_world)
-        for name, count in world.scheduler.stats().counters.items():
-            totals[name] = totals.get(name, 0) + count
+        for name, total in world.scheduler.stats().counters.items():
+            totals[name] = totals.get(name, 0) + total
         finals = [outputs[-1] for outputs in world.outputs.outputs.values()]
         codes |= {final.error.code for final in finals if final.error is not None}
         codes |= {final.payload.finish_reason for final in finals if final.payload is not None}
