@@ -51,7 +51,15 @@ TASKS = {
     "/v1/completions": "chat",
     "/tokenize": "chat",
     "/detokenize": "chat",
+    "/v1/messages": "chat",
+    "/v1/messages/count_tokens": "chat",
+    "/api/chat": "chat",
+    "/api/generate": "chat",
+    "/api/show": "chat",
+    "/api/pull": "chat",
     "/v1/embeddings": "embedding",
+    "/api/embed": "embedding",
+    "/api/embeddings": "embedding",
     "/v1/audio/speech": "speech",
     "/v1/audio/voices": "speech",
     "/v1/audio/transcriptions": "transcription",
@@ -63,6 +71,14 @@ TASKS = {
 """The kind of model that a route needs."""
 MOST = {"max_tokens": 4, "max_completion_tokens": 4, "min_tokens": 2, "n": 2, "steps": 2}
 """Upper bounds of adapted requests, so that thousands take minutes."""
+ANSWERS: Mapping[str, Mapping[str, Any]] = {
+    "/v1/chat/completions": {"max_tokens": 4},
+    "/v1/completions": {"max_tokens": 4},
+    "/v1/messages": {"max_tokens": 4},
+    "/api/chat": {"options": {"num_predict": 4}},
+    "/api/generate": {"options": {"num_predict": 4}},
+}
+"""How adapted requests ask for short answers."""
 WORDS: Mapping[str, Any] = {
     "input": "Good morning.",
     "messages": [{"role": "user", "content": "Good morning."}],
@@ -207,8 +223,7 @@ class Fuzzer:
         for name in given.keys() & body.keys():
             if isinstance(body[name], str | list | bytes):
                 body[name] = given[name]
-        if task == "chat" and "tokenize" not in case.operation.path:  # else as long as the context
-            body.setdefault("max_tokens", MOST["max_tokens"])
+        body = {**ANSWERS.get(case.operation.path, {}), **body}  # else as long as the context
         case.body = {**body, "model": model} if "model" in case.body else body
 
     def _uploads(self, task: str | None) -> dict[str, Any]:
@@ -220,10 +235,13 @@ class Fuzzer:
 
 
 def _code_of(reply: Any) -> str:
+    """The code of an error, or what other APIs than OpenAI's have in its place."""
     if reply.headers.get("content-type") in (["application/json"], "application/json"):
         document = reply.json()
         if "error" in document:
-            return str(document["error"].get("code", ""))
+            error = document["error"]
+            is_coded = isinstance(error, dict)
+            return str(error.get("code") or error.get("type", "") if is_coded else error)
         return str(document.get("reason", ""))  # a probe that is not ready
     return ""
 
