@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from triptych.core.client import EngineClient
     from triptych.core.config import Config
+    from triptych.core.http.dialects import Dialect
     from triptych.core.http.models import ModelCard
     from triptych.core.media.child import DecodePool
     from triptych.core.media.fetch import Fetched
@@ -109,7 +110,11 @@ class ApiSetup:
 
 @dataclass(frozen=True, slots=True)
 class ApiPart:
-    """What a modality adds to the app. Its routes are there without a model, too, and say so."""
+    """What a modality adds to the app. Its routes are there without a model, too, and say so.
+
+    `dialects` are the APIs beside OpenAI's that its routes speak.
+    """
 
     routers: Sequence[APIRouter] = ()
     cards: Sequence[ModelCard] = ()
+    dialects: Sequence[Dialect] = ()

@@ -92,7 +92,9 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
     cards = {card.id: card for part in parts for card in part.cards}
     routers = [router for part in parts for router in part.routers]
     tasks = [Task(*modality.task) for modality in reversed(registry.MODALITIES)]
-    app = create_app(config, client, routers, [cards[model.name] for model in models], tasks)
+    dialects = [dialect for part in parts for dialect in part.dialects]
+    listed = [cards[model.name] for model in models]
+    app = create_app(config, client, routers, listed, tasks, dialects)
     app.state.close = ending.aclose
     return app
 
