@@ -76,6 +76,8 @@ INERT: Mapping[str, str] = MappingProxyType(
         "cache_control": _CACHED,
         "cache_prompt": "answers are the same with and without a cache",
         "chat_id": _LABEL,
+        "diagnostics": "caches are not diagnosed; it changes no answer",
+        "eager_input_streaming": "arguments are always streamed as they are written",
         "include_obfuscation": "chunks are not padded",
         "generate_summary": _SUMMARY,
         "max_tool_calls": "it counts tools that a server runs",

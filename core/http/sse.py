@@ -133,14 +133,13 @@ class _Writer:
                 await self.write(heartbeat)
 
 
-def described(*documents: type[BaseModel]) -> dict[str, Any]:
+def described(*documents: type[BaseModel], error: type[BaseModel] = ErrorBody) -> dict[str, Any]:
     """A stream of `documents` in OpenAPI's words, for the `content` of an answer.
 
-    An error may be among them, and the word for the end. Their schemas stand there whole: only
+    An `error` may be among them, and the word for the end. Their schemas stand there whole: only
     those of answers in one piece are found by reference.
     """
-    kinds: list[type[BaseModel]] = [*documents, ErrorBody]
-    schemas = [_whole_schema(kind) for kind in kinds]
+    schemas = [_whole_schema(kind) for kind in (*documents, error)]
     document = {
         "type": "string",
         "contentMediaType": "application/json",

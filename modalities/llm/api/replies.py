@@ -340,7 +340,7 @@ class ChatShape(Shape):
             case CallStart(name):
                 self._num_calls[index] += 1
                 call = FunctionReply(name=name, arguments="")
-                new: dict[str, Any] = {"id": _call_id(), "type": "function", "function": call}
+                new: dict[str, Any] = {"id": new_call_id(), "type": "function", "function": call}
             case CallArguments(text):
                 new = {"function": FunctionReply(arguments=text)}
         return MessageDelta(tool_calls=[ToolCallDelta(index=self._num_calls[index] - 1, **new)])
@@ -414,7 +414,7 @@ def _message(answer: Answer) -> AnswerMessage:
     if answer.calls:
         found["tool_calls"] = [
             ToolCallReply(
-                id=_call_id(),
+                id=new_call_id(),
                 type="function",
                 function=FunctionReply(name=call.name, arguments=call.arguments),
             )
@@ -424,7 +424,7 @@ def _message(answer: Answer) -> AnswerMessage:
     return AnswerMessage(role="assistant", content=text, refusal=None, **found)
 
 
-def _call_id() -> str:
+def new_call_id() -> str:
     """Nine letters and digits, since Mistral's templates take no other."""
     return "".join(secrets.choice(ascii_letters + digits) for _ in range(9))
 
