@@ -66,6 +66,10 @@ class DocumentStore:
         run = partial(self._transaction, partial(work, self._table, *args, **kwargs))
         return await loop.run_in_executor(self._thread, run)
 
+    def run(self, work: Callable[[DocumentTable], Result]) -> Result:
+        """As `call`, for the start of a server, when nobody waits."""
+        return self._transaction(partial(work, self._table))
+
     async def content(self, key: Key) -> AsyncGenerator[bytes, None]:
         """The content of a document, piece by piece; it ends early where that is deleted."""
         place = 0

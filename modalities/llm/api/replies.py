@@ -361,8 +361,8 @@ class ChatShape(Shape):
             return None
         content = [
             ChatLogprob(
-                **_token_fields(entry),
-                top_logprobs=[TopLogprob(**_token_fields(top)) for top in entry.top],
+                **token_fields(entry),
+                top_logprobs=[TopLogprob(**token_fields(top)) for top in entry.top],
             )
             for entry in entries
         ]
@@ -429,7 +429,8 @@ def new_call_id() -> str:
     return "".join(secrets.choice(ascii_letters + digits) for _ in range(9))
 
 
-def _token_fields(entry: TokenText) -> dict[str, Any]:
+def token_fields(entry: TokenText) -> dict[str, Any]:
+    """A token as OpenAI shows it."""
     logprob = _finite(entry.logprob or 0.0)
     return {"token": entry.text, "bytes": list(entry.data), "logprob": logprob}
 

@@ -44,6 +44,9 @@ from triptych.modalities.llm.api.replies import (
     Tokens,
     card_of,
 )
+from triptych.modalities.llm.api.responses.answering import Answering
+from triptych.modalities.llm.api.responses.conversations import conversations_router
+from triptych.modalities.llm.api.responses.routes import responses_router
 from triptych.modalities.llm.api.service import LlmService
 from triptych.modalities.llm.api.text import TextModel
 from triptych.modalities.modality import ApiPart, ApiSetup, FindLink, no_link
@@ -59,8 +62,19 @@ def open_api(setup: ApiSetup) -> ApiPart:
     )
     setup.ending.push_async_callback(service.close)
     cards = [card_of(text, sees=text.name in encoders) for text in texts]
-    routers = [llm_router(service, setup.find_link), anthropic_router(service, setup.find_link)]
+    routers = [
+        llm_router(service, setup.find_link),
+        anthropic_router(service, setup.find_link),
+        *_responses(service, setup),
+    ]
     return ApiPart(routers, cards, [ANTHROPIC])
+
+
+def _responses(service: LlmService, setup: ApiSetup) -> list[APIRouter]:
+    """The Responses API, with what it keeps."""
+    answering = Answering.open(service, setup.store, setup.config.server, setup.find_link)
+    setup.ending.push_async_callback(answering.runs.close)
+    return [responses_router(answering), conversations_router(answering)]
 
 
 def llm_router(service: LlmService, find_link: FindLink = no_link) -> APIRouter:

@@ -29,6 +29,8 @@ from triptych.modalities.llm.api.tools.schema import ToolName
 
 ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 _ID_BYTES = 24
+_OF_ANSWERS = ("annotations", "logprobs")
+"""What an earlier answer says of its text: no prompt shows it."""
 
 
 def new_id(prefix: str) -> str:
@@ -64,8 +66,6 @@ class TextContent(Entry):
 
     type: Literal["input_text", "output_text", "text"]
     text: Text
-    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
-    logprobs: list[Any] | None = Field(default=None, description="Of an earlier answer.")
     prompt_cache_breakpoint: CacheBreakpoint | None = inert("prompt_cache_breakpoint")
 
     @model_validator(mode="before")
@@ -77,7 +77,9 @@ class TextContent(Entry):
                 f"A message takes parts of type 'input_text', 'output_text', 'refusal' and"
                 f" 'input_image', not {kind[:40]!a}: {unsupported.instead_of_part(kind)}"
             )
-        return value
+        if not isinstance(value, dict):
+            return value
+        return {name: field for name, field in value.items() if name not in _OF_ANSWERS}
 
 
 class RefusalContent(Entry):
@@ -256,9 +258,10 @@ class ReasoningItem(Item):
     prefix = "rs"
 
     type: Literal["reasoning"]
-    summary: Annotated[
-        list[SummaryContent], Field(max_length=limits.MAX_CONTENT_PARTS, fail_fast=True)
-    ] = []
+    summary: (
+        Annotated[list[SummaryContent], Field(max_length=limits.MAX_CONTENT_PARTS, fail_fast=True)]
+        | None
+    ) = None
     content: (
         Annotated[
             list[ReasoningContent], Field(max_length=limits.MAX_CONTENT_PARTS, fail_fast=True)
@@ -272,7 +275,11 @@ class ReasoningItem(Item):
     @property
     def text(self) -> str:
         """The thoughts, or else their summary."""
-        return "\n\n".join(part.text for part in self.content or self.summary)
+        return "\n\n".join(part.text for part in self.content or self.summary or ())
+
+    def shown(self) -> dict[str, Any]:
+        """As for every item; a summary is always there."""
+        return {"summary": [], **super().shown()}
 
 
 class ItemReference(Entry):
