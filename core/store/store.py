@@ -10,6 +10,7 @@ import asyncio
 import logging
 import sqlite3
 import time
+import weakref
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -44,6 +45,7 @@ class DocumentStore:
         self._connection = connect(place)
         self._table = DocumentTable(self._connection, max_bytes=max_bytes, ttl_s=ttl_s, clock=clock)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="triptych-store")
+        weakref.finalize(self, self._connection.close)  # where nobody calls `close`
 
     @classmethod
     def from_options(cls, options: StoreOptions) -> Self | None:

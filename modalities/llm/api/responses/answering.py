@@ -69,7 +69,7 @@ class PreparedInput:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class PendingAnswer:
     """An answer that is being made, and for whom."""
 
     owner: str
@@ -139,7 +139,7 @@ class Answering:
             prompt = await encode_conversation(self._service, chat, request, find)
         return PreparedInput(chat, prompt, Belongings([item.shown() for item in items], pictures))
 
-    async def begin(self, body: ResponseRequest, request: Request) -> Turn:
+    async def begin(self, body: ResponseRequest, request: Request) -> PendingAnswer:
         """Begin an answer. Raises what is wrong with the request before anything runs."""
         context = Context.of(request)
         is_kept = self._archive is not None and body.store is not False
@@ -152,9 +152,9 @@ class Answering:
         builder = ResponseBuilder(fields, has_logprobs=body.has_logprobs)
         with in_own_words():
             generation = await begin(self._service, prepared.chat, context, [prepared.prompt])
-        return Turn(context.principal.owner, prepared.given, builder, generation)
+        return PendingAnswer(context.principal.owner, prepared.given, builder, generation)
 
-    async def whole(self, turn: Turn) -> ResponseReply:
+    async def whole(self, turn: PendingAnswer) -> ResponseReply:
         """The answer, when it is all there."""
         with in_own_words():
             async with aclosing(turn.made(turn.builder.begin())) as events:
@@ -163,7 +163,7 @@ class Answering:
         await self._keep(turn)
         return turn.builder.response
 
-    async def streamed(self, turn: Turn, request: Request) -> Events:
+    async def streamed(self, turn: PendingAnswer, request: Request) -> Events:
         """The answer as it is made; one that fails after it has begun says so itself."""
         has_begun = False
         try:
@@ -181,7 +181,7 @@ class Answering:
         yield turn.builder.last()
 
     async def in_background(
-        self, turn: Turn, request: Request, *, is_streamed: bool
+        self, turn: PendingAnswer, request: Request, *, is_streamed: bool
     ) -> BackgroundRun:
         """Begin to make the answer while nobody waits; if it is streamed, its events are kept."""
         archive, builder = self.archive, turn.builder
@@ -195,7 +195,7 @@ class Answering:
         self.runs.start(turn.owner, run, request.app.state.in_flight)
         return run
 
-    async def _keep(self, turn: Turn) -> None:
+    async def _keep(self, turn: PendingAnswer) -> None:
         """Keep an answer where it can be: it is given in any case."""
         response = turn.builder.response
         if self._archive is None or not (response.store or response.conversation):

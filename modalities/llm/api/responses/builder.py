@@ -64,7 +64,7 @@ class ResponseBuilder:
         self._begun = begun
         self._has_logprobs = has_logprobs
         self._num_events = 0
-        self._open: _OpenItem | None = None
+        self._open: _GrowingItem | None = None
         self._output: list[OutputItem] = []
         self._chances: list[TokenChances] = []  # of text that is yet to come
         self._finish: FinishReason | None = None
@@ -99,7 +99,7 @@ class ResponseBuilder:
         """End an answer that is whole, or as long as it may be; `last` ends its stream."""
         is_whole = self._finish != "length"
         if self._open is None and not self._output:
-            yield from self._begin_item(_OpenMessage(len(self._output)))
+            yield from self._begin_item(_GrowingMessage(len(self._output)))
         yield from self._end_item("completed" if is_whole else "incomplete")
         counts = ResponseUsage.of(usage)
         if is_whole:
@@ -155,26 +155,26 @@ class ResponseBuilder:
     def _piece(self, piece: AnswerPiece) -> Events:
         match piece:
             case Words(text):
-                yield from self._in(_OpenMessage)
+                yield from self._in(_GrowingMessage)
                 yield from self._grow(text)
             case Thought(text):
                 self._chances = []
-                yield from self._in(_OpenReasoning)
+                yield from self._in(_GrowingReasoning)
                 yield from self._grow(text)
             case CallStart(name):
                 self._chances = []
                 yield from self._end_item("completed")
-                yield from self._begin_item(_OpenCall(len(self._output), name))
+                yield from self._begin_item(_GrowingCall(len(self._output), name))
             case CallArguments(text):
                 yield from self._grow(text)
 
-    def _in(self, kind: type[_OpenMessage | _OpenReasoning]) -> Events:
+    def _in(self, kind: type[_GrowingMessage | _GrowingReasoning]) -> Events:
         """Have an item of that kind open."""
         if not isinstance(self._open, kind):
             yield from self._end_item("completed")
             yield from self._begin_item(kind(len(self._output)))
 
-    def _begin_item(self, item: _OpenItem) -> Events:
+    def _begin_item(self, item: _GrowingItem) -> Events:
         self._open = item
         shown = item.output("in_progress", is_empty=True)
         yield self.event(
@@ -204,7 +204,7 @@ class ResponseBuilder:
             self._open = None
 
 
-class _OpenItem(ABC):
+class _GrowingItem(ABC):
     """An item that grows."""
 
     prefix: str
@@ -246,7 +246,7 @@ class _OpenItem(ABC):
         """It is whole."""
 
 
-class _OpenMessage(_OpenItem):
+class _GrowingMessage(_GrowingItem):
     prefix = "msg"
 
     def __init__(self, index: int) -> None:
@@ -288,7 +288,7 @@ class _OpenMessage(_OpenItem):
         yield answer.event(ContentPartEvent, "response.content_part.done", **place, part=part)
 
 
-class _OpenReasoning(_OpenItem):
+class _GrowingReasoning(_GrowingItem):
     prefix = "rs"
 
     def output(self, status: ItemStatus, *, is_empty: bool = False) -> ReasoningOutput:
@@ -315,7 +315,7 @@ class _OpenReasoning(_OpenItem):
         yield answer.event(ContentPartEvent, "response.content_part.done", **place, part=part)
 
 
-class _OpenCall(_OpenItem):
+class _GrowingCall(_GrowingItem):
     prefix = "fc"
 
     def __init__(self, index: int, name: str) -> None:

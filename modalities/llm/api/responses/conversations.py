@@ -19,6 +19,7 @@ from triptych.modalities.llm.api.responses.answering import Answering, sent_pict
 from triptych.modalities.llm.api.responses.archive import CONVERSATION, Belongings, Shown, Sought
 from triptych.modalities.llm.api.responses.items import KeptItem, new_id
 from triptych.modalities.llm.api.responses.lists import (
+    IncludeList,
     ItemPage,
     PageQuery,
     item_list,
@@ -110,7 +111,7 @@ def _add_items(router: APIRouter, answering: Answering) -> None:
         conversation_id: _Id,
         item_id: _Id,
         request: Request,
-        include: Annotated[list[str] | None, Query(alias="include[]", max_length=64)] = None,
+        include: Annotated[IncludeList | None, Query(alias="include[]", max_length=64)] = None,
     ) -> Shown:
         """One item of a conversation."""
         owner = _owner(request)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from fastapi import Depends, Query
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, StringConstraints
 
 from triptych.core.limits import MAX_NAME_CHARS
 from triptych.core.store.documents import Page
@@ -19,6 +19,9 @@ from triptych.modalities.llm.api.responses.archive import Archive, Shown, Sought
 from triptych.modalities.llm.api.responses.replies import ItemList
 
 _PICTURES = "message.input_image.image_url"
+
+
+IncludeList = list[Annotated[str, StringConstraints(max_length=MAX_NAME_CHARS)]]
 
 
 class PageQuery(BaseModel):
@@ -39,8 +42,8 @@ def _page(
     after: Annotated[str, Query(max_length=MAX_NAME_CHARS)] = "",
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Literal["asc", "desc"] = "desc",
-    include: Annotated[list[str] | None, Query(max_length=64)] = None,
-    include_list: Annotated[list[str] | None, Query(alias="include[]", max_length=64)] = None,
+    include: Annotated[IncludeList | None, Query(max_length=64)] = None,
+    include_list: Annotated[IncludeList | None, Query(alias="include[]", max_length=64)] = None,
 ) -> PageQuery:
     return PageQuery(
         after=after, limit=limit, order=order, include=[*(include or ()), *(include_list or ())]
