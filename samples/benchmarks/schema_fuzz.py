@@ -219,6 +219,8 @@ class Fuzzer:
                 body[name] = given[name]
         if limit := _LENGTHS.get(case.operation.path):  # else as long as the context
             body.setdefault(limit, MOST[limit])
+        if case.operation.path.startswith("/v1/responses"):  # optional there, but one alone rarely
+            body.setdefault("input", WORDS["input"])
         case.body = {**body, "model": model} if "model" in case.body else body
 
     def _uploads(self, task: str | None) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,13 +43,15 @@ def responses_app(
     try:
         yield create_app(Config(server=options), engine, routers, cards)
     finally:
-        if store is not None:
-            asyncio.run(store.close())
+        if store is not None:  # on a thread: tests may have a loop of their own
+            closing = threading.Thread(target=asyncio.run, args=(store.close(),))
+            closing.start()
+            closing.join()
 
 
-def ask_for(text: Any = "hi", **fields: Any) -> dict[str, Any]:
+def ask_for(given: Any = "hi", /, **fields: Any) -> dict[str, Any]:
     """The body of a request."""
-    return {"model": "tiny", "input": text, **fields}
+    return {"model": "tiny", "input": given, **fields}
 
 
 def call_of(name: str, **arguments: Any) -> str:
