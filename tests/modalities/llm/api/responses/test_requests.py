@@ -118,9 +118,7 @@ def test_the_other_fields() -> None:
 
 
 NEUTRAL = [
-    {name: value}
-    for name, field in unsupported.REQUEST.items()
-    for value in (None, *field.neutral)
+    {name: value} for name, field in unsupported.REQUEST.items() for value in (None, *field.neutral)
 ]
 
 
@@ -216,9 +214,7 @@ PICTURE = {"type": "input_image", "image_url": "http://a/b.png"}
         ({"n": 2}, "n"),
     ],
 )
-async def test_what_is_refused(
-    tmp_path: Path, fields: dict[str, Any], param: str | None
-) -> None:
+async def test_what_is_refused(tmp_path: Path, fields: dict[str, Any], param: str | None) -> None:
     engine = FakeEngine()
     with responses_app(tmp_path, engine) as app:
         async with in_process(app) as client:
