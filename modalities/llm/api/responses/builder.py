@@ -17,7 +17,6 @@ from triptych.modalities.llm.api.responses.events import (
     CallArgumentsDelta,
     CallArgumentsDone,
     ContentPartEvent,
-    ErrorEvent,
     OutputItemEvent,
     OutputTextDelta,
     OutputTextDone,
@@ -70,11 +69,6 @@ class ResponseBuilder:
         self._finish: FinishReason | None = None
         self.response = self._with("in_progress")
 
-    @property
-    def response_id(self) -> str:
-        """The answer's id."""
-        return self.response.id
-
     def begin(self, *, is_queued: bool = False) -> Events:
         """The first events."""
         if is_queued:
@@ -126,12 +120,6 @@ class ResponseBuilder:
     def forget(self) -> None:
         """Let the answer be one that is not kept."""
         self.response.store = False
-
-    def error(self, error: TriptychError) -> ErrorEvent:
-        """The last event of a stream that breaks off."""
-        return self.event(
-            ErrorEvent, "error", code=error.code, message=error.message, param=error.param
-        )
 
     def event(self, kind: type[Event], name: str, /, **fields: Any) -> Event:
         """The next event."""

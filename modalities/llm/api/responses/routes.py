@@ -16,16 +16,17 @@ from pydantic import BaseModel
 from starlette.responses import Response
 from starlette.types import Scope
 
-from triptych.core.errors import InvalidRequest
+from triptych.core.errors import Draining, InvalidRequest
 from triptych.core.http.body import StrictRoute
 from triptych.core.http.context import Context
 from triptych.core.http.data_urls import DataUrlRoute, FilePlace
+from triptych.core.http.disconnect import DisconnectWatcher
 from triptych.core.http.errors import ERROR_RESPONSES, to_public
 from triptych.core.http.sse import EventStream, described
 from triptych.core.limits import MAX_NAME_CHARS
 from triptych.modalities.llm.api.responses.answering import Answering
 from triptych.modalities.llm.api.responses.archive import RESPONSE
-from triptych.modalities.llm.api.responses.builder import ResponseBuilder
+from triptych.modalities.llm.api.responses.background import BackgroundRun
 from triptych.modalities.llm.api.responses.conversation import renamed
 from triptych.modalities.llm.api.responses.events import (
     STREAM_EVENT,
@@ -64,19 +65,24 @@ class PictureItemsRoute(DataUrlRoute):
 class ResponseStream(EventStream):
     """Streams the events of an answer; where it breaks off, an event of this API says why."""
 
-    def __init__(
-        self,
-        events: AsyncGenerator[ResponseEvent, None],
-        builder: ResponseBuilder | None,
-        heartbeat_s: float,
-    ) -> None:
+    def __init__(self, events: AsyncGenerator[ResponseEvent, None], heartbeat_s: float) -> None:
         super().__init__(events, heartbeat_s=heartbeat_s, end=b"", is_named=True)
-        self._builder = builder
+        self._next_number = 0
+
+    def _frame(self, document: BaseModel) -> bytes:
+        if isinstance(document, ResponseEvent):
+            self._next_number = document.sequence_number + 1
+        return super()._frame(document)
 
     def _last_words(self, error: BaseException, scope: Scope) -> BaseModel:
-        if self._builder is None:
-            return super()._last_words(error, scope)
-        return self._builder.error(renamed(to_public(error)))
+        public = renamed(to_public(error))
+        return ErrorEvent(
+            type="error",
+            sequence_number=self._next_number,
+            code=public.code,
+            message=public.message,
+            param=public.param,
+        )
 
 
 def responses_router(answering: Answering) -> APIRouter:
@@ -96,10 +102,9 @@ def _add_making(router: APIRouter, answering: Answering) -> None:
         if body.background:
             run = await answering.in_background(turn, request, is_streamed=bool(body.stream))
             if body.stream:
-                return ResponseStream(run.follow(), turn.builder, heartbeat_s)
+                return ResponseStream(_followed(run, -1, request), heartbeat_s)
         elif body.stream:
-            events = answering.streamed(turn, request)
-            return ResponseStream(events, turn.builder, heartbeat_s)
+            return ResponseStream(answering.streamed(turn, request), heartbeat_s)
         else:
             await answering.whole(turn)
         return _json(turn.builder.response)
@@ -126,7 +131,7 @@ def _add_finding(router: APIRouter, answering: Answering) -> None:
         owner, heartbeat_s = _owner(request), Context.of(request).options.heartbeat_s
         run = answering.runs.find(owner, response_id)
         if run is not None and stream:
-            return ResponseStream(run.follow(starting_after), None, heartbeat_s)
+            return ResponseStream(_followed(run, starting_after, request), heartbeat_s)
         if run is not None:
             return _json(run.builder.response)
         shown = await answering.archive.response(owner, response_id)
@@ -138,7 +143,7 @@ def _add_finding(router: APIRouter, answering: Answering) -> None:
                 "Only a response that was asked for with background and stream is streamed again.",
                 param="stream",
             )
-        return ResponseStream(_replayed(lines, starting_after), None, heartbeat_s)
+        return ResponseStream(_replayed(lines, starting_after), heartbeat_s)
 
     @router.get(_ROUTE + "/{response_id}/input_items")
     async def list_input_items(
@@ -172,6 +177,27 @@ def _add_ends(router: APIRouter, answering: Answering) -> None:
         await answering.runs.cancel(owner, response_id)
         await answering.archive.delete(owner, RESPONSE, response_id)
         return ResponseDeleted(id=response_id)
+
+
+async def _followed(
+    run: BackgroundRun, after: int, request: Request
+) -> AsyncGenerator[ResponseEvent, None]:
+    """The events of a run; a drain ends the run first, and so has its end among them."""
+    watcher: DisconnectWatcher = request.state.watcher
+    while True:
+        try:
+            async for event in run.follow(after):
+                yield event
+                after = event.sequence_number
+        except asyncio.CancelledError:
+            reason = watcher.take_reason()
+            if reason is None:
+                raise
+            if not isinstance(reason, Draining):
+                raise reason from None
+            await run.ended()
+        else:
+            return
 
 
 async def _replayed(lines: bytes, after: int) -> AsyncGenerator[ResponseEvent, None]:
