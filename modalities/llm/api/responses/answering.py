@@ -55,7 +55,8 @@ from triptych.modalities.llm.api.service import LlmService
 from triptych.modalities.modality import FindLink, no_link
 
 Events = AsyncGenerator[ResponseEvent, None]
-_LONG_BYTES = 2**16
+_LONG_BYTES, _MANY = 2**16, 256
+"""Of what goes before, and of items: more are read on a thread."""
 _log = logging.getLogger(__name__)
 
 
@@ -135,9 +136,9 @@ class Answering:
             return kept.get(url) or self._find_link(url, request)
 
         with in_own_words():
-            chat = chat_request(chat_fields(body, [*before, *items]))
+            chat = await _in_chat(body, [*before, *items])
             prompt = await encode_conversation(self._service, chat, request, find)
-        return PreparedInput(chat, prompt, Belongings([item.shown() for item in items], pictures))
+        return PreparedInput(chat, prompt, Belongings(items, pictures))
 
     async def begin(self, body: ResponseRequest, request: Request) -> PendingAnswer:
         """Begin an answer. Raises what is wrong with the request before anything runs."""
@@ -246,6 +247,13 @@ class Answering:
             if sum(len(each.data) for each in found.values()) > most:
                 raise PayloadTooLarge(f"The pictures that go before are over {most} bytes.")
         return found
+
+
+async def _in_chat(body: ResponseInput, items: Sequence[KeptItem]) -> ChatRequest:
+    def say() -> ChatRequest:
+        return chat_request(chat_fields(body, items))
+
+    return say() if len(items) < _MANY else await asyncio.to_thread(say)
 
 
 def picture_urls(items: Iterable[KeptItem]) -> Iterator[str]:

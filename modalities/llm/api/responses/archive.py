@@ -19,7 +19,7 @@ from triptych.core.limits import MAX_MESSAGES
 from triptych.core.media.fetch import Fetched
 from triptych.core.store.documents import Document, DocumentTable, Key, Page
 from triptych.core.store.store import DocumentStore
-from triptych.modalities.llm.api.responses.items import new_id
+from triptych.modalities.llm.api.responses.items import KeptItem, new_id
 from triptych.modalities.llm.api.responses.replies import (
     UNFINISHED,
     WHOLE,
@@ -46,10 +46,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Belongings:
-    """What is kept of a request: its items as they are shown, and the pictures in them by URL."""
+    """What is kept of a request: its items, and the pictures in them by URL."""
 
-    items: Sequence[Shown]
+    items: Sequence[KeptItem]
     pictures: Mapping[str, Fetched]
+
+    def shown(self) -> list[Shown]:
+        """The items as they are returned, those without an id under a new one."""
+        return [item.shown() for item in self.items]
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +308,7 @@ def _add_response(
 ) -> None:
     key = Key(RESPONSE, response.id, owner)
     table.add(Document(key=key, body=_body(response), status=status))
-    _add_items(table, key, _INPUT, given)
+    _add_items(table, key, _INPUT, given.shown(), given.pictures)
     table.add(*_outputs(owner, response))
 
 
@@ -326,17 +330,23 @@ def _continue(table: DocumentTable, owner: str, response: ResponseReply, given: 
     key = Key(CONVERSATION, response.conversation.id, owner)
     made = [item.model_dump(exclude_unset=True) for item in response.output]
     if table.get(key) is not None:
-        _extend(table, key, Belongings([*given.items, *made], given.pictures))
+        _add_items(table, key, _ITEM, [*given.shown(), *made], given.pictures)
 
 
 def _extend(table: DocumentTable, key: Key, given: Belongings) -> list[Shown]:
-    return _add_items(table, _there(table, key), _ITEM, given)
+    return _add_items(table, _there(table, key), _ITEM, given.shown(), given.pictures)
 
 
-def _add_items(table: DocumentTable, parent: Key, kind: str, given: Belongings) -> list[Shown]:
+def _add_items(
+    table: DocumentTable,
+    parent: Key,
+    kind: str,
+    items: Iterable[Shown],
+    pictures: Mapping[str, Fetched],
+) -> list[Shown]:
     added = []
-    for shown in given.items:
-        item = _with_pictures(table, parent, shown, given.pictures)
+    for shown in items:
+        item = _with_pictures(table, parent, shown, pictures)
         key = Key(kind, _within(parent.id, item["id"]), parent.owner)
         if table.get(key) is not None:  # its client sent it before
             item = {**item, "id": new_id(item["id"].partition("_")[0])}

@@ -130,7 +130,7 @@ def _add_items(router: APIRouter, answering: Answering) -> None:
 
 def _belongings(items: Sequence[KeptItem], request: Request) -> Belongings:
     """The items as they are kept, with their pictures."""
-    return Belongings([item.shown() for item in items], sent_pictures(items, request))
+    return Belongings(items, sent_pictures(items, request))
 
 
 def _owner(request: Request) -> str:

@@ -72,7 +72,7 @@ async def test_a_restart_loses_nothing(tmp_path: Path) -> None:
 async def test_what_was_being_made_at_a_crash_has_failed(tmp_path: Path) -> None:
     body = ResponseRequest.model_validate(ask_for(background=True))
     begun = ResponseReply(status="queued", **first_fields(body, "resp_1", {}, is_kept=True))
-    given = Belongings([MessageItem(role="user", content="hi").shown()], {})
+    given = Belongings([MessageItem(role="user", content="hi")], {})
     path = str(tmp_path / "kept.db")
     store = opened(path)
     await Archive(store, max_bytes=1000).begin("", begun, given)
