@@ -91,7 +91,7 @@ INERT: Mapping[str, str] = MappingProxyType(
         "prompt_cache_retention": _CACHED,
         "safety_identifier": _LABEL,
         "service_tier": "there is one tier; priority orders requests",
-        "store": "no answer is kept",
+        "store": "only /v1/responses keeps answers",
         "summary": _SUMMARY,
         "user": _LABEL,
     }
