@@ -359,14 +359,7 @@ class ChatShape(Shape):
     def _logprobs(self, entries: Sequence[TokenText]) -> ChatLogprobs | None:
         if not self._has_logprobs:
             return None
-        content = [
-            ChatLogprob(
-                **token_fields(entry),
-                top_logprobs=[TopLogprob(**token_fields(top)) for top in entry.top],
-            )
-            for entry in entries
-        ]
-        return ChatLogprobs(content=content, refusal=None)
+        return ChatLogprobs(content=[chat_logprob(entry) for entry in entries], refusal=None)
 
 
 class CompletionShape(Shape):
@@ -424,13 +417,18 @@ def _message(answer: Answer) -> AnswerMessage:
     return AnswerMessage(role="assistant", content=text, refusal=None, **found)
 
 
+def chat_logprob(entry: TokenText) -> ChatLogprob:
+    """A token of an answer, with its log-probability."""
+    top = [TopLogprob(**_token_fields(other)) for other in entry.top]
+    return ChatLogprob(**_token_fields(entry), top_logprobs=top)
+
+
 def new_call_id() -> str:
     """Nine letters and digits, since Mistral's templates take no other."""
     return "".join(secrets.choice(ascii_letters + digits) for _ in range(9))
 
 
-def token_fields(entry: TokenText) -> dict[str, Any]:
-    """A token as OpenAI shows it."""
+def _token_fields(entry: TokenText) -> dict[str, Any]:
     logprob = _finite(entry.logprob or 0.0)
     return {"token": entry.text, "bytes": list(entry.data), "logprob": logprob}
 

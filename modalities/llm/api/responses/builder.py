@@ -12,7 +12,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 from triptych.core.errors import TriptychError
-from triptych.modalities.llm.api.replies import UsageReply, new_call_id, token_fields
+from triptych.modalities.llm.api.replies import (
+    ChatLogprob,
+    UsageReply,
+    chat_logprob,
+    new_call_id,
+)
 from triptych.modalities.llm.api.responses.events import (
     CallArgumentsDelta,
     CallArgumentsDone,
@@ -37,10 +42,8 @@ from triptych.modalities.llm.api.responses.replies import (
     ResponseReply,
     ResponseStatus,
     ResponseUsage,
-    TokenChance,
-    TokenChances,
 )
-from triptych.modalities.llm.api.service import FinishReason, SampleDelta, TokenText
+from triptych.modalities.llm.api.service import FinishReason, SampleDelta
 from triptych.modalities.llm.api.tools.pieces import (
     AnswerPiece,
     CallArguments,
@@ -65,7 +68,7 @@ class ResponseBuilder:
         self._num_events = 0
         self._open: _GrowingItem | None = None
         self._output: list[OutputItem] = []
-        self._chances: list[TokenChances] = []  # of text that is yet to come
+        self._logprobs: list[ChatLogprob] = []  # of text that is yet to come
         self._finish: FinishReason | None = None
         self.response = self._with("in_progress")
 
@@ -85,7 +88,7 @@ class ResponseBuilder:
         """What a delta adds."""
         self._finish = delta.finish_reason or self._finish
         if self._has_logprobs:
-            self._chances += map(_chances, delta.logprobs)
+            self._logprobs += map(chat_logprob, delta.logprobs)
         for piece in delta.shown:
             yield from self._piece(piece)
 
@@ -127,10 +130,10 @@ class ResponseBuilder:
         self._num_events += 1
         return kind(type=name, sequence_number=number, **fields)
 
-    def take_chances(self) -> list[TokenChances]:
+    def take_logprobs(self) -> list[ChatLogprob]:
         """The log-probabilities of the text that is shown next."""
-        chances, self._chances = self._chances, []
-        return chances
+        logprobs, self._logprobs = self._logprobs, []
+        return logprobs
 
     def _with(self, status: ResponseStatus, **fields: Any) -> ResponseReply:
         usage = fields.pop("usage", None)
@@ -146,11 +149,11 @@ class ResponseBuilder:
                 yield from self._in(_GrowingMessage)
                 yield from self._grow(text)
             case Thought(text):
-                self._chances = []
+                self._logprobs = []
                 yield from self._in(_GrowingReasoning)
                 yield from self._grow(text)
             case CallStart(name):
-                self._chances = []
+                self._logprobs = []
                 yield from self._end_item("completed")
                 yield from self._begin_item(_GrowingCall(len(self._output), name))
             case CallArguments(text):
@@ -239,11 +242,11 @@ class _GrowingMessage(_GrowingItem):
 
     def __init__(self, index: int) -> None:
         super().__init__(index)
-        self._chances: list[TokenChances] = []
+        self._logprobs: list[ChatLogprob] = []
 
     def _part(self, text: str) -> OutputText:
-        chances = list(self._chances) if text else []
-        return OutputText(type="output_text", text=text, annotations=[], logprobs=chances)
+        logprobs = list(self._logprobs) if text else []
+        return OutputText(type="output_text", text=text, annotations=[], logprobs=logprobs)
 
     def output(self, status: ItemStatus, *, is_empty: bool = False) -> MessageOutput:
         content = [] if is_empty else [self._part(self.text)]
@@ -256,21 +259,21 @@ class _GrowingMessage(_GrowingItem):
         yield answer.event(ContentPartEvent, name, **self.part_place, part=self._part(""))
 
     def grow(self, answer: ResponseBuilder, text: str) -> ResponseEvent:
-        chances = answer.take_chances()
+        logprobs = answer.take_logprobs()
         self._pieces.append(text)
-        self._chances += chances
+        self._logprobs += logprobs
         name = "response.output_text.delta"
-        return answer.event(OutputTextDelta, name, **self.part_place, delta=text, logprobs=chances)
+        return answer.event(OutputTextDelta, name, **self.part_place, delta=text, logprobs=logprobs)
 
     def end(self, answer: ResponseBuilder) -> Events:
-        self._chances += answer.take_chances()
+        self._logprobs += answer.take_logprobs()
         place = self.part_place
         yield answer.event(
             OutputTextDone,
             "response.output_text.done",
             **place,
             text=self.text,
-            logprobs=list(self._chances),
+            logprobs=list(self._logprobs),
         )
         part = self._part(self.text)
         yield answer.event(ContentPartEvent, "response.content_part.done", **place, part=part)
@@ -333,8 +336,3 @@ class _GrowingCall(_GrowingItem):
         name = "response.function_call_arguments.done"
         done = {"name": self._name, "arguments": self.text}
         yield answer.event(CallArgumentsDone, name, **self.place, **done)
-
-
-def _chances(entry: TokenText) -> TokenChances:
-    top = [TokenChance(**token_fields(each)) for each in entry.top]
-    return TokenChances(**token_fields(entry), top_logprobs=top)

@@ -9,12 +9,12 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, Field, TypeAdapter
 
+from triptych.modalities.llm.api.replies import ChatLogprob
 from triptych.modalities.llm.api.responses.replies import (
     OutputItem,
     OutputText,
     ReasoningText,
     ResponseReply,
-    TokenChances,
 )
 
 
@@ -72,7 +72,7 @@ class OutputTextDelta(_InContent):
 
     type: Literal["response.output_text.delta"]
     delta: str
-    logprobs: list[TokenChances]
+    logprobs: list[ChatLogprob]
 
 
 class OutputTextDone(_InContent):
@@ -80,7 +80,7 @@ class OutputTextDone(_InContent):
 
     type: Literal["response.output_text.done"]
     text: str
-    logprobs: list[TokenChances]
+    logprobs: list[ChatLogprob]
 
 
 class ReasoningTextDelta(_InContent):

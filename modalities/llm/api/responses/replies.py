@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BaseModel, Field
 
 from triptych.core.errors import RateLimited, RequestError, TriptychError
-from triptych.modalities.llm.api.replies import UsageReply
+from triptych.modalities.llm.api.replies import ChatLogprob, UsageReply
 from triptych.modalities.llm.api.responses.items import ItemStatus
 from triptych.modalities.llm.api.responses.protocol import ResponseRequest
 
@@ -24,27 +24,13 @@ WHOLE: tuple[ResponseStatus, ...] = ("completed", "incomplete")
 UNFINISHED: tuple[ResponseStatus, ...] = ("queued", "in_progress")
 
 
-class TokenChance(BaseModel):
-    """A token and its log-probability."""
-
-    token: str
-    bytes: list[int]
-    logprob: float
-
-
-class TokenChances(TokenChance):
-    """A token of the text, with the likeliest alternatives."""
-
-    top_logprobs: list[TokenChance]
-
-
 class OutputText(BaseModel):
     """Text of an answer."""
 
     type: Literal["output_text"] = "output_text"
     text: str
     annotations: list[Any] = []
-    logprobs: list[TokenChances] = []
+    logprobs: list[ChatLogprob] = []
 
 
 class ReasoningText(BaseModel):
