@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -108,11 +108,19 @@ class DisconnectWatcher:
             self._watcher.cancel()
 
 
+class Cuttable(Protocol):
+    """Work that a drain waits for."""
+
+    def cut(self, reason: TriptychError | None) -> None:
+        """End it, for that reason."""
+        ...
+
+
 class InFlight:
-    """The requests being answered, and whether new ones are taken."""
+    """The requests being answered, other work for clients, and whether new ones are taken."""
 
     def __init__(self) -> None:
-        self._watchers: set[DisconnectWatcher] = set()
+        self._watchers: set[Cuttable] = set()
         self._is_empty = asyncio.Event()
         self._is_empty.set()
         self.is_draining = False
@@ -120,12 +128,12 @@ class InFlight:
     def __len__(self) -> int:
         return len(self._watchers)
 
-    def add(self, watcher: DisconnectWatcher) -> None:
+    def add(self, watcher: Cuttable) -> None:
         """Count a request in."""
         self._watchers.add(watcher)
         self._is_empty.clear()
 
-    def remove(self, watcher: DisconnectWatcher) -> None:
+    def remove(self, watcher: Cuttable) -> None:
         """Count a request out."""
         self._watchers.discard(watcher)
         if not self._watchers:

@@ -49,6 +49,8 @@ CHECKS = [
 TASKS = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "chat",
+    "/v1/responses": "chat",
+    "/v1/responses/input_tokens": "chat",
     "/tokenize": "chat",
     "/detokenize": "chat",
     "/v1/messages": "chat",
@@ -69,16 +71,11 @@ TASKS = {
     "/v1/images/variations": "image",
 }
 """The kind of model that a route needs."""
-MOST = {"max_tokens": 4, "max_completion_tokens": 4, "min_tokens": 2, "n": 2, "steps": 2}
-"""Upper bounds of adapted requests, so that thousands take minutes."""
-ANSWERS: Mapping[str, Mapping[str, Any]] = {
-    "/v1/chat/completions": {"max_tokens": 4},
-    "/v1/completions": {"max_tokens": 4},
-    "/v1/messages": {"max_tokens": 4},
-    "/api/chat": {"options": {"num_predict": 4}},
-    "/api/generate": {"options": {"num_predict": 4}},
+MOST = {
+    **{"max_tokens": 4, "max_completion_tokens": 4, "max_output_tokens": 4},
+    **{"min_tokens": 2, "n": 2, "steps": 2},
 }
-"""How adapted requests ask for short answers."""
+"""Upper bounds of adapted requests, so that thousands take minutes."""
 WORDS: Mapping[str, Any] = {
     "input": "Good morning.",
     "messages": [{"role": "user", "content": "Good morning."}],
@@ -86,6 +83,16 @@ WORDS: Mapping[str, Any] = {
     "tokens": [5, 6],
 }
 """Content of adapted requests."""
+USUAL: Mapping[str, Mapping[str, Any]] = {
+    "/v1/chat/completions": {"max_tokens": MOST["max_tokens"]},
+    "/v1/completions": {"max_tokens": MOST["max_tokens"]},
+    "/v1/messages": {"max_tokens": MOST["max_tokens"]},
+    "/v1/responses": {"max_output_tokens": MOST["max_output_tokens"], "input": WORDS["input"]},
+    "/v1/responses/input_tokens": {"input": WORDS["input"]},
+    "/api/chat": {"options": {"num_predict": MOST["max_tokens"]}},
+    "/api/generate": {"options": {"num_predict": MOST["max_tokens"]}},
+}
+"""What adapted requests have unless they say otherwise: an answer would fill the context."""
 OPTIONS = frozenset(
     {
         *("continue_final_message", "include[]", "language", "logprobs", "min_tokens", "name"),
@@ -223,7 +230,7 @@ class Fuzzer:
         for name in given.keys() & body.keys():
             if isinstance(body[name], str | list | bytes):
                 body[name] = given[name]
-        body = {**ANSWERS.get(case.operation.path, {}), **body}  # else as long as the context
+        body = {**USUAL.get(case.operation.path, {}), **body}
         case.body = {**body, "model": model} if "model" in case.body else body
 
     def _uploads(self, task: str | None) -> dict[str, Any]:

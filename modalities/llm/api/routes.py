@@ -47,6 +47,9 @@ from triptych.modalities.llm.api.replies import (
     Tokens,
     card_of,
 )
+from triptych.modalities.llm.api.responses.answering import Answering
+from triptych.modalities.llm.api.responses.conversations import conversations_router
+from triptych.modalities.llm.api.responses.routes import responses_router
 from triptych.modalities.llm.api.service import LlmService
 from triptych.modalities.llm.api.text import TextModel
 from triptych.modalities.modality import ApiPart, ApiSetup, FindLink, no_link
@@ -70,8 +73,16 @@ def open_api(setup: ApiSetup) -> ApiPart:
         llm_router(service, setup.find_link),
         anthropic_router(service, setup.find_link),
         ollama_router(service, listed, setup.find_link),
+        *_responses(service, setup),
     ]
     return ApiPart(routers, cards, [ANTHROPIC, OLLAMA])
+
+
+def _responses(service: LlmService, setup: ApiSetup) -> list[APIRouter]:
+    """The Responses API, with what it keeps."""
+    answering = Answering.open(service, setup.store, setup.config.server, setup.find_link)
+    setup.ending.push_async_callback(answering.runs.close)
+    return [responses_router(answering), conversations_router(answering)]
 
 
 def llm_router(service: LlmService, find_link: FindLink = no_link) -> APIRouter:
