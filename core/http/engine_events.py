@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
+from starlette.responses import Response
 
 from triptych.core.client import EngineClient, EngineStatus
 from triptych.core.errors import Overloaded
@@ -323,7 +324,7 @@ def engine_events_router(events: EngineEvents) -> APIRouter:
         "content": described(EngineStarted, EngineStopped, EngineState, EngineSteps),
     }
 
-    @router.get("/v1/engine/events", response_class=EventStream, responses={200: stream})
+    @router.get("/v1/engine/events", response_class=Response, responses={200: stream})
     async def follow_engine(request: Request) -> EventStream:
         """What the engine does, step by step."""
         options = request.app.state.options
