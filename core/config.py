@@ -111,7 +111,7 @@ class ModelOptions:
     )
     reasoning_budget: int = option(
         -1,
-        "Most tokens of thoughts where a request says nothing of `thinking_budget`; -1: any number.",
+        "Most tokens of thoughts where a request has no `thinking_budget`; -1: any number.",
         within=Range(low=-1),
         roles=("chat", "vision"),
     )

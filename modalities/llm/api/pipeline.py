@@ -92,9 +92,9 @@ class ChatPipeline(Pipeline[LlmService]):
 
     A conversation is a string or a list of `{"role": ..., "content": ...}` messages. Keyword
     arguments of a call are those of `SamplingParams`; `stop`, `n`, `seed`, `ignore_eos`; `tools`
-    and `tool_choice` as the OpenAI API takes them; `thinking_budget`; and what prescribes the form of an answer:
-    `response_format`, `structured_outputs`, or `guided_json`, `guided_regex`, `guided_choice`,
-    `guided_grammar`.
+    and `tool_choice` as the OpenAI API takes them; `thinking_budget`; and what prescribes
+    the form of an answer: `response_format`, `structured_outputs`, or `guided_json`,
+    `guided_regex`, `guided_choice`, `guided_grammar`.
     Every call has an async twin that may be awaited on any loop.
     """
 

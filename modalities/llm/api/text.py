@@ -48,6 +48,7 @@ from triptych.modalities.llm.api.template import ChatTemplate, cut, marked
 from triptych.modalities.llm.api.tools.forced import answer_constraint
 from triptych.modalities.llm.api.tools.formats import AnswerSyntax
 from triptych.modalities.llm.api.tools.parser import AnswerParser
+from triptych.modalities.llm.api.tools.prompt import MessageFields
 from triptych.modalities.llm.api.tools.schema import Offer
 from triptych.modalities.llm.api.tools.thinking import thinking_rules
 
@@ -67,6 +68,7 @@ class TextModel:
     default_sampling: Mapping[str, float]
     template: ChatTemplate | None
     template_tokens: Mapping[str, str]
+    fields: MessageFields
     answers: AnswerSyntax
     thinking: ThinkingRules | None
     """How its thoughts are counted; `None` where it has none, or their marks are no tokens."""
@@ -123,6 +125,7 @@ class TextModel:
             default_sampling=_default_sampling(generation),
             template=template,
             template_tokens=tokens,
+            fields=MessageFields(source),
             answers=answers,
             thinking=_thinking(answers, tokenizer, options, resolved.name),
             reasoning_budget=options.reasoning_budget,
@@ -213,7 +216,7 @@ class TextModel:
         values = {"add_generation_prompt": True, **template_kwargs, **self.template_tokens}
         if tools:
             values["tools"] = tools
-        return await self.template.render(messages, **values)
+        return await self.template.render(list(map(self.fields, messages)), **values)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of token ids. Raises `InvalidRequest` for unknown ids."""

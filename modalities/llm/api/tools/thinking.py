@@ -29,13 +29,14 @@ def thinking_rules(syntax: AnswerSyntax, tokenizer: Tokenizer) -> ThinkingRules 
 def _rules(
     tokenizer: Tokenizer, opens: str, closes: tuple[str, ...], ending: str, *, reopen: bool
 ) -> ThinkingRules | None:
-    close_ids = [tokenizer.token_to_id(mark) for mark in closes]
-    if None in close_ids:
+    found = [tokenizer.token_to_id(mark) for mark in closes]
+    close_ids = tuple(token_id for token_id in found if token_id is not None)
+    if len(close_ids) < len(closes):
         return None
     blanks = [_ids(tokenizer, text) for text in _BLANKS]
     return ThinkingRules(
         opens=_ids(tokenizer, opens),
-        closes=tuple(close_ids),
+        closes=close_ids,
         ending=_ids(tokenizer, ending),
         blanks=tuple(sorted({ids[0] for ids in blanks if len(ids) == 1})),
         reopen=reopen,

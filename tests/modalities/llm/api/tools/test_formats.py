@@ -102,6 +102,14 @@ ANSWERS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         [PARIS],
     ),
     (
+        "seed",
+        "Sure.\n<seed:tool_call>\n<function=get_weather>\n<parameter=city>Paris</parameter>\n"
+        "<parameter=days>2</parameter>\n</function>\n</seed:tool_call>\n<seed:tool_call>\n"
+        "<function=get_time>\n</function>\n</seed:tool_call>",
+        "Sure.",
+        [PARIS, TIME],
+    ),
+    (
         "deepseek-v3",
         deepseek(
             "Yes.<tool_calls_begin_><tool_call_begin_>function<tool_sep_>get?weather\n```json\n"
@@ -146,6 +154,16 @@ def test_calls_are_read(family: str, text: str, words: str, calls: list[Any]) ->
     answer = read(text, family)
     assert (answer.text, loaded(answer)) == (words, calls)
     assert answer.reasoning == ("Weather, then." if family == "harmony" else "")
+
+
+@pytest.mark.parametrize(("family", "text", "words", "calls"), ANSWERS, ids=lambda v: str(v)[:14])
+def test_calls_are_read_at_every_split(
+    family: str, text: str, words: str, calls: list[Any]
+) -> None:
+    whole = read(text, family)
+    for place in range(len(text) + 1):
+        assert read(text, family, [place]) == whole
+    assert read(text, family, range(len(text))) == whole
 
 
 @given(st.data())
@@ -197,6 +215,28 @@ def test_plain_text_is_left_as_it_is(family: str, text: str) -> None:
 def test_what_is_no_call_is_text(family: str, text: str) -> None:
     answer = read(text, family)
     assert (answer.text, answer.calls) == (text, [])
+
+
+def test_mistral_may_number_its_calls() -> None:
+    text = '[TOOL_CALLS]get_weather[CALL_ID]VvvODy9mT[ARGS]{"city": "Paris", "days": 2}'
+    for cuts in ((), range(len(text))):
+        assert loaded(read(text, "mistral-named", cuts)) == [PARIS]
+
+
+def test_gpt_oss_may_name_the_tool_in_the_role() -> None:
+    text = (
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant to=functions.get_weather"
+        '<|channel|>commentary json<|message|>{"city": "Paris", "days": 2}<|call|>'
+    )
+    for cuts in ((), range(len(text))):
+        answer = read(text, "harmony", cuts)
+        assert (answer.reasoning, answer.text, loaded(answer)) == ("Hm.", "", [PARIS])
+
+
+def test_phi_4_mini_may_mark_its_calls_with_tokens() -> None:
+    text = '<|tool_call|>{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}'
+    for end in ("<|/tool_call|>", ""):
+        assert loaded(read(text + end, "phi4-mini")) == [PARIS]
 
 
 @pytest.mark.parametrize(
