@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -189,6 +191,38 @@ def test_no_text_breaks_a_parser(family: str, parts: list[str]) -> None:
     whole = read(text, family, thinking="think")
     assert read(text, family, range(len(text)), thinking="think") == whole
     assert all(call.name for call in whole.calls)
+
+
+NUM_DAMAGED = int(os.environ.get("TRIPTYCH_NUM_DAMAGED", "100"))
+"""Answers per format; 10,000 take some minutes."""
+
+
+def damaged(rng: random.Random, family: str) -> str:
+    """An answer of a family, or of any, with parts missing, twice, elsewhere or made up."""
+    own = [text for name, text, _, _ in ANSWERS if name == family]
+    text = rng.choice(own if rng.random() < 0.8 else [text for _, text, _, _ in ANSWERS])
+    for _ in range(rng.randrange(1, 5)):
+        start, end = sorted(rng.choices(range(len(text) + 1), k=2))
+        end = min(end, start + rng.choice([1, 8, 200]))
+        part = rng.choice(
+            ["", 2 * text[start:end], rng.choice(MARKS), rng.choice("\0\ud83d\U0001f600")]
+        )
+        place = rng.choice([start, start, rng.randrange(len(text) + 1)])
+        text = text[:start] + text[end:] if place == start else text
+        text = text[:place] + part + text[place:]
+    return text
+
+
+@pytest.mark.parametrize("family", sorted(CALL_FORMATS))
+def test_damaged_answers_break_no_parser(family: str) -> None:
+    for seed in range(NUM_DAMAGED):
+        rng = random.Random(f"{family} {seed}")
+        text = damaged(rng, family)
+        thinking = rng.choice(["", "think"])
+        whole = read(text, family, thinking=thinking)
+        cuts = rng.choices(range(len(text) + 1), k=rng.randrange(20))
+        assert read(text, family, cuts, thinking=thinking) == whole, (seed, text)
+        assert all(call.name and call.arguments[:1] in ("", "{") for call in whole.calls), text
 
 
 @given(st.sampled_from(sorted(CALL_FORMATS)), st.text(alphabet="abc <>.\n", max_size=40))
