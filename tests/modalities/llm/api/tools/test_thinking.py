@@ -18,6 +18,7 @@ from triptych.core.config import Config, ModelOptions, ScheduleOptions
 from triptych.core.errors import ConfigError, InvalidRequest
 from triptych.core.http.app import create_app
 from triptych.core.tokens import ThinkingRules
+from triptych.core.weights.manifest import MANIFEST_NAME
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import EMBEDDED_REFERENCE, resolve
 from triptych.modalities.llm.api.protocol import ChatRequest
@@ -191,7 +192,7 @@ def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChatPipeline]:
         (folder / file.name).symlink_to(file)
     tokenizer, config = folder / "tokenizer.json", folder / "tokenizer_config.json"
     text, values = tokenizer.read_text("utf-8"), json.loads(config.read_text("utf-8"))
-    for file in (tokenizer, config):
+    for file in (tokenizer, config, folder / MANIFEST_NAME):
         file.unlink()
     text = text.replace("<repo_name>", "<think>").replace("<file_sep>", "</think>")
     tokenizer.write_text(text, "utf-8")
@@ -212,7 +213,7 @@ def test_a_real_model_keeps_its_budget(thinker: ChatPipeline) -> None:
     for sample in answers[0].samples:
         assert sample.reasoning
         assert sample.text
-        assert sample.usage.num_reasoning_tokens <= 12 + 1
+        assert 0 < sample.usage.num_reasoning_tokens <= 12
         assert sample.usage.num_output_tokens == 40
 
 
