@@ -19,6 +19,7 @@ from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
+from triptych.core.errors import UnsupportedOption
 from triptych.core.http.context import Context
 from triptych.core.http.data_urls import data_urls
 from triptych.core.logs import fields
@@ -105,12 +106,23 @@ async def begin(
         seed=body.seed,
         stop=body.stops,
         echo=isinstance(body, CompletionRequest) and bool(body.echo),
+        shows_special=body.skip_special_tokens is False,
+        shows_stop=bool(body.include_stop_str_in_output),
         offer=offer,
         caller=context.caller,
     )
+    _check_contents(body, requests)
     usage = UsageTotals(call.num_samples)
     deltas = _observed(service.generate(call, requests), body, context, usage)
     return Generation(deltas, usage, len(prompts) * call.num_samples)
+
+
+def _check_contents(body: SamplingFields, requests: Sequence[TokenRequest]) -> None:
+    """Positions that pictures fill have no token ids that a caller could know."""
+    if body.return_token_ids and any(request.contents for request in requests):
+        raise UnsupportedOption(
+            "return_token_ids is not offered with pictures: leave it out.", param="return_token_ids"
+        )
 
 
 async def _observed(

@@ -150,6 +150,13 @@ class Message(Strict):
             )
         return self
 
+    @property
+    def text(self) -> str:
+        """What of the content is text."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content if isinstance(part, TextPart))
+
     def for_template(self, find: FindFile = lambda url: None) -> dict[str, Any]:
         """The message as encoders of prompts take it; chat templates know no developers.
 

@@ -35,7 +35,7 @@ def _penalty(description: str) -> Any:
 
 def _not_zero(length: int) -> int:
     if length == 0:
-        raise InvalidRequest("At least one token is made; -1 stands for as many as fit.")
+        raise InvalidRequest("It is at least one token; -1 stands for as many as fit.")
     return length
 
 
@@ -43,6 +43,11 @@ StopString = Annotated[str, StringConstraints(min_length=1, max_length=limits.MA
 Length = Annotated[
     int,
     Field(ge=-1, le=SAMPLING_RANGES["max_tokens"][1], json_schema_extra={"not": {"const": 0}}),
+    AfterValidator(_not_zero),
+]
+CutLength = Annotated[
+    int,
+    Field(ge=-1, le=limits.MAX_PROMPT_TOKENS, json_schema_extra={"not": {"const": 0}}),
     AfterValidator(_not_zero),
 ]
 AnyNumber = Annotated[float, Field(ge=-1e9, le=1e9)]
@@ -140,6 +145,24 @@ class SamplingFields(ConstraintFields):
         Annotated[list[TokenId], Field(max_length=limits.MAX_STOP_TOKEN_IDS, fail_fast=True)] | None
     ) = Field(default=None, description="Tokens that end an answer.")
     ignore_eos: bool | None = Field(default=None, description="Go on past the model's own end.")
+    include_stop_str_in_output: bool | None = Field(
+        default=None, description="Show the stop string or token that ended an answer."
+    )
+    skip_special_tokens: bool | None = Field(
+        default=None, description="Leave special tokens out of answers (the default)."
+    )
+    prompt_logprobs: int | None = Field(
+        default=None,
+        ge=0,
+        le=limits.MAX_LOGPROBS,
+        description="Log-probabilities of the prompt, with so many alternatives per token.",
+    )
+    return_token_ids: bool | None = Field(
+        default=None, description="Also give the ids of prompt and answer."
+    )
+    return_tokens_as_token_ids: bool | None = Field(
+        default=None, description="Log-probabilities name tokens as `token_id:ID`."
+    )
     priority: Annotated[int, Field(ge=-limits.MAX_PRIORITY, le=limits.MAX_PRIORITY)] | None = Field(
         default=None, description="Lower goes first, under `--schedule-policy priority`."
     )
@@ -166,6 +189,11 @@ class SamplingFields(ConstraintFields):
                 "repeat_penalty and repetition_penalty are one and differ: send the latter alone.",
                 param="repeat_penalty",
             )
+        if self.stream and self.prompt_logprobs is not None:
+            raise UnsupportedOption(
+                "prompt_logprobs is not offered in streams: ask for the answer whole.",
+                param="prompt_logprobs",
+            )
         most = self.sampling()["max_tokens"]
         if most is not None and (self.min_tokens or 0) > most:
             raise InvalidRequest("min_tokens is over max_tokens.", param="min_tokens")
@@ -174,6 +202,11 @@ class SamplingFields(ConstraintFields):
     @property
     def default_tokens(self) -> int | None:
         """Tokens of an answer where no number is given; `None`: as many as fit."""
+        return None
+
+    @property
+    def num_top_logprobs(self) -> int | None:
+        """Alternatives reported per token of an answer; `None`: no log-probabilities at all."""
         return None
 
     @property
@@ -201,6 +234,8 @@ class SamplingFields(ConstraintFields):
             "top_k": None if self.top_k is None else max(0, self.top_k),
             "repetition_penalty": self.repetition_penalty or self.repeat_penalty,
             "max_tokens": _smallest(self.max_tokens),
+            "top_logprobs": _largest(self.num_top_logprobs, self.prompt_logprobs),
+            "prompt_logprobs": self.prompt_logprobs is not None,
             "logit_bias": bias,
             "stop_token_ids": tuple(self.stop_token_ids or ()),
         }
@@ -209,6 +244,11 @@ class SamplingFields(ConstraintFields):
 def _smallest(*lengths: int | None) -> int | None:
     """The least of several bounds; `None` where none of them bounds anything."""
     return min((length for length in lengths if length is not None and length > 0), default=None)
+
+
+def _largest(*numbers: int | None) -> int | None:
+    """The greatest of several numbers; `None` where there is none."""
+    return max((number for number in numbers if number is not None), default=None)
 
 
 class ChatRequest(SamplingFields, TemplateFields):
@@ -222,6 +262,9 @@ class ChatRequest(SamplingFields, TemplateFields):
     )
     logprobs: bool | None = Field(default=None, description="Report log-probabilities.")
     top_logprobs: int | None = _within("top_logprobs", "Alternatives reported per token.")
+    echo: bool | None = Field(
+        default=None, description="Begin each answer with the last message, if the assistant's."
+    )
     store: bool | None = inert("store")
     metadata: Metadata | None = inert("metadata")
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = inert(
@@ -261,12 +304,22 @@ class ChatRequest(SamplingFields, TemplateFields):
         is_parallel = self.parallel_tool_calls is not False
         return Offer.of(self.tools or (), self.tool_choice, is_parallel=is_parallel)
 
+    @property
+    def echoed(self) -> str:
+        """What each answer begins with."""
+        last = self.messages[-1]
+        return last.text if self.echo and last.role == "assistant" else ""
+
+    @property
+    def num_top_logprobs(self) -> int | None:
+        """See `SamplingFields`."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
     def sampling(self) -> dict[str, Any]:
-        """As for every request, with chat's names for length and log-probabilities."""
+        """As for every request, with chat's names for length."""
         return {
             **super().sampling(),
             "max_tokens": _smallest(self.max_tokens, self.max_completion_tokens),
-            "top_logprobs": (self.top_logprobs or 0) if self.logprobs else None,
         }
 
 
@@ -286,6 +339,10 @@ class CompletionRequest(SamplingFields):
     parse_special: bool | None = _PARSES_SPECIAL
     logprobs: int | None = _within("top_logprobs", "Alternatives reported per token.")
     echo: bool | None = Field(default=None, description="Begin each answer with its prompt.")
+    truncate_prompt_tokens: CutLength | None = Field(
+        default=None,
+        description="Read only so many of a prompt's last tokens; -1: as many as fit.",
+    )
     best_of: Annotated[int, Field(ge=1, le=limits.MAX_SAMPLES)] | None = Field(
         default=None, description="Only as many as n."
     )
@@ -319,13 +376,16 @@ class CompletionRequest(SamplingFields):
         is_one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
         return cast("list[str | list[int]]", [self.prompt] if is_one else self.prompt)
 
+    @property
+    def num_top_logprobs(self) -> int | None:
+        """See `SamplingFields`."""
+        return self.logprobs
+
     def sampling(self) -> dict[str, Any]:
         """As for every request; echoed prompts report their log-probabilities, too."""
-        return {
-            **super().sampling(),
-            "top_logprobs": self.logprobs,
-            "prompt_logprobs": bool(self.echo) and self.logprobs is not None,
-        }
+        sampling = super().sampling()
+        sampling["prompt_logprobs"] |= bool(self.echo) and self.logprobs is not None
+        return sampling
 
 
 class TokenizeRequest(TemplateFields):

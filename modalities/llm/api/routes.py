@@ -21,6 +21,7 @@ from triptych.core.http.context import Context
 from triptych.core.http.data_urls import DataUrlRoute
 from triptych.core.http.errors import ERROR_RESPONSES
 from triptych.core.http.sse import EventStream, described
+from triptych.core.text.threads import on_text_thread
 from triptych.core.tokens import TokenRequest
 from triptych.core.weights.resolve import opening
 from triptych.modalities.llm.api.generation import Generation, begin, encode_conversation
@@ -34,15 +35,14 @@ from triptych.modalities.llm.api.protocol import (
 from triptych.modalities.llm.api.replies import (
     ChatChunk,
     ChatReply,
-    ChatShape,
     CompletionReply,
-    CompletionShape,
     Prompt,
-    Shape,
     Tokens,
+    UsageReply,
     card_of,
 )
-from triptych.modalities.llm.api.service import LlmService
+from triptych.modalities.llm.api.service import LlmService, SampleDelta
+from triptych.modalities.llm.api.shapes import AnswerDetails, ChatShape, CompletionShape, Shape
 from triptych.modalities.llm.api.text import TextModel
 from triptych.modalities.modality import ApiPart, ApiSetup, FindLink, no_link
 
@@ -73,12 +73,7 @@ def _add_generation(router: APIRouter, service: LlmService, find_link: FindLink)
         """Answer a conversation, with pictures where the model sees."""
         context = Context.of(request)
         prompt = await encode_conversation(service, body, request, find_link)
-        shape = ChatShape(
-            service.model(body.model),
-            context.call_id,
-            has_logprobs=bool(body.logprobs),
-            has_usage=body.has_usage_chunk,
-        )
+        shape = ChatShape(service.model(body.model), context.call_id, AnswerDetails.of(body))
         generation = await begin(service, body, context, [prompt])
         return await _answer(generation, body, shape, context.options)
 
@@ -101,15 +96,11 @@ def _add_generation(router: APIRouter, service: LlmService, find_link: FindLink)
         context = Context.of(request)
         tenant = context.principal.tenant
         prompts = [
-            TokenRequest(prompt_ids=await _encode(service, body, prompt), tenant=tenant)
+            TokenRequest(prompt_ids=await _prompt_ids(service, body, prompt), tenant=tenant)
             for prompt in body.prompts
         ]
-        shape = CompletionShape(
-            service.model(body.model),
-            context.call_id,
-            has_logprobs=body.logprobs is not None,
-            has_usage=body.has_usage_chunk,
-        )
+        model = service.model(body.model)
+        shape = CompletionShape(model, context.call_id, AnswerDetails.of(body))
         generation = await begin(service, body, context, prompts)
         return await _answer(generation, body, shape, context.options)
 
@@ -142,16 +133,33 @@ def _streaming(reply: type[BaseModel], chunk: type[BaseModel]) -> dict[int | str
     return {200: {"model": reply, "content": described(chunk), "description": "The answer."}}
 
 
-async def _encode(
-    service: LlmService, body: CompletionRequest | TokenizeRequest, prompt: str | list[int]
+async def _prompt_ids(
+    service: LlmService, body: CompletionRequest, prompt: str | list[int]
 ) -> tuple[int, ...]:
-    if not isinstance(prompt, str):
-        return tuple(prompt)
+    most = body.truncate_prompt_tokens
+    if isinstance(prompt, str):
+        ids = await _encode(service, body, prompt, may_exceed=most is not None)
+    else:
+        ids = tuple(prompt)
+    if most == -1:
+        num_answer = body.sampling()["max_tokens"] or body.default_tokens or 1
+        most = max(1, service.model(body.model).context_length - num_answer)
+    return ids if most is None else ids[-most:]
+
+
+async def _encode(
+    service: LlmService,
+    body: CompletionRequest | TokenizeRequest,
+    text: str,
+    *,
+    may_exceed: bool = False,
+) -> tuple[int, ...]:
     return await service.encode_text(
         body.model,
-        prompt,
+        text,
         parse_special=bool(body.parse_special),
         add_special_tokens=body.add_special_tokens is not False,
+        may_exceed=may_exceed,
     )
 
 
@@ -160,8 +168,14 @@ async def _answer(
 ) -> Response:
     if body.stream:
         return EventStream(_documents(generation, shape, body), heartbeat_s=options.heartbeat_s)
-    reply = shape.reply(await generation.samples(), generation.usage.total())
-    return Response(reply.model_dump_json(exclude_unset=True), media_type="application/json")
+    samples, usage = await generation.samples(), generation.usage.total()
+    # Log-probabilities of a long prompt take long to write.
+    document = await on_text_thread(usage.total_tokens, _document, shape, samples, usage)
+    return Response(document, media_type="application/json")
+
+
+def _document(shape: Shape, samples: list[list[SampleDelta]], usage: UsageReply) -> str:
+    return shape.reply(samples, usage).model_dump_json(exclude_unset=True)
 
 
 async def _documents(

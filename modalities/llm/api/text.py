@@ -131,14 +131,21 @@ class TextModel:
             await self.template.close()
 
     def encode_text(
-        self, text: str, *, parse_special: bool = False, add_special_tokens: bool = True
+        self,
+        text: str,
+        *,
+        parse_special: bool = False,
+        add_special_tokens: bool = True,
+        may_exceed: bool = False,
     ) -> tuple[int, ...]:
         """Token ids of plain text, with the tokens the model wants at its beginning, if wanted.
 
         Special tokens spelled in `text` are read as plain characters unless `parse_special`.
-        Raises `ContextLengthExceeded` for a text that cannot fit, before it is tokenized.
+        Raises `ContextLengthExceeded` for a text that cannot fit, before it is tokenized, unless it
+        `may_exceed` the context.
         """
-        self._check_least(text)
+        if not may_exceed:
+            self._check_least(text)
         tokenizer = self.tokenizer if parse_special else self.literal_tokenizer
         (encoding,) = encode(tokenizer, [text], add_special_tokens=add_special_tokens)
         return tuple(encoding.ids)
@@ -209,11 +216,14 @@ class TextModel:
         return decode(self.tokenizer, token_ids, skip_special_tokens=skip_special_tokens)
 
     def detokenizer(
-        self, prompt_ids: Sequence[int], stops: Sequence[str], *, shows_special: bool = False
+        self, prompt_ids: Sequence[int], stops: Sequence[str], **shows: bool
     ) -> Detokenizer:
-        """An incremental decoder for one row that continues `prompt_ids`."""
+        """An incremental decoder for one row that continues `prompt_ids`.
+
+        `shows` is what `Detokenizer` takes.
+        """
         words = [token_id for token_id in prompt_ids if token_id < self.vocab_size]
-        return Detokenizer(self.tokenizer, words, stops, shows_special=shows_special)
+        return Detokenizer(self.tokenizer, words, stops, **shows)
 
     def answer_parser(self, prompt_ids: Sequence[int], offer: Offer) -> AnswerParser | None:
         """What takes an answer to this prompt apart; `None` where it is all text."""
