@@ -16,6 +16,7 @@ from triptych.core.client import EngineClient
 from triptych.core.config import Config
 from triptych.core.errors import Overloaded, UnknownModel
 from triptych.core.loop_thread import End
+from triptych.core.served_names import AliasClient
 from triptych.schedulers.admission import Admission
 
 
@@ -53,6 +54,7 @@ class ModelService(Generic[ModelT]):
     ) -> None:
         self.client = client
         self.models: Mapping[str, ModelT] = {model.name: model for model in models}
+        self._aliases = client.aliases if isinstance(client, AliasClient) else {}
         self._admission = admission
         self._default_seed = default_seed
 
@@ -62,10 +64,11 @@ class ModelService(Generic[ModelT]):
         return self._admission.max_jobs
 
     def model(self, name: str) -> ModelT:
-        """The model called `name`. Raises `UnknownModel`, naming those there are."""
-        if name not in self.models:
+        """The model called `name`, by any of its names. Raises `UnknownModel`, naming those there are."""
+        own_name = self._aliases.get(name, name)
+        if own_name not in self.models:
             raise UnknownModel.among(self.models, name, self.kind)
-        return self.models[name]
+        return self.models[own_name]
 
     def _seed(self, asked: int | None) -> int:
         """The seed of a call: its own, the operator's, or a new one."""

@@ -69,16 +69,18 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
     from triptych.core.http.app import create_app
     from triptych.core.http.models import Task
     from triptych.core.media.child import DecodePool
+    from triptych.core.served_names import AliasClient, ServedNames
     from triptych.schedulers.admission import Admission
 
     decoders = dict.fromkeys(name for each in registry.MODALITIES for name in each.decoders)
     pool = DecodePool.from_options(config.server, list(decoders))
     ending = AsyncExitStack()
     ending.push_async_callback(pool.close)
+    aliases = ServedNames.read(config.models).aliases
     setup = ApiSetup(
         config=config,
         models=_by_role(models),
-        client=client,
+        client=AliasClient(client, aliases),
         pool=pool,
         admission=Admission(options=config.schedule),
         ending=ending,
@@ -87,7 +89,9 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
     cards = {card.id: card for part in parts for card in part.cards}
     routers = [router for part in parts for router in part.routers]
     tasks = [Task(*modality.task) for modality in reversed(registry.MODALITIES)]
-    app = create_app(config, client, routers, [cards[model.name] for model in models], tasks)
+    listed = [cards[model.name] for model in models]
+    listed += [cards[name].model_copy(update={"id": alias}) for alias, name in aliases.items()]
+    app = create_app(config, client, routers, listed, tasks)
     app.state.close = ending.aclose
     return app
 

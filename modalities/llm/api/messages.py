@@ -6,7 +6,7 @@ alternative. Knows no route and no template.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
@@ -174,6 +174,21 @@ class Message(Strict):
                 for part in self.content
             ]
         return {**fields, "role": "system" if self.role == "developer" else self.role}
+
+
+def check_tool_messages(messages: Sequence[Message]) -> None:
+    """Raise `InvalidRequest` for a tool's message that is no result of an earlier call."""
+    called: set[str] = set()
+    for index, message in enumerate(messages):
+        called.update(call.id for call in message.tool_calls or ())
+        if message.role != "tool" or message.tool_call_id in called:
+            continue
+        given = "has none" if message.tool_call_id is None else f"has {message.tool_call_id[:80]!a}"
+        raise InvalidRequest(
+            "A message of role tool has the tool_call_id of a call in an earlier message of the"
+            f" assistant; messages[{index}] {given}.",
+            param=f"messages[{index}].tool_call_id",
+        )
 
 
 class ThinkingOption(Strict):

@@ -16,7 +16,12 @@ from triptych.core.errors import InvalidRequest, UnsupportedOption
 from triptych.core.http.fields import Label, Name, Strict, Text, inert, without_refused
 from triptych.core.limits import SAMPLING_RANGES
 from triptych.modalities.llm.api.constraints import ConstraintFields
-from triptych.modalities.llm.api.messages import Message, TemplateFields, is_list
+from triptych.modalities.llm.api.messages import (
+    Message,
+    TemplateFields,
+    check_tool_messages,
+    is_list,
+)
 from triptych.modalities.llm.api.tools.schema import Offer, ToolChoice, Tools
 from triptych.modalities.llm.api.unsupported import CHAT, CHOSEN_AWAY, COMMON, COMPLETION
 
@@ -87,6 +92,9 @@ Stop = Annotated[
         list[StopString], Field(max_length=limits.MAX_STOP_STRINGS, fail_fast=True), Tag(":list")
     ],
     Discriminator(is_list),
+]
+Messages = Annotated[
+    list[Message], Field(min_length=1, max_length=limits.MAX_MESSAGES, fail_fast=True)
 ]
 _Batch = Field(min_length=1, max_length=limits.MAX_PROMPTS, fail_fast=True)
 Prompt = Annotated[
@@ -254,9 +262,7 @@ def _largest(*numbers: int | None) -> int | None:
 class ChatRequest(SamplingFields, TemplateFields):
     """Body of `/v1/chat/completions`."""
 
-    messages: Annotated[
-        list[Message], Field(min_length=1, max_length=limits.MAX_MESSAGES, fail_fast=True)
-    ]
+    messages: Messages
     max_completion_tokens: Length | None = Field(
         default=None, description="As max_tokens, its newer name; of both the smaller holds."
     )
@@ -296,6 +302,7 @@ class ChatRequest(SamplingFields, TemplateFields):
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs.", param="top_logprobs")
         assert self.offer is not None  # asking for it raises where the choice is not there
+        check_tool_messages(self.messages)
         return self
 
     @property
@@ -388,17 +395,28 @@ class CompletionRequest(SamplingFields):
         return sampling
 
 
-class TokenizeRequest(TemplateFields):
+class _PromptFields(TemplateFields):
+    """What a prompt is made of besides messages."""
+
+    model: Name | None = Field(default=None, description="The first that writes text, if absent.")
+    tools: Tools | None = None
+
+    def offered(self) -> list[dict[str, Any]]:
+        """The tools as chat templates take them."""
+        return Offer.of(self.tools or (), None).for_template()
+
+
+class TemplateRequest(_PromptFields):
+    """Body of `/apply-template`."""
+
+    messages: Messages
+
+
+class TokenizeRequest(_PromptFields):
     """Body of `/tokenize`: either a prompt or messages."""
 
-    model: Name
     prompt: Text | None = None
-    messages: (
-        Annotated[
-            list[Message], Field(min_length=1, max_length=limits.MAX_MESSAGES, fail_fast=True)
-        ]
-        | None
-    ) = None
+    messages: Messages | None = None
     add_special_tokens: bool | None = _ADDS_SPECIAL
     parse_special: bool | None = _PARSES_SPECIAL
     return_token_strs: bool | None = Field(default=None, description="Tell each token's text, too.")
@@ -416,7 +434,7 @@ class TokenizeRequest(TemplateFields):
 class DetokenizeRequest(Strict):
     """Body of `/detokenize`."""
 
-    model: Name
+    model: Name | None = Field(default=None, description="The first that writes text, if absent.")
     tokens: Annotated[list[TokenId], Field(max_length=limits.MAX_PROMPT_TOKENS, fail_fast=True)]
     skip_special_tokens: bool | None = Field(
         default=None, description="Leave special tokens out (the default)."

@@ -1,4 +1,4 @@
-"""The OpenAI text API: chat, completions, tokenize, detokenize.
+"""The OpenAI text API: chat and completions.
 
 Owns the way from a validated request to a call of the service, and from its deltas to an answer;
 and what is plugged into what on the API's side of this modality.
@@ -28,22 +28,19 @@ from triptych.modalities.llm.api.generation import Generation, begin, encode_con
 from triptych.modalities.llm.api.protocol import (
     ChatRequest,
     CompletionRequest,
-    DetokenizeRequest,
     SamplingFields,
-    TokenizeRequest,
 )
 from triptych.modalities.llm.api.replies import (
     ChatChunk,
     ChatReply,
     CompletionReply,
-    Prompt,
-    Tokens,
     UsageReply,
     card_of,
 )
 from triptych.modalities.llm.api.service import LlmService, SampleDelta
 from triptych.modalities.llm.api.shapes import AnswerDetails, ChatShape, CompletionShape, Shape
 from triptych.modalities.llm.api.text import TextModel
+from triptych.modalities.llm.api.tokenizer_routes import add_tokenizer, encode_prompt
 from triptych.modalities.modality import ApiPart, ApiSetup, FindLink, no_link
 
 
@@ -63,12 +60,14 @@ def open_api(setup: ApiSetup) -> ApiPart:
 def llm_router(service: LlmService, find_link: FindLink = no_link) -> APIRouter:
     """Routes of the text API in front of `service`."""
     router = APIRouter(route_class=StrictRoute, responses=ERROR_RESPONSES, tags=["text"])
-    _add_generation(router, service, find_link)
-    _add_tokens(router, service)
+    add_generation(router, service, find_link)
+    add_tokenizer(router, service)
     return router
 
 
-def _add_generation(router: APIRouter, service: LlmService, find_link: FindLink) -> None:
+def add_generation(router: APIRouter, service: LlmService, find_link: FindLink) -> None:
+    """Chat and completions."""
+
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation, with pictures where the model sees."""
         context = Context.of(request)
@@ -105,30 +104,6 @@ def _add_generation(router: APIRouter, service: LlmService, find_link: FindLink)
         return await _answer(generation, body, shape, context.options)
 
 
-def _add_tokens(router: APIRouter, service: LlmService) -> None:
-    @router.post("/tokenize", response_model_exclude_unset=True)
-    async def tokenize(body: TokenizeRequest) -> Tokens:
-        """Token ids of a text, or of a conversation as the model would read it."""
-        if body.messages is None:
-            ids = await _encode(service, body, body.prompt or "")
-        else:
-            messages = [message.for_template() for message in body.messages]
-            prompt = await service.encode_chat(body.model, messages, **body.template_options())
-            ids = prompt.prompt_ids
-        model = service.model(body.model)
-        reply = Tokens(tokens=list(ids), count=len(ids), max_model_len=model.context_length)
-        if body.return_token_strs:
-            reply.token_strs = [model.token_bytes(one).decode(errors="replace") for one in ids]
-        return reply
-
-    @router.post("/detokenize")
-    async def detokenize(body: DetokenizeRequest) -> Prompt:
-        """Text of token ids."""
-        skips = body.skip_special_tokens is not False
-        text = await service.decode(body.model, body.tokens, skip_special_tokens=skips)
-        return Prompt(prompt=text)
-
-
 def _streaming(reply: type[BaseModel], chunk: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
     return {200: {"model": reply, "content": described(chunk), "description": "The answer."}}
 
@@ -138,29 +113,13 @@ async def _prompt_ids(
 ) -> tuple[int, ...]:
     most = body.truncate_prompt_tokens
     if isinstance(prompt, str):
-        ids = await _encode(service, body, prompt, may_exceed=most is not None)
+        ids = await encode_prompt(service, body, prompt, may_exceed=most is not None)
     else:
         ids = tuple(prompt)
     if most == -1:
         num_answer = body.sampling()["max_tokens"] or body.default_tokens or 1
         most = max(1, service.model(body.model).context_length - num_answer)
     return ids if most is None else ids[-most:]
-
-
-async def _encode(
-    service: LlmService,
-    body: CompletionRequest | TokenizeRequest,
-    text: str,
-    *,
-    may_exceed: bool = False,
-) -> tuple[int, ...]:
-    return await service.encode_text(
-        body.model,
-        text,
-        parse_special=bool(body.parse_special),
-        add_special_tokens=body.add_special_tokens is not False,
-        may_exceed=may_exceed,
-    )
 
 
 async def _answer(

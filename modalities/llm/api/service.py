@@ -18,7 +18,7 @@ import msgspec
 from triptych.core.caller import Caller
 from triptych.core.client import EngineClient
 from triptych.core.config import Config
-from triptych.core.errors import InvalidRequest, PayloadTooLarge
+from triptych.core.errors import InvalidRequest, PayloadTooLarge, RequestError
 from triptych.core.grammar.source import Constraint
 from triptych.core.limits import MAX_HELD_PICTURE_BYTES
 from triptych.core.text.threads import on_text_thread
@@ -27,6 +27,7 @@ from triptych.modalities.llm.api.checks import check_call, check_request, sampli
 from triptych.modalities.llm.api.detokenizer import Detokenizer
 from triptych.modalities.llm.api.multimodal import Message, PromptEncoder, pictures_of
 from triptych.modalities.llm.api.text import TextModel
+from triptych.modalities.llm.api.tools.faults import blamed
 from triptych.modalities.llm.api.tools.pieces import AnswerPiece, CallStart, Words
 from triptych.modalities.llm.api.tools.prompt import in_words
 from triptych.modalities.llm.api.tools.schema import Offer
@@ -189,8 +190,8 @@ class LlmService(ModelService[TextModel]):
         encoder: PromptEncoder = text
         if not text.answers.is_told:
             messages, tools = in_words(messages, tools), ()
-        if model in self._encoders:
-            encoder = self._encoders[model]
+        if text.name in self._encoders:
+            encoder = self._encoders[text.name]
         elif pictures_of(messages):
             seeing = ", ".join(self._encoders) or "none; `--model triptych-vision` is one"
             raise InvalidRequest(
@@ -200,6 +201,26 @@ class LlmService(ModelService[TextModel]):
         return await encoder.encode_messages(
             messages, tools=tools, tenant=tenant, **template_kwargs
         )
+
+    @property
+    def first(self) -> str:
+        """The model for those who name none; no name where there is no model."""
+        return next(iter(self.models), "")
+
+    async def render_chat(
+        self,
+        model: str,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        **template_kwargs: Any,
+    ) -> str:
+        """A conversation without pictures as `model` reads it."""
+        text = self.model(model)
+        if not text.answers.is_told:
+            messages, tools = in_words(messages, tools), ()
+        plain = [{**each, "content": "".join(each.get("content") or "")} for each in messages]
+        return await text.render(plain, tools=tools, **template_kwargs)
 
     async def encode_text(self, model: str, text: str, **reading: bool) -> tuple[int, ...]:
         """Token ids of plain text; `reading` is what `TextModel.encode_text` takes."""
@@ -232,13 +253,15 @@ class LlmService(ModelService[TextModel]):
     ) -> Sequence[TokenRequest]:
         """`prompts` with a form for what is no thought, and for calls, as `constrained` does it."""
         text = self.model(model)
-        return [
-            request
-            for prompt in prompts
-            for request in await self.constrained(
-                model, [prompt], text.answer_constraint(prompt.prompt_ids, offer, form)
-            )
-        ]
+        constraints = [text.answer_constraint(each.prompt_ids, offer, form) for each in prompts]
+        try:
+            return [
+                request
+                for prompt, constraint in zip(prompts, constraints, strict=True)
+                for request in await self.constrained(model, [prompt], constraint)
+            ]
+        except RequestError as error:
+            raise await blamed(error, offer, text.grammars.check) from error
 
     def sampled(
         self,

@@ -59,6 +59,8 @@ class TextModel:
     default_sampling: Mapping[str, float]
     template: ChatTemplate | None
     template_tokens: Mapping[str, str]
+    tokenizer_info: Mapping[str, Any]
+    """What tokenizer_config.json says, but for places of files, and the chat template."""
     answers: AnswerSyntax
     tokenizer: Tokenizer
     literal_tokenizer: Tokenizer
@@ -110,6 +112,7 @@ class TextModel:
             default_sampling=_default_sampling(generation),
             template=template,
             template_tokens=tokens,
+            tokenizer_info=_tokenizer_info(tokenizer_config, source),
             answers=AnswerSyntax.of(source, options, special_tokens.ids),
             tokenizer=tokenizer,
             literal_tokenizer=literal_copy(tokenizer),
@@ -289,6 +292,16 @@ def _named_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
         if isinstance(value, str):
             named[key] = value
     return named
+
+
+def _tokenizer_info(config: Mapping[str, Any], template: str) -> dict[str, Any]:
+    known = {
+        name: value
+        for name, value in config.items()
+        if not name.endswith("_file") and name != "name_or_path"
+    }
+    named = {"tokenizer_class": "PreTrainedTokenizerFast", **known}
+    return {**named, "chat_template": template} if template else named
 
 
 def _eos_ids(

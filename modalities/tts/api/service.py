@@ -170,7 +170,7 @@ class SpeechService(ModelService[FrontEnd]):
             return None
         clip, owner = None, call.caller.principal.owner
         if self._find_clip is not None:
-            clip = await asyncio.to_thread(self._find_clip, call.voice, owner, call.model)
+            clip = await asyncio.to_thread(self._find_clip, call.voice, owner, front.name)
         if clip is None:
             raise NotFound(
                 "You have no such voice; GET /v1/audio/voices, or `triptych voices`, lists yours.",
