@@ -64,7 +64,7 @@ class ModelService(Generic[ModelT]):
         return self._admission.max_jobs
 
     def model(self, name: str) -> ModelT:
-        """The model called `name`, by any of its names. Raises `UnknownModel`, naming those there are."""
+        """The model that `name` is a name of. Raises `UnknownModel`, naming those there are."""
         own_name = self._aliases.get(name, name)
         if own_name not in self.models:
             raise UnknownModel.among(self.models, name, self.kind)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
 
 from triptych.core.errors import RequestError
@@ -47,13 +47,15 @@ def place_of_keyword(schema: Any, message: str) -> str:
     return "" if path is None else f", at {path}"
 
 
+def _numbered(node: Any) -> Iterable[tuple[Any, Any]]:
+    return enumerate(node) if isinstance(node, list) else ()
+
+
 def _path_to(node: Any, keyword: str) -> str | None:
     """`properties.city.keyword`, the first there is."""
     if isinstance(node, dict) and keyword in node:
         return keyword
-    parts = node.items() if isinstance(node, dict) else ()
-    if isinstance(node, list):
-        parts = enumerate(node)
+    parts = node.items() if isinstance(node, dict) else _numbered(node)
     for name, part in parts:
         if (rest := _path_to(part, keyword)) is not None:
             return f"{name}.{rest}"
