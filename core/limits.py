@@ -53,6 +53,7 @@ MAX_TEMPLATE_OPTIONS = 16
 MAX_PROMPTS = 512
 MAX_EMBEDDING_INPUTS = 2048
 MAX_DIMENSIONS = 2**16
+MAX_SCORED_PAIRS = 2048
 MAX_GRAMMAR_BYTES = 256 * 1024
 """A JSON schema, a regular expression or a grammar that an answer is to follow."""
 MAX_CHOICES = 4096

@@ -31,6 +31,7 @@ _ABOUT = {"title", "description", "default"}
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=limits.MAX_NAME_CHARS)]
 Text = Annotated[str, StringConstraints(max_length=limits.MAX_TEXT_CHARS)]
+InputText = Annotated[str, StringConstraints(min_length=1, max_length=limits.MAX_TEXT_CHARS)]
 Label = Annotated[str, StringConstraints(max_length=limits.MAX_METADATA_VALUE_CHARS)]
 
 

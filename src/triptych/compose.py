@@ -88,7 +88,11 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
     parts = [load(modality.api)(setup) for modality in registry.MODALITIES]
     cards = {card.id: card for part in parts for card in part.cards}
     routers = [router for part in parts for router in part.routers]
-    tasks = [Task(*modality.task) for modality in reversed(registry.MODALITIES)]
+    tasks = [
+        Task(*task)
+        for modality in reversed(registry.MODALITIES)
+        for task in (modality.task, *modality.more_tasks)
+    ]
     listed = [cards[model.name] for model in models]
     listed += [cards[name].model_copy(update={"id": alias}) for alias, name in aliases.items()]
     app = create_app(config, client, routers, listed, tasks)
