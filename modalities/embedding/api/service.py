@@ -186,13 +186,12 @@ class EmbeddingService(ModelService[EmbeddingModel]):
                 param="use_activation",
             )
         queries = await self.embed(_side(call, "queries", call.max_tokens))
-        most = call.max_document_tokens or call.max_tokens
+        is_cut = 0 < call.max_document_tokens <= model.max_length
+        most = call.max_document_tokens if is_cut else call.max_tokens
         documents = await self.embed(_side(call, "documents", most))
-        sizes = np.linalg.norm(queries.vectors, axis=-1) * np.linalg.norm(
-            documents.vectors, axis=-1
-        )
-        dots = np.sum(np.multiply(queries.vectors, documents.vectors, dtype=np.float64), axis=-1)
-        scores = dots / np.maximum(sizes, 1e-12)
+        first_ND, second_ND = (np.float64(side.vectors) for side in (queries, documents))
+        lengths = np.linalg.norm(first_ND, axis=-1) * np.linalg.norm(second_ND, axis=-1)
+        scores = np.sum(first_ND * second_ND, axis=-1) / np.maximum(lengths, 1e-12)
         return Scored(scores=scores.tolist(), num_tokens=queries.num_tokens + documents.num_tokens)
 
     async def _ask_encoder(self, call: EmbedCall, ids: Sequence[TextIds]) -> list[bytes]:
