@@ -189,7 +189,9 @@ class EmbeddingService(ModelService[EmbeddingModel]):
         is_cut = 0 < call.max_document_tokens <= model.max_length
         most = call.max_document_tokens if is_cut else call.max_tokens
         documents = await self.embed(_side(call, "documents", most))
-        first_ND, second_ND = (np.float64(side.vectors) for side in (queries, documents))
+        first_ND, second_ND = (
+            np.asarray(side.vectors, np.float64) for side in (queries, documents)
+        )
         lengths = np.linalg.norm(first_ND, axis=-1) * np.linalg.norm(second_ND, axis=-1)
         scores = np.sum(first_ND * second_ND, axis=-1) / np.maximum(lengths, 1e-12)
         return Scored(scores=scores.tolist(), num_tokens=queries.num_tokens + documents.num_tokens)
