@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from triptych.core.config import ServerOptions
 from triptych.core.errors import Draining, RequestTimeout, TriptychError
 from triptych.core.http.auth import PUBLIC_ROUTES
-from triptych.core.http.errors import error_response
+from triptych.core.http.errors import error_answer
 
 _GOODBYE_S = 1.0  # for a cut connection to be reported closed, and for last words on a drain
 
@@ -162,7 +162,7 @@ class FollowClient:
             await self._app(scope, receive, send)  # probes are answered while draining, too
         elif self._in_flight.is_draining:
             error = Draining("The server is shutting down.", retry_after_s=_GOODBYE_S)
-            response = error_response(error, scope["state"]["request_id"])
+            response = error_answer(error, scope)
             response.headers["connection"] = "close"
             await response(scope, receive, send)
         else:
@@ -183,8 +183,7 @@ class FollowClient:
                 raise  # the server itself is stopping
             reason = watcher.take_reason()
             if reason is not None and not watcher.is_started:
-                response = error_response(reason, scope["state"]["request_id"])
-                await response(scope, watcher.receive, watcher.send)
+                await error_answer(reason, scope)(scope, watcher.receive, watcher.send)
             else:
                 scope["state"]["is_gone"] = True
         finally:

@@ -71,21 +71,29 @@ class NullIsAbsent(Strict):
 
 _CACHED = "equal beginnings of prompts are cached by themselves"
 _LABEL = "a label, which no answer depends on"
+_SUMMARY = "thoughts are returned whole"
 INERT: Mapping[str, str] = MappingProxyType(
     {
         "cache_control": _CACHED,
         "cache_prompt": "answers are the same with and without a cache",
         "chat_id": _LABEL,
+        "diagnostics": "caches are not diagnosed; it changes no answer",
+        "eager_input_streaming": "arguments are always streamed as they are written",
         "include_obfuscation": "chunks are not padded",
+        "generate_summary": _SUMMARY,
+        "max_tool_calls": "it counts tools that a server runs",
         "metadata": _LABEL,
         "mirostat_eta": "it belongs to mirostat, which is off",
         "mirostat_tau": "it belongs to mirostat, which is off",
         "moderation": "nothing is moderated here",
+        "phase": _LABEL,
+        "prompt_cache_breakpoint": _CACHED,
         "prompt_cache_key": _CACHED,
         "prompt_cache_retention": _CACHED,
         "safety_identifier": _LABEL,
         "service_tier": "there is one tier; priority orders requests",
         "store": "no answer is kept",
+        "summary": _SUMMARY,
         "user": _LABEL,
     }
 )

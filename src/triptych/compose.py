@@ -70,6 +70,7 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
     from triptych.core.http.models import Task
     from triptych.core.media.child import DecodePool
     from triptych.core.served_names import AliasClient, ServedNames
+    from triptych.core.store.store import DocumentStore
     from triptych.schedulers.admission import Admission
 
     decoders = dict.fromkeys(name for each in registry.MODALITIES for name in each.decoders)
@@ -77,6 +78,9 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
     ending = AsyncExitStack()
     ending.push_async_callback(pool.close)
     aliases = ServedNames.read(config.models).aliases
+    store = DocumentStore.from_options(config.store)
+    if store is not None:
+        ending.push_async_callback(store.close)
     setup = ApiSetup(
         config=config,
         models=_by_role(models),
@@ -84,6 +88,7 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
         pool=pool,
         admission=Admission(options=config.schedule),
         ending=ending,
+        store=store,
     )
     parts = [load(modality.api)(setup) for modality in registry.MODALITIES]
     cards = {card.id: card for part in parts for card in part.cards}
@@ -95,7 +100,8 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
     ]
     listed = [cards[model.name] for model in models]
     listed += [cards[name].model_copy(update={"id": alias}) for alias, name in aliases.items()]
-    app = create_app(config, client, routers, listed, tasks)
+    dialects = [dialect for part in parts for dialect in part.dialects]
+    app = create_app(config, client, routers, listed, tasks, dialects)
     app.state.close = ending.aclose
     return app
 

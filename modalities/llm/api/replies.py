@@ -6,6 +6,8 @@ nothing of HTTP.
 
 from __future__ import annotations
 
+import secrets
+from string import ascii_letters, digits
 from typing import Literal
 
 from pydantic import BaseModel
@@ -252,6 +254,11 @@ class UsageTotals:
         if thought := sum(use.num_reasoning_tokens for use in self._last.values()):
             usage.completion_tokens_details = OutputDetails(reasoning_tokens=thought)
         return usage
+
+
+def new_call_id() -> str:
+    """A new id of a call: nine letters and digits, since Mistral's templates take no other."""
+    return "".join(secrets.choice(ascii_letters + digits) for _ in range(9))
 
 
 def card_of(model: TextModel, *, sees: bool = False) -> ModelCard:

@@ -24,6 +24,8 @@ from triptych.core.http.sse import EventStream, described
 from triptych.core.text.threads import on_text_thread
 from triptych.core.tokens import TokenRequest
 from triptych.core.weights.resolve import opening
+from triptych.modalities.llm.api.anthropic.dialect import ANTHROPIC
+from triptych.modalities.llm.api.anthropic.routes import anthropic_router
 from triptych.modalities.llm.api.generation import Generation, begin, encode_conversation
 from triptych.modalities.llm.api.protocol import (
     ChatRequest,
@@ -54,7 +56,8 @@ def open_api(setup: ApiSetup) -> ApiPart:
     )
     setup.ending.push_async_callback(service.close)
     cards = [card_of(text, sees=text.name in encoders) for text in texts]
-    return ApiPart([llm_router(service, setup.find_link)], cards)
+    routers = [llm_router(service, setup.find_link), anthropic_router(service, setup.find_link)]
+    return ApiPart(routers, cards, [ANTHROPIC])
 
 
 def llm_router(service: LlmService, find_link: FindLink = no_link) -> APIRouter:

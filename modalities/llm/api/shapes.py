@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import codecs
 import hashlib
-import secrets
 import time
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
@@ -16,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from itertools import chain
-from string import ascii_letters, digits
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel
@@ -42,6 +40,7 @@ from triptych.modalities.llm.api.replies import (
     ToolCallReply,
     TopLogprob,
     UsageReply,
+    new_call_id,
 )
 from triptych.modalities.llm.api.service import PromptTokens, SampleDelta, TokenText
 from triptych.modalities.llm.api.text import TextModel
@@ -219,7 +218,7 @@ class ChatShape(Shape):
             case CallStart(name):
                 self._num_calls[index] += 1
                 call = FunctionReply(name=name, arguments="")
-                new: dict[str, Any] = {"id": _call_id(), "type": "function", "function": call}
+                new: dict[str, Any] = {"id": new_call_id(), "type": "function", "function": call}
             case CallArguments(text):
                 new = {"function": FunctionReply(arguments=text)}
         return MessageDelta(tool_calls=[ToolCallDelta(index=self._num_calls[index] - 1, **new)])
@@ -291,7 +290,7 @@ def _message(answer: Answer) -> AnswerMessage:
     if answer.calls:
         found["tool_calls"] = [
             ToolCallReply(
-                id=_call_id(),
+                id=new_call_id(),
                 type="function",
                 function=FunctionReply(name=call.name, arguments=call.arguments),
             )
@@ -299,11 +298,6 @@ def _message(answer: Answer) -> AnswerMessage:
         ]
     text = None if answer.calls and not answer.text else answer.text
     return AnswerMessage(role="assistant", content=text, refusal=None, **found)
-
-
-def _call_id() -> str:
-    """Nine letters and digits, since Mistral's templates take no other."""
-    return "".join(secrets.choice(ascii_letters + digits) for _ in range(9))
 
 
 def _scored(token: TokenText, num_top: int) -> dict[str, PromptLogprob] | None:
