@@ -56,18 +56,19 @@ def create_app(
 
     `dialects` are the APIs that `routers` speak beside OpenAI's.
 
-    `app.state` holds `options`, `metrics`, `in_flight`, `upload_budget`, `tasks` and `routes` for
-    routes and for the server. Raises `ConfigError` for API keys that cannot be read.
+    `app.state` holds `options`, `metrics`, `in_flight`, `keyring`, `upload_budget`, `tasks` and
+    `routes` for routes and for the server. Raises `ConfigError` for API keys that cannot be read.
     """
     metrics = HttpMetrics()
     in_flight = InFlight()
+    keyring = Keyring.from_options(config.server)
     app = _App(
         title="Triptych",
         version=version("triptych"),
         docs_url=None,  # they load scripts from elsewhere
         redoc_url=None,
         redirect_slashes=False,  # a redirect would trust the Host header
-        middleware=_layers(config.server, metrics, in_flight, dialects),
+        middleware=_layers(config.server, metrics, in_flight, keyring, dialects),
         exception_handlers={
             UnknownModel: handle_unknown_model,
             HTTPException: handle_http_error,
@@ -77,6 +78,7 @@ def create_app(
     app.state.options = config.server
     app.state.metrics = metrics
     app.state.in_flight = in_flight
+    app.state.keyring = keyring
     app.state.upload_budget = UploadBudget(MAX_FORMS_HELD * config.server.max_upload_bytes)
     by_name = {task.name: task for task in tasks}
     app.state.task_names = list(by_name)
@@ -95,6 +97,7 @@ def _layers(
     options: ServerOptions,
     metrics: HttpMetrics,
     in_flight: InFlight,
+    keyring: Keyring,
     dialects: Sequence[Dialect],
 ) -> list[Middleware]:
     cors = Middleware(
@@ -121,7 +124,7 @@ def _layers(
     return [
         Middleware(Access, metrics=metrics, dialects=dialects),
         *([cors] if options.cors_origin else []),
-        Middleware(RequireKey, keyring=Keyring.from_options(options)),
+        Middleware(RequireKey, keyring=keyring),
         Middleware(FollowClient, options=options, in_flight=in_flight),
         Middleware(Paths),
     ]

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from triptych.core.config import ServerOptions
 from triptych.core.errors import Draining, RequestTimeout, TriptychError
-from triptych.core.http.auth import PUBLIC_ROUTES
+from triptych.core.http.auth import OWN_PRINCIPAL, PUBLIC_ROUTES
 from triptych.core.http.errors import error_answer
 
 _GOODBYE_S = 1.0  # for a cut connection to be reported closed, and for last words on a drain
@@ -35,6 +35,7 @@ class DisconnectWatcher:
         self._gone = asyncio.Event()
         self._is_answered = False
         self._is_aborted = False
+        self.is_asking = scope["method"] == "POST" and OWN_PRINCIPAL not in scope
         self.is_started = False
         self.is_cut = False
         self.reason: TriptychError | None = None
@@ -115,6 +116,9 @@ class InFlight:
         self._watchers: set[DisconnectWatcher] = set()
         self._is_empty = asyncio.Event()
         self._is_empty.set()
+        self.quiet = asyncio.Event()
+        """Set while no client asks for work; what the server asks itself does not count."""
+        self.quiet.set()
         self.is_draining = False
 
     def __len__(self) -> int:
@@ -124,10 +128,14 @@ class InFlight:
         """Count a request in."""
         self._watchers.add(watcher)
         self._is_empty.clear()
+        if watcher.is_asking:
+            self.quiet.clear()
 
     def remove(self, watcher: DisconnectWatcher) -> None:
         """Count a request out."""
         self._watchers.discard(watcher)
+        if not any(each.is_asking for each in self._watchers):
+            self.quiet.set()
         if not self._watchers:
             self._is_empty.set()
 

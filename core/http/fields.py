@@ -34,6 +34,14 @@ Text = Annotated[str, StringConstraints(max_length=limits.MAX_TEXT_CHARS)]
 InputText = Annotated[str, StringConstraints(min_length=1, max_length=limits.MAX_TEXT_CHARS)]
 Label = Annotated[str, StringConstraints(max_length=limits.MAX_METADATA_VALUE_CHARS)]
 
+Metadata = Annotated[
+    dict[
+        Annotated[str, StringConstraints(max_length=limits.MAX_METADATA_KEY_CHARS)],
+        Annotated[str, StringConstraints(max_length=limits.MAX_METADATA_VALUE_CHARS)],
+    ],
+    Field(max_length=limits.MAX_METADATA_ENTRIES),
+]
+
 
 class Strict(BaseModel):
     """A request or a part of one: no coercion, no unknown fields, no non-finite numbers."""

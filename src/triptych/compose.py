@@ -65,8 +65,16 @@ def build_engine(config: Config, models: Sequence[ResolvedModel]) -> Engine:
 
 
 def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineClient) -> FastAPI:
-    """The HTTP app in front of `client`. `app.state.close` ends what its services have started."""
+    """The HTTP app in front of `client`.
+
+    `app.state.start` goes on with what an earlier run left; `app.state.close` ends what the app's
+    services have started.
+    """
     from triptych.core.http.app import create_app
+    from triptych.core.http.batches.routes import batches_router
+    from triptych.core.http.batches.runner import BatchRunner
+    from triptych.core.http.files.routes import files_router
+    from triptych.core.http.files.shelf import FileShelf
     from triptych.core.http.models import Task
     from triptych.core.media.child import DecodePool
     from triptych.core.served_names import AliasClient, ServedNames
@@ -101,7 +109,13 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
     listed = [cards[model.name] for model in models]
     listed += [cards[name].model_copy(update={"id": alias}) for alias, name in aliases.items()]
     dialects = [dialect for part in parts for dialect in part.dialects]
+    shelf = FileShelf(store)
+    batches = BatchRunner(shelf, num_places=config.store.batch_concurrency)
+    routers += [files_router(shelf), batches_router(batches)]
     app = create_app(config, client, routers, listed, tasks, dialects)
+    batches.serve(app)
+    ending.push_async_callback(batches.close)
+    app.state.start = batches.start
     app.state.close = ending.aclose
     return app
 

@@ -89,7 +89,10 @@ class RerankRequest(_ScoreFields):
     query: Document
     documents: Annotated[list[Document], _Many]
     top_n: int | None = Field(
-        default=None, ge=0, description="How many of the best to tell; 0: all."
+        default=None,
+        ge=0,
+        le=MAX_PROMPT_TOKENS,
+        description="How many of the best to tell; 0: all.",
     )
     return_documents: bool | None = Field(
         default=None, description="Tell their texts, too: by default, but not at /v2/rerank."

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Discriminator, Field, StringConstraints, Ta
 
 from triptych.core import limits
 from triptych.core.errors import InvalidRequest, UnsupportedOption
-from triptych.core.http.fields import Label, Name, Strict, Text, inert, without_refused
+from triptych.core.http.fields import Label, Metadata, Name, Strict, Text, inert, without_refused
 from triptych.core.limits import SAMPLING_RANGES
 from triptych.modalities.llm.api.constraints import ConstraintFields
 from triptych.modalities.llm.api.messages import (
@@ -60,13 +60,6 @@ AnyNumber = Annotated[float, Field(ge=-1e9, le=1e9)]
 TokenId = Annotated[int, Field(ge=0, le=limits.MAX_TOKEN_ID)]
 TokenIds = Annotated[
     list[TokenId], Field(min_length=1, max_length=limits.MAX_PROMPT_TOKENS, fail_fast=True)
-]
-Metadata = Annotated[
-    dict[
-        Annotated[str, StringConstraints(max_length=limits.MAX_METADATA_KEY_CHARS)],
-        Annotated[str, StringConstraints(max_length=limits.MAX_METADATA_VALUE_CHARS)],
-    ],
-    Field(max_length=limits.MAX_METADATA_ENTRIES),
 ]
 LogitBias = Annotated[
     dict[
