@@ -116,6 +116,7 @@ class InFlight:
         self._watchers: set[DisconnectWatcher] = set()
         self._is_empty = asyncio.Event()
         self._is_empty.set()
+        self._num_asking = 0
         self.quiet = asyncio.Event()
         """Set while no client asks for work; what the server asks itself does not count."""
         self.quiet.set()
@@ -128,13 +129,15 @@ class InFlight:
         """Count a request in."""
         self._watchers.add(watcher)
         self._is_empty.clear()
+        self._num_asking += watcher.is_asking
         if watcher.is_asking:
             self.quiet.clear()
 
     def remove(self, watcher: DisconnectWatcher) -> None:
         """Count a request out."""
         self._watchers.discard(watcher)
-        if not any(each.is_asking for each in self._watchers):
+        self._num_asking -= watcher.is_asking
+        if not self._num_asking:
             self.quiet.set()
         if not self._watchers:
             self._is_empty.set()

@@ -112,6 +112,11 @@ class BatchRunner:
         await work.cancel()
         return work.record
 
+    @property
+    def num_running(self) -> int:
+        """Batches that are under way."""
+        return len(self._works)
+
     async def close(self) -> None:
         """Stop; what is not over goes on when a server is started with the same store."""
         for task in self._tasks:
