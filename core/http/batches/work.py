@@ -204,7 +204,9 @@ class BatchWork:
         await self._store(good, bad)
 
     async def _store(self, good: bytes, bad: bytes) -> None:
-        await self._shelf.store.call(records.write, self._key, self.record, good=good, bad=bad)
+        """Keep results; those of a batch that is stopped just now, too."""
+        write = self._shelf.store.call(records.write, self._key, self.record, good=good, bad=bad)
+        await asyncio.shield(write)
 
     async def _save(self) -> None:
         await self._shelf.store.call(records.save, self._key, self.record)

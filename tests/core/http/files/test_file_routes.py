@@ -27,12 +27,9 @@ PIECES = bytes(range(256)) * 3000
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
     made = make_stored_app(tmp_path_factory.mktemp("files"), FakeEngine(), api_key=("ann", "bob"))
     assert made.store is not None
-    with live(made.app) as server:
+    with live(made.app) as server, httpx.Client(verify=False) as http:
         yield openai.OpenAI(
-            base_url=f"{server.url}/v1",
-            api_key="ann",
-            max_retries=0,
-            http_client=httpx.Client(verify=False),
+            base_url=f"{server.url}/v1", api_key="ann", max_retries=0, http_client=http
         )
     asyncio.run(made.store.close())
 
