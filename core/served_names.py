@@ -47,10 +47,10 @@ class ServedNames:
         for alias, name in self.aliases.items():
             if name not in names:
                 raise ConfigError(
-                    f"--served-model-name: there is no model {name!r} to call {alias!r}."
+                    f"--served-model-name {alias}={name}: there is no model of that name."
                 )
             if alias in names:
-                raise ConfigError(f"--served-model-name: {alias!r} is the name of another model.")
+                raise ConfigError(f"--served-model-name: {alias!r} is the name of a model already.")
 
 
 class AliasClient:

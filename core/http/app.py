@@ -25,6 +25,7 @@ from triptych.core.http.auth import Keyring, RequireKey
 from triptych.core.http.dialects import Dialect
 from triptych.core.http.disconnect import FollowClient, InFlight
 from triptych.core.http.errors import handle_error
+from triptych.core.http.files.shelf import FileShelf
 from triptych.core.http.health import health_router
 from triptych.core.http.metrics import HttpMetrics, metrics_router
 from triptych.core.http.models import ModelCard, Task, handle_unknown_model, models_router
@@ -56,8 +57,9 @@ def create_app(
 
     `dialects` are the APIs that `routers` speak beside OpenAI's.
 
-    `app.state` holds `options`, `metrics`, `in_flight`, `keyring`, `upload_budget`, `tasks` and
-    `routes` for routes and for the server. Raises `ConfigError` for API keys that cannot be read.
+    `app.state` holds `options`, `metrics`, `in_flight`, `keyring`, `upload_budget`, `tasks`,
+    `routes` and `shelf`, an empty one, for routes and for the server. Raises `ConfigError` for API
+    keys that cannot be read.
     """
     metrics = HttpMetrics()
     in_flight = InFlight()
@@ -79,6 +81,7 @@ def create_app(
     app.state.metrics = metrics
     app.state.in_flight = in_flight
     app.state.keyring = keyring
+    app.state.shelf = FileShelf(None)
     app.state.upload_budget = UploadBudget(MAX_FORMS_HELD * config.server.max_upload_bytes)
     by_name = {task.name: task for task in tasks}
     app.state.task_names = list(by_name)

@@ -113,6 +113,7 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
     batches = BatchRunner(shelf, num_places=config.store.batch_concurrency)
     routers += [files_router(shelf), batches_router(batches)]
     app = create_app(config, client, routers, listed, tasks, dialects)
+    app.state.shelf = shelf
     batches.serve(app)
     ending.push_async_callback(batches.close)
     app.state.start = batches.start

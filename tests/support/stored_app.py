@@ -55,6 +55,7 @@ def make_stored_app(
     cards = [card_of(model) for model in service.models.values()]
     routers = [llm_router(service), files_router(shelf), batches_router(batches)]
     app = create_app(Config(server=ServerOptions(**server)), engine, routers, cards)
+    app.state.shelf = shelf
     batches.serve(app)
     return StoredApp(app, store, shelf, batches)
 

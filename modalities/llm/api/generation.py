@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from triptych.core.errors import UnsupportedOption
 from triptych.core.http.context import Context
 from triptych.core.http.data_urls import data_urls
+from triptych.core.http.files.reading import StoredFiles
 from triptych.core.logs import fields
 from triptych.core.media.fetch import Fetched
 from triptych.core.tokens import TokenRequest
@@ -67,12 +68,14 @@ async def encode_conversation(
     service: LlmService, body: ChatRequest, request: Request, find_link: FindLink
 ) -> TokenRequest:
     """The conversation as its model takes it; its pictures' files are released."""
-    urls = data_urls(request)
+    urls, kept = data_urls(request), StoredFiles(request)
 
     def find(url: str) -> Fetched | None:
-        return urls.find(url) or find_link(url, request)
+        return kept.find(url) or urls.find(url) or find_link(url, request)
 
     try:
+        for part in (part for message in body.messages for part in message.files):
+            await kept.read(part.url, part.image_file.file_id)
         messages = [message.for_template(find) for message in body.messages]
         tenant = Context.of(request).principal.tenant
         tools = body.offer.for_template()
@@ -81,6 +84,7 @@ async def encode_conversation(
         )
     finally:
         urls.close()
+        kept.close()
 
 
 async def begin(
