@@ -7,9 +7,10 @@ per sample, detokenising, stop strings, usage. Knows nothing of HTTP or torch.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal, Self
 
@@ -25,8 +26,8 @@ from triptych.core.text.threads import on_text_thread
 from triptych.core.tokens import TokenDelta, TokenLogprob, TokenRequest
 from triptych.modalities.llm.api.checks import check_call, check_request, sampling_params
 from triptych.modalities.llm.api.detokenizer import Detokenizer
-from triptych.modalities.llm.api.multimodal import Message, PromptEncoder, pictures_of
-from triptych.modalities.llm.api.text import TextModel
+from triptych.modalities.llm.api.multimodal import Message, PromptEncoder, pictures_of, words_of
+from triptych.modalities.llm.api.text import TextModel, text_size
 from triptych.modalities.llm.api.tools.faults import blamed
 from triptych.modalities.llm.api.tools.pieces import AnswerPiece, CallStart, Words
 from triptych.modalities.llm.api.tools.prompt import in_words
@@ -92,10 +93,13 @@ class TokenUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptTokens:
-    """The ids of a prompt and, where its log-probabilities were asked for, its tokens."""
+    """The ids of a prompt and, where its log-probabilities were asked for, its tokens.
+
+    Those take long to tell where there are many.
+    """
 
     token_ids: tuple[int, ...]
-    tokens: tuple[TokenText, ...] = ()
+    tokens: Callable[[], tuple[TokenText, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +193,7 @@ class LlmService(ModelService[TextModel]):
         text = self.model(model)
         encoder: PromptEncoder = text
         if not text.answers.is_told:
-            messages, tools = in_words(messages, tools), ()
+            messages, tools = await _told(messages, tools), ()
         if text.name in self._encoders:
             encoder = self._encoders[text.name]
         elif pictures_of(messages):
@@ -218,8 +222,8 @@ class LlmService(ModelService[TextModel]):
         """A conversation without pictures as `model` reads it."""
         text = self.model(model)
         if not text.answers.is_told:
-            messages, tools = in_words(messages, tools), ()
-        plain = [{**each, "content": "".join(each.get("content") or "")} for each in messages]
+            messages, tools = await _told(messages, tools), ()
+        plain = [{**each, "content": words_of(each.get("content"))} for each in messages]
         return await text.render(plain, tools=tools, **template_kwargs)
 
     async def encode_text(self, model: str, text: str, **reading: bool) -> tuple[int, ...]:
@@ -253,7 +257,11 @@ class LlmService(ModelService[TextModel]):
     ) -> Sequence[TokenRequest]:
         """`prompts` with a form for what is no thought, and for calls, as `constrained` does it."""
         text = self.model(model)
-        constraints = [text.answer_constraint(each.prompt_ids, offer, form) for each in prompts]
+        size = text_size(list(offer.schemas.values()))
+        constraints = [
+            await on_text_thread(size, text.answer_constraint, each.prompt_ids, offer, form)
+            for each in prompts
+        ]
         try:
             return [
                 request
@@ -337,6 +345,12 @@ class LlmService(ModelService[TextModel]):
                     yield delta
                     if delta.finish_reason is not None:
                         return
+
+
+async def _told(
+    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+) -> Sequence[Message]:
+    return await on_text_thread(text_size([messages, tools]), in_words, messages, tools)
 
 
 def _nth_sample(request: TokenRequest, seed: int, index: int) -> TokenRequest:
@@ -434,18 +448,22 @@ class _SampleText:
         ids, self._prompt_ids = self._prompt_ids, ()
         if not ids:
             return None
-        tokens: tuple[TokenText, ...] = ()
-        if self._scores_prompt:  # the first prompt token has no entry of its own
-            first = self._plain_token(ids[0], None)
-            tokens = (first, *map(self._token_text, delta.prompt_logprobs))
-        return PromptTokens(token_ids=ids, tokens=tokens)
+        return PromptTokens(token_ids=ids, tokens=partial(self._scored, ids, delta.prompt_logprobs))
+
+    def _scored(
+        self, ids: tuple[int, ...], entries: Sequence[TokenLogprob]
+    ) -> tuple[TokenText, ...]:
+        if not self._scores_prompt:
+            return ()
+        first = self._plain_token(ids[0], None)  # it has no entry of its own
+        return (first, *map(self._token_text, entries))
 
     def _echo(self, prompt: PromptTokens | None) -> tuple[str, tuple[TokenText, ...]]:
         if prompt is None or not self._call.echo:
             return "", ()
         skips_special = not self._call.shows_special
         text = self._model.decode(prompt.token_ids, skip_special_tokens=skips_special)
-        return text, _as_shown(prompt.tokens, text)
+        return text, _as_shown(prompt.tokens(), text)
 
     def _token_text(self, entry: TokenLogprob) -> TokenText:
         top = tuple(self._plain_token(token_id, logprob) for token_id, logprob in entry.top)

@@ -159,7 +159,7 @@ class Shape(ABC):
             fields["prompt_token_ids"] = list(prompt.token_ids)
         num_top = self._details.num_top_prompt_logprobs
         if prompt is not None and num_top is not None:
-            fields["prompt_logprobs"] = [_scored(each, num_top) for each in prompt.tokens]
+            fields["prompt_logprobs"] = [_scored(each, num_top) for each in prompt.tokens()]
         return fields
 
     def _ids(self, deltas: Sequence[SampleDelta]) -> dict[str, Any]:

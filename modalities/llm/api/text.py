@@ -35,7 +35,7 @@ from triptych.core.weights.layout import count_field, read_json, read_json_if_th
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.api.detokenizer import Detokenizer
 from triptych.modalities.llm.api.grammars import GrammarChecker
-from triptych.modalities.llm.api.multimodal import Message
+from triptych.modalities.llm.api.multimodal import Message, words_of
 from triptych.modalities.llm.api.specials import SpecialTokens, ensure_special
 from triptych.modalities.llm.api.template import ChatTemplate, cut, marked
 from triptych.modalities.llm.api.tools.forced import answer_constraint
@@ -44,6 +44,8 @@ from triptych.modalities.llm.api.tools.parser import AnswerParser
 from triptych.modalities.llm.api.tools.schema import Offer
 
 _PROMPT_END = 16  # tokens: enough to see whether the prompt has opened the thoughts
+_MANY_CHARS = 2**17
+_ENTRY_CHARS = 16
 _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -162,9 +164,7 @@ class TextModel:
         **template_kwargs: Any,
     ) -> TokenRequest:
         """Implements `multimodal.PromptEncoder` for conversations without pictures."""
-        plain = [
-            {**message, "content": "".join(message.get("content") or "")} for message in messages
-        ]
+        plain = [{**message, "content": words_of(message.get("content"))} for message in messages]
         given = [plain, list(tools)]
         escaped = await self.escape(given)
         rendered = await self.render(escaped[0], tools=escaped[1], **template_kwargs)
@@ -173,7 +173,7 @@ class TextModel:
 
     async def escape(self, given: Sequence[Any]) -> list[Any]:
         """What a caller gave, with a stand-in for each special token that it spells."""
-        escaped: list[Any] = await on_text_thread(_num_chars(given), self.specials.escape, given)
+        escaped: list[Any] = await on_text_thread(text_size(given), self.specials.escape, given)
         return escaped
 
     async def encode_rendered(self, rendered: str, *, has_stand_ins: bool) -> tuple[int, ...]:
@@ -271,15 +271,17 @@ class TextModel:
         return tuple(ids)
 
 
-def _num_chars(value: Any) -> int:
-    """Characters of all texts in `value`."""
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, Mapping):
-        value = value.values()
-    elif not isinstance(value, list | tuple):
-        return 0
-    return sum(map(_num_chars, value))
+def text_size(given: Any) -> int:
+    """Characters of all texts in `given`, and some for each entry; no further than they are few."""
+    size, rest = 0, [given]
+    while rest and size < _MANY_CHARS:
+        value = rest.pop()
+        size += len(value) if isinstance(value, str) else _ENTRY_CHARS
+        if isinstance(value, Mapping):
+            rest.extend(value.values())
+        elif isinstance(value, list | tuple):
+            rest.extend(value)
+    return size
 
 
 def _named_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:

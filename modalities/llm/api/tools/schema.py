@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Discriminator, Field, StringConstraints, Ta
 
 from triptych.core import limits
 from triptych.core.errors import InvalidRequest, UnsupportedOption
+from triptych.core.http.body import parse_json
 from triptych.core.http.fields import Name, Strict, Text
 from triptych.modalities.llm.api.constraints import JsonSchema
 from triptych.modalities.llm.api.tools.pieces import ToolSchemas
@@ -23,9 +24,12 @@ ToolName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+$", max_le
 
 def _as_object(arguments: str) -> str:
     try:
-        is_object = isinstance(json.loads(arguments or "{}"), dict)
-    except (ValueError, RecursionError):
-        is_object = False
+        is_object = isinstance(parse_json(arguments.encode() or b"{}"), dict)
+    except InvalidRequest as error:
+        reason = error.message.replace("The body", "The text")
+        raise InvalidRequest(
+            f"The arguments of a tool call are a JSON object, as text. {reason}", param="messages"
+        ) from error
     if not is_object:
         raise InvalidRequest(
             "The arguments of a tool call are a JSON object, as text.", param="messages"
@@ -72,7 +76,13 @@ class Tool(Strict):
 
     def for_template(self) -> dict[str, Any]:
         """The tool as chat templates take it: without what was not given."""
-        return self.model_dump(exclude_none=True, exclude={"function": {"strict"}})
+        given = {
+            "name": self.function.name,
+            "description": self.function.description,
+            "parameters": self.function.parameters,
+        }
+        known = {name: value for name, value in given.items() if value is not None}
+        return {"type": self.type, "function": known}
 
 
 class FunctionChoice(Strict):
