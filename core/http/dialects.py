@@ -43,6 +43,12 @@ class Dialect:
         return is_below or (bool(self.header) and self.header in Headers(scope=scope))
 
 
+def named_message(error: TriptychError) -> str:
+    """What an error says, for an API that has no other place for the name of the field."""
+    is_named = not error.param or error.param in error.message
+    return error.message if is_named else f"{error.param}: {error.message}"
+
+
 def dialect_of(scope: Scope, dialects: Iterable[Dialect], default: Dialect) -> Dialect:
     """The API of a request, before anything is known of its route."""
     return next((each for each in dialects if each.is_spoken(scope)), default)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -109,11 +109,24 @@ class DisconnectWatcher:
             self._watcher.cancel()
 
 
+class Cuttable(Protocol):
+    """Work that a drain waits for. A client waits for it where it `is_asking`."""
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether batches give way to it."""
+        ...
+
+    def cut(self, reason: TriptychError | None) -> None:
+        """End it, for that reason."""
+        ...
+
+
 class InFlight:
-    """The requests being answered, and whether new ones are taken."""
+    """The requests being answered, other work for clients, and whether new ones are taken."""
 
     def __init__(self) -> None:
-        self._watchers: set[DisconnectWatcher] = set()
+        self._watchers: set[Cuttable] = set()
         self._is_empty = asyncio.Event()
         self._is_empty.set()
         self._num_asking = 0
@@ -125,7 +138,7 @@ class InFlight:
     def __len__(self) -> int:
         return len(self._watchers)
 
-    def add(self, watcher: DisconnectWatcher) -> None:
+    def add(self, watcher: Cuttable) -> None:
         """Count a request in."""
         self._watchers.add(watcher)
         self._is_empty.clear()
@@ -133,7 +146,7 @@ class InFlight:
         if watcher.is_asking:
             self.quiet.clear()
 
-    def remove(self, watcher: DisconnectWatcher) -> None:
+    def remove(self, watcher: Cuttable) -> None:
         """Count a request out."""
         self._watchers.discard(watcher)
         self._num_asking -= watcher.is_asking

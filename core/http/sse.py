@@ -74,15 +74,19 @@ class EventStream(Response):
             reason = watcher.take_reason() if writer.has_started else None
             if reason is None:
                 raise
-            await writer.write(self._frame(error_document(reason, scope)))
+            await writer.write(self._frame(self._last_words(reason, scope)))
         except Exception as error:  # the answer has begun: only a frame reaches the client
             if not writer.has_started:
                 raise
             log_broken(error, scope)
-            await writer.write(self._frame(error_document(error, scope)))
+            await writer.write(self._frame(self._last_words(error, scope)))
         finally:
             heart.cancel()
         await writer.end()
+
+    def _last_words(self, error: BaseException, scope: Scope) -> BaseModel:
+        """The last document of a stream that breaks off."""
+        return error_document(error, scope)
 
     def _frame(self, document: BaseModel) -> bytes:
         name = getattr(document, "type", "") if self._is_named else ""

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import sqlite3
 import time
+import weakref
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -44,6 +45,7 @@ class DocumentStore:
         self._connection = connect(place)
         self._table = DocumentTable(self._connection, max_bytes=max_bytes, ttl_s=ttl_s, clock=clock)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="triptych-store")
+        weakref.finalize(self, self._connection.close)  # where nobody calls `close`
 
     @classmethod
     def from_options(cls, options: StoreOptions) -> Self | None:
@@ -65,6 +67,10 @@ class DocumentStore:
         loop = asyncio.get_running_loop()
         run = partial(self._transaction, partial(work, self._table, *args, **kwargs))
         return await loop.run_in_executor(self._thread, run)
+
+    def run(self, work: Callable[[DocumentTable], Result]) -> Result:
+        """As `call`, for the start of a server, when nobody waits."""
+        return self._transaction(partial(work, self._table))
 
     async def content(self, key: Key) -> AsyncGenerator[bytes, None]:
         """The content of a document, piece by piece; it ends early where that is deleted."""

@@ -21,6 +21,7 @@ from triptych.core.http.errors import ERROR_RESPONSES
 from triptych.core.http.fields import InputText, Label, Name, NullIsAbsent, inert
 from triptych.core.http.models import ModelCard
 from triptych.core.weights.resolve import opening
+from triptych.modalities.embedding.api.ollama import ollama_embeddings_router
 from triptych.modalities.embedding.api.score_routes import score_router
 from triptych.modalities.embedding.api.service import EmbedCall, EmbeddingService, Floats
 from triptych.modalities.embedding.api.text import EmbeddingModel
@@ -109,7 +110,12 @@ def open_api(setup: ApiSetup) -> ApiPart:
         setup.config, opened, setup.client, admission=setup.admission
     )
     cards = [card for card in embedding_cards(service) if card.id in own]
-    return ApiPart([embeddings_router(service), score_router(service)], cards)
+    routers = [
+        embeddings_router(service),
+        score_router(service),
+        ollama_embeddings_router(service),
+    ]
+    return ApiPart(routers, cards)
 
 
 def embeddings_router(service: EmbeddingService) -> APIRouter:

@@ -34,7 +34,8 @@ def within(name: str, description: str) -> Any:
     return Field(default=None, ge=low, le=high, description=description)
 
 
-def _penalty(description: str) -> Any:
+def penalty(description: str) -> Any:
+    """An optional factor of tokens that were there before."""
     high = SAMPLING_RANGES["repetition_penalty"][1]
     return Field(default=None, gt=0, le=high, description=description)
 
@@ -129,8 +130,8 @@ class SamplingFields(ConstraintFields):
         description="Draw from the k likeliest tokens; 0 and -1 are off.",
     )
     min_p: float | None = within("min_p", "Drop tokens below this share of the likeliest.")
-    repetition_penalty: float | None = _penalty("1 is off.")
-    repeat_penalty: float | None = _penalty("As repetition_penalty, its name in llama.cpp.")
+    repetition_penalty: float | None = penalty("1 is off.")
+    repeat_penalty: float | None = penalty("As repetition_penalty, its name in llama.cpp.")
     frequency_penalty: float | None = within("frequency_penalty", "Per repetition; 0 is off.")
     presence_penalty: float | None = within("presence_penalty", "Once; 0 is off.")
     logit_bias: LogitBias | None = Field(default=None, description="Token id to added logit.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from string import ascii_letters, digits
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel
 
@@ -16,9 +16,12 @@ from triptych.core.http.models import ModelCard
 from triptych.modalities.llm.api.service import (
     FinishReason,
     SampleDelta,
+    TokenText,
     TokenUsage,
 )
 from triptych.modalities.llm.api.text import TextModel
+
+_LEAST_LOGPROB = -9999.0  # OpenAI's
 
 
 class PromptDetails(BaseModel):
@@ -254,6 +257,22 @@ class UsageTotals:
         if thought := sum(use.num_reasoning_tokens for use in self._last.values()):
             usage.completion_tokens_details = OutputDetails(reasoning_tokens=thought)
         return usage
+
+
+def chat_logprob(entry: TokenText) -> ChatLogprob:
+    """A token of an answer, with its log-probability."""
+    top = [TopLogprob(**_token_fields(other)) for other in entry.top]
+    return ChatLogprob(**_token_fields(entry), top_logprobs=top)
+
+
+def _token_fields(entry: TokenText) -> dict[str, Any]:
+    logprob = finite_logprob(entry.logprob or 0.0)
+    return {"token": entry.text, "bytes": list(entry.data), "logprob": logprob}
+
+
+def finite_logprob(logprob: float) -> float:
+    """JSON has no minus infinity."""
+    return max(logprob, _LEAST_LOGPROB)
 
 
 def new_call_id() -> str:

@@ -177,6 +177,10 @@ class LlmService(ModelService[TextModel]):
         for model in self.models.values():
             await model.close()
 
+    def sees(self, model: str) -> bool:
+        """Whether `model` takes pictures."""
+        return self.model(model).name in self._encoders
+
     async def encode_chat(
         self,
         model: str,
@@ -194,7 +198,7 @@ class LlmService(ModelService[TextModel]):
         encoder: PromptEncoder = text
         if not text.answers.is_told:
             messages, tools = await _told(messages, tools), ()
-        if text.name in self._encoders:
+        if self.sees(model):
             encoder = self._encoders[text.name]
         elif pictures_of(messages):
             seeing = ", ".join(self._encoders) or "none; `--model triptych-vision` is one"

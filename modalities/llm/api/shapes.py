@@ -25,7 +25,6 @@ from triptych.modalities.llm.api.replies import (
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
-    ChatLogprob,
     ChatLogprobs,
     ChatReply,
     Chunk,
@@ -38,8 +37,9 @@ from triptych.modalities.llm.api.replies import (
     TextReply,
     ToolCallDelta,
     ToolCallReply,
-    TopLogprob,
     UsageReply,
+    chat_logprob,
+    finite_logprob,
     new_call_id,
 )
 from triptych.modalities.llm.api.service import PromptTokens, SampleDelta, TokenText
@@ -53,7 +53,6 @@ from triptych.modalities.llm.api.tools.pieces import (
     Words,
 )
 
-_LEAST_LOGPROB = -9999.0  # JSON has no minus infinity; OpenAI sends this
 ReplyT = TypeVar("ReplyT", bound=TextReply)
 
 
@@ -231,13 +230,7 @@ class ChatShape(Shape):
     def _logprobs(self, entries: Sequence[TokenText]) -> ChatLogprobs | None:
         if not self._has_logprobs:
             return None
-        content = [
-            ChatLogprob(
-                **_token_fields(entry),
-                top_logprobs=[TopLogprob(**_token_fields(top)) for top in entry.top],
-            )
-            for entry in self._shown(entries)
-        ]
+        content = [chat_logprob(entry) for entry in self._shown(entries)]
         return ChatLogprobs(content=content, refusal=None)
 
 
@@ -270,12 +263,13 @@ class CompletionShape(Shape):
         return CompletionLogprobs(
             tokens=[entry.text for entry in entries],
             token_logprobs=[
-                None if entry.logprob is None else _finite(entry.logprob) for entry in entries
+                None if entry.logprob is None else finite_logprob(entry.logprob)
+                for entry in entries
             ],
             top_logprobs=[
                 None
                 if entry.logprob is None
-                else {top.text: _finite(top.logprob or 0.0) for top in (*entry.top, entry)}
+                else {top.text: finite_logprob(top.logprob or 0.0) for top in (*entry.top, entry)}
                 for entry in entries
             ],
             text_offset=[self._offsets[index].next(entry.shown) for entry in entries],
@@ -308,21 +302,12 @@ def _scored(token: TokenText, num_top: int) -> dict[str, PromptLogprob] | None:
     ranks = {each.token_id: rank for rank, each in enumerate(token.top, start=1)}
     return {
         str(each.token_id): PromptLogprob(
-            logprob=_finite(each.logprob or 0.0),
+            logprob=finite_logprob(each.logprob or 0.0),
             rank=ranks.get(each.token_id),
             decoded_token=each.text,
         )
         for each in (token, *top)
     }
-
-
-def _token_fields(entry: TokenText) -> dict[str, Any]:
-    logprob = _finite(entry.logprob or 0.0)
-    return {"token": entry.text, "bytes": list(entry.data), "logprob": logprob}
-
-
-def _finite(logprob: float) -> float:
-    return max(logprob, _LEAST_LOGPROB)
 
 
 def _fingerprint(model: TextModel) -> str:

@@ -16,11 +16,12 @@ from triptych.core.errors import (
     TriptychError,
     UnsupportedOption,
 )
-from triptych.core.http.dialects import Dialect
+from triptych.core.http.dialects import Dialect, named_message
 
 PREFIX = "/v1/messages"
 VERSION_HEADER = "anthropic-version"
-_VERSION = "2023-06-01"
+_VERSIONS = ("2026-10-21", "2023-06-01")
+"""The newer one has no sampling parameters; here they are honoured in both."""
 _OVERLOADED = 529
 _TYPES = {
     401: "authentication_error",
@@ -55,9 +56,9 @@ ANTHROPIC_ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 def check_version(request: Request) -> None:
-    """Raise `UnsupportedOption` for another version of the API than the one there is."""
-    if request.headers.get(VERSION_HEADER, _VERSION) != _VERSION:
-        raise UnsupportedOption(f"{VERSION_HEADER}: only {_VERSION} is spoken here.")
+    """Raise `UnsupportedOption` for another version of the API than those there are."""
+    if request.headers.get(VERSION_HEADER, _VERSIONS[0]) not in _VERSIONS:
+        raise UnsupportedOption(f"{VERSION_HEADER}: {' or '.join(_VERSIONS)} is spoken here.")
 
 
 def _status(error: TriptychError) -> int:
@@ -67,7 +68,7 @@ def _status(error: TriptychError) -> int:
 def _error(error: TriptychError, request_id: str) -> AnthropicError:
     status = _status(error)
     kind = "api_error" if status >= 500 else "invalid_request_error"
-    message = error.message
+    message = named_message(error)
     if isinstance(error, ContextLengthExceeded):  # clients look for these words
         message = f"prompt is too long: {message}"
     detail = AnthropicErrorDetail(type=_TYPES.get(status, kind), message=message)

@@ -41,7 +41,12 @@ from triptych.modalities.llm.api.anthropic.replies import (
     TokenCount,
     whole_message,
 )
-from triptych.modalities.llm.api.generation import begin, chat_request, encode_conversation
+from triptych.modalities.llm.api.generation import (
+    begin,
+    chat_request,
+    encode_conversation,
+    fitted,
+)
 from triptych.modalities.llm.api.protocol import ChatRequest
 from triptych.modalities.llm.api.service import LlmService
 from triptych.modalities.modality import FindLink, no_link
@@ -85,15 +90,14 @@ def anthropic_router(service: LlmService, find_link: FindLink = no_link) -> APIR
         """Answer a conversation."""
         context = Context.of(request)
         chat, prompt = await encoded(body, request)
-        room = max(1, service.model(body.model).context_length - len(prompt.prompt_ids))
+        chat = fitted(service, chat, prompt, most=body.max_tokens)
         shape = MessageShape(
             body.model,
             context.call_id,
             shows_thoughts=body.thinking is None or body.thinking.display != "omitted",
-            is_cut=room < body.max_tokens,
+            is_cut=chat.max_tokens != body.max_tokens,
         )
-        fitted = chat.model_copy(update={"max_tokens": min(room, body.max_tokens)})
-        events = shape.events(await begin(service, fitted, context, [prompt]))
+        events = shape.events(await begin(service, chat, context, [prompt]))
         if body.stream:
             heartbeat_s = context.options.heartbeat_s
             return EventStream(

@@ -7,6 +7,7 @@ alternative; and how an item is kept and shown. Knows no route, and not what bec
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
@@ -29,6 +30,8 @@ from triptych.modalities.llm.api.tools.schema import ToolName
 
 ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 _ID_BYTES = 24
+_KNOWN = frozenset({"message", "input_text", "output_text", "text"})
+"""Types of what would otherwise be an unknown one."""
 
 
 def new_id(prefix: str) -> str:
@@ -41,15 +44,33 @@ def _type_of(value: Any) -> str:
     return kind if isinstance(kind, str) else ""
 
 
+def _without(fields: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
+    return {name: field for name, field in fields.items() if name not in names}
+
+
 class Entry(NullIsAbsent):
     """An item or a part of one, as clients write it or send it back."""
 
     refused: ClassVar[unsupported.Table] = MappingProxyType({})
+    ignored: ClassVar[frozenset[str]] = frozenset()
+    """What answers have and prompts do not show."""
+    others: ClassVar[Callable[[str], str] | None] = None
+    """What to do in place of another type; set where entries of unknown types end up."""
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse(cls, value: Any) -> Any:
-        return without_refused(value, cls.refused)
+    def _drop_nulls(cls, value: Any) -> Any:
+        """One look at each entry, since there may be a hundred thousand of them."""
+        if not isinstance(value, dict):
+            return value
+        kind = value.get("type", "")
+        if cls.others is not None and kind and isinstance(kind, str) and kind not in _KNOWN:
+            raise UnsupportedOption(f"{kind[:40]!a} is not offered here: {cls.others(kind)}")
+        is_plain = cls.refused.keys().isdisjoint(value) and cls.ignored.isdisjoint(value)
+        if is_plain and None not in value.values():
+            return value
+        given = {name: field for name, field in value.items() if field is not None}
+        return without_refused(_without(given, cls.ignored), cls.refused)
 
 
 class CacheBreakpoint(Strict):
@@ -62,22 +83,12 @@ class CacheBreakpoint(Strict):
 class TextContent(Entry):
     """Text, of the user or the operator (`input_text`), or of an earlier answer (`output_text`)."""
 
+    ignored = frozenset({"annotations", "logprobs"})
+    others = unsupported.instead_of_part
+
     type: Literal["input_text", "output_text", "text"]
     text: Text
-    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
-    logprobs: list[Any] | None = Field(default=None, description="Of an earlier answer.")
     prompt_cache_breakpoint: CacheBreakpoint | None = inert("prompt_cache_breakpoint")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _only_text(cls, value: Any) -> Any:
-        kind = _type_of(value)
-        if kind and kind not in ("input_text", "output_text", "text"):
-            raise UnsupportedOption(
-                f"A message takes parts of type 'input_text', 'output_text', 'refusal' and"
-                f" 'input_image', not {kind[:40]!a}: {unsupported.instead_of_part(kind)}"
-            )
-        return value
 
 
 class RefusalContent(Entry):
@@ -143,26 +154,16 @@ class MessageItem(Item):
     """A message. One of the assistant's is an earlier answer."""
 
     prefix = "msg"
+    others = unsupported.instead_of_item
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: Contents
     phase: Literal["commentary", "final_answer"] | None = inert("phase")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _only_known(cls, value: Any) -> Any:
-        kind = _type_of(value)
-        if kind and kind != "message":
-            raise UnsupportedOption(
-                f"Items of type {kind[:40]!a} are not offered here:"
-                f" {unsupported.instead_of_item(kind)}"
-            )
-        return value
-
     @model_validator(mode="after")
     def _check_pictures(self) -> Self:
-        if self.role != "user" and self.pictures:
+        if self.role != "user" and not isinstance(self.content, str) and self.pictures:
             raise InvalidRequest("Pictures are read in messages of the user.", param="input")
         return self
 
@@ -256,9 +257,10 @@ class ReasoningItem(Item):
     prefix = "rs"
 
     type: Literal["reasoning"]
-    summary: Annotated[
-        list[SummaryContent], Field(max_length=limits.MAX_CONTENT_PARTS, fail_fast=True)
-    ] = []
+    summary: (
+        Annotated[list[SummaryContent], Field(max_length=limits.MAX_CONTENT_PARTS, fail_fast=True)]
+        | None
+    ) = None
     content: (
         Annotated[
             list[ReasoningContent], Field(max_length=limits.MAX_CONTENT_PARTS, fail_fast=True)
@@ -272,7 +274,11 @@ class ReasoningItem(Item):
     @property
     def text(self) -> str:
         """The thoughts, or else their summary."""
-        return "\n\n".join(part.text for part in self.content or self.summary)
+        return "\n\n".join(part.text for part in self.content or self.summary or ())
+
+    def shown(self) -> dict[str, Any]:
+        """As for every item; a summary is always there."""
+        return {"summary": [], **super().shown()}
 
 
 class ItemReference(Entry):

@@ -283,7 +283,7 @@ class ResponseRequest(ResponseInput):
     )
     stream: bool | None = Field(default=None, description="Answer with server-sent events.")
     stream_options: ResponseStreamOptions | None = None
-    max_tool_calls: Annotated[int, Field(ge=1)] | None = inert("max_tool_calls")
+    max_tool_calls: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = inert("max_tool_calls")
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = inert(
         "service_tier"
     )

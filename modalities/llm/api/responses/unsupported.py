@@ -73,7 +73,7 @@ def instead_of_part(kind: str) -> str:
         return "put the text of a file into 'input_text'."
     if kind == "input_audio":
         return "send sound to /v1/audio/transcriptions."
-    return "leave it out."
+    return "a message takes 'input_text', 'output_text', 'refusal' and 'input_image'; leave it out."
 
 
 def instead_of_item(kind: str) -> str:
