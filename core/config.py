@@ -408,7 +408,6 @@ class ServerOptions:
     enable_tokenizer_info_endpoint: bool = option(
         False,
         "Show tokenizer configurations and chat templates at `/tokenizer_info`.",
-        roles=("chat", "vision"),
         is_for_server=True,
     )
     share_prefix_across_keys: bool = option(
