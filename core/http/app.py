@@ -7,8 +7,9 @@ routers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from importlib.metadata import version
+from types import MappingProxyType
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
@@ -21,12 +22,13 @@ from triptych.core.client import EngineClient
 from triptych.core.config import Config, ServerOptions
 from triptych.core.errors import TriptychError, UnknownModel
 from triptych.core.http.access import Access
-from triptych.core.http.auth import Keyring, RequireKey
+from triptych.core.http.auth import PUBLIC_ROUTES, Keyring, RequireKey
 from triptych.core.http.disconnect import FollowClient, InFlight
 from triptych.core.http.errors import handle_error
 from triptych.core.http.health import health_router
 from triptych.core.http.metrics import HttpMetrics, metrics_router
 from triptych.core.http.models import ModelCard, Task, handle_unknown_model, models_router
+from triptych.core.http.page import Pages, pages_router, public_routes
 from triptych.core.http.paths import Paths, handle_http_error
 from triptych.core.http.upload import UploadBudget
 from triptych.core.limits import MAX_FORMS_HELD
@@ -49,8 +51,11 @@ def create_app(
     routers: Sequence[APIRouter],
     cards: Sequence[ModelCard] = (),
     tasks: Sequence[Task] = (),
+    pages: Pages = MappingProxyType({}),
 ) -> FastAPI:
     """The ASGI app that serves `routers` in front of `client`, and lists `cards` of these `tasks`.
+
+    `pages` are files for browsers, which need no key.
 
     `app.state` holds `options`, `metrics`, `in_flight`, `upload_budget`, `tasks` and `routes` for
     routes and for the server. Raises `ConfigError` for API keys that cannot be read.
@@ -60,10 +65,10 @@ def create_app(
     app = _App(
         title="Triptych",
         version=version("triptych"),
-        docs_url=None,  # they load scripts from elsewhere
+        docs_url=None,  # they load scripts from elsewhere; ours is one of `pages`
         redoc_url=None,
         redirect_slashes=False,  # a redirect would trust the Host header
-        middleware=_layers(config.server, metrics, in_flight),
+        middleware=_layers(config.server, metrics, in_flight, PUBLIC_ROUTES | public_routes(pages)),
         exception_handlers={
             UnknownModel: handle_unknown_model,
             HTTPException: handle_http_error,
@@ -80,14 +85,20 @@ def create_app(
     metrics.watch(client.status, lambda: len(in_flight))
     health = health_router(client.status, lambda: in_flight.is_draining)
     routes = list(app.routes)
-    for router in (health, metrics_router(metrics), models_router(cards), *routers):
+    own = (health, metrics_router(metrics), models_router(cards))
+    for router in (*own, *routers, pages_router(pages)):
         routes += router.routes
         app.include_router(router)
     app.state.routes = tuple(routes)
     return app
 
 
-def _layers(options: ServerOptions, metrics: HttpMetrics, in_flight: InFlight) -> list[Middleware]:
+def _layers(
+    options: ServerOptions,
+    metrics: HttpMetrics,
+    in_flight: InFlight,
+    public: Set[tuple[str, str]],
+) -> list[Middleware]:
     cors = Middleware(
         CORSMiddleware,
         allow_origins=list(options.cors_origin),
@@ -103,7 +114,7 @@ def _layers(options: ServerOptions, metrics: HttpMetrics, in_flight: InFlight) -
     return [
         Middleware(Access, metrics=metrics),
         *([cors] if options.cors_origin else []),
-        Middleware(RequireKey, keyring=Keyring.from_options(options)),
+        Middleware(RequireKey, keyring=Keyring.from_options(options), public=public),
         Middleware(FollowClient, options=options, in_flight=in_flight),
         Middleware(Paths),
     ]

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import reduce
 from operator import or_
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
     from triptych.core.client import EngineClient
     from triptych.schedulers.engine import Engine
+
+_PAGES = Path(__file__).with_name("page")
+"""What is served to browsers."""
 
 
 class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +72,7 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
     """The HTTP app in front of `client`. `app.state.close` ends what its services have started."""
     from triptych.core.http.app import create_app
     from triptych.core.http.models import Task
+    from triptych.core.http.page import read_pages
     from triptych.core.media.child import DecodePool
     from triptych.schedulers.admission import Admission
 
@@ -87,7 +92,9 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
     cards = {card.id: card for part in parts for card in part.cards}
     routers = [router for part in parts for router in part.routers]
     tasks = [Task(*modality.task) for modality in reversed(registry.MODALITIES)]
-    app = create_app(config, client, routers, [cards[model.name] for model in models], tasks)
+    listed = [cards[model.name] for model in models]
+    pages = read_pages(_PAGES) if config.server.page else {}
+    app = create_app(config, client, routers, listed, tasks, pages)
     app.state.close = ending.aclose
     return app
 
