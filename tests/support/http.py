@@ -23,6 +23,7 @@ from support.text_models import byte_tokenizer, write_text_folder
 from triptych.core.client import EngineStatus
 from triptych.core.config import Config, ModelOptions, ScheduleOptions, ServerOptions
 from triptych.core.http.app import create_app
+from triptych.core.http.page import Pages
 from triptych.core.http.server import HttpServer, serve
 from triptych.core.http.wire import WireLimits
 from triptych.core.job import Output
@@ -146,12 +147,14 @@ def make_app(
     *,
     schedule: dict[str, int] | None = None,
     models: ModelOptions | None = None,
+    pages: Pages | None = None,
     **server: Any,
 ) -> FastAPI:
-    """The whole app in front of `engine`."""
+    """The whole app in front of `engine`, with `pages` for browsers."""
     service = make_service(folder, engine, models, **(schedule or {}))
     cards = [card_of(model) for model in service.models.values()]
-    return create_app(Config(server=ServerOptions(**server)), engine, [llm_router(service)], cards)
+    config = Config(server=ServerOptions(**server))
+    return create_app(config, engine, [llm_router(service)], cards, pages=pages or {})
 
 
 @contextmanager

@@ -32,7 +32,10 @@ export function readSettings() {
   const fields = {};
   for (const name of NUMBERS) if (values[name] !== "") fields[name] = Number(values[name]);
   if (values.thinking) fields.enable_thinking = values.thinking === "true";
-  if (values.tools.trim()) fields.tools = parsed(values.tools, "Tools");
+  if (values.tools.trim()) {
+    fields.tools = parsed(values.tools, "Tools");
+    if (values.tool_choice) fields.tool_choice = values.tool_choice;
+  }
   if (values.schema.trim()) {
     const schema = parsed(values.schema, "Form of the answer");
     fields.response_format = { type: "json_schema", json_schema: { name: "answer", schema } };
