@@ -76,9 +76,19 @@ export async function copy(text, button) {
   }, 1500);
 }
 
-/** A colour of the page's palette, as it is now. */
+const colours = new Map();
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => colours.clear());
+
+/** A colour of the page's palette as a canvas takes it, dark or light as the page is. */
 export function colour(name) {
-  return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+  if (!colours.has(name)) {
+    const probe = el("span");
+    probe.style.color = `var(--${name})`;
+    document.body.append(probe);
+    colours.set(name, getComputedStyle(probe).color);
+    probe.remove();
+  }
+  return colours.get(name);
 }
 
 /** The drawing context of a canvas, sized to its place on the screen. */
