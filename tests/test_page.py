@@ -65,6 +65,10 @@ def sources() -> list[Path]:
     return sorted(path for path in FOLDER.rglob("*") if path.suffix in (".html", ".css", ".js"))
 
 
+def repr_of(text: str) -> str:
+    return repr(text[:9])
+
+
 # -- the files -----------------------------------------------------------------------------------
 
 
@@ -173,7 +177,20 @@ def test_markdown_is_the_same_in_pieces_and_at_once(
 
 
 @pytest.mark.parametrize(
-    "text", ["*" * 5000, "[" * 9000, "`" * 7 + "`` " * 3000, "> " * 4000, "_a *" * 3000]
+    "text",
+    [
+        "*" * 5000,
+        "[" * 9000,
+        "`" * 7 + "`` " * 3000,
+        "> " * 4000,
+        "_a *" * 3000,
+        "# a" + " " * 9000 + "b",
+        "a | b\n-" + " " * 19000 + "x",
+        "```" + " " * 19000 + "`",
+        "` " + "a" * 19000 + "`",
+        "1. " * 6000,
+    ],
+    ids=repr_of,
 )
 def test_no_text_takes_long(browser: Any, tmp_path: Path, engine: FakeEngine, text: str) -> None:
     with page_of(browser, tmp_path, engine) as page:

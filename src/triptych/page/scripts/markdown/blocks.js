@@ -4,8 +4,9 @@ import { copy, el } from "../dom.js";
 import { inline } from "./inline.js";
 
 const MAX_DEPTH = 8; // quotes and lists within each other
-const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^`\n]*)$/;
-const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*\s*$/;
+const MAX_RULE_CHARS = 1000; // of a table
+const FENCE = /^ {0,3}(`{3,}|~{3,})([^`\n]*)$/;
+const HEADING = /^ {0,3}(#{1,6})\s(.*)$/;
 const RULE = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( {0,3})([-*+]|\d{1,9}[.)])( {1,4}|$)/;
@@ -51,9 +52,10 @@ function kindOf(lines, at) {
   if (RULE.test(line)) return "rule";
   if (QUOTE.test(line)) return "quote";
   if (ITEM.test(line)) return "list";
-  if (line.includes("|") && TABLE_RULE.test(lines[at + 1] ?? "") && lines[at + 1].includes("-")) return "table";
-  return "paragraph";
+  return line.includes("|") && isTableRule(lines[at + 1] ?? "") ? "table" : "paragraph";
 }
+
+const isTableRule = (line) => line.length < MAX_RULE_CHARS && line.includes("-") && TABLE_RULE.test(line);
 
 function endOf(kind, lines, at) {
   if (kind === "heading" || kind === "rule") return at + 1;
@@ -110,7 +112,7 @@ const children = (lines, depth) => split(lines).map((block) => render(block, dep
 
 function heading(line) {
   const [, marks, text] = HEADING.exec(line);
-  return el(`h${Math.min(6, marks.length + 2)}`, {}, ...inline(text)); // below the panel's own
+  return el(`h${Math.min(6, marks.length + 2)}`, {}, ...inline(text.trim().replace(/(^|\s)#+$/, ""))); // below the panel's own
 }
 
 function fence(lines) {

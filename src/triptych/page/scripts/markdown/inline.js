@@ -77,14 +77,19 @@ function codeAt(text, at, unclosed) {
       run.lastIndex = end;
       const [closing] = run.exec(text);
       if (closing.length === ticks.length) {
-        const code = text.slice(start, end).replace(/\n/g, " ").replace(/^ (.*[^ ].*) $/, "$1");
-        return { node: el("code", {}, code), end: end + ticks.length };
+        return { node: el("code", {}, bare(text.slice(start, end))), end: end + ticks.length };
       }
       end = text.indexOf(ticks, end + closing.length);
     }
     unclosed.add(ticks.length);
   }
   return { text: ticks, end: start };
+}
+
+/** Code without the space at both its ends that keeps it from its backticks. */
+function bare(code) {
+  const line = code.replaceAll("\n", " ");
+  return line.startsWith(" ") && line.endsWith(" ") && line.trim() ? line.slice(1, -1) : line;
 }
 
 function linkAt(text, at) {
