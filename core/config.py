@@ -109,6 +109,12 @@ class ModelOptions:
         " goes by its chat template, none leaves them in the text.",
         roles=("chat", "vision"),
     )
+    reasoning_budget: int = option(
+        -1,
+        "Most tokens of thoughts where a request has no `thinking_budget`; -1: any number.",
+        within=Range(low=-1),
+        roles=("chat", "vision"),
+    )
     pool_embeddings: bool = option(
         True,
         "One vector per text from embedding models; without, one per token.",

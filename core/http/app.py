@@ -24,6 +24,7 @@ from triptych.core.errors import TriptychError, UnknownModel
 from triptych.core.http.access import Access
 from triptych.core.http.auth import PUBLIC_ROUTES, Keyring, RequireKey
 from triptych.core.http.disconnect import FollowClient, InFlight
+from triptych.core.http.engine_events import EngineEvents, engine_events_router
 from triptych.core.http.errors import handle_error
 from triptych.core.http.health import health_router
 from triptych.core.http.metrics import HttpMetrics, metrics_router
@@ -84,8 +85,9 @@ def create_app(
     app.state.tasks = {card.id: by_name[card.task] for card in cards if card.task in by_name}
     metrics.watch(client.status, lambda: len(in_flight))
     health = health_router(client.status, lambda: in_flight.is_draining)
+    events = engine_events_router(EngineEvents(client, cards, in_flight))
     routes = list(app.routes)
-    own = (health, metrics_router(metrics), models_router(cards))
+    own = (health, metrics_router(metrics), events, models_router(cards))
     for router in (*own, *routers, pages_router(pages)):
         routes += router.routes
         app.include_router(router)

@@ -215,16 +215,22 @@ class LlmService(ModelService[TextModel]):
         prompts: Sequence[TokenRequest],
         offer: Offer,
         form: Constraint | None = None,
+        max_thinking_tokens: int | None = None,
     ) -> Sequence[TokenRequest]:
-        """`prompts` with a form for what is no thought, and for calls, as `constrained` does it."""
+        """`prompts` with a form for what is no thought, and for calls, as `constrained` does it.
+
+        Thoughts end after `max_thinking_tokens`, if they are bounded.
+        """
         text = self.model(model)
-        return [
-            request
-            for prompt in prompts
-            for request in await self.constrained(
-                model, [prompt], text.answer_constraint(prompt.prompt_ids, offer, form)
+        requests: list[TokenRequest] = []
+        for prompt in prompts:
+            constraint = text.answer_constraint(prompt.prompt_ids, offer, form)
+            rules = text.thinking_rules(
+                prompt.prompt_ids, max_thinking_tokens, has_form=constraint is not None
             )
-        ]
+            (request,) = await self.constrained(model, [prompt], constraint)
+            requests.append(msgspec.structs.replace(request, thinking=rules))
+        return requests
 
     def sampled(
         self,
