@@ -7,14 +7,15 @@ const LABEL_PX = 46;
 const SHADES = { prefill: 0.55, mixed: 0.75, encode: 0.55, audio: 0.6, align: 0.6, listen: 0.4, release: 0.3, voice: 0.4, begin: 0.5, curves: 0.7 };
 
 export class Lane {
-  constructor(model, onPoint) {
-    this.model = model;
+  /** `hue` is the colour of its modality. */
+  constructor(model, hue, onPoint) {
+    Object.assign(this, { model, hue });
     this.note = el("span", { class: "lane-note" });
     this.pages = el("span", { class: "pages", role: "img", hidden: true }, el("span", { class: "used" }), el("span", { class: "cached" }));
     this.canvas = el("canvas", { role: "img", "aria-label": `Steps of ${model.model}` });
     const name = el("span", { class: "lane-name", title: model.model }, model.model);
-    this.element = el("li", { class: `lane ${model.task}` },
-      el("div", { class: "lane-head" }, el("span", { class: "chip" }, model.task), name, this.note, this.pages), this.canvas);
+    this.element = el("li", { class: `lane ${hue}` },
+      el("div", { class: "lane-head" }, el("span", { class: "chip" }, hue), name, this.note, this.pages), this.canvas);
     this.canvas.addEventListener("pointermove", ({ offsetX }) => onPoint(this.#at(offsetX)));
     this.canvas.addEventListener("pointerleave", () => onPoint(null));
   }
@@ -42,7 +43,7 @@ export class Lane {
     const scale = width / windowS;
     this.shown = { feed, startS: endS - windowS, endS, scale };
     drawGrid(context, this.shown, width, height);
-    context.fillStyle = colour(this.model.task);
+    context.fillStyle = colour(this.hue);
     context.font = `11px ${getComputedStyle(this.canvas).fontFamily}`;
     for (const step of feed.steps) {
       if (step.model !== this.model.model || step.start_s + step.length_s < this.shown.startS) continue;
@@ -69,7 +70,7 @@ export class Lane {
       context.fillStyle = colour((SHADES[step.kind] ?? 1) > 0.7 ? "surface" : "ink");
       context.fillText(step.kind, left + 6, height / 2 + 4, width - 10);
     }
-    context.fillStyle = step.is_failed ? colour(this.model.task) : fill;
+    context.fillStyle = step.is_failed ? colour(this.hue) : fill;
   }
 
   /** The step at a place of the canvas. */

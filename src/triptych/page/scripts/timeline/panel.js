@@ -10,7 +10,8 @@ const NUM_OWNERS = 8;
 const CALM_MS = 1000; // between drawings for those who want less motion
 
 export function openTimeline(models) {
-  return new TimelinePanel(new Map(models.map((model) => [model.id, model.task])));
+  const hue = (model) => (model.input_modalities?.includes("image") ? "vision" : model.task);
+  return new TimelinePanel(new Map(models.map((model) => [model.id, hue(model)])));
 }
 
 class TimelinePanel {
@@ -18,8 +19,9 @@ class TimelinePanel {
   isShown = false;
   isPaused = false;
 
-  constructor(tasks) {
-    this.tasks = tasks;
+  /** `hues` are the colours of models by their names. */
+  constructor(hues) {
+    this.hues = hues;
     this.feed = new Feed(() => this.#showState());
     this.#build();
   }
@@ -72,7 +74,7 @@ class TimelinePanel {
 
   #lane(model) {
     if (!this.lanes.has(model.model)) {
-      const lane = new Lane(model, (step) => (this.detail.textContent = step ? describe(step) : "Point at a step to see what it was."));
+      const lane = new Lane(model, this.#hue(model.model), (step) => (this.detail.textContent = step ? describe(step) : "Point at a step to see what it was."));
       this.lanes.set(model.model, lane);
       this.list.append(lane.element);
     }
@@ -96,17 +98,18 @@ class TimelinePanel {
     if (rest) shown.push({ owner: "others", num_bytes: rest });
     this.memory.setAttribute("aria-label", `${size(used)} of ${size(budget)} in use`);
     this.memory.replaceChildren(...shown.map(({ owner, num_bytes: bytes }) => {
-      const part = el("span", { class: this.#task(owner), title: `${owner}: ${size(bytes)}` });
+      const part = el("span", { class: this.#hue(owner), title: `${owner}: ${size(bytes)}` });
       part.style.width = `${(100 * bytes) / Math.max(budget, used)}%`;
       return part;
     }));
-    const rows = shown.map(({ owner, num_bytes: bytes }) => el("li", {}, el("span", { class: `chip-dot ${this.#task(owner)}` }), el("span", {}, owner), el("span", { class: "amount" }, size(bytes))));
+    const rows = shown.map(({ owner, num_bytes: bytes }) => el("li", {}, el("span", { class: `chip-dot ${this.#hue(owner)}` }), el("span", {}, owner), el("span", { class: "amount" }, size(bytes))));
     rows.push(el("li", {}, el("span", { class: "chip-dot" }), el("span", {}, "free"), el("span", { class: "amount" }, size(Math.max(0, budget - used)))));
     this.owners.replaceChildren(...rows);
   }
 
-  #task(owner) {
-    return this.tasks.get(owner.split("/")[0]) ?? "shared";
+  /** The colour of what a model, or somebody for it, holds. */
+  #hue(owner) {
+    return this.hues.get(owner.split("/")[0]) ?? "shared";
   }
 
   #showRecent() {
