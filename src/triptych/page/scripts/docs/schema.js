@@ -18,18 +18,18 @@ export class Schemas {
   }
 
   /** The kinds that a value may be of, without null. */
-  branches(schema) {
+  branches(schema, depth = 0) {
     const found = this.resolve(schema);
     const several = found.anyOf ?? found.oneOf ?? (found.allOf?.length === 1 ? found.allOf : null);
-    if (!several) return [found];
-    return several.flatMap((branch) => this.branches(branch)).filter((branch) => branch.type !== "null");
+    if (!several || depth > MAX_DEPTH) return [found];
+    return several.flatMap((branch) => this.branches(branch, depth + 1)).filter((branch) => branch.type !== "null");
   }
 
   /** The objects whose fields a value has, or entries of it have. */
-  objects(schema) {
+  objects(schema, depth = 0) {
     return this.branches(schema).flatMap((branch) => {
       if (branch.properties) return [branch];
-      return branch.type === "array" ? this.objects(branch.items) : [];
+      return branch.type === "array" && depth < MAX_DEPTH ? this.objects(branch.items, depth + 1) : [];
     });
   }
 
@@ -74,16 +74,16 @@ function aboutField(field, schemas, depth) {
 }
 
 /** `integer, 0 to 20`, `a list of text`, `"low" or "high"`. */
-export function kindOf(schema, schemas) {
-  const kinds = [...new Set(schemas.branches(schema).map((branch) => oneKind(branch, schemas)))].filter(Boolean);
+export function kindOf(schema, schemas, depth = 0) {
+  const kinds = [...new Set(schemas.branches(schema).map((branch) => oneKind(branch, schemas, depth)))].filter(Boolean);
   const standard = schema.default === undefined || schema.default === null ? "" : `; default ${JSON.stringify(schema.default)}`;
   return (kinds.join(", or ") || "anything") + standard;
 }
 
-function oneKind(schema, schemas) {
+function oneKind(schema, schemas, depth) {
   if ("const" in schema) return JSON.stringify(schema.const);
   if (schema.enum) return schema.enum.map((value) => JSON.stringify(value)).join(", ");
-  if (schema.type === "array") return `a list of ${schema.items ? kindOf(schema.items, schemas) : "anything"}${bounds(schema)}`;
+  if (schema.type === "array") return `a list of ${schema.items && depth < MAX_DEPTH ? kindOf(schema.items, schemas, depth + 1) : "anything"}${bounds(schema)}`;
   if (schema.format === "binary") return "a file";
   if (schema.properties) return schema.title ? `an object: ${schema.title}` : "an object";
   const kind = { string: "text", object: "an object", boolean: "true or false" }[schema.type] ?? schema.type ?? "";
