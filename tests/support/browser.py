@@ -69,7 +69,7 @@ def opened(browser: Any, url: str, *, allowed: str = "", **context: Any) -> Iter
     page.goto("/")
     yield page
     session.close()
-    assert faults == []
+    assert faults == [], faults
     assert elsewhere == []
 
 

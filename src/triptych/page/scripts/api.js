@@ -3,8 +3,11 @@
 import { el } from "./dom.js";
 import { askForKey, key } from "./key.js";
 
+/** What the user can do something about. */
+export class Advice extends Error {}
+
 /** What the server, or the way to it, refused. */
-export class ApiError extends Error {
+export class ApiError extends Advice {
   constructor(message, { status = 0, code = "", requestId = "", retryAfterS = 0 } = {}) {
     super(message);
     Object.assign(this, { status, code, requestId, retryAfterS });
@@ -87,7 +90,7 @@ async function* blocks(stream) {
 
 /** An error as a box: what to do, when to try again, and how to find it in the log. */
 export function errorBox(error, retry) {
-  if (!(error instanceof ApiError)) console.error(error);
+  if (!(error instanceof Advice)) console.error(error);
   const wait = error.retryAfterS ? ` The server is busy: try again in ${error.retryAfterS} s.` : "";
   const box = el("div", { class: "error", role: "alert" }, el("p", {}, (error.message || String(error)) + wait));
   if (retry) box.append(el("button", { type: "button", onclick: () => (box.remove(), retry()) }, "Try again"));

@@ -52,7 +52,8 @@ function showPanel({ isMoved = false } = {}) {
     show(byId(name), isShown);
     if (isShown) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
-    (isShown ? panel.enter : panel.leave)?.();
+    if (isShown) panel.enter?.();
+    else panel.leave?.();
   }
   const title = byId(`${shown}-title`).textContent;
   document.title = `${title} · Triptych`;

@@ -1,5 +1,7 @@
 // Pictures from files, as the API takes them.
 
+import { Advice } from "./api.js";
+
 const KINDS = ["image/png", "image/jpeg", "image/webp"];
 const MAX_SIDE = 2048;
 
@@ -8,7 +10,7 @@ export async function bitmapOf(file) {
   try {
     return await createImageBitmap(file, { imageOrientation: "from-image" });
   } catch {
-    throw new Error(`${file.name || "The file"} is not a picture that this browser can read. Use PNG, JPEG or WebP.`);
+    throw new Advice(`${file.name || "The file"} is not a picture that this browser can read. Use PNG, JPEG or WebP.`);
   }
 }
 
@@ -26,7 +28,7 @@ function asDataUrl(blob) {
   return new Promise((resolve, reject) => {
     const reader = new FileReader();
     reader.onload = () => resolve(reader.result);
-    reader.onerror = () => reject(new Error("The file could not be read."));
+    reader.onerror = () => reject(new Advice("The file could not be read."));
     reader.readAsDataURL(blob);
   });
 }

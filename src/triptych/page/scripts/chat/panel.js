@@ -1,6 +1,6 @@
 // The chat panel: what is written and pasted, the turns on the screen, send, stop and again.
 
-import { errorBox, isAborted } from "../api.js";
+import { Advice, errorBox, isAborted } from "../api.js";
 import { byId, el, fill, icon, onFiles, show } from "../dom.js";
 import { dataUrlOf } from "../pictures.js";
 import { answer, assistantTurn, isWaiting, requestOf, userTurn } from "./conversation.js";
@@ -73,7 +73,7 @@ class ChatPanel {
 
   async #attach(files) {
     try {
-      if (!this.seeing.size) throw new Error("No model here sees pictures. Serve one that does, for example triptych-vision.");
+      if (!this.seeing.size) throw new Advice("No model here sees pictures. Serve one that does, for example triptych-vision.");
       for (const file of files) this.pictures.push(await dataUrlOf(file));
       if (!this.seeing.has(this.model.value)) this.model.value = [...this.seeing][0];
     } catch (error) {
@@ -98,7 +98,7 @@ class ChatPanel {
     const text = this.input.value.trim();
     if (this.stopping || (!text && !this.pictures.length)) return;
     if (isWaiting(this.turns.at(-1))) {
-      this.#complain(new Error("The model waits for the result of a call. Give it above, or answer again."));
+      this.#complain(new Advice("The model waits for the result of a call. Give it above, or answer again."));
       return;
     }
     this.#add(userTurn(text, this.pictures));

@@ -1,5 +1,6 @@
 // The drawer of the chat: system prompt, sampling, tools, the form of answers.
 
+import { Advice } from "../api.js";
 import { byId, show } from "../dom.js";
 
 const NUMBERS = ["temperature", "top_p", "max_tokens", "seed", "repetition_penalty"];
@@ -26,7 +27,7 @@ export function readSettings() {
   if (!form.checkValidity()) {
     show(byId("chat-drawer"));
     form.reportValidity();
-    throw new Error("A setting of the chat is out of range.");
+    throw new Advice("A setting of the chat is out of range.");
   }
   const values = Object.fromEntries(new FormData(form));
   const fields = {};
@@ -47,6 +48,6 @@ function parsed(text, label) {
   try {
     return JSON.parse(text);
   } catch (error) {
-    throw new Error(`${label} in the settings is not JSON: ${error.message}`);
+    throw new Advice(`${label} in the settings is not JSON: ${error.message}`);
   }
 }

@@ -1,5 +1,6 @@
 // Recording from the microphone, with its level.
 
+import { Advice } from "../api.js";
 import { colour, sharp } from "../dom.js";
 
 const KINDS = ["audio/webm;codecs=opus", "audio/mp4", "audio/ogg;codecs=opus"];
@@ -10,7 +11,7 @@ export const canRecord = () => Boolean(navigator.mediaDevices?.getUserMedia && w
 /** Begin. The recording's `stop` gives its blob. */
 export async function record(canvas) {
   const stream = await navigator.mediaDevices.getUserMedia({ audio: true }).catch(() => {
-    throw new Error("The microphone cannot be used. Allow it for this page in the browser, then try again.");
+    throw new Advice("The microphone cannot be used. Allow it for this page in the browser, then try again.");
   });
   const mimeType = KINDS.find((kind) => MediaRecorder.isTypeSupported(kind));
   const recorder = new MediaRecorder(stream, mimeType ? { mimeType } : {});
