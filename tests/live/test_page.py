@@ -92,12 +92,13 @@ def test_chat_shows_a_call_and_takes_its_result(page: Any) -> None:
     page.get_by_label("Message", exact=True).fill("What time is it in Paris?")
     page.keyboard.press("Enter")
     page.locator(".turn.assistant:not([aria-busy])").wait_for()
-    call = page.locator("details.call")
+    call = page.locator("details.call").first
     assert "get_time" in call.locator("summary").inner_text()
     call.locator("summary").click()
     assert re.search(r'"city": "(Paris|Rome)"', call.inner_text())
     page.get_by_label("Call a tool").select_option("none")
-    page.get_by_label("Result of get_time").fill("12:30")
+    for result in page.get_by_label("Result of get_time").all():
+        result.fill("12:30")
     page.get_by_role("button", name="Continue").click()
     page.locator(".turn.assistant:not([aria-busy])").nth(1).wait_for()
     assert page.locator(".turn.assistant .markdown").last.inner_text()
@@ -210,6 +211,7 @@ def test_the_timeline_shows_the_steps_of_a_request(page: Any) -> None:
 def test_the_reference_names_every_field(page: Any) -> None:
     page.goto("/docs")
     page.get_by_label("Find a route or a field").fill("seed chat")
+    page.get_by_text(re.compile(r"^\d of \d+ routes$")).wait_for()
     route = page.locator("details.route:visible").first
     assert "/v1/chat/completions" in route.inner_text()
     route.locator("summary").first.click()

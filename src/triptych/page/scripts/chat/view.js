@@ -69,7 +69,7 @@ export class AssistantView {
   }
 
   /** The answer is complete, stopped or failed. */
-  finish({ isLast = true } = {}) {
+  finish() {
     this.show();
     const { turn, actions } = this;
     this.text.querySelector(".waiting")?.remove();
@@ -77,7 +77,8 @@ export class AssistantView {
     const copying = iconButton("copy", "Copy the answer", () => copy(turn.text, copying));
     this.foot.prepend(copying, iconButton("again", "Answer again", () => actions.regenerate(turn)));
     if (turn.error) this.element.insertBefore(errorBox(turn.error, () => actions.regenerate(turn)), this.foot);
-    if (isLast && isWaiting(turn) && !turn.error && !turn.isStopped) this.#askForResults();
+    if (isWaiting(turn) && !turn.error && !turn.isStopped) this.#askForResults();
+    actions.grown();
   }
 
   #showCall(made, index) {

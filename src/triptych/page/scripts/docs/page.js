@@ -99,6 +99,7 @@ async function start() {
     const routes = routesOf(document_);
     showRoutes(routes);
     byId("find").addEventListener("input", () => search(routes));
+    search(routes); // of what was typed meanwhile
     const wanted = routes.find((route) => route.id === location.hash.slice(1));
     if (wanted) wanted.element.open = true;
     wanted?.element.scrollIntoView();

@@ -7,9 +7,9 @@ export class PictureView {
   blob = null;
   #url = null;
 
-  constructor(prompt, actions) {
-    this.prompt = prompt;
-    this.actions = actions;
+  /** `place` is said where a request has several: "2 of 4". */
+  constructor(prompt, place, actions) {
+    Object.assign(this, { prompt, place, actions });
     this.image = el("img", { alt: `Preview: ${prompt}`, hidden: true });
     this.bar = el("progress", { max: "1", "aria-label": "Steps done" });
     this.note = el("figcaption", { class: "note" }, "Waiting");
@@ -43,7 +43,7 @@ export class PictureView {
       iconButton("seed", `Use seed ${seed} again`, () => this.actions.useSeed(seed)),
       iconButton("edit", "Edit this picture", () => this.actions.edit(this.blob)),
     ];
-    this.note.replaceChildren(el("span", {}, `${size.replace("x", " × ")} · seed ${seed}`), el("span", { class: "buttons" }, ...buttons));
+    this.note.replaceChildren(el("span", {}, [size.replace("x", " × "), `seed ${seed}`, this.place].filter(Boolean).join(" · ")), el("span", { class: "buttons" }, ...buttons));
   }
 
   /** It will not be finished. */

@@ -69,7 +69,7 @@ class ImagesPanel {
   async draw() {
     const stopping = (this.stopping = new AbortController());
     const fields = this.#fields();
-    const views = Array.from({ length: fields.n }, () => new PictureView(fields.prompt, this.actions));
+    const views = Array.from({ length: fields.n }, (_, index) => new PictureView(fields.prompt, fields.n > 1 ? `${index + 1} of ${fields.n}` : "", this.actions));
     const results = byId("image-results");
     results.querySelector(".empty")?.remove();
     results.prepend(...views.map((view) => view.element));

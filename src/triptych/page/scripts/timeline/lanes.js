@@ -11,7 +11,9 @@ export class Lane {
   constructor(model, hue, onPoint) {
     Object.assign(this, { model, hue });
     this.note = el("span", { class: "lane-note" });
-    this.pages = el("span", { class: "pages", role: "img", hidden: true }, el("span", { class: "used" }), el("span", { class: "cached" }));
+    this.bar = el("span", { class: "bar", "aria-hidden": "true" }, el("span", { class: "used" }), el("span", { class: "cached" }));
+    this.amount = el("span", { class: "lane-note" });
+    this.pages = el("span", { class: "pages", hidden: true }, this.bar, this.amount);
     this.canvas = el("canvas", { role: "img", "aria-label": `Steps of ${model.model}` });
     const name = el("span", { class: "lane-name", title: model.model }, model.model);
     this.element = el("li", { class: `lane ${hue}` },
@@ -27,12 +29,11 @@ export class Lane {
     this.element.classList.toggle("asleep", state !== "ready");
     this.pages.hidden = !pages;
     if (!pages) return;
-    const [used, cached] = this.pages.children;
+    const [used, cached] = this.bar.children;
     used.style.width = `${(100 * pages.num_used) / pages.num_pages}%`;
     cached.style.width = `${(100 * pages.num_cached) / pages.num_pages}%`;
-    const text = `Pages: ${pages.num_used} in use, ${pages.num_cached} cached, of ${pages.num_pages}`;
-    this.pages.setAttribute("aria-label", text);
-    this.pages.title = text;
+    this.amount.textContent = `${pages.num_used} of ${pages.num_pages} pages`;
+    this.pages.title = `${pages.num_used} pages in use, ${pages.num_cached} cached, of ${pages.num_pages}`;
   }
 
   /** Draw the steps of the last `windowS` seconds. */
