@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import triptych
-from support.browser import chromium, opened
+from support.browser import barriers, chromium, opened
 from support.http import FakeEngine, in_process, live, make_app
 from triptych.compose import build_app
 from triptych.core.config import Config, ServerOptions
@@ -161,6 +161,7 @@ def test_answers_are_shown_as_text_whatever_they_say(
         ]
         assert text.locator("script, img, b, i").count() == 0
         assert page.evaluate("window.hacked") is None
+        assert barriers(page) == []
 
 
 def test_markdown_is_the_same_in_pieces_and_at_once(
@@ -213,6 +214,8 @@ def test_a_key_is_asked_for_and_kept_for_the_tab(
     browser: Any, tmp_path: Path, engine: FakeEngine
 ) -> None:
     with page_of(browser, tmp_path, engine, api_key=("right",), allowed="401") as page:
+        page.get_by_role("dialog", name="API key").wait_for()
+        assert barriers(page) == []
         for given in ("wrong", "right"):
             page.get_by_label("Key", exact=True).fill(given)
             page.get_by_role("button", name="Continue").click()
@@ -222,6 +225,8 @@ def test_a_key_is_asked_for_and_kept_for_the_tab(
         ask(page)
         assert engine.answer in finished(page).inner_text()
         assert page.evaluate("Object.keys(localStorage).length + document.cookie.length") == 0
+        page.goto("/docs")
+        page.get_by_text("/v1/chat/completions").wait_for()
 
 
 def test_errors_say_what_to_do_and_may_be_tried_again(
@@ -240,6 +245,7 @@ def test_errors_say_what_to_do_and_may_be_tried_again(
         page.get_by_label("Tools").fill("no json")
         ask(page)
         assert "Tools in the settings is not JSON" in page.get_by_role("alert").inner_text()
+        assert barriers(page) == []
 
 
 def test_a_lost_engine_ends_an_answer_with_its_error(

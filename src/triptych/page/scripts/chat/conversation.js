@@ -11,8 +11,20 @@ export const assistantTurn = (model) => ({
   role: "assistant", model, text: "", reasoning: "", calls: [], stats: null, error: null, isStopped: false,
 });
 
+/** The calls of a turn that can be answered: an answer may end within one. */
+export const wholeCalls = (turn) => turn.calls.filter(({ args }) => isJson(args));
+
 /** Whether the assistant waits for results of tools. */
-export const isWaiting = (turn) => turn?.calls?.some((made) => made.result === null) ?? false;
+export const isWaiting = (turn) => turn?.role === "assistant" && wholeCalls(turn).some((made) => made.result === null);
+
+function isJson(text) {
+  try {
+    JSON.parse(text);
+    return true;
+  } catch {
+    return false;
+  }
+}
 
 /** The body of the request that continues `turns`. Throws with words for the user. */
 export function requestOf(model, turns, settings) {
@@ -24,11 +36,12 @@ export function requestOf(model, turns, settings) {
 
 function messagesOf(turn) {
   if (turn.role === "user") return [{ role: "user", content: contentOf(turn) }];
-  if (!turn.calls.length) return [{ role: "assistant", content: turn.text }];
-  const calls = turn.calls.map(({ id, name, args }) => ({ id, type: "function", function: { name, arguments: args } }));
+  const made = wholeCalls(turn);
+  if (!made.length) return [{ role: "assistant", content: turn.text }];
+  const calls = made.map(({ id, name, args }) => ({ id, type: "function", function: { name, arguments: args } }));
   const message = { role: "assistant", content: turn.text || null, tool_calls: calls };
   if (turn.reasoning) message.reasoning_content = turn.reasoning;
-  return [message, ...turn.calls.map(({ id, result }) => ({ role: "tool", tool_call_id: id, content: result ?? "" }))];
+  return [message, ...made.map(({ id, result }) => ({ role: "tool", tool_call_id: id, content: result ?? "" }))];
 }
 
 function contentOf({ text, pictures }) {

@@ -3,7 +3,7 @@
 import { errorBox } from "../api.js";
 import { copy, el, iconButton, show } from "../dom.js";
 import { showMarkdown } from "../markdown/blocks.js";
-import { isWaiting } from "./conversation.js";
+import { isWaiting, wholeCalls } from "./conversation.js";
 
 /** The element of a turn of the user. */
 export function userView(turn, actions) {
@@ -91,13 +91,14 @@ export class AssistantView {
   /** Fields for the results of tools, which the user gives in the place of a program. */
   #askForResults() {
     const { turn, actions } = this;
-    const fields = turn.calls.map((made) => el("label", {}, `Result of ${made.name}`, el("textarea", { rows: "2", required: true })));
+    const calls = wholeCalls(turn);
+    const fields = calls.map((made) => el("label", {}, `Result of ${made.name}`, el("textarea", { rows: "2", required: true })));
     const form = el("form", { class: "results" }, ...fields, el("button", { type: "submit", class: "primary" }, "Continue"));
     form.addEventListener("submit", (event) => {
       event.preventDefault();
-      turn.calls.forEach((made, index) => {
+      calls.forEach((made, index) => {
         made.result = fields[index].querySelector("textarea").value;
-        this.calls.children[index].append(el("p", { class: "result" }, made.result));
+        this.calls.children[turn.calls.indexOf(made)].append(el("p", { class: "result" }, made.result));
       });
       form.remove();
       actions.proceed();

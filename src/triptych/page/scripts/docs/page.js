@@ -38,9 +38,10 @@ class Route {
   #body() {
     const { operation, schemas } = this;
     const body = el("div", { class: "route-body" });
+    const [, more = ""] = (operation.description ?? "").split(/\n([^]*)/); // the summary has the first line
     const about = el("div", { class: "markdown" });
-    showMarkdown(about, operation.description ?? "");
-    body.append(about);
+    showMarkdown(about, more);
+    if (more) body.append(about);
     const parameters = operation.parameters ?? [];
     if (parameters.length) body.append(el("h3", {}, "Parameters"), parameterTable(parameters, schemas));
     for (const { type, schema } of contentsOf(operation.requestBody)) body.append(el("h3", {}, "Body", el("code", {}, type)), fieldsOf(schema, schemas));

@@ -54,7 +54,9 @@ export function fieldsOf(schema, schemas, depth = 0) {
 }
 
 function tableOf({ properties, required = [] }, schemas, depth) {
-  const rows = Object.entries(properties).map(([name, field]) => {
+  const isNeeded = ([name]) => required.includes(name);
+  const fields = Object.entries(properties).sort((one, other) => isNeeded(other) - isNeeded(one));
+  const rows = fields.map(([name, field]) => {
     const isRequired = required.includes(name);
     const head = el("th", { scope: "row" }, el("code", {}, name), isRequired ? el("span", { class: "must" }, "required") : null);
     return el("tr", {}, head, el("td", {}, ...aboutField(field, schemas, depth)));
