@@ -37,7 +37,7 @@ from triptych.core.job import Job, Output, Sink
 from triptych.core.ledger import Ledger
 from triptych.core.metrics import STEP_SECONDS, Metrics
 from triptych.core.plan import PendingStep, Plan, Runner
-from triptych.core.transport.messages import Heartbeat, RunningStep, StepReport, StepSpan
+from triptych.core.transport.messages import Heartbeat, RunningStep, StepRecord, StepReport
 from triptych.schedulers.base import LoadedModel, ModelLoader, Proposal
 from triptych.schedulers.cost import RecentSteps
 from triptych.schedulers.executors import Clock, Executors, StepOutcome, ThreadExecutors
@@ -278,7 +278,7 @@ class Engine:
         self.metrics.observe(STEP_SECONDS, outcome.busy_s, model=model, kind=kind)
         scheduler = step.loaded.scheduler
         if self._step_log.is_on:
-            self._step_log.note(_span_of(step.plan, outcome))
+            self._step_log.note(_record_of(step.plan, outcome))
         if outcome.result is not None:
             self._health.note_success()
             self._recent.observe(outcome.busy_s)
@@ -434,8 +434,8 @@ class Engine:
         self._executors.close(patience_s)
 
 
-def _span_of(plan: Plan, outcome: StepOutcome) -> StepSpan:
-    return StepSpan(
+def _record_of(plan: Plan, outcome: StepOutcome) -> StepRecord:
+    return StepRecord(
         model=plan.model,
         kind=plan.kind,
         num_rows=len(outcome.result.rows) if outcome.result is not None else 0,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from triptych.core.transport.messages import RunningStep, StepReport, StepSpan
+from triptych.core.transport.messages import RunningStep, StepRecord, StepReport
 
 REPORT_S = 0.25
 """Reports are at least so long apart."""
@@ -24,8 +24,8 @@ class StepLog:
 
     def __init__(self) -> None:
         self.is_on = False
-        self._spans: deque[StepSpan] = deque()
-        self._latest: dict[tuple[str, str], StepSpan] = {}
+        self._spans: deque[StepRecord] = deque()
+        self._latest: dict[tuple[str, str], StepRecord] = {}
         self._num_dropped = 0
         self._next_s = -math.inf
         self._was_running = False
@@ -35,7 +35,7 @@ class StepLog:
         self._clear()
         self.is_on = is_on
 
-    def note(self, step: StepSpan) -> None:
+    def note(self, step: StepRecord) -> None:
         """Take note of a step that is over. It may grow until it is reported."""
         key = step.model, step.kind
         latest = self._latest.get(key)
@@ -67,14 +67,14 @@ class StepLog:
         self._num_dropped = 0
 
 
-def _are_one(span: StepSpan, step: StepSpan) -> bool:
+def _are_one(span: StepRecord, step: StepRecord) -> bool:
     """Whether `step` is to be merged into `span`, which is one step or several merged ones."""
     are_short = step.busy_s < SHORT_S and span.busy_s < SHORT_S * span.num_steps
     are_near = step.start_s - span.start_s < MERGE_S
     return are_short and are_near and not (step.is_failed or span.is_failed)
 
 
-def _merge(span: StepSpan, step: StepSpan) -> None:
+def _merge(span: StepRecord, step: StepRecord) -> None:
     span.length_s = step.start_s + step.length_s - span.start_s
     span.busy_s += step.busy_s
     span.num_rows += step.num_rows

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from importlib.metadata import version
-from types import MappingProxyType
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
@@ -23,13 +22,14 @@ from triptych.core.config import Config, ServerOptions
 from triptych.core.errors import TriptychError, UnknownModel
 from triptych.core.http.access import Access
 from triptych.core.http.auth import PUBLIC_ROUTES, Keyring, RequireKey
+from triptych.core.http.dialects import Dialect
 from triptych.core.http.disconnect import FollowClient, InFlight
 from triptych.core.http.engine_events import EngineEvents, engine_events_router
 from triptych.core.http.errors import handle_error
 from triptych.core.http.health import health_router
 from triptych.core.http.metrics import HttpMetrics, metrics_router
 from triptych.core.http.models import ModelCard, Task, handle_unknown_model, models_router
-from triptych.core.http.page import Pages, pages_router, public_routes
+from triptych.core.http.page import PagesRouter
 from triptych.core.http.paths import Paths, handle_http_error
 from triptych.core.http.upload import UploadBudget
 from triptych.core.limits import MAX_FORMS_HELD
@@ -52,11 +52,11 @@ def create_app(
     routers: Sequence[APIRouter],
     cards: Sequence[ModelCard] = (),
     tasks: Sequence[Task] = (),
-    pages: Pages = MappingProxyType({}),
+    dialects: Sequence[Dialect] = (),
 ) -> FastAPI:
     """The ASGI app that serves `routers` in front of `client`, and lists `cards` of these `tasks`.
 
-    `pages` are files for browsers, which need no key.
+    `dialects` are the APIs that `routers` speak beside OpenAI's.
 
     `app.state` holds `options`, `metrics`, `in_flight`, `upload_budget`, `tasks` and `routes` for
     routes and for the server. Raises `ConfigError` for API keys that cannot be read.
@@ -66,10 +66,10 @@ def create_app(
     app = _App(
         title="Triptych",
         version=version("triptych"),
-        docs_url=None,  # they load scripts from elsewhere; ours is one of `pages`
+        docs_url=None,  # they load scripts from elsewhere; the page has its own
         redoc_url=None,
         redirect_slashes=False,  # a redirect would trust the Host header
-        middleware=_layers(config.server, metrics, in_flight, PUBLIC_ROUTES | public_routes(pages)),
+        middleware=_layers(config.server, metrics, in_flight, dialects, _public(routers)),
         exception_handlers={
             UnknownModel: handle_unknown_model,
             HTTPException: handle_http_error,
@@ -87,26 +87,41 @@ def create_app(
     health = health_router(client.status, lambda: in_flight.is_draining)
     events = engine_events_router(EngineEvents(client, cards, in_flight))
     routes = list(app.routes)
-    own = (health, metrics_router(metrics), events, models_router(cards))
-    for router in (*own, *routers, pages_router(pages)):
+    for router in (*routers, health, metrics_router(metrics), events, models_router(cards)):
         routes += router.routes
         app.include_router(router)
     app.state.routes = tuple(routes)
     return app
 
 
+def _public(routers: Sequence[APIRouter]) -> Set[tuple[str, str]]:
+    """What needs no key: the probes, and files for browsers."""
+    pages = (router.public for router in routers if isinstance(router, PagesRouter))
+    return PUBLIC_ROUTES.union(*pages)
+
+
 def _layers(
     options: ServerOptions,
     metrics: HttpMetrics,
     in_flight: InFlight,
+    dialects: Sequence[Dialect],
     public: Set[tuple[str, str]],
 ) -> list[Middleware]:
     cors = Middleware(
         CORSMiddleware,
         allow_origins=list(options.cors_origin),
         allow_methods=["GET", "POST", "DELETE"],
-        allow_headers=["authorization", "content-type", "x-request-id"],
+        allow_headers=[
+            "anthropic-beta",
+            "anthropic-dangerous-direct-browser-access",
+            "anthropic-version",
+            "authorization",
+            "content-type",
+            "x-api-key",
+            "x-request-id",
+        ],
         expose_headers=[
+            "request-id",
             "x-request-id",
             "retry-after",
             "x-speech-coverage",
@@ -114,7 +129,7 @@ def _layers(
         ],
     )
     return [
-        Middleware(Access, metrics=metrics),
+        Middleware(Access, metrics=metrics, dialects=dialects),
         *([cors] if options.cors_origin else []),
         Middleware(RequireKey, keyring=Keyring.from_options(options), public=public),
         Middleware(FollowClient, options=options, in_flight=in_flight),

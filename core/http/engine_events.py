@@ -28,8 +28,8 @@ from triptych.core.transport.messages import (
     Heartbeat,
     ModelStatus,
     RunningStep,
+    StepRecord,
     StepReport,
-    StepSpan,
 )
 
 INTERVAL_S = 0.25
@@ -137,7 +137,7 @@ class _StepBuffer:
 
     def __init__(self, tasks: dict[str, str]) -> None:
         self._tasks = tasks
-        self._steps: deque[StepSpan] = deque()
+        self._steps: deque[StepRecord] = deque()
         self._latest: StepReport | None = None
         self._num_dropped = 0
 
@@ -175,7 +175,7 @@ class _StepBuffer:
             start_s=_moment(step.start_s),
         )
 
-    def _finished(self, step: StepSpan) -> FinishedStep:
+    def _finished(self, step: StepRecord) -> FinishedStep:
         return FinishedStep(
             model=step.model,
             task=self._tasks.get(step.model, ""),

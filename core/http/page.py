@@ -92,27 +92,27 @@ def _route_of(name: str) -> str:
     return "/" + name.removesuffix(".html").removesuffix("index")
 
 
-def public_routes(pages: Pages) -> frozenset[tuple[str, str]]:
-    """What needs no key: a browser asks for a page before its user can give one."""
-    return frozenset(itertools.product(("GET", "HEAD"), pages))
+class PagesRouter(APIRouter):
+    """Serves files. They are no part of the API, and left out of its document.
 
+    `public` is what needs no key: a browser asks for a page before its user can give one.
+    """
 
-def pages_router(pages: Pages) -> APIRouter:
-    """Serves `pages`. They are no part of the API, and left out of its document."""
-    router = APIRouter(include_in_schema=False)
+    def __init__(self, pages: Pages) -> None:
+        super().__init__(include_in_schema=False)
+        self.public = frozenset(itertools.product(("GET", "HEAD"), pages))
+        self._pages = pages
+        for route in ("/", "/docs", FILES_ROUTE + "{name:path}"):
+            self.add_api_route(route, self._show, methods=["GET"])
 
-    async def show(request: Request) -> Response:
-        file = pages.get(request.scope["path"])
+    async def _show(self, request: Request) -> Response:
+        file = self._pages.get(request.scope["path"])
         if file is None:
             raise NotFound("There is no such file here.")
         headers = dict(_HEADERS) | {"etag": file.tag}
         if _is_kept(request.headers.get("if-none-match", ""), file.tag):
             return Response(status_code=304, headers=headers)
         return Response(file.content, headers=headers, media_type=file.media_type)
-
-    for route in ("/", "/docs", FILES_ROUTE + "{name:path}") if pages else ():
-        router.add_api_route(route, show, methods=["GET"])
-    return router
 
 
 def _is_kept(tags: str, tag: str) -> bool:

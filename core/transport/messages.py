@@ -101,7 +101,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     histograms: dict[str, list[float]]
 
 
-class StepSpan(msgspec.Struct, kw_only=True, omit_defaults=True):
+class StepRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A step that is over, or several short ones of a kind as one.
 
     It began at `start_s` by the engine's clock (the system's monotonic one) and ended `length_s`
@@ -132,7 +132,7 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defau
     The oldest `num_dropped` steps of the time are not among `steps`: there were too many.
     """
 
-    steps: tuple[StepSpan, ...] = ()
+    steps: tuple[StepRecord, ...] = ()
     running: RunningStep | None = None
     num_dropped: int = 0
 

@@ -49,6 +49,8 @@ CHECKS = [
 TASKS = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "chat",
+    "/v1/responses": "chat",
+    "/v1/responses/input_tokens": "chat",
     "/tokenize": "chat",
     "/detokenize": "chat",
     "/v1/embeddings": "embedding",
@@ -61,7 +63,10 @@ TASKS = {
     "/v1/images/variations": "image",
 }
 """The kind of model that a route needs."""
-MOST = {"max_tokens": 4, "max_completion_tokens": 4, "min_tokens": 2, "n": 2, "steps": 2}
+MOST = {
+    **{"max_tokens": 4, "max_completion_tokens": 4, "max_output_tokens": 4},
+    **{"min_tokens": 2, "n": 2, "steps": 2},
+}
 """Upper bounds of adapted requests, so that thousands take minutes."""
 WORDS: Mapping[str, Any] = {
     "input": "Good morning.",
@@ -79,6 +84,11 @@ OPTIONS = frozenset(
     }
 )
 """Optional fields of adapted requests; more would rarely be valid together."""
+_LENGTHS = {
+    "/v1/chat/completions": "max_tokens",
+    "/v1/completions": "max_tokens",
+    "/v1/responses": "max_output_tokens",
+}
 NUM_SHOWN = 20
 LONGEST_S = 300
 """Timeout of a response, in seconds; a slower one ends the run."""
@@ -207,8 +217,10 @@ class Fuzzer:
         for name in given.keys() & body.keys():
             if isinstance(body[name], str | list | bytes):
                 body[name] = given[name]
-        if task == "chat" and "tokenize" not in case.operation.path:  # else as long as the context
-            body.setdefault("max_tokens", MOST["max_tokens"])
+        if limit := _LENGTHS.get(case.operation.path):  # else as long as the context
+            body.setdefault(limit, MOST[limit])
+        if case.operation.path.startswith("/v1/responses"):  # optional there, but one alone rarely
+            body.setdefault("input", WORDS["input"])
         case.body = {**body, "model": model} if "model" in case.body else body
 
     def _uploads(self, task: str | None) -> dict[str, Any]:

@@ -6,14 +6,14 @@ import math
 
 import pytest
 
-from triptych.core.transport.messages import RunningStep, StepSpan
+from triptych.core.transport.messages import RunningStep, StepRecord
 from triptych.schedulers.step_log import MAX_SPANS, MERGE_S, REPORT_S, StepLog
 
 RUNNING = RunningStep(model="m", kind="denoise", start_s=1.0)
 
 
-def step(start_s: float, length_s: float, kind: str = "decode", num_rows: int = 2) -> StepSpan:
-    return StepSpan(
+def step(start_s: float, length_s: float, kind: str = "decode", num_rows: int = 2) -> StepRecord:
+    return StepRecord(
         model="m",
         kind=kind,
         num_rows=num_rows,

@@ -95,7 +95,7 @@ def test_thoughts_that_an_answer_opens_are_at_its_beginning(text: str, said: str
 def test_nothing_is_prescribed_for_tokens_that_are_free() -> None:
     """Whatever is drawn of them: a row may have been launched that far ahead."""
     draw = random.Random(5)
-    for _ in range(2000):
+    for _ in range(400):
         rules = draw.choice([OPENED, HARMONY, msgspec.structs.replace(OPENED, open_at_start=False)])
         thoughts = counter(budgeted(rules, draw.randrange(6)))
         for _ in range(12):
@@ -182,7 +182,7 @@ def test_rows_that_give_way_keep_their_budget() -> None:
 def test_steps_that_fail_are_tried_again_within_the_budget() -> None:
     asked = cases(6, max_tokens=20)
     faulty = world(max_batch_size=6)
-    faulty.runner.errors = {n: OutOfMemory("No room.") for n in (3, 6, 9)}
+    faulty.runner.errors = {n: OutOfMemory("No room.") for n in (3, 10, 17)}
     for case in asked:
         faulty.submit(case.name, case.request)
     faulty.run()
@@ -216,6 +216,5 @@ def test_a_model_without_masks_refuses() -> None:
     (case,) = cases(1)
     made = world()
     made.scheduler.guides = None  # type: ignore[attr-defined]
-    made.submit("job", case.request)
-    made.run()
-    assert made.reason("job") == UnsupportedOption.code
+    with pytest.raises(UnsupportedOption):
+        made.submit("job", case.request)

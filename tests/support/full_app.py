@@ -23,6 +23,7 @@ from triptych.core.http.app import create_app
 from triptych.core.http.models import Task
 from triptych.core.job import Output
 from triptych.core.media.audio.decode import DECODERS
+from triptych.core.store.store import DocumentStore
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.diffusion.api.routes import image_cards, images_router, picture_links
 from triptych.modalities.embedding.api.routes import embedding_cards, embeddings_router
@@ -30,6 +31,9 @@ from triptych.modalities.embedding.api.service import EmbeddingService
 from triptych.modalities.embedding.api.text import EmbeddingModel
 from triptych.modalities.embedding.wire import EmbedDelta
 from triptych.modalities.llm.api.replies import card_of
+from triptych.modalities.llm.api.responses.answering import Answering
+from triptych.modalities.llm.api.responses.conversations import conversations_router
+from triptych.modalities.llm.api.responses.routes import responses_router
 from triptych.modalities.llm.api.routes import llm_router
 from triptych.modalities.recognition.api.routes import recognition_cards, recognition_router
 from triptych.modalities.registry import MODALITIES
@@ -142,6 +146,9 @@ def open_full_app(folder: Path, **server: Any) -> FullApp:
     routers = [llm_router(text, links.find), embeddings_router(words), speech_router(speech)]
     routers += [speech_models_router(speech_cards(speech)), voices_router(voices)]
     routers += [recognition_router(transcriptions), images_router(images, links)]
+    kept = DocumentStore.from_options(config.store)
+    answering = Answering.open(text, kept, config.server, links.find)
+    routers += [responses_router(answering), conversations_router(answering)]
     tasks = [Task(*modality.task) for modality in MODALITIES]
     full_app.app = create_app(config, full_app.chat, routers, cards, tasks)
     return full_app

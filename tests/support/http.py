@@ -23,7 +23,7 @@ from support.text_models import byte_tokenizer, write_text_folder
 from triptych.core.client import EngineStatus
 from triptych.core.config import Config, ModelOptions, ScheduleOptions, ServerOptions
 from triptych.core.http.app import create_app
-from triptych.core.http.page import Pages
+from triptych.core.http.page import Pages, PagesRouter
 from triptych.core.http.server import HttpServer, serve
 from triptych.core.http.wire import WireLimits
 from triptych.core.job import Output
@@ -154,7 +154,8 @@ def make_app(
     service = make_service(folder, engine, models, **(schedule or {}))
     cards = [card_of(model) for model in service.models.values()]
     config = Config(server=ServerOptions(**server))
-    return create_app(config, engine, [llm_router(service)], cards, pages=pages or {})
+    routers = [llm_router(service), *([PagesRouter(pages)] if pages else [])]
+    return create_app(config, engine, routers, cards)
 
 
 @contextmanager

@@ -22,8 +22,8 @@ from triptych.core.transport.messages import (
     Heartbeat,
     ModelStatus,
     RunningStep,
+    StepRecord,
     StepReport,
-    StepSpan,
 )
 
 GAUGES = {
@@ -47,7 +47,7 @@ BEAT = Heartbeat(
     counters={},
     histograms={},
 )
-STEP = StepSpan(
+STEP = StepRecord(
     model="tiny",
     kind="decode",
     num_rows=6,

@@ -22,8 +22,8 @@ from triptych.core.transport.messages import (
     MessageCodec,
     ModelStatus,
     RunningStep,
+    StepRecord,
     StepReport,
-    StepSpan,
 )
 from triptych.core.transport.remote import RemoteClient
 
@@ -188,7 +188,7 @@ async def test_the_engine_may_be_there_before_the_api_process():
         await client.close()
 
 
-STEP = StepSpan(
+STEP = StepRecord(
     model="m", kind="decode", num_rows=2, start_s=5.0, length_s=0.01, busy_s=0.01, num_steps=1
 )
 

@@ -158,14 +158,14 @@ class AnswerSyntax:
             has_special_marks=calls not in _PLAIN or not thought_marks.isdisjoint(specials),
         )
 
-    @property
-    def thinks(self) -> bool:
-        """Whether answers may hold thoughts that are told apart."""
-        return bool(self.thinking or self.calls == "harmony")
-
     def reads(self, tools: ToolSchemas) -> bool:
         """Whether an answer has to be read for thoughts, or calls of `tools`."""
-        return bool(tools or self.thinks)
+        return bool(tools) or self.thinks
+
+    @property
+    def thinks(self) -> bool:
+        """Whether thoughts are told from the rest."""
+        return bool(self.thinking or self.calls == "harmony")
 
     def thoughts_end(self, prompt_end: str) -> str:
         """What ends the thoughts that a prompt which ends so has opened; nothing if it has not."""

@@ -44,6 +44,6 @@ def harmony(source: TextSource, tools: ToolSchemas) -> Reading:
                 yield from json_text(source, CallArguments)
             yield from source.before(ENDS)
         elif "<|channel|>analysis" in head:
-            yield from source.until(ENDS, Thought)
+            yield from source.thoughts(ENDS, Thought)
         else:
             yield from source.until(ENDS, Words)
