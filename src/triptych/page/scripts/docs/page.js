@@ -6,7 +6,7 @@ import { showMarkdown } from "../markdown/blocks.js";
 import { curlOf } from "./example.js";
 import { contentsOf, fieldsOf, Schemas } from "./schema.js";
 
-const TAGS = { text: "Text", speech: "Speech", audio: "Audio", transcription: "Transcription", images: "Images", models: "Models", health: "Health", engine: "Engine" };
+const TAGS = { text: "Text", speech: "Speech", audio: "Audio", transcription: "Transcription", images: "Images", models: "Models", responses: "Responses", health: "Health", engine: "Engine" };
 
 class Route {
   constructor(path, method, operation, schemas) {
