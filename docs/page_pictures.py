@@ -17,7 +17,7 @@ from PIL import Image
 from support.browser import chromium, opened
 
 IMAGES = Path(__file__).with_name("images")
-DESK = {"width": 1280, "height": 800}
+DESK = {"width": 1280, "height": 860}
 PHONE = {"width": 390, "height": 844}
 GAP = 24
 QUESTION = "Write a short list of three uses of Python, with a one-line code example for each."
@@ -94,6 +94,7 @@ def draw(page: Any) -> None:
     page.mouse.move(box["x"] + 110, box["y"] + 140, steps=9)
     page.mouse.up()
     page.mouse.move(5, 5)
+    page.evaluate("document.querySelector('main').scrollTo(0, 0)")
 
 
 def work(page: Any) -> None:
