@@ -139,6 +139,9 @@ def test_what_is_spoken_plays_and_is_written_down(page: Any) -> None:
     words.first.wait_for()
     heard = " ".join(words.all_inner_texts()).lower()
     assert "train to london" in heard
+    words.first.focus()
+    page.keyboard.press("ArrowRight")
+    assert words.nth(1).evaluate("(word) => word === document.activeElement")
     page.get_by_text("London").last.click()
     page.wait_for_function("document.querySelector('#hear-audio').currentTime > 0.5")
 
@@ -167,6 +170,10 @@ def test_images_are_drawn_with_previews_and_edited(page: Any) -> None:
     page.mouse.down()
     page.mouse.move(box["x"] + 100, box["y"] + 20, steps=4)
     page.mouse.up()
+    painted = "(canvas) => canvas.getContext('2d').getImageData(64, 64, 1, 1).data[3]"
+    assert paint.evaluate(painted) == 0
+    paint.press(" ")  # the brush is in the middle
+    assert paint.evaluate(painted) > 0
     set_fields(page, image_prompt="a blue car", image_strength=1)
     page.get_by_role("button", name="Draw the edit").click()
     page.get_by_text("Drawn in").wait_for()

@@ -23,7 +23,12 @@ export async function call(path, { json, form, signal, method } = {}) {
     const sent = key();
     const headers = sent ? { Authorization: `Bearer ${sent}` } : {};
     if (json !== undefined) headers["Content-Type"] = "application/json";
-    const response = await reach(path, { method: method ?? (body ? "POST" : "GET"), headers, body, signal });
+    const response = await reach(path, {
+      method: method ?? (body ? "POST" : "GET"),
+      headers,
+      body,
+      signal,
+    });
     if (response.status === 401) {
       if (sent === key()) await askForKey();
     } else if (response.ok) {
@@ -47,20 +52,36 @@ async function reach(path, options) {
 
 async function errorOf(response) {
   const found = await response.json().catch(() => ({}));
-  return fromDocument(found.error ?? {}, response.status, Number(response.headers.get("retry-after")) || 0);
+  return fromDocument(
+    found.error ?? {},
+    response.status,
+    Number(response.headers.get("retry-after")) || 0,
+  );
 }
 
 function fromDocument(error, status = 0, retryAfterS = 0) {
   const message = error.message ?? `The server answered ${status}, and not why.`;
-  return new ApiError(message, { status, retryAfterS, code: error.code, requestId: error.request_id });
+  return new ApiError(message, {
+    status,
+    retryAfterS,
+    code: error.code,
+    requestId: error.request_id,
+  });
 }
 
 /** The events of a stream: {event, data}, `data` parsed. Throws the error that ends one. */
 export async function* events(response) {
   for await (const block of blocks(response.body)) {
     const lines = block.split(/\r?\n/);
-    const event = lines.find((line) => line.startsWith("event:"))?.slice(6).trim() ?? "";
-    const text = lines.filter((line) => line.startsWith("data:")).map((line) => line.slice(5).trimStart()).join("\n");
+    const event =
+      lines
+        .find((line) => line.startsWith("event:"))
+        ?.slice(6)
+        .trim() ?? "";
+    const text = lines
+      .filter((line) => line.startsWith("data:"))
+      .map((line) => line.slice(5).trimStart())
+      .join("\n");
     if (text === "[DONE]") return;
     if (!text) continue;
     const data = JSON.parse(text);
@@ -92,8 +113,15 @@ async function* blocks(stream) {
 export function errorBox(error, retry) {
   if (!(error instanceof Advice)) console.error(error);
   const wait = error.retryAfterS ? ` The server is busy: try again in ${error.retryAfterS} s.` : "";
-  const box = el("div", { class: "error", role: "alert" }, el("p", {}, (error.message || String(error)) + wait));
-  if (retry) box.append(el("button", { type: "button", onclick: () => (box.remove(), retry()) }, "Try again"));
+  const box = el(
+    "div",
+    { class: "error", role: "alert" },
+    el("p", {}, (error.message || String(error)) + wait),
+  );
+  if (retry)
+    box.append(
+      el("button", { type: "button", onclick: () => (box.remove(), retry()) }, "Try again"),
+    );
   if (error.requestId) box.append(el("p", { class: "note" }, `Request ${error.requestId}`));
   return box;
 }

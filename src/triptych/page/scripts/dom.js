@@ -28,7 +28,11 @@ export function icon(name) {
 
 /** A small button with an icon and a name for those who do not see it. */
 export function iconButton(name, label, onclick) {
-  return el("button", { type: "button", class: "quiet icon", "aria-label": label, title: label, onclick }, icon(name));
+  return el(
+    "button",
+    { type: "button", class: "quiet icon", "aria-label": label, title: label, onclick },
+    icon(name),
+  );
 }
 
 /** Show `element`, or hide it. */

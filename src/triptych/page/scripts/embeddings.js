@@ -8,7 +8,10 @@ const MAX_TEXTS = 40;
 export function openEmbeddings(models) {
   const able = [...models].filter((model) => ["embedding", "chat"].includes(model.task));
   able.sort((one, other) => (other.task === "embedding") - (one.task === "embedding"));
-  fill(byId("embed-model"), able.map((model) => model.id));
+  fill(
+    byId("embed-model"),
+    able.map((model) => model.id),
+  );
   byId("embed-form").addEventListener("submit", (event) => {
     event.preventDefault();
     compare();
@@ -16,12 +19,18 @@ export function openEmbeddings(models) {
 }
 
 async function compare() {
-  const texts = byId("embed-texts").value.split("\n").map((line) => line.trim()).filter(Boolean).slice(0, MAX_TEXTS);
+  const texts = byId("embed-texts")
+    .value.split("\n")
+    .map((line) => line.trim())
+    .filter(Boolean)
+    .slice(0, MAX_TEXTS);
   const result = byId("embed-result");
   const status = byId("embed-status");
   status.textContent = "Comparing …";
   try {
-    const response = await call("/v1/embeddings", { json: { model: byId("embed-model").value, input: texts } });
+    const response = await call("/v1/embeddings", {
+      json: { model: byId("embed-model").value, input: texts },
+    });
     const { data, usage } = await response.json();
     const vectors = data.map((entry) => unit(entry.embedding));
     result.replaceChildren(table(texts, vectors));
@@ -45,15 +54,27 @@ function table(texts, vectors) {
   const others = likeness.flatMap((row, index) => row.filter((_, column) => column !== index));
   const [low, high] = others.length ? [Math.min(...others), Math.max(...others)] : [0, 1];
   const share = (value) => Math.min(1, Math.max(0, (value - low) / (high - low || 1)));
-  const heads = texts.map((text, index) => el("th", { scope: "col", title: text, "aria-label": text }, String(index + 1)));
+  const heads = texts.map((text, index) =>
+    el("th", { scope: "col", title: text, "aria-label": text }, String(index + 1)),
+  );
   const rows = texts.map((text, row) => {
-    const cells = likeness[row].map((value, column) => cell(value, row === column ? 1 : share(value), row === column));
-    return el("tr", {}, el("th", { scope: "row" }, el("span", { class: "number" }, String(row + 1)), text), ...cells);
+    const cells = likeness[row].map((value, column) =>
+      cell(value, row === column ? 1 : share(value), row === column),
+    );
+    return el(
+      "tr",
+      {},
+      el("th", { scope: "row" }, el("span", { class: "number" }, String(row + 1)), text),
+      ...cells,
+    );
   });
   const caption = el("caption", { class: "sr" }, "Cosine likeness of each pair of texts");
   const head = el("thead", {}, el("tr", {}, el("td", {}), ...heads));
-  return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of likeness" },
-    el("table", {}, caption, head, el("tbody", {}, ...rows)));
+  return el(
+    "div",
+    { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of likeness" },
+    el("table", {}, caption, head, el("tbody", {}, ...rows)),
+  );
 }
 
 function cell(value, share, isSame) {

@@ -29,7 +29,8 @@ async function start() {
     window.addEventListener("hashchange", () => showPanel({ isMoved: true }));
     showPanel();
   } catch (error) {
-    if (isAborted(error)) note.textContent = "This server asks for a key. Load the page again to give one.";
+    if (isAborted(error))
+      note.textContent = "This server asks for a key. Load the page again to give one.";
     else note.replaceChildren(errorBox(error, start));
   }
 }
@@ -61,7 +62,9 @@ function showPanel({ isMoved = false } = {}) {
 }
 
 async function watchHealth() {
-  const health = await fetch("/readyz").then((reply) => reply.json()).catch(() => null);
+  const health = await fetch("/readyz")
+    .then((reply) => reply.json())
+    .catch(() => null);
   const isReady = health?.status === "ok";
   byId("health").textContent = isReady ? "Ready" : (health?.reason ?? "No connection");
   byId("health-dot").className = `dot ${isReady ? "good" : "bad"}`;

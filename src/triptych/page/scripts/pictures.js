@@ -10,7 +10,9 @@ export async function bitmapOf(file) {
   try {
     return await createImageBitmap(file, { imageOrientation: "from-image" });
   } catch {
-    throw new Advice(`${file.name || "The file"} is not a picture that this browser can read. Use PNG, JPEG or WebP.`);
+    throw new Advice(
+      `${file.name || "The file"} is not a picture that this browser can read. Use PNG, JPEG or WebP.`,
+    );
   }
 }
 
@@ -19,7 +21,10 @@ export async function dataUrlOf(file) {
   const bitmap = await bitmapOf(file);
   const scale = Math.min(1, MAX_SIDE / Math.max(bitmap.width, bitmap.height));
   if (scale === 1 && KINDS.includes(file.type)) return asDataUrl(file);
-  const canvas = new OffscreenCanvas(Math.round(bitmap.width * scale), Math.round(bitmap.height * scale));
+  const canvas = new OffscreenCanvas(
+    Math.round(bitmap.width * scale),
+    Math.round(bitmap.height * scale),
+  );
   canvas.getContext("2d").drawImage(bitmap, 0, 0, canvas.width, canvas.height);
   return asDataUrl(await canvas.convertToBlob({ type: "image/png" }));
 }

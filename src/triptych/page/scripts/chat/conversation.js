@@ -8,14 +8,22 @@ import { call, events } from "../api.js";
 export const userTurn = (text, pictures = []) => ({ role: "user", text, pictures });
 
 export const assistantTurn = (model) => ({
-  role: "assistant", model, text: "", reasoning: "", calls: [], stats: null, error: null, isStopped: false,
+  role: "assistant",
+  model,
+  text: "",
+  reasoning: "",
+  calls: [],
+  stats: null,
+  error: null,
+  isStopped: false,
 });
 
 /** The calls of a turn that can be answered: an answer may end within one. */
 export const wholeCalls = (turn) => turn.calls.filter(({ args }) => isJson(args));
 
 /** Whether the assistant waits for results of tools. */
-export const isWaiting = (turn) => turn?.role === "assistant" && wholeCalls(turn).some((made) => made.result === null);
+export const isWaiting = (turn) =>
+  turn?.role === "assistant" && wholeCalls(turn).some((made) => made.result === null);
 
 function isJson(text) {
   try {
@@ -38,10 +46,17 @@ function messagesOf(turn) {
   if (turn.role === "user") return [{ role: "user", content: contentOf(turn) }];
   const made = wholeCalls(turn);
   if (!made.length) return [{ role: "assistant", content: turn.text }];
-  const calls = made.map(({ id, name, args }) => ({ id, type: "function", function: { name, arguments: args } }));
+  const calls = made.map(({ id, name, args }) => ({
+    id,
+    type: "function",
+    function: { name, arguments: args },
+  }));
   const message = { role: "assistant", content: turn.text || null, tool_calls: calls };
   if (turn.reasoning) message.reasoning_content = turn.reasoning;
-  return [message, ...made.map(({ id, result }) => ({ role: "tool", tool_call_id: id, content: result ?? "" }))];
+  return [
+    message,
+    ...made.map(({ id, result }) => ({ role: "tool", tool_call_id: id, content: result ?? "" })),
+  ];
 }
 
 function contentOf({ text, pictures }) {
@@ -86,6 +101,7 @@ function statsOf(before, usage, elapsedMs) {
     ...first,
     numTokens: num,
     numPrompt: usage?.prompt_tokens ?? before?.numPrompt,
-    perSecond: isLater && elapsedS > 0 ? (num - first.numFirst) / elapsedS : (before?.perSecond ?? 0),
+    perSecond:
+      isLater && elapsedS > 0 ? (num - first.numFirst) / elapsedS : (before?.perSecond ?? 0),
   };
 }

@@ -24,11 +24,16 @@ class ChatPanel {
   stopping = null;
 
   constructor(models) {
-    this.seeing = new Set(models.filter((model) => model.input_modalities?.includes("image")).map((model) => model.id));
+    this.seeing = new Set(
+      models.filter((model) => model.input_modalities?.includes("image")).map((model) => model.id),
+    );
     this.model = byId("chat-model");
     this.log = byId("chat-log");
     this.input = byId("chat-input");
-    fill(this.model, models.map((model) => model.id));
+    fill(
+      this.model,
+      models.map((model) => model.id),
+    );
     this.actions = {
       resend: (turn, text) => this.#resend(turn, text),
       regenerate: (turn) => this.#regenerate(turn),
@@ -63,8 +68,18 @@ class ChatPanel {
     this.stopping?.abort();
     this.turns = [];
     this.views.clear();
-    const hello = el("div", { class: "empty" }, el("p", { class: "hello" }, "What would you like to ask?"),
-      el("p", {}, this.seeing.size ? "Paste or drop a picture to ask about it." : "Answers appear while they are written."));
+    const hello = el(
+      "div",
+      { class: "empty" },
+      el("p", { class: "hello" }, "What would you like to ask?"),
+      el(
+        "p",
+        {},
+        this.seeing.size
+          ? "Paste or drop a picture to ask about it."
+          : "Answers appear while they are written.",
+      ),
+    );
     this.log.replaceChildren(hello);
     this.input.focus({ preventScroll: true });
   }
@@ -73,7 +88,10 @@ class ChatPanel {
 
   async #attach(files) {
     try {
-      if (!this.seeing.size) throw new Advice("No model here sees pictures. Serve one that does, for example triptych-vision.");
+      if (!this.seeing.size)
+        throw new Advice(
+          "No model here sees pictures. Serve one that does, for example triptych-vision.",
+        );
       for (const file of files) this.pictures.push(await dataUrlOf(file));
       if (!this.seeing.has(this.model.value)) this.model.value = [...this.seeing][0];
     } catch (error) {
@@ -84,11 +102,22 @@ class ChatPanel {
 
   #showPictures() {
     const list = byId("chat-pictures");
-    list.replaceChildren(...this.pictures.map((url, index) => {
-      const remove = () => (this.pictures.splice(index, 1), this.#showPictures());
-      const button = el("button", { type: "button", class: "icon", "aria-label": `Remove picture ${index + 1}`, onclick: remove }, icon("close"));
-      return el("li", {}, el("img", { src: url, alt: `Picture ${index + 1}` }), button);
-    }));
+    list.replaceChildren(
+      ...this.pictures.map((url, index) => {
+        const remove = () => (this.pictures.splice(index, 1), this.#showPictures());
+        const button = el(
+          "button",
+          {
+            type: "button",
+            class: "icon",
+            "aria-label": `Remove picture ${index + 1}`,
+            onclick: remove,
+          },
+          icon("close"),
+        );
+        return el("li", {}, el("img", { src: url, alt: `Picture ${index + 1}` }), button);
+      }),
+    );
     show(list, this.pictures.length > 0);
   }
 
@@ -98,7 +127,9 @@ class ChatPanel {
     const text = this.input.value.trim();
     if (this.stopping || (!text && !this.pictures.length)) return;
     if (isWaiting(this.turns.at(-1))) {
-      this.#complain(new Advice("The model waits for the result of a call. Give it above, or answer again."));
+      this.#complain(
+        new Advice("The model waits for the result of a call. Give it above, or answer again."),
+      );
       return;
     }
     this.#add(userTurn(text, this.pictures));
@@ -113,7 +144,8 @@ class ChatPanel {
     this.log.querySelector(".empty")?.remove();
     this.log.querySelectorAll(":scope > .error").forEach((box) => box.remove());
     this.turns.push(turn);
-    const view = turn.role === "user" ? userView(turn, this.actions) : new AssistantView(turn, this.actions);
+    const view =
+      turn.role === "user" ? userView(turn, this.actions) : new AssistantView(turn, this.actions);
     const element = view.element ?? view;
     this.views.set(turn, element);
     this.log.append(element);
@@ -161,7 +193,9 @@ class ChatPanel {
     }
     view.finish();
     if (this.stopping === stopping) this.#setBusy(null);
-    byId("chat-status").textContent = turn.error ? "" : `${turn.isStopped ? "Stopped. " : ""}${turn.text.slice(0, MAX_SPOKEN_CHARS)}`;
+    byId("chat-status").textContent = turn.error
+      ? ""
+      : `${turn.isStopped ? "Stopped. " : ""}${turn.text.slice(0, MAX_SPOKEN_CHARS)}`;
   }
 
   // -- the screen -----------------------------------------------------------------------------

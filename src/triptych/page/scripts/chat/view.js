@@ -7,11 +7,23 @@ import { isWaiting, wholeCalls } from "./conversation.js";
 
 /** The element of a turn of the user. */
 export function userView(turn, actions) {
-  const pictures = turn.pictures.map((url, index) => el("img", { src: url, alt: `Picture ${index + 1} of the message` }));
-  const body = el("div", { class: "bubble" }, ...pictures, turn.text ? el("p", {}, turn.text) : null);
+  const pictures = turn.pictures.map((url, index) =>
+    el("img", { src: url, alt: `Picture ${index + 1} of the message` }),
+  );
+  const body = el(
+    "div",
+    { class: "bubble" },
+    ...pictures,
+    turn.text ? el("p", {}, turn.text) : null,
+  );
   const copying = iconButton("copy", "Copy the message", () => copy(turn.text, copying));
   const editing = iconButton("edit", "Edit the message", () => edit(element, turn, actions));
-  const element = el("article", { class: "turn user", "aria-label": "You" }, body, el("div", { class: "turn-foot" }, editing, copying));
+  const element = el(
+    "article",
+    { class: "turn user", "aria-label": "You" },
+    body,
+    el("div", { class: "turn-foot" }, editing, copying),
+  );
   return element;
 }
 
@@ -21,9 +33,17 @@ function edit(element, turn, actions) {
   const area = el("textarea", { rows: "4", "aria-label": "The message" });
   area.value = turn.text;
   const leave = () => element.replaceChildren(...before);
-  const form = el("form", { class: "edit" }, area, el("div", { class: "actions" },
-    el("button", { type: "submit", class: "primary" }, "Send again"),
-    el("button", { type: "button", onclick: leave }, "Cancel")));
+  const form = el(
+    "form",
+    { class: "edit" },
+    area,
+    el(
+      "div",
+      { class: "actions" },
+      el("button", { type: "submit", class: "primary" }, "Send again"),
+      el("button", { type: "button", onclick: leave }, "Cancel"),
+    ),
+  );
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     actions.resend(turn, area.value);
@@ -42,12 +62,25 @@ export class AssistantView {
     this.actions = actions;
     this.text = el("div", { class: "markdown" });
     this.thoughts = el("div", { class: "markdown" });
-    this.reasoning = el("details", { class: "fold", hidden: true }, el("summary", {}, "Reasoning"), this.thoughts);
+    this.reasoning = el(
+      "details",
+      { class: "fold", hidden: true },
+      el("summary", {}, "Reasoning"),
+      this.thoughts,
+    );
     this.calls = el("div", { class: "calls" });
     this.foot = el("div", { class: "turn-foot" });
-    this.element = el("article", { class: "turn assistant", "aria-label": turn.model, "aria-busy": "true" },
-      this.reasoning, this.text, this.calls, this.foot);
-    this.text.append(el("span", { class: "waiting", role: "img", "aria-label": "Waiting for the answer" }));
+    this.element = el(
+      "article",
+      { class: "turn assistant", "aria-label": turn.model, "aria-busy": "true" },
+      this.reasoning,
+      this.text,
+      this.calls,
+      this.foot,
+    );
+    this.text.append(
+      el("span", { class: "waiting", role: "img", "aria-label": "Waiting for the answer" }),
+    );
   }
 
   /** Show what the turn has become, at the next frame. */
@@ -75,8 +108,15 @@ export class AssistantView {
     this.text.querySelector(".waiting")?.remove();
     this.element.removeAttribute("aria-busy");
     const copying = iconButton("copy", "Copy the answer", () => copy(turn.text, copying));
-    this.foot.prepend(copying, iconButton("again", "Answer again", () => actions.regenerate(turn)));
-    if (turn.error) this.element.insertBefore(errorBox(turn.error, () => actions.regenerate(turn)), this.foot);
+    this.foot.prepend(
+      copying,
+      iconButton("again", "Answer again", () => actions.regenerate(turn)),
+    );
+    if (turn.error)
+      this.element.insertBefore(
+        errorBox(turn.error, () => actions.regenerate(turn)),
+        this.foot,
+      );
     if (isWaiting(turn) && !turn.error && !turn.isStopped) this.#askForResults();
     actions.grown();
   }
@@ -85,20 +125,37 @@ export class AssistantView {
     const there = this.calls.children[index];
     const args = el("pre", { tabindex: "0" }, el("code", {}, indented(made.args)));
     if (there?.tagName === "DETAILS") there.querySelector("pre").replaceWith(args);
-    else this.calls.append(el("details", { class: "fold call" }, el("summary", {}, "Calls ", el("code", {}, made.name)), args));
+    else
+      this.calls.append(
+        el(
+          "details",
+          { class: "fold call" },
+          el("summary", {}, "Calls ", el("code", {}, made.name)),
+          args,
+        ),
+      );
   }
 
   /** Fields for the results of tools, which the user gives in the place of a program. */
   #askForResults() {
     const { turn, actions } = this;
     const calls = wholeCalls(turn);
-    const fields = calls.map((made) => el("label", {}, `Result of ${made.name}`, el("textarea", { rows: "2", required: true })));
-    const form = el("form", { class: "results" }, ...fields, el("button", { type: "submit", class: "primary" }, "Continue"));
+    const fields = calls.map((made) =>
+      el("label", {}, `Result of ${made.name}`, el("textarea", { rows: "2", required: true })),
+    );
+    const form = el(
+      "form",
+      { class: "results" },
+      ...fields,
+      el("button", { type: "submit", class: "primary" }, "Continue"),
+    );
     form.addEventListener("submit", (event) => {
       event.preventDefault();
       calls.forEach((made, index) => {
         made.result = fields[index].querySelector("textarea").value;
-        this.calls.children[turn.calls.indexOf(made)].append(el("p", { class: "result" }, made.result));
+        this.calls.children[turn.calls.indexOf(made)].append(
+          el("p", { class: "result" }, made.result),
+        );
       });
       form.remove();
       actions.proceed();

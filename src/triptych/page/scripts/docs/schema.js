@@ -4,7 +4,16 @@ import { el } from "../dom.js";
 import { inline } from "../markdown/inline.js";
 
 const MAX_DEPTH = 6;
-const BOUNDS = [["minimum", "at least"], ["exclusiveMinimum", "above"], ["maximum", "at most"], ["exclusiveMaximum", "below"], ["minLength", "at least", "characters"], ["maxLength", "at most", "characters"], ["minItems", "at least", "entries"], ["maxItems", "at most", "entries"]];
+const BOUNDS = [
+  ["minimum", "at least"],
+  ["exclusiveMinimum", "above"],
+  ["maximum", "at most"],
+  ["exclusiveMaximum", "below"],
+  ["minLength", "at least", "characters"],
+  ["maxLength", "at most", "characters"],
+  ["minItems", "at least", "entries"],
+  ["maxItems", "at most", "entries"],
+];
 
 export class Schemas {
   constructor(document_) {
@@ -22,14 +31,18 @@ export class Schemas {
     const found = this.resolve(schema);
     const several = found.anyOf ?? found.oneOf ?? (found.allOf?.length === 1 ? found.allOf : null);
     if (!several || depth > MAX_DEPTH) return [found];
-    return several.flatMap((branch) => this.branches(branch, depth + 1)).filter((branch) => branch.type !== "null");
+    return several
+      .flatMap((branch) => this.branches(branch, depth + 1))
+      .filter((branch) => branch.type !== "null");
   }
 
   /** The objects whose fields a value has, or entries of it have. */
   objects(schema, depth = 0) {
     return this.branches(schema).flatMap((branch) => {
       if (branch.properties) return [branch];
-      return branch.type === "array" && depth < MAX_DEPTH ? this.objects(branch.items, depth + 1) : [];
+      return branch.type === "array" && depth < MAX_DEPTH
+        ? this.objects(branch.items, depth + 1)
+        : [];
     });
   }
 
@@ -41,7 +54,10 @@ export class Schemas {
 
 /** The contents of a body or an answer: [{type, schema}]. A stream's schema is that of its events. */
 export function contentsOf(holder) {
-  return Object.entries(holder?.content ?? {}).map(([type, { schema, itemSchema }]) => ({ type, schema: schema ?? itemSchema ?? {} }));
+  return Object.entries(holder?.content ?? {}).map(([type, { schema, itemSchema }]) => ({
+    type,
+    schema: schema ?? itemSchema ?? {},
+  }));
 }
 
 /** The fields of a value as a table; several tables where it may be one of several objects. */
@@ -50,7 +66,13 @@ export function fieldsOf(schema, schemas, depth = 0) {
   if (!objects.length) return el("p", { class: "note" }, kindOf(schema, schemas));
   const tables = objects.map((found) => tableOf(found, schemas, depth));
   if (tables.length === 1) return tables[0];
-  return el("div", { class: "either" }, ...tables.map((table, index) => el("div", {}, el("p", { class: "note" }, objects[index].title ?? "either"), table)));
+  return el(
+    "div",
+    { class: "either" },
+    ...tables.map((table, index) =>
+      el("div", {}, el("p", { class: "note" }, objects[index].title ?? "either"), table),
+    ),
+  );
 }
 
 function tableOf({ properties, required = [] }, schemas, depth) {
@@ -58,10 +80,19 @@ function tableOf({ properties, required = [] }, schemas, depth) {
   const fields = Object.entries(properties).sort((one, other) => isNeeded(other) - isNeeded(one));
   const rows = fields.map(([name, field]) => {
     const isRequired = required.includes(name);
-    const head = el("th", { scope: "row" }, el("code", {}, name), isRequired ? el("span", { class: "must" }, "required") : null);
+    const head = el(
+      "th",
+      { scope: "row" },
+      el("code", {}, name),
+      isRequired ? el("span", { class: "must" }, "required") : null,
+    );
     return el("tr", {}, head, el("td", {}, ...aboutField(field, schemas, depth)));
   });
-  return el("div", { class: "scroll", tabindex: "0" }, el("table", { class: "plain fields" }, el("tbody", {}, ...rows)));
+  return el(
+    "div",
+    { class: "scroll", tabindex: "0" },
+    el("table", { class: "plain fields" }, el("tbody", {}, ...rows)),
+  );
 }
 
 function aboutField(field, schemas, depth) {
@@ -69,7 +100,14 @@ function aboutField(field, schemas, depth) {
   const description = field.description ?? schemas.resolve(field).description;
   if (description) about.push(el("p", {}, ...inline(description)));
   if (depth < MAX_DEPTH && schemas.objects(field).length) {
-    const inner = el("details", { ontoggle: () => inner.children.length === 1 && inner.append(fieldsOf(field, schemas, depth + 1)) }, el("summary", {}, "Fields"));
+    const inner = el(
+      "details",
+      {
+        ontoggle: () =>
+          inner.children.length === 1 && inner.append(fieldsOf(field, schemas, depth + 1)),
+      },
+      el("summary", {}, "Fields"),
+    );
     about.push(inner);
   }
   return about;
@@ -77,23 +115,35 @@ function aboutField(field, schemas, depth) {
 
 /** `integer, 0 to 20`, `a list of text`, `"low" or "high"`. */
 export function kindOf(schema, schemas, depth = 0) {
-  const kinds = [...new Set(schemas.branches(schema).map((branch) => oneKind(branch, schemas, depth)))].filter(Boolean);
-  const standard = schema.default === undefined || schema.default === null ? "" : `; default ${JSON.stringify(schema.default)}`;
+  const kinds = [
+    ...new Set(schemas.branches(schema).map((branch) => oneKind(branch, schemas, depth))),
+  ].filter(Boolean);
+  const standard =
+    schema.default === undefined || schema.default === null
+      ? ""
+      : `; default ${JSON.stringify(schema.default)}`;
   return (kinds.join(", or ") || "anything") + standard;
 }
 
 function oneKind(schema, schemas, depth) {
   if ("const" in schema) return JSON.stringify(schema.const);
   if (schema.enum) return schema.enum.map((value) => JSON.stringify(value)).join(", ");
-  if (schema.type === "array") return `a list of ${schema.items && depth < MAX_DEPTH ? kindOf(schema.items, schemas, depth + 1) : "anything"}${bounds(schema)}`;
+  if (schema.type === "array")
+    return `a list of ${schema.items && depth < MAX_DEPTH ? kindOf(schema.items, schemas, depth + 1) : "anything"}${bounds(schema)}`;
   if (schema.format === "binary") return "a file";
   if (schema.properties) return schema.title ? `an object: ${schema.title}` : "an object";
-  const kind = { string: "text", object: "an object", boolean: "true or false" }[schema.type] ?? schema.type ?? "";
+  const kind =
+    { string: "text", object: "an object", boolean: "true or false" }[schema.type] ??
+    schema.type ??
+    "";
   return kind + bounds(schema);
 }
 
 function bounds(schema) {
-  if (schema.minimum !== undefined && schema.maximum !== undefined) return `, ${schema.minimum} to ${schema.maximum}`;
-  const parts = BOUNDS.filter(([name]) => schema[name] !== undefined).map(([name, word, unit]) => [word, schema[name], unit].filter(Boolean).join(" "));
+  if (schema.minimum !== undefined && schema.maximum !== undefined)
+    return `, ${schema.minimum} to ${schema.maximum}`;
+  const parts = BOUNDS.filter(([name]) => schema[name] !== undefined).map(([name, word, unit]) =>
+    [word, schema[name], unit].filter(Boolean).join(" "),
+  );
   return parts.length ? `, ${parts.join(", ")}` : "";
 }

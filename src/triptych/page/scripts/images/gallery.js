@@ -37,13 +37,29 @@ export class PictureView {
     this.frame.classList.remove("drawing");
     this.bar.remove();
     this.seed = seed;
-    const save = el("a", { class: "button quiet icon", href: this.#url, download: `${name(this.prompt)}.png`, "aria-label": "Download" }, icon("download"));
+    const save = el(
+      "a",
+      {
+        class: "button quiet icon",
+        href: this.#url,
+        download: `${name(this.prompt)}.png`,
+        "aria-label": "Download",
+      },
+      icon("download"),
+    );
     const buttons = [
       save,
       iconButton("seed", `Use seed ${seed} again`, () => this.actions.useSeed(seed)),
       iconButton("edit", "Edit this picture", () => this.actions.edit(this.blob)),
     ];
-    this.note.replaceChildren(el("span", {}, [size.replace("x", " × "), `seed ${seed}`, this.place].filter(Boolean).join(" · ")), el("span", { class: "buttons" }, ...buttons));
+    this.note.replaceChildren(
+      el(
+        "span",
+        {},
+        [size.replace("x", " × "), `seed ${seed}`, this.place].filter(Boolean).join(" · "),
+      ),
+      el("span", { class: "buttons" }, ...buttons),
+    );
   }
 
   /** It will not be finished. */
@@ -52,4 +68,8 @@ export class PictureView {
   }
 }
 
-const name = (prompt) => prompt.toLowerCase().replace(/[^\p{L}\d]+/gu, "-").slice(0, 40) || "picture";
+const name = (prompt) =>
+  prompt
+    .toLowerCase()
+    .replace(/[^\p{L}\d]+/gu, "-")
+    .slice(0, 40) || "picture";

@@ -15,14 +15,16 @@ export class MaskPainter {
     Object.assign(this, { below, paint, brush });
     paint.addEventListener("pointerdown", (event) => this.#begin(event));
     paint.addEventListener("pointermove", (event) => this.#last && this.#to(this.#place(event)));
-    for (const name of ["pointerup", "pointercancel"]) paint.addEventListener(name, () => (this.#last = null));
+    for (const name of ["pointerup", "pointercancel"])
+      paint.addEventListener(name, () => (this.#last = null));
     paint.addEventListener("keydown", (event) => this.#key(event));
     paint.addEventListener("blur", () => this.#showCursor(false));
   }
 
   /** Show another picture, with nothing painted. */
   open(bitmap) {
-    for (const canvas of [this.below, this.paint]) Object.assign(canvas, { width: bitmap.width, height: bitmap.height });
+    for (const canvas of [this.below, this.paint])
+      Object.assign(canvas, { width: bitmap.width, height: bitmap.height });
     this.below.getContext("2d").drawImage(bitmap, 0, 0);
     this.#cursor = { x: bitmap.width / 2, y: bitmap.height / 2 };
     this.clear();

@@ -7,11 +7,20 @@ import { PictureView } from "./gallery.js";
 import { MaskPainter } from "./mask.js";
 
 const NUM_PREVIEWS = 3; // the most there may be
-const SHAPES = [[1, 1], [4, 3], [3, 4], [3, 2], [2, 3]];
+const SHAPES = [
+  [1, 1],
+  [4, 3],
+  [3, 4],
+  [3, 2],
+  [2, 3],
+];
 const MULTIPLE = 32;
 
 export function openImages(models) {
-  fill(byId("image-model"), models.filter((model) => model.task === "image").map((model) => model.id));
+  fill(
+    byId("image-model"),
+    models.filter((model) => model.task === "image").map((model) => model.id),
+  );
   new ImagesPanel();
 }
 
@@ -42,7 +51,10 @@ class ImagesPanel {
     });
     byId("image-source-drop").addEventListener("click", () => this.#leaveEdit());
     byId("mask-clear").addEventListener("click", () => this.painter.clear());
-    byId("image-strength").addEventListener("input", ({ target }) => (byId("image-strength-shown").textContent = Number(target.value).toFixed(2)));
+    byId("image-strength").addEventListener(
+      "input",
+      ({ target }) => (byId("image-strength-shown").textContent = Number(target.value).toFixed(2)),
+    );
     onFiles(byId("images"), ([file]) => this.#open(file));
   }
 
@@ -69,7 +81,15 @@ class ImagesPanel {
   async draw() {
     const stopping = (this.stopping = new AbortController());
     const fields = this.#fields();
-    const views = Array.from({ length: fields.n }, (_, index) => new PictureView(fields.prompt, fields.n > 1 ? `${index + 1} of ${fields.n}` : "", this.actions));
+    const views = Array.from(
+      { length: fields.n },
+      (_, index) =>
+        new PictureView(
+          fields.prompt,
+          fields.n > 1 ? `${index + 1} of ${fields.n}` : "",
+          this.actions,
+        ),
+    );
     const results = byId("image-results");
     results.querySelector(".empty")?.remove();
     results.prepend(...views.map((view) => view.element));
@@ -87,8 +107,20 @@ class ImagesPanel {
   }
 
   #fields() {
-    const fields = { prompt: byId("image-prompt").value.trim(), model: byId("image-model").value, n: Number(byId("image-count").value) || 1, stream: true, partial_images: NUM_PREVIEWS, progress: true };
-    const optional = { size: byId("image-size").value.trim(), steps: byId("image-steps").value, seed: byId("image-seed").value, negative_prompt: byId("image-negative").value.trim() };
+    const fields = {
+      prompt: byId("image-prompt").value.trim(),
+      model: byId("image-model").value,
+      n: Number(byId("image-count").value) || 1,
+      stream: true,
+      partial_images: NUM_PREVIEWS,
+      progress: true,
+    };
+    const optional = {
+      size: byId("image-size").value.trim(),
+      steps: byId("image-steps").value,
+      seed: byId("image-seed").value,
+      negative_prompt: byId("image-negative").value.trim(),
+    };
     for (const [name, value] of Object.entries(optional)) {
       if (value) fields[name] = ["steps", "seed"].includes(name) ? Number(value) : value;
     }
@@ -125,9 +157,13 @@ class ImagesPanel {
     const side = Math.sqrt(width * height);
     const sizes = SHAPES.map(([across, down]) => {
       const scale = side / Math.sqrt(across * down);
-      return [across, down].map((part) => Math.max(1, Math.round((part * scale) / MULTIPLE)) * MULTIPLE).join("x");
+      return [across, down]
+        .map((part) => Math.max(1, Math.round((part * scale) / MULTIPLE)) * MULTIPLE)
+        .join("x");
     });
-    byId("image-sizes").replaceChildren(...["auto", ...new Set(sizes)].map((value) => el("option", { value })));
+    byId("image-sizes").replaceChildren(
+      ...["auto", ...new Set(sizes)].map((value) => el("option", { value })),
+    );
   }
 
   #setBusy(isBusy) {

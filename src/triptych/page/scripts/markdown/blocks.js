@@ -32,7 +32,7 @@ export function showMarkdown(container, text) {
 /** The blocks of some lines: {kind, lines}. */
 function split(lines) {
   const blocks = [];
-  for (let at = 0; at < lines.length; ) {
+  for (let at = 0; at < lines.length;) {
     if (!lines[at].trim()) {
       at += 1;
       continue;
@@ -55,7 +55,8 @@ function kindOf(lines, at) {
   return line.includes("|") && isTableRule(lines[at + 1] ?? "") ? "table" : "paragraph";
 }
 
-const isTableRule = (line) => line.length < MAX_RULE_CHARS && line.includes("-") && TABLE_RULE.test(line);
+const isTableRule = (line) =>
+  line.length < MAX_RULE_CHARS && line.includes("-") && TABLE_RULE.test(line);
 
 function endOf(kind, lines, at) {
   if (kind === "heading" || kind === "rule") return at + 1;
@@ -64,7 +65,14 @@ function endOf(kind, lines, at) {
   let end = at + 1;
   while (end < lines.length && lines[end].trim()) {
     const next = kindOf(lines, end);
-    if (kind === "paragraph" ? next !== "paragraph" : kind === "quote" ? next !== "quote" && next !== "paragraph" : !lines[end].includes("|")) break;
+    if (
+      kind === "paragraph"
+        ? next !== "paragraph"
+        : kind === "quote"
+          ? next !== "quote" && next !== "paragraph"
+          : !lines[end].includes("|")
+    )
+      break;
     end += 1;
   }
   return end;
@@ -103,7 +111,15 @@ function render({ kind, lines }, depth) {
   if (kind === "heading") return heading(lines[0]);
   if (kind === "rule") return el("hr");
   if (kind === "table") return table(lines);
-  if (depth < MAX_DEPTH && kind === "quote") return el("blockquote", {}, ...children(lines.map((line) => line.replace(QUOTE, "")), depth));
+  if (depth < MAX_DEPTH && kind === "quote")
+    return el(
+      "blockquote",
+      {},
+      ...children(
+        lines.map((line) => line.replace(QUOTE, "")),
+        depth,
+      ),
+    );
   if (depth < MAX_DEPTH && kind === "list") return list(lines, depth);
   return el("p", {}, ...inline(lines.map((line) => line.trimStart()).join("\n")));
 }
@@ -112,23 +128,42 @@ const children = (lines, depth) => split(lines).map((block) => render(block, dep
 
 function heading(line) {
   const [, marks, text] = HEADING.exec(line);
-  return el(`h${Math.min(6, marks.length + 2)}`, {}, ...inline(text.trim().replace(/(^|\s)#+$/, ""))); // below the panel's own
+  return el(
+    `h${Math.min(6, marks.length + 2)}`,
+    {},
+    ...inline(text.trim().replace(/(^|\s)#+$/, "")),
+  ); // below the panel's own
 }
 
 function fence(lines) {
   const [, ticks, about] = FENCE.exec(lines[0]);
   const isClosed = lines.length > 1 && isClosing(lines.at(-1), ticks);
   const code = lines.slice(1, isClosed ? -1 : undefined).join("\n");
-  const button = el("button", { type: "button", class: "quiet", onclick: () => copy(code, button) }, "Copy");
-  const head = el("div", { class: "code-head" }, el("span", {}, about.trim().split(/\s/)[0] || "code"), button);
-  return el("div", { class: "code-block" }, head, el("pre", { tabindex: "0" }, el("code", {}, code)));
+  const button = el(
+    "button",
+    { type: "button", class: "quiet", onclick: () => copy(code, button) },
+    "Copy",
+  );
+  const head = el(
+    "div",
+    { class: "code-head" },
+    el("span", {}, about.trim().split(/\s/)[0] || "code"),
+    button,
+  );
+  return el(
+    "div",
+    { class: "code-block" },
+    head,
+    el("pre", { tabindex: "0" }, el("code", {}, code)),
+  );
 }
 
 function list(lines, depth) {
   const items = [];
   for (const line of lines) {
     const found = ITEM.exec(line);
-    if (found && !RULE.test(line)) items.push({ indent: found[0].length, lines: [line.slice(found[0].length)] });
+    if (found && !RULE.test(line))
+      items.push({ indent: found[0].length, lines: [line.slice(found[0].length)] });
     else items.at(-1).lines.push(unindented(line, items.at(-1).indent));
   }
   const first = ITEM.exec(lines[0])[2];
@@ -138,7 +173,8 @@ function list(lines, depth) {
   return el("ol", { start: String(parseInt(first, 10)) }, ...made);
 }
 
-const unindented = (line, width) => line.slice(Math.min(width, line.length - line.trimStart().length));
+const unindented = (line, width) =>
+  line.slice(Math.min(width, line.length - line.trimStart().length));
 
 function item(lines, depth, isLoose) {
   const task = /^\[([ xX])\]\s+/.exec(lines[0]);
@@ -149,11 +185,30 @@ function item(lines, depth, isLoose) {
   return el("li", {}, ...nodes);
 }
 
-const cells = (line) => line.trim().replace(/^\|/, "").replace(/\|$/, "").split(/(?<!\\)\|/).map((text) => text.trim().replace(/\\\|/g, "|"));
+const cells = (line) =>
+  line
+    .trim()
+    .replace(/^\|/, "")
+    .replace(/\|$/, "")
+    .split(/(?<!\\)\|/)
+    .map((text) => text.trim().replace(/\\\|/g, "|"));
 
 function table(lines) {
-  const sides = cells(lines[1]).map((rule) => (/^:-+:$/.test(rule) ? "middle" : /-:$/.test(rule) ? "end" : null));
-  const row = (line, tag) => el("tr", {}, ...cells(line).slice(0, sides.length).map((text, index) => el(tag, { class: sides[index] }, ...inline(text))));
+  const sides = cells(lines[1]).map((rule) =>
+    /^:-+:$/.test(rule) ? "middle" : /-:$/.test(rule) ? "end" : null,
+  );
+  const row = (line, tag) =>
+    el(
+      "tr",
+      {},
+      ...cells(line)
+        .slice(0, sides.length)
+        .map((text, index) => el(tag, { class: sides[index] }, ...inline(text))),
+    );
   const body = lines.slice(2).map((line) => row(line, "td"));
-  return el("div", { class: "scroll", tabindex: "0" }, el("table", {}, el("thead", {}, row(lines[0], "th")), el("tbody", {}, ...body)));
+  return el(
+    "div",
+    { class: "scroll", tabindex: "0" },
+    el("table", {}, el("thead", {}, row(lines[0], "th")), el("tbody", {}, ...body)),
+  );
 }

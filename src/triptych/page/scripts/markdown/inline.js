@@ -5,7 +5,8 @@ import { el } from "../dom.js";
 
 const MAX_CHARS = 20000; // longer paragraphs stay plain text
 const MAX_LINK_CHARS = 2000;
-const LINK = /!?\[((?:[^[\]\\]|\\.|\[[^[\]]{0,200}\]){0,500})\]\(\s{0,3}<?([^\s<>()]{0,1500}(?:\([^\s<>()]{0,200}\)[^\s<>()]{0,200})?)>?(?:\s{1,3}"[^"]{0,300}")?\s{0,3}\)/y;
+const LINK =
+  /!?\[((?:[^[\]\\]|\\.|\[[^[\]]{0,200}\]){0,500})\]\(\s{0,3}<?([^\s<>()]{0,1500}(?:\([^\s<>()]{0,200}\)[^\s<>()]{0,200})?)>?(?:\s{1,3}"[^"]{0,300}")?\s{0,3}\)/y;
 const ADDRESS = /https?:\/\/[^\s<>"'`]{1,1500}/y;
 const ESCAPABLE = /[!-/:-@[-`{-~]/;
 const ELEMENTS = { "*1": "em", _1: "em", "*2": "strong", _2: "strong", "~2": "del" };
@@ -31,7 +32,7 @@ function pieces(text, hasLinks) {
     plain = "";
     found.push(piece);
   };
-  for (let at = 0; at < text.length; ) {
+  for (let at = 0; at < text.length;) {
     const special = atSpecial(text, at, hasLinks, unclosed);
     if (!special) plain += text[at++];
     else {
@@ -50,7 +51,9 @@ function atSpecial(text, at, hasLinks, unclosed) {
       if (text[at + 1] === "\n") return { node: el("br"), end: at + 2 };
       return ESCAPABLE.test(text[at + 1] ?? "") ? { text: text[at + 1], end: at + 2 } : null;
     case " ":
-      return /^ {2,}\n/.test(text.slice(at, at + 9)) ? { node: el("br"), end: text.indexOf("\n", at) + 1 } : null;
+      return /^ {2,}\n/.test(text.slice(at, at + 9))
+        ? { node: el("br"), end: text.indexOf("\n", at) + 1 }
+        : null;
     case "`":
       return codeAt(text, at, unclosed);
     case "!":
@@ -73,7 +76,7 @@ function codeAt(text, at, unclosed) {
   const [ticks] = run.exec(text);
   const start = at + ticks.length;
   if (!unclosed.has(ticks.length)) {
-    for (let end = text.indexOf(ticks, start); end >= 0; ) {
+    for (let end = text.indexOf(ticks, start); end >= 0;) {
       run.lastIndex = end;
       const [closing] = run.exec(text);
       if (closing.length === ticks.length) {
@@ -124,7 +127,13 @@ function delimitersAt(text, at) {
   const isOpening = !/\s/.test(after) && (!/\p{P}/u.test(after) || /[\s\p{P}]/u.test(before));
   const isClosing = !/\s/.test(before) && (!/\p{P}/u.test(before) || /[\s\p{P}]/u.test(after));
   const isInWord = char === "_" && /\w/.test(before) && /\w/.test(after);
-  return { char, count: end - at, end, canOpen: isOpening && !isInWord, canClose: isClosing && !isInWord };
+  return {
+    char,
+    count: end - at,
+    end,
+    canOpen: isOpening && !isInWord,
+    canClose: isClosing && !isInWord,
+  };
 }
 
 /** Pair delimiters, innermost first, and wrap what is between them. */
@@ -141,7 +150,9 @@ function emphasised(found) {
     if (piece.canOpen) openers.push([out.length, piece]);
     out.push(piece);
   }
-  return out.map((piece) => (piece instanceof Node ? piece : document.createTextNode(piece.char.repeat(piece.count))));
+  return out.map((piece) =>
+    piece instanceof Node ? piece : document.createTextNode(piece.char.repeat(piece.count)),
+  );
 }
 
 function close(closer, out, openers) {
@@ -151,7 +162,9 @@ function close(closer, out, openers) {
     const size = Math.min(opener.count, closer.count, 2);
     const tag = ELEMENTS[closer.char + size];
     if (!tag) return;
-    const inner = out.splice(place + 1).map((piece) => (piece instanceof Node ? piece : piece.char.repeat(piece.count)));
+    const inner = out
+      .splice(place + 1)
+      .map((piece) => (piece instanceof Node ? piece : piece.char.repeat(piece.count)));
     opener.count -= size;
     closer.count -= size;
     if (!opener.count) out.pop();

@@ -4,11 +4,19 @@ import { call, errorBox, isAborted } from "../api.js";
 import { byId, copy, el, fill, icon, onFiles, show } from "../dom.js";
 import { canRecord, record } from "./recorder.js";
 
-const EXTENSIONS = { "audio/webm": "webm", "audio/mp4": "m4a", "audio/ogg": "ogg", "audio/wav": "wav" };
+const EXTENSIONS = {
+  "audio/webm": "webm",
+  "audio/mp4": "m4a",
+  "audio/ogg": "ogg",
+  "audio/wav": "wav",
+};
 
 /** Gives what takes a finished speech, to be heard again. */
 export function openHear(models) {
-  fill(byId("hear-model"), models.map((model) => model.id));
+  fill(
+    byId("hear-model"),
+    models.map((model) => model.id),
+  );
   show(byId("hear"));
   const hearer = new Hearer();
   return (wav) => hearer.offer(wav);
@@ -31,13 +39,16 @@ class Hearer {
       if (target.files[0]) this.hear(target.files[0], target.files[0].name);
       target.value = "";
     });
-    byId("hear-copy").addEventListener("click", ({ currentTarget }) => copy(this.plain, currentTarget));
+    byId("hear-copy").addEventListener("click", ({ currentTarget }) =>
+      copy(this.plain, currentTarget),
+    );
     onFiles(byId("hear"), ([file]) => this.hear(file, file.name));
     this.audio.addEventListener("timeupdate", () => this.#mark());
     this.text.addEventListener("keydown", (event) => this.#move(event));
     if (!canRecord()) {
       byId("hear-record").disabled = true;
-      byId("hear-note").textContent = "Recording needs https, or the address 127.0.0.1. A file can be dropped here.";
+      byId("hear-note").textContent =
+        "Recording needs https, or the address 127.0.0.1. A file can be dropped here.";
     }
   }
 
@@ -64,7 +75,10 @@ class Hearer {
       this.status.replaceChildren(errorBox(error));
     }
     show(level, Boolean(this.recording));
-    button.replaceChildren(icon(this.recording ? "stop" : "mic"), el("span", {}, this.recording ? "Stop and transcribe" : "Record"));
+    button.replaceChildren(
+      icon(this.recording ? "stop" : "mic"),
+      el("span", {}, this.recording ? "Stop and transcribe" : "Record"),
+    );
   }
 
   /** Transcribe `blob`, and show its words. */
@@ -94,7 +108,11 @@ class Hearer {
 
   #show({ text, words }) {
     this.plain = text.trim();
-    this.words = words.map(({ word, start, end }) => ({ start, end, button: this.#button(word, start) }));
+    this.words = words.map(({ word, start, end }) => ({
+      start,
+      end,
+      button: this.#button(word, start),
+    }));
     this.text.replaceChildren(...this.words.flatMap(({ button }) => [button, " "]));
     if (this.words.length) this.words[0].button.tabIndex = 0;
     else this.text.append(this.plain || "No words were heard.");
@@ -107,13 +125,24 @@ class Hearer {
       this.audio.currentTime = start;
       this.audio.play();
     };
-    return el("button", { type: "button", class: "word", tabindex: "-1", title: `${start.toFixed(2)} s`, onclick: play }, word.trim());
+    return el(
+      "button",
+      {
+        type: "button",
+        class: "word",
+        tabindex: "-1",
+        title: `${start.toFixed(2)} s`,
+        onclick: play,
+      },
+      word.trim(),
+    );
   }
 
   /** The word that is heard. */
   #mark() {
     const now = this.audio.currentTime;
-    for (const { start, end, button } of this.words) button.classList.toggle("now", !this.audio.paused && start <= now && now < end);
+    for (const { start, end, button } of this.words)
+      button.classList.toggle("now", !this.audio.paused && start <= now && now < end);
   }
 
   /** Arrow keys go from word to word. */

@@ -26,7 +26,8 @@ export class PcmPlayer {
   get positionS() {
     const now = this.#context.currentTime;
     let found = this.#planned[0]?.from ?? this.#plannedS;
-    for (const { at, from, to } of this.#planned) if (at <= now) found = Math.min(to, from + now - at);
+    for (const { at, from, to } of this.#planned)
+      if (at <= now) found = Math.min(to, from + now - at);
     return found;
   }
 
@@ -43,7 +44,8 @@ export class PcmPlayer {
     this.#rest = joined.slice(num * 2);
     this.#reserve(num);
     const view = new DataView(joined.buffer);
-    for (let index = 0; index < num; index += 1) this.samples[this.numSamples + index] = view.getInt16(index * 2, true) / 32768;
+    for (let index = 0; index < num; index += 1)
+      this.samples[this.numSamples + index] = view.getInt16(index * 2, true) / 32768;
     this.numSamples += num;
     if (!this.isPaused) this.#plan();
     this.onChange();
@@ -108,7 +110,12 @@ export class PcmPlayer {
   wav() {
     const head = new DataView(new ArrayBuffer(44));
     const numBytes = this.numSamples * 2;
-    const words = [[0, 0x52494646], [8, 0x57415645], [12, 0x666d7420], [36, 0x64617461]]; // RIFF WAVE fmt data
+    const words = [
+      [0, 0x52494646],
+      [8, 0x57415645],
+      [12, 0x666d7420],
+      [36, 0x64617461],
+    ]; // RIFF WAVE fmt data
     words.forEach(([at, word]) => head.setUint32(at, word));
     head.setUint32(4, 36 + numBytes, true);
     head.setUint32(16, 16, true);
@@ -119,7 +126,9 @@ export class PcmPlayer {
     head.setUint16(32, 2, true);
     head.setUint16(34, 16, true);
     head.setUint32(40, numBytes, true);
-    const body = Int16Array.from(this.samples.subarray(0, this.numSamples), (value) => Math.round(Math.max(-1, Math.min(1, value)) * 32767));
+    const body = Int16Array.from(this.samples.subarray(0, this.numSamples), (value) =>
+      Math.round(Math.max(-1, Math.min(1, value)) * 32767),
+    );
     return new Blob([head, body], { type: "audio/wav" });
   }
 }

@@ -6,12 +6,15 @@ import { colour, sharp } from "../dom.js";
 const KINDS = ["audio/webm;codecs=opus", "audio/mp4", "audio/ogg;codecs=opus"];
 const BAR_PX = 5;
 
-export const canRecord = () => Boolean(navigator.mediaDevices?.getUserMedia && window.MediaRecorder);
+export const canRecord = () =>
+  Boolean(navigator.mediaDevices?.getUserMedia && window.MediaRecorder);
 
 /** Begin. The recording's `stop` gives its blob. */
 export async function record(canvas) {
   const stream = await navigator.mediaDevices.getUserMedia({ audio: true }).catch(() => {
-    throw new Advice("The microphone cannot be used. Allow it for this page in the browser, then try again.");
+    throw new Advice(
+      "The microphone cannot be used. Allow it for this page in the browser, then try again.",
+    );
   });
   const mimeType = KINDS.find((kind) => MediaRecorder.isTypeSupported(kind));
   const recorder = new MediaRecorder(stream, mimeType ? { mimeType } : {});
@@ -20,14 +23,15 @@ export async function record(canvas) {
   const meter = showLevel(stream, canvas);
   recorder.start();
   return {
-    stop: () => new Promise((resolve) => {
-      recorder.onstop = () => {
-        meter.stop();
-        stream.getTracks().forEach((track) => track.stop());
-        resolve(new Blob(pieces, { type: recorder.mimeType.split(";")[0] }));
-      };
-      recorder.stop();
-    }),
+    stop: () =>
+      new Promise((resolve) => {
+        recorder.onstop = () => {
+          meter.stop();
+          stream.getTracks().forEach((track) => track.stop());
+          resolve(new Blob(pieces, { type: recorder.mimeType.split(";")[0] }));
+        };
+        recorder.stop();
+      }),
   };
 }
 

@@ -15,7 +15,10 @@ export function drawWave(canvas, samples, { playedShare = 0, minSamples = 0 } = 
   const [ahead, behind] = [colour("wave"), colour("speech")];
   for (let bar = 0; bar < numBars; bar += 1) {
     const start = Math.floor(bar * perBar);
-    const size = Math.max(2, Math.sqrt(peak(samples, start, Math.floor(start + perBar))) * (height - 4));
+    const size = Math.max(
+      2,
+      Math.sqrt(peak(samples, start, Math.floor(start + perBar))) * (height - 4),
+    );
     context.fillStyle = start < played ? behind : ahead;
     context.globalAlpha = start < samples.length ? 1 : 0.35;
     context.beginPath();
@@ -27,6 +30,7 @@ export function drawWave(canvas, samples, { playedShare = 0, minSamples = 0 } = 
 function peak(samples, start, end) {
   let most = 0;
   const stride = Math.max(1, Math.floor((end - start) / 200));
-  for (let at = start; at < Math.min(end, samples.length); at += stride) most = Math.max(most, Math.abs(samples[at]));
+  for (let at = start; at < Math.min(end, samples.length); at += stride)
+    most = Math.max(most, Math.abs(samples[at]));
   return most;
 }

@@ -49,8 +49,10 @@ export class Feed {
 
   #take(data) {
     this.#behindS = Math.min(this.#behindS, performance.now() / 1000 - data.now_s);
-    if (data.type === "engine.started") Object.assign(this, { device: data.device, trouble: "", running: null });
-    else if (data.type === "engine.stopped") Object.assign(this, { trouble: data.reason, running: null });
+    if (data.type === "engine.started")
+      Object.assign(this, { device: data.device, trouble: "", running: null });
+    else if (data.type === "engine.stopped")
+      Object.assign(this, { trouble: data.reason, running: null });
     else if (data.type === "engine.state") this.state = data;
     else if (data.type === "engine.steps") this.#takeSteps(data);
     if (data.type !== "engine.steps") this.onState();

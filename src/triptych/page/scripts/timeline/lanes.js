@@ -4,20 +4,47 @@ import { colour, el, sharp } from "../dom.js";
 
 const DELAY_S = 0.35; // steps are told four times a second: so they come in smoothly
 const LABEL_PX = 46;
-const SHADES = { prefill: 0.55, mixed: 0.75, encode: 0.55, audio: 0.6, align: 0.6, listen: 0.4, release: 0.3, voice: 0.4, begin: 0.5, curves: 0.7 };
+const SHADES = {
+  prefill: 0.55,
+  mixed: 0.75,
+  encode: 0.55,
+  audio: 0.6,
+  align: 0.6,
+  listen: 0.4,
+  release: 0.3,
+  voice: 0.4,
+  begin: 0.5,
+  curves: 0.7,
+};
 
 export class Lane {
   /** `hue` is the colour of its modality. */
   constructor(model, hue, onPoint) {
     Object.assign(this, { model, hue });
     this.note = el("span", { class: "lane-note" });
-    this.bar = el("span", { class: "bar", "aria-hidden": "true" }, el("span", { class: "used" }), el("span", { class: "cached" }));
+    this.bar = el(
+      "span",
+      { class: "bar", "aria-hidden": "true" },
+      el("span", { class: "used" }),
+      el("span", { class: "cached" }),
+    );
     this.amount = el("span", { class: "lane-note" });
     this.pages = el("span", { class: "pages", hidden: true }, this.bar, this.amount);
     this.canvas = el("canvas", { role: "img", "aria-label": `Steps of ${model.model}` });
     const name = el("span", { class: "lane-name", title: model.model }, model.model);
-    this.element = el("li", { class: `lane ${hue}` },
-      el("div", { class: "lane-head" }, el("span", { class: "chip" }, hue), name, this.note, this.pages), this.canvas);
+    this.element = el(
+      "li",
+      { class: `lane ${hue}` },
+      el(
+        "div",
+        { class: "lane-head" },
+        el("span", { class: "chip" }, hue),
+        name,
+        this.note,
+        this.pages,
+      ),
+      this.canvas,
+    );
     this.canvas.addEventListener("pointermove", ({ offsetX }) => onPoint(this.#at(offsetX)));
     this.canvas.addEventListener("pointerleave", () => onPoint(null));
   }
@@ -25,7 +52,8 @@ export class Lane {
   /** Show the model's state. */
   update({ state, progress, num_running: running, num_waiting: waiting, pages }) {
     const loading = state === "loading" ? ` ${Math.round(progress * 100)} %` : "";
-    this.note.textContent = state === "ready" ? `${running} running, ${waiting} waiting` : state + loading;
+    this.note.textContent =
+      state === "ready" ? `${running} running, ${waiting} waiting` : state + loading;
     this.element.classList.toggle("asleep", state !== "ready");
     this.pages.hidden = !pages;
     if (!pages) return;
@@ -47,17 +75,19 @@ export class Lane {
     context.fillStyle = colour(this.hue);
     context.font = `11px ${getComputedStyle(this.canvas).fontFamily}`;
     for (const step of feed.steps) {
-      if (step.model !== this.model.model || step.start_s + step.length_s < this.shown.startS) continue;
+      if (step.model !== this.model.model || step.start_s + step.length_s < this.shown.startS)
+        continue;
       if (step.start_s < endS) this.#box(context, step, step.length_s, height);
     }
     const { running } = feed;
-    if (running?.model === this.model.model && running.start_s < endS) this.#box(context, running, endS - running.start_s, height);
+    if (running?.model === this.model.model && running.start_s < endS)
+      this.#box(context, running, endS - running.start_s, height);
   }
 
   #box(context, step, lengthS, height) {
     const { startS, endS, scale } = this.shown;
     const left = (step.start_s - startS) * scale;
-    const width = Math.max(1, (Math.min(lengthS, endS - step.start_s) * scale) - 0.5);
+    const width = Math.max(1, Math.min(lengthS, endS - step.start_s) * scale - 0.5);
     const share = step.busy_s && lengthS ? Math.max(0.3, Math.min(1, step.busy_s / lengthS)) : 1;
     const tall = (height - 10) * share;
     context.globalAlpha = SHADES[step.kind] ?? 1;
@@ -80,7 +110,14 @@ export class Lane {
     const { feed, startS, scale } = this.shown;
     const moment = startS + x / scale;
     const near = 2 / scale;
-    return feed.steps.findLast((step) => step.model === this.model.model && step.start_s - near <= moment && moment <= step.start_s + step.length_s + near) ?? null;
+    return (
+      feed.steps.findLast(
+        (step) =>
+          step.model === this.model.model &&
+          step.start_s - near <= moment &&
+          moment <= step.start_s + step.length_s + near,
+      ) ?? null
+    );
   }
 }
 
@@ -88,7 +125,8 @@ export class Lane {
 function drawGrid(context, { startS, endS, scale }, width, height) {
   const every = endS - startS > 20 ? 5 : 1;
   context.fillStyle = colour("line");
-  for (let second = Math.ceil(startS / every) * every; second < endS; second += every) context.fillRect(Math.round((second - startS) * scale), 0, 1, height);
+  for (let second = Math.ceil(startS / every) * every; second < endS; second += every)
+    context.fillRect(Math.round((second - startS) * scale), 0, 1, height);
 }
 
 /** A step in words. */
