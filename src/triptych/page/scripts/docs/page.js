@@ -8,12 +8,11 @@ import { contentsOf, fieldsOf, Schemas } from "./schema.js";
 
 const TAGS = {
   text: "Text",
+  responses: "Responses",
   speech: "Speech",
   audio: "Audio",
-  transcription: "Transcription",
   images: "Images",
   models: "Models",
-  responses: "Responses",
   health: "Health",
   engine: "Engine",
 };
@@ -128,18 +127,22 @@ function routesOf(document_) {
   );
 }
 
+/** The routes under what they are for, in the order of `TAGS`. */
 function showRoutes(routes) {
   const groups = Map.groupBy(routes, (route) => route.operation.tags?.[0] ?? "other");
-  byId("routes").replaceChildren(
-    ...[...groups].map(([tag, members]) =>
-      el(
-        "section",
-        { "aria-label": TAGS[tag] ?? tag },
-        el("h2", {}, TAGS[tag] ?? tag),
-        ...members.map((route) => route.element),
-      ),
-    ),
+  const tags = [...new Set([...Object.keys(TAGS), ...groups.keys()])].filter((tag) =>
+    groups.has(tag),
   );
+  const sections = tags.map((tag) => {
+    const members = groups.get(tag).map((route) => route.element);
+    return el(
+      "section",
+      { "aria-label": TAGS[tag] ?? tag },
+      el("h2", {}, TAGS[tag] ?? tag),
+      ...members,
+    );
+  });
+  byId("routes").replaceChildren(...sections);
 }
 
 function search(routes) {

@@ -5,14 +5,10 @@ import { inline } from "../markdown/inline.js";
 
 const MAX_DEPTH = 6;
 const BOUNDS = [
-  ["minimum", "at least"],
-  ["exclusiveMinimum", "above"],
-  ["maximum", "at most"],
-  ["exclusiveMaximum", "below"],
-  ["minLength", "at least", "characters"],
-  ["maxLength", "at most", "characters"],
-  ["minItems", "at least", "entries"],
-  ["maxItems", "at most", "entries"],
+  ["minimum", "maximum", ""],
+  ["exclusiveMinimum", "exclusiveMaximum", " (not itself)"],
+  ["minLength", "maxLength", " characters"],
+  ["minItems", "maxItems", " entries"],
 ];
 
 export class Schemas {
@@ -131,7 +127,7 @@ function oneKind(schema, schemas, depth) {
   if (schema.type === "array")
     return `a list of ${schema.items && depth < MAX_DEPTH ? kindOf(schema.items, schemas, depth + 1) : "anything"}${bounds(schema)}`;
   if (schema.format === "binary") return "a file";
-  if (schema.properties) return schema.title ? `an object: ${schema.title}` : "an object";
+  if (schema.properties) return schema.title ?? "an object";
   const kind =
     { string: "text", object: "an object", boolean: "true or false" }[schema.type] ??
     schema.type ??
@@ -139,11 +135,16 @@ function oneKind(schema, schemas, depth) {
   return kind + bounds(schema);
 }
 
+/** `, 1 to 20 entries` of a schema with such bounds. */
 function bounds(schema) {
-  if (schema.minimum !== undefined && schema.maximum !== undefined)
-    return `, ${schema.minimum} to ${schema.maximum}`;
-  const parts = BOUNDS.filter(([name]) => schema[name] !== undefined).map(([name, word, unit]) =>
-    [word, schema[name], unit].filter(Boolean).join(" "),
-  );
-  return parts.length ? `, ${parts.join(", ")}` : "";
+  const parts = BOUNDS.map(([low, high, unit]) => [schema[low], schema[high], unit]);
+  return parts
+    .map(([low, high, unit]) => range(low, high) && `, ${range(low, high)}${unit}`)
+    .join("");
+}
+
+function range(low, high) {
+  if (low !== undefined && high !== undefined) return `${low} to ${high}`;
+  if (high !== undefined) return `at most ${high}`;
+  return low === undefined ? "" : `at least ${low}`;
 }
