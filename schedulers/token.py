@@ -20,7 +20,7 @@ from triptych.core.plan import Plan, StepResult
 from triptych.core.tokens import TokenDelta, TokenRequest
 from triptych.schedulers.base import SchedulerStats
 from triptych.schedulers.batcher import BatchedJob, Batcher, Step
-from triptych.schedulers.guides import SLOW_S, Found, Guide, Guides, Post
+from triptych.schedulers.guides import Found, Guide, Guides, Post
 from triptych.schedulers.token_batch import COUNTERS, TokenBatch, TokenStepDraft
 from triptych.schedulers.token_draft import UNCONSTRAINED
 from triptych.schedulers.token_state import ScheduledRow, SequenceState
@@ -221,7 +221,7 @@ class TokenScheduler(Batcher[TokenJob, TokenStepDraft, Any]):
             if isinstance(allowance, TriptychError):
                 self._end(opened, JobState.FAILED, error=allowance)
                 continue
-            guide.is_slow = allowance.elapsed_s > SLOW_S
+            guide.note(allowance.elapsed_s)
             delta = self.tokens.guide(opened.row, allowance)
             if delta is not None:
                 self._pass_on(opened, delta)

@@ -26,7 +26,7 @@ TemplateText = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9 _.,:+-]*$"
 TemplateOption = Literal[
     "enable_thinking", "thinking", "thinking_budget", "reasoning_effort", "date_string"
 ]
-ThinkingBudget = Annotated[int, Field(ge=-1, le=limits.MAX_PROMPT_TOKENS)]
+ThinkingBudget = Annotated[int, Field(ge=-1, le=limits.SAMPLING_RANGES["max_tokens"][1])]
 TemplateOptions = Annotated[
     dict[
         TemplateOption,

@@ -265,7 +265,7 @@ class TextModel:
             if budget >= 0 and self.answers.thinks:
                 raise UnsupportedOption(
                     f"{self.name} marks its thoughts by words and not by tokens of their own, so"
-                    " they cannot be counted: leave thinking_budget out.",
+                    " they cannot be counted: ask for no budget of thoughts.",
                     param="thinking_budget",
                 )
             return None

@@ -21,6 +21,7 @@ from triptych.core.tokens import ThinkingRules
 from triptych.core.weights.manifest import MANIFEST_NAME
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import EMBEDDED_REFERENCE, resolve
+from triptych.modalities.llm.api.anthropic.routes import anthropic_router
 from triptych.modalities.llm.api.protocol import ChatRequest
 from triptych.modalities.llm.api.routes import llm_router
 from triptych.modalities.llm.api.service import LlmService
@@ -59,6 +60,19 @@ async def submitted(model: TextModel, **fields: Any) -> ThinkingRules | None:
     assert reply.status_code == 200, reply.text
     (request,) = engine.submitted.values()
     return request.thinking
+
+
+async def test_the_messages_api_has_a_budget(tmp_path: Path) -> None:
+    model, engine = open_model(tmp_path, OPENING, MARKS["think"]), FakeEngine()
+    service = LlmService(engine, [model], Admission(options=ScheduleOptions()))
+    app = create_app(Config(), engine, [anthropic_router(service)])
+    thinking = {"type": "enabled", "budget_tokens": 1024}
+    async with in_process(app) as client:
+        body = chat(max_tokens=2048, thinking=thinking)
+        assert (await client.post("/v1/messages", json=body)).status_code == 200
+    (request,) = engine.submitted.values()
+    assert request.thinking is not None
+    assert request.thinking.max_tokens == 1024
 
 
 def chat_request(**fields: Any) -> ChatRequest:
