@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn
 
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
@@ -24,10 +25,12 @@ from triptych.core.limits import (
     MAX_JSON_DEPTH,
     MAX_JSON_FIELDS,
 )
+from triptych.core.text.threads import on_text_thread
 
 # Every string, closed or not: always matches from its opening quote on, so the scan is linear.
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_LONG_BYTES = 2**16
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -42,9 +45,26 @@ class StrictRoute(APIRoute):
 
         async def strict(request: Request) -> Response:
             _check_media_type(request)
-            return await handler(_Parsed(request, await self.read(request)))
+            raw = await self.read(request)
+            if len(raw) <= _LONG_BYTES:
+                value = parse_json(raw)
+            else:
+                value = await on_text_thread(len(raw), self._checked, raw)
+            return await handler(_Parsed(request, raw, value))
 
         return strict
+
+    def _checked(self, raw: bytes) -> Any:
+        """The body as its model, which FastAPI takes as it is: long ones are checked on a thread.
+
+        Raises `RequestValidationError`, as FastAPI does.
+        """
+        assert self.body_field is not None
+        assert not self._embed_body_fields, "a route has one model for its body"
+        value, errors = self.body_field.validate(parse_json(raw), {}, loc=("body",))
+        if errors:
+            raise RequestValidationError(errors)
+        return value
 
     async def read(self, request: Request) -> bytes:
         """The body, as it is to be parsed."""
@@ -54,10 +74,10 @@ class StrictRoute(APIRoute):
 class _Parsed(Request):
     """A request whose body was read and parsed already."""
 
-    def __init__(self, request: Request, raw: bytes) -> None:
+    def __init__(self, request: Request, raw: bytes, value: Any) -> None:
         super().__init__(request.scope, request.receive)
         self._raw = raw
-        self._value = parse_json(raw)
+        self._value = value
 
     async def body(self) -> bytes:
         return self._raw

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import pytest
+from fastapi import APIRouter
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel, ConfigDict, field_validator
 from starlette.requests import Request
 
+from support.http import FakeEngine, in_process, refused
+from triptych.core.config import Config
 from triptych.core.errors import InvalidRequest, PayloadTooLarge, RequestTimeout
-from triptych.core.http.body import parse_json, read_body
+from triptych.core.http.app import create_app
+from triptych.core.http.body import StrictRoute, parse_json, read_body
 from triptych.core.limits import MAX_JSON_DEPTH, MAX_JSON_FIELDS
 
 VALUES = st.recursive(
@@ -118,3 +124,38 @@ async def test_received_bytes_count_whatever_was_declared(length: str | None) ->
 async def test_a_body_that_stops_arriving_is_given_up() -> None:
     with pytest.raises(RequestTimeout, match="send it faster"):
         await read_body(request(b"{", is_stuck=True), 100, timeout_s=0.05)
+
+
+class Noted(BaseModel):
+    """A body that says where it was checked."""
+
+    model_config = ConfigDict(extra="forbid")
+    text: str
+
+    @field_validator("text")
+    @classmethod
+    def _note(cls, text: str) -> str:
+        return f"{threading.current_thread().name} {len(text)}"
+
+
+@pytest.mark.parametrize("length", [10, 10**6])
+async def test_a_long_body_is_checked_off_the_loop_and_as_any_other(length: int) -> None:
+    router = APIRouter(route_class=StrictRoute)
+
+    @router.post("/noted")
+    async def noted(body: Noted) -> str:
+        return body.text
+
+    text = "x" * length
+    async with in_process(create_app(Config(), FakeEngine(), [router])) as client:
+        thread, num_chars = (await client.post("/noted", json={"text": text})).json().split()
+        unknown = await client.post("/noted", json={"text": text, "strange": 1})
+        missing = await client.post("/noted", json={"other": text})
+        broken = await client.post(
+            "/noted", content=text, headers={"content-type": "application/json"}
+        )
+    assert (thread == threading.main_thread().name) is (length < 2**16)
+    assert int(num_chars) == length
+    assert refused(unknown)["message"] == "Unknown field: strange."
+    assert refused(missing)["param"] in ("text", "other")
+    assert "not valid JSON" in refused(broken)["message"]
