@@ -64,8 +64,12 @@ TASKS = {
 }
 """The kind of model that a route needs."""
 MOST = {
-    **{"max_tokens": 4, "max_completion_tokens": 4, "max_output_tokens": 4},
-    **{"min_tokens": 2, "n": 2, "steps": 2},
+    "max_tokens": 4,
+    "max_completion_tokens": 4,
+    "max_output_tokens": 4,
+    "min_tokens": 2,
+    "n": 2,
+    "steps": 2,
 }
 """Upper bounds of adapted requests, so that thousands take minutes."""
 WORDS: Mapping[str, Any] = {

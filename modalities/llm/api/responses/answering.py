@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Self
 
@@ -51,12 +51,14 @@ from triptych.modalities.llm.api.responses.items import (
 )
 from triptych.modalities.llm.api.responses.protocol import ResponseInput, ResponseRequest
 from triptych.modalities.llm.api.responses.replies import ResponseReply, begun
-from triptych.modalities.llm.api.service import LlmService
+from triptych.modalities.llm.api.service import LlmService, SampleDelta
 from triptych.modalities.modality import FindLink, no_link
 
 Events = AsyncGenerator[ResponseEvent, None]
 _LONG_BYTES, _MANY = 2**16, 256
 """Of what goes before, and of items: more are read on a thread."""
+_PATIENCE_S = 0.05
+"""For a stream's first events; work that is not let in is refused before."""
 _log = logging.getLogger(__name__)
 
 
@@ -78,19 +80,42 @@ class PendingAnswer:
     builder: ResponseBuilder
     generation: Generation
 
-    async def made(self, first: Iterable[ResponseEvent]) -> Events:
-        """Its events but the last: `first`, once the model says anything, and what it says."""
-        async with aclosing(self.generation.deltas) as deltas:
-            delta = await anext(deltas)
+    async def made(
+        self, first: Iterable[ResponseEvent], *, patience_s: float | None = None
+    ) -> Events:
+        """Its events but the last: `first`, and what the model says.
+
+        `first` come when the model has begun, or after `patience_s`: what is refused is so at once,
+        and then there are none.
+        """
+        async with aclosing(self.generation.deltas) as deltas, _begun(deltas) as opening:
+            await asyncio.wait((opening,), timeout=patience_s)
+            if opening.done():
+                opening.result()
             for event in first:
                 yield event
-            for event in self.builder.push(delta):
+            for event in self.builder.push(await opening):
                 yield event
             async for delta in deltas:
                 for event in self.builder.push(delta):
                     yield event
         for event in self.builder.close(self.generation.usage.total()):
             yield event
+
+
+@asynccontextmanager
+async def _begun(
+    deltas: AsyncGenerator[SampleDelta, None],
+) -> AsyncIterator[asyncio.Task[SampleDelta]]:
+    """The first delta, awaited on a task, which is over when this is."""
+    opening = asyncio.ensure_future(anext(deltas))
+    try:
+        yield opening
+    finally:
+        opening.cancel()
+        await asyncio.wait((opening,))
+        if not opening.cancelled():
+            opening.exception()  # somebody has looked at it
 
 
 class Answering:
@@ -168,7 +193,8 @@ class Answering:
         """The answer as it is made; one that fails after it has begun says so itself."""
         has_begun = False
         try:
-            async with aclosing(turn.made(turn.builder.begin())) as events:
+            made = turn.made(turn.builder.begin(), patience_s=_PATIENCE_S)
+            async with aclosing(made) as events:
                 async for event in events:
                     has_begun = True
                     yield event

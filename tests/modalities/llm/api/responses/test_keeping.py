@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -144,6 +145,22 @@ def test_a_client_that_leaves_ends_its_answer_alone(tmp_path: Path) -> None:
         assert client.get(f"/v1/responses/{background}").json()["status"] in UNFINISHED
         cancelled = client.post(f"/v1/responses/{background}/cancel").json()
         assert cancelled["status"] == "cancelled"
+
+
+def test_a_stream_begins_before_the_model_says_anything(tmp_path: Path) -> None:
+    engine = FakeEngine(gate=threading.Event())
+    with (
+        responses_app(tmp_path, engine) as app,
+        live(app) as server,
+        httpx.Client(base_url=server.url, timeout=30, verify=False) as client,
+        client.stream("POST", "/v1/responses", json=ask_for(stream=True)) as reply,
+    ):
+        lines = (line for line in reply.iter_lines() if line.startswith("data:"))
+        begun = [next(lines), next(lines)]
+        assert not engine.num_steps
+        engine.gate.set()
+        events = [json.loads(line.removeprefix("data:")) for line in (*begun, *lines)]
+    check_order(events)
 
 
 async def test_where_nothing_is_kept(tmp_path: Path) -> None:
