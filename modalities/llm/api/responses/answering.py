@@ -143,10 +143,7 @@ class Answering:
     def archive(self) -> Archive:
         """What keeps answers. Raises `UnsupportedOption` where nothing does."""
         if self._archive is None:
-            raise UnsupportedOption(
-                "Nothing is kept here (the operator has --store off): send the whole conversation"
-                " in input."
-            )
+            raise _nothing_kept()
         return self._archive
 
     async def prepare(self, body: ResponseInput, request: Request) -> PreparedInput:
@@ -170,7 +167,7 @@ class Answering:
         context = Context.of(request)
         is_kept = self._archive is not None and body.store is not False
         if body.background and not is_kept:
-            assert self.archive  # says why there is none
+            raise _nothing_kept()
         prepared = await self.prepare(body, request)
         model = self._service.model(body.model)
         response_id = f"resp_{context.call_id}"
@@ -180,60 +177,60 @@ class Answering:
             generation = await begin(self._service, prepared.chat, context, [prepared.prompt])
         return PendingAnswer(context.principal.owner, prepared.given, builder, generation)
 
-    async def whole(self, turn: PendingAnswer) -> ResponseReply:
+    async def whole(self, answer: PendingAnswer) -> ResponseReply:
         """The answer, when it is all there."""
         with in_own_words():
-            async with aclosing(turn.made(turn.builder.begin())) as events:
+            async with aclosing(answer.made(answer.builder.begin())) as events:
                 async for _ in events:
                     pass
-        await self._keep(turn)
-        return turn.builder.response
+        await self._keep(answer)
+        return answer.builder.response
 
-    async def streamed(self, turn: PendingAnswer, request: Request) -> Events:
+    async def streamed(self, answer: PendingAnswer, request: Request) -> Events:
         """The answer as it is made; one that fails after it has begun says so itself."""
         has_begun = False
         try:
-            made = turn.made(turn.builder.begin(), patience_s=_PATIENCE_S)
+            made = answer.made(answer.builder.begin(), patience_s=_PATIENCE_S)
             async with aclosing(made) as events:
                 async for event in events:
                     has_begun = True
                     yield event
-            await self._keep(turn)
+            await self._keep(answer)
         except Exception as error:
             public = renamed(to_public(error))
             if not has_begun:
                 raise public from error
             log_broken(error, request.scope)
-            turn.builder.fail(public)
-        yield turn.builder.last()
+            answer.builder.fail(public)
+        yield answer.builder.last()
 
     async def in_background(
-        self, turn: PendingAnswer, request: Request, *, is_streamed: bool
+        self, answer: PendingAnswer, request: Request, *, is_streamed: bool
     ) -> BackgroundRun:
         """Begin to make the answer while nobody waits; if it is streamed, its events are kept."""
-        archive, builder = self.archive, turn.builder
+        archive, builder = self.archive, answer.builder
 
         async def keep(events: Sequence[ResponseEvent]) -> None:
             lines = await asyncio.to_thread(_lines, events if is_streamed else ())
-            await archive.complete(turn.owner, builder.response, turn.given, lines)
+            await archive.complete(answer.owner, builder.response, answer.given, lines)
 
-        run = BackgroundRun(builder, turn.made(builder.start()), keep)
-        await archive.begin(turn.owner, builder.response, turn.given)
-        self.runs.start(turn.owner, run, request.app.state.in_flight)
+        run = BackgroundRun(builder, answer.made(builder.start()), keep)
+        await archive.begin(answer.owner, builder.response, answer.given)
+        self.runs.start(answer.owner, run, request.app.state.in_flight)
         return run
 
-    async def _keep(self, turn: PendingAnswer) -> None:
+    async def _keep(self, answer: PendingAnswer) -> None:
         """Keep an answer where it can be: it is given in any case."""
-        response = turn.builder.response
+        response = answer.builder.response
         if self._archive is None or not (response.store or response.conversation):
             return
         try:
-            await self._archive.complete(turn.owner, response, turn.given)
+            await self._archive.complete(answer.owner, response, answer.given)
         except (StoreFull, Unavailable) as error:
             if response.conversation is not None:
                 raise
             _log.warning("a response was not kept: %s", error.message)
-            turn.builder.forget()
+            answer.builder.forget()
 
     async def _before(self, body: ResponseInput, owner: str) -> list[KeptItem]:
         if body.previous_response_id is not None:
@@ -273,6 +270,12 @@ class Answering:
             if sum(len(each.data) for each in found.values()) > most:
                 raise PayloadTooLarge(f"The pictures that go before are over {most} bytes.")
         return found
+
+
+def _nothing_kept() -> UnsupportedOption:
+    return UnsupportedOption(
+        "Nothing is kept here (the operator has --store off): send the whole conversation in input."
+    )
 
 
 async def _in_chat(body: ResponseInput, items: Sequence[KeptItem]) -> ChatRequest:

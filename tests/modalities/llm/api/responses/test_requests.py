@@ -168,6 +168,8 @@ PICTURE = {"type": "input_image", "image_url": "http://a/b.png"}
         ),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [TOOL, TOOL]}, "tools"),
+        ({"tools": [{**TOOL, "name": f"f{n}"} for n in range(10_000)]}, "tools"),
+        ({"input": [said("user", "a")] * 5000}, "input"),
         ({"tools": [{**TOOL, "defer_loading": True}]}, "defer_loading"),
         ({"reasoning": {"mode": "pro"}}, "mode"),
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
@@ -224,6 +226,13 @@ async def test_what_is_refused(tmp_path: Path, fields: dict[str, Any], param: st
         assert error["param"] is not None
         assert error["param"].endswith(param), error
     assert not engine.submitted
+
+
+async def test_a_result_of_ten_megabytes(tmp_path: Path) -> None:
+    with responses_app(tmp_path, FakeEngine()) as app:
+        async with in_process(app) as client:
+            body = ask_for([CALL, {**RESULT, "output": "x" * 10**7}])
+            refused(await client.post("/v1/responses", json=body), 413)
 
 
 async def get(client: httpx.AsyncClient, path: str, **params: Any) -> httpx.Response:
