@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import threading
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from fastapi import APIRouter
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import BaseModel, model_validator
 from starlette.requests import Request
 
 from support.http import FakeEngine, in_process, refused
@@ -126,36 +126,41 @@ async def test_a_body_that_stops_arriving_is_given_up() -> None:
         await read_body(request(b"{", is_stuck=True), 100, timeout_s=0.05)
 
 
-class Noted(BaseModel):
-    """A body that says where it was checked."""
+def test_depth_is_counted_over_more_strings_than_are_looked_at_together() -> None:
+    many = b'{"t": ["[", ' + b'"x", ' * 10_000
+    depth = MAX_JSON_DEPTH - 2
+    parse_json(many + b"[" * depth + b"]" * depth + b"]}")
+    for rest in (b"[" * (depth + 1) + b"]" * (depth + 1) + b"]}", b"[" * 9, b'"]}'):
+        with pytest.raises(InvalidRequest, match="not valid JSON"):
+            parse_json(many + rest)
 
-    model_config = ConfigDict(extra="forbid")
+
+class _Seen(BaseModel):
+    """Knows which thread looked at it."""
+
     text: str
+    number: int
+    threads: list[str] = []
 
-    @field_validator("text")
-    @classmethod
-    def _note(cls, text: str) -> str:
-        return f"{threading.current_thread().name} {len(text)}"
+    @model_validator(mode="after")
+    def _look(self) -> Self:
+        self.threads.append(threading.current_thread().name)
+        return self
 
 
-@pytest.mark.parametrize("length", [10, 10**6])
-async def test_a_long_body_is_checked_off_the_loop_and_as_any_other(length: int) -> None:
+@pytest.mark.parametrize("is_large", [False, True])
+async def test_large_bodies_are_read_beside_the_event_loop(is_large: bool) -> None:
     router = APIRouter(route_class=StrictRoute)
 
-    @router.post("/noted")
-    async def noted(body: Noted) -> str:
-        return body.text
+    @router.post("/seen")
+    async def seen(body: _Seen) -> list[str]:
+        return body.threads
 
-    text = "x" * length
     async with in_process(create_app(Config(), FakeEngine(), [router])) as client:
-        thread, num_chars = (await client.post("/noted", json={"text": text})).json().split()
-        unknown = await client.post("/noted", json={"text": text, "strange": 1})
-        missing = await client.post("/noted", json={"other": text})
-        broken = await client.post(
-            "/noted", content=text, headers={"content-type": "application/json"}
-        )
-    assert (thread == threading.main_thread().name) is (length < 2**16)
-    assert int(num_chars) == length
-    assert refused(unknown)["message"] == "Unknown field: strange."
-    assert refused(missing)["param"] in ("text", "other")
-    assert "not valid JSON" in refused(broken)["message"]
+        text = "x" * (2**20 if is_large else 10)
+        first, *_ = (await client.post("/seen", json={"text": text, "number": 1})).json()
+        assert first.startswith("triptych-") is is_large
+        error = refused(await client.post("/seen", json={"text": text, "number": "one"}))
+        assert error["param"] == "number"
+        error = refused(await client.post("/seen", json=[text]))
+        assert error["code"] == "invalid_request"
