@@ -130,7 +130,7 @@ def test_depth_is_counted_over_more_strings_than_are_looked_at_together() -> Non
     many = b'{"t": ["[", ' + b'"x", ' * 10_000
     depth = MAX_JSON_DEPTH - 2
     parse_json(many + b"[" * depth + b"]" * depth + b"]}")
-    for rest in (b"[" * (depth + 1) + b"]" * (depth + 1) + b"]}", b"[" * 9, b'"]}'):
+    for rest in (b"[" * (depth + 2) + b"]" * (depth + 2) + b"]}", b"[" * 9, b'"]}'):
         with pytest.raises(InvalidRequest, match="not valid JSON"):
             parse_json(many + rest)
 
