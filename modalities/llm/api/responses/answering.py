@@ -288,7 +288,8 @@ async def _in_chat(body: ResponseInput, items: Sequence[KeptItem]) -> ChatReques
 def picture_urls(items: Iterable[KeptItem]) -> Iterator[str]:
     """Where the pictures of messages are."""
     messages = (item for item in items if isinstance(item, MessageItem))
-    return (picture.image_url for message in messages for picture in message.pictures)
+    pictures = (picture for message in messages for picture in message.pictures)
+    return (picture.image_url for picture in pictures if picture.image_url is not None)
 
 
 def sent_pictures(items: Iterable[KeptItem], request: Request) -> dict[str, Fetched]:

@@ -75,6 +75,11 @@ def test_parts_of_a_message() -> None:
         {"type": "image_url", "image_url": {"url": url, "detail": "high"}},
         {"type": "text", "text": "b"},
     ]
+    (message,) = messages(
+        {**said("user", ""), "content": [{"type": "input_image", "file_id": "file-1"}]}
+    )
+    kept = {"file_id": "file-1", "detail": "auto"}
+    assert message["content"] == [{"type": "image_file", "image_file": kept}]
     refusal = {"type": "refusal", "refusal": "no"}
     answer = {"type": "output_text", "text": "b", "annotations": [], "logprobs": []}
     assert messages({**said("assistant", ""), "content": [answer, refusal]}) == [
@@ -191,7 +196,7 @@ PICTURE = {"type": "input_image", "image_url": "http://a/b.png"}
         ({"input": [{"type": "web_search_call", "id": "w"}]}, "input[0]"),
         ({"input": [{**said("user", ""), "content": [{"type": "input_file"}]}]}, None),
         ({"input": [{**said("system", ""), "content": [PICTURE]}]}, "input"),
-        ({"input": [{**said("user", ""), "content": [{**PICTURE, "file_id": "f"}]}]}, "file_id"),
+        ({"input": [{**said("user", ""), "content": [{**PICTURE, "file_id": "f"}]}]}, "input"),
         ({"input": [{**RESULT, "output": [PICTURE]}]}, "input"),
         ({"input": [{**CALL, "arguments": "[1]"}]}, "input"),
         (
