@@ -155,6 +155,12 @@ def described(*documents: type[BaseModel], error: type[BaseModel] = ErrorBody) -
     return {"text/event-stream": {"itemSchema": event}}
 
 
+def described_lines(document: type[BaseModel], error: type[BaseModel]) -> dict[str, Any]:
+    """A stream of lines in OpenAPI's words, for the `content` of an answer."""
+    schemas = [_whole_schema(kind) for kind in (document, error)]
+    return {LineStream.media_type: {"itemSchema": {"anyOf": schemas}}}
+
+
 def _whole_schema(document: type[BaseModel]) -> Any:
     schema = document.model_json_schema(mode="serialization")
     parts = schema.pop("$defs", {})
