@@ -24,6 +24,7 @@ from triptych.core.http.access import Access
 from triptych.core.http.auth import Keyring, RequireKey
 from triptych.core.http.dialects import Dialect
 from triptych.core.http.disconnect import FollowClient, InFlight
+from triptych.core.http.engine_events import EngineEvents, engine_events_router
 from triptych.core.http.errors import handle_error
 from triptych.core.http.files.shelf import FileShelf
 from triptych.core.http.health import health_router
@@ -88,8 +89,9 @@ def create_app(
     app.state.tasks = {card.id: by_name[card.task] for card in cards if card.task in by_name}
     metrics.watch(client.status, lambda: len(in_flight))
     health = health_router(client.status, lambda: in_flight.is_draining)
+    events = engine_events_router(EngineEvents(client, cards, in_flight))
     routes = list(app.routes)
-    for router in (*routers, health, metrics_router(metrics), models_router(cards)):
+    for router in (*routers, health, metrics_router(metrics), events, models_router(cards)):
         routes += router.routes
         app.include_router(router)
     app.state.routes = tuple(routes)

@@ -17,6 +17,7 @@ import msgspec
 
 from triptych.core.config import Config
 from triptych.core.lazy import load
+from triptych.core.metrics import DEVICE_INFO, series
 from triptych.core.transport.messages import MessageCodec
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities import registry
@@ -61,7 +62,9 @@ def build_engine(config: Config, models: Sequence[ResolvedModel]) -> Engine:
     loaders = [
         opener(model, config, device, ledger) for opener, model in zip(openers, models, strict=True)
     ]
-    return Engine(loaders, config=config, ledger=ledger)
+    engine = Engine(loaders, config=config, ledger=ledger)
+    engine.metrics.gauges[series(DEVICE_INFO, device=device.name)] = 1
+    return engine
 
 
 def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineClient) -> FastAPI:
