@@ -53,7 +53,9 @@ class ModelOptions:
         aliases=("--model-path",),
     )
     served_model_name: tuple[str, ...] = option(
-        (), "The name(s) clients use for the model(s), in the order of `--model`."
+        (),
+        "The name(s) clients use for the model(s), in the order of `--model`; repeat for several."
+        " Of a lone model, those after the first are other names; of several, `ALIAS=NAME` are.",
     )
     model_impl: str = option(
         "auto",
@@ -350,6 +352,11 @@ class ServerOptions:
     cors_origin: tuple[str, ...] = option(
         (), "Origin allowed to call from a browser.", is_for_server=True
     )
+    page: bool = option(
+        True,
+        "A page for browsers at `/`, and the API reference at `/docs`. They need no key.",
+        is_for_server=True,
+    )
     max_request_bytes: int = option(
         4 * 2**20,
         "Largest request body, files in it not counted.",
@@ -408,6 +415,11 @@ class ServerOptions:
     )
     drain_timeout_s: float = option(
         30.0, "How long SIGTERM waits for requests in flight.", within=BOUND, is_for_server=True
+    )
+    enable_tokenizer_info_endpoint: bool = option(
+        False,
+        "Show tokenizer configurations and chat templates at `/tokenizer_info`.",
+        is_for_server=True,
     )
     share_prefix_across_keys: bool = option(
         False,

@@ -11,7 +11,7 @@ import hashlib
 import hmac
 import itertools
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from pathlib import Path
 
 from starlette.datastructures import Headers
@@ -25,7 +25,12 @@ from triptych.core.http.errors import error_answer
 PUBLIC_ROUTES = frozenset(
     itertools.product(("GET", "HEAD"), ("/livez", "/readyz", "/health", "/version"))
 )
-"""What may be asked without a key. `/metrics` is not here: it shows what others do."""
+"""What may be asked without a key, beside the page. `/metrics` is not here: it shows what others
+do."""
+
+
+OWN_PRINCIPAL = "triptych.principal"
+"""Where a scope has the caller in whose name this server itself asks. No client can write there."""
 
 
 class Keyring:
@@ -41,6 +46,13 @@ class Keyring:
         """Read the keys of `--api-key` and `--api-key-file`. Raises `ConfigError`."""
         return cls(_configured(options), is_cache_shared=options.share_prefix_across_keys)
 
+    def principal_of(self, owner: str) -> Principal | None:
+        """The caller that `owner` is; `None` where its key is not accepted any more."""
+        if not self._digests:
+            return Principal() if owner == Principal().owner else None
+        found = (digest for digest in self._digests if _owner(digest) == owner)
+        return next(map(self._principal, found), None)
+
     def identify(self, authorization: str) -> Principal:
         """The caller behind an `Authorization` header. Raises `Unauthorized`."""
         if not self._digests:
@@ -55,36 +67,44 @@ class Keyring:
                 "Wrong or missing API key: send it as 'Authorization: Bearer <key>' or as"
                 " 'x-api-key: <key>'."
             )
-        tenant = hmac.new(self._salt, given, hashlib.sha256).hexdigest()[:32]
+        return self._principal(given)
+
+    def _principal(self, digest: bytes) -> Principal:
+        tenant = hmac.new(self._salt, digest, hashlib.sha256).hexdigest()[:32]
         return Principal(
             key=tenant[:12],
             tenant="" if self._is_cache_shared else tenant,
-            owner=_owner(given),
+            owner=_owner(digest),
         )
 
 
 class RequireKey:
     """ASGI middleware: sets `principal` in `scope["state"]`, or answers 401.
 
-    On public routes `has_key` there says whether private ones would let the caller in. Looks at the
-    raw path of the request line alone: what a `Host` header makes of the URL cannot turn a private
-    route into a public one.
+    `is_public` there says that the route needs no key, `has_key` whether one that does would let
+    the caller in. Looks at the raw path of the request line alone: what a `Host` header makes of
+    the URL cannot turn a private route into a public one.
     """
 
-    def __init__(self, app: ASGIApp, keyring: Keyring) -> None:
+    def __init__(
+        self, app: ASGIApp, keyring: Keyring, public: Set[tuple[str, str]] = PUBLIC_ROUTES
+    ) -> None:
         self._app = app
         self._keyring = keyring
+        self._public = public
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the request in, or refuse it."""
         if scope["type"] == "http":
             state = scope["state"]
+            state["is_public"] = (scope["method"], scope["path"]) in self._public
             try:
-                state["principal"] = self._keyring.identify(_authorization(scope))
+                own: Principal | None = scope.get(OWN_PRINCIPAL)
+                state["principal"] = own or self._keyring.identify(_authorization(scope))
                 state["has_key"] = True
             except Unauthorized as error:
                 state["has_key"] = False
-                if (scope["method"], scope["path"]) not in PUBLIC_ROUTES:
+                if not state["is_public"]:
                     await error_answer(error, scope)(scope, receive, send)
                     return
         await self._app(scope, receive, send)
