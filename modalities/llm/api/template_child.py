@@ -55,7 +55,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Plain JSON: jinja2's own filter escapes characters for HTML. Takes what transformers' does."""
+    """Plain JSON, where jinja2's own filter is for HTML; with the options of transformers'."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
