@@ -113,6 +113,12 @@ class ModelOptions:
         " goes by its chat template, none leaves them in the text.",
         roles=("chat", "vision"),
     )
+    reasoning_budget: int = option(
+        -1,
+        "Most tokens of thoughts where a request has no `thinking_budget`; -1: any number.",
+        within=Range(low=-1),
+        roles=("chat", "vision"),
+    )
     pool_embeddings: bool = option(
         True,
         "One vector per text from embedding models; without, one per token.",
@@ -345,6 +351,11 @@ class ServerOptions:
     api_key_file: str = option("", "File with one accepted API key per line.", is_for_server=True)
     cors_origin: tuple[str, ...] = option(
         (), "Origin allowed to call from a browser.", is_for_server=True
+    )
+    page: bool = option(
+        True,
+        "A page for browsers at `/`, and the API reference at `/docs`. They need no key.",
+        is_for_server=True,
     )
     max_request_bytes: int = option(
         4 * 2**20,

@@ -63,6 +63,10 @@ class EventStream(Response):
         """Send the stream."""
         watcher: DisconnectWatcher = scope["state"]["watcher"]
         writer = _Writer(send, self.raw_headers)
+        if scope["state"].get("is_head"):
+            await self._documents.aclose()
+            await writer.end()
+            return
         heart = asyncio.create_task(writer.beat(self._heartbeat, self._heartbeat_s))
         try:
             async with aclosing(self._documents) as documents:
@@ -118,15 +122,19 @@ class _Writer:
 
     async def write(self, frame: bytes) -> None:
         async with self._lock:
-            if not self.has_started:
-                self.has_started = True
-                start = {"type": "http.response.start", "status": 200, "headers": self._headers}
-                await self._send(start)
+            await self._start()
             await self._send({"type": "http.response.body", "body": frame, "more_body": True})
             self._last_s = asyncio.get_running_loop().time()
 
     async def end(self) -> None:
+        await self._start()
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _start(self) -> None:
+        if not self.has_started:
+            self.has_started = True
+            start = {"type": "http.response.start", "status": 200, "headers": self._headers}
+            await self._send(start)
 
     async def beat(self, heartbeat: bytes, interval_s: float) -> None:
         """Write `heartbeat` whenever `interval_s` went by in silence."""
@@ -153,6 +161,12 @@ def described(*documents: type[BaseModel], error: type[BaseModel] = ErrorBody) -
     properties = {"event": {"type": "string"}, "data": data}
     event = {"type": "object", "properties": properties, "required": ["data"]}
     return {"text/event-stream": {"itemSchema": event}}
+
+
+def described_lines(document: type[BaseModel], error: type[BaseModel]) -> dict[str, Any]:
+    """A stream of lines in OpenAPI's words, for the `content` of an answer."""
+    schemas = [_whole_schema(kind) for kind in (document, error)]
+    return {LineStream.media_type: {"itemSchema": {"anyOf": schemas}}}
 
 
 def _whole_schema(document: type[BaseModel]) -> Any:

@@ -53,7 +53,15 @@ TASKS = {
     "/v1/responses/input_tokens": "chat",
     "/tokenize": "chat",
     "/detokenize": "chat",
+    "/v1/messages": "chat",
+    "/v1/messages/count_tokens": "chat",
+    "/api/chat": "chat",
+    "/api/generate": "chat",
+    "/api/show": "chat",
+    "/api/pull": "chat",
     "/v1/embeddings": "embedding",
+    "/api/embed": "embedding",
+    "/api/embeddings": "embedding",
     "/v1/audio/speech": "speech",
     "/v1/audio/voices": "speech",
     "/v1/audio/transcriptions": "transcription",
@@ -79,6 +87,16 @@ WORDS: Mapping[str, Any] = {
     "tokens": [5, 6],
 }
 """Content of adapted requests."""
+USUAL: Mapping[str, Mapping[str, Any]] = {
+    "/v1/chat/completions": {"max_tokens": MOST["max_tokens"]},
+    "/v1/completions": {"max_tokens": MOST["max_tokens"]},
+    "/v1/messages": {"max_tokens": MOST["max_tokens"]},
+    "/v1/responses": {"max_output_tokens": MOST["max_output_tokens"], "input": WORDS["input"]},
+    "/v1/responses/input_tokens": {"input": WORDS["input"]},
+    "/api/chat": {"options": {"num_predict": MOST["max_tokens"]}},
+    "/api/generate": {"options": {"num_predict": MOST["max_tokens"]}},
+}
+"""What adapted requests have unless they say otherwise: an answer would fill the context."""
 OPTIONS = frozenset(
     {
         *("continue_final_message", "include[]", "language", "logprobs", "min_tokens", "name"),
@@ -88,11 +106,6 @@ OPTIONS = frozenset(
     }
 )
 """Optional fields of adapted requests; more would rarely be valid together."""
-_LENGTHS = {
-    "/v1/chat/completions": "max_tokens",
-    "/v1/completions": "max_tokens",
-    "/v1/responses": "max_output_tokens",
-}
 NUM_SHOWN = 20
 LONGEST_S = 300
 """Timeout of a response, in seconds; a slower one ends the run."""
@@ -221,10 +234,7 @@ class Fuzzer:
         for name in given.keys() & body.keys():
             if isinstance(body[name], str | list | bytes):
                 body[name] = given[name]
-        if limit := _LENGTHS.get(case.operation.path):  # else as long as the context
-            body.setdefault(limit, MOST[limit])
-        if case.operation.path.startswith("/v1/responses"):  # optional there, but one alone rarely
-            body.setdefault("input", WORDS["input"])
+        body = {**USUAL.get(case.operation.path, {}), **body}
         case.body = {**body, "model": model} if "model" in case.body else body
 
     def _uploads(self, task: str | None) -> dict[str, Any]:
@@ -236,10 +246,13 @@ class Fuzzer:
 
 
 def _code_of(reply: Any) -> str:
+    """The code of an error, or what other APIs than OpenAI's have in its place."""
     if reply.headers.get("content-type") in (["application/json"], "application/json"):
         document = reply.json()
         if "error" in document:
-            return str(document["error"].get("code", ""))
+            error = document["error"]
+            is_coded = isinstance(error, dict)
+            return str(error.get("code") or error.get("type", "") if is_coded else error)
         return str(document.get("reason", ""))  # a probe that is not ready
     return ""
 

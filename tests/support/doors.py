@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from safetensors.numpy import save_file
 
 from support.http import FakeEngine, make_service
@@ -19,10 +19,21 @@ from triptych.modalities.llm.api.ollama.dialect import OLLAMA
 from triptych.modalities.llm.api.ollama.routes import ollama_router
 from triptych.modalities.llm.api.replies import card_of
 from triptych.modalities.llm.api.routes import llm_router
+from triptych.modalities.llm.api.service import LlmService
 
 WEATHER_SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 THINKS = ModelOptions(reasoning_parser="think")
+
+
+DIALECTS = [ANTHROPIC, OLLAMA]
+
+
+def door_routers(service: LlmService, folder: Path) -> list[APIRouter]:
+    """The doors in front of `service`, whose model is in `folder`: with a file of 6000 weights."""
+    resolved = write_text_folder(folder, max_position_embeddings=4096, model_type="llama")
+    save_file({"weight": np.zeros((60, 100), np.float32)}, str(folder / "model.safetensors"))
+    return [anthropic_router(service), ollama_router(service, [resolved])]
 
 
 def doors_app(
@@ -33,15 +44,9 @@ def doors_app(
     schedule: dict[str, int] | None = None,
     **server: Any,
 ) -> FastAPI:
-    """The whole app in front of `engine`, with all doors, and a file of 6000 weights."""
+    """The whole app in front of `engine`, with all doors."""
     service = make_service(folder, engine, models, **(schedule or {}))
-    resolved = write_text_folder(folder, max_position_embeddings=4096, model_type="llama")
-    save_file({"weight": np.zeros((60, 100), np.float32)}, str(folder / "model.safetensors"))
-    routers = [
-        llm_router(service),
-        anthropic_router(service),
-        ollama_router(service, [resolved]),
-    ]
+    routers = [llm_router(service), *door_routers(service, folder)]
     cards = [card_of(model) for model in service.models.values()]
     config = Config(server=ServerOptions(**server))
-    return create_app(config, engine, routers, cards, dialects=[ANTHROPIC, OLLAMA])
+    return create_app(config, engine, routers, cards, dialects=DIALECTS)

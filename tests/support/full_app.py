@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from fastapi import FastAPI
 
+from support.doors import DIALECTS, door_routers
 from support.embedding_models import WORDS, save_tokenizer, write
 from support.http import READY, FakeEngine, make_service
 from support.image_app import FakeImageEngine, image_model, make_image_service
@@ -30,6 +31,7 @@ from triptych.core.media.audio.decode import DECODERS
 from triptych.core.store.store import DocumentStore
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.diffusion.api.routes import image_cards, images_router, picture_links
+from triptych.modalities.embedding.api.ollama import ollama_embeddings_router
 from triptych.modalities.embedding.api.routes import embedding_cards, embeddings_router
 from triptych.modalities.embedding.api.score_routes import score_router
 from triptych.modalities.embedding.api.service import EmbeddingService
@@ -154,11 +156,12 @@ def open_full_app(folder: Path, **server: Any) -> FullApp:
     shelf = FileShelf(DocumentStore("memory", max_bytes=2**24, ttl_s=3600.0))
     batches = BatchRunner(shelf, num_places=1)
     routers += [score_router(words), files_router(shelf), batches_router(batches)]
+    routers += [*door_routers(text, folder / "text"), ollama_embeddings_router(words)]
     kept = DocumentStore.from_options(config.store)
     answering = Answering.open(text, kept, config.server, links.find)
     routers += [responses_router(answering), conversations_router(answering)]
     tasks = [Task(*modality.task) for modality in MODALITIES]
-    full_app.app = create_app(config, full_app.chat, routers, cards, tasks)
+    full_app.app = create_app(config, full_app.chat, routers, cards, tasks, DIALECTS)
     full_app.app.state.shelf = shelf
     batches.serve(full_app.app)
     return full_app

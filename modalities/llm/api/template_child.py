@@ -55,7 +55,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Plain JSON, where jinja2's own filter is for HTML; with the options of transformers'."""
+    """Plain JSON, which jinja2's own filter escapes for HTML; takes what transformers' does."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

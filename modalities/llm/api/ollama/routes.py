@@ -19,7 +19,7 @@ from triptych.core.errors import InvalidRequest, UnsupportedOption
 from triptych.core.http.body import StrictRoute
 from triptych.core.http.context import Context
 from triptych.core.http.data_urls import DataUrlRoute, FilePlace, data_urls
-from triptych.core.http.sse import LineStream
+from triptych.core.http.sse import LineStream, described_lines
 from triptych.core.tokens import TokenRequest
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.api.generation import (
@@ -30,7 +30,7 @@ from triptych.modalities.llm.api.generation import (
 )
 from triptych.modalities.llm.api.ollama import unsupported
 from triptych.modalities.llm.api.ollama.conversation import chat_fields, generate_fields
-from triptych.modalities.llm.api.ollama.dialect import OLLAMA_ERRORS
+from triptych.modalities.llm.api.ollama.dialect import OLLAMA_ERRORS, OllamaError
 from triptych.modalities.llm.api.ollama.models import (
     Abilities,
     Catalogue,
@@ -99,7 +99,13 @@ def ollama_router(
             answer,
             methods=["POST"],
             response_model=None,
-            responses={200: {"model": kind, "description": "The answer, or a line of it."}},
+            responses={
+                200: {
+                    "model": kind,
+                    "content": described_lines(kind, OllamaError),
+                    "description": "The answer.",
+                }
+            },
             route_class_override=_ImagesRoute,
         )
     _add_models(router, catalogue)
