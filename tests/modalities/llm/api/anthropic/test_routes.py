@@ -404,6 +404,14 @@ async def test_a_coding_assistant(client: httpx.AsyncClient) -> None:
             },
             "files API",
         ),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "xyz"}]}
+                ]
+            },
+            "'xyz'",
+        ),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": None}, "max_tokens"),
         ({"min_p": 0.5}, "min_p"),

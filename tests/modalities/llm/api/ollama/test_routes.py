@@ -232,7 +232,7 @@ async def test_results_of_tools(client: httpx.AsyncClient, engine: FakeEngine) -
     body = chat(tools=[{"type": "function", "function": {"name": "f"}}])
     body["messages"] += [
         {"role": "assistant", "content": "", "tool_calls": calls},
-        {"role": "tool", "tool_name": "f", "content": "one"},
+        {"role": "tool", "tool_name": "f", "tool_call_id": "of nobody", "content": "one"},
         {"role": "tool", "content": "two"},
     ]
     assert (await client.post(CHAT, json=body)).status_code == 200
@@ -300,6 +300,7 @@ async def test_a_model_is_loaded(
         (CHAT, chat(messages=[{"role": "system", "content": "a", "images": ["AA"]}]), "Pictures"),
         (CHAT, chat(messages=[{"role": "user", "content": "a", "tool_calls": [
             {"function": {"name": "f"}}]}]), "tool_calls"),
+        (CHAT, chat(messages=[{"role": "tool", "content": "a"}]), "tool_calls before it"),
         (GENERATE, prompt(suffix="x"), "suffix"),
         (GENERATE, prompt(template="x"), "--chat-template"),
         (GENERATE, prompt(context=[1]), "/api/chat"),
