@@ -15,14 +15,26 @@ SAMPLES = Path(__file__).parents[2] / "samples"
 SCRIPT = 'if __name__ == "__main__":'
 OTHERS = frozenset(
     {
+        "agents",
+        "anthropic",
+        "dspy",
         "efficientnet_lite_pytorch",
+        "haystack",
+        "instructor",
+        "langchain",
+        "litellm",
         "llama_cpp",
+        "llama_index",
+        "ollama",
         "openvino_genai",
+        "pydantic_ai",
         "resvg_py",
+        "semantic_kernel",
         "sentence_transformers",
+        "smolagents",
     }
 )
-"""What recipes and benchmarks need beyond the tests."""
+"""What recipes, benchmarks and clients need beyond the tests."""
 PATHS = sorted(SAMPLES.rglob("*.py"))
 
 
