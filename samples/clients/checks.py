@@ -11,7 +11,8 @@ import asyncio
 import inspect
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 
@@ -56,6 +57,15 @@ def said(text: str | None, expected: str) -> str:
     if expected.lower() not in (text or "").lower():
         raise TooSmall(f"{expected!r} is not in {text!r}")
     return text or ""
+
+
+@contextmanager
+def too_small_if(*errors: type[Exception]) -> Iterator[None]:
+    """What the client raises where a model goes on and on, or answers in no form it knows."""
+    try:
+        yield
+    except errors as error:
+        raise TooSmall(f"{type(error).__name__}: {error}") from error
 
 
 def _try(check: Callable[[Server], object], server: Server) -> str:

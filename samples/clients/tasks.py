@@ -35,6 +35,17 @@ _OPERATORS = {
 }
 
 
+MAX_TOKENS = 200
+MAX_STEPS = 3
+"""Of an agent: small models do not always stop by themselves."""
+
+
+class Answer(BaseModel):
+    """The final answer to the user's question."""
+
+    answer: str
+
+
 class Person(BaseModel):
     """A person and their age."""
 

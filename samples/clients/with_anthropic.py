@@ -9,7 +9,7 @@ from typing import Any
 
 from anthropic import Anthropic
 from checks import Server, run_checks, said
-from tasks import PRICE_QUESTION, QUESTION, look_up_price
+from tasks import INSTRUCTIONS, MAX_TOKENS, PRICE_QUESTION, QUESTION, look_up_price
 
 TOOL = {
     "name": "look_up_price",
@@ -29,7 +29,7 @@ def client_of(server: Server) -> Anthropic:
 
 def asking(server: Server) -> dict[str, Any]:
     """What every request says."""
-    return {"model": server.model, "max_tokens": 200, "temperature": 0}
+    return {"model": server.model, "max_tokens": MAX_TOKENS, "temperature": 0}
 
 
 def message(server: Server) -> str:
@@ -58,7 +58,7 @@ def tools(server: Server) -> str:
     """A call that is required, its result, and an answer."""
     client = client_of(server)
     messages: list[Any] = [{"role": "user", "content": PRICE_QUESTION}]
-    asked = {**asking(server), "tools": [TOOL]}
+    asked = {**asking(server), "tools": [TOOL], "system": INSTRUCTIONS}
     reply = client.messages.create(messages=messages, tool_choice={"type": "any"}, **asked)
     assert reply.stop_reason == "tool_use"
     results = [
@@ -70,7 +70,7 @@ def tools(server: Server) -> str:
         {"role": "assistant", "content": reply.content},
         {"role": "user", "content": results},
     ]
-    answer = client.messages.create(messages=messages, **asked)
+    answer = client.messages.create(messages=messages, tool_choice={"type": "none"}, **asked)
     return said("".join(block.text for block in answer.content if block.type == "text"), "24.9")
 
 

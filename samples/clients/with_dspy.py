@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dspy
 from checks import Server, run_checks, said
-from tasks import PRICE_QUESTION, QUESTION, calculate, look_up_price
+from tasks import MAX_STEPS, MAX_TOKENS, PRICE_QUESTION, QUESTION, calculate, look_up_price
 
 
 class Extract(dspy.Signature):
@@ -25,7 +25,7 @@ def set_up(server: Server, adapter: dspy.Adapter | None = None) -> None:
         api_base=server.v1,
         api_key=server.key,
         temperature=0,
-        max_tokens=400,
+        max_tokens=2 * MAX_TOKENS,
         cache=False,
     )
     dspy.configure(lm=model, adapter=adapter)
@@ -62,7 +62,7 @@ def json_adapter(server: Server) -> str:
 def react(server: Server) -> str:
     """An agent that chooses among two tools by itself."""
     set_up(server)
-    agent = dspy.ReAct("question -> answer", tools=[calculate, look_up_price], max_iters=4)
+    agent = dspy.ReAct("question -> answer", tools=[calculate, look_up_price], max_iters=MAX_STEPS)
     return said(agent(question=PRICE_QUESTION).answer, "24.9")
 
 

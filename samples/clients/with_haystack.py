@@ -15,6 +15,8 @@ from haystack.tools import create_tool_from_function
 from haystack.utils import Secret
 from tasks import (
     INSTRUCTIONS,
+    MAX_STEPS,
+    MAX_TOKENS,
     PERSON_TEXT,
     PRICE_QUESTION,
     QUESTION,
@@ -30,7 +32,7 @@ def model_of(server: Server, **options: Any) -> OpenAIChatGenerator:
         api_key=Secret.from_token(server.key),
         model=server.model,
         api_base_url=server.v1,
-        generation_kwargs={"temperature": 0, **options},
+        generation_kwargs={"temperature": 0, "max_tokens": MAX_TOKENS, **options},
     )
 
 
@@ -60,7 +62,10 @@ def agent(server: Server) -> str:
     """An agent that chooses among two tools by itself."""
     tools = [create_tool_from_function(each) for each in (calculate, look_up_price)]
     answering = Agent(
-        chat_generator=model_of(server), tools=tools, system_prompt=INSTRUCTIONS, max_agent_steps=4
+        chat_generator=model_of(server),
+        tools=tools,
+        system_prompt=INSTRUCTIONS,
+        max_agent_steps=MAX_STEPS,
     )
     reply = answering.run(messages=[ChatMessage.from_user(PRICE_QUESTION)])
     calls = [call.tool_name for message in reply["messages"] for call in message.tool_calls]

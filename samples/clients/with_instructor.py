@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import instructor
 from checks import Server, run_checks, said
 from openai import OpenAI
-from tasks import PERSON_TEXT, Person
+from tasks import MAX_TOKENS, PERSON_TEXT, Person
 
 
 def extract(server: Server, mode: instructor.Mode) -> str:
@@ -21,6 +21,7 @@ def extract(server: Server, mode: instructor.Mode) -> str:
         response_model=Person,
         max_retries=0,
         temperature=0,
+        max_tokens=MAX_TOKENS,
     )
     return said(repr(person), "age=36")
 
@@ -64,6 +65,7 @@ def iterable(server: Server) -> str:
         stream=True,
         max_retries=0,
         temperature=0,
+        max_tokens=MAX_TOKENS,
     )
     return said(str(list(people)), "age=41")
 

@@ -7,15 +7,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from checks import Server, run_checks, said
+from checks import Server, run_checks, said, too_small_if
 from langchain.agents import create_agent
-from langchain.messages import AIMessage
+from langchain.agents.middleware import wrap_model_call
+from langchain.agents.structured_output import ProviderStrategy
+from langchain.messages import AIMessage, ToolMessage
 from langchain_openai import ChatOpenAI
+from langgraph.errors import GraphRecursionError
 from tasks import (
     INSTRUCTIONS,
+    MAX_STEPS,
+    MAX_TOKENS,
     PERSON_TEXT,
     PRICE_QUESTION,
     QUESTION,
+    Answer,
     Person,
     calculate,
     look_up_price,
@@ -25,7 +31,12 @@ from tasks import (
 def model_of(server: Server, **options: Any) -> ChatOpenAI:
     """A chat model for the server."""
     return ChatOpenAI(
-        model=server.model, base_url=server.v1, api_key=server.key, temperature=0, **options
+        model=server.model,
+        base_url=server.v1,
+        api_key=server.key,
+        temperature=0,
+        max_tokens=MAX_TOKENS,
+        **options,
     )
 
 
@@ -46,17 +57,40 @@ def forced_call(server: Server) -> str:
     return said(str(call["args"]), "lamp")
 
 
+@wrap_model_call
+def call_first(request: Any, handler: Any) -> Any:
+    """Require a call in the first step of an agent, and nothing but the form later."""
+    is_first = not any(isinstance(message, ToolMessage) for message in request.messages)
+    return handler(
+        request.override(tool_choice="required", response_format=None) if is_first else request
+    )
+
+
+def calling_agent(server: Server) -> Any:
+    """An agent that has to call one of two tools first, and then to answer in a form.
+
+    The form keeps a small model from calling on and on.
+    """
+    return create_agent(
+        model_of(server),
+        tools=[calculate, look_up_price],
+        system_prompt=INSTRUCTIONS,
+        response_format=ProviderStrategy(Answer),
+        middleware=[call_first],
+    )
+
+
 def agent(server: Server) -> str:
     """An agent that chooses among two tools by itself."""
-    answering = create_agent(
-        model_of(server), tools=[calculate, look_up_price], system_prompt=INSTRUCTIONS
-    )
-    messages = answering.invoke({"messages": [{"role": "user", "content": PRICE_QUESTION}]})[
-        "messages"
-    ]
+    with too_small_if(GraphRecursionError):
+        state = calling_agent(server).invoke(
+            {"messages": [{"role": "user", "content": PRICE_QUESTION}]},
+            {"recursion_limit": 2 * MAX_STEPS},
+        )
+    messages = state["messages"]
     calls = [call["name"] for m in messages if isinstance(m, AIMessage) for call in m.tool_calls]
     said(str(calls), "look_up_price")
-    return said(messages[-1].text, "24.9")
+    return said(state["structured_response"].answer, "24.9")
 
 
 def json_schema(server: Server) -> str:

@@ -1,5 +1,5 @@
 # /// script
-# dependencies = ["litellm==1.106.2"]
+# dependencies = ["litellm==1.106.2", "mcp==2.3.0"]
 # ///
 """LiteLLM: as an OpenAI-compatible and as a vLLM server, with tools and structured output."""
 
@@ -10,7 +10,15 @@ from typing import Any
 
 import litellm
 from checks import Server, run_checks, said
-from tasks import PERSON_TEXT, PRICE_QUESTION, QUESTION, Person, look_up_price
+from tasks import (
+    INSTRUCTIONS,
+    MAX_TOKENS,
+    PERSON_TEXT,
+    PRICE_QUESTION,
+    QUESTION,
+    Person,
+    look_up_price,
+)
 
 
 def asking(server: Server, provider: str = "openai") -> dict[str, Any]:
@@ -20,6 +28,7 @@ def asking(server: Server, provider: str = "openai") -> dict[str, Any]:
         "api_base": server.v1,
         "api_key": server.key,
         "temperature": 0,
+        "max_tokens": MAX_TOKENS,
     }
 
 
@@ -51,13 +60,13 @@ def tools(server: Server) -> str:
     parameters = {"type": "object", "properties": {"item": {"type": "string"}}}
     function = {"name": "look_up_price", "parameters": {**parameters, "required": ["item"]}}
     asked = asking(server) | {"tools": [{"type": "function", "function": function}]}
-    messages = question(PRICE_QUESTION)
+    messages = [{"role": "system", "content": INSTRUCTIONS}, *question(PRICE_QUESTION)]
     reply: Any = litellm.completion(messages=messages, tool_choice="required", **asked)
     messages.append(reply.choices[0].message)
     for call in reply.choices[0].message.tool_calls:
         content = look_up_price(**json.loads(call.function.arguments))
         messages.append({"role": "tool", "tool_call_id": call.id, "content": content})
-    answer: Any = litellm.completion(messages=messages, **asked)
+    answer: Any = litellm.completion(messages=messages, tool_choice="none", **asked)
     return said(answer.choices[0].message.content, "24.9")
 
 
@@ -72,7 +81,9 @@ def response_format(server: Server) -> str:
 
 def responses(server: Server) -> str:
     """The Responses API."""
-    reply: Any = litellm.responses(input=QUESTION, **asking(server))
+    asked = asking(server)
+    asked["max_output_tokens"] = asked.pop("max_tokens")
+    reply: Any = litellm.responses(input=QUESTION, **asked)
     return said(str(reply.output), "Paris")
 
 

@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
-from checks import Server, run_checks, said
+from checks import Server, run_checks, said, too_small_if
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.llms import ChatMessage
 from llama_index.core.prompts import PromptTemplate
+from llama_index.core.workflow import WorkflowRuntimeError
 from llama_index.llms.openai_like import OpenAILike
 from tasks import (
     INSTRUCTIONS,
+    MAX_STEPS,
+    MAX_TOKENS,
     PERSON_TEXT,
     PRICE_QUESTION,
     QUESTION,
@@ -32,6 +35,7 @@ def model_of(server: Server, *, by_schema: bool = False) -> OpenAILike:
         should_use_structured_outputs=by_schema,
         context_window=8192,
         temperature=0,
+        max_tokens=MAX_TOKENS,
     )
 
 
@@ -52,7 +56,8 @@ async def agent(server: Server) -> str:
     answering = FunctionAgent(
         tools=[calculate, look_up_price], llm=model_of(server), system_prompt=INSTRUCTIONS
     )
-    reply = await answering.run(PRICE_QUESTION)
+    with too_small_if(WorkflowRuntimeError):
+        reply = await answering.run(PRICE_QUESTION, max_iterations=MAX_STEPS)
     said(str([call.tool_name for call in reply.tool_calls]), "look_up_price")
     return said(str(reply), "24.9")
 

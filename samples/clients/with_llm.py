@@ -11,9 +11,20 @@ from tempfile import mkdtemp
 from typing import Any
 
 import yaml
-from checks import Server, run_checks, said
-from tasks import PERSON_TEXT, PRICE_QUESTION, QUESTION, Person, calculate, look_up_price
+from checks import Server, run_checks, said, too_small_if
+from tasks import (
+    INSTRUCTIONS,
+    MAX_STEPS,
+    MAX_TOKENS,
+    PERSON_TEXT,
+    PRICE_QUESTION,
+    QUESTION,
+    Person,
+    calculate,
+    look_up_price,
+)
 
+OPTIONS = {"temperature": 0, "max_tokens": MAX_TOKENS}
 ENTRY = {"model_id": "triptych", "supports_schema": True, "supports_tools": True}
 
 
@@ -31,30 +42,40 @@ def model_of(server: Server) -> Any:
 
 def prompt(server: Server) -> str:
     """One answer."""
-    return said(model_of(server).prompt(QUESTION, stream=False, temperature=0).text(), "Paris")
+    return said(
+        model_of(server).prompt(QUESTION, stream=False, **OPTIONS).text(),
+        "Paris",
+    )
 
 
 def stream(server: Server) -> str:
     """An answer as it is written."""
-    return said("".join(model_of(server).prompt(QUESTION, temperature=0)), "Paris")
+    return said("".join(model_of(server).prompt(QUESTION, **OPTIONS)), "Paris")
 
 
 def schema(server: Server) -> str:
     """An answer that follows a schema."""
-    reply = model_of(server).prompt(PERSON_TEXT, schema=Person, stream=False, temperature=0)
+    reply = model_of(server).prompt(PERSON_TEXT, schema=Person, stream=False, **OPTIONS)
     return said(repr(Person.model_validate_json(reply.text())), "age=36")
 
 
 def tools(server: Server) -> str:
     """Two tools, until there is an answer."""
     calls: list[str] = []
-    chain = model_of(server).chain(
-        PRICE_QUESTION,
-        tools=[calculate, look_up_price],
-        options={"temperature": 0},
-        before_call=lambda tool, call: calls.append(call.name),
+    chain = (
+        model_of(server)
+        .conversation()
+        .chain(
+            PRICE_QUESTION,
+            tools=[calculate, look_up_price],
+            options=OPTIONS,
+            system=INSTRUCTIONS,
+            chain_limit=MAX_STEPS,
+            before_call=lambda tool, call: calls.append(call.name),
+        )
     )
-    text = chain.text()
+    with too_small_if(ValueError):  # at the limit
+        text = chain.text()
     said(str(calls), "look_up_price")
     return said(text, "24.9")
 

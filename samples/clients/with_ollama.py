@@ -7,9 +7,18 @@ from __future__ import annotations
 
 from checks import Server, run_checks, said
 from ollama import Client
-from tasks import PERSON_TEXT, PRICE_QUESTION, QUESTION, Person, calculate, look_up_price
+from tasks import (
+    INSTRUCTIONS,
+    MAX_TOKENS,
+    PERSON_TEXT,
+    PRICE_QUESTION,
+    QUESTION,
+    Person,
+    calculate,
+    look_up_price,
+)
 
-OPTIONS = {"temperature": 0}
+OPTIONS = {"temperature": 0, "num_predict": MAX_TOKENS}
 
 
 def chat(server: Server) -> str:
@@ -41,7 +50,10 @@ def generate(server: Server) -> str:
 def tools(server: Server) -> str:
     """A call, its result, and an answer."""
     client = Client(host=server.url)
-    messages: list[object] = [{"role": "user", "content": PRICE_QUESTION}]
+    messages: list[object] = [
+        {"role": "system", "content": INSTRUCTIONS},
+        {"role": "user", "content": PRICE_QUESTION},
+    ]
     functions = [calculate, look_up_price]
     reply = client.chat(server.model, messages, tools=functions, options=OPTIONS)
     messages.append(reply.message)
@@ -50,7 +62,7 @@ def tools(server: Server) -> str:
         content = tool(**call.function.arguments)
         messages.append({"role": "tool", "tool_name": call.function.name, "content": content})
     said(str(reply.message.tool_calls), "look_up_price")
-    answer = client.chat(server.model, messages, tools=functions, options=OPTIONS)
+    answer = client.chat(server.model, messages, options=OPTIONS)
     return said(answer.message.content, "24.9")
 
 

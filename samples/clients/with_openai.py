@@ -10,8 +10,18 @@ from typing import Any
 
 from checks import Server, run_checks, said
 from openai import OpenAI
-from tasks import PERSON_TEXT, PRICE_QUESTION, QUESTION, Person, look_up_price
+from tasks import (
+    INSTRUCTIONS,
+    MAX_TOKENS,
+    PERSON_TEXT,
+    PRICE_QUESTION,
+    QUESTION,
+    Person,
+    look_up_price,
+)
 
+OPTIONS: Any = {"temperature": 0, "max_tokens": MAX_TOKENS}
+RESPONSE_OPTIONS: Any = {"temperature": 0, "max_output_tokens": MAX_TOKENS}
 SCHEMA = {
     "type": "object",
     "properties": {"item": {"type": "string"}},
@@ -34,7 +44,9 @@ def client_of(server: Server) -> OpenAI:
 def chat(server: Server) -> str:
     """One answer."""
     reply = client_of(server).chat.completions.create(
-        model=server.model, messages=[{"role": "user", "content": QUESTION}], temperature=0
+        model=server.model,
+        messages=[{"role": "user", "content": QUESTION}],
+        **OPTIONS,
     )
     return said(reply.choices[0].message.content, "Paris")
 
@@ -44,7 +56,7 @@ def stream(server: Server) -> str:
     with client_of(server).chat.completions.stream(
         model=server.model,
         messages=[{"role": "user", "content": QUESTION}],
-        temperature=0,
+        **OPTIONS,
         stream_options={"include_usage": True},
     ) as events:
         text = "".join(event.delta for event in events if event.type == "content.delta")
@@ -57,16 +69,19 @@ def stream(server: Server) -> str:
 def tools(server: Server) -> str:
     """A call that is required, its result, and an answer."""
     client = client_of(server)
-    asked: dict[str, Any] = {"model": server.model, "temperature": 0}
+    asked: dict[str, Any] = {"model": server.model, **OPTIONS}
     asked["tools"] = [{"type": "function", "function": FUNCTION}]
-    messages: list[Any] = [{"role": "user", "content": PRICE_QUESTION}]
+    messages: list[Any] = [
+        {"role": "system", "content": INSTRUCTIONS},
+        {"role": "user", "content": PRICE_QUESTION},
+    ]
     reply = client.chat.completions.create(messages=messages, tool_choice="required", **asked)
     message = reply.choices[0].message
     messages.append(message)
     for call in message.tool_calls or ():
         content = look_up_price(**json.loads(call.function.arguments))
         messages.append({"role": "tool", "tool_call_id": call.id, "content": content})
-    answer = client.chat.completions.create(messages=messages, **asked)
+    answer = client.chat.completions.create(messages=messages, tool_choice="none", **asked)
     return said(answer.choices[0].message.content, "24.9")
 
 
@@ -77,7 +92,7 @@ def streamed_tools(server: Server) -> str:
         messages=[{"role": "user", "content": PRICE_QUESTION}],
         tools=[{"type": "function", "function": FUNCTION}],
         tool_choice="required",
-        temperature=0,
+        **OPTIONS,
     ) as events:
         names = {event.type for event in events}
         (choice,) = events.get_final_completion().choices
@@ -92,7 +107,7 @@ def parse(server: Server) -> str:
         model=server.model,
         messages=[{"role": "user", "content": PERSON_TEXT}],
         response_format=Person,
-        temperature=0,
+        **OPTIONS,
     )
     return said(repr(reply.choices[0].message.parsed), "age=36")
 
@@ -103,7 +118,7 @@ def json_object(server: Server) -> str:
         model=server.model,
         messages=[{"role": "user", "content": PERSON_TEXT}],
         response_format={"type": "json_object"},
-        temperature=0,
+        **OPTIONS,
     )
     return said(json.dumps(json.loads(reply.choices[0].message.content or "")), "36")
 
@@ -111,13 +126,13 @@ def json_object(server: Server) -> str:
 def responses(server: Server) -> str:
     """The Responses API, and a second turn that names the first."""
     client = client_of(server)
-    first = client.responses.create(model=server.model, input=QUESTION, temperature=0)
+    first = client.responses.create(model=server.model, input=QUESTION, **RESPONSE_OPTIONS)
     said(first.output_text, "Paris")
     second = client.responses.create(
         model=server.model,
         input="In which country is that city?",
         previous_response_id=first.id,
-        temperature=0,
+        **RESPONSE_OPTIONS,
     )
     return said(second.output_text, "France")
 
@@ -125,7 +140,7 @@ def responses(server: Server) -> str:
 def responses_stream(server: Server) -> str:
     """Its typed events."""
     with client_of(server).responses.stream(
-        model=server.model, input=QUESTION, temperature=0
+        model=server.model, input=QUESTION, **RESPONSE_OPTIONS
     ) as events:
         text = "".join(
             event.delta for event in events if event.type == "response.output_text.delta"
@@ -137,9 +152,15 @@ def responses_stream(server: Server) -> str:
 def responses_tools(server: Server) -> str:
     """A call and its result."""
     client = client_of(server)
-    asked: dict[str, Any] = {"model": server.model, "temperature": 0}
+    asked: dict[str, Any] = {
+        "model": server.model,
+        "temperature": 0,
+        "max_output_tokens": MAX_TOKENS,
+    }
     asked["tools"] = [{"type": "function", **FUNCTION}]
-    first = client.responses.create(input=PRICE_QUESTION, tool_choice="required", **asked)
+    first = client.responses.create(
+        instructions=INSTRUCTIONS, input=PRICE_QUESTION, tool_choice="required", **asked
+    )
     results: list[Any] = [
         {
             "type": "function_call_output",
@@ -149,14 +170,23 @@ def responses_tools(server: Server) -> str:
         for item in first.output
         if item.type == "function_call"
     ]
-    answer = client.responses.create(input=results, previous_response_id=first.id, **asked)
+    answer = client.responses.create(
+        instructions=INSTRUCTIONS,
+        input=results,
+        previous_response_id=first.id,
+        tool_choice="none",
+        **asked,
+    )
     return said(answer.output_text, "24.9")
 
 
 def responses_parse(server: Server) -> str:
     """An answer of a type."""
     reply = client_of(server).responses.parse(
-        model=server.model, input=PERSON_TEXT, text_format=Person, temperature=0
+        model=server.model,
+        input=PERSON_TEXT,
+        text_format=Person,
+        **RESPONSE_OPTIONS,
     )
     return said(repr(reply.output_parsed), "age=36")
 

@@ -7,12 +7,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from checks import Server, run_checks, said
-from pydantic_ai import Agent, NativeOutput, PromptedOutput, ToolOutput
+from checks import Server, run_checks, said, too_small_if
+from pydantic_ai import (
+    Agent,
+    NativeOutput,
+    PromptedOutput,
+    ToolOutput,
+    UsageLimitExceeded,
+    UsageLimits,
+)
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 from tasks import (
     INSTRUCTIONS,
+    MAX_STEPS,
+    MAX_TOKENS,
     PERSON_TEXT,
     PRICE_QUESTION,
     QUESTION,
@@ -21,7 +30,7 @@ from tasks import (
     look_up_price,
 )
 
-SETTINGS: Any = {"temperature": 0}
+SETTINGS: Any = {"temperature": 0, "max_tokens": MAX_TOKENS}
 
 
 def model_of(server: Server, kind: Any = OpenAIChatModel) -> Any:
@@ -49,7 +58,10 @@ def agent(server: Server) -> str:
         instructions=INSTRUCTIONS,
         model_settings=SETTINGS,
     )
-    reply = answering.run_sync(PRICE_QUESTION)
+    with too_small_if(UsageLimitExceeded):
+        reply = answering.run_sync(
+            PRICE_QUESTION, usage_limits=UsageLimits(request_limit=MAX_STEPS)
+        )
     said(str(reply.all_messages()), "tool_name='look_up_price'")
     return said(reply.output, "24.9")
 

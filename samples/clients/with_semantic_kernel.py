@@ -17,6 +17,8 @@ from semantic_kernel.contents import ChatHistory, FunctionCallContent
 from semantic_kernel.functions import kernel_function
 from tasks import (
     INSTRUCTIONS,
+    MAX_STEPS,
+    MAX_TOKENS,
     PERSON_TEXT,
     PRICE_QUESTION,
     QUESTION,
@@ -55,14 +57,14 @@ def history_of(question: str, instructions: str | None = None) -> ChatHistory:
 
 async def chat(server: Server) -> str:
     """One answer."""
-    settings = OpenAIChatPromptExecutionSettings(temperature=0)
+    settings = OpenAIChatPromptExecutionSettings(temperature=0, max_tokens=MAX_TOKENS)
     reply = await service_of(server).get_chat_message_content(history_of(QUESTION), settings)
     return said(str(reply), "Paris")
 
 
 async def stream(server: Server) -> str:
     """An answer as it is written."""
-    settings = OpenAIChatPromptExecutionSettings(temperature=0)
+    settings = OpenAIChatPromptExecutionSettings(temperature=0, max_tokens=MAX_TOKENS)
     parts = service_of(server).get_streaming_chat_message_content(history_of(QUESTION), settings)
     return said("".join([str(part) async for part in parts]), "Paris")
 
@@ -72,7 +74,11 @@ async def functions(server: Server) -> str:
     kernel = Kernel()
     kernel.add_plugin(Shop(), "shop")
     settings = OpenAIChatPromptExecutionSettings(
-        temperature=0, function_choice_behavior=FunctionChoiceBehavior.Auto()
+        temperature=0,
+        max_tokens=MAX_TOKENS,
+        function_choice_behavior=FunctionChoiceBehavior.Auto(
+            maximum_auto_invoke_attempts=MAX_STEPS
+        ),
     )
     history = history_of(PRICE_QUESTION, INSTRUCTIONS)
     reply = await service_of(server).get_chat_message_content(history, settings, kernel=kernel)
@@ -84,7 +90,9 @@ async def functions(server: Server) -> str:
 
 async def response_format(server: Server) -> str:
     """An answer of a type."""
-    settings = OpenAIChatPromptExecutionSettings(temperature=0, response_format=Person)
+    settings = OpenAIChatPromptExecutionSettings(
+        temperature=0, max_tokens=MAX_TOKENS, response_format=Person
+    )
     reply = await service_of(server).get_chat_message_content(history_of(PERSON_TEXT), settings)
     return said(repr(Person.model_validate_json(str(reply))), "age=36")
 

@@ -5,24 +5,22 @@
 
 from __future__ import annotations
 
-from checks import Server, TooSmall, run_checks, said
+from checks import Server, run_checks, said, too_small_if
 from smolagents import AgentError, CodeAgent, MultiStepAgent, OpenAIModel, ToolCallingAgent, tool
-from tasks import PRICE_QUESTION, QUESTION, calculate, look_up_price
-
-MAX_STEPS = 4
+from tasks import MAX_STEPS, MAX_TOKENS, PRICE_QUESTION, QUESTION, calculate, look_up_price
 
 
 def model_of(server: Server) -> OpenAIModel:
     """A chat model for the server."""
-    return OpenAIModel(server.model, api_base=server.v1, api_key=server.key, temperature=0)
+    return OpenAIModel(
+        server.model, api_base=server.v1, api_key=server.key, temperature=0, max_tokens=MAX_TOKENS
+    )
 
 
 def answer(agent: MultiStepAgent, question: str, expected: str) -> str:
     """What the agent says in the end; a model that answers in no known form is too small."""
-    try:
+    with too_small_if(AgentError):
         return said(str(agent.run(question)), expected)
-    except AgentError as error:
-        raise TooSmall(str(error)) from error
 
 
 def chat(server: Server) -> str:
