@@ -25,6 +25,7 @@ from triptych.core.options.declaration import (
     option,
 )
 from triptych.core.options.media import ImageOptions, SpeechOptions, VisionOptions
+from triptych.core.options.store import StoreOptions
 
 __all__ = (
     "CacheOptions",
@@ -36,6 +37,7 @@ __all__ = (
     "ScheduleOptions",
     "ServerOptions",
     "SpeechOptions",
+    "StoreOptions",
     "VisionOptions",
 )
 
@@ -459,4 +461,5 @@ class Config:
     images: ImageOptions = ImageOptions()
     vision: VisionOptions = VisionOptions()
     server: ServerOptions = ServerOptions()
+    store: StoreOptions = StoreOptions()
     debug: DebugOptions = DebugOptions()

@@ -114,6 +114,12 @@ class PayloadTooLarge(RequestError):
     status, code = 413, "payload_too_large"
 
 
+class StoreFull(RequestError):
+    """What is to be kept does not fit into the store, even without all that may give way."""
+
+    status, code = 413, "store_full"
+
+
 class UnsupportedMedia(RequestError):
     """The content type is not one this route reads."""
 

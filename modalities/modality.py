@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 
     from triptych.core.client import EngineClient
     from triptych.core.config import Config
+    from triptych.core.http.dialects import Dialect
     from triptych.core.http.models import ModelCard
     from triptych.core.media.child import DecodePool
     from triptych.core.media.fetch import Fetched
+    from triptych.core.store.store import DocumentStore
     from triptych.core.weights.resolve import ResolvedModel, Source
     from triptych.schedulers.admission import Admission
 
@@ -88,10 +90,11 @@ class ApiSetup:
     """What every modality's half of the API is made of.
 
     `models` are those of each role. One `pool` decodes all that is uploaded. One `admission` bounds
-    what all let in, so that a key has its share once, whatever it asks for. `ending` holds what is
-    to be closed in the end. Modalities offer things to those that are opened after them:
-    `find_link` opens pictures that were answered as links, `prompt_encoders` encode
-    conversations with pictures in them, one for each vision model.
+    what all let in, so that a key has its share once, whatever it asks for. `store` keeps what
+    outlives its request, if anything does. `ending` holds what is to be closed in the end.
+    Modalities offer things to those that are opened after them: `find_link` opens pictures that
+    were answered as links, `prompt_encoders` encode conversations with pictures in them, one for
+    each vision model.
     """
 
     config: Config
@@ -100,13 +103,18 @@ class ApiSetup:
     pool: DecodePool
     admission: Admission
     ending: AsyncExitStack
+    store: DocumentStore | None = None
     find_link: FindLink = no_link
     prompt_encoders: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class ApiPart:
-    """What a modality adds to the app. Its routes are there without a model, too, and say so."""
+    """What a modality adds to the app. Its routes are there without a model, too, and say so.
+
+    `dialects` are the APIs beside OpenAI's that its routes speak.
+    """
 
     routers: Sequence[APIRouter] = ()
     cards: Sequence[ModelCard] = ()
+    dialects: Sequence[Dialect] = ()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from typing import ClassVar, Generic, Protocol, TypeVar
@@ -66,6 +67,15 @@ class ModelService(Generic[ModelT]):
         if name not in self.models:
             raise UnknownModel.among(self.models, name, self.kind)
         return self.models[name]
+
+    async def ready(self, name: str) -> float:
+        """Load a model that is not in memory, and wait for it: the seconds that took."""
+        states = {each.model: each.state for each in self.client.status().models}
+        if states.get(name) == "ready":
+            return 0.0
+        begun_s = time.monotonic()
+        await self.client.load(name)
+        return time.monotonic() - begun_s
 
     def _seed(self, asked: int | None) -> int:
         """The seed of a call: its own, the operator's, or a new one."""

@@ -24,6 +24,22 @@ _MAX_CHILDREN = 8
 os.environ["TRITON_INTERPRET"] = "1"
 
 
+_LONGEST = ("live", "security", "property", "dryrun", "parity")
+_UNTRACED = {"property", "dryrun", "parity", "engine", "kernels"}
+"""Folders whose tests go through code of torch, or through the rest over and over: tracing makes
+them thrice as long, and shows nothing new."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The folders with the longest tests come first, so that processes end together."""
+    folders = {item: item.path.relative_to(Path(__file__).parent).parts[:-1] for item in items}
+    ranks = {(name,): rank for rank, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: ranks.get(folders[item][:1], len(ranks)))
+    for item in items:
+        if _UNTRACED.intersection(folders[item]):
+            item.add_marker("no_cover")
+
+
 @pytest.hookimpl(optionalhook=True)  # where pytest-xdist is not installed, nothing calls it
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
     """With `-n`, a file's tests run in one process, since they share servers.

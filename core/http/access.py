@@ -10,6 +10,7 @@ import logging
 import re
 import time
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -17,7 +18,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from triptych.core.caller import Principal
 from triptych.core.http.auth import PUBLIC_ROUTES
-from triptych.core.http.errors import error_response
+from triptych.core.http.dialects import Dialect, dialect_of
+from triptych.core.http.errors import OPENAI, error_answer
 from triptych.core.http.metrics import HttpMetrics
 from triptych.core.limits import MAX_REQUEST_ID_CHARS
 from triptych.core.logs import fields
@@ -33,11 +35,14 @@ class Access:
     """ASGI middleware: names, logs and counts every request, and answers uncaught errors.
 
     A caller's `X-Request-Id` is kept if it is sane. `scope["state"]["call_id"]` is unique all
-    the same: two callers may send the same id.
+    the same: two callers may send the same id. `dialects` are the APIs there are beside OpenAI's.
     """
 
-    def __init__(self, app: ASGIApp, metrics: HttpMetrics) -> None:
+    def __init__(
+        self, app: ASGIApp, metrics: HttpMetrics, dialects: Sequence[Dialect] = ()
+    ) -> None:
         self._app = app
+        self._dialects = dialects
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -50,7 +55,8 @@ class Access:
         given = Headers(scope=scope).get("x-request-id", "")
         state["request_id"] = given if _SANE_ID.fullmatch(given) else f"req-{state['call_id']}"
         state["principal"] = Principal()
-        answer = _StampedResponse(send, state["request_id"])
+        state["dialect"] = dialect_of(scope, self._dialects, OPENAI)
+        answer = _StampedResponse(send, state["request_id"], state["dialect"].id_header)
         started_s = time.perf_counter()
         try:
             await self._app(scope, receive, answer.send)
@@ -58,7 +64,7 @@ class Access:
             _logger.error("request failed", exc_info=error, extra=fields(**_ids(state)))
             if answer.status:
                 raise
-            await error_response(error, state["request_id"])(scope, receive, answer.send)
+            await error_answer(error, scope)(scope, receive, answer.send)
         finally:
             status = _CLIENT_GONE if state.get("is_gone") else answer.status
             self._record(scope, status, time.perf_counter() - started_s)
@@ -84,15 +90,15 @@ class Access:
 class _StampedResponse:
     """Stamps the request id on an answer and remembers its status."""
 
-    def __init__(self, send: Send, request_id: str) -> None:
+    def __init__(self, send: Send, request_id: str, id_header: str) -> None:
         self._send = send
-        self._request_id = request_id
+        self._id_headers = dict.fromkeys(filter(None, ("x-request-id", id_header)), request_id)
         self.status = 0
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            MutableHeaders(scope=message)["x-request-id"] = self._request_id
+            MutableHeaders(scope=message).update(self._id_headers)
         await self._send(message)
 
 

@@ -22,6 +22,7 @@ from triptych.core.config import Config, ServerOptions
 from triptych.core.errors import TriptychError, UnknownModel
 from triptych.core.http.access import Access
 from triptych.core.http.auth import Keyring, RequireKey
+from triptych.core.http.dialects import Dialect
 from triptych.core.http.disconnect import FollowClient, InFlight
 from triptych.core.http.errors import handle_error
 from triptych.core.http.health import health_router
@@ -49,8 +50,11 @@ def create_app(
     routers: Sequence[APIRouter],
     cards: Sequence[ModelCard] = (),
     tasks: Sequence[Task] = (),
+    dialects: Sequence[Dialect] = (),
 ) -> FastAPI:
     """The ASGI app that serves `routers` in front of `client`, and lists `cards` of these `tasks`.
+
+    `dialects` are the APIs that `routers` speak beside OpenAI's.
 
     `app.state` holds `options`, `metrics`, `in_flight`, `upload_budget`, `tasks` and `routes` for
     routes and for the server. Raises `ConfigError` for API keys that cannot be read.
@@ -63,7 +67,7 @@ def create_app(
         docs_url=None,  # they load scripts from elsewhere
         redoc_url=None,
         redirect_slashes=False,  # a redirect would trust the Host header
-        middleware=_layers(config.server, metrics, in_flight),
+        middleware=_layers(config.server, metrics, in_flight, dialects),
         exception_handlers={
             UnknownModel: handle_unknown_model,
             HTTPException: handle_http_error,
@@ -80,20 +84,34 @@ def create_app(
     metrics.watch(client.status, lambda: len(in_flight))
     health = health_router(client.status, lambda: in_flight.is_draining)
     routes = list(app.routes)
-    for router in (health, metrics_router(metrics), models_router(cards), *routers):
+    for router in (*routers, health, metrics_router(metrics), models_router(cards)):
         routes += router.routes
         app.include_router(router)
     app.state.routes = tuple(routes)
     return app
 
 
-def _layers(options: ServerOptions, metrics: HttpMetrics, in_flight: InFlight) -> list[Middleware]:
+def _layers(
+    options: ServerOptions,
+    metrics: HttpMetrics,
+    in_flight: InFlight,
+    dialects: Sequence[Dialect],
+) -> list[Middleware]:
     cors = Middleware(
         CORSMiddleware,
         allow_origins=list(options.cors_origin),
         allow_methods=["GET", "POST", "DELETE"],
-        allow_headers=["authorization", "content-type", "x-request-id"],
+        allow_headers=[
+            "anthropic-beta",
+            "anthropic-dangerous-direct-browser-access",
+            "anthropic-version",
+            "authorization",
+            "content-type",
+            "x-api-key",
+            "x-request-id",
+        ],
         expose_headers=[
+            "request-id",
             "x-request-id",
             "retry-after",
             "x-speech-coverage",
@@ -101,7 +119,7 @@ def _layers(options: ServerOptions, metrics: HttpMetrics, in_flight: InFlight) -
         ],
     )
     return [
-        Middleware(Access, metrics=metrics),
+        Middleware(Access, metrics=metrics, dialects=dialects),
         *([cors] if options.cors_origin else []),
         Middleware(RequireKey, keyring=Keyring.from_options(options)),
         Middleware(FollowClient, options=options, in_flight=in_flight),

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from triptych.core.caller import Principal
 from triptych.core.config import ServerOptions
 from triptych.core.errors import ConfigError, Unauthorized
-from triptych.core.http.errors import error_response
+from triptych.core.http.errors import error_answer
 
 PUBLIC_ROUTES = frozenset(
     itertools.product(("GET", "HEAD"), ("/livez", "/readyz", "/health", "/version"))
@@ -52,7 +52,8 @@ class Keyring:
             is_known |= hmac.compare_digest(digest, given)
         if not is_known or scheme.lower() != "bearer":
             raise Unauthorized(
-                "Wrong or missing API key: send it as 'Authorization: Bearer <key>'."
+                "Wrong or missing API key: send it as 'Authorization: Bearer <key>' or as"
+                " 'x-api-key: <key>'."
             )
         tenant = hmac.new(self._salt, given, hashlib.sha256).hexdigest()[:32]
         return Principal(
@@ -79,15 +80,20 @@ class RequireKey:
         if scope["type"] == "http":
             state = scope["state"]
             try:
-                authorization = Headers(scope=scope).get("authorization", "")
-                state["principal"] = self._keyring.identify(authorization)
+                state["principal"] = self._keyring.identify(_authorization(scope))
                 state["has_key"] = True
             except Unauthorized as error:
                 state["has_key"] = False
                 if (scope["method"], scope["path"]) not in PUBLIC_ROUTES:
-                    await error_response(error, state["request_id"])(scope, receive, send)
+                    await error_answer(error, scope)(scope, receive, send)
                     return
         await self._app(scope, receive, send)
+
+
+def _authorization(scope: Scope) -> str:
+    """What a request is authorised by; some clients send the bare key in a header of its own."""
+    headers = Headers(scope=scope)
+    return headers.get("authorization") or f"Bearer {headers.get('x-api-key', '')}"
 
 
 def owners(options: ServerOptions) -> list[str]:

@@ -1,20 +1,22 @@
 """Files in a JSON body: what its data URLs hold is taken out of it while it arrives.
 
-Owns the reading of a body with files of megabytes in it, as base64 behind `"url": "data:...`. They
-are decoded piece by piece as they come, so that neither the JSON parser nor a decoder ever holds up
-the event loop; in their place is left a word that no client can know. What a file means, and which
-URLs a route takes, is the route's business.
+Owns the reading of a body with files of megabytes in it, as base64 behind `"url": "data:...`, or
+wherever else an API has them. They are decoded piece by piece as they come, so that neither the
+JSON parser nor a decoder ever holds up the event loop; in their place is left a word that no client
+can know. What a file means, and which URLs a route takes, is the route's business.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import binascii
 import re
 import secrets
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, ClassVar, Final, Literal
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -26,11 +28,27 @@ from triptych.core.http.upload import UploadBudget, UploadShare
 from triptych.core.limits import MAX_CONTENT_PARTS
 from triptych.core.media.fetch import Fetched, data_media_type
 
-# In JSON these bytes are nothing but a field `url` and its value: within a string, quotes are
-# escaped. Other spellings of the same are read, too, but as part of the JSON.
-_OPENING: Final = re.compile(rb'"url"\s{0,8}:\s{0,8}"data:(?:[\w.+;=-]|\\?/){0,100}?;base64,')
 _MAX_OPENING_BYTES: Final = 256
 _BASE64: Final = re.compile(rb"(?:[A-Za-z0-9+/=]++|\\/)*+")
+
+
+@dataclass(frozen=True, slots=True)
+class FilePlace:
+    """Where in a JSON body files stand: behind `opening`, and behind `following` each of them.
+
+    Both match at most 256 bytes, which in JSON are nothing else: within a string, quotes are
+    escaped. Other spellings of the same are read, too, but as part of the JSON. A text stays
+    there unless its first `least` characters are all base64.
+    """
+
+    opening: re.Pattern[bytes]
+    following: re.Pattern[bytes] | None = None
+    least: int = 0
+
+
+IN_DATA_URLS: Final = FilePlace(
+    re.compile(rb'"url"\s{0,8}:\s{0,8}"data:(?:[\w.+;=-]|\\?/){0,100}?;base64,')
+)
 
 
 class DataUrls:
@@ -40,13 +58,17 @@ class DataUrls:
     connection is collected, which may be long after both have ended.
     """
 
-    def __init__(self, budget: UploadBudget, *, max_json_bytes: int) -> None:
+    def __init__(
+        self, budget: UploadBudget, *, max_json_bytes: int, place: FilePlace = IN_DATA_URLS
+    ) -> None:
         self._share = UploadShare(budget, self)
+        self._place = place
+        self._reading: Literal["json", "opened", "file", "closed"] = "json"
         self._max_json_bytes = max_json_bytes
         self._secret = secrets.token_hex(16)
         self._json = bytearray()
         self._rest = b""
-        self._file: _Base64 | None = None
+        self._file = _Base64(bytearray())
         self._files: dict[str, bytearray] = {}
 
     def take(self, piece: bytes) -> None:
@@ -65,7 +87,7 @@ class DataUrls:
     def finish(self) -> bytes:
         """The JSON that is left, once all bytes were taken."""
         whole = bytes(self._json + self._rest)
-        self._json, self._rest, self._file = bytearray(), b"", None
+        self._json, self._rest, self._file = bytearray(), b"", _Base64(bytearray())
         if len(whole) > self._max_json_bytes:
             raise body_too_large(self._max_json_bytes)
         return whole
@@ -81,17 +103,55 @@ class DataUrls:
         data = self._files.get(word)
         return None if data is None else Fetched(data, data_media_type(head))
 
+    def restore(self, text: str) -> str:
+        """`text` with the files in it as they were sent."""
+        encoded = {word: base64.b64encode(data).decode() for word, data in self._files.items()}
+        pattern = rf"{self._secret}\.\d+"
+        return re.sub(pattern, lambda found: encoded[found[0]], text)
+
     def _step(self) -> bool:
         """Move on as far as can be; whether there may be more to do."""
-        if self._file is not None:
-            return self._read(self._file)
-        opening = _OPENING.search(self._rest)
-        kept = opening.end() if opening else max(0, len(self._rest) - _MAX_OPENING_BYTES)
-        self._json += self._rest[:kept]
-        self._rest = self._rest[kept:]
+        match self._reading:
+            case "json":
+                return self._find()
+            case "opened":
+                return self._decide()
+            case "file":
+                return self._read()
+            case "closed":
+                return self._follow()
+
+    def _find(self) -> bool:
+        opening = self._place.opening.search(self._rest)
+        self._keep(opening.end() if opening else max(0, len(self._rest) - _MAX_OPENING_BYTES))
         if opening:
-            self._open()
+            self._reading = "opened"
         return opening is not None
+
+    def _keep(self, num_bytes: int) -> None:
+        """Leave the next bytes to the JSON."""
+        self._json += self._rest[:num_bytes]
+        self._rest = self._rest[num_bytes:]
+
+    def _decide(self) -> bool:
+        """Tell a file from other text."""
+        length = self._base64_length()
+        if length >= self._place.least:
+            self._open()
+        elif self._is_cut(length):
+            return False
+        else:
+            self._keep(length)
+            self._reading = "closed"
+        return True
+
+    def _base64_length(self) -> int:
+        found = _BASE64.match(self._rest)
+        return found.end() if found else 0
+
+    def _is_cut(self, length: int) -> bool:
+        """Whether so much of base64 may go on with bytes that are yet to come."""
+        return self._rest[length:] in (b"", b"\\")
 
     def _open(self) -> None:
         if len(self._files) == MAX_CONTENT_PARTS:
@@ -100,21 +160,33 @@ class DataUrls:
         self._json += word.encode()
         self._files[word] = bytearray()
         self._file = _Base64(self._files[word])
+        self._reading = "file"
 
-    def _read(self, file: _Base64) -> bool:
-        found = _BASE64.match(self._rest)
-        end = found.end() if found else 0
-        file.take(self._rest[:end])
-        self._rest = self._rest[end:]
-        if self._rest in (b"", b"\\"):
+    def _read(self) -> bool:
+        length = self._base64_length()
+        is_cut = self._is_cut(length)
+        self._file.take(self._rest[:length])
+        self._rest = self._rest[length:]
+        if not is_cut:
+            self._file.finish()
+            self._reading = "closed"
+        return not is_cut
+
+    def _follow(self) -> bool:
+        """See whether another file comes right behind."""
+        following = self._place.following
+        found = following.match(self._rest) if following else None
+        if following and not found and len(self._rest) < _MAX_OPENING_BYTES:
             return False
-        file.finish()
-        self._file = None
+        self._keep(found.end() if found else 0)
+        self._reading = "opened" if found else "json"
         return True
 
 
 class DataUrlRoute(StrictRoute):
-    """A route whose JSON body may hold files; its handler finds them with `data_urls`."""
+    """A route whose JSON body may hold files, at `place`; its handler finds them by `data_urls`."""
+
+    place: ClassVar[FilePlace] = IN_DATA_URLS
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -123,7 +195,11 @@ class DataUrlRoute(StrictRoute):
     async def read(self, request: Request) -> bytes:
         """The body without its files."""
         options = request.app.state.options
-        urls = DataUrls(request.app.state.upload_budget, max_json_bytes=options.max_request_bytes)
+        urls = DataUrls(
+            request.app.state.upload_budget,
+            max_json_bytes=options.max_request_bytes,
+            place=self.place,
+        )
         request.state.data_urls = urls
         taking_turns = Request(request.scope, partial(_receive, self._turn, request.receive))
         await receive_body(taking_turns, urls.take, options.max_picture_request_bytes)

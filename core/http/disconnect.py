@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from triptych.core.config import ServerOptions
 from triptych.core.errors import Draining, RequestTimeout, TriptychError
 from triptych.core.http.auth import PUBLIC_ROUTES
-from triptych.core.http.errors import error_response
+from triptych.core.http.errors import error_answer
 
 _GOODBYE_S = 1.0  # for a cut connection to be reported closed, and for last words on a drain
 
@@ -108,11 +108,19 @@ class DisconnectWatcher:
             self._watcher.cancel()
 
 
+class Cuttable(Protocol):
+    """Work that a drain waits for."""
+
+    def cut(self, reason: TriptychError | None) -> None:
+        """End it, for that reason."""
+        ...
+
+
 class InFlight:
-    """The requests being answered, and whether new ones are taken."""
+    """The requests being answered, other work for clients, and whether new ones are taken."""
 
     def __init__(self) -> None:
-        self._watchers: set[DisconnectWatcher] = set()
+        self._watchers: set[Cuttable] = set()
         self._is_empty = asyncio.Event()
         self._is_empty.set()
         self.is_draining = False
@@ -120,12 +128,12 @@ class InFlight:
     def __len__(self) -> int:
         return len(self._watchers)
 
-    def add(self, watcher: DisconnectWatcher) -> None:
+    def add(self, watcher: Cuttable) -> None:
         """Count a request in."""
         self._watchers.add(watcher)
         self._is_empty.clear()
 
-    def remove(self, watcher: DisconnectWatcher) -> None:
+    def remove(self, watcher: Cuttable) -> None:
         """Count a request out."""
         self._watchers.discard(watcher)
         if not self._watchers:
@@ -162,7 +170,7 @@ class FollowClient:
             await self._app(scope, receive, send)  # probes are answered while draining, too
         elif self._in_flight.is_draining:
             error = Draining("The server is shutting down.", retry_after_s=_GOODBYE_S)
-            response = error_response(error, scope["state"]["request_id"])
+            response = error_answer(error, scope)
             response.headers["connection"] = "close"
             await response(scope, receive, send)
         else:
@@ -183,8 +191,7 @@ class FollowClient:
                 raise  # the server itself is stopping
             reason = watcher.take_reason()
             if reason is not None and not watcher.is_started:
-                response = error_response(reason, scope["state"]["request_id"])
-                await response(scope, watcher.receive, watcher.send)
+                await error_answer(reason, scope)(scope, watcher.receive, watcher.send)
             else:
                 scope["state"]["is_gone"] = True
         finally:

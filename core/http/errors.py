@@ -1,7 +1,8 @@
 """The one table from exceptions to answers, in the shape of OpenAI's errors.
 
-Owns what a client sees of a failure: `{"error": {message, type, param, code, request_id}}`, the
-status, and `Retry-After`. What a client never sees is a path, an address or a traceback.
+Owns what a client sees of a failure: `{"error": {message, type, param, code, request_id}}`, or what
+else the API has that it speaks, the status, and `Retry-After`. What a client never sees is a path,
+an address or a traceback.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from triptych.core.errors import (
     HeadersTooLarge,
@@ -27,6 +29,7 @@ from triptych.core.errors import (
     Unauthorized,
     Unavailable,
 )
+from triptych.core.http.dialects import Dialect
 
 UNION_TAG = ":"
 """Tags of discriminated unions begin with it, so that errors can leave them out of a path."""
@@ -71,8 +74,7 @@ def to_public(error: BaseException) -> TriptychError:
     return InternalError("An internal error occurred; the server's log has it by request id.")
 
 
-def error_body(error: TriptychError, request_id: str) -> bytes:
-    """`error` as OpenAI's JSON."""
+def _openai_error(error: TriptychError, request_id: str) -> ErrorBody:
     kind = "server_error" if error.status >= 500 else "invalid_request_error"
     detail = ErrorDetail(
         message=error.message,
@@ -81,7 +83,18 @@ def error_body(error: TriptychError, request_id: str) -> bytes:
         code=error.code,
         request_id=request_id,
     )
-    return ErrorBody(error=detail).model_dump_json().encode()
+    return ErrorBody(error=detail)
+
+
+OPENAI = Dialect(prefix="", error=_openai_error)
+"""What is spoken wherever no other API is."""
+
+
+def error_document(error: BaseException, scope: Scope) -> BaseModel:
+    """What the answer to a request says of `error`, in the words of its API."""
+    state = scope["state"]
+    dialect: Dialect = state.get("dialect", OPENAI)
+    return dialect.error(to_public(error), state["request_id"])
 
 
 def error_headers(error: TriptychError) -> dict[str, str]:
@@ -94,16 +107,22 @@ def error_headers(error: TriptychError) -> dict[str, str]:
     return headers
 
 
-def error_response(error: BaseException, request_id: str) -> Response:
+def error_response(error: BaseException, request_id: str, dialect: Dialect = OPENAI) -> Response:
     """The whole answer for `error`."""
     public = to_public(error)
-    body = error_body(public, request_id)
-    return Response(body, status_code=public.status, headers=error_headers(public))
+    body = dialect.error(public, request_id).model_dump_json()
+    return Response(body, status_code=dialect.status(public), headers=error_headers(public))
+
+
+def error_answer(error: BaseException, scope: Scope) -> Response:
+    """The whole answer to a request, in the words of its API."""
+    state = scope["state"]
+    return error_response(error, state["request_id"], state.get("dialect", OPENAI))
 
 
 async def handle_error(request: Request, error: Exception) -> Response:
     """FastAPI's exception handler for every error of the table."""
-    return error_response(error, request.state.request_id)
+    return error_answer(error, request.scope)
 
 
 def _from_http(error: HTTPException) -> TriptychError:

@@ -69,22 +69,43 @@ class NullIsAbsent(Strict):
 
 
 _CACHED = "equal beginnings of prompts are cached by themselves"
+_PLACED = "the operator says how models are placed"
 _LABEL = "a label, which no answer depends on"
+_SUMMARY = "thoughts are returned whole"
 INERT: Mapping[str, str] = MappingProxyType(
     {
         "cache_control": _CACHED,
         "cache_prompt": "answers are the same with and without a cache",
         "chat_id": _LABEL,
+        "diagnostics": "caches are not diagnosed; it changes no answer",
+        "eager_input_streaming": "arguments are always streamed as they are written",
+        "f16_kv": _PLACED,
+        "generate_summary": _SUMMARY,
         "include_obfuscation": "chunks are not padded",
+        "insecure": "nothing is fetched",
+        "keep_alive": "a model stays until its memory is needed",
+        "low_vram": _PLACED,
+        "main_gpu": _PLACED,
+        "max_tool_calls": "it counts tools that a server runs",
         "metadata": _LABEL,
         "mirostat_eta": "it belongs to mirostat, which is off",
         "mirostat_tau": "it belongs to mirostat, which is off",
         "moderation": "nothing is moderated here",
+        "num_batch": _PLACED,
+        "num_gpu": _PLACED,
+        "num_keep": "nothing of a prompt is dropped",
+        "num_thread": _PLACED,
+        "numa": _PLACED,
+        "phase": _LABEL,
+        "prompt_cache_breakpoint": _CACHED,
         "prompt_cache_key": _CACHED,
         "prompt_cache_retention": _CACHED,
         "safety_identifier": _LABEL,
         "service_tier": "there is one tier; priority orders requests",
-        "store": "no answer is kept",
+        "store": "only /v1/responses keeps answers",
+        "summary": _SUMMARY,
+        "use_mlock": _PLACED,
+        "use_mmap": _PLACED,
         "user": _LABEL,
     }
 )

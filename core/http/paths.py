@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from triptych.core.errors import MethodNotAllowed, NotFound
-from triptych.core.http.errors import error_response, handle_error
+from triptych.core.http.errors import error_answer, handle_error
 
 
 class Paths:
@@ -30,7 +30,7 @@ class Paths:
         """Pass a request on to its route."""
         if scope["type"] == "http" and not scope["path"].isprintable():
             error = NotFound("There is no such route here.")
-            await error_response(error, scope["state"]["request_id"])(scope, receive, send)
+            await error_answer(error, scope)(scope, receive, send)
         elif scope["type"] == "http" and scope["method"] == "HEAD":
             await self._head(scope, receive, send)
         else:

@@ -1,14 +1,15 @@
-"""Server-sent events as OpenAI sends them.
+"""Streams of JSON documents: server-sent events as OpenAI sends them, and bare lines.
 
-Owns the frames: one JSON document per `data:` line, an error frame when the stream breaks, comments
-while it is silent. What is in a document is the route's, and whether `[DONE]` or a document of its
-own kind ends the stream.
+Owns the frames: one document per `data:` line or per line, an error frame when the stream breaks,
+what is sent while it is silent. What is in a document is the route's, and whether `[DONE]` or a
+document of its own kind ends the stream.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -18,7 +19,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from triptych.core.http.disconnect import DisconnectWatcher
-from triptych.core.http.errors import ErrorBody, error_body, to_public
+from triptych.core.http.errors import ErrorBody, error_document, to_public
 from triptych.core.logs import fields
 
 _DONE = "[DONE]"
@@ -34,7 +35,8 @@ class EventStream(Response):
     The answer starts with the first document, or with the first heartbeat if that is sooner: an
     error before either has the HTTP status it deserves, one after is the last frame. The stream
     of documents is closed whatever happens, which cancels the jobs behind it. `end` are the bytes
-    after the last document. Where `is_named`, events bear the `type` of their documents as a name.
+    after the last document, `heartbeat` those of a silence. Where `is_named`, events bear the
+    `type` of their documents as a name.
     """
 
     media_type = "text/event-stream"
@@ -45,6 +47,7 @@ class EventStream(Response):
         *,
         heartbeat_s: float,
         end: bytes = DONE,
+        heartbeat: bytes = HEARTBEAT,
         is_named: bool = False,
     ) -> None:
         super().__init__()
@@ -53,34 +56,54 @@ class EventStream(Response):
         self._documents = documents
         self._heartbeat_s = heartbeat_s
         self._end = end
+        self._heartbeat = heartbeat
         self._is_named = is_named
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream."""
         watcher: DisconnectWatcher = scope["state"]["watcher"]
         writer = _Writer(send, self.raw_headers)
-        heart = asyncio.create_task(writer.beat(self._heartbeat_s))
+        heart = asyncio.create_task(writer.beat(self._heartbeat, self._heartbeat_s))
         try:
             async with aclosing(self._documents) as documents:
                 async for document in documents:
-                    name = getattr(document, "type", "") if self._is_named else ""
-                    await writer.write(_frame(document.model_dump_json(exclude_unset=True), name))
+                    await writer.write(self._frame(document))
             if self._end:
                 await writer.write(self._end)
         except asyncio.CancelledError:
             reason = watcher.take_reason() if writer.has_started else None
             if reason is None:
                 raise
-            await writer.write(_frame(error_body(reason, scope["state"]["request_id"])))
+            await writer.write(self._frame(self._last_words(reason, scope)))
         except Exception as error:  # the answer has begun: only a frame reaches the client
             if not writer.has_started:
                 raise
             log_broken(error, scope)
-            body = error_body(to_public(error), scope["state"]["request_id"])
-            await writer.write(_frame(body))
+            await writer.write(self._frame(self._last_words(error, scope)))
         finally:
             heart.cancel()
         await writer.end()
+
+    def _last_words(self, error: BaseException, scope: Scope) -> BaseModel:
+        """The last document of a stream that breaks off."""
+        return error_document(error, scope)
+
+    def _frame(self, document: BaseModel) -> bytes:
+        name = getattr(document, "type", "") if self._is_named else ""
+        event = f"event: {name}\n" if name else ""
+        return f"{event}data: {document.model_dump_json(exclude_unset=True)}\n\n".encode()
+
+
+class LineStream(EventStream):
+    """Streams documents a line each, with nothing in a silence: a line is a document."""
+
+    media_type = "application/x-ndjson"
+
+    def __init__(self, documents: AsyncGenerator[BaseModel, None]) -> None:
+        super().__init__(documents, heartbeat_s=math.inf, end=b"")
+
+    def _frame(self, document: BaseModel) -> bytes:
+        return document.model_dump_json(exclude_unset=True).encode() + b"\n"
 
 
 class _Writer:
@@ -105,29 +128,22 @@ class _Writer:
     async def end(self) -> None:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def beat(self, interval_s: float) -> None:
-        """Write a comment whenever `interval_s` went by in silence."""
+    async def beat(self, heartbeat: bytes, interval_s: float) -> None:
+        """Write `heartbeat` whenever `interval_s` went by in silence."""
         clock = asyncio.get_running_loop().time
         while True:
             await asyncio.sleep(max(0.0, self._last_s + interval_s - clock()))
             if clock() >= self._last_s + interval_s:
-                await self.write(HEARTBEAT)
+                await self.write(heartbeat)
 
 
-def _frame(document: str | bytes, name: str = "") -> bytes:
-    data = document if isinstance(document, bytes) else document.encode()
-    event = f"event: {name}\n".encode() if name else b""
-    return b"%bdata: %b\n\n" % (event, data)
-
-
-def described(*documents: type[BaseModel]) -> dict[str, Any]:
+def described(*documents: type[BaseModel], error: type[BaseModel] = ErrorBody) -> dict[str, Any]:
     """A stream of `documents` in OpenAPI's words, for the `content` of an answer.
 
-    An error may be among them, and the word for the end. Their schemas stand there whole: only
+    An `error` may be among them, and the word for the end. Their schemas stand there whole: only
     those of answers in one piece are found by reference.
     """
-    kinds: list[type[BaseModel]] = [*documents, ErrorBody]
-    schemas = [_whole_schema(kind) for kind in kinds]
+    schemas = [_whole_schema(kind) for kind in (*documents, error)]
     document = {
         "type": "string",
         "contentMediaType": "application/json",
@@ -137,6 +153,12 @@ def described(*documents: type[BaseModel]) -> dict[str, Any]:
     properties = {"event": {"type": "string"}, "data": data}
     event = {"type": "object", "properties": properties, "required": ["data"]}
     return {"text/event-stream": {"itemSchema": event}}
+
+
+def described_lines(document: type[BaseModel], error: type[BaseModel]) -> dict[str, Any]:
+    """A stream of lines in OpenAPI's words, for the `content` of an answer."""
+    schemas = [_whole_schema(kind) for kind in (document, error)]
+    return {LineStream.media_type: {"itemSchema": {"anyOf": schemas}}}
 
 
 def _whole_schema(document: type[BaseModel]) -> Any:

@@ -49,9 +49,19 @@ CHECKS = [
 TASKS = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "chat",
+    "/v1/responses": "chat",
+    "/v1/responses/input_tokens": "chat",
     "/tokenize": "chat",
     "/detokenize": "chat",
+    "/v1/messages": "chat",
+    "/v1/messages/count_tokens": "chat",
+    "/api/chat": "chat",
+    "/api/generate": "chat",
+    "/api/show": "chat",
+    "/api/pull": "chat",
     "/v1/embeddings": "embedding",
+    "/api/embed": "embedding",
+    "/api/embeddings": "embedding",
     "/v1/audio/speech": "speech",
     "/v1/audio/voices": "speech",
     "/v1/audio/transcriptions": "transcription",
@@ -61,7 +71,14 @@ TASKS = {
     "/v1/images/variations": "image",
 }
 """The kind of model that a route needs."""
-MOST = {"max_tokens": 4, "max_completion_tokens": 4, "min_tokens": 2, "n": 2, "steps": 2}
+MOST = {
+    "max_tokens": 4,
+    "max_completion_tokens": 4,
+    "max_output_tokens": 4,
+    "min_tokens": 2,
+    "n": 2,
+    "steps": 2,
+}
 """Upper bounds of adapted requests, so that thousands take minutes."""
 WORDS: Mapping[str, Any] = {
     "input": "Good morning.",
@@ -70,6 +87,16 @@ WORDS: Mapping[str, Any] = {
     "tokens": [5, 6],
 }
 """Content of adapted requests."""
+USUAL: Mapping[str, Mapping[str, Any]] = {
+    "/v1/chat/completions": {"max_tokens": MOST["max_tokens"]},
+    "/v1/completions": {"max_tokens": MOST["max_tokens"]},
+    "/v1/messages": {"max_tokens": MOST["max_tokens"]},
+    "/v1/responses": {"max_output_tokens": MOST["max_output_tokens"], "input": WORDS["input"]},
+    "/v1/responses/input_tokens": {"input": WORDS["input"]},
+    "/api/chat": {"options": {"num_predict": MOST["max_tokens"]}},
+    "/api/generate": {"options": {"num_predict": MOST["max_tokens"]}},
+}
+"""What adapted requests have unless they say otherwise: an answer would fill the context."""
 OPTIONS = frozenset(
     {
         *("continue_final_message", "include[]", "language", "logprobs", "min_tokens", "name"),
@@ -207,8 +234,7 @@ class Fuzzer:
         for name in given.keys() & body.keys():
             if isinstance(body[name], str | list | bytes):
                 body[name] = given[name]
-        if task == "chat" and "tokenize" not in case.operation.path:  # else as long as the context
-            body.setdefault("max_tokens", MOST["max_tokens"])
+        body = {**USUAL.get(case.operation.path, {}), **body}
         case.body = {**body, "model": model} if "model" in case.body else body
 
     def _uploads(self, task: str | None) -> dict[str, Any]:
@@ -220,10 +246,13 @@ class Fuzzer:
 
 
 def _code_of(reply: Any) -> str:
+    """The code of an error, or what other APIs than OpenAI's have in its place."""
     if reply.headers.get("content-type") in (["application/json"], "application/json"):
         document = reply.json()
         if "error" in document:
-            return str(document["error"].get("code", ""))
+            error = document["error"]
+            is_coded = isinstance(error, dict)
+            return str(error.get("code") or error.get("type", "") if is_coded else error)
         return str(document.get("reason", ""))  # a probe that is not ready
     return ""
 

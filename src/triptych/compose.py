@@ -69,12 +69,16 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
     from triptych.core.http.app import create_app
     from triptych.core.http.models import Task
     from triptych.core.media.child import DecodePool
+    from triptych.core.store.store import DocumentStore
     from triptych.schedulers.admission import Admission
 
     decoders = dict.fromkeys(name for each in registry.MODALITIES for name in each.decoders)
     pool = DecodePool.from_options(config.server, list(decoders))
     ending = AsyncExitStack()
     ending.push_async_callback(pool.close)
+    store = DocumentStore.from_options(config.store)
+    if store is not None:
+        ending.push_async_callback(store.close)
     setup = ApiSetup(
         config=config,
         models=_by_role(models),
@@ -82,12 +86,15 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
         pool=pool,
         admission=Admission(options=config.schedule),
         ending=ending,
+        store=store,
     )
     parts = [load(modality.api)(setup) for modality in registry.MODALITIES]
     cards = {card.id: card for part in parts for card in part.cards}
     routers = [router for part in parts for router in part.routers]
     tasks = [Task(*modality.task) for modality in reversed(registry.MODALITIES)]
-    app = create_app(config, client, routers, [cards[model.name] for model in models], tasks)
+    dialects = [dialect for part in parts for dialect in part.dialects]
+    listed = [cards[model.name] for model in models]
+    app = create_app(config, client, routers, listed, tasks, dialects)
     app.state.close = ending.aclose
     return app
 

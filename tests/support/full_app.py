@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from fastapi import FastAPI
 
+from support.doors import DIALECTS, door_routers
 from support.embedding_models import WORDS, save_tokenizer, write
 from support.http import READY, FakeEngine, make_service
 from support.image_app import FakeImageEngine, image_model, make_image_service
@@ -23,13 +24,18 @@ from triptych.core.http.app import create_app
 from triptych.core.http.models import Task
 from triptych.core.job import Output
 from triptych.core.media.audio.decode import DECODERS
+from triptych.core.store.store import DocumentStore
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.diffusion.api.routes import image_cards, images_router, picture_links
+from triptych.modalities.embedding.api.ollama import ollama_embeddings_router
 from triptych.modalities.embedding.api.routes import embedding_cards, embeddings_router
 from triptych.modalities.embedding.api.service import EmbeddingService
 from triptych.modalities.embedding.api.text import EmbeddingModel
 from triptych.modalities.embedding.wire import EmbedDelta
 from triptych.modalities.llm.api.replies import card_of
+from triptych.modalities.llm.api.responses.answering import Answering
+from triptych.modalities.llm.api.responses.conversations import conversations_router
+from triptych.modalities.llm.api.responses.routes import responses_router
 from triptych.modalities.llm.api.routes import llm_router
 from triptych.modalities.recognition.api.routes import recognition_cards, recognition_router
 from triptych.modalities.registry import MODALITIES
@@ -142,6 +148,10 @@ def open_full_app(folder: Path, **server: Any) -> FullApp:
     routers = [llm_router(text, links.find), embeddings_router(words), speech_router(speech)]
     routers += [speech_models_router(speech_cards(speech)), voices_router(voices)]
     routers += [recognition_router(transcriptions), images_router(images, links)]
+    routers += [*door_routers(text, folder / "text"), ollama_embeddings_router(words)]
+    kept = DocumentStore.from_options(config.store)
+    answering = Answering.open(text, kept, config.server, links.find)
+    routers += [responses_router(answering), conversations_router(answering)]
     tasks = [Task(*modality.task) for modality in MODALITIES]
-    full_app.app = create_app(config, full_app.chat, routers, cards, tasks)
+    full_app.app = create_app(config, full_app.chat, routers, cards, tasks, DIALECTS)
     return full_app

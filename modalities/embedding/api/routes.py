@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, Discriminator, Field, StringConstraints, Tag, model_validator
+from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
 from triptych.core import limits
 from triptych.core.errors import UnsupportedOption
@@ -21,12 +21,12 @@ from triptych.core.http.errors import ERROR_RESPONSES
 from triptych.core.http.fields import Label, Name, NullIsAbsent, inert
 from triptych.core.http.models import ModelCard
 from triptych.core.weights.resolve import opening
+from triptych.modalities.embedding.api.ollama import ollama_embeddings_router
 from triptych.modalities.embedding.api.service import EmbedCall, EmbeddingService, Floats
 from triptych.modalities.embedding.api.text import EmbeddingModel
-from triptych.modalities.llm.api.protocol import TokenIds, prompt_kind
+from triptych.modalities.llm.api.protocol import InputText, TokenIds, prompt_kind
 from triptych.modalities.modality import ApiPart, ApiSetup
 
-InputText = Annotated[str, StringConstraints(min_length=1, max_length=limits.MAX_TEXT_CHARS)]
 _Batch = Field(min_length=1, max_length=limits.MAX_EMBEDDING_INPUTS, fail_fast=True)
 Input = Annotated[
     Annotated[InputText, Tag(":text")]
@@ -109,7 +109,7 @@ def open_api(setup: ApiSetup) -> ApiPart:
         setup.config, opened, setup.client, admission=setup.admission
     )
     cards = [card for card in embedding_cards(service) if card.id in own]
-    return ApiPart([embeddings_router(service)], cards)
+    return ApiPart([embeddings_router(service), ollama_embeddings_router(service)], cards)
 
 
 def embeddings_router(service: EmbeddingService) -> APIRouter:

@@ -19,6 +19,7 @@ from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
+from triptych.core.errors import ContextLengthExceeded
 from triptych.core.http.context import Context
 from triptych.core.http.data_urls import data_urls
 from triptych.core.logs import fields
@@ -80,6 +81,30 @@ async def encode_conversation(
         )
     finally:
         urls.close()
+
+
+def fitted(
+    service: LlmService,
+    body: ChatRequest,
+    prompt: TokenRequest,
+    *,
+    most: int | None,
+    length: int | None = None,
+) -> ChatRequest:
+    """`body` for at most so many tokens as the context, or `length` of it, has room for.
+
+    Other APIs than OpenAI's do not refuse a `most` that does not fit behind the prompt. Raises
+    `ContextLengthExceeded` where that leaves no room.
+    """
+    own_length = service.model(body.model).context_length
+    length = min(length or own_length, own_length)
+    num_tokens = len(prompt.prompt_ids)
+    if num_tokens >= length:
+        raise ContextLengthExceeded(
+            f"{num_tokens} tokens of prompt leave no room in a context of {length}: shorten it."
+        )
+    room = length - num_tokens
+    return body.model_copy(update={"max_tokens": room if most is None else min(most, room)})
 
 
 async def begin(

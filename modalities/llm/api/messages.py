@@ -44,6 +44,7 @@ class CacheControl(Strict):
 
     type: Literal["ephemeral"]
     ttl: Label | None = None
+    scope: Label | None = None
 
 
 class TextPart(Strict):
@@ -115,7 +116,7 @@ class Message(Strict):
         Discriminator(is_list),
     ] = ""
     name: Annotated[
-        str | None, Field(default=None, pattern=r"^[A-Za-z0-9_.-]+$", max_length=64)
+        str | None, Field(default=None, pattern=r"^[A-Za-z0-9_.-]+$", max_length=128)
     ] = None
     tool_call_id: Name | None = None
     tool_calls: (

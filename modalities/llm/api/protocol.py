@@ -23,12 +23,14 @@ from triptych.modalities.llm.api.unsupported import CHAT, CHOSEN_AWAY, COMMON, C
 _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
 
 
-def _within(name: str, description: str) -> Any:
+def within(name: str, description: str) -> Any:
+    """An optional sampling number, in the range it has wherever it is sent."""
     low, high = SAMPLING_RANGES[name]
     return Field(default=None, ge=low, le=high, description=description)
 
 
-def _penalty(description: str) -> Any:
+def penalty(description: str) -> Any:
+    """An optional factor of tokens that were there before."""
     high = SAMPLING_RANGES["repetition_penalty"][1]
     return Field(default=None, gt=0, le=high, description=description)
 
@@ -39,6 +41,7 @@ def _not_zero(length: int) -> int:
     return length
 
 
+InputText = Annotated[str, StringConstraints(min_length=1, max_length=limits.MAX_TEXT_CHARS)]
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=limits.MAX_STOP_CHARS)]
 Length = Annotated[
     int,
@@ -113,25 +116,25 @@ class SamplingFields(ConstraintFields):
     """What chat and text completion share."""
 
     model: Name
-    temperature: float | None = _within("temperature", "0 is greedy.")
-    top_p: float | None = _within("top_p", "Nucleus sampling; 1 is off.")
+    temperature: float | None = within("temperature", "0 is greedy.")
+    top_p: float | None = within("top_p", "Nucleus sampling; 1 is off.")
     top_k: int | None = Field(
         default=None,
         ge=-1,
         le=SAMPLING_RANGES["top_k"][1],
         description="Draw from the k likeliest tokens; 0 and -1 are off.",
     )
-    min_p: float | None = _within("min_p", "Drop tokens below this share of the likeliest.")
-    repetition_penalty: float | None = _penalty("1 is off.")
-    repeat_penalty: float | None = _penalty("As repetition_penalty, its name in llama.cpp.")
-    frequency_penalty: float | None = _within("frequency_penalty", "Per repetition; 0 is off.")
-    presence_penalty: float | None = _within("presence_penalty", "Once; 0 is off.")
+    min_p: float | None = within("min_p", "Drop tokens below this share of the likeliest.")
+    repetition_penalty: float | None = penalty("1 is off.")
+    repeat_penalty: float | None = penalty("As repetition_penalty, its name in llama.cpp.")
+    frequency_penalty: float | None = within("frequency_penalty", "Per repetition; 0 is off.")
+    presence_penalty: float | None = within("presence_penalty", "Once; 0 is off.")
     logit_bias: LogitBias | None = Field(default=None, description="Token id to added logit.")
     max_tokens: Length | None = Field(
         default=None, description="Most tokens of one answer; -1: as many as fit."
     )
-    min_tokens: int | None = _within("min_tokens", "Fewest tokens before an end is allowed.")
-    seed: int | None = _within("seed", "Same seed, same answer.")
+    min_tokens: int | None = within("min_tokens", "Fewest tokens before an end is allowed.")
+    seed: int | None = within("seed", "Same seed, same answer.")
     n: Annotated[int, Field(ge=1, le=limits.MAX_SAMPLES)] | None = Field(
         default=None, description="Answers per prompt."
     )
@@ -221,7 +224,7 @@ class ChatRequest(SamplingFields, TemplateFields):
         default=None, description="As max_tokens, its newer name; of both the smaller holds."
     )
     logprobs: bool | None = Field(default=None, description="Report log-probabilities.")
-    top_logprobs: int | None = _within("top_logprobs", "Alternatives reported per token.")
+    top_logprobs: int | None = within("top_logprobs", "Alternatives reported per token.")
     store: bool | None = inert("store")
     metadata: Metadata | None = inert("metadata")
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = inert(
@@ -284,7 +287,7 @@ class CompletionRequest(SamplingFields):
     prompt: Prompt
     add_special_tokens: bool | None = _ADDS_SPECIAL
     parse_special: bool | None = _PARSES_SPECIAL
-    logprobs: int | None = _within("top_logprobs", "Alternatives reported per token.")
+    logprobs: int | None = within("top_logprobs", "Alternatives reported per token.")
     echo: bool | None = Field(default=None, description="Begin each answer with its prompt.")
     best_of: Annotated[int, Field(ge=1, le=limits.MAX_SAMPLES)] | None = Field(
         default=None, description="Only as many as n."

@@ -340,7 +340,7 @@ class ChatShape(Shape):
             case CallStart(name):
                 self._num_calls[index] += 1
                 call = FunctionReply(name=name, arguments="")
-                new: dict[str, Any] = {"id": _call_id(), "type": "function", "function": call}
+                new: dict[str, Any] = {"id": new_call_id(), "type": "function", "function": call}
             case CallArguments(text):
                 new = {"function": FunctionReply(arguments=text)}
         return MessageDelta(tool_calls=[ToolCallDelta(index=self._num_calls[index] - 1, **new)])
@@ -359,14 +359,7 @@ class ChatShape(Shape):
     def _logprobs(self, entries: Sequence[TokenText]) -> ChatLogprobs | None:
         if not self._has_logprobs:
             return None
-        content = [
-            ChatLogprob(
-                **_token_fields(entry),
-                top_logprobs=[TopLogprob(**_token_fields(top)) for top in entry.top],
-            )
-            for entry in entries
-        ]
-        return ChatLogprobs(content=content, refusal=None)
+        return ChatLogprobs(content=[chat_logprob(entry) for entry in entries], refusal=None)
 
 
 class CompletionShape(Shape):
@@ -414,7 +407,7 @@ def _message(answer: Answer) -> AnswerMessage:
     if answer.calls:
         found["tool_calls"] = [
             ToolCallReply(
-                id=_call_id(),
+                id=new_call_id(),
                 type="function",
                 function=FunctionReply(name=call.name, arguments=call.arguments),
             )
@@ -424,7 +417,13 @@ def _message(answer: Answer) -> AnswerMessage:
     return AnswerMessage(role="assistant", content=text, refusal=None, **found)
 
 
-def _call_id() -> str:
+def chat_logprob(entry: TokenText) -> ChatLogprob:
+    """A token of an answer, with its log-probability."""
+    top = [TopLogprob(**_token_fields(other)) for other in entry.top]
+    return ChatLogprob(**_token_fields(entry), top_logprobs=top)
+
+
+def new_call_id() -> str:
     """Nine letters and digits, since Mistral's templates take no other."""
     return "".join(secrets.choice(ascii_letters + digits) for _ in range(9))
 

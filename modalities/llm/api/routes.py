@@ -21,9 +21,14 @@ from triptych.core.http.context import Context
 from triptych.core.http.data_urls import DataUrlRoute
 from triptych.core.http.errors import ERROR_RESPONSES
 from triptych.core.http.sse import EventStream, described
+from triptych.core.options.declaration import Role
 from triptych.core.tokens import TokenRequest
 from triptych.core.weights.resolve import opening
+from triptych.modalities.llm.api.anthropic.dialect import ANTHROPIC
+from triptych.modalities.llm.api.anthropic.routes import anthropic_router
 from triptych.modalities.llm.api.generation import Generation, begin, encode_conversation
+from triptych.modalities.llm.api.ollama.dialect import OLLAMA
+from triptych.modalities.llm.api.ollama.routes import ollama_router
 from triptych.modalities.llm.api.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -42,9 +47,15 @@ from triptych.modalities.llm.api.replies import (
     Tokens,
     card_of,
 )
+from triptych.modalities.llm.api.responses.answering import Answering
+from triptych.modalities.llm.api.responses.conversations import conversations_router
+from triptych.modalities.llm.api.responses.routes import responses_router
 from triptych.modalities.llm.api.service import LlmService
 from triptych.modalities.llm.api.text import TextModel
 from triptych.modalities.modality import ApiPart, ApiSetup, FindLink, no_link
+
+_LISTED: tuple[Role, ...] = ("chat", "vision", "embedding")
+"""The roles of models that clients of Ollama know what to do with."""
 
 
 def open_api(setup: ApiSetup) -> ApiPart:
@@ -57,7 +68,21 @@ def open_api(setup: ApiSetup) -> ApiPart:
     )
     setup.ending.push_async_callback(service.close)
     cards = [card_of(text, sees=text.name in encoders) for text in texts]
-    return ApiPart([llm_router(service, setup.find_link)], cards)
+    listed = [model for role in _LISTED for model in setup.models[role]]
+    routers = [
+        llm_router(service, setup.find_link),
+        anthropic_router(service, setup.find_link),
+        ollama_router(service, listed, setup.find_link),
+        *_responses(service, setup),
+    ]
+    return ApiPart(routers, cards, [ANTHROPIC, OLLAMA])
+
+
+def _responses(service: LlmService, setup: ApiSetup) -> list[APIRouter]:
+    """The Responses API, with what it keeps."""
+    answering = Answering.open(service, setup.store, setup.config.server, setup.find_link)
+    setup.ending.push_async_callback(answering.runs.close)
+    return [responses_router(answering), conversations_router(answering)]
 
 
 def llm_router(service: LlmService, find_link: FindLink = no_link) -> APIRouter:

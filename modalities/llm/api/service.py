@@ -158,6 +158,10 @@ class LlmService(ModelService[TextModel]):
         for model in self.models.values():
             await model.close()
 
+    def sees(self, model: str) -> bool:
+        """Whether `model` takes pictures."""
+        return model in self._encoders
+
     async def encode_chat(
         self,
         model: str,
@@ -175,7 +179,7 @@ class LlmService(ModelService[TextModel]):
         encoder: PromptEncoder = text
         if not text.answers.is_told:
             messages, tools = in_words(messages, tools), ()
-        if model in self._encoders:
+        if self.sees(model):
             encoder = self._encoders[model]
         elif pictures_of(messages):
             seeing = ", ".join(self._encoders) or "none; `--model triptych-vision` is one"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triptych.core.errors import InvalidRequest, Overloaded, PayloadTooLarge
-from triptych.core.http.data_urls import DataUrls
+from triptych.core.http.data_urls import IN_DATA_URLS, DataUrls, FilePlace
 from triptych.core.http.upload import UploadBudget
 from triptych.core.media.fetch import Fetched
 
@@ -22,8 +23,17 @@ def url(data: bytes, media_type: str = "image/png") -> str:
     return f"data:{media_type};base64,{base64.b64encode(data).decode()}"
 
 
-def read(raw: bytes, size: int, *, max_json_bytes: int = 2**16) -> tuple[Any, DataUrls]:
-    urls = DataUrls(UploadBudget(BUDGET), max_json_bytes=max_json_bytes)
+IN_LISTS = FilePlace(
+    re.compile(rb'"images"\s{0,8}:\s{0,8}\[\s{0,64}"'),
+    following=re.compile(rb'"\s{0,64},\s{0,64}"'),
+    least=40,
+)
+
+
+def read(
+    raw: bytes, size: int, *, max_json_bytes: int = 2**16, place: FilePlace = IN_DATA_URLS
+) -> tuple[Any, DataUrls]:
+    urls = DataUrls(UploadBudget(BUDGET), max_json_bytes=max_json_bytes, place=place)
     for start in range(0, len(raw), size):
         urls.take(raw[start : start + size])
     return json.loads(urls.finish()), urls
@@ -69,6 +79,36 @@ def test_junk_after_a_file_stays_in_the_url_and_finds_nothing() -> None:
     found, urls = read(b'{"url":"data:image/png;base64,AAAA!AAAA"}', 100)
     assert found["url"].endswith("!AAAA")
     assert urls.find(found["url"]) is None
+
+
+@given(
+    lists=st.lists(st.lists(st.binary(max_size=90) | st.text('ab/" ,é', max_size=60), max_size=3)),
+    size=st.integers(1, 300),
+    indent=st.sampled_from((None, 2)),
+    is_escaped=st.booleans(),
+)
+def test_lists_of_files_are_as_sent(
+    lists: list[list[bytes | str]], size: int, indent: int | None, is_escaped: bool
+) -> None:
+    """Long base64 is taken out of its place, and everything else is left."""
+    texts = [
+        [base64.b64encode(file).decode() if isinstance(file, bytes) else file for file in files]
+        for files in lists
+    ]
+    body = [{"images": each, "text": '"images": ["' + "A" * 80, "url": "A" * 80} for each in texts]
+    raw = json.dumps(body, indent=indent)
+    if is_escaped:
+        raw = raw.replace("/", "\\/")
+    found, urls = read(raw.encode(), size, place=IN_LISTS)
+    assert json.loads(urls.restore(json.dumps(found))) == body
+    for files, part in zip(lists, found, strict=True):
+        assert (part["text"], part["url"]) == (body[0]["text"], body[0]["url"])
+        for file, image in zip(files, part["images"], strict=True):
+            taken = urls.find(f"data:image/png;base64,{image}")
+            if isinstance(file, bytes) and len(file) > 30:
+                assert taken == Fetched(file, "image/png")
+            else:
+                assert taken is None
 
 
 def test_a_client_cannot_name_another_file() -> None:

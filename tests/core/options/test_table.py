@@ -311,7 +311,7 @@ def _values(option: Option) -> st.SearchStrategy[object]:
 
 
 @given(st.data())
-@settings(deadline=None)
+@settings(deadline=None, max_examples=25)
 def test_json_round_trip(data: st.DataObject) -> None:
     skipped = {"headless", "external_engine", "served_model_name"}  # exclude each other
     skipped |= {"teacache", "first_block_caching", "taylorseer"}

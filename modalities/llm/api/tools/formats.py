@@ -149,7 +149,12 @@ class AnswerSyntax:
 
     def reads(self, tools: ToolSchemas) -> bool:
         """Whether an answer has to be read for thoughts, or calls of `tools`."""
-        return bool(tools or self.thinking or self.calls == "harmony")
+        return bool(tools) or self.thinks
+
+    @property
+    def thinks(self) -> bool:
+        """Whether thoughts are told from the rest."""
+        return bool(self.thinking or self.calls == "harmony")
 
     def thoughts_end(self, prompt_end: str) -> str:
         """What ends the thoughts that a prompt which ends so has opened; nothing if it has not."""

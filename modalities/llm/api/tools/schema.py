@@ -18,7 +18,7 @@ from triptych.core.http.fields import Name, Strict, Text
 from triptych.modalities.llm.api.constraints import JsonSchema
 from triptych.modalities.llm.api.tools.pieces import ToolSchemas
 
-ToolName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+$", max_length=64)]
+ToolName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+$", max_length=128)]
 
 
 def _as_object(arguments: str) -> str:

@@ -1,0 +1,1 @@
+"""Documents that outlive the request that made them."""

@@ -1,0 +1,255 @@
+"""Documents by kind, id and owner, as one transaction sees them.
+
+Owns who finds what (nobody another's), how long it is kept, and what gives way where there is no
+room: the oldest of whoever holds the most. Knows neither threads nor what is in a document.
+"""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from triptych.core.errors import InvalidRequest, StoreFull
+
+PIECE_BYTES: Final = 2**18
+"""The longest piece of a content: what is in memory at once of one that is read."""
+_COLUMNS: Final = "kind, id, owner, body, status, is_lasting, created_s, expires_s, content_bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What a document is found by. Ids are made where they cannot be guessed or come twice."""
+
+    kind: str
+    id: str
+    owner: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """A short `body`; a long content is kept beside it, in pieces.
+
+    It goes with its `parent`. Those of a kind with one `status` are found together. One that
+    `is_lasting` does not give way to others. Times are since the epoch; `expires_s` is infinite for
+    one that is kept until it is deleted, and `None` for the lifetime of the store.
+    """
+
+    key: Key
+    body: bytes
+    parent: Key | None = None
+    status: str = ""
+    is_lasting: bool = False
+    created_s: float = field(default_factory=time.time)
+    expires_s: float | None = None
+    content_bytes: int = 0
+    """Set by the store."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """At most `limit` entries of a list, those that follow the entry with the id `after`."""
+
+    limit: int
+    after: str = ""
+    is_descending: bool = False
+
+
+class DocumentTable:
+    """The documents of `connection`, of `max_bytes` in all, each kept for `ttl_s`.
+
+    Its methods are called within a transaction, which `expire` begins and `settle` ends.
+    """
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        *,
+        max_bytes: int,
+        ttl_s: float,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._connection = connection
+        self._max_bytes = max_bytes
+        self._ttl_s = ttl_s
+        self._clock = clock
+        (last,) = connection.execute("SELECT max(changed) FROM documents").fetchone()
+        self._change = last or 0
+        """Numbers the transactions that change something."""
+        self._is_changed = False
+
+    def add(self, *documents: Document) -> bool:
+        """Keep new documents. Nothing is kept where the parent of one is not there: `False`.
+
+        The lifetime of a parent begins anew.
+        """
+        keys = {document.parent for document in documents if document.parent is not None}
+        parents: dict[Key | None, int | None] = {key: self._seq(key) for key in keys}
+        if None in parents.values():
+            return False
+        for document in documents:
+            self._insert(document, parents.get(document.parent))
+        self.renew(*keys)
+        return True
+
+    def replace(self, key: Key, body: bytes, status: str = "") -> bool:
+        """Change a document; whether it is there."""
+        change = "UPDATE documents SET body = ?, status = ?, changed = ? WHERE seq = ?"
+        return self._changed(key, change, body, status, self._next())
+
+    def renew(self, *keys: Key) -> None:
+        """Let the lifetimes of documents begin anew, unless they have one of their own."""
+        for key in keys:
+            self._changed(
+                key,
+                "UPDATE documents SET changed = ?, expires_s = iif(is_renewed, ?, expires_s)"
+                " WHERE seq = ?",
+                *(self._next(), self._clock() + self._ttl_s),
+            )
+
+    def get(self, key: Key) -> Document | None:
+        """The document, if it is there."""
+        return next(iter(self._select("WHERE seq = ?", self._seq(key))), None)
+
+    def delete(self, key: Key) -> bool:
+        """Remove a document and those whose parent it is; whether it was there."""
+        return self._changed(key, "DELETE FROM documents WHERE seq = ?")
+
+    def listed(
+        self, owner: str, kind: str, page: Page, parent: Key | None = None
+    ) -> list[Document]:
+        """Documents in the order they came, of a parent or of none.
+
+        Raises `InvalidRequest` where `page.after` is none of the owner's.
+        """
+        order, beyond = ("DESC", "<") if page.is_descending else ("ASC", ">")
+        bound = self._seq(Key(kind, page.after, owner)) if page.after else None
+        if page.after and bound is None:
+            raise InvalidRequest("after names nothing that is there.", param="after")
+        return self._select(
+            f"WHERE owner = ? AND kind = ? AND parent IS ? AND (? OR seq {beyond} ?)"
+            f" ORDER BY seq {order} LIMIT ?",
+            *(owner, kind, parent and self._seq(parent, default=-1)),
+            *(bound is None, bound, page.limit),
+        )
+
+    def with_status(self, kind: str, status: str) -> list[Document]:
+        """Documents of all owners: for the server itself."""
+        return self._select("WHERE kind = ? AND status = ? ORDER BY seq", kind, status)
+
+    def append(self, key: Key, data: bytes | bytearray) -> bool:
+        """Add to the content of a document; whether it is there."""
+        seq = self._seq(key)
+        if seq is None:
+            return False
+        add = (
+            "INSERT INTO pieces SELECT ?, coalesce(max(place) + 1, 0), ? FROM pieces"
+            " WHERE document = ?"
+        )
+        for start in range(0, len(data), PIECE_BYTES):
+            piece = memoryview(data)[start : start + PIECE_BYTES]
+            self._connection.execute(add, (seq, piece, seq))
+        grow = "UPDATE documents SET content_bytes = content_bytes + ?, changed = ? WHERE seq = ?"
+        return self._changed(key, grow, len(data), self._next())
+
+    def piece(self, key: Key, place: int) -> bytes | None:
+        """A piece of a content; `None` beyond its end."""
+        read = "SELECT data FROM pieces WHERE document = ? AND place = ?"
+        found = self._connection.execute(read, (self._seq(key), place)).fetchone()
+        return None if found is None else found[0]
+
+    @property
+    def num_bytes(self) -> int:
+        """What all documents take."""
+        (total,) = self._connection.execute("SELECT sum(num_bytes) FROM held").fetchone()
+        return total or 0
+
+    def expire(self) -> None:
+        """Forget what is over its time."""
+        self._is_changed = False
+        self._connection.execute("DELETE FROM documents WHERE expires_s <= ?", (self._clock(),))
+
+    def settle(self) -> None:
+        """Forget the oldest as long as there is no room.
+
+        Raises `StoreFull` where what stays and what was changed just now do not fit.
+        """
+        while self._is_changed and self.num_bytes > self._max_bytes:
+            self._drop(self._oldest())
+
+    def _drop(self, seq: int | None) -> None:
+        if seq is None:
+            raise StoreFull(
+                f"The store keeps at most {self._max_bytes} bytes, and this does not fit: delete"
+                " what is not needed any more, or send less."
+            )
+        self._connection.execute("DELETE FROM documents WHERE seq = ?", (seq,))
+
+    def _oldest(self) -> int | None:
+        """What gives way first, of whoever holds the most; nothing that was changed just now."""
+        owners = "SELECT owner FROM held WHERE num_bytes > 0 ORDER BY num_bytes DESC"
+        oldest = (
+            "SELECT seq FROM documents WHERE owner = ? AND parent IS NULL AND NOT is_lasting"
+            " AND changed < ? ORDER BY changed LIMIT 1"
+        )
+        for (owner,) in self._connection.execute(owners).fetchall():
+            found = self._connection.execute(oldest, (owner, self._change)).fetchone()
+            if found is not None:
+                return int(found[0])
+        return None
+
+    def _next(self) -> int:
+        """The number of this transaction, which changes something."""
+        if not self._is_changed:
+            self._is_changed = True
+            self._change += 1
+        return self._change
+
+    def _insert(self, document: Document, parent: int | None) -> None:
+        key, expires_s = document.key, document.expires_s
+        is_renewed = parent is None and expires_s is None
+        if is_renewed:
+            expires_s = self._clock() + self._ttl_s
+        elif parent is not None or expires_s == math.inf:
+            expires_s = None
+        self._connection.execute(
+            "INSERT INTO documents (owner, kind, id, parent, status, is_lasting, created_s,"
+            " expires_s, is_renewed, changed, body) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                *(key.owner, key.kind, key.id, parent, document.status, document.is_lasting),
+                *(document.created_s, expires_s, is_renewed, self._next(), document.body),
+            ),
+        )
+
+    def _changed(self, key: Key, statement: str, *values: object) -> bool:
+        seq = self._seq(key)
+        if seq is None:
+            return False
+        self._next()
+        self._connection.execute(statement, (*values, seq))
+        return True
+
+    def _seq(self, key: Key, default: int | None = None) -> int | None:
+        find = "SELECT seq FROM documents WHERE owner = ? AND kind = ? AND id = ?"
+        found = self._connection.execute(find, (key.owner, key.kind, key.id)).fetchone()
+        return default if found is None else int(found[0])
+
+    def _select(self, where: str, *values: object) -> list[Document]:
+        query = f"SELECT {_COLUMNS} FROM documents {where}"  # noqa: S608 - both are ours
+        return [_document(row) for row in self._connection.execute(query, values)]
+
+
+def _document(row: tuple[Any, ...]) -> Document:
+    kind, name, owner, body, status, is_lasting, created_s, expires_s, content_bytes = row
+    return Document(
+        key=Key(kind, name, owner),
+        body=body,
+        status=status,
+        is_lasting=bool(is_lasting),
+        created_s=created_s,
+        expires_s=math.inf if expires_s is None else expires_s,
+        content_bytes=content_bytes,
+    )

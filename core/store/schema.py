@@ -1,0 +1,127 @@
+"""The file of a store: its tables, its version, and how it is opened.
+
+Owns what SQLite is told. A transaction is there wholly or not at all, whenever the process stops;
+when the machine loses its power the last ones may be missing. Knows no kind of document.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+from typing import Final
+
+from triptych.core.errors import ConfigError
+
+IN_MEMORY: Final = "memory"
+OVERHEAD_BYTES: Final = 512
+"""What a document counts beside its bytes: rows and indexes take about as much."""
+_APPLICATION_ID: Final = 0x54525059
+_VERSION: Final = 1
+
+_TABLES: Final = f"""
+CREATE TABLE documents (
+  seq INTEGER PRIMARY KEY AUTOINCREMENT,
+  owner TEXT NOT NULL,
+  kind TEXT NOT NULL,
+  id TEXT NOT NULL,
+  parent INTEGER REFERENCES documents (seq) ON DELETE CASCADE,
+  status TEXT NOT NULL,
+  is_lasting INTEGER NOT NULL,
+  created_s REAL NOT NULL,
+  expires_s REAL,
+  is_renewed INTEGER NOT NULL,
+  changed INTEGER NOT NULL,
+  body BLOB NOT NULL,
+  content_bytes INTEGER NOT NULL DEFAULT 0,
+  UNIQUE (owner, kind, id)
+);
+CREATE INDEX by_place ON documents (owner, kind, parent, seq);
+CREATE INDEX by_parent ON documents (parent) WHERE parent IS NOT NULL;
+CREATE INDEX by_change ON documents (owner, changed) WHERE parent IS NULL AND NOT is_lasting;
+CREATE INDEX by_expiry ON documents (expires_s) WHERE expires_s IS NOT NULL;
+CREATE INDEX by_status ON documents (kind, status) WHERE status != '';
+CREATE TABLE pieces (
+  document INTEGER NOT NULL REFERENCES documents (seq) ON DELETE CASCADE,
+  place INTEGER NOT NULL,
+  data BLOB NOT NULL,
+  PRIMARY KEY (document, place)
+);
+CREATE TABLE held (owner TEXT PRIMARY KEY, num_bytes INTEGER NOT NULL);
+CREATE TRIGGER added AFTER INSERT ON documents BEGIN
+  INSERT INTO held VALUES (new.owner, length(new.body) + {OVERHEAD_BYTES})
+  ON CONFLICT DO UPDATE SET num_bytes = num_bytes + excluded.num_bytes;
+END;
+CREATE TRIGGER changed AFTER UPDATE OF body, content_bytes ON documents BEGIN
+  UPDATE held SET num_bytes = num_bytes + length(new.body) - length(old.body)
+    + new.content_bytes - old.content_bytes WHERE owner = new.owner;
+END;
+CREATE TRIGGER removed AFTER DELETE ON documents BEGIN
+  UPDATE held SET num_bytes = num_bytes - length(old.body) - old.content_bytes - {OVERHEAD_BYTES}
+    WHERE owner = old.owner;
+END;
+"""  # noqa: S608 - a number of ours
+
+
+def connect(place: str) -> sqlite3.Connection:
+    """The database in the file `place`, made if it is not there, or `IN_MEMORY`.
+
+    It is this process's alone. Raises `ConfigError` for a file that is something else, or in use.
+    """
+    if place == IN_MEMORY:
+        return _prepared(sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False))
+    path = Path(place).expanduser()
+    try:
+        path.parent.mkdir(0o700, parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # nobody else's
+        file = sqlite3.connect(path, timeout=1.0, isolation_level=None, check_same_thread=False)
+        return _prepared(file)
+    except (OSError, sqlite3.Error) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"--store {place}: cannot be used as a store ({reason}).") from error
+
+
+def _prepared(connection: sqlite3.Connection) -> sqlite3.Connection:
+    try:
+        connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+        connection.execute("BEGIN IMMEDIATE")
+        _make_tables(connection)
+        connection.execute("COMMIT")
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute("PRAGMA secure_delete = ON")
+        connection.execute("PRAGMA foreign_keys = ON")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _make_tables(connection: sqlite3.Connection) -> None:
+    (num_tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    found = tuple(
+        connection.execute(f"PRAGMA {name}").fetchone()[0]
+        for name in ("application_id", "user_version")
+    )
+    if num_tables == 0:
+        connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {_VERSION}")
+        for statement in _statements():
+            connection.execute(statement)
+    elif found[0] != _APPLICATION_ID:
+        raise sqlite3.DatabaseError("it is a database of something else")
+    elif found[1] != _VERSION:
+        raise sqlite3.DatabaseError(
+            f"it has version {found[1]}, and this program reads version {_VERSION}: move it away"
+        )
+
+
+def _statements() -> list[str]:
+    """The statements one by one: a script would end the transaction."""
+    statements, part = [], ""
+    for line in _TABLES.strip().splitlines():
+        part += line + "\n"
+        if sqlite3.complete_statement(part):
+            statements.append(part)
+            part = ""
+    return statements

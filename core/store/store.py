@@ -1,0 +1,104 @@
+"""The store of documents, as coroutines use it.
+
+Owns the one thread on which the database is read and written, so that none of it runs on an event
+loop, and what callers see of a disk that fails. What a document is, is `documents`'.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import time
+import weakref
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Concatenate, ParamSpec, Self, TypeVar
+
+from triptych.core.config import StoreOptions
+from triptych.core.errors import Unavailable
+from triptych.core.store.documents import DocumentTable, Key
+from triptych.core.store.schema import connect
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+
+_OFF = "off"
+_log = logging.getLogger(__name__)
+
+
+class DocumentStore:
+    """Documents in a file, or in memory where `place` says so.
+
+    Raises `ConfigError` for a file that cannot be used.
+    """
+
+    def __init__(
+        self,
+        place: str,
+        *,
+        max_bytes: int,
+        ttl_s: float,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._connection = connect(place)
+        self._table = DocumentTable(self._connection, max_bytes=max_bytes, ttl_s=ttl_s, clock=clock)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="triptych-store")
+        weakref.finalize(self, self._connection.close)  # where nobody calls `close`
+
+    @classmethod
+    def from_options(cls, options: StoreOptions) -> Self | None:
+        """The store of `--store`; `None` where it is off."""
+        if options.store == _OFF:
+            return None
+        return cls(options.store, max_bytes=options.store_mb * 2**20, ttl_s=options.store_ttl_s)
+
+    async def call(
+        self,
+        work: Callable[Concatenate[DocumentTable, Given], Result],
+        *args: Given.args,
+        **kwargs: Given.kwargs,
+    ) -> Result:
+        """What `work` returns of the table in one transaction, of which an error leaves nothing.
+
+        Raises what `work` does, `StoreFull`, and `Unavailable` where the disk fails.
+        """
+        loop = asyncio.get_running_loop()
+        run = partial(self._transaction, partial(work, self._table, *args, **kwargs))
+        return await loop.run_in_executor(self._thread, run)
+
+    def run(self, work: Callable[[DocumentTable], Result]) -> Result:
+        """As `call`, for the start of a server, when nobody waits."""
+        return self._transaction(partial(work, self._table))
+
+    async def content(self, key: Key) -> AsyncGenerator[bytes, None]:
+        """The content of a document, piece by piece; it ends early where that is deleted."""
+        place = 0
+        while (piece := await self.call(DocumentTable.piece, key, place)) is not None:
+            yield piece
+            place += 1
+
+    async def close(self) -> None:
+        """Finish what was begun, and close the file."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._connection.close)
+        self._thread.shutdown()
+
+    def _transaction(self, work: Callable[[], Result]) -> Result:
+        try:
+            self._connection.execute("BEGIN")
+            try:
+                self._table.expire()
+                result = work()
+                self._table.settle()
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+        except sqlite3.IntegrityError:
+            raise  # an id that came twice: ours to avoid
+        except sqlite3.Error as error:
+            _log.exception("the store failed")
+            raise Unavailable("The store cannot be used right now.") from error
+        return result

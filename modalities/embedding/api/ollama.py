@@ -1,0 +1,116 @@
+"""Vectors for clients of Ollama: `/api/embed`, and `/api/embeddings` of older ones.
+
+Owns the requests' fields and the answers. What is the same in all of Ollama's API is the text
+modality's.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, Discriminator, Field, Tag
+
+from triptych.core import limits
+from triptych.core.http.body import StrictRoute
+from triptych.core.http.context import Context
+from triptych.modalities.embedding.api.service import EmbedCall, EmbeddingService
+from triptych.modalities.llm.api.messages import is_list
+from triptych.modalities.llm.api.ollama.dialect import OLLAMA_ERRORS, nanoseconds, untagged
+from triptych.modalities.llm.api.ollama.protocol import OllamaRequest
+from triptych.modalities.llm.api.protocol import InputText
+
+_Texts = Annotated[
+    list[InputText], Field(min_length=1, max_length=limits.MAX_EMBEDDING_INPUTS, fail_fast=True)
+]
+
+
+class EmbedBody(OllamaRequest):
+    """Body of `/api/embed`. Options of sampling say nothing here; `num_ctx` cuts texts."""
+
+    input: Annotated[
+        Annotated[InputText, Tag(":text")] | Annotated[_Texts, Tag(":list")],
+        Discriminator(is_list),
+    ]
+    truncate: bool | None = Field(
+        default=None, description="Cut texts that are too long, which is the default."
+    )
+    dimensions: Annotated[int, Field(ge=1, le=limits.MAX_DIMENSIONS)] | None = None
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts."""
+        return [self.input] if isinstance(self.input, str) else self.input
+
+
+class EmbeddingsBody(OllamaRequest):
+    """Body of `/api/embeddings`."""
+
+    prompt: InputText
+
+
+class VectorsReply(BaseModel):
+    """Answer of `/api/embed`, in the order of the texts."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+class VectorReply(BaseModel):
+    """Answer of `/api/embeddings`."""
+
+    embedding: list[float]
+
+
+def ollama_embeddings_router(service: EmbeddingService) -> APIRouter:
+    """The routes in front of `service`."""
+    router = APIRouter(route_class=StrictRoute, responses=OLLAMA_ERRORS, tags=["text"])
+
+    @router.post("/api/embed")
+    async def embed(body: EmbedBody, request: Request) -> VectorsReply:
+        """Turn texts into vectors."""
+        dimensions, cuts = body.dimensions or 0, body.truncate is not False
+        call = _call(service, body, request, texts=body.texts, dimensions=dimensions, cuts=cuts)
+        load_s = await service.ready(call.model)
+        embedded = await service.embed(call)
+        return VectorsReply(
+            model=body.model,
+            embeddings=[vector.tolist() for vector in embedded.vectors],
+            total_duration=nanoseconds(time.monotonic() - Context.of(request).arrived_s),
+            load_duration=nanoseconds(load_s),
+            prompt_eval_count=embedded.num_tokens,
+        )
+
+    @router.post("/api/embeddings")
+    async def embeddings(body: EmbeddingsBody, request: Request) -> VectorReply:
+        """Turn a text into a vector."""
+        call = _call(service, body, request, texts=[body.prompt])
+        (vector,) = (await service.embed(call)).vectors
+        return VectorReply(embedding=vector.tolist())
+
+    return router
+
+
+def _call(
+    service: EmbeddingService,
+    body: OllamaRequest,
+    request: Request,
+    *,
+    texts: list[str],
+    dimensions: int = 0,
+    cuts: bool = True,
+) -> EmbedCall:
+    """The call that `body` asks for. Raises `UnknownModel`."""
+    model = service.model(untagged(body.model, service.models))
+    num_ctx = body.options.num_ctx if body.options else None
+    return EmbedCall(
+        model=model.name,
+        texts=texts,
+        dimensions=dimensions,
+        max_tokens=min(num_ctx or model.max_length, model.max_length) if cuts else 0,
+        caller=Context.of(request).caller,
+    )

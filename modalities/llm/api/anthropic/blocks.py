@@ -1,0 +1,181 @@
+"""The blocks that messages are made of in Anthropic's API.
+
+Owns what each of their fields may be: honoured, accepted as inert, or refused by name with the
+alternative. Knows no route, and not what becomes of a block.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from triptych.core import limits
+from triptych.core.errors import UnsupportedOption
+from triptych.core.http.fields import Name, Strict, Text, inert, without_refused
+from triptych.modalities.llm.api.anthropic import unsupported
+from triptych.modalities.llm.api.messages import CacheControl, is_list
+from triptych.modalities.llm.api.tools.schema import ToolName
+
+ToolInput = Annotated[dict[str, Any], Field(json_schema_extra={"format": "json-object"})]
+
+
+def _kind_of(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return kind if isinstance(kind, str) else ""
+
+
+class TextBlock(Strict):
+    """A block of text."""
+
+    type: Literal["text"]
+    text: Text
+    cache_control: CacheControl | None = inert("cache_control")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, value: Any) -> Any:
+        kind = _kind_of(value)
+        if kind not in ("", "text"):
+            raise UnsupportedOption(
+                f"Blocks of type {kind[:40]!a} are not offered here:"
+                f" {unsupported.instead_of_block(kind)}"
+            )
+        return without_refused(value, unsupported.TEXT)
+
+
+class Base64Source(Strict):
+    """A picture, in base64."""
+
+    type: Literal["base64"]
+    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
+    data: Text
+
+    @property
+    def address(self) -> str:
+        """The picture as a data URL."""
+        return f"data:{self.media_type};base64,{self.data}"
+
+
+class UrlSource(Strict):
+    """Where a picture can be fetched, if the operator allows its host."""
+
+    type: Literal["url"]
+    url: Text
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, value: Any) -> Any:
+        if _kind_of(value) == "file":
+            raise UnsupportedOption("There is no files API: send the picture as base64.")
+        return value
+
+    @property
+    def address(self) -> str:
+        """The picture's URL."""
+        return self.url
+
+
+def _source_kind(value: Any) -> str:
+    return ":base64" if _kind_of(value) == "base64" else ":url"
+
+
+class ImageBlock(Strict):
+    """A picture."""
+
+    type: Literal["image"]
+    source: Annotated[
+        Annotated[Base64Source, Tag(":base64")] | Annotated[UrlSource, Tag(":url")],
+        Discriminator(_source_kind),
+    ]
+    cache_control: CacheControl | None = inert("cache_control")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, value: Any) -> Any:
+        return without_refused(value, unsupported.IMAGE)
+
+
+class ThinkingBlock(Strict):
+    """What was thought in an earlier answer: the template may show it. No signature is checked."""
+
+    type: Literal["thinking"]
+    thinking: Text
+    signature: Text | None = None
+
+
+class RedactedThinkingBlock(Strict):
+    """Thoughts that nobody here can read: they are left out of the prompt."""
+
+    type: Literal["redacted_thinking"]
+    data: Text
+
+
+class ToolUseBlock(Strict):
+    """A call in an earlier answer."""
+
+    type: Literal["tool_use"]
+    id: Name
+    name: ToolName
+    input: ToolInput
+    cache_control: CacheControl | None = inert("cache_control")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, value: Any) -> Any:
+        return without_refused(value, unsupported.CALL)
+
+
+def _result_kind(value: Any) -> str:
+    return ":image" if _kind_of(value) == "image" else ":text"
+
+
+ResultBlock: TypeAlias = Annotated[
+    Annotated[TextBlock, Tag(":text")] | Annotated[ImageBlock, Tag(":image")],
+    Discriminator(_result_kind),
+]
+
+
+class ToolResultBlock(Strict):
+    """What a call came to."""
+
+    type: Literal["tool_result"]
+    tool_use_id: Name
+    content: (
+        Annotated[
+            Annotated[Text, Tag(":text")]
+            | Annotated[
+                list[ResultBlock],
+                Field(max_length=limits.MAX_CONTENT_PARTS, fail_fast=True),
+                Tag(":list"),
+            ],
+            Discriminator(is_list),
+        ]
+        | None
+    ) = None
+    is_error: bool | None = Field(default=None, description="The text begins with `Error:` then.")
+    cache_control: CacheControl | None = inert("cache_control")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, value: Any) -> Any:
+        return without_refused(value, unsupported.CALL)
+
+
+_KINDS = ("image", "thinking", "redacted_thinking", "tool_use", "tool_result")
+
+
+def _block_kind(value: Any) -> str:
+    kind = _kind_of(value)
+    return f":{kind}" if kind in _KINDS else ":text"
+
+
+Block: TypeAlias = Annotated[
+    Annotated[TextBlock, Tag(":text")]
+    | Annotated[ImageBlock, Tag(":image")]
+    | Annotated[ThinkingBlock, Tag(":thinking")]
+    | Annotated[RedactedThinkingBlock, Tag(":redacted_thinking")]
+    | Annotated[ToolUseBlock, Tag(":tool_use")]
+    | Annotated[ToolResultBlock, Tag(":tool_result")],
+    Discriminator(_block_kind),
+]

@@ -1,0 +1,181 @@
+"""From the body of a request of Anthropic's API to the chat request that means the same.
+
+Owns how turns, blocks, tools and switches are said in the words of chat. Knows no route.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
+from typing import Any
+
+from triptych.modalities.llm.api.anthropic.blocks import (
+    Block,
+    ImageBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from triptych.modalities.llm.api.anthropic.protocol import (
+    ConversationFields,
+    MessagesRequest,
+    ToolChoiceOption,
+    Turn,
+    blocks_of,
+)
+
+Restore = Callable[[str], str]
+"""A text with the files that were taken out of it."""
+Fields = dict[str, Any]
+
+_BILLING = "x-anthropic-billing-header:"
+"""So begins a block that coding assistants send for the bill: other text in each request."""
+_ERROR = "Error: "
+_BETWEEN_BLOCKS = "\n\n"
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def chat_fields(body: ConversationFields, restore: Restore) -> Fields:
+    """The fields of a chat request that asks for the same."""
+    fields = {
+        "model": body.model,
+        "messages": list(_messages(body, restore)),
+        "continue_final_message": body.messages[-1].role == "assistant" or None,
+        **_tool_fields(body),
+        **_thinking_fields(body),
+        **_form_fields(body),
+    }
+    if isinstance(body, MessagesRequest):
+        fields |= {
+            "temperature": body.temperature,
+            "top_p": body.top_p,
+            "top_k": body.top_k,
+            "stop": body.stop_sequences,
+        }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _messages(body: ConversationFields, restore: Restore) -> Iterator[Fields]:
+    if system := _system(body):
+        yield {"role": "system", "content": system}
+    names: dict[str, str] = {}  # of the tools called, by the calls' ids
+    for role, turns in groupby(body.messages, attrgetter("role")):
+        blocks = [block for turn in turns for block in _blocks(turn)]
+        if role == "assistant":
+            names |= {block.id: block.name for block in blocks if isinstance(block, ToolUseBlock)}
+            yield _assistant(blocks, restore)
+        else:
+            yield from _results(blocks, names)
+            if parts := list(_parts(_said(blocks))):
+                yield {"role": role, "content": parts}
+
+
+def _blocks(turn: Turn) -> list[Block]:
+    return turn.blocks
+
+
+def _system(body: ConversationFields) -> str:
+    texts = [block.text for block in blocks_of(body.system)]
+    return _BETWEEN_BLOCKS.join(text for text in texts if not text.startswith(_BILLING))
+
+
+def _assistant(blocks: Sequence[Block], restore: Restore) -> Fields:
+    texts = [block.text for block in blocks if isinstance(block, TextBlock)]
+    thoughts = [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]
+    calls = [_call(block, restore) for block in blocks if isinstance(block, ToolUseBlock)]
+    message: Fields = {"role": "assistant", "content": "".join(texts)}
+    if thoughts:
+        message["reasoning_content"] = _BETWEEN_BLOCKS.join(thoughts)
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _call(block: ToolUseBlock, restore: Restore) -> Fields:
+    arguments = restore(json.dumps(block.input, ensure_ascii=False))
+    function = {"name": block.name, "arguments": arguments}
+    return {"id": block.id, "type": "function", "function": function}
+
+
+def _results(blocks: Iterable[Block], names: Mapping[str, str]) -> Iterator[Fields]:
+    """Results of tools, each a message of its own, without the pictures in them."""
+    for block in blocks:
+        if isinstance(block, ToolResultBlock):
+            content = blocks_of(block.content)
+            texts = [part.text for part in content if isinstance(part, TextBlock)]
+            text = _BETWEEN_BLOCKS.join(texts)
+            if block.is_error and not text.startswith(_ERROR):
+                text = _ERROR + text
+            name = names.get(block.tool_use_id)
+            named = {} if name is None else {"name": name}
+            yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": text, **named}
+
+
+def _said(blocks: Sequence[Block]) -> Iterator[Block]:
+    """What is no result of a tool, behind the pictures of those: users alone show pictures."""
+    for block in blocks:
+        if isinstance(block, ToolResultBlock):
+            content = blocks_of(block.content)
+            yield from (part for part in content if isinstance(part, ImageBlock))
+    yield from (block for block in blocks if not isinstance(block, ToolResultBlock))
+
+
+def _parts(blocks: Iterable[Block]) -> Iterator[Fields]:
+    """Pictures, and between them texts."""
+    for kind, group in groupby(blocks, type):
+        if kind is TextBlock:
+            texts = [block.text for block in group if isinstance(block, TextBlock)]
+            yield {"type": "text", "text": _BETWEEN_BLOCKS.join(texts)}
+        else:
+            pictures = [block for block in group if isinstance(block, ImageBlock)]
+            for picture in pictures:
+                yield {"type": "image_url", "image_url": {"url": picture.source.address}}
+
+
+def _tool_fields(body: ConversationFields) -> Fields:
+    tools = [
+        {
+            "type": "function",
+            "function": {
+                "name": tool.name,
+                "description": tool.description,
+                "parameters": tool.input_schema,
+                "strict": tool.strict,
+            },
+        }
+        for tool in body.tools or ()
+    ]
+    return {"tools": tools or None, **_choice_fields(body.tool_choice)}
+
+
+def _choice_fields(choice: ToolChoiceOption | None) -> Fields:
+    if choice is None:
+        return {}
+    named = {"type": "function", "function": {"name": choice.name}}
+    return {
+        "tool_choice": named if choice.type == "tool" else _CHOICES[choice.type],
+        "parallel_tool_calls": False if choice.disable_parallel_tool_use else None,
+    }
+
+
+def _thinking_fields(body: ConversationFields) -> Fields:
+    """Whether to think; the template decides where the choice is left to the model."""
+    thinking, output = body.thinking, body.output_config
+    effort = output.effort if output else None
+    is_decided = thinking is not None and thinking.type != "adaptive"
+    return {
+        "thinking": {"type": thinking.type} if thinking and is_decided else None,
+        "reasoning_effort": "xhigh" if effort == "max" else effort,
+    }
+
+
+def _form_fields(body: ConversationFields) -> Fields:
+    output = body.output_config
+    form = (output.format if output else None) or body.output_format
+    if form is None:
+        return {}
+    schema = {"name": "answer", "schema": form.schema_}
+    return {"response_format": {"type": "json_schema", "json_schema": schema}}

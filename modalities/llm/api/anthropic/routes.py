@@ -1,0 +1,116 @@
+"""Anthropic's API: messages, the count of their tokens, and the models that answer them.
+
+Owns the routes. What a body means is said in the words of chat, and what comes of it is dressed.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from triptych.core.http.context import Context
+from triptych.core.http.data_urls import DataUrlRoute, FilePlace, data_urls
+from triptych.core.http.sse import EventStream, described
+from triptych.core.tokens import TokenRequest
+from triptych.modalities.llm.api.anthropic.conversation import chat_fields
+from triptych.modalities.llm.api.anthropic.dialect import (
+    ANTHROPIC_ERRORS,
+    PREFIX,
+    AnthropicError,
+    check_version,
+)
+from triptych.modalities.llm.api.anthropic.models import model_routes
+from triptych.modalities.llm.api.anthropic.protocol import (
+    ConversationFields,
+    CountTokensRequest,
+    MessagesRequest,
+)
+from triptych.modalities.llm.api.anthropic.replies import (
+    BlockDelta,
+    BlockStart,
+    BlockStop,
+    MessageEnd,
+    MessageReply,
+    MessageShape,
+    MessageStart,
+    MessageStop,
+    Ping,
+    TokenCount,
+    whole_message,
+)
+from triptych.modalities.llm.api.generation import (
+    begin,
+    chat_request,
+    encode_conversation,
+    fitted,
+)
+from triptych.modalities.llm.api.protocol import ChatRequest
+from triptych.modalities.llm.api.service import LlmService
+from triptych.modalities.modality import FindLink, no_link
+
+PING = b'event: ping\ndata: {"type": "ping"}\n\n'
+_EVENTS = (MessageStart, BlockStart, BlockDelta, BlockStop, MessageEnd, MessageStop, Ping)
+_STREAM: dict[int | str, dict[str, Any]] = {
+    200: {
+        "model": MessageReply,
+        "content": described(*_EVENTS, error=AnthropicError),
+        "description": "The answer.",
+    }
+}
+
+
+class _MessagesRoute(DataUrlRoute):
+    """Pictures stand behind their media type, or behind the type of their source."""
+
+    place = FilePlace(
+        re.compile(
+            rb'"(?:media_type"\s{0,8}:\s{0,8}"image\\?/\w{1,16}|type"\s{0,8}:\s{0,8}"base64)"'
+            rb'\s{0,64},\s{0,64}"data"\s{0,8}:\s{0,8}"'
+        ),
+        least=512,
+    )
+
+
+def anthropic_router(service: LlmService, find_link: FindLink = no_link) -> APIRouter:
+    """Routes of Anthropic's API in front of `service`."""
+    router = APIRouter(route_class=_MessagesRoute, responses=ANTHROPIC_ERRORS, tags=["text"])
+
+    async def encoded(
+        body: ConversationFields, request: Request
+    ) -> tuple[ChatRequest, TokenRequest]:
+        check_version(request)
+        chat = chat_request(chat_fields(body, data_urls(request).restore))
+        return chat, await encode_conversation(service, chat, request, find_link)
+
+    @router.post(PREFIX, response_model=None, responses=_STREAM)
+    async def messages(body: MessagesRequest, request: Request) -> Response:
+        """Answer a conversation."""
+        context = Context.of(request)
+        chat, prompt = await encoded(body, request)
+        chat = fitted(service, chat, prompt, most=body.max_tokens)
+        shape = MessageShape(
+            body.model,
+            context.call_id,
+            shows_thoughts=body.thinking is None or body.thinking.display != "omitted",
+            is_cut=chat.max_tokens != body.max_tokens,
+        )
+        events = shape.events(await begin(service, chat, context, [prompt]))
+        if body.stream:
+            heartbeat_s = context.options.heartbeat_s
+            return EventStream(
+                events, heartbeat_s=heartbeat_s, end=b"", heartbeat=PING, is_named=True
+            )
+        reply = await whole_message(events)
+        return Response(reply.model_dump_json(exclude_unset=True), media_type="application/json")
+
+    @router.post(f"{PREFIX}/count_tokens")
+    async def count_tokens(body: CountTokensRequest, request: Request) -> TokenCount:
+        """How many tokens a conversation has."""
+        _, prompt = await encoded(body, request)
+        return TokenCount(input_tokens=len(prompt.prompt_ids))
+
+    router.include_router(model_routes(service.models))
+    return router

@@ -1,0 +1,82 @@
+"""Fields, tools and blocks of Anthropic's API that are not offered.
+
+Owns their names, the values that ask for nothing (and are let pass), and what to do instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from triptych.core.http.fields import RefusedField
+
+_IN_CLIENT = "tools run in the client: describe it as a custom tool, with an input_schema."
+_AS_TEXT = "put its text into a text block."
+
+BODY: Mapping[str, RefusedField] = MappingProxyType(
+    {
+        "billing_policy": RefusedField("nothing is billed here; leave it out."),
+        "compaction": RefusedField("summarize the conversation in the client."),
+        "container": RefusedField("no code runs here; leave it out."),
+        "fallback_credit_token": RefusedField("no other model answers; leave it out."),
+        "fallbacks": RefusedField("no other model answers; ask for one of /v1/models.", ([],)),
+        "inference_geo": RefusedField(
+            "everything runs where this server does.", ("global", "not_available")
+        ),
+        "mcp_servers": RefusedField("call them in the client, as custom tools.", ([],)),
+        "speed": RefusedField("there is one speed.", ("standard",)),
+        "thread": RefusedField("send the whole conversation."),
+    }
+)
+
+OUTPUT: Mapping[str, RefusedField] = MappingProxyType(
+    {"task_budget": RefusedField("use max_tokens.")}
+)
+
+TOOL: Mapping[str, RefusedField] = MappingProxyType(
+    {
+        "allowed_callers": RefusedField("the model alone calls.", (["direct"],)),
+        "defer_loading": RefusedField(
+            "there is no search for tools: send those that may be called.", (False,)
+        ),
+        "input_examples": RefusedField("put them into the description.", ([],)),
+    }
+)
+
+TEXT: Mapping[str, RefusedField] = MappingProxyType(
+    {"citations": RefusedField("an answer cites nothing.", ([],))}
+)
+
+IMAGE: Mapping[str, RefusedField] = MappingProxyType(
+    {"transformations": RefusedField("pictures are scaled as their model needs it.", ({},))}
+)
+
+CALL: Mapping[str, RefusedField] = MappingProxyType(
+    {
+        "caller": RefusedField("the model alone calls.", ({"type": "direct"},)),
+        "toolset_name": RefusedField(_IN_CLIENT),
+    }
+)
+
+BLOCKS: Mapping[str, str] = MappingProxyType(
+    {
+        "browser_state": _AS_TEXT,
+        "compaction": "summarize the conversation in the client.",
+        "container_upload": "there is no files API.",
+        "document": _AS_TEXT,
+        "search_result": _AS_TEXT,
+        "tool_reference": "there is no search for tools: send those that may be called.",
+    }
+)
+"""Blocks with an alternative of their own; those of tools that run elsewhere have one in common."""
+
+
+def instead_of_block(kind: str) -> str:
+    """What to do in place of a block of this type."""
+    is_of_tool = kind.endswith(("_tool_use", "_tool_result"))
+    return BLOCKS.get(kind, _IN_CLIENT if is_of_tool else "use text, image and tool_result.")
+
+
+def instead_of_tool() -> str:
+    """What to do in place of a tool that Anthropic defines."""
+    return _IN_CLIENT

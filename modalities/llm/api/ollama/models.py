@@ -1,0 +1,258 @@
+"""The models as Ollama's clients list and look at them.
+
+Owns what is told of a model's files and abilities. Files are read when a client first asks, on a
+thread. Knows no route.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from triptych.core.client import EngineStatus
+from triptych.core.errors import UnknownModel
+from triptych.core.metrics import series
+from triptych.core.once import once
+from triptych.core.text.context_length import context_length
+from triptych.core.weights.layout import TensorInfo, read_json, read_layout, weight_files
+from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.llm.api.ollama.dialect import tagged, time_text, untagged
+
+_FOR_EVER = "9999-12-31T23:59:59Z"
+_UNITS = ((10**9, "B"), (10**6, "M"), (10**3, "K"))
+_PACKED = ("I32", "U8", "I8")
+_SIZES = {
+    "hidden_size": "embedding_length",
+    "num_hidden_layers": "block_count",
+    "intermediate_size": "feed_forward_length",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "vocab_size": "vocab_size",
+}
+"""Fields of config.json, by what GGUF calls the same."""
+
+
+class ModelDetails(BaseModel):
+    """What a model is."""
+
+    parent_model: str
+    format: str
+    family: str
+    families: list[str]
+    parameter_size: str
+    quantization_level: str
+
+
+class ListedModel(BaseModel):
+    """A model of `/api/tags`, or of `/api/ps`: one that is in memory."""
+
+    name: str
+    model: str
+    modified_at: str | None = None
+    size: int
+    digest: str
+    details: ModelDetails
+    expires_at: str | None = None
+    context_length: int | None = None
+
+
+class ListedModels(BaseModel):
+    """Answer of `/api/tags` and `/api/ps`."""
+
+    models: list[ListedModel]
+
+
+class ShownModel(BaseModel):
+    """Answer of `/api/show`."""
+
+    modelfile: str
+    parameters: str
+    template: str
+    details: ModelDetails
+    model_info: dict[str, str | int]
+    capabilities: list[str]
+    modified_at: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abilities:
+    """What the API process knows of a model beside its files."""
+
+    capabilities: Sequence[str]
+    context_length: int
+    template: str = ""
+    sampling: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFiles:
+    """What a model's files say. `num_parameters` is 0 where they pack several into a number."""
+
+    config: Mapping[str, Any]
+    modified_at: str
+    num_bytes: int
+    num_parameters: int
+    encoding: str
+
+    @classmethod
+    def read(cls, folder: Path) -> ModelFiles:
+        """Read the heads of a model's files. Raises `WeightsError`."""
+        config = read_json(folder / "config.json")
+        tensors = list(read_layout(folder).values())
+        encoding = _encoding(tensors)
+        is_counted = encoding not in _PACKED
+        num_parameters = sum(math.prod(tensor.shape) for tensor in tensors)
+        stats = [file.stat() for file in weight_files(folder)]
+        changed_s = max((stat.st_mtime for stat in stats), default=0.0)
+        return cls(
+            config=config,
+            modified_at=time_text(datetime.fromtimestamp(changed_s, UTC)),
+            num_bytes=sum(stat.st_size for stat in stats),
+            num_parameters=num_parameters if is_counted else 0,
+            encoding=encoding if is_counted else _quantization(config),
+        )
+
+    @property
+    def family(self) -> str:
+        """The architecture."""
+        return str(self.config.get("model_type", ""))
+
+    def details(self) -> ModelDetails:
+        """What `/api/tags` tells of them."""
+        return ModelDetails(
+            parent_model="",
+            format="safetensors",
+            family=self.family,
+            families=[self.family],
+            parameter_size=_rounded(self.num_parameters),
+            quantization_level=self.encoding,
+        )
+
+    def info(self, max_length: int) -> dict[str, str | int]:
+        """What `/api/show` tells of them besides, in the words of GGUF files."""
+        text = {**self.config, **self.config.get("text_config", {})}
+        sizes = {
+            f"{self.family}.{name}": text[field]
+            for field, name in _SIZES.items()
+            if isinstance(text.get(field), int)
+        }
+        length = {f"{self.family}.context_length": max_length}
+        count = {"general.parameter_count": self.num_parameters} if self.num_parameters else {}
+        return {"general.architecture": self.family, **count, **length, **sizes}
+
+
+class Catalogue:
+    """The models that Ollama's clients may use; `abilities` of those that write text."""
+
+    def __init__(
+        self,
+        models: Sequence[ResolvedModel],
+        abilities: Mapping[str, Abilities],
+        status: Callable[[], EngineStatus],
+    ) -> None:
+        self._models = {model.name: model for model in models}
+        self._abilities = abilities
+        self._status = status
+        self._files = {model.name: once(_reader(model)) for model in models}
+
+    def has(self, asked: str) -> bool:
+        """Whether there is a model that a client may call so."""
+        return untagged(asked, self._models) in self._models
+
+    def name(self, asked: str) -> str:
+        """The served name of a model. Raises `UnknownModel`."""
+        name = untagged(asked, self._models)
+        if name not in self._models:
+            raise UnknownModel.among(map(tagged, self._models), asked)
+        return name
+
+    async def listed(self) -> ListedModels:
+        """All models."""
+        models = [await self._listed(name) for name in self._models]
+        return ListedModels(models=models)
+
+    async def loaded(self) -> ListedModels:
+        """The models in memory, with what each holds of it."""
+        status = self._status()
+        ready = [each.model for each in status.models if each.state == "ready"]
+        gauges = status.last_beat.gauges if status.last_beat else {}
+        models = []
+        for name in filter(self._models.__contains__, ready):
+            listed = await self._listed(name)
+            files = await asyncio.to_thread(self._files[name])
+            held = {
+                "size": _held(name, gauges),
+                "expires_at": _FOR_EVER,
+                "context_length": self._known(name, files).context_length,
+            }
+            models.append(ListedModel(**{**listed.model_dump(exclude={"modified_at"}), **held}))
+        return ListedModels(models=models)
+
+    async def shown(self, asked: str) -> ShownModel:
+        """One model. Raises `UnknownModel`."""
+        name = self.name(asked)
+        files = await asyncio.to_thread(self._files[name])
+        abilities = self._known(name, files)
+        lines = [f"{option} {value:g}" for option, value in abilities.sampling.items()]
+        return ShownModel(
+            modelfile=f"FROM {tagged(name)}\n",
+            parameters="\n".join(lines),
+            template=abilities.template,
+            details=files.details(),
+            model_info=files.info(abilities.context_length),
+            capabilities=list(abilities.capabilities),
+            modified_at=files.modified_at,
+        )
+
+    def _known(self, name: str, files: ModelFiles) -> Abilities:
+        """What a model can do: one that writes no text makes vectors."""
+        if name in self._abilities:
+            return self._abilities[name]
+        length = context_length(files.config.get)
+        return Abilities(capabilities=["embedding"], context_length=length)
+
+    async def _listed(self, name: str) -> ListedModel:
+        files = await asyncio.to_thread(self._files[name])
+        return ListedModel(
+            name=tagged(name),
+            model=tagged(name),
+            modified_at=files.modified_at,
+            size=files.num_bytes,
+            digest=self._models[name].digest,
+            details=files.details(),
+        )
+
+
+def _reader(model: ResolvedModel) -> Callable[[], ModelFiles]:
+    return lambda: ModelFiles.read(Path(model.folder))
+
+
+def _encoding(tensors: Sequence[TensorInfo]) -> str:
+    """The type of most of the weights."""
+    num_bytes: Counter[str] = Counter()
+    for tensor in tensors:
+        num_bytes[tensor.format.upper() or tensor.dtype] += tensor.num_bytes
+    return num_bytes.most_common(1)[0][0] if num_bytes else ""
+
+
+def _quantization(config: Mapping[str, Any]) -> str:
+    return str(config.get("quantization_config", {}).get("quant_method", "")).upper()
+
+
+def _rounded(count: int) -> str:
+    """A number of parameters as people say it; nothing where it is not known."""
+    size, unit = next(((size, unit) for size, unit in _UNITS if count >= size), (1, ""))
+    return f"{count / size:.4g}{unit}" if count else ""
+
+
+def _held(name: str, gauges: Mapping[str, float]) -> int:
+    owned = series("triptych_device_memory_bytes", owner=f"{name}/").removesuffix('"}')
+    return round(sum(value for gauge, value in gauges.items() if gauge.startswith(owned)))

@@ -1,0 +1,246 @@
+"""The requests of Ollama's API, field by field.
+
+Owns what each field may be: honoured, accepted as inert (it asks for nothing that could change an
+answer here), or refused by name with the alternative; any other name is an unknown field.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from triptych.core import limits
+from triptych.core.errors import InvalidRequest
+from triptych.core.http.fields import Label, Name, Strict, Text, inert, without_refused
+from triptych.core.limits import SAMPLING_RANGES
+from triptych.modalities.llm.api.constraints import JsonSchema
+from triptych.modalities.llm.api.ollama import unsupported
+from triptych.modalities.llm.api.protocol import AnyNumber, Stop, penalty, within
+from triptych.modalities.llm.api.tools.schema import ToolName, Tools
+
+_MOST = SAMPLING_RANGES["max_tokens"][1]
+_Count = Annotated[int, Field(ge=-1, le=_MOST)]
+Images = Annotated[list[Text], Field(max_length=limits.MAX_CONTENT_PARTS, fail_fast=True)]
+Arguments = Annotated[dict[str, Any], Field(json_schema_extra={"format": "json-object"})]
+
+
+class OllamaOptions(Strict):
+    """How tokens are drawn, and how a model is placed, which is the operator's to say."""
+
+    num_predict: Annotated[int, Field(ge=-2, le=_MOST)] | None = Field(
+        default=None, description="Most tokens of an answer; -1 and -2: as many as fit."
+    )
+    num_ctx: Annotated[int, Field(ge=1, le=_MOST)] | None = Field(
+        default=None,
+        description="Most tokens of prompt and answer; a model has no more than its own.",
+    )
+    temperature: float | None = within("temperature", "0 is greedy.")
+    top_k: int | None = within("top_k", "Draw from the k likeliest tokens; 0 is off.")
+    top_p: float | None = within("top_p", "Nucleus sampling; 1 is off.")
+    min_p: float | None = within("min_p", "Drop tokens below this share of the likeliest.")
+    seed: int | None = within("seed", "Same seed, same answer.")
+    stop: Stop | None = Field(default=None, description="Text that ends an answer.")
+    repeat_penalty: float | None = penalty("1 is off.")
+    presence_penalty: float | None = within("presence_penalty", "Once; 0 is off.")
+    frequency_penalty: float | None = within("frequency_penalty", "Per repetition; 0 is off.")
+    mirostat_eta: AnyNumber | None = inert("mirostat_eta")
+    mirostat_tau: AnyNumber | None = inert("mirostat_tau")
+    num_keep: _Count | None = inert("num_keep")
+    num_batch: _Count | None = inert("num_batch")
+    num_gpu: _Count | None = inert("num_gpu")
+    main_gpu: _Count | None = inert("main_gpu")
+    num_thread: _Count | None = inert("num_thread")
+    numa: bool | None = inert("numa")
+    low_vram: bool | None = inert("low_vram")
+    f16_kv: bool | None = inert("f16_kv")
+    use_mmap: bool | None = inert("use_mmap")
+    use_mlock: bool | None = inert("use_mlock")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, value: Any) -> Any:
+        return without_refused(value, unsupported.OPTIONS)
+
+    @model_validator(mode="after")
+    def _check_length(self) -> Self:
+        if self.num_predict == 0:
+            raise InvalidRequest(
+                "At least one token is made; -1 stands for as many as fit.", param="num_predict"
+            )
+        return self
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Most tokens of an answer; `None`: as many as fit."""
+        return self.num_predict if self.num_predict and self.num_predict > 0 else None
+
+
+class CalledTool(Strict):
+    """A tool and what it was called with."""
+
+    name: ToolName
+    arguments: Arguments | None = None
+    index: _Count | None = None
+    description: Text | None = None
+
+
+class OllamaCall(Strict):
+    """A call in an earlier answer."""
+
+    id: Label | None = None
+    type: Literal["function"] | None = None
+    function: CalledTool
+
+
+class OllamaMessage(Strict):
+    """One message of a conversation."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: Text | None = None
+    thinking: Text | None = Field(
+        default=None, description="What was thought before the answer: the template may show it."
+    )
+    images: Images | None = Field(default=None, description="Pictures in base64.")
+    tool_calls: (
+        Annotated[list[OllamaCall], Field(max_length=limits.MAX_TOOL_CALLS, fail_fast=True)] | None
+    ) = None
+    tool_name: ToolName | None = Field(default=None, description="Whose result this is.")
+    tool_call_id: Label | None = Field(default=None, description="Of which call, if it had an id.")
+
+    @model_validator(mode="after")
+    def _check_role(self) -> Self:
+        if self.images and self.role not in ("user", "tool"):
+            raise InvalidRequest("Pictures are shown by users and tools.", param="messages")
+        if self.tool_calls and self.role != "assistant":
+            raise InvalidRequest("Only an assistant's message has tool_calls.", param="messages")
+        return self
+
+
+def _format_kind(value: Any) -> str:
+    return ":schema" if isinstance(value, dict) else ":word"
+
+
+def _think_kind(value: Any) -> str:
+    return ":switch" if isinstance(value, bool) else ":word"
+
+
+def _time_kind(value: Any) -> str:
+    return ":text" if isinstance(value, str) else ":seconds"
+
+
+KeepAlive = Annotated[
+    Annotated[Label, Tag(":text")] | Annotated[AnyNumber, Tag(":seconds")],
+    Discriminator(_time_kind),
+]
+
+
+class OllamaRequest(Strict):
+    """What all requests about one model share."""
+
+    model: Name
+    options: OllamaOptions | None = None
+    keep_alive: KeepAlive | None = inert("keep_alive")
+
+
+class AnswerFields(OllamaRequest):
+    """What chat and generate share."""
+
+    stream: bool | None = Field(default=None, description="Answer in lines; `true` by default.")
+    format: (
+        Annotated[
+            Annotated[Literal["", "json"], Tag(":word")] | Annotated[JsonSchema, Tag(":schema")],
+            Discriminator(_format_kind),
+        ]
+        | None
+    ) = Field(default=None, description="JSON of any kind, or by a schema.")
+    think: (
+        Annotated[
+            Annotated[bool, Tag(":switch")]
+            | Annotated[Literal["low", "medium", "high"], Tag(":word")],
+            Discriminator(_think_kind),
+        ]
+        | None
+    ) = Field(default=None, description="Whether to think first, and how much.")
+    logprobs: bool | None = Field(default=None, description="Report log-probabilities.")
+    top_logprobs: int | None = within("top_logprobs", "Alternatives reported per token.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_both(cls, value: Any) -> Any:
+        return without_refused(value, unsupported.BOTH)
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether the answer comes in lines, as it does unless the client says otherwise."""
+        return self.stream is not False
+
+    @property
+    def is_unloading(self) -> bool:
+        """Whether the model shall leave memory at once."""
+        return self.keep_alive in (0, "0", "0s", "0m")
+
+
+class OllamaChatRequest(AnswerFields):
+    """Body of `/api/chat`. Without messages the model is loaded."""
+
+    messages: (
+        Annotated[list[OllamaMessage], Field(max_length=limits.MAX_MESSAGES, fail_fast=True)] | None
+    ) = None
+    tools: Tools | None = None
+
+
+class GenerateRequest(AnswerFields):
+    """Body of `/api/generate`. Without a prompt the model is loaded."""
+
+    prompt: Text | None = None
+    system: Text | None = None
+    raw: bool | None = Field(default=None, description="The prompt is the model's, as it is.")
+    images: Images | None = Field(default=None, description="Pictures in base64.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, value: Any) -> Any:
+        return without_refused(value, unsupported.GENERATE)
+
+    @model_validator(mode="after")
+    def _check_raw(self) -> Self:
+        if self.raw and (self.system or self.images):
+            raise InvalidRequest(
+                "A raw prompt is the whole: leave system and images out.", param="raw"
+            )
+        return self
+
+
+class ModelRequest(Strict):
+    """A model, by either of two names of the field."""
+
+    model: Name | None = None
+    name: Name | None = Field(default=None, description="As model, its older name.")
+
+    @model_validator(mode="after")
+    def _check_one(self) -> Self:
+        if (self.model or self.name) is None:
+            raise InvalidRequest("model is required.", param="model")
+        return self
+
+    @property
+    def asked(self) -> str:
+        """What the client calls the model."""
+        return self.model or self.name or ""
+
+
+class ShowRequest(ModelRequest):
+    """Body of `/api/show`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, value: Any) -> Any:
+        return without_refused(value, unsupported.SHOW)
+
+
+class PullRequest(ModelRequest):
+    """Body of `/api/pull`."""
+
+    stream: bool | None = None
+    insecure: bool | None = inert("insecure")

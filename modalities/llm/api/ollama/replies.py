@@ -1,0 +1,239 @@
+"""The answers of Ollama's API: a line for each piece, or one document.
+
+Owns their shape, how text deltas become them, and the times that they tell. A field is sent if it
+was set. Knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel
+from pydantic_core import from_json
+
+from triptych.modalities.llm.api.generation import Generation
+from triptych.modalities.llm.api.ollama.dialect import nanoseconds, now_text
+from triptych.modalities.llm.api.replies import (
+    ChatLogprob,
+    UsageReply,
+    chat_logprob,
+    new_call_id,
+)
+from triptych.modalities.llm.api.service import SampleDelta
+from triptych.modalities.llm.api.tools.pieces import CallArguments, CallStart, Thought, Words
+
+DoneReason = Literal["stop", "length", "load"]
+
+
+class OllamaFunctionReply(BaseModel):
+    """A tool, and what it is called with."""
+
+    index: int
+    name: str
+    arguments: dict[str, Any]
+
+
+class OllamaCallReply(BaseModel):
+    """A call of a tool, whole."""
+
+    id: str
+    function: OllamaFunctionReply
+
+
+class OllamaMessageReply(BaseModel):
+    """A piece of an answer, or all of it."""
+
+    role: Literal["assistant"]
+    content: str
+    thinking: str = ""
+    tool_calls: list[OllamaCallReply] = []
+
+
+class Durations(BaseModel):
+    """What a request took: nanoseconds, and tokens.
+
+    The prompt's time is that until the first token, the wait for other work in it.
+    """
+
+    total_duration: int | None = None
+    load_duration: int | None = None
+    prompt_eval_count: int | None = None
+    prompt_eval_duration: int | None = None
+    eval_count: int | None = None
+    eval_duration: int | None = None
+
+
+class AnswerLine(Durations):
+    """What the lines of chat and of generate share; the last is `done`, and tells the times."""
+
+    model: str
+    created_at: str
+    done: bool
+    done_reason: DoneReason | None = None
+    logprobs: list[ChatLogprob] | None = None
+
+
+class ChatLine(AnswerLine):
+    """Answer of `/api/chat`, or a line of it."""
+
+    message: OllamaMessageReply
+
+
+class GenerateLine(AnswerLine):
+    """Answer of `/api/generate`, or a line of it."""
+
+    response: str
+    thinking: str = ""
+
+
+class Timing:
+    """When a request arrived, was begun, and had its first token."""
+
+    def __init__(self, arrived_s: float, load_s: float) -> None:
+        self._arrived_s = arrived_s
+        self._load_s = load_s
+        self._begun_s = time.monotonic()
+        self._first_s = 0.0
+
+    def tick(self) -> None:
+        """A token is there."""
+        self._first_s = self._first_s or time.monotonic()
+
+    def durations(self, usage: UsageReply) -> dict[str, int]:
+        """The fields of `Durations`, at the end."""
+        now_s = time.monotonic()
+        return {
+            "total_duration": nanoseconds(now_s - self._arrived_s),
+            "load_duration": nanoseconds(self._load_s),
+            "prompt_eval_count": usage.prompt_tokens,
+            "prompt_eval_duration": nanoseconds(self._first_s - self._begun_s),
+            "eval_count": usage.completion_tokens,
+            "eval_duration": nanoseconds(now_s - self._first_s),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A piece of an answer."""
+
+    text: str = ""
+    thinking: str = ""
+    calls: tuple[OllamaCallReply, ...] = ()
+    logprobs: tuple[ChatLogprob, ...] = ()
+
+    @classmethod
+    def joined(cls, pieces: Sequence[Said]) -> Said:
+        """The pieces as one."""
+        return cls(
+            text="".join(piece.text for piece in pieces),
+            thinking="".join(piece.thinking for piece in pieces),
+            calls=tuple(call for piece in pieces for call in piece.calls),
+            logprobs=tuple(entry for piece in pieces for entry in piece.logprobs),
+        )
+
+
+class AnswerShape(ABC):
+    """Dresses the deltas of one answer. `model` is what the client calls it."""
+
+    def __init__(self, model: str, timing: Timing) -> None:
+        self._model = model
+        self._timing = timing
+        self._call: tuple[str, list[str]] | None = None
+        self._num_calls = 0
+
+    @abstractmethod
+    def _line(self, said: Said, **more: Any) -> BaseModel:
+        """A line; `more` are fields of its end."""
+
+    def loaded(self) -> BaseModel:
+        """The answer where nothing was asked for but the model."""
+        return self._line(Said(), done=True, done_reason="load")
+
+    async def lines(self, generation: Generation) -> AsyncGenerator[BaseModel, None]:
+        """The lines of an answer, while it is made."""
+        async with aclosing(self._pieces(generation)) as pieces:
+            async for said, end in pieces:
+                yield self._line(said, **(end or {"done": False}))
+
+    async def whole(self, generation: Generation) -> BaseModel:
+        """The answer in one document."""
+        found: list[Said] = []
+        end: dict[str, Any] = {}
+        async for said, fields in self._pieces(generation):
+            found.append(said)
+            end = fields or end
+        return self._line(Said.joined(found), **end)
+
+    async def _pieces(
+        self, generation: Generation
+    ) -> AsyncGenerator[tuple[Said, dict[str, Any] | None], None]:
+        """What is said, and with the last of it the fields of the end."""
+        async with aclosing(generation.deltas) as deltas:
+            async for delta in deltas:
+                self._timing.tick()
+                for said in self._said(delta):
+                    yield said, None
+                if delta.finish_reason is not None:
+                    reason = "length" if delta.finish_reason == "length" else "stop"
+                    durations = self._timing.durations(generation.usage.total())
+                    yield Said(), {"done": True, "done_reason": reason, **durations}
+
+    def _said(self, delta: SampleDelta) -> Iterator[Said]:
+        if delta.logprobs:
+            yield Said(logprobs=tuple(map(chat_logprob, delta.logprobs)))
+        for piece in delta.shown:
+            if isinstance(piece, CallArguments):
+                assert self._call is not None
+                self._call[1].append(piece.text)
+                continue
+            yield from self._called()
+            match piece:
+                case Words(text):
+                    yield Said(text=text)
+                case Thought(text):
+                    yield Said(thinking=text)
+                case CallStart(name):
+                    self._call = (name, [])
+        if delta.finish_reason is not None:
+            yield from self._called()
+
+    def _called(self) -> Iterator[Said]:
+        """The call that is over, if there was one; of one that broke off, what was written."""
+        if self._call is None:
+            return
+        (name, texts), self._call = self._call, None
+        found = from_json("".join(texts) or "{}", allow_partial=True)
+        arguments = found if isinstance(found, dict) else {}
+        function = OllamaFunctionReply(index=self._num_calls, name=name, arguments=arguments)
+        self._num_calls += 1
+        yield Said(calls=(OllamaCallReply(id=new_call_id(), function=function),))
+
+    def _head(self, said: Said) -> dict[str, Any]:
+        """The fields that lines of both kinds begin with."""
+        logprobs = {"logprobs": list(said.logprobs)} if said.logprobs else {}
+        return {"model": self._model, "created_at": now_text(), **logprobs}
+
+
+class ChatLines(AnswerShape):
+    """Answers of `/api/chat`."""
+
+    def _line(self, said: Said, **more: Any) -> ChatLine:
+        message: dict[str, Any] = {"role": "assistant", "content": said.text}
+        if said.thinking:
+            message["thinking"] = said.thinking
+        if said.calls:
+            message["tool_calls"] = list(said.calls)
+        return ChatLine(**self._head(said), message=OllamaMessageReply(**message), **more)
+
+
+class GenerateLines(AnswerShape):
+    """Answers of `/api/generate`."""
+
+    def _line(self, said: Said, **more: Any) -> GenerateLine:
+        thinking: dict[str, Any] = {"thinking": said.thinking} if said.thinking else {}
+        return GenerateLine(**self._head(said), response=said.text, **thinking, **more)

@@ -1,0 +1,249 @@
+"""Ollama's API: chat, generate, and the models there are.
+
+Owns the routes of models that write text, and of the list of all. What a body means is said in the
+words of chat, and what comes of it is dressed.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import partial
+from typing import NoReturn
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from triptych.core.errors import InvalidRequest, UnsupportedOption
+from triptych.core.http.body import StrictRoute
+from triptych.core.http.context import Context
+from triptych.core.http.data_urls import DataUrlRoute, FilePlace, data_urls
+from triptych.core.http.sse import LineStream, described_lines
+from triptych.core.tokens import TokenRequest
+from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.llm.api.generation import (
+    begin,
+    chat_request,
+    encode_conversation,
+    fitted,
+)
+from triptych.modalities.llm.api.ollama import unsupported
+from triptych.modalities.llm.api.ollama.conversation import chat_fields, generate_fields
+from triptych.modalities.llm.api.ollama.dialect import OLLAMA_ERRORS, OllamaError
+from triptych.modalities.llm.api.ollama.models import (
+    Abilities,
+    Catalogue,
+    ListedModels,
+    ShownModel,
+)
+from triptych.modalities.llm.api.ollama.protocol import (
+    AnswerFields,
+    GenerateRequest,
+    OllamaChatRequest,
+    OllamaOptions,
+    PullRequest,
+    ShowRequest,
+)
+from triptych.modalities.llm.api.ollama.replies import (
+    AnswerShape,
+    ChatLine,
+    ChatLines,
+    GenerateLine,
+    GenerateLines,
+    Timing,
+)
+from triptych.modalities.llm.api.protocol import ChatRequest
+from triptych.modalities.llm.api.service import LlmService
+from triptych.modalities.modality import FindLink, no_link
+
+_VERSION = "0.13.0"
+"""Of the API that is spoken: clients refuse a server that they take for too old."""
+
+
+class VersionReply(BaseModel):
+    """Answer of `/api/version`."""
+
+    version: str
+
+
+class StatusReply(BaseModel):
+    """Answer of `/api/pull`."""
+
+    status: str
+
+
+class _ImagesRoute(DataUrlRoute):
+    """Pictures stand in lists called `images`."""
+
+    place = FilePlace(
+        re.compile(rb'"images"\s{0,8}:\s{0,8}\[\s{0,64}"'),
+        following=re.compile(rb'"\s{0,64},\s{0,64}"'),
+        least=512,
+    )
+
+
+def ollama_router(
+    service: LlmService, models: list[ResolvedModel], find_link: FindLink = no_link
+) -> APIRouter:
+    """Routes of Ollama's API in front of `service`, and the list of `models`."""
+    catalogue = Catalogue(models, _abilities(service), service.client.status)
+    router = APIRouter(responses=OLLAMA_ERRORS, tags=["text"])
+    door = _Door(service, catalogue, find_link)
+    for path, answer, kind in (
+        ("/api/chat", door.chat, ChatLine),
+        ("/api/generate", door.generate, GenerateLine),
+    ):
+        router.add_api_route(
+            path,
+            answer,
+            methods=["POST"],
+            response_model=None,
+            responses={
+                200: {
+                    "model": kind,
+                    "content": described_lines(kind, OllamaError),
+                    "description": "The answer.",
+                }
+            },
+            route_class_override=_ImagesRoute,
+        )
+    _add_models(router, catalogue)
+    _add_refused(router)
+    return router
+
+
+@dataclass(frozen=True, slots=True)
+class _Door:
+    """Answers chat and generate."""
+
+    service: LlmService
+    catalogue: Catalogue
+    find_link: FindLink
+
+    async def chat(self, body: OllamaChatRequest, request: Request) -> Response:
+        """Answer a conversation, or load a model."""
+        model = self._model(body)
+        if not body.messages:
+            return await self._loaded(body, model, ChatLines, request)
+        chat = chat_request(chat_fields(body, model, data_urls(request).restore))
+        prompt = await encode_conversation(self.service, chat, request, self.find_link)
+        return await self._answer(body, chat, prompt, ChatLines, request)
+
+    async def generate(self, body: GenerateRequest, request: Request) -> Response:
+        """Answer or continue a prompt, or load a model."""
+        model = self._model(body)
+        if not (body.prompt or body.images):
+            return await self._loaded(body, model, GenerateLines, request)
+        chat = chat_request(generate_fields(body, model))
+        if body.raw:
+            tenant = Context.of(request).principal.tenant
+            ids = await self.service.encode_text(model, body.prompt or "", parse_special=True)
+            prompt = TokenRequest(prompt_ids=ids, tenant=tenant)
+        else:
+            prompt = await encode_conversation(self.service, chat, request, self.find_link)
+        return await self._answer(body, chat, prompt, GenerateLines, request)
+
+    def _model(self, body: AnswerFields) -> str:
+        """The served name of the model, which can do what is asked."""
+        model = self.catalogue.name(body.model)
+        if body.think and not self.service.model(model).answers.thinks:
+            raise InvalidRequest(f"{model} does not think: leave think out.", param="think")
+        return model
+
+    async def _loaded(
+        self, body: AnswerFields, model: str, kind: type[AnswerShape], request: Request
+    ) -> Response:
+        """Load a model, and do no more."""
+        self.service.model(model)
+        if body.is_unloading:
+            raise UnsupportedOption(
+                "keep_alive 0 unloads nothing: a model stays until its memory is needed.",
+                param="keep_alive",
+            )
+        timing = await self._timing(model, request)
+        return _document(kind(body.model, timing).loaded())
+
+    async def _answer(
+        self,
+        body: AnswerFields,
+        chat: ChatRequest,
+        prompt: TokenRequest,
+        kind: type[AnswerShape],
+        request: Request,
+    ) -> Response:
+        options = body.options or OllamaOptions()
+        chat = fitted(self.service, chat, prompt, most=options.most_tokens, length=options.num_ctx)
+        generation = await begin(self.service, chat, Context.of(request), [prompt])
+        shape = kind(body.model, await self._timing(chat.model, request))
+        if body.is_streamed:
+            return LineStream(shape.lines(generation))
+        return _document(await shape.whole(generation))
+
+    async def _timing(self, model: str, request: Request) -> Timing:
+        """The times of a request, with its model in memory."""
+        return Timing(Context.of(request).arrived_s, await self.service.ready(model))
+
+
+def _document(reply: BaseModel) -> Response:
+    return Response(reply.model_dump_json(exclude_unset=True), media_type="application/json")
+
+
+def _abilities(service: LlmService) -> dict[str, Abilities]:
+    found = {}
+    for name, model in service.models.items():
+        special = {"vision": service.sees(name), "thinking": model.answers.thinks}
+        able = [word for word, is_able in special.items() if is_able]
+        found[name] = Abilities(
+            capabilities=["completion", "tools", *able],
+            context_length=model.context_length,
+            template=model.template.source if model.template else "",
+            sampling=model.default_sampling,
+        )
+    return found
+
+
+def _add_models(router: APIRouter, catalogue: Catalogue) -> None:
+    @router.get("/api/tags", response_model_exclude_unset=True)
+    async def tags() -> ListedModels:
+        """The models served."""
+        return await catalogue.listed()
+
+    @router.get("/api/ps", response_model_exclude_unset=True)
+    async def loaded() -> ListedModels:
+        """The models in memory."""
+        return await catalogue.loaded()
+
+    @router.get("/api/version")
+    async def version() -> VersionReply:
+        """The version of this API."""
+        return VersionReply(version=_VERSION)
+
+    async def show(body: ShowRequest) -> ShownModel:
+        """One model."""
+        return await catalogue.shown(body.asked)
+
+    async def pull(body: PullRequest) -> StatusReply:
+        """A model that is served is here; no other is fetched."""
+        if not catalogue.has(body.asked):
+            raise UnsupportedOption(
+                "Nothing is fetched while the server runs: start it with --model, which takes hub"
+                " ids, folders and GGUF files.",
+                param="model",
+            )
+        return StatusReply(status="success")
+
+    router.add_api_route("/api/show", show, methods=["POST"], route_class_override=StrictRoute)
+    router.add_api_route("/api/pull", pull, methods=["POST"], route_class_override=StrictRoute)
+
+
+def _add_refused(router: APIRouter) -> None:
+    for path, (method, instead) in unsupported.ROUTES.items():
+        refuse = partial(_refuse, f"{path} is not offered: {instead}")
+        router.add_api_route(
+            path, refuse, methods=[method], response_model=None, include_in_schema=False
+        )
+
+
+async def _refuse(message: str) -> NoReturn:
+    raise UnsupportedOption(message)

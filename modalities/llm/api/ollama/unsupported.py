@@ -1,0 +1,65 @@
+"""Fields and options of Ollama's API that are not offered.
+
+Owns their names, the values that ask for nothing (and are let pass), and what to do instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from triptych.core.http.fields import RefusedField
+
+_SAMPLER = "use top_p, top_k or min_p."
+_ONE_USE = "a model is served for what it is made for."
+
+OPTIONS: Mapping[str, RefusedField] = MappingProxyType(
+    {
+        "embedding_only": RefusedField(_ONE_USE, (False,)),
+        "logits_all": RefusedField("use logprobs.", (False,)),
+        "mirostat": RefusedField(_SAMPLER, (0,)),
+        "penalize_newline": RefusedField("every token counts for penalties.", (True,)),
+        "repeat_last_n": RefusedField("the whole text counts for penalties.", (-1,)),
+        "tfs_z": RefusedField(_SAMPLER, (1.0,)),
+        "typical_p": RefusedField(_SAMPLER, (1.0,)),
+        "vocab_only": RefusedField(_ONE_USE, (False,)),
+    }
+)
+
+BOTH: Mapping[str, RefusedField] = MappingProxyType(
+    {
+        "shift": RefusedField("an answer ends where the context does.", (False,)),
+        "truncate": RefusedField("shorten the prompt; nothing is cut silently.", (False,)),
+    }
+)
+
+_PICTURE = "pictures are made at /v1/images/generations."
+GENERATE: Mapping[str, RefusedField] = MappingProxyType(
+    {
+        "context": RefusedField("send the conversation so far to /api/chat.", ([],)),
+        "height": RefusedField(_PICTURE, (0,)),
+        "steps": RefusedField(_PICTURE, (0,)),
+        "suffix": RefusedField("ask a chat model to fill the gap, in words.", ("",)),
+        "template": RefusedField("the operator sets it with --chat-template.", ("",)),
+        "width": RefusedField(_PICTURE, (0,)),
+    }
+)
+
+SHOW: Mapping[str, RefusedField] = MappingProxyType(
+    {
+        "system": RefusedField("send it with each request.", ("",)),
+        "template": RefusedField("the operator sets it with --chat-template.", ("",)),
+        "verbose": RefusedField("a vocabulary is not listed: use /tokenize.", (False,)),
+    }
+)
+
+ROUTES: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "/api/copy": ("POST", "serve a model under another name with --model NAME=REFERENCE."),
+        "/api/create": ("POST", "serve it with --model, its template with --chat-template."),
+        "/api/delete": ("DELETE", "start the server without it; `triptych models` shows files."),
+        "/api/push": ("POST", "nothing is published from here."),
+        "/api/blobs/{digest}": ("POST", "serve files with --model FOLDER or --model FILE.gguf."),
+    }
+)
+"""Routes that change the models there are: the operator does that, at the start."""

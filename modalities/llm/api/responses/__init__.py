@@ -1,0 +1,1 @@
+"""OpenAI's Responses API: its routes, in front of the same service as chat."""

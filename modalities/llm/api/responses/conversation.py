@@ -1,0 +1,190 @@
+"""From the body of a request of the Responses API to the chat request that means the same.
+
+Owns how items, tools and forms are said in the words of chat, and how an error of chat is said in
+the words of this API. Knows no route, and not where earlier items are kept.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+
+from triptych.core.errors import InvalidRequest, TriptychError
+from triptych.core.http.errors import to_public
+from triptych.modalities.llm.api.responses.items import (
+    FunctionCallItem,
+    FunctionOutputItem,
+    ImageContent,
+    KeptItem,
+    MessageItem,
+    ReasoningItem,
+)
+from triptych.modalities.llm.api.responses.protocol import (
+    AllowedTools,
+    FunctionName,
+    ResponseInput,
+    ResponseRequest,
+)
+
+Fields = dict[str, Any]
+
+_LEADING = ("system", "developer")
+_BETWEEN = "\n\n"
+_DETAILS = {"original": "high"}
+_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        "max_completion_tokens": "max_output_tokens",
+        "max_tokens": "max_output_tokens",
+        "messages": "input",
+        "reasoning_effort": "reasoning.effort",
+        "response_format": "text.format",
+    }
+)
+_NAME = re.compile(r"\b(max_completion_tokens|max_tokens|reasoning_effort|response_format)\b")
+
+
+def chat_fields(body: ResponseInput, items: Sequence[KeptItem]) -> Fields:
+    """The fields of a chat request that asks for an answer to these items."""
+    fields = {
+        "model": body.model,
+        "messages": _messages(body.instructions, items),
+        **_tool_fields(body),
+    }
+    if body.reasoning is not None:
+        fields["reasoning_effort"] = body.reasoning.effort
+    if body.text is not None and body.text.format is not None:
+        fields["response_format"] = body.text.format.for_chat()
+    if isinstance(body, ResponseRequest):
+        fields |= {
+            "temperature": body.temperature,
+            "top_p": body.top_p,
+            "max_completion_tokens": body.max_output_tokens,
+        }
+        if body.has_logprobs:
+            fields |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+@contextmanager
+def in_own_words() -> Iterator[None]:
+    """Say errors about the chat request as errors about the body it was made of."""
+    try:
+        yield
+    except (TriptychError, RequestValidationError) as error:
+        raise renamed(to_public(error)) from error
+
+
+def renamed(error: TriptychError) -> TriptychError:
+    """The error with this API's names of fields."""
+    word = re.match(r"\w*", error.param or "")
+    param = _NAMES.get(word[0] if word else "", error.param)
+    message = _NAME.sub(lambda found: _NAMES[found[0]], error.message)
+    return type(error)(message, param=param, retry_after_s=error.retry_after_s)
+
+
+def _messages(instructions: str | None, items: Sequence[KeptItem]) -> list[Fields]:
+    """What is said; all that the operator says first is one message, as many templates want it."""
+    said = [] if instructions is None else [instructions]
+    num_leading = 0
+    for item in items:
+        if not isinstance(item, MessageItem) or item.role not in _LEADING:
+            break
+        said.append(item.text)
+        num_leading += 1
+    messages = [{"role": "system", "content": _BETWEEN.join(said)}] if said else []
+    return [*messages, *_turns(items[num_leading:])]
+
+
+@dataclass(slots=True)
+class _Answer:
+    """An earlier answer, put together of its items."""
+
+    text: str | None = None
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[Fields] = field(default_factory=list)
+
+    def add(self, item: KeptItem) -> bool:
+        """Add an item of the same answer; not one that begins another."""
+        match item:
+            case ReasoningItem() if self.text is None and not self.calls:
+                self.thoughts.append(item.text)
+            case MessageItem(role="assistant") if self.text is None and not self.calls:
+                self.text = item.text
+            case FunctionCallItem():
+                function = {"name": item.name, "arguments": item.arguments}
+                call = {"id": item.call_id, "type": "function", "function": function}
+                self.calls.append(call)
+            case _:
+                return False
+        return True
+
+    def message(self) -> Fields:
+        """The answer as chat has it."""
+        message: Fields = {"role": "assistant", "content": self.text or ""}
+        if self.calls:
+            message["tool_calls"] = self.calls
+        if any(self.thoughts):
+            message["reasoning_content"] = _BETWEEN.join(self.thoughts)
+        return message
+
+
+def _turns(items: Sequence[KeptItem]) -> Iterator[Fields]:
+    answer: _Answer | None = None
+    for item in items:
+        if isinstance(item, FunctionCallItem) and item.status == "incomplete":
+            continue  # its arguments break off
+        if answer is not None and answer.add(item):
+            continue
+        if answer is not None:
+            yield answer.message()
+        answer = _Answer()
+        if not answer.add(item):
+            answer = None
+            yield _turn(item)
+    if answer is not None:
+        yield answer.message()
+
+
+def _turn(item: KeptItem) -> Fields:
+    if isinstance(item, FunctionOutputItem):
+        return {"role": "tool", "tool_call_id": item.call_id, "content": item.text}
+    assert isinstance(item, MessageItem)
+    if not item.pictures:
+        return {"role": item.role, "content": item.text}
+    parts = [
+        _picture(part) if isinstance(part, ImageContent) else {"type": "text", "text": part.text}
+        for part in item.parts
+    ]
+    return {"role": item.role, "content": parts}
+
+
+def _picture(part: ImageContent) -> Fields:
+    detail = part.detail or "auto"
+    url = {"url": part.image_url, "detail": _DETAILS.get(detail, detail)}
+    return {"type": "image_url", "image_url": url}
+
+
+def _tool_fields(body: ResponseInput) -> Fields:
+    tools, choice = body.tools or [], body.tool_choice
+    chosen: Any = choice
+    if isinstance(choice, AllowedTools):
+        names = {tool.name for tool in choice.tools}
+        if unknown := names - {tool.name for tool in tools}:
+            raise InvalidRequest(
+                f"tool_choice names {min(unknown)}, which is not among the tools.",
+                param="tool_choice",
+            )
+        tools, chosen = [tool for tool in tools if tool.name in names], choice.mode
+    elif isinstance(choice, FunctionName):
+        chosen = {"type": "function", "function": {"name": choice.name}}
+    return {
+        "tools": [tool.for_chat() for tool in tools] or None,
+        "tool_choice": chosen,
+        "parallel_tool_calls": body.parallel_tool_calls,
+    }

@@ -1,0 +1,137 @@
+"""`/v1/conversations`: items that are kept for answers to come.
+
+Owns these routes. How a conversation is kept is `archive`'s.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query, Request
+
+from triptych.core.http.body import StrictRoute
+from triptych.core.http.context import Context
+from triptych.core.http.errors import ERROR_RESPONSES
+from triptych.core.limits import MAX_NAME_CHARS
+from triptych.modalities.llm.api.responses.answering import Answering, sent_pictures
+from triptych.modalities.llm.api.responses.archive import CONVERSATION, Belongings, Shown, Sought
+from triptych.modalities.llm.api.responses.items import KeptItem, new_id
+from triptych.modalities.llm.api.responses.lists import (
+    IncludeList,
+    ItemPage,
+    PageQuery,
+    item_list,
+    shown_items,
+)
+from triptych.modalities.llm.api.responses.protocol import (
+    ConversationChange,
+    ConversationRequest,
+    ItemsRequest,
+)
+from triptych.modalities.llm.api.responses.replies import (
+    ConversationDeleted,
+    ConversationReply,
+    ItemList,
+)
+from triptych.modalities.llm.api.responses.routes import PictureItemsRoute
+
+_ROUTE = "/v1/conversations"
+_ONE = _ROUTE + "/{conversation_id}"
+_Id = Annotated[str, Path(min_length=1, max_length=MAX_NAME_CHARS)]
+
+
+def conversations_router(answering: Answering) -> APIRouter:
+    """The routes, in front of what `answering` keeps."""
+    router = APIRouter(route_class=StrictRoute, responses=ERROR_RESPONSES, tags=["responses"])
+    _add_conversations(router, answering)
+    _add_items(router, answering)
+    return router
+
+
+def _add_conversations(router: APIRouter, answering: Answering) -> None:
+    async def create_conversation(body: ConversationRequest, request: Request) -> ConversationReply:
+        """Begin a conversation, with items or without."""
+        reply = ConversationReply(
+            id=new_id("conv"),
+            object="conversation",
+            created_at=int(time.time()),
+            metadata=body.metadata or {},
+        )
+        given = _belongings(body.items or (), request)
+        await answering.archive.add_conversation(_owner(request), reply.model_dump(), given)
+        return reply
+
+    router.add_api_route(
+        _ROUTE, create_conversation, methods=["POST"], route_class_override=PictureItemsRoute
+    )
+
+    @router.get(_ONE)
+    async def show_conversation(conversation_id: _Id, request: Request) -> ConversationReply:
+        """A conversation, without its items."""
+        shown = await answering.archive.conversation(_owner(request), conversation_id)
+        return ConversationReply(**shown)
+
+    @router.post(_ONE)
+    async def change_conversation(
+        conversation_id: _Id, body: ConversationChange, request: Request
+    ) -> ConversationReply:
+        """Give a conversation other metadata."""
+        shown = await answering.archive.relabel(_owner(request), conversation_id, body.metadata)
+        return ConversationReply(**shown)
+
+    @router.delete(_ONE)
+    async def delete_conversation(conversation_id: _Id, request: Request) -> ConversationDeleted:
+        """Forget a conversation with its items. Answers that were part of it stay."""
+        await answering.archive.delete(_owner(request), CONVERSATION, conversation_id)
+        return ConversationDeleted(id=conversation_id)
+
+
+def _add_items(router: APIRouter, answering: Answering) -> None:
+    async def add_items(conversation_id: _Id, body: ItemsRequest, request: Request) -> ItemList:
+        """Add items to a conversation."""
+        owner, given = _owner(request), _belongings(body.items, request)
+        added = await answering.archive.extend(owner, conversation_id, given)
+        return await item_list(answering.archive, owner, Sought(added, has_more=False), PageQuery())
+
+    router.add_api_route(
+        f"{_ONE}/items", add_items, methods=["POST"], route_class_override=PictureItemsRoute
+    )
+
+    @router.get(f"{_ONE}/items")
+    async def list_items(conversation_id: _Id, request: Request, page: ItemPage) -> ItemList:
+        """The items of a conversation."""
+        owner = _owner(request)
+        found = await answering.archive.items(owner, conversation_id, page.wanted)
+        return await item_list(answering.archive, owner, found, page)
+
+    @router.get(f"{_ONE}/items/{{item_id}}", response_model=None)
+    async def show_item(
+        conversation_id: _Id,
+        item_id: _Id,
+        request: Request,
+        include: Annotated[IncludeList | None, Query(alias="include[]", max_length=64)] = None,
+    ) -> Shown:
+        """One item of a conversation."""
+        owner = _owner(request)
+        item = await answering.archive.item(owner, conversation_id, item_id)
+        (shown,) = await shown_items(answering.archive, owner, [item], include or ())
+        return shown
+
+    @router.delete(f"{_ONE}/items/{{item_id}}")
+    async def delete_item(
+        conversation_id: _Id, item_id: _Id, request: Request
+    ) -> ConversationReply:
+        """Forget one item; the conversation is returned."""
+        shown = await answering.archive.delete_item(_owner(request), conversation_id, item_id)
+        return ConversationReply(**shown)
+
+
+def _belongings(items: Sequence[KeptItem], request: Request) -> Belongings:
+    """The items as they are kept, with their pictures."""
+    return Belongings(items, sent_pictures(items, request))
+
+
+def _owner(request: Request) -> str:
+    return Context.of(request).principal.owner

@@ -1,0 +1,316 @@
+"""The items that conversations are made of in the Responses API.
+
+Owns what each of their fields may be: honoured, accepted as inert, or refused by name with the
+alternative; and how an item is kept and shown. Knows no route, and not what becomes of an item.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
+
+from pydantic import Discriminator, Field, Tag, TypeAdapter, model_validator
+
+from triptych.core import limits
+from triptych.core.errors import InvalidRequest, UnsupportedOption
+from triptych.core.http.fields import (
+    Label,
+    Name,
+    NullIsAbsent,
+    Strict,
+    Text,
+    inert,
+    without_refused,
+)
+from triptych.modalities.llm.api.messages import is_list
+from triptych.modalities.llm.api.responses import unsupported
+from triptych.modalities.llm.api.tools.schema import ToolName
+
+ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
+_ID_BYTES = 24
+_KNOWN = frozenset({"message", "input_text", "output_text", "text"})
+"""Types of what would otherwise be an unknown one."""
+
+
+def new_id(prefix: str) -> str:
+    """An id that comes once."""
+    return f"{prefix}_{secrets.token_hex(_ID_BYTES)}"
+
+
+def _type_of(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return kind if isinstance(kind, str) else ""
+
+
+def _without(fields: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
+    return {name: field for name, field in fields.items() if name not in names}
+
+
+class Entry(NullIsAbsent):
+    """An item or a part of one, as clients write it or send it back."""
+
+    refused: ClassVar[unsupported.Table] = MappingProxyType({})
+    ignored: ClassVar[frozenset[str]] = frozenset()
+    """What answers have and prompts do not show."""
+    others: ClassVar[Callable[[str], str] | None] = None
+    """What to do in place of another type; set where entries of unknown types end up."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, value: Any) -> Any:
+        """One look at each entry, since there may be a hundred thousand of them."""
+        if not isinstance(value, dict):
+            return value
+        kind = value.get("type", "")
+        if cls.others is not None and kind and isinstance(kind, str) and kind not in _KNOWN:
+            raise UnsupportedOption(f"{kind[:40]!a} is not offered here: {cls.others(kind)}")
+        is_plain = cls.refused.keys().isdisjoint(value) and cls.ignored.isdisjoint(value)
+        if is_plain and None not in value.values():
+            return value
+        given = {name: field for name, field in value.items() if field is not None}
+        return without_refused(_without(given, cls.ignored), cls.refused)
+
+
+class CacheBreakpoint(Strict):
+    """Where a prompt's beginning ends that shall be cached, as some clients mark it."""
+
+    mode: Literal["explicit"]
+    ttl: Label | None = None
+
+
+class TextContent(Entry):
+    """Text, of the user or the operator (`input_text`), or of an earlier answer (`output_text`)."""
+
+    ignored = frozenset({"annotations", "logprobs"})
+    others = unsupported.instead_of_part
+
+    type: Literal["input_text", "output_text", "text"]
+    text: Text
+    prompt_cache_breakpoint: CacheBreakpoint | None = inert("prompt_cache_breakpoint")
+
+
+class RefusalContent(Entry):
+    """An earlier answer by which a request was refused."""
+
+    type: Literal["refusal"]
+    refusal: Text
+
+    @property
+    def text(self) -> str:
+        """What was said."""
+        return self.refusal
+
+
+class ImageContent(Entry):
+    """A picture: PNG, JPEG or WebP as `data:image/png;base64,...`, or where it can be fetched."""
+
+    refused = unsupported.IMAGE
+
+    type: Literal["input_image"]
+    image_url: Text
+    detail: Literal["auto", "low", "high", "original"] | None = Field(
+        default=None, description="`low`: scaled down to 512 x 512 pixels' worth; else as it is."
+    )
+    prompt_cache_breakpoint: CacheBreakpoint | None = inert("prompt_cache_breakpoint")
+
+
+def _part_kind(value: Any) -> str:
+    kind = _type_of(value)
+    return f":{kind}" if kind in ("input_image", "refusal") else ":text"
+
+
+Content: TypeAlias = Annotated[
+    Annotated[TextContent, Tag(":text")]
+    | Annotated[ImageContent, Tag(":input_image")]
+    | Annotated[RefusalContent, Tag(":refusal")],
+    Discriminator(_part_kind),
+]
+Contents: TypeAlias = Annotated[
+    Annotated[Text, Tag(":text")]
+    | Annotated[
+        list[Content], Field(max_length=limits.MAX_CONTENT_PARTS, fail_fast=True), Tag(":list")
+    ],
+    Discriminator(is_list),
+]
+
+
+class Item(Entry):
+    """What all items have. An `id` is kept as it is given; of two that are the same one is new."""
+
+    prefix: ClassVar[str]
+
+    id: Name | None = None
+    status: ItemStatus | None = Field(default=None, description="As it was returned.")
+
+    def shown(self) -> dict[str, Any]:
+        """The item as it is kept and returned."""
+        own = {"id": self.id or new_id(self.prefix), "status": self.status or "completed"}
+        return {**self.model_dump(exclude_none=True), **own}
+
+
+class MessageItem(Item):
+    """A message. One of the assistant's is an earlier answer."""
+
+    prefix = "msg"
+    others = unsupported.instead_of_item
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Contents
+    phase: Literal["commentary", "final_answer"] | None = inert("phase")
+
+    @model_validator(mode="after")
+    def _check_pictures(self) -> Self:
+        if self.role != "user" and not isinstance(self.content, str) and self.pictures:
+            raise InvalidRequest("Pictures are read in messages of the user.", param="input")
+        return self
+
+    @property
+    def parts(self) -> list[Content]:
+        """What it says."""
+        if not isinstance(self.content, str):
+            return self.content
+        kind: Literal["input_text", "output_text"] = (
+            "output_text" if self.role == "assistant" else "input_text"
+        )
+        return [TextContent(type=kind, text=self.content)]
+
+    @property
+    def pictures(self) -> list[ImageContent]:
+        """The pictures in it."""
+        return [part for part in self.parts if isinstance(part, ImageContent)]
+
+    @property
+    def text(self) -> str:
+        """Its words."""
+        return "".join(part.text for part in self.parts if not isinstance(part, ImageContent))
+
+    def shown(self) -> dict[str, Any]:
+        """As for every item; a text is a part of its own."""
+        parts = [part.model_dump(exclude_none=True) for part in self.parts]
+        for part in parts:
+            if part["type"] == "output_text":
+                part.setdefault("annotations", [])
+        return {**super().shown(), "content": parts}
+
+
+class FunctionCallItem(Item):
+    """A call of a function of the client's, in an earlier answer."""
+
+    prefix = "fc"
+    refused = unsupported.CALL
+
+    type: Literal["function_call"]
+    call_id: Name
+    name: ToolName
+    arguments: Text = Field(description="A JSON object, as text.")
+
+
+class FunctionOutputItem(Item):
+    """What a call came to: a text, or texts."""
+
+    prefix = "fco"
+    refused = unsupported.CALL
+
+    type: Literal["function_call_output"]
+    call_id: Name
+    output: Contents
+    name: ToolName | None = Field(default=None, description="The function that was called.")
+
+    @model_validator(mode="after")
+    def _check_output(self) -> Self:
+        parts = () if isinstance(self.output, str) else self.output
+        if any(isinstance(part, ImageContent) for part in parts):
+            raise InvalidRequest(
+                "What a call comes to is text here: send a picture in a message of the user.",
+                param="input",
+            )
+        return self
+
+    @property
+    def text(self) -> str:
+        """What is said."""
+        if isinstance(self.output, str):
+            return self.output
+        return "".join(part.text for part in self.output if not isinstance(part, ImageContent))
+
+
+class SummaryContent(Entry):
+    """A part of the summary of thoughts."""
+
+    type: Literal["summary_text"]
+    text: Text
+
+
+class ReasoningContent(Entry):
+    """A part of thoughts."""
+
+    type: Literal["reasoning_text"]
+    text: Text
+
+
+class ReasoningItem(Item):
+    """What was thought before an earlier answer: the template may show it."""
+
+    prefix = "rs"
+
+    type: Literal["reasoning"]
+    summary: (
+        Annotated[list[SummaryContent], Field(max_length=limits.MAX_CONTENT_PARTS, fail_fast=True)]
+        | None
+    ) = None
+    content: (
+        Annotated[
+            list[ReasoningContent], Field(max_length=limits.MAX_CONTENT_PARTS, fail_fast=True)
+        ]
+        | None
+    ) = None
+    encrypted_content: Text | None = Field(
+        default=None, description="Another server's: it is left out of the prompt."
+    )
+
+    @property
+    def text(self) -> str:
+        """The thoughts, or else their summary."""
+        return "\n\n".join(part.text for part in self.content or self.summary or ())
+
+    def shown(self) -> dict[str, Any]:
+        """As for every item; a summary is always there."""
+        return {"summary": [], **super().shown()}
+
+
+class ItemReference(Entry):
+    """An item of an answer that is kept, by its id."""
+
+    type: Literal["item_reference"] = "item_reference"
+    id: Name
+
+
+_KINDS = ("function_call", "function_call_output", "reasoning", "item_reference")
+
+
+def _item_kind(value: Any) -> str:
+    kind = _type_of(value)
+    if isinstance(value, dict) and not kind and value.keys() == {"id"}:
+        kind = "item_reference"
+    return f":{kind}" if kind in _KINDS else ":message"
+
+
+KeptItem: TypeAlias = Annotated[
+    Annotated[MessageItem, Tag(":message")]
+    | Annotated[FunctionCallItem, Tag(":function_call")]
+    | Annotated[FunctionOutputItem, Tag(":function_call_output")]
+    | Annotated[ReasoningItem, Tag(":reasoning")],
+    Discriminator(_item_kind),
+]
+InputItem: TypeAlias = Annotated[
+    Annotated[MessageItem, Tag(":message")]
+    | Annotated[FunctionCallItem, Tag(":function_call")]
+    | Annotated[FunctionOutputItem, Tag(":function_call_output")]
+    | Annotated[ReasoningItem, Tag(":reasoning")]
+    | Annotated[ItemReference, Tag(":item_reference")],
+    Discriminator(_item_kind),
+]
+KEPT_ITEM: TypeAdapter[KeptItem] = TypeAdapter(KeptItem)

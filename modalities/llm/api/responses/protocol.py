@@ -1,0 +1,320 @@
+"""The requests of the Responses API, field by field.
+
+Owns what each field may be: honoured, accepted as inert (it asks for nothing that could change an
+answer here), or refused by name with the alternative; any other name is an unknown field.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self, TypeAlias
+
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+
+from triptych.core import limits
+from triptych.core.errors import InvalidRequest, UnsupportedOption
+from triptych.core.http.fields import Label, Name, NullIsAbsent, Text, inert, without_refused
+from triptych.core.limits import SAMPLING_RANGES
+from triptych.modalities.llm.api.constraints import JsonSchema
+from triptych.modalities.llm.api.messages import is_list
+from triptych.modalities.llm.api.protocol import Metadata, within
+from triptych.modalities.llm.api.responses import unsupported
+from triptych.modalities.llm.api.responses.items import InputItem, KeptItem
+from triptych.modalities.llm.api.tools.schema import ToolName
+
+_MAX_NEW_ITEMS = 20
+"""Of a conversation at once, as OpenAI's."""
+
+Include: TypeAlias = Literal[
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
+Includes = Annotated[list[Include], Field(max_length=64, fail_fast=True)]
+
+
+class FunctionTool(NullIsAbsent):
+    """A function of the client's. `parameters` are a JSON schema of an object."""
+
+    type: Literal["function"]
+    name: ToolName
+    description: Text | None = None
+    parameters: JsonSchema | None = None
+    strict: bool | None = Field(
+        default=None,
+        description="Follow the schema under `auto`, too; calls that are forced always do.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_functions(cls, value: Any) -> Any:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if isinstance(kind, str) and kind != "function":
+            raise UnsupportedOption(
+                f"A tool of type {kind[:40]!a} is not offered: {unsupported.instead_of_tool()}",
+                param="tools",
+            )
+        return without_refused(value, unsupported.TOOL)
+
+    def for_chat(self) -> dict[str, Any]:
+        """The tool as chat has it."""
+        function = self.model_dump(exclude={"type"}, exclude_none=True)
+        return {"type": "function", "function": function}
+
+
+class FunctionName(NullIsAbsent):
+    """A function by its name."""
+
+    type: Literal["function"]
+    name: ToolName
+
+
+class AllowedTools(NullIsAbsent):
+    """The tools that may, or must be called this time."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[
+        list[FunctionName], Field(min_length=1, max_length=limits.MAX_TOOLS, fail_fast=True)
+    ]
+
+
+def _no_other_choice(value: Any) -> Any:
+    kind = value.get("type") if isinstance(value, dict) else None
+    if isinstance(kind, str) and kind not in ("function", "allowed_tools"):
+        raise UnsupportedOption(
+            f"A tool of type {kind[:40]!a} is not offered: {unsupported.instead_of_tool()}",
+            param="tool_choice",
+        )
+    return value
+
+
+def _choice_kind(value: Any) -> str:
+    if isinstance(value, str):
+        return ":word"
+    kind = _no_other_choice(value).get("type") if isinstance(value, dict) else value.type
+    return ":allowed" if kind == "allowed_tools" else ":named"
+
+
+ToolChoices: TypeAlias = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag(":word")]
+    | Annotated[AllowedTools, Tag(":allowed")]
+    | Annotated[FunctionName, Tag(":named")],
+    Discriminator(_choice_kind),
+]
+
+
+class TextFormat(NullIsAbsent):
+    """The form of the text: any, JSON of any kind, or by a schema that has a name."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: Name | None = None
+    description: Text | None = None
+    schema_: JsonSchema | None = Field(default=None, alias="schema")
+    strict: bool | None = Field(
+        default=None, description="Schemas are enforced either way, or refused."
+    )
+
+    @model_validator(mode="after")
+    def _check_schema(self) -> Self:
+        needed, others = (self.name, self.schema_), (self.description, self.strict)
+        is_schema = self.type == "json_schema"
+        if None in needed if is_schema else any(part is not None for part in needed + others):
+            raise InvalidRequest(
+                "name and schema go with the type json_schema, and with no other.",
+                param="text.format",
+            )
+        return self
+
+    def for_chat(self) -> dict[str, Any]:
+        """The form as chat has it."""
+        if self.type != "json_schema":
+            return {"type": self.type}
+        schema = self.model_dump(exclude={"type"}, exclude_none=True, by_alias=True)
+        return {"type": self.type, "json_schema": schema}
+
+
+class TextOptions(NullIsAbsent):
+    """What the text is like."""
+
+    format: TextFormat | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, value: Any) -> Any:
+        return without_refused(value, unsupported.TEXT)
+
+
+class ReasoningOptions(NullIsAbsent):
+    """How the model thinks."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
+        default=None,
+        description="How much to think, where the template can say so; `none`: not at all.",
+    )
+    summary: Literal["auto", "concise", "detailed"] | None = inert("summary")
+    generate_summary: Literal["auto", "concise", "detailed"] | None = inert("generate_summary")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, value: Any) -> Any:
+        return without_refused(value, unsupported.REASONING)
+
+
+class ConversationName(NullIsAbsent):
+    """A conversation by its id."""
+
+    id: Name
+
+
+def _conversation_kind(value: Any) -> str:
+    return ":id" if isinstance(value, str) else ":object"
+
+
+def _not_empty(value: Any) -> Any:
+    if not value:
+        raise InvalidRequest("The input is empty.", param="input")
+    return value
+
+
+class ResponseInput(NullIsAbsent):
+    """What answering and counting tokens share: all that a prompt is made of."""
+
+    model: Name
+    input: (
+        Annotated[
+            Annotated[Text, Tag(":text")]
+            | Annotated[
+                list[InputItem], Field(max_length=limits.MAX_MESSAGES, fail_fast=True), Tag(":list")
+            ],
+            Discriminator(is_list),
+            AfterValidator(_not_empty),
+        ]
+        | None
+    ) = Field(default=None, description="A text of the user's, or items.")
+    instructions: Text | None = Field(
+        default=None, description="Of the operator, for this answer alone."
+    )
+    previous_response_id: Name | None = Field(
+        default=None, description="The answer that this one goes on from, with all before it."
+    )
+    conversation: (
+        Annotated[
+            Annotated[Name, Tag(":id")] | Annotated[ConversationName, Tag(":object")],
+            Discriminator(_conversation_kind),
+        ]
+        | None
+    ) = Field(
+        default=None, description="Its items go before the input, and get input and answer added."
+    )
+    tools: (
+        Annotated[list[FunctionTool], Field(max_length=limits.MAX_TOOLS, fail_fast=True)] | None
+    ) = None
+    tool_choice: ToolChoices | None = Field(
+        default=None, description="`none`: no tool is offered. `auto` is the default."
+    )
+    parallel_tool_calls: bool | None = Field(
+        default=None, description="`false`: an answer ends with its first call."
+    )
+    reasoning: ReasoningOptions | None = None
+    text: TextOptions | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, value: Any) -> Any:
+        return without_refused(value, unsupported.REQUEST)
+
+    @model_validator(mode="after")
+    def _check_input(self) -> Self:
+        if self.previous_response_id is not None and self.conversation is not None:
+            raise InvalidRequest(
+                "previous_response_id and conversation both say what goes before: send one.",
+                param="conversation",
+            )
+        if self.input is None and self.previous_response_id is None and self.conversation is None:
+            raise InvalidRequest("input is required.", param="input")
+        return self
+
+    @property
+    def conversation_id(self) -> str | None:
+        """The conversation, if there is one."""
+        if isinstance(self.conversation, ConversationName):
+            return self.conversation.id
+        return self.conversation
+
+
+class ResponseStreamOptions(NullIsAbsent):
+    """What a stream carries besides events."""
+
+    include_obfuscation: bool | None = inert("include_obfuscation")
+
+
+class ResponseRequest(ResponseInput):
+    """Body of `/v1/responses`."""
+
+    max_output_tokens: Annotated[int, Field(ge=1, le=SAMPLING_RANGES["max_tokens"][1])] | None = (
+        Field(default=None, description="Most tokens of the answer, thoughts included.")
+    )
+    temperature: float | None = within("temperature", "0 is greedy.")
+    top_p: float | None = within("top_p", "Nucleus sampling; 1 is off.")
+    top_logprobs: int | None = within("top_logprobs", "Alternatives reported per token.")
+    include: Includes | None = Field(
+        default=None,
+        description="`message.output_text.logprobs`; the others say nothing of what is made here.",
+    )
+    metadata: Metadata | None = Field(default=None, description="Labels, kept with the answer.")
+    store: bool | None = Field(
+        default=None, description="Keep the answer (the default), if the server keeps any."
+    )
+    background: bool | None = Field(
+        default=None, description="Answer at once, and go on while nobody waits."
+    )
+    stream: bool | None = Field(default=None, description="Answer with server-sent events.")
+    stream_options: ResponseStreamOptions | None = None
+    max_tool_calls: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = inert("max_tool_calls")
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = inert(
+        "service_tier"
+    )
+    safety_identifier: Label | None = inert("safety_identifier")
+    prompt_cache_key: Label | None = inert("prompt_cache_key")
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = inert(
+        "prompt_cache_retention"
+    )
+    user: Label | None = inert("user")
+
+    @model_validator(mode="after")
+    def _check_background(self) -> Self:
+        if self.background and self.store is False:
+            raise InvalidRequest("background needs store.", param="background")
+        return self
+
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether the answer tells log-probabilities."""
+        return bool(self.top_logprobs) or "message.output_text.logprobs" in (self.include or ())
+
+
+NewItems = Annotated[list[KeptItem], Field(max_length=_MAX_NEW_ITEMS, fail_fast=True)]
+
+
+class ConversationRequest(NullIsAbsent):
+    """Body of `/v1/conversations`."""
+
+    items: NewItems | None = Field(default=None, description="What it begins with.")
+    metadata: Metadata | None = None
+
+
+class ConversationChange(NullIsAbsent):
+    """Body of `/v1/conversations/{conversation_id}`."""
+
+    metadata: Metadata
+
+
+class ItemsRequest(NullIsAbsent):
+    """Body of `/v1/conversations/{conversation_id}/items`."""
+
+    items: Annotated[NewItems, Field(min_length=1)]

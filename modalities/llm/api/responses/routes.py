@@ -1,0 +1,214 @@
+"""`/v1/responses`: answers are made, found again, followed, cancelled and deleted.
+
+Owns these routes. How an answer is made is `answering`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Path, Query, Request
+from pydantic import BaseModel
+from starlette.responses import Response
+from starlette.types import Scope
+
+from triptych.core.errors import Draining, InvalidRequest
+from triptych.core.http.body import StrictRoute
+from triptych.core.http.context import Context
+from triptych.core.http.data_urls import DataUrlRoute, FilePlace
+from triptych.core.http.disconnect import DisconnectWatcher
+from triptych.core.http.errors import ERROR_RESPONSES, to_public
+from triptych.core.http.sse import EventStream, described
+from triptych.core.limits import MAX_NAME_CHARS
+from triptych.modalities.llm.api.responses.answering import Answering
+from triptych.modalities.llm.api.responses.archive import RESPONSE
+from triptych.modalities.llm.api.responses.background import BackgroundRun
+from triptych.modalities.llm.api.responses.conversation import renamed
+from triptych.modalities.llm.api.responses.events import (
+    STREAM_EVENT,
+    STREAM_EVENTS,
+    ErrorEvent,
+    ResponseEvent,
+)
+from triptych.modalities.llm.api.responses.lists import ItemPage, item_list
+from triptych.modalities.llm.api.responses.protocol import ResponseInput, ResponseRequest
+from triptych.modalities.llm.api.responses.replies import (
+    InputTokens,
+    ItemList,
+    ResponseDeleted,
+    ResponseReply,
+)
+
+ResponseId = Annotated[str, Path(min_length=1, max_length=MAX_NAME_CHARS)]
+_ROUTE = "/v1/responses"
+_STREAM: dict[int | str, dict[str, Any]] = {
+    200: {
+        "model": ResponseReply,
+        "content": described(*STREAM_EVENTS, error=ErrorEvent),
+        "description": "The answer.",
+    }
+}
+
+
+class PictureItemsRoute(DataUrlRoute):
+    """A route whose body may hold pictures in `image_url` of items."""
+
+    place = FilePlace(
+        re.compile(rb'"image_url"\s{0,8}:\s{0,8}"data:(?:[\w.+;=-]|\\?/){0,100}?;base64,')
+    )
+
+
+class ResponseStream(EventStream):
+    """Streams the events of an answer; where it breaks off, an event of this API says why."""
+
+    def __init__(self, events: AsyncGenerator[ResponseEvent, None], heartbeat_s: float) -> None:
+        super().__init__(events, heartbeat_s=heartbeat_s, end=b"", is_named=True)
+        self._next_number = 0
+
+    def _frame(self, document: BaseModel) -> bytes:
+        if isinstance(document, ResponseEvent):
+            self._next_number = document.sequence_number + 1
+        return super()._frame(document)
+
+    def _last_words(self, error: BaseException, scope: Scope) -> BaseModel:
+        public = renamed(to_public(error))
+        return ErrorEvent(
+            type="error",
+            sequence_number=self._next_number,
+            code=public.code,
+            message=public.message,
+            param=public.param,
+        )
+
+
+def responses_router(answering: Answering) -> APIRouter:
+    """The routes, in front of `answering`."""
+    router = APIRouter(route_class=StrictRoute, responses=ERROR_RESPONSES, tags=["responses"])
+    _add_making(router, answering)
+    _add_finding(router, answering)
+    _add_ends(router, answering)
+    return router
+
+
+def _add_making(router: APIRouter, answering: Answering) -> None:
+    async def create_response(body: ResponseRequest, request: Request) -> Response:
+        """Answer items, on top of an earlier answer or a conversation if there is one."""
+        heartbeat_s = Context.of(request).options.heartbeat_s
+        turn = await answering.begin(body, request)
+        if body.background:
+            run = await answering.in_background(turn, request, is_streamed=bool(body.stream))
+            if body.stream:
+                return ResponseStream(_followed(run, -1, request), heartbeat_s)
+        elif body.stream:
+            return ResponseStream(answering.streamed(turn, request), heartbeat_s)
+        else:
+            await answering.whole(turn)
+        return _json(turn.builder.response)
+
+    async def count_input_tokens(body: ResponseInput, request: Request) -> InputTokens:
+        """How many tokens a prompt has, made as for an answer."""
+        prepared = await answering.prepare(body, request)
+        return InputTokens(input_tokens=len(prepared.prompt.prompt_ids))
+
+    options: dict[str, Any] = {"methods": ["POST"], "route_class_override": PictureItemsRoute}
+    router.add_api_route(_ROUTE, create_response, response_model=None, responses=_STREAM, **options)
+    router.add_api_route(f"{_ROUTE}/input_tokens", count_input_tokens, **options)
+
+
+def _add_finding(router: APIRouter, answering: Answering) -> None:
+    @router.get(_ROUTE + "/{response_id}", response_model=None, responses=_STREAM)
+    async def show_response(
+        response_id: ResponseId,
+        request: Request,
+        stream: bool = False,
+        starting_after: Annotated[int, Query(ge=-1, le=2**31)] = -1,
+    ) -> Response:
+        """An answer; with `stream` the events of one in the background, from any place on."""
+        owner, heartbeat_s = _owner(request), Context.of(request).options.heartbeat_s
+        run = answering.runs.find(owner, response_id)
+        if run is not None and stream:
+            return ResponseStream(_followed(run, starting_after, request), heartbeat_s)
+        if run is not None:
+            return _json(run.builder.response)
+        shown = await answering.archive.response(owner, response_id)
+        if not stream:
+            return Response(msgspec.json.encode(shown), media_type="application/json")
+        lines = await answering.archive.events(owner, response_id)
+        if not lines:
+            raise InvalidRequest(
+                "Only a response that was asked for with background and stream is streamed again.",
+                param="stream",
+            )
+        return ResponseStream(_replayed(lines, starting_after), heartbeat_s)
+
+    @router.get(_ROUTE + "/{response_id}/input_items")
+    async def list_input_items(
+        response_id: ResponseId, request: Request, page: ItemPage
+    ) -> ItemList:
+        """The items that an answer was made of."""
+        owner = _owner(request)
+        found = await answering.archive.inputs(owner, response_id, page.wanted)
+        return await item_list(answering.archive, owner, found, page)
+
+
+def _add_ends(router: APIRouter, answering: Answering) -> None:
+    @router.post(_ROUTE + "/{response_id}/cancel", response_model=None, responses=_STREAM)
+    async def cancel_response(response_id: ResponseId, request: Request) -> Response:
+        """End an answer that is being made in the background."""
+        owner = _owner(request)
+        await answering.runs.cancel(owner, response_id)
+        shown = await answering.archive.response(owner, response_id)
+        if shown["status"] != "cancelled":
+            raise InvalidRequest(
+                f"The response is {shown['status']}: only one that is being made in the background"
+                " can be cancelled.",
+                param="response_id",
+            )
+        return Response(msgspec.json.encode(shown), media_type="application/json")
+
+    @router.delete(_ROUTE + "/{response_id}")
+    async def delete_response(response_id: ResponseId, request: Request) -> ResponseDeleted:
+        """Forget an answer; one that is being made is cancelled."""
+        owner = _owner(request)
+        await answering.runs.cancel(owner, response_id)
+        await answering.archive.delete(owner, RESPONSE, response_id)
+        return ResponseDeleted(id=response_id)
+
+
+async def _followed(
+    run: BackgroundRun, after: int, request: Request
+) -> AsyncGenerator[ResponseEvent, None]:
+    """The events of a run; a drain ends the run first, and so has its end among them."""
+    watcher: DisconnectWatcher = request.state.watcher
+    while True:
+        try:
+            async for event in run.follow(after):
+                yield event
+                after = event.sequence_number
+        except asyncio.CancelledError:
+            reason = watcher.take_reason()
+            if reason is None:
+                raise
+            if not isinstance(reason, Draining):
+                raise reason from None
+            await run.ended()
+        else:
+            return
+
+
+async def _replayed(lines: bytes, after: int) -> AsyncGenerator[ResponseEvent, None]:
+    for line in lines.splitlines()[after + 1 :]:
+        await asyncio.sleep(0)
+        yield STREAM_EVENT.validate_json(line)
+
+
+def _json(reply: BaseModel) -> Response:
+    return Response(reply.model_dump_json(exclude_unset=True), media_type="application/json")
+
+
+def _owner(request: Request) -> str:
+    return Context.of(request).principal.owner

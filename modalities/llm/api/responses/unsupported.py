@@ -1,0 +1,83 @@
+"""Fields of the Responses API that are not offered.
+
+Owns their names, the values that ask for nothing (and are let pass), and what to do instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TypeAlias
+
+from triptych.core.http.fields import RefusedField
+
+Table: TypeAlias = Mapping[str, RefusedField]
+
+_CLIENT_S = "tools are functions of the client's; declare one that does it, with type 'function'."
+_BEFORE = "moderate before and after the call."
+
+REQUEST: Table = MappingProxyType(
+    {
+        "access_programs": RefusedField("leave it out; nothing here depends on it."),
+        "background_options": RefusedField(
+            "a background response begins as soon as there is room.",
+            ({}, {"completion_window": "soonest"}),
+        ),
+        "context_management": RefusedField("shorten the input; nothing is cut silently.", ([],)),
+        "image": RefusedField(
+            "leave it out; use detail of input_image.",
+            ({"context_compression": "auto"}, {"context_compression": "disabled"}),
+        ),
+        "moderation": RefusedField(_BEFORE),
+        "prompt": RefusedField("send instructions and input; no prompts are kept."),
+        "prompt_cache_options": RefusedField("equal prompt beginnings are cached by themselves."),
+        "truncation": RefusedField("shorten the input; nothing is cut silently.", ("disabled",)),
+    }
+)
+REASONING: Table = MappingProxyType(
+    {
+        "context": RefusedField("the chat template chooses what it shows.", ("auto",)),
+        "mode": RefusedField("there is one mode.", ("standard",)),
+    }
+)
+TEXT: Table = MappingProxyType(
+    {"verbosity": RefusedField("ask for it in the instructions.", ("medium",))}
+)
+TOOL: Table = MappingProxyType(
+    {
+        "allowed_callers": RefusedField("the model alone calls.", (["direct"],)),
+        "defer_loading": RefusedField("all tools are told at once.", (False,)),
+        "output_schema": RefusedField("say it in the description."),
+    }
+)
+CALL: Table = MappingProxyType(
+    {
+        "async": RefusedField("a call ends the answer.", (False,)),
+        "caller": RefusedField("the model alone calls.", ({"type": "direct"},)),
+        "namespace": RefusedField("functions have no namespaces.", ("",)),
+    }
+)
+IMAGE: Table = MappingProxyType(
+    {"file_id": RefusedField("send the picture as a data URL in image_url.")}
+)
+
+
+def instead_of_tool() -> str:
+    """What to do in place of a tool that a server would run."""
+    return _CLIENT_S
+
+
+def instead_of_part(kind: str) -> str:
+    """What to do in place of a part of a message."""
+    if kind == "input_file":
+        return "put the text of a file into 'input_text'."
+    if kind == "input_audio":
+        return "send sound to /v1/audio/transcriptions."
+    return "a message takes 'input_text', 'output_text', 'refusal' and 'input_image'; leave it out."
+
+
+def instead_of_item(kind: str) -> str:
+    """What to do in place of an item."""
+    if kind.endswith(("_call", "_call_output", "_output")) or kind.startswith("mcp_"):
+        return _CLIENT_S
+    return "leave it out."

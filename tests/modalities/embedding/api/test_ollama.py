@@ -1,0 +1,75 @@
+"""Vectors for clients of Ollama, in front of a made-up engine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from support.full_app import NUM_DIMENSIONS, VectorEngine, embedding_model
+from support.http import in_process
+from triptych.core.config import Config
+from triptych.core.http.app import create_app
+from triptych.modalities.embedding.api.ollama import ollama_embeddings_router
+from triptych.modalities.embedding.api.service import EmbeddingService
+from triptych.modalities.llm.api.ollama.dialect import OLLAMA
+
+
+@pytest.fixture
+async def client(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    engine, config = VectorEngine(), Config()
+    service = EmbeddingService.from_config(config, [embedding_model(tmp_path / "m")], engine)
+    app = create_app(config, engine, [ollama_embeddings_router(service)], dialects=[OLLAMA])
+    async with in_process(app) as client:
+        yield client
+
+
+async def test_vectors(client: httpx.AsyncClient) -> None:
+    body = {"model": "words:latest", "input": ["w1 w2", "w3"], "keep_alive": "5m"}
+    reply = (await client.post("/api/embed", json=body)).json()
+    assert reply["embeddings"] == [[0.5] * NUM_DIMENSIONS] * 2
+    assert (reply["model"], reply["prompt_eval_count"]) == ("words:latest", 7)
+    assert reply["total_duration"] > reply["load_duration"] >= 0
+    body = {"model": "words", "input": "w1", "dimensions": 4}
+    (vector,) = (await client.post("/api/embed", json=body)).json()["embeddings"]
+    assert len(vector) == 4
+
+
+async def test_one_vector(client: httpx.AsyncClient) -> None:
+    body = {"model": "words", "prompt": "w1"}
+    reply = (await client.post("/api/embeddings", json=body)).json()
+    assert reply == {"embedding": [0.5] * NUM_DIMENSIONS}
+
+
+@pytest.mark.parametrize(
+    ("fields", "num_tokens"),
+    [({}, 64), ({"options": {"num_ctx": 9}}, 9), ({"options": {"num_ctx": 8192}}, 64)],
+)
+async def test_long_texts_are_cut(
+    client: httpx.AsyncClient, fields: dict[str, Any], num_tokens: int
+) -> None:
+    body = {"model": "words", "input": "w1 " * 100, **fields}
+    reply = (await client.post("/api/embed", json=body)).json()
+    assert reply["prompt_eval_count"] == num_tokens
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "named"),
+    [
+        ({"input": "w1 " * 100, "truncate": False}, 400, "102 tokens"),
+        ({"input": ""}, 400, "input"),
+        ({"input": []}, 400, "input"),
+        ({"input": "w1", "dimensions": 99}, 400, "dimensions"),
+        ({"input": "w1", "colour": 1}, 400, "colour"),
+        ({"input": "w1", "model": "other"}, 404, "other"),
+    ],
+)
+async def test_what_is_refused_is_named(
+    client: httpx.AsyncClient, fields: dict[str, Any], status: int, named: str
+) -> None:
+    reply = await client.post("/api/embed", json={"model": "words", **fields})
+    assert reply.status_code == status
+    assert named in reply.json()["error"]

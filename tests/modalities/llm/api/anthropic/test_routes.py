@@ -1,0 +1,481 @@
+"""Anthropic's API over the whole app, in front of a made-up engine."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from support.doors import CALL, THINKS, WEATHER_SCHEMA, doors_app
+from support.http import ANSWER, FakeEngine, documents, in_process
+from triptych.core.errors import EngineDown, Overloaded, RateLimited
+
+PATH = "/v1/messages"
+COUNT = f"{PATH}/count_tokens"
+TOOL = {"name": "get_weather", "description": "Tells it.", "input_schema": WEATHER_SCHEMA}
+
+
+def message(text: Any = "hi", **fields: Any) -> dict[str, Any]:
+    return {
+        "model": "tiny",
+        "max_tokens": 300,
+        "messages": [{"role": "user", "content": text}],
+        **fields,
+    }
+
+
+@pytest.fixture(scope="module")
+def idle_app(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
+    """An app where nothing comes to the engine."""
+    engine = FakeEngine(error=AssertionError("it was asked"))
+    return doors_app(tmp_path_factory.mktemp("idle"), engine)
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine()
+
+
+@pytest.fixture
+async def client(tmp_path: Path, engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
+    async with in_process(doors_app(tmp_path, engine)) as client:
+        yield client
+
+
+@pytest.fixture
+async def thinker(tmp_path: Path, engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
+    engine.answer = f"<think>Hm, well.</think>I look.\n{CALL}\n{CALL}"
+    async with in_process(doors_app(tmp_path, engine, models=THINKS)) as client:
+        yield client
+
+
+async def test_an_answer(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    reply = await client.post(PATH, json=message())
+    assert reply.headers["request-id"] == reply.headers["x-request-id"]
+    body = reply.json()
+    assert body.pop("id").startswith("msg_")
+    assert body == {
+        "type": "message",
+        "role": "assistant",
+        "model": "tiny",
+        "content": [{"type": "text", "text": ANSWER}],
+        "stop_reason": "end_turn",
+        "stop_sequence": None,
+        "usage": {
+            "input_tokens": 20,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": 1,
+            "output_tokens": len(ANSWER),
+        },
+    }
+
+
+async def test_the_count_is_that_of_the_usage(client: httpx.AsyncClient) -> None:
+    body = message("hi there", system=[{"type": "text", "text": "Be brief."}], tools=[TOOL])
+    counted = (await client.post(COUNT, json={**body, "max_tokens": 1})).json()
+    assert "max_tokens" in counted["error"]["message"], "a field of the other route"
+    del body["max_tokens"]
+    (count,) = (await client.post(COUNT, json=body)).json().values()
+    usage = (await client.post(PATH, json={**body, "max_tokens": 3})).json()["usage"]
+    assert count == usage["input_tokens"] + usage["cache_read_input_tokens"]
+
+
+async def test_what_was_asked_reaches_the_engine(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    fields = {"temperature": 0.5, "top_p": 0.9, "top_k": 7, "max_tokens": 8}
+    assert (await client.post(PATH, json=message(**fields))).status_code == 200
+    (request,) = engine.submitted.values()
+    assert {name: getattr(request.sampling, name) for name in fields} == fields
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason", "sequence"),
+    [
+        ({"stop_sequences": ["xyz", "brown"]}, "stop_sequence", "brown"),
+        ({"max_tokens": 5}, "max_tokens", None),
+        ({"max_tokens": 200_000}, "end_turn", None),
+    ],
+)
+async def test_why_it_ended(
+    client: httpx.AsyncClient, fields: dict[str, Any], reason: str, sequence: str | None
+) -> None:
+    body = (await client.post(PATH, json=message(**fields))).json()
+    assert (body["stop_reason"], body["stop_sequence"]) == (reason, sequence)
+
+
+async def test_an_answer_ends_with_the_context(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    engine.is_endless = True
+    body = (await client.post(PATH, json=message("x" * 3900, max_tokens=32_000))).json()
+    assert body["stop_reason"] == "model_context_window_exceeded"
+    used = body["usage"]
+    assert sum(count for name, count in used.items()) == 4096
+
+
+async def test_a_prompt_that_is_too_long(client: httpx.AsyncClient) -> None:
+    reply = await client.post(PATH, json=message("x" * 5000))
+    assert reply.status_code == 400
+    assert reply.json()["error"]["type"] == "invalid_request_error"
+    assert reply.json()["error"]["message"].startswith("prompt is too long: ")
+
+
+async def test_the_order_of_events(thinker: httpx.AsyncClient) -> None:
+    """As the public description has it: a start, whole blocks in order, one end."""
+    reply = await thinker.post(PATH, json=message(stream=True, tools=[TOOL]))
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    names = [line[7:] for line in reply.text.splitlines() if line.startswith("event: ")]
+    events = documents(reply.text)
+    assert [event["type"] for event in events] == names
+    assert (names[0], names[-2:]) == ("message_start", ["message_delta", "message_stop"])
+    start = events[0]["message"]
+    assert (start["content"], start["stop_reason"], start["role"]) == ([], None, "assistant")
+    kinds, index, is_open = [], -1, False
+    for event in events[1:-2]:
+        if event["type"] == "content_block_start":
+            assert not is_open
+            index, is_open = index + 1, True
+            kinds.append(event["content_block"]["type"])
+        elif event["type"] == "content_block_stop":
+            assert is_open
+            is_open = False
+        else:
+            assert event["type"] == "content_block_delta"
+            assert is_open
+        assert event["index"] == index
+    assert not is_open
+    assert kinds == ["thinking", "text", "tool_use", "tool_use"]
+    end = events[-2]
+    assert end["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
+    assert end["usage"]["output_tokens"] > 50
+    assert end["usage"]["output_tokens_details"]["thinking_tokens"] > 5
+
+
+async def test_the_deltas_of_blocks(thinker: httpx.AsyncClient) -> None:
+    reply = await thinker.post(PATH, json=message(stream=True, tools=[TOOL]))
+    deltas = [event for event in documents(reply.text) if event["type"] == "content_block_delta"]
+    of_block = [[each["delta"] for each in deltas if each["index"] == n] for n in range(4)]
+    assert "".join(each.get("thinking", "") for each in of_block[0]) == "Hm, well."
+    assert of_block[0][-1]["type"] == "signature_delta"
+    assert of_block[0][-1]["signature"]
+    assert "".join(each["text"] for each in of_block[1]) == "I look."
+    for pieces in of_block[2:]:
+        assert {each["type"] for each in pieces} == {"input_json_delta"}
+        assert "".join(each["partial_json"] for each in pieces) == '{"city": "Paris"}'
+
+
+async def test_thoughts_may_be_left_out(thinker: httpx.AsyncClient) -> None:
+    thinking = {"type": "enabled", "budget_tokens": 1024, "display": "omitted"}
+    body = (await thinker.post(PATH, json=message(thinking=thinking))).json()
+    first = body["content"][0]
+    assert (first["type"], first["thinking"]) == ("thinking", "")
+    assert first["signature"]
+    assert body["usage"]["output_tokens_details"]["thinking_tokens"] > 5
+
+
+async def test_tool_choice(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    engine.answer = f"{CALL}\n{CALL}"
+    choices: dict[str, Any] = {
+        "auto": {"type": "auto", "disable_parallel_tool_use": True},
+        "none": {"type": "none"},
+        "named": {"type": "tool", "name": "get_weather"},
+        "any": {"type": "any"},
+    }
+    found = {}
+    for name, choice in choices.items():
+        reply = await client.post(PATH, json=message(tools=[TOOL], tool_choice=choice))
+        found[name] = [block["type"] for block in reply.json()["content"]]
+    assert found["auto"] == ["tool_use"]
+    assert found["none"] == ["text"]
+    is_forced = [bool(request.grammar) for request in engine.submitted.values()]
+    assert is_forced == [False, False, True, True]
+
+
+async def test_what_the_model_is_told(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    """Turns, results of tools and system blocks, in the words of the template."""
+    results = [
+        {"type": "tool_result", "tool_use_id": "a", "content": "Sun"},
+        {
+            "type": "tool_result",
+            "tool_use_id": "b",
+            "content": [{"type": "text", "text": "No such city"}],
+            "is_error": True,
+        },
+        {"type": "text", "text": "So?", "cache_control": {"type": "ephemeral", "ttl": "1h"}},
+        {"type": "text", "text": "Well?"},
+    ]
+    calls = [
+        {"type": "tool_use", "id": name, "name": "get_weather", "input": {"city": name}}
+        for name in "ab"
+    ]
+    thoughts = [
+        {"type": "thinking", "thinking": "Hm.", "signature": "x"},
+        {"type": "redacted_thinking", "data": "AAAA"},
+    ]
+    said = {"type": "text", "text": "I look."}
+    body = message(
+        system=[
+            {"type": "text", "text": "x-anthropic-billing-header: cc_version=1; cch=abc;"},
+            {"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}},
+            {"type": "text", "text": "Be kind."},
+        ],
+        messages=[
+            {"role": "user", "content": "Where"},
+            {"role": "user", "content": "is sun?"},
+            {"role": "assistant", "content": [*thoughts, said, *calls]},
+            {"role": "user", "content": results},
+        ],
+    )
+    assert (await client.post(PATH, json=body)).status_code == 200
+    (request,) = engine.submitted.values()
+    ids = {"model": "tiny", "tokens": list(request.prompt_ids), "skip_special_tokens": False}
+    prompt = (await client.post("/detokenize", json=ids)).json()["prompt"]
+    call = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "%s"}}\n</tool_call>'
+    result = "<|im_start|>user\n<tool_response>\n%s\n</tool_response><|im_end|>\n"
+    assert prompt == (
+        "<|im_start|>system\nBe brief.\n\nBe kind.<|im_end|>\n"
+        "<|im_start|>user\nWhere\n\nis sun?<|im_end|>\n"
+        f"<|im_start|>assistant\nI look.\n\n{call % 'a'}\n\n{call % 'b'}<|im_end|>\n"
+        f"{result % 'Sun'}{result % 'Error: No such city'}"
+        "<|im_start|>user\nSo?\n\nWell?<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+async def test_the_last_words_of_the_assistant_go_on(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    begun = {"role": "assistant", "content": "The answer is ("}
+    body = message()
+    assert (
+        await client.post(PATH, json={**body, "messages": [*body["messages"], begun]})
+    ).status_code == 200
+    (request,) = engine.submitted.values()
+    ids = {"model": "tiny", "tokens": list(request.prompt_ids)}
+    prompt = (await client.post("/detokenize", json=ids)).json()["prompt"]
+    assert prompt.endswith("assistant\nThe answer is (")
+
+
+async def test_a_file_in_a_call_is_what_it_was(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    """It stands where pictures do, and is none."""
+    source = {"type": "base64", "data": base64.b64encode(bytes(900)).decode()}
+    call = {"type": "tool_use", "id": "a", "name": "f", "input": {"source": source}}
+    result = {"type": "tool_result", "tool_use_id": "a"}
+    body = message([result])
+    earlier = [{"role": "user", "content": "a"}, {"role": "assistant", "content": [call]}]
+    body["messages"] = earlier + body["messages"]
+    assert (await client.post(PATH, json=body)).status_code == 200
+    (request,) = engine.submitted.values()
+    ids = {"model": "tiny", "tokens": list(request.prompt_ids)}
+    assert source["data"] in (await client.post("/detokenize", json=ids)).json()["prompt"]
+
+
+async def test_a_form(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    form = {"type": "json_schema", "schema": WEATHER_SCHEMA}
+    for fields in ({"output_config": {"format": form}}, {"output_format": form}):
+        await client.post(PATH, json=message(**fields))
+    first, second = engine.submitted.values()
+    assert first.grammar == second.grammar
+    assert first.grammar is not None
+
+
+async def test_a_coding_assistant(client: httpx.AsyncClient) -> None:
+    """The fields that such clients send with every request."""
+    cached = {"type": "ephemeral", "ttl": "1h", "scope": "global"}
+    tools = [
+        {**TOOL, "name": f"mcp__server__tool_{n}", "eager_input_streaming": True, "type": "custom"}
+        for n in range(60)
+    ]
+    tools[-1]["cache_control"] = cached
+    body = message(
+        max_tokens=32_000,
+        temperature=1,
+        system=[{"type": "text", "text": "You code.", "cache_control": cached}],
+        tools=tools,
+        thinking={"type": "adaptive"},
+        context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        output_config={"effort": "medium"},
+        metadata={"user_id": json.dumps({"device_id": "a" * 64, "session_id": "b" * 36})},
+        diagnostics={"previous_message_id": None},
+        service_tier="auto",
+        speed="standard",
+        mcp_servers=[],
+        tool_choice={"type": "none"},
+    )
+    headers = {
+        "anthropic-version": "2023-06-01",
+        "anthropic-beta": "claude-code-20250219,interleaved-thinking-2025-05-14",
+        "anthropic-dangerous-direct-browser-access": "true",
+        "x-app": "cli",
+    }
+    reply = await client.post(f"{PATH}?beta=true", json=body, headers=headers)
+    assert reply.status_code == 200, reply.text
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"container": "c"}, "container"),
+        ({"mcp_servers": [{"name": "x"}]}, "mcp_servers"),
+        ({"speed": "fast"}, "speed"),
+        ({"inference_geo": "eu"}, "inference_geo"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305"),
+        ({"tools": [{**TOOL, "defer_loading": True}]}, "defer_loading"),
+        ({"tools": [{**TOOL, "input_examples": [{}]}]}, "input_examples"),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "name"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"thinking": {"type": "between_tools"}}, "between_tools"),
+        ({"output_config": {"task_budget": {}}}, "task_budget"),
+        (
+            {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
+            "in the client",
+        ),
+        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "document"),
+        ({"messages": [{"role": "user", "content": [{"type": "mcp_tool_use"}]}]}, "mcp_tool_use"),
+        ({"messages": [{"role": "assistant", "content": [{"type": "image"}]}]}, "source"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "x"}]}]},
+            "thinking",
+        ),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": "a"},
+                    {
+                        "role": "assistant",
+                        "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}],
+                    },
+                ]
+            },
+            "tool_result",
+        ),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [{"type": "image", "source": {"type": "file", "file_id": "f"}}],
+                    }
+                ]
+            },
+            "files API",
+        ),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": None}, "max_tokens"),
+        ({"min_p": 0.5}, "min_p"),
+        ({"messages": []}, "messages"),
+    ],
+)
+async def test_what_is_refused_is_named(
+    idle_app: FastAPI, fields: dict[str, Any], named: str
+) -> None:
+    async with in_process(idle_app) as client:
+        reply = await client.post(PATH, json=message(**fields))
+    body = reply.json()
+    assert reply.status_code == 400, body
+    assert (body["type"], body["error"]["type"]) == ("error", "invalid_request_error")
+    assert body["request_id"] == reply.headers["request-id"]
+    assert named in body["error"]["message"]
+
+
+async def test_another_version_is_refused(client: httpx.AsyncClient) -> None:
+    headers = {"anthropic-version": "2023-01-01"}
+    reply = await client.post(PATH, json=message(), headers=headers)
+    assert "2023-06-01" in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (RateLimited("x", retry_after_s=2), 429, "rate_limit_error"),
+        (Overloaded("x"), 529, "overloaded_error"),
+        (EngineDown("x"), 503, "api_error"),
+        (RuntimeError("x"), 500, "api_error"),
+    ],
+)
+async def test_errors_of_the_engine(
+    client: httpx.AsyncClient, engine: FakeEngine, error: Exception, status: int, kind: str
+) -> None:
+    engine.error = error
+    for stream in (False, True):
+        reply = await client.post(PATH, json=message(stream=stream))
+        assert reply.status_code == status
+        assert reply.json()["error"]["type"] == kind
+        assert ("retry-after" in reply.headers) == (status in (429, 503, 529))
+
+
+async def test_a_stream_that_breaks_ends_with_an_error(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    engine.error, engine.num_good = Overloaded("x"), 3
+    reply = await client.post(PATH, json=message(stream=True))
+    last = documents(reply.text)[-1]
+    assert reply.text.count("event: error\n") == 1
+    assert last["error"] == {"type": "overloaded_error", "message": "x"}
+    assert last["request_id"] == reply.headers["request-id"]
+
+
+async def test_errors_before_the_route(tmp_path: Path, engine: FakeEngine) -> None:
+    app = doors_app(tmp_path, engine, api_key=("key",), max_request_bytes=2000)
+    async with in_process(app) as client:
+        key = {"x-api-key": "key"}
+        tried = {
+            401: await client.post(PATH, json=message()),
+            404: await client.post(f"{PATH}/batches", json={}, headers=key),
+            405: await client.get(PATH, headers=key),
+            413: await client.post(PATH, json=message("x" * 3000), headers=key),
+            415: await client.post(PATH, content="x", headers=key),
+        }
+        other = await client.get("/v1/models")
+        own = await client.get("/v1/models/none", headers={"anthropic-version": "1", **key})
+        ok = await client.post(PATH, json=message(), headers=key)
+    kinds = {}
+    for status, reply in tried.items():
+        assert reply.status_code == status
+        assert reply.json()["request_id"] == reply.headers["request-id"]
+        kinds[status] = reply.json()["error"]["type"]
+    assert kinds == {
+        401: "authentication_error",
+        404: "not_found_error",
+        405: "invalid_request_error",
+        413: "request_too_large",
+        415: "invalid_request_error",
+    }
+    assert other.json()["error"]["code"] == "invalid_api_key"
+    assert "request-id" not in other.headers
+    assert (own.status_code, own.json()["type"]) == (404, "error")
+    assert ok.status_code == 200
+
+
+async def test_a_silence_is_filled(tmp_path: Path) -> None:
+    app = doors_app(tmp_path, FakeEngine(answer="hi", step_s=0.3), heartbeat_s=0.1)
+    async with in_process(app) as client:
+        reply = await client.post(PATH, json=message(stream=True))
+    assert 'event: ping\ndata: {"type": "ping"}\n\n' in reply.text
+
+
+async def test_models_are_listed_to_each_in_its_way(client: httpx.AsyncClient) -> None:
+    version = {"anthropic-version": "2023-06-01"}
+    page = (await client.get("/v1/models", headers=version)).json()
+    (model,) = page["data"]
+    assert (page["has_more"], page["first_id"], page["last_id"]) == (False, "tiny", "tiny")
+    assert model["type"] == "model"
+    assert model["display_name"] == model["id"] == "tiny"
+    assert model["created_at"].endswith("Z")
+    assert model["max_input_tokens"] == 4096
+    assert (await client.get("/v1/models/tiny", headers=version)).json() == model
+    after = await client.get("/v1/models", params={"after_id": "tiny"}, headers=version)
+    assert after.json()["data"] == []
+    wrong = await client.get("/v1/models", params={"before_id": "x"}, headers=version)
+    assert wrong.status_code == 404
+    assert (await client.get("/v1/models")).json()["object"] == "list"
+    assert (await client.get("/v1/models/tiny")).json()["object"] == "model"

@@ -1,0 +1,358 @@
+"""Ollama's API over the whole app, in front of a made-up engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from support.doors import CALL, THINKS, WEATHER_SCHEMA, doors_app
+from support.http import ANSWER, READY, FakeEngine, in_process
+from triptych.core.client import EngineStatus
+from triptych.core.errors import EngineDown, RateLimited
+from triptych.core.transport.messages import Heartbeat, ModelStatus
+
+CHAT = "/api/chat"
+GENERATE = "/api/generate"
+TOOL = {
+    "type": "function",
+    "function": {"name": "get_weather", "description": "It.", "parameters": WEATHER_SCHEMA},
+}
+DURATIONS = ("total_duration", "load_duration", "prompt_eval_duration", "eval_duration")
+
+
+def chat(text: str = "hi", **fields: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": text}]
+    return {"model": "tiny", "messages": messages, "stream": False, **fields}
+
+
+def prompt(text: str = "hi", **fields: Any) -> dict[str, Any]:
+    return {"model": "tiny:latest", "prompt": text, "stream": False, **fields}
+
+
+def lines(reply: httpx.Response) -> list[Any]:
+    assert reply.headers["content-type"] == "application/x-ndjson"
+    assert reply.text.endswith("\n")
+    return [json.loads(line) for line in reply.text.splitlines()]
+
+
+async def told(client: httpx.AsyncClient, engine: FakeEngine) -> str:
+    """What the model was given last."""
+    ids = list(list(engine.submitted.values())[-1].prompt_ids)
+    body = {"model": "tiny", "tokens": ids, "skip_special_tokens": False}
+    text: str = (await client.post("/detokenize", json=body)).json()["prompt"]
+    return text
+
+
+@pytest.fixture(scope="module")
+def idle_app(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
+    """An app where nothing comes to the engine."""
+    engine = FakeEngine(error=AssertionError("it was asked"))
+    return doors_app(tmp_path_factory.mktemp("idle"), engine)
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine()
+
+
+@pytest.fixture
+async def client(tmp_path: Path, engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
+    async with in_process(doors_app(tmp_path, engine)) as client:
+        yield client
+
+
+@pytest.fixture
+async def thinker(tmp_path: Path, engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
+    engine.answer = f"<think>Hm, well.</think>I look.\n{CALL}\n{CALL}"
+    async with in_process(doors_app(tmp_path, engine, models=THINKS)) as client:
+        yield client
+
+
+async def test_an_answer(client: httpx.AsyncClient) -> None:
+    body = (await client.post(CHAT, json=chat())).json()
+    assert body["message"] == {"role": "assistant", "content": ANSWER}
+    assert (body["model"], body["done"], body["done_reason"]) == ("tiny", True, "stop")
+    assert (body["prompt_eval_count"], body["eval_count"]) == (21, len(ANSWER))
+    datetime.fromisoformat(body["created_at"])
+    assert body["created_at"].endswith("Z")
+
+
+async def test_lines_are_the_default(client: httpx.AsyncClient) -> None:
+    body = chat()
+    del body["stream"]
+    *pieces, last = lines(await client.post(CHAT, json=body))
+    assert "".join(piece["message"]["content"] for piece in pieces) == ANSWER
+    assert {piece["done"] for piece in pieces} == {False}
+    assert len(pieces) > 10
+    assert not any("eval_count" in piece for piece in pieces)
+    assert (last["done"], last["message"]["content"]) == (True, "")
+    assert last["eval_count"] == len(ANSWER)
+
+
+async def test_durations_are_those_of_the_parts(tmp_path: Path) -> None:
+    """Each is what the engine took, and all are within the whole."""
+    engine = FakeEngine(answer="abcde", step_s=0.02)
+    async with in_process(doors_app(tmp_path, engine)) as client:
+        body = (await client.post(GENERATE, json=prompt())).json()
+    total, load, prefill, decode = (body[name] for name in DURATIONS)
+    assert prefill >= 0.02e9
+    assert decode >= 4 * 0.02e9
+    assert load + prefill + decode <= total
+
+
+async def test_the_time_of_loading(
+    client: httpx.AsyncClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads = []
+
+    async def load(model: str) -> None:
+        loads.append(model)
+
+    monkeypatch.setattr(engine, "load", load)
+    await client.post(CHAT, json=chat())
+    assert loads == ["tiny"]
+    engine.state = with_tiny(state="ready")
+    body = (await client.post(CHAT, json=chat())).json()
+    assert (loads, body["load_duration"]) == (["tiny"], 0)
+
+
+def with_tiny(**status: Any) -> EngineStatus:
+    models = (ModelStatus(model="tiny", **status),)
+    held = {'triptych_device_memory_bytes{owner="tiny/weights"}': 100.0}
+    held['triptych_device_memory_bytes{owner="tiny/kv"}'] = 20.0
+    held['triptych_device_memory_bytes{owner="tiny2/kv"}'] = 3.0
+    beat = Heartbeat(
+        turn=1,
+        phase="idle",
+        stall_budget_s=1.0,
+        num_jobs=0,
+        models=models,
+        gauges=held,
+        counters={},
+        histograms={},
+    )
+    values = {name: getattr(READY, name) for name in EngineStatus.__dataclass_fields__}
+    return EngineStatus(**{**values, "models": models, "last_beat": beat})
+
+
+async def test_what_was_asked_reaches_the_engine(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    options = {
+        "temperature": 0.5,
+        "top_k": 7,
+        "top_p": 0.9,
+        "min_p": 0.1,
+        "seed": 11,
+        "presence_penalty": 0.2,
+        "frequency_penalty": -0.2,
+    }
+    others = {"num_predict": 8, "repeat_penalty": 1.1, "num_gpu": 99, "num_thread": 2}
+    body = chat(options={**options, **others}, keep_alive="5m")
+    assert (await client.post(CHAT, json=body)).status_code == 200
+    (request,) = engine.submitted.values()
+    assert {name: getattr(request.sampling, name) for name in options} == options
+    assert (request.sampling.max_tokens, request.sampling.repetition_penalty) == (8, 1.1)
+
+
+@pytest.mark.parametrize(
+    ("options", "num_tokens", "reason"),
+    [
+        ({"num_predict": 5}, 5, "length"),
+        ({"num_predict": -1, "num_ctx": 31}, 10, "length"),
+        ({"num_predict": 100_000, "num_ctx": 100_000}, len(ANSWER), "stop"),
+        ({"stop": "quick"}, 9, "stop"),
+        ({"stop": ["x", "quick"]}, 9, "stop"),
+    ],
+)
+async def test_how_long_an_answer_is(
+    client: httpx.AsyncClient, options: dict[str, Any], num_tokens: int, reason: str
+) -> None:
+    body = (await client.post(CHAT, json=chat(options=options))).json()
+    assert (body["eval_count"], body["done_reason"]) == (num_tokens, reason)
+
+
+async def test_a_prompt_over_num_ctx(client: httpx.AsyncClient) -> None:
+    reply = await client.post(CHAT, json=chat(options={"num_ctx": 16}))
+    assert reply.status_code == 400
+    assert "context of 16" in reply.json()["error"]
+
+
+async def test_calls_and_thoughts(thinker: httpx.AsyncClient) -> None:
+    body = (await thinker.post(CHAT, json=chat(tools=[TOOL], think=True))).json()
+    message = body["message"]
+    assert (message["thinking"], message["content"]) == ("Hm, well.", "I look.")
+    functions = [call["function"] for call in message["tool_calls"]]
+    assert functions == [
+        {"index": n, "name": "get_weather", "arguments": {"city": "Paris"}} for n in range(2)
+    ]
+    assert body["done_reason"] == "stop"
+
+
+async def test_calls_come_whole(thinker: httpx.AsyncClient) -> None:
+    body = chat(tools=[TOOL], stream=True)
+    *pieces, _ = [line["message"] for line in lines(await thinker.post(CHAT, json=body))]
+    assert "".join(piece.get("thinking", "") for piece in pieces) == "Hm, well."
+    assert "".join(piece["content"] for piece in pieces) == "I look."
+    calls = [piece["tool_calls"] for piece in pieces if "tool_calls" in piece]
+    assert [len(each) for each in calls] == [1, 1]
+
+
+async def test_results_of_tools(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    """Calls have no ids there: each result is that of its tool's first call without one."""
+    calls = [{"function": {"name": "f", "arguments": {"n": n}}} for n in (1, 2)]
+    body = chat(tools=[{"type": "function", "function": {"name": "f"}}])
+    body["messages"] += [
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "tool_name": "f", "content": "one"},
+        {"role": "tool", "content": "two"},
+    ]
+    assert (await client.post(CHAT, json=body)).status_code == 200
+    text = await told(client, engine)
+    assert '{"name": "f", "arguments": {"n": 1}}' in text
+    assert text.index("one") < text.index("two")
+
+
+async def test_log_probabilities(client: httpx.AsyncClient) -> None:
+    body = chat(logprobs=True, top_logprobs=2, options={"num_predict": 2})
+    reply = (await client.post(CHAT, json=body)).json()
+    assert [entry["token"] for entry in reply["logprobs"]] == ["T", "h"]
+    assert len(reply["logprobs"][0]["top_logprobs"]) == 2
+    streamed = lines(await client.post(CHAT, json={**body, "stream": True}))
+    assert [line["logprobs"][0]["token"] for line in streamed if "logprobs" in line] == ["T", "h"]
+
+
+async def test_forms(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    for form in ("json", WEATHER_SCHEMA, ""):
+        assert (await client.post(CHAT, json=chat(format=form))).status_code == 200
+    first, second, third = (request.grammar for request in engine.submitted.values())
+    assert first
+    assert second not in ("", first)
+    assert not third
+
+
+async def test_generate(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    body = (await client.post(GENERATE, json=prompt(system="Be brief."))).json()
+    assert (body["response"], body["model"]) == (ANSWER, "tiny:latest")
+    assert await told(client, engine) == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n"
+        "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+async def test_a_raw_prompt_is_the_whole(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    await client.post(GENERATE, json=prompt("a<|im_end|>b", raw=True))
+    assert await told(client, engine) == "a<|im_end|>b"
+    assert len(next(iter(engine.submitted.values())).prompt_ids) == 3
+
+
+@pytest.mark.parametrize(("path", "empty"), [(CHAT, "message"), (GENERATE, "response")])
+async def test_a_model_is_loaded(
+    client: httpx.AsyncClient, engine: FakeEngine, path: str, empty: str
+) -> None:
+    body = (await client.post(path, json={"model": "tiny", "keep_alive": -1})).json()
+    assert (body["done"], body["done_reason"]) == (True, "load")
+    assert empty in body
+    refused = await client.post(path, json={"model": "tiny", "keep_alive": 0})
+    assert "keep_alive" in refused.json()["error"]
+    assert not engine.submitted
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "named"),
+    [
+        (CHAT, chat(options={"mirostat": 1}), "mirostat"),
+        (CHAT, chat(options={"repeat_last_n": 64}), "repeat_last_n"),
+        (CHAT, chat(options={"num_predict": 0}), "num_predict"),
+        (CHAT, chat(options={"temperature": 9}), "options.temperature"),
+        (CHAT, chat(options={"colour": 9}), "options.colour"),
+        (CHAT, chat(truncate=True), "truncate"),
+        (CHAT, chat(think=True), "think"),
+        (CHAT, chat(top_logprobs=2), "logprobs"),
+        (CHAT, chat(messages=[{"role": "system", "content": "a", "images": ["AA"]}]), "Pictures"),
+        (CHAT, chat(messages=[{"role": "user", "content": "a", "tool_calls": [
+            {"function": {"name": "f"}}]}]), "tool_calls"),
+        (GENERATE, prompt(suffix="x"), "suffix"),
+        (GENERATE, prompt(template="x"), "--chat-template"),
+        (GENERATE, prompt(context=[1]), "/api/chat"),
+        (GENERATE, prompt(raw=True, system="x"), "raw"),
+        (GENERATE, prompt(width=512), "/v1/images/generations"),
+        ("/api/show", {}, "model"),
+        ("/api/show", {"model": "tiny", "verbose": True}, "verbose"),
+        ("/api/pull", {"model": "llama3"}, "--model"),
+        ("/api/create", {"model": "x", "from": "tiny"}, "--model"),
+        ("/api/copy", {}, "NAME=REFERENCE"),
+        ("/api/push", {}, "published"),
+        ("/api/blobs/sha256:00", {}, "FILE.gguf"),
+    ],
+)  # fmt: skip
+async def test_what_is_refused_is_named(
+    idle_app: FastAPI, path: str, body: Any, named: str
+) -> None:
+    async with in_process(idle_app) as client:
+        reply = await client.post(path, json=body)
+    assert reply.status_code == 400, reply.text
+    assert reply.json().keys() == {"error"}
+    assert named in reply.json()["error"]
+
+
+async def test_nothing_is_deleted(client: httpx.AsyncClient) -> None:
+    reply = await client.request("DELETE", "/api/delete", json={"model": "tiny"})
+    assert reply.status_code == 400
+    assert "/api/delete is not offered" in reply.json()["error"]
+
+
+@pytest.mark.parametrize(("error", "status"), [(RateLimited("x"), 429), (EngineDown("x"), 503)])
+async def test_errors_are_words(
+    client: httpx.AsyncClient, engine: FakeEngine, error: Exception, status: int
+) -> None:
+    engine.error = error
+    reply = await client.post(CHAT, json=chat(stream=True))
+    assert (reply.status_code, reply.json()) == (status, {"error": "x"})
+    engine.num_good = 3
+    assert lines(await client.post(CHAT, json=chat(stream=True)))[-1] == {"error": "x"}
+    unknown = await client.post(CHAT, json={**chat(), "model": "llama3"})
+    assert (unknown.status_code, unknown.json().keys()) == (404, {"error"})
+    assert "tiny:latest" in unknown.json()["error"]
+    assert (await client.get("/api/nothing")).json() == {"error": "There is no such route here."}
+
+
+async def test_the_models(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    (model,) = (await client.get("/api/tags")).json()["models"]
+    assert model["name"] == model["model"] == "tiny:latest"
+    assert model["size"] > 4 * 6000
+    assert model["details"] == {
+        "parent_model": "",
+        "format": "safetensors",
+        "family": "llama",
+        "families": ["llama"],
+        "parameter_size": "6K",
+        "quantization_level": "F32",
+    }
+    datetime.fromisoformat(model["modified_at"])
+    assert (await client.get("/api/ps")).json() == {"models": []}
+    engine.state = with_tiny(state="ready")
+    (loaded,) = (await client.get("/api/ps")).json()["models"]
+    assert (loaded["size"], loaded["context_length"]) == (120, 4096)
+    version = (await client.get("/api/version")).json()["version"]
+    assert tuple(map(int, version.split("."))) >= (0, 6, 4), "what coding assistants ask for"
+    assert (await client.post("/api/pull", json={"model": "tiny"})).json() == {"status": "success"}
+
+
+async def test_one_model(thinker: httpx.AsyncClient) -> None:
+    shown = (await thinker.post("/api/show", json={"name": "tiny"})).json()
+    assert shown["capabilities"] == ["completion", "tools", "thinking"]
+    assert "add_generation_prompt" in shown["template"]
+    assert shown["model_info"] == {
+        "general.architecture": "llama",
+        "general.parameter_count": 6000,
+        "llama.context_length": 4096,
+        "llama.vocab_size": 259,
+    }

@@ -1,0 +1,252 @@
+"""What a request of the Responses API may say, and the chat request that it becomes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from support.http import FakeEngine, in_process, refused
+from support.responses_app import ask_for, responses_app
+from triptych.modalities.llm.api.responses import unsupported
+from triptych.modalities.llm.api.responses.conversation import chat_fields
+from triptych.modalities.llm.api.responses.items import KEPT_ITEM
+from triptych.modalities.llm.api.responses.protocol import ResponseRequest
+
+CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
+RESULT = {"type": "function_call_output", "call_id": "c1", "output": "done"}
+THOUGHT = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "T"}]}
+TOOL = {"type": "function", "name": "f"}
+
+
+def said(role: str, text: str) -> dict[str, Any]:
+    return {"role": role, "content": text}
+
+
+def messages(*items: dict[str, Any], **fields: Any) -> Any:
+    """What chat is asked for these items."""
+    body = ResponseRequest.model_validate(ask_for(list(items), **fields))
+    return chat_fields(body, [KEPT_ITEM.validate_python(item) for item in items])["messages"]
+
+
+def test_items_become_messages() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    assert messages(
+        said("user", "a"), THOUGHT, said("assistant", "b"), CALL, RESULT, said("user", "c")
+    ) == [
+        said("user", "a"),
+        {**said("assistant", "b"), "tool_calls": [call], "reasoning_content": "T"},
+        {"role": "tool", "tool_call_id": "c1", "content": "done"},
+        said("user", "c"),
+    ]
+
+
+def test_answers_stay_apart() -> None:
+    assert messages(said("assistant", "a"), said("assistant", "b"), CALL, THOUGHT) == [
+        said("assistant", "a"),
+        {**said("assistant", "b"), "tool_calls": [messages(CALL)[0]["tool_calls"][0]]},
+        {**said("assistant", ""), "reasoning_content": "T"},
+    ]
+
+
+def test_a_call_that_breaks_off_is_left_out() -> None:
+    broken = {**CALL, "arguments": '{"a', "status": "incomplete"}
+    assert messages(said("user", "a"), broken) == [said("user", "a")]
+
+
+def test_what_the_operator_says_first_is_one_message() -> None:
+    first = [said("developer", "b"), said("system", "c")]
+    assert messages(*first, said("user", "d"), said("developer", "e"), instructions="a") == [
+        said("system", "a\n\nb\n\nc"),
+        said("user", "d"),
+        said("developer", "e"),
+    ]
+
+
+def test_parts_of_a_message() -> None:
+    url = "http://a/b.png"
+    picture = {"type": "input_image", "image_url": url, "detail": "original"}
+    texts = [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]
+    (message,) = messages({**said("user", ""), "content": [texts[0], picture, texts[1]]})
+    assert message["content"] == [
+        {"type": "text", "text": "a"},
+        {"type": "image_url", "image_url": {"url": url, "detail": "high"}},
+        {"type": "text", "text": "b"},
+    ]
+    refusal = {"type": "refusal", "refusal": "no"}
+    answer = {"type": "output_text", "text": "b", "annotations": [], "logprobs": []}
+    assert messages({**said("assistant", ""), "content": [answer, refusal]}) == [
+        said("assistant", "bno")
+    ]
+    assert messages({**RESULT, "output": texts})[0]["content"] == "ab"
+
+
+def test_the_other_fields() -> None:
+    form = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}
+    body = ResponseRequest.model_validate(
+        ask_for(
+            max_output_tokens=5,
+            temperature=0.5,
+            top_p=0.9,
+            top_logprobs=2,
+            reasoning={"effort": "low", "summary": "auto"},
+            text={"format": form, "verbosity": "medium"},
+            tools=[{**TOOL, "description": None, "strict": False, "parameters": None}],
+            tool_choice={"type": "function", "name": "f"},
+            parallel_tool_calls=False,
+        )
+    )
+    assert chat_fields(body, []) == {
+        "model": "tiny",
+        "messages": [],
+        "max_completion_tokens": 5,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "logprobs": True,
+        "top_logprobs": 2,
+        "reasoning_effort": "low",
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "n", "schema": {"type": "object"}, "strict": True},
+        },
+        "tools": [{"type": "function", "function": {"name": "f", "strict": False}}],
+        "tool_choice": {"type": "function", "function": {"name": "f"}},
+        "parallel_tool_calls": False,
+    }
+
+
+NEUTRAL = [
+    {name: value} for name, field in unsupported.REQUEST.items() for value in (None, *field.neutral)
+]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *NEUTRAL,
+        {"tools": [], "tool_choice": "none"},
+        {"reasoning": {"context": "auto", "mode": "standard", "generate_summary": "concise"}},
+        {"text": {}},
+        {"text": {"format": {"type": "text"}}},
+        {"stream_options": {"include_obfuscation": False}},
+        {"include": ["reasoning.encrypted_content", "file_search_call.results"]},
+        {"user": "u", "safety_identifier": "s", "prompt_cache_key": "k", "service_tier": "flex"},
+        {"max_tool_calls": 3, "prompt_cache_retention": "24h"},
+        {"input": [{"type": "message", **said("user", "a"), "id": "x", "status": "completed"}]},
+        {"input": [{**said("assistant", "a"), "phase": "final_answer"}, said("user", "b")]},
+        {"input": [{**CALL, "id": "fc_1", "namespace": None, "caller": None}, RESULT]},
+        {"input": [{**THOUGHT, "encrypted_content": "secret"}, said("user", "a")]},
+    ],
+)
+async def test_what_is_accepted(tmp_path: Path, fields: dict[str, Any]) -> None:
+    with responses_app(tmp_path, FakeEngine(answer="ok")) as app:
+        async with in_process(app) as client:
+            reply = await client.post("/v1/responses", json=ask_for(**fields))
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["status"] == "completed"
+
+
+HOSTED = ["web_search", "file_search", "mcp", "code_interpreter", "computer_use_preview", "custom"]
+PICTURE = {"type": "input_image", "image_url": "http://a/b.png"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        *(({name: "x"}, name) for name in unsupported.REQUEST),
+        *(({"tools": [{"type": kind}]}, "tools") for kind in HOSTED),
+        ({"tool_choice": {"type": "web_search"}}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "name": "g"}, "tools": [TOOL]}, "tool_choice"),
+        (
+            {
+                "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [TOOL]},
+                "tools": [{**TOOL, "name": "g"}],
+            },
+            "tool_choice",
+        ),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL, TOOL]}, "tools"),
+        ({"tools": [{**TOOL, "defer_loading": True}]}, "defer_loading"),
+        ({"reasoning": {"mode": "pro"}}, "mode"),
+        ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
+        ({"text": {"verbosity": "low"}}, "verbosity"),
+        ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format"),
+        ({"text": {"format": {"type": "text", "name": "n"}}}, "text.format"),
+        ({"text": {"format": {"type": "json_object", "strict": True}}}, "text.format"),
+        (
+            {
+                "text": {
+                    "format": {"type": "json_schema", "name": "n", "schema": {"type": "strange"}}
+                }
+            },
+            "text.format",
+        ),
+        ({"input": None}, "input"),
+        ({"input": ""}, "input"),
+        ({"input": []}, "input"),
+        ({"input": [{"type": "web_search_call", "id": "w"}]}, "input[0]"),
+        ({"input": [{**said("user", ""), "content": [{"type": "input_file"}]}]}, None),
+        ({"input": [{**said("system", ""), "content": [PICTURE]}]}, "input"),
+        ({"input": [{**said("user", ""), "content": [{**PICTURE, "file_id": "f"}]}]}, "file_id"),
+        ({"input": [{**RESULT, "output": [PICTURE]}]}, "input"),
+        ({"input": [{**CALL, "arguments": "[1]"}]}, "input"),
+        (
+            {
+                "input": [
+                    {
+                        **said("user", ""),
+                        "content": [{**PICTURE, "image_url": "kept-picture:pic_1;image/png"}],
+                    }
+                ]
+            },
+            "input",
+        ),
+        ({"previous_response_id": "r", "conversation": "c"}, "conversation"),
+        ({"background": True, "store": False}, "background"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"max_output_tokens": 10**6}, None),
+        ({"temperature": 3.0}, "temperature"),
+        ({"top_logprobs": 21}, "top_logprobs"),
+        ({"include": ["everything"]}, "include[0]"),
+        ({"strange": 1}, "strange"),
+        ({"n": 2}, "n"),
+    ],
+)
+async def test_what_is_refused(tmp_path: Path, fields: dict[str, Any], param: str | None) -> None:
+    engine = FakeEngine()
+    with responses_app(tmp_path, engine) as app:
+        async with in_process(app) as client:
+            reply = await client.post("/v1/responses", json=ask_for(**fields))
+    error = refused(reply)
+    if param is not None:
+        assert error["param"] is not None
+        assert error["param"].endswith(param), error
+    assert not engine.submitted
+
+
+async def get(client: httpx.AsyncClient, path: str, **params: Any) -> httpx.Response:
+    return await client.get(path, params=params)
+
+
+async def test_what_is_asked_of_lists(tmp_path: Path) -> None:
+    with responses_app(tmp_path, FakeEngine(answer="ok")) as app:
+        async with in_process(app) as client:
+            name = (await client.post("/v1/responses", json=ask_for())).json()["id"]
+            path = f"/v1/responses/{name}/input_items"
+            empty = (await client.post("/v1/conversations", json={})).json()["id"]
+            for params in ({"limit": 0}, {"limit": 101}, {"order": "up"}, {"after": "none"}):
+                refused(await get(client, path, **params))
+            refused(await get(client, f"/v1/responses/{name}", stream=True))
+            nothing = (await get(client, f"/v1/conversations/{empty}/items")).json()
+            refused(await client.post(f"/v1/conversations/{empty}/items", json={"items": []}))
+            many = [said("user", "a")] * 21
+            refused(await client.post("/v1/conversations", json={"items": many}))
+    assert nothing == {
+        "object": "list",
+        "data": [],
+        "first_id": None,
+        "last_id": None,
+        "has_more": False,
+    }

@@ -1,0 +1,52 @@
+"""The app with the doors for clients of Anthropic and Ollama, in front of a made-up engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fastapi import APIRouter, FastAPI
+from safetensors.numpy import save_file
+
+from support.http import FakeEngine, make_service
+from support.text_models import write_text_folder
+from triptych.core.config import Config, ModelOptions, ServerOptions
+from triptych.core.http.app import create_app
+from triptych.modalities.llm.api.anthropic.dialect import ANTHROPIC
+from triptych.modalities.llm.api.anthropic.routes import anthropic_router
+from triptych.modalities.llm.api.ollama.dialect import OLLAMA
+from triptych.modalities.llm.api.ollama.routes import ollama_router
+from triptych.modalities.llm.api.replies import card_of
+from triptych.modalities.llm.api.routes import llm_router
+from triptych.modalities.llm.api.service import LlmService
+
+WEATHER_SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+THINKS = ModelOptions(reasoning_parser="think")
+
+
+DIALECTS = [ANTHROPIC, OLLAMA]
+
+
+def door_routers(service: LlmService, folder: Path) -> list[APIRouter]:
+    """The doors in front of `service`, whose model is in `folder`: with a file of 6000 weights."""
+    resolved = write_text_folder(folder, max_position_embeddings=4096, model_type="llama")
+    save_file({"weight": np.zeros((60, 100), np.float32)}, str(folder / "model.safetensors"))
+    return [anthropic_router(service), ollama_router(service, [resolved])]
+
+
+def doors_app(
+    folder: Path,
+    engine: FakeEngine,
+    *,
+    models: ModelOptions | None = None,
+    schedule: dict[str, int] | None = None,
+    **server: Any,
+) -> FastAPI:
+    """The whole app in front of `engine`, with all doors."""
+    service = make_service(folder, engine, models, **(schedule or {}))
+    routers = [llm_router(service), *door_routers(service, folder)]
+    cards = [card_of(model) for model in service.models.values()]
+    config = Config(server=ServerOptions(**server))
+    return create_app(config, engine, routers, cards, dialects=DIALECTS)
