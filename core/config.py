@@ -53,7 +53,9 @@ class ModelOptions:
         aliases=("--model-path",),
     )
     served_model_name: tuple[str, ...] = option(
-        (), "The name(s) clients use for the model(s), in the order of `--model`."
+        (),
+        "The name(s) clients use for the model(s), in the order of `--model`; repeat for several."
+        " Of a lone model, those after the first are other names; of several, `ALIAS=NAME` are.",
     )
     model_impl: str = option(
         "auto",
@@ -402,6 +404,12 @@ class ServerOptions:
     )
     drain_timeout_s: float = option(
         30.0, "How long SIGTERM waits for requests in flight.", within=BOUND, is_for_server=True
+    )
+    enable_tokenizer_info_endpoint: bool = option(
+        False,
+        "Show tokenizer configurations and chat templates at `/tokenizer_info`.",
+        roles=("chat", "vision"),
+        is_for_server=True,
     )
     share_prefix_across_keys: bool = option(
         False,

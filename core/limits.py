@@ -53,6 +53,7 @@ MAX_TEMPLATE_OPTIONS = 16
 MAX_PROMPTS = 512
 MAX_EMBEDDING_INPUTS = 2048
 MAX_DIMENSIONS = 2**16
+MAX_SCORED_PAIRS = 2048
 MAX_GRAMMAR_BYTES = 256 * 1024
 """A JSON schema, a regular expression or a grammar that an answer is to follow."""
 MAX_CHOICES = 4096
@@ -63,6 +64,16 @@ MAX_HELD_PICTURE_BYTES = 2**30
 """Pictures of all chats in progress, as their models take them, each as often as it is sampled."""
 MAX_TOKEN_ID = 2**31 - 1
 MAX_PRIORITY = 2**31 - 1
+
+# Files and batches
+MAX_FILES_LISTED = 10_000
+MAX_FILE_LIFETIME_S = 30 * 86400
+MIN_FILE_LIFETIME_S = 3600
+MAX_BATCHES_LISTED = 100
+MAX_BATCH_LINES = 50_000
+MAX_ACTIVE_BATCHES = 64
+"""Batches of all callers that wait or run."""
+MAX_BATCH_WINDOW_S = 7 * 86400
 
 # Sampling
 MAX_LOGPROBS = 20

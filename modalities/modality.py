@@ -43,7 +43,8 @@ def no_link(url: str, request: Request) -> None:
 class Modality:
     """One kind of model: how it is recognised, its messages, what opens its halves.
 
-    `task` says what it does (see `core.http.models.Task`). `matches` looks at a model's folder and
+    `task` says what it does (see `core.http.models.Task`), `more_tasks` what some of its models do
+    instead. `matches` looks at a model's folder and
     its config.json (empty for a folder of parts). `wire`
     are the types of requests and deltas between API and engine. `api` makes an `ApiPart` of an
     `ApiSetup`; `engine` makes a `schedulers.base.ModelLoader` of a model, the configuration, the
@@ -55,6 +56,7 @@ class Modality:
 
     role: Role
     task: tuple[str, str, str]
+    more_tasks: Sequence[tuple[str, str, str]] = ()
     matches: Callable[[Path, Mapping[str, Any]], bool]
     wire: Sequence[str]
     api: str

@@ -17,6 +17,7 @@ from triptych.core.client import EngineClient
 from triptych.core.config import Config
 from triptych.core.errors import Overloaded, UnknownModel
 from triptych.core.loop_thread import End
+from triptych.core.served_names import AliasClient
 from triptych.schedulers.admission import Admission
 
 
@@ -54,6 +55,7 @@ class ModelService(Generic[ModelT]):
     ) -> None:
         self.client = client
         self.models: Mapping[str, ModelT] = {model.name: model for model in models}
+        self._aliases = client.aliases if isinstance(client, AliasClient) else {}
         self._admission = admission
         self._default_seed = default_seed
 
@@ -63,10 +65,11 @@ class ModelService(Generic[ModelT]):
         return self._admission.max_jobs
 
     def model(self, name: str) -> ModelT:
-        """The model called `name`. Raises `UnknownModel`, naming those there are."""
-        if name not in self.models:
+        """The model that `name` is a name of. Raises `UnknownModel`, naming those there are."""
+        own_name = self._aliases.get(name, name)
+        if own_name not in self.models:
             raise UnknownModel.among(self.models, name, self.kind)
-        return self.models[name]
+        return self.models[own_name]
 
     async def ready(self, name: str) -> float:
         """Load a model that is not in memory, and wait for it: the seconds that took."""

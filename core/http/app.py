@@ -25,6 +25,7 @@ from triptych.core.http.auth import Keyring, RequireKey
 from triptych.core.http.dialects import Dialect
 from triptych.core.http.disconnect import FollowClient, InFlight
 from triptych.core.http.errors import handle_error
+from triptych.core.http.files.shelf import FileShelf
 from triptych.core.http.health import health_router
 from triptych.core.http.metrics import HttpMetrics, metrics_router
 from triptych.core.http.models import ModelCard, Task, handle_unknown_model, models_router
@@ -56,18 +57,20 @@ def create_app(
 
     `dialects` are the APIs that `routers` speak beside OpenAI's.
 
-    `app.state` holds `options`, `metrics`, `in_flight`, `upload_budget`, `tasks` and `routes` for
-    routes and for the server. Raises `ConfigError` for API keys that cannot be read.
+    `app.state` holds `options`, `metrics`, `in_flight`, `keyring`, `upload_budget`, `tasks`,
+    `routes` and `shelf`, an empty one, for routes and for the server. Raises `ConfigError` for API
+    keys that cannot be read.
     """
     metrics = HttpMetrics()
     in_flight = InFlight()
+    keyring = Keyring.from_options(config.server)
     app = _App(
         title="Triptych",
         version=version("triptych"),
         docs_url=None,  # they load scripts from elsewhere
         redoc_url=None,
         redirect_slashes=False,  # a redirect would trust the Host header
-        middleware=_layers(config.server, metrics, in_flight, dialects),
+        middleware=_layers(config.server, metrics, in_flight, keyring, dialects),
         exception_handlers={
             UnknownModel: handle_unknown_model,
             HTTPException: handle_http_error,
@@ -77,6 +80,8 @@ def create_app(
     app.state.options = config.server
     app.state.metrics = metrics
     app.state.in_flight = in_flight
+    app.state.keyring = keyring
+    app.state.shelf = FileShelf(None)
     app.state.upload_budget = UploadBudget(MAX_FORMS_HELD * config.server.max_upload_bytes)
     by_name = {task.name: task for task in tasks}
     app.state.task_names = list(by_name)
@@ -95,6 +100,7 @@ def _layers(
     options: ServerOptions,
     metrics: HttpMetrics,
     in_flight: InFlight,
+    keyring: Keyring,
     dialects: Sequence[Dialect],
 ) -> list[Middleware]:
     cors = Middleware(
@@ -121,7 +127,7 @@ def _layers(
     return [
         Middleware(Access, metrics=metrics, dialects=dialects),
         *([cors] if options.cors_origin else []),
-        Middleware(RequireKey, keyring=Keyring.from_options(options)),
+        Middleware(RequireKey, keyring=keyring),
         Middleware(FollowClient, options=options, in_flight=in_flight),
         Middleware(Paths),
     ]

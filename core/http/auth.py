@@ -28,6 +28,10 @@ PUBLIC_ROUTES = frozenset(
 """What may be asked without a key. `/metrics` is not here: it shows what others do."""
 
 
+OWN_PRINCIPAL = "triptych.principal"
+"""Where a scope has the caller in whose name this server itself asks. No client can write there."""
+
+
 class Keyring:
     """The accepted API keys. Empty: all requests are accepted, as one caller."""
 
@@ -40,6 +44,13 @@ class Keyring:
     def from_options(cls, options: ServerOptions) -> Keyring:
         """Read the keys of `--api-key` and `--api-key-file`. Raises `ConfigError`."""
         return cls(_configured(options), is_cache_shared=options.share_prefix_across_keys)
+
+    def principal_of(self, owner: str) -> Principal | None:
+        """The caller that `owner` is; `None` where its key is not accepted any more."""
+        if not self._digests:
+            return Principal() if owner == Principal().owner else None
+        found = (digest for digest in self._digests if _owner(digest) == owner)
+        return next(map(self._principal, found), None)
 
     def identify(self, authorization: str) -> Principal:
         """The caller behind an `Authorization` header. Raises `Unauthorized`."""
@@ -55,11 +66,14 @@ class Keyring:
                 "Wrong or missing API key: send it as 'Authorization: Bearer <key>' or as"
                 " 'x-api-key: <key>'."
             )
-        tenant = hmac.new(self._salt, given, hashlib.sha256).hexdigest()[:32]
+        return self._principal(given)
+
+    def _principal(self, digest: bytes) -> Principal:
+        tenant = hmac.new(self._salt, digest, hashlib.sha256).hexdigest()[:32]
         return Principal(
             key=tenant[:12],
             tenant="" if self._is_cache_shared else tenant,
-            owner=_owner(given),
+            owner=_owner(digest),
         )
 
 
@@ -80,7 +94,8 @@ class RequireKey:
         if scope["type"] == "http":
             state = scope["state"]
             try:
-                state["principal"] = self._keyring.identify(_authorization(scope))
+                own: Principal | None = scope.get(OWN_PRINCIPAL)
+                state["principal"] = own or self._keyring.identify(_authorization(scope))
                 state["has_key"] = True
             except Unauthorized as error:
                 state["has_key"] = False

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn
 
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
@@ -24,9 +25,13 @@ from triptych.core.limits import (
     MAX_JSON_DEPTH,
     MAX_JSON_FIELDS,
 )
+from triptych.core.text.threads import on_text_thread
 
 # Every string, closed or not: always matches from its opening quote on, so the scan is linear.
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+# Some strings and what is between them, so that no other thread waits long for the next.
+_STRETCH = re.compile(rb'(?!\Z)[^"]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"?[^"]*+){0,4096}', re.DOTALL)
+_LARGE_BYTES = 2**18
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -42,9 +47,21 @@ class StrictRoute(APIRoute):
 
         async def strict(request: Request) -> Response:
             _check_media_type(request)
-            return await handler(_Parsed(request, await self.read(request)))
+            raw = await self.read(request)
+            if len(raw) <= _LARGE_BYTES:
+                return await handler(_Parsed(request, raw, parse_json(raw)))
+            value = await on_text_thread(len(raw), self._validated, raw)
+            return await handler(_Parsed(request, raw, value))
 
         return strict
+
+    def _validated(self, raw: bytes) -> Any:
+        """A large body as the route takes it, so that nothing is left to do on the event loop."""
+        assert self.body_field is not None
+        value, errors = self.body_field.validate(parse_json(raw), loc=("body",))
+        if errors:
+            raise RequestValidationError(errors)
+        return value
 
     async def read(self, request: Request) -> bytes:
         """The body, as it is to be parsed."""
@@ -52,12 +69,12 @@ class StrictRoute(APIRoute):
 
 
 class _Parsed(Request):
-    """A request whose body was read and parsed already."""
+    """A request whose body was read and parsed already, perhaps validated."""
 
-    def __init__(self, request: Request, raw: bytes) -> None:
+    def __init__(self, request: Request, raw: bytes, value: Any) -> None:
         super().__init__(request.scope, request.receive)
         self._raw = raw
-        self._value = parse_json(raw)
+        self._value = value
 
     async def body(self) -> bytes:
         return self._raw
@@ -144,7 +161,10 @@ def _check_media_type(request: Request) -> None:
 
 def _check_structure(raw: bytes) -> None:
     """Peel the brackets off, innermost pairs first; what is left after the cap is too deep."""
-    brackets = _STRING.sub(b"", raw).translate(None, _NOT_BRACKETS)
+    brackets, end = b"", 0
+    while stretch := _STRETCH.match(raw, end):
+        brackets += _STRING.sub(b"", stretch[0]).translate(None, _NOT_BRACKETS)
+        end = stretch.end()
     if len(brackets) > 2 * MAX_JSON_CONTAINERS:
         raise InvalidRequest(f"The body holds over {MAX_JSON_CONTAINERS} objects and arrays.")
     for _ in range(MAX_JSON_DEPTH):

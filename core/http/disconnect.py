@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from triptych.core.config import ServerOptions
 from triptych.core.errors import Draining, RequestTimeout, TriptychError
-from triptych.core.http.auth import PUBLIC_ROUTES
+from triptych.core.http.auth import OWN_PRINCIPAL, PUBLIC_ROUTES
 from triptych.core.http.errors import error_answer
 
 _GOODBYE_S = 1.0  # for a cut connection to be reported closed, and for last words on a drain
@@ -35,6 +35,7 @@ class DisconnectWatcher:
         self._gone = asyncio.Event()
         self._is_answered = False
         self._is_aborted = False
+        self.is_asking = scope["method"] == "POST" and OWN_PRINCIPAL not in scope
         self.is_started = False
         self.is_cut = False
         self.reason: TriptychError | None = None
@@ -109,7 +110,12 @@ class DisconnectWatcher:
 
 
 class Cuttable(Protocol):
-    """Work that a drain waits for."""
+    """Work that a drain waits for. A client waits for it where it `is_asking`."""
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether batches give way to it."""
+        ...
 
     def cut(self, reason: TriptychError | None) -> None:
         """End it, for that reason."""
@@ -123,6 +129,10 @@ class InFlight:
         self._watchers: set[Cuttable] = set()
         self._is_empty = asyncio.Event()
         self._is_empty.set()
+        self._num_asking = 0
+        self.quiet = asyncio.Event()
+        """Set while no client asks for work; what the server asks itself does not count."""
+        self.quiet.set()
         self.is_draining = False
 
     def __len__(self) -> int:
@@ -132,10 +142,16 @@ class InFlight:
         """Count a request in."""
         self._watchers.add(watcher)
         self._is_empty.clear()
+        self._num_asking += watcher.is_asking
+        if watcher.is_asking:
+            self.quiet.clear()
 
     def remove(self, watcher: Cuttable) -> None:
         """Count a request out."""
         self._watchers.discard(watcher)
+        self._num_asking -= watcher.is_asking
+        if not self._num_asking:
+            self.quiet.set()
         if not self._watchers:
             self._is_empty.set()
 

@@ -31,7 +31,16 @@ _ABOUT = {"title", "description", "default"}
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=limits.MAX_NAME_CHARS)]
 Text = Annotated[str, StringConstraints(max_length=limits.MAX_TEXT_CHARS)]
+InputText = Annotated[str, StringConstraints(min_length=1, max_length=limits.MAX_TEXT_CHARS)]
 Label = Annotated[str, StringConstraints(max_length=limits.MAX_METADATA_VALUE_CHARS)]
+
+Metadata = Annotated[
+    dict[
+        Annotated[str, StringConstraints(max_length=limits.MAX_METADATA_KEY_CHARS)],
+        Annotated[str, StringConstraints(max_length=limits.MAX_METADATA_VALUE_CHARS)],
+    ],
+    Field(max_length=limits.MAX_METADATA_ENTRIES),
+]
 
 
 class Strict(BaseModel):

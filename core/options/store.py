@@ -27,6 +27,13 @@ class StoreOptions:
         within=COUNT,
         is_for_server=True,
     )
+    batch_concurrency: int = option(
+        4,
+        "Requests of batches (`/v1/batches`) that run at once, in the gaps between those of"
+        " clients.",
+        within=COUNT,
+        is_for_server=True,
+    )
     store_ttl_s: int = option(
         30 * 86400,
         "How long a response or a conversation is kept after it was last used.",

@@ -28,6 +28,7 @@ from triptych.core.once import once
 from triptych.core.options import refused
 from triptych.core.options.config_file import read_config_file
 from triptych.core.options.declaration import DECLARED, ENVIRONMENT_PREFIX, ROLES, Option, Role
+from triptych.core.served_names import ServedNames
 from triptych.core.typed import convert
 
 SECRETS = frozenset({"api_key"})
@@ -424,8 +425,7 @@ def _check_together(config: Config) -> None:
         raise ConfigError(
             f"{flag} needs --zmq-endpoint-base, the folder where engine and API meet."
         )
-    if len(models.served_model_name) > max(len(models.model), 1):
-        raise ConfigError("there are more --served-model-name than --model; give one for each.")
+    ServedNames.read(models)
     _check_caches(config.images)
 
 

@@ -21,6 +21,7 @@ from triptych.core.bundle.store import Bundle, find_bundle
 from triptych.core.config import ModelOptions
 from triptych.core.errors import BundleError, ConfigError, TriptychError, WeightsError
 from triptych.core.lookups import looking_for, missed
+from triptych.core.served_names import ServedNames
 from triptych.core.weights.cache import Build, WeightsCache
 from triptych.core.weights.layout import check_entries, read_layout, weight_files
 from triptych.core.weights.manifest import sha256_file, verify
@@ -97,13 +98,12 @@ def resolve_all(
     Raises `ConfigError` when names clash, `WeightsError` when a model is unfit or unreachable.
     """
     references = options.model or tuple(defaults)
-    served = options.served_model_name
-    if len(served) > len(references):
-        raise ConfigError("There are more names in --served-model-name than models.")
+    served = ServedNames.read(options)
     names = [
-        served[i] if i < len(served) else served_name(reference)
+        served.own[i] if i < len(served.own) else served_name(reference)
         for i, reference in enumerate(references)
     ]
+    served.check(names)
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(

@@ -16,7 +16,10 @@ from triptych.core.errors import WeightsError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """Tensor names of one family, below an optional `prefix`. `layer` holds the layer's number."""
+    """Tensor names of one family, below an optional `prefix`. `layer` holds the layer's number.
+
+    Those of `score_` belong to the two projections of a cross-encoder, with no prefix before them.
+    """
 
     prefix: str
     layer: str
@@ -32,6 +35,9 @@ class Names:
     has_segments: bool = True
     offsets_positions: bool = False
     fields: Mapping[str, str] = field(default_factory=dict)
+    score_dense: str = "classifier.dense"
+    score_activation: str = "Tanh"
+    score_output: str = "classifier.out_proj"
 
 
 _BERT = Names(
@@ -45,8 +51,16 @@ _BERT = Names(
     up="intermediate.dense",
     down="output.dense",
     down_norm="output.LayerNorm",
+    score_dense="bert.pooler.dense",
+    score_output="classifier",
 )
-_ROBERTA = replace(_BERT, prefix="roberta.", offsets_positions=True)
+_ROBERTA = replace(
+    _BERT,
+    prefix="roberta.",
+    offsets_positions=True,
+    score_dense="classifier.dense",
+    score_output="classifier.out_proj",
+)
 
 FAMILIES: Mapping[str, Names] = MappingProxyType(
     {
@@ -66,6 +80,9 @@ FAMILIES: Mapping[str, Names] = MappingProxyType(
             down="ffn.lin2",
             down_norm="output_layer_norm",
             has_segments=False,
+            score_dense="pre_classifier",
+            score_activation="ReLU",
+            score_output="classifier",
             fields=MappingProxyType(
                 {
                     "hidden_size": "dim",
@@ -156,6 +173,14 @@ class EncoderSizes:
 def is_encoder(config: Mapping[str, Any]) -> bool:
     """Whether a config.json is of a family known here."""
     return config.get("model_type") in FAMILIES
+
+
+def is_cross_encoder(config: Mapping[str, Any]) -> bool:
+    """Whether such an encoder scores pairs of texts: it classifies with a single label."""
+    architectures = config.get("architectures") or [""]
+    labels = config.get("id2label") or range(int(config.get("num_labels", 2)))
+    is_classifier = str(architectures[0]).endswith("ForSequenceClassification")
+    return is_encoder(config) and is_classifier and len(labels) == 1
 
 
 def family_of(config: Mapping[str, Any]) -> Names:

@@ -37,6 +37,7 @@ _COMMANDS = (
 EMBEDDING = Modality(
     role="embedding",
     task=("embedding", "turns texts into vectors", "/v1/embeddings"),
+    more_tasks=(("rerank", "scores pairs of texts", "/v1/rerank"),),
     matches=_matches,
     wire=(
         f"{_HERE}.wire:EmbedRequest",

@@ -75,6 +75,10 @@ class PoolingSpec:
         )
 
 
+CROSS_ENCODER = PoolingSpec(mode="cls", normalizes=False)
+"""The first token's state becomes the score of a pair."""
+
+
 def _read_modules(file: Path) -> list[dict[str, str]]:
     try:
         modules = decode_json(file.read_bytes(), list[dict[str, Any]])

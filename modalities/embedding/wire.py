@@ -12,9 +12,14 @@ import msgspec
 
 
 class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="embed"):
-    """Texts to be turned into vectors, each on its own. A text has at least one token."""
+    """Texts to be turned into vectors, each on its own. A text has at least one token.
+
+    For a cross-encoder each is a pair, whose second part has a place in `second_starts`; the vector
+    is its score.
+    """
 
     texts: tuple[tuple[int, ...], ...]
+    second_starts: tuple[int, ...] = ()
     tenant: str = ""
 
 

@@ -46,6 +46,7 @@ async def _run(line: ControlLine, setup: ChildSetup) -> None:
         Path(setup.folder), build_codec(), stream_timeout_s=setup.config.server.stream_timeout_s
     )
     app = build_app(setup.config, setup.models, client)
+    await app.state.start()
 
     def on_started(server: HttpServer) -> None:
         line.on_drain(lambda: asyncio.run_coroutine_threadsafe(server.drain(), loop))

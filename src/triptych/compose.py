@@ -65,10 +65,19 @@ def build_engine(config: Config, models: Sequence[ResolvedModel]) -> Engine:
 
 
 def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineClient) -> FastAPI:
-    """The HTTP app in front of `client`. `app.state.close` ends what its services have started."""
+    """The HTTP app in front of `client`.
+
+    `app.state.start` goes on with what an earlier run left; `app.state.close` ends what the app's
+    services have started.
+    """
     from triptych.core.http.app import create_app
+    from triptych.core.http.batches.routes import batches_router
+    from triptych.core.http.batches.runner import BatchRunner
+    from triptych.core.http.files.routes import files_router
+    from triptych.core.http.files.shelf import FileShelf
     from triptych.core.http.models import Task
     from triptych.core.media.child import DecodePool
+    from triptych.core.served_names import AliasClient, ServedNames
     from triptych.core.store.store import DocumentStore
     from triptych.schedulers.admission import Admission
 
@@ -76,13 +85,14 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
     pool = DecodePool.from_options(config.server, list(decoders))
     ending = AsyncExitStack()
     ending.push_async_callback(pool.close)
+    aliases = ServedNames.read(config.models).aliases
     store = DocumentStore.from_options(config.store)
     if store is not None:
         ending.push_async_callback(store.close)
     setup = ApiSetup(
         config=config,
         models=_by_role(models),
-        client=client,
+        client=AliasClient(client, aliases),
         pool=pool,
         admission=Admission(options=config.schedule),
         ending=ending,
@@ -91,10 +101,22 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
     parts = [load(modality.api)(setup) for modality in registry.MODALITIES]
     cards = {card.id: card for part in parts for card in part.cards}
     routers = [router for part in parts for router in part.routers]
-    tasks = [Task(*modality.task) for modality in reversed(registry.MODALITIES)]
-    dialects = [dialect for part in parts for dialect in part.dialects]
+    tasks = [
+        Task(*task)
+        for modality in reversed(registry.MODALITIES)
+        for task in (modality.task, *modality.more_tasks)
+    ]
     listed = [cards[model.name] for model in models]
+    listed += [cards[name].model_copy(update={"id": alias}) for alias, name in aliases.items()]
+    dialects = [dialect for part in parts for dialect in part.dialects]
+    shelf = FileShelf(store)
+    batches = BatchRunner(shelf, num_places=config.store.batch_concurrency)
+    routers += [files_router(shelf), batches_router(batches)]
     app = create_app(config, client, routers, listed, tasks, dialects)
+    app.state.shelf = shelf
+    batches.serve(app)
+    ending.push_async_callback(batches.close)
+    app.state.start = batches.start
     app.state.close = ending.aclose
     return app
 

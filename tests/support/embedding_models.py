@@ -46,6 +46,48 @@ def build(kind: str) -> Any:
     return FAMILIES[kind]().eval()
 
 
+_SCORER: dict[str, Any] = {"num_labels": 1, "id2label": {0: "LABEL_0"}}
+CROSS_ENCODERS: dict[str, Any] = {
+    "bert": lambda: transformers.BertForSequenceClassification(
+        transformers.BertConfig(**_SIZES, **_SCORER)
+    ),
+    "roberta": lambda: transformers.RobertaForSequenceClassification(
+        transformers.RobertaConfig(**_SIZES, **_SCORER, pad_token_id=1, type_vocab_size=1)
+    ),
+    "xlm-roberta": lambda: transformers.XLMRobertaForSequenceClassification(
+        transformers.XLMRobertaConfig(**_SIZES, **_SCORER, pad_token_id=1, type_vocab_size=1)
+    ),
+    "distilbert": lambda: transformers.DistilBertForSequenceClassification(
+        transformers.DistilBertConfig(
+            vocab_size=len(WORDS), max_position_embeddings=64, **_DISTILLED, **_SCORER
+        )
+    ),
+    "mpnet": lambda: transformers.MPNetForSequenceClassification(
+        transformers.MPNetConfig(**_SIZES, **_SCORER, pad_token_id=1)
+    ),
+}
+
+
+def save_cross_encoder(
+    folder: Path, kind: str = "bert", **config: Any
+) -> tuple[ResolvedModel, Any]:
+    """A random model that scores pairs, with a tokenizer of words, and itself in transformers.
+
+    Its weights are large enough for scores to differ. `config` are further fields of config.json.
+    """
+    torch.manual_seed(0)
+    model = CROSS_ENCODERS[kind]().eval()
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if not name.endswith(("LayerNorm.weight", "layer_norm.weight")):
+                value.normal_(std=0.3)
+    model.save_pretrained(folder)
+    save_tokenizer(folder)
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | config))
+    return ResolvedModel(name="judge", reference="judge", folder=str(folder), digest=kind), model
+
+
 def save(folder: Path, kind: str = "bert", **pooling: bool) -> ResolvedModel:
     """Save a model with a tokenizer of words; with `pooling`, as sentence-transformers does."""
     build(kind).save_pretrained(folder)
@@ -77,11 +119,13 @@ def save_decoder(folder: Path, *, has_modules: bool) -> tuple[ResolvedModel, Any
 
 
 def save_tokenizer(folder: Path) -> None:
-    """A tokenizer of words, with a mark before and after a text."""
+    """A tokenizer of words, with a mark before and after a text, and between two."""
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, "[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
     tokenizer.post_processor = processors.TemplateProcessing(  # type: ignore[assignment]
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 1), ("[SEP]", 2)],
     )
     tokenizer.save(str(folder / "tokenizer.json"))
 

@@ -62,6 +62,7 @@ class FakeEngine:
     gate: threading.Event | None = None
     state: EngineStatus = READY
     submitted: dict[str, TokenRequest] = field(default_factory=dict)
+    models: list[str] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     num_steps: int = 0
@@ -78,6 +79,7 @@ class FakeEngine:
         self, model: str, request: Any, *, job_id: str, deadline_s: float | None = None
     ) -> AsyncGenerator[Output, None]:
         self.submitted[job_id] = request
+        self.models.append(model)
         ended = False
         try:
             async for delta in self._deltas(request):

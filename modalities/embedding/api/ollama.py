@@ -15,11 +15,11 @@ from pydantic import BaseModel, Discriminator, Field, Tag
 from triptych.core import limits
 from triptych.core.http.body import StrictRoute
 from triptych.core.http.context import Context
+from triptych.core.http.fields import InputText
 from triptych.modalities.embedding.api.service import EmbedCall, EmbeddingService
 from triptych.modalities.llm.api.messages import is_list
 from triptych.modalities.llm.api.ollama.dialect import OLLAMA_ERRORS, nanoseconds, untagged
 from triptych.modalities.llm.api.ollama.protocol import OllamaRequest
-from triptych.modalities.llm.api.protocol import InputText
 
 _Texts = Annotated[
     list[InputText], Field(min_length=1, max_length=limits.MAX_EMBEDDING_INPUTS, fail_fast=True)

@@ -18,13 +18,14 @@ from triptych.core.errors import UnsupportedOption
 from triptych.core.http.body import StrictRoute
 from triptych.core.http.context import Context
 from triptych.core.http.errors import ERROR_RESPONSES
-from triptych.core.http.fields import Label, Name, NullIsAbsent, inert
+from triptych.core.http.fields import InputText, Label, Name, NullIsAbsent, inert
 from triptych.core.http.models import ModelCard
 from triptych.core.weights.resolve import opening
 from triptych.modalities.embedding.api.ollama import ollama_embeddings_router
+from triptych.modalities.embedding.api.score_routes import score_router
 from triptych.modalities.embedding.api.service import EmbedCall, EmbeddingService, Floats
 from triptych.modalities.embedding.api.text import EmbeddingModel
-from triptych.modalities.llm.api.protocol import InputText, TokenIds, prompt_kind
+from triptych.modalities.llm.api.protocol import TokenIds, prompt_kind
 from triptych.modalities.modality import ApiPart, ApiSetup
 
 _Batch = Field(min_length=1, max_length=limits.MAX_EMBEDDING_INPUTS, fail_fast=True)
@@ -109,7 +110,12 @@ def open_api(setup: ApiSetup) -> ApiPart:
         setup.config, opened, setup.client, admission=setup.admission
     )
     cards = [card for card in embedding_cards(service) if card.id in own]
-    return ApiPart([embeddings_router(service), ollama_embeddings_router(service)], cards)
+    routers = [
+        embeddings_router(service),
+        score_router(service),
+        ollama_embeddings_router(service),
+    ]
+    return ApiPart(routers, cards)
 
 
 def embeddings_router(service: EmbeddingService) -> APIRouter:
@@ -142,7 +148,11 @@ def embeddings_router(service: EmbeddingService) -> APIRouter:
 def embedding_cards(service: EmbeddingService) -> list[ModelCard]:
     """What `/v1/models` says of the service's models."""
     return [
-        ModelCard(id=model.name, task="embedding", max_model_len=model.max_length)
+        ModelCard(
+            id=model.name,
+            task="rerank" if model.is_cross_encoder else "embedding",
+            max_model_len=model.max_length,
+        )
         for model in service.models.values()
     ]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from triptych.core.caller import Caller
 from triptych.core.client import EngineClient
 from triptych.core.config import Config
-from triptych.core.errors import InvalidRequest, UnsupportedOption
+from triptych.core.errors import InvalidRequest, RequestError, UnknownModel, UnsupportedOption
 from triptych.core.sampling_params import SamplingParams
 from triptych.core.text.threads import on_text_thread
 from triptych.core.tokens import TokenRequest
@@ -49,6 +49,39 @@ class EmbedCall:
     prompt_name: str = ""
     max_tokens: int = 0
     caller: Caller = field(default_factory=Caller)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreCall:
+    """Queries and what they are compared with, in pairs. A lone query is compared with everything.
+
+    Texts are cut to `max_tokens` as in `EmbeddingModel.encode`, or `encode_pairs`; documents to
+    `max_document_tokens` before, 0: not at all. Without `has_activation` a cross-encoder's scores
+    are as it gives them. Errors about texts name the field `param`.
+    """
+
+    model: str
+    queries: Sequence[str]
+    documents: Sequence[str]
+    max_tokens: int = 0
+    max_document_tokens: int = 0
+    has_activation: bool = True
+    param: str = "documents"
+    caller: Caller = field(default_factory=Caller)
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """Each document with its query."""
+        queries = [*self.queries] * (len(self.documents) if len(self.queries) == 1 else 1)
+        return list(zip(queries, self.documents, strict=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """The scores in the order of the documents."""
+
+    scores: Sequence[float]
+    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -91,6 +124,9 @@ class EmbeddingService(ModelService[EmbeddingModel]):
     async def embed(self, call: EmbedCall) -> Embedded:
         """The vectors of a call. Cancelling it ends the work. Raises `TriptychError`s."""
         model = self.model(call.model)
+        if model.is_cross_encoder:
+            able = [each.name for each in self.models.values() if not each.is_cross_encoder]
+            raise UnknownModel.among(able, call.model, self.kind)
         self._check(model, call.dimensions)
         ids = await on_text_thread(sum(map(len, call.texts)), _token_ids, model, call)
         num_tokens = sum(map(len, ids))
@@ -101,6 +137,64 @@ class EmbeddingService(ModelService[EmbeddingModel]):
             given = await ask(call, ids)
         vectors = [self._read(data, model, call.dimensions) for data in given]
         return Embedded(vectors=vectors, num_tokens=num_tokens)
+
+    async def score(self, call: ScoreCall) -> Scored:
+        """How well documents match queries: what a cross-encoder says, or cosines of vectors.
+
+        Cancelling it ends the work. Raises `TriptychError`s.
+        """
+        model = self.model(call.model)
+        try:
+            return await (
+                self._cross(model, call) if model.is_cross_encoder else self._near(model, call)
+            )
+        except RequestError as error:
+            error.param = call.param if error.param == "input" else error.param
+            raise
+
+    async def _cross(self, model: EmbeddingModel, call: ScoreCall) -> Scored:
+        pairs = await on_text_thread(
+            sum(map(len, call.documents)),
+            model.encode_pairs,
+            call.pairs,
+            max_tokens=call.max_tokens,
+            max_document_tokens=call.max_document_tokens,
+        )
+        num_tokens = sum(map(len, pairs.token_ids))
+        key = call.caller.principal.key
+        with self._admission.admit(key=key, num_jobs=1, num_tokens=num_tokens):
+            request = EmbedRequest(
+                texts=pairs.token_ids,
+                second_starts=pairs.second_starts,
+                tenant=call.caller.principal.tenant,
+            )
+            deltas = await self._run(call, request, call.caller.call_id)
+        given = b"".join(delta.vectors for delta in deltas)
+        scores = np.frombuffer(given, "<f4").astype(np.float64)
+        if call.has_activation and model.squashes:
+            scores = 1 / (1 + np.exp(-scores))
+        return Scored(scores=scores.tolist(), num_tokens=num_tokens)
+
+    async def _near(self, model: EmbeddingModel, call: ScoreCall) -> Scored:
+        if not self._pools:
+            raise UnsupportedOption(
+                "There is nothing to compare with --no-pool-embeddings: a text has many vectors."
+            )
+        if not call.has_activation:
+            raise UnsupportedOption(
+                "use_activation is for cross-encoders; the cosine of two vectors is what it is.",
+                param="use_activation",
+            )
+        queries = await self.embed(_side(call, "queries", call.max_tokens))
+        is_cut = 0 < call.max_document_tokens <= model.max_length
+        most = call.max_document_tokens if is_cut else call.max_tokens
+        documents = await self.embed(_side(call, "documents", most))
+        first_ND, second_ND = (
+            np.asarray(side.vectors, np.float64) for side in (queries, documents)
+        )
+        lengths = np.linalg.norm(first_ND, axis=-1) * np.linalg.norm(second_ND, axis=-1)
+        scores = np.sum(first_ND * second_ND, axis=-1) / np.maximum(lengths, 1e-12)
+        return Scored(scores=scores.tolist(), num_tokens=queries.num_tokens + documents.num_tokens)
 
     async def _ask_encoder(self, call: EmbedCall, ids: Sequence[TextIds]) -> list[bytes]:
         """The vectors of all texts, of one job."""
@@ -126,7 +220,7 @@ class EmbeddingService(ModelService[EmbeddingModel]):
             raise errors.exceptions[0] from None
         return [task.result() for task in tasks]
 
-    async def _run(self, call: EmbedCall, request: Any, job_id: str) -> list[Any]:
+    async def _run(self, call: EmbedCall | ScoreCall, request: Any, job_id: str) -> list[Any]:
         """The deltas of a job."""
         deadline_s = call.caller.deadline_s
         outputs = self.client.submit(call.model, request, job_id=job_id, deadline_s=deadline_s)
@@ -160,6 +254,13 @@ class EmbeddingService(ModelService[EmbeddingModel]):
         if model.normalizes and (is_shortened or model.is_causal):
             vectors = vectors / max(float(np.linalg.norm(vectors)), 1e-12)
         return vectors
+
+
+def _side(call: ScoreCall, name: str, max_tokens: int) -> EmbedCall:
+    """The queries or the documents of a call, as a call of their own."""
+    caller = replace(call.caller, call_id=f"{call.caller.call_id}.{name}")
+    texts: Sequence[str] = getattr(call, name)
+    return EmbedCall(model=call.model, texts=texts, max_tokens=max_tokens, caller=caller)
 
 
 def _token_ids(model: EmbeddingModel, call: EmbedCall) -> tuple[tuple[int, ...], ...]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from triptych.core.config import ModelOptions
 from triptych.core.errors import ContextLengthExceeded, InvalidRequest, WeightsError
@@ -20,8 +20,12 @@ from triptych.core.text.tokenizer import LeastTokens, encode, read_tokenizer
 from triptych.core.text.unicode import check_text
 from triptych.core.weights.layout import count_field, read_json
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.embedding.architecture import EncoderSizes, is_encoder
-from triptych.modalities.embedding.pooling import PoolingSpec
+from triptych.modalities.embedding.architecture import (
+    EncoderSizes,
+    is_cross_encoder,
+    is_encoder,
+)
+from triptych.modalities.embedding.pooling import CROSS_ENCODER, Pooling, PoolingSpec
 
 _WIDTH_FIELDS = ("hidden_size", "n_embd", "d_model")
 """What decoders call the length of their states in config.json."""
@@ -42,11 +46,20 @@ class TextReader:
         return cls(tokenizer, LeastTokens.of(tokenizer))
 
 
+@dataclass(frozen=True, slots=True)
+class TokenPairs:
+    """Pairs of texts, each as one run of token ids, and where its second part begins."""
+
+    token_ids: tuple[tuple[int, ...], ...]
+    second_starts: tuple[int, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingModel:
     """What the API process knows of one model. `prompts` are instructions by name.
 
-    A model that `is_causal` is a decoder: a text's vector is the state of its last token.
+    A model that `is_causal` is a decoder: a text's vector is the state of its last token. A
+    cross-encoder scores pairs of texts, and `squashes` what it says to numbers from 0 to 1.
     """
 
     name: str
@@ -55,6 +68,8 @@ class EmbeddingModel:
     num_dimensions: int
     vocab_size: int
     normalizes: bool
+    is_cross_encoder: bool = False
+    squashes: bool = True
     reader: Callable[[], TextReader]
     """The tokenizer, read when it is first asked for. Raises `WeightsError`."""
     prompts: Mapping[str, str] = field(default_factory=dict)
@@ -65,7 +80,9 @@ class EmbeddingModel:
         folder = Path(resolved.folder)
         config = read_json(folder / "config.json")
         is_causal = not is_encoder(config)
-        spec = PoolingSpec.read(folder, "last" if is_causal else "mean")
+        scores = is_cross_encoder(config)
+        pooling: Pooling = "last" if is_causal else "mean"
+        spec = CROSS_ENCODER if scores else PoolingSpec.read(folder, pooling)
         sizes = _causal_sizes(config, options) if is_causal else EncoderSizes.read(config)
         if is_causal and (spec.mode != "last" or spec.dense):
             raise WeightsError(
@@ -83,6 +100,8 @@ class EmbeddingModel:
             num_dimensions=num_dimensions,
             vocab_size=sizes.vocab_size,
             normalizes=spec.normalizes,
+            is_cross_encoder=scores,
+            squashes=_squashes(config),
             reader=once(lambda: TextReader.open(folder, resolved.name)),
             prompts=spec.prompts,
         )
@@ -106,17 +125,8 @@ class EmbeddingModel:
         prompt = self._prompt(prompt_name)
         reader = self.reader()
         most = self.max_length if max_tokens < 0 else max_tokens
-        if most > self.max_length:
-            raise InvalidRequest(
-                f"truncate_prompt_tokens is over the model's {self.max_length} tokens.",
-                param="truncate_prompt_tokens",
-            )
         num_marks = reader.tokenizer.num_special_tokens_to_add(is_pair=False)
-        if 0 < most <= num_marks:
-            raise InvalidRequest(
-                f"truncate_prompt_tokens must be above {num_marks}: the model adds as many.",
-                param="truncate_prompt_tokens",
-            )
+        self._check_cut(most, num_marks)
         whole = [prompt + text for text in texts]
         if not most:
             self._check_length(max(map(reader.least_tokens, whole)), "at least ")
@@ -127,6 +137,37 @@ class EmbeddingModel:
             encoding.truncate(most - num_marks)
         marked = map(reader.tokenizer.post_process, encodings)
         return tuple(self.check(each.ids) for each in marked)
+
+    def encode_pairs(
+        self, pairs: Sequence[tuple[str, str]], *, max_tokens: int = 0, max_document_tokens: int = 0
+    ) -> TokenPairs:
+        """Token ids of queries with their documents, as a cross-encoder reads them.
+
+        Documents of more than `max_document_tokens` are cut there, pairs of more than `max_tokens`
+        at the ends of both texts, the longer first; numbers as in `encode`.
+        """
+        most = self.max_length if max_tokens < 0 else max_tokens
+        reader = self.reader()
+        tokenizer = reader.tokenizer
+        num_marks = tokenizer.num_special_tokens_to_add(is_pair=True)
+        self._check_cut(most, num_marks)
+        texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+        for text in texts:
+            check_text(text, "input")
+            if not most and not max_document_tokens:
+                self._check_length(reader.least_tokens(text), "at least ")
+        found = dict(zip(texts, encode(tokenizer, texts, add_special_tokens=False), strict=True))
+        ids, starts = [], []
+        for query, document in pairs:
+            first, second = _copy(found[query]), _copy(found[document])
+            if max_document_tokens:
+                second.truncate(max_document_tokens)
+            if most:
+                shorten(first, second, most - num_marks)
+            whole = tokenizer.post_process(first, second)
+            ids.append(self.check(whole.ids))
+            starts.append(len(whole.ids) - sum(whole.type_ids))
+        return TokenPairs(tuple(ids), tuple(starts))
 
     def check(self, token_ids: Sequence[int]) -> tuple[int, ...]:
         """Ids that the model can take. Raises `InvalidRequest`."""
@@ -140,11 +181,26 @@ class EmbeddingModel:
             )
         return tuple(token_ids)
 
+    def _check_cut(self, most: int, num_marks: int) -> None:
+        """Raise `InvalidRequest` where texts cannot be cut to `most` tokens, marks included."""
+        if most > self.max_length:
+            raise InvalidRequest(
+                f"truncate_prompt_tokens is over the model's {self.max_length} tokens.",
+                param="truncate_prompt_tokens",
+            )
+        if 0 < most <= num_marks:
+            raise InvalidRequest(
+                f"truncate_prompt_tokens must be above {num_marks}: the model adds as many.",
+                param="truncate_prompt_tokens",
+            )
+
     def _check_length(self, num_tokens: int, bound: str = "") -> None:
         if num_tokens > self.max_length:
+            what = "pair of texts" if self.is_cross_encoder else "text"
             raise ContextLengthExceeded(
-                f"A text has {bound}{num_tokens} tokens; {self.name} takes 1 to {self.max_length}."
-                " Shorten it, split it, or set truncate_prompt_tokens to -1 to have it cut.",
+                f"A {what} has {bound}{num_tokens} tokens; {self.name} takes 1 to"
+                f" {self.max_length}. Shorten it, split it, or set truncate_prompt_tokens to -1 to"
+                " have it cut.",
                 param="input",
             )
 
@@ -156,6 +212,31 @@ class EmbeddingModel:
                 param="prompt_name",
             )
         return self.prompts.get(name, "")
+
+
+def shorten(first: Encoding, second: Encoding, most: int) -> None:
+    """Cut two texts at their ends to `most` tokens together, the longer of them first."""
+    num_first, num_second = len(first.ids), len(second.ids)
+    if num_first + num_second <= most:
+        return
+    shorter = min(num_first, num_second, most // 2)
+    longer = most - shorter
+    first.truncate(shorter if num_first <= num_second else longer)
+    second.truncate(longer if num_first <= num_second else shorter)
+
+
+def _copy(encoding: Encoding) -> Encoding:
+    return Encoding.merge([encoding])
+
+
+def _squashes(config: Mapping[str, Any]) -> bool:
+    """Whether a cross-encoder's folder asks for no other activation than the sigmoid."""
+    own = config.get("sentence_transformers") or {}
+    named = own.get("activation_fn") or config.get("sbert_ce_default_activation_function") or ""
+    name = str(named).rpartition(".")[2]
+    if name not in ("", "Sigmoid", "Identity"):
+        raise WeightsError(f"The cross-encoder's activation {name[:40]!r} is not known here.")
+    return name != "Identity"
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,8 @@ from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.core.weights.tensors.loading import TensorTarget, load_tensors
 from triptych.modalities.embedding.architecture import EncoderSizes
 
+_Int64s = npt.NDArray[np.int64]
+_Bools = npt.NDArray[np.bool_]
 _GPU_PADDING = 1.2
 _NUM_EXACT_BUCKETS = 2  # one half of each direction's buckets counts single positions
 _MAX_DISTANCE = 128
@@ -143,13 +145,20 @@ class Encoder(nn.Module):
             sketch = Encoder(EncoderSizes.read(checkpoint.config))
         return sum(value.numel() for value in sketch.parameters()) * dtype.itemsize
 
-    def forward(self, texts: Sequence[Sequence[int]]) -> list[Tensor]:
-        """The states of each text's tokens, `[its length, C]`, in the order of the texts."""
+    def forward(
+        self, texts: Sequence[Sequence[int]], second_starts: Sequence[int] = ()
+    ) -> list[Tensor]:
+        """The states of each text's tokens, `[its length, C]`, in the order of the texts.
+
+        From its place in `second_starts` on a text is of the second segment.
+        """
         order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
         lengths = [len(texts[index]) for index in order]
         ids_T = np.concatenate([np.asarray(texts[index], np.int64) for index in order])
         places_T = np.concatenate([np.arange(length) for length in lengths])
-        hidden_TC = self._embed(self._tensor(ids_T), self._tensor(places_T))
+        starts = [second_starts[index] for index in order] if second_starts else lengths
+        is_second_T = places_T >= np.repeat(starts, lengths)
+        hidden_TC = self._embed(ids_T, places_T, is_second_T)
         groups = [self._group(first, each) for first, each in _grouped(lengths, self.max_padding)]
         table = None if self.distances is None else self.distances.weight
         biases = _Biases(table, self.sizes.num_buckets)
@@ -160,9 +169,12 @@ class Encoder(nn.Module):
             states[index] = of_text
         return states
 
-    def _embed(self, ids_T: Tensor, places_T: Tensor) -> Tensor:
-        hidden_TC = self.words(ids_T) + self.positions(places_T + self.sizes.first_position)
-        if self.segments is not None:
+    def _embed(self, ids_T: _Int64s, places_T: _Int64s, is_second_T: _Bools) -> Tensor:
+        places = self._tensor(places_T + self.sizes.first_position)
+        hidden_TC = self.words(self._tensor(ids_T)) + self.positions(places)
+        if self.sizes.num_segments > 1 and self.segments is not None and is_second_T.any():
+            hidden_TC += self.segments(self._tensor(is_second_T.astype(np.int64)))
+        elif self.segments is not None:
             hidden_TC += self.segments.weight[0]
         normed: Tensor = self.norm(hidden_TC)
         return normed
@@ -185,7 +197,7 @@ class Encoder(nn.Module):
             rows=slice(first, first + sum(lengths)),
         )
 
-    def _tensor(self, array: npt.NDArray[np.int64]) -> Tensor:
+    def _tensor(self, array: _Int64s) -> Tensor:
         return sent(torch.from_numpy(array), self.norm.weight.device)
 
     def _targets(self, checkpoint: Checkpoint) -> Iterator[TensorTarget]:

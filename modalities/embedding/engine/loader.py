@@ -23,10 +23,19 @@ from triptych.core.ledger import Ledger
 from triptych.core.weights.layout import read_json
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.core.weights.tensors.checkpoint import Checkpoint
-from triptych.modalities.embedding.architecture import EncoderSizes, is_encoder
+from triptych.modalities.embedding.architecture import (
+    EncoderSizes,
+    is_cross_encoder,
+    is_encoder,
+)
 from triptych.modalities.embedding.engine.encoder import Encoder
-from triptych.modalities.embedding.engine.runner import STAGE, Embedder, load_dense
-from triptych.modalities.embedding.pooling import PoolingSpec
+from triptych.modalities.embedding.engine.runner import (
+    STAGE,
+    Embedder,
+    load_dense,
+    load_score_head,
+)
+from triptych.modalities.embedding.pooling import CROSS_ENCODER, PoolingSpec
 from triptych.modalities.embedding.scheduling import BatchPace
 from triptych.modalities.embedding.wire import EmbedRequest
 from triptych.modalities.llm.engine.loader import LlmLoader
@@ -56,7 +65,8 @@ class EmbeddingLoader(DeviceLoader):
             memory = self._memory(stack)
             dtype, device = memory.dtype(checkpoint.dtype), self._device.torch
             sizes = EncoderSizes.read(checkpoint.config)
-            spec = PoolingSpec.read(self._folder)
+            scores = is_cross_encoder(checkpoint.config)
+            spec = CROSS_ENCODER if scores else PoolingSpec.read(self._folder)
             step_tokens = self._config.schedule.max_batch_input_tokens
             if self._device.is_cpu:
                 step_tokens = min(step_tokens, _CPU_STEP_TOKENS)
@@ -64,11 +74,15 @@ class EmbeddingLoader(DeviceLoader):
             memory.reserve("activations", activation_bytes(sizes, step_tokens, dtype))
             memory.show()
             encoder = Encoder.load(checkpoint, dtype=dtype, device=device, report=report)
-            dense = load_dense(self._folder, spec, device)
+            if scores:
+                dense = load_score_head(checkpoint, sizes, device)
+            else:
+                dense = load_dense(self._folder, spec, device)
             native = memory.native_kernels()
             pack_linears(encoder, native)
             pack_linears(dense, native)
-            embedder = Embedder(encoder, spec, dense, pools=self._config.models.pool_embeddings)
+            pools = scores or self._config.models.pool_embeddings
+            embedder = Embedder(encoder, spec, dense, pools=pools)
             runner = StagedRunner(embedder, device)
             stack.callback(runner.close)
             close = stack.pop_all().close
@@ -94,6 +108,8 @@ def _open_pace(sizes: EncoderSizes, job: Job) -> BatchPace:
         raise InvalidRequest(f"A text holds 1 to {sizes.max_length} tokens.")
     if any(max(text) >= sizes.vocab_size for text in request.texts):
         raise InvalidRequest("A text holds a token that the model does not know.")
+    if len(request.second_starts) not in (0, len(lengths)):
+        raise InvalidRequest("Either all texts are pairs, or none is.")
     return BatchPace(STAGE, lengths)
 
 

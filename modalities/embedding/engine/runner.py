@@ -22,6 +22,7 @@ from triptych.core.sampling.host_copy import HostCopy
 from triptych.core.staged_plan import Stage
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.core.weights.tensors.loading import TensorTarget, load_tensors
+from triptych.modalities.embedding.architecture import EncoderSizes
 from triptych.modalities.embedding.engine.encoder import Encoder
 from triptych.modalities.embedding.pooling import PoolingSpec
 from triptych.modalities.embedding.wire import EmbedDelta, EmbedRequest
@@ -36,6 +37,7 @@ class TextWork:
 
     index: int
     token_ids: tuple[int, ...]
+    second_start: int
     is_done: bool = False
 
     @property
@@ -57,11 +59,15 @@ class Embedder:
 
     def begin(self, request: EmbedRequest, unit: int) -> TextWork:
         """Take up one text."""
-        return TextWork(unit, request.texts[unit])
+        text = request.texts[unit]
+        second_start = request.second_starts[unit] if request.second_starts else len(text)
+        return TextWork(unit, text, second_start)
 
     def advance(self, works: Sequence[TextWork]) -> Sequence[Yield]:
         """Turn all texts into vectors, in one pass."""
-        states = self._encoder([work.token_ids for work in works])
+        states = self._encoder(
+            [work.token_ids for work in works], [work.second_start for work in works]
+        )
         if self._pools:
             vectors_ND = self._vectors(torch.stack([self._pool(state) for state in states]))
             fetch = _Fetch(list(vectors_ND))
@@ -108,6 +114,21 @@ class _Fetch:
             return EmbedDelta(text=text, vectors=vector.numpy().astype("<f4").tobytes())
 
         return fetch
+
+
+def load_score_head(checkpoint: Checkpoint, sizes: EncoderSizes, device: torch.device) -> nn.Module:
+    """A cross-encoder's projections of the first token's state to a score, in float32."""
+    names = sizes.names
+    dense = nn.Linear(sizes.hidden_size, sizes.hidden_size, device=device)
+    output = nn.Linear(sizes.hidden_size, 1, device=device)
+    targets = [
+        TensorTarget(f"{name}.{part}", value)
+        for name, layer in ((names.score_dense, dense), (names.score_output, output))
+        for part, value in layer.named_parameters()
+    ]
+    load_tensors(checkpoint, targets, ignored=lambda name: True)
+    activation = _PROJECTIONS[names.score_activation]()
+    return nn.Sequential(dense, activation, output).requires_grad_(False)
 
 
 def load_dense(folder: Path, spec: PoolingSpec, device: torch.device) -> nn.Module:

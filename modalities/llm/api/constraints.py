@@ -11,7 +11,14 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
 
 import msgspec
-from pydantic import Field, StringConstraints, ValidationError, model_validator
+from pydantic import (
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    ValidationError,
+    model_validator,
+)
 
 from triptych.core.errors import InvalidRequest, RequestError
 from triptych.core.grammar.source import ANY_OBJECT, Constraint, ConstraintKind
@@ -22,7 +29,10 @@ _Pattern = Annotated[str, StringConstraints(min_length=1, max_length=MAX_GRAMMAR
 _Choice = Annotated[str, StringConstraints(min_length=1, max_length=MAX_GRAMMAR_BYTES)]
 _Choices = Annotated[list[_Choice], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)]
 JsonSchema = Annotated[dict[str, Any], Field(json_schema_extra={"format": "json-schema"})]
-_SchemaOrText = JsonSchema | _Pattern
+_SchemaOrText = Annotated[
+    Annotated[JsonSchema, Tag(":schema")] | Annotated[_Pattern, Tag(":text")],
+    Discriminator(lambda value: ":text" if isinstance(value, str) else ":schema"),
+]
 
 _REFUSED: Mapping[str, RefusedField] = MappingProxyType(
     {

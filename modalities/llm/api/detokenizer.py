@@ -24,11 +24,13 @@ Released = tuple[str, tuple[TokenLogprob, ...]]
 class StopFilter:
     """Holds back text that may be the beginning of a stop string.
 
-    Finds the stop string that begins first; the text before it is all that ever comes out.
+    Finds the stop string that begins first; the text before it is all that ever comes out, with it
+    where it `is_shown`.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, is_shown: bool = False) -> None:
         self._stops = tuple(stop for stop in stops if stop)
+        self._is_shown = is_shown
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str | None]:
@@ -40,7 +42,7 @@ class StopFilter:
         if found:
             at, stop = min(found, key=lambda hit: hit[0])
             self._held = ""
-            return pending[:at], stop
+            return pending[: at + len(stop) * self._is_shown], stop
         keep = max(overlap(pending, stop) for stop in self._stops)
         self._held = pending[len(pending) - keep :]
         return pending[: len(pending) - keep], None
@@ -71,12 +73,13 @@ class Detokenizer:
         stops: Sequence[str],
         *,
         shows_special: bool = False,
+        shows_stop: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
         self._stream = DecodeStream(
             ids=list(prompt_ids[-_PRIMING_TOKENS:]), skip_special_tokens=not shows_special
         )
-        self._filter = StopFilter(stops)
+        self._filter = StopFilter(stops, is_shown=shows_stop)
         self.stop: str | None = None
         self._num_decoded_chars = 0
         self._num_released_chars = 0

@@ -19,9 +19,10 @@ from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
-from triptych.core.errors import ContextLengthExceeded
+from triptych.core.errors import ContextLengthExceeded, UnsupportedOption
 from triptych.core.http.context import Context
 from triptych.core.http.data_urls import data_urls
+from triptych.core.http.files.reading import StoredFiles
 from triptych.core.logs import fields
 from triptych.core.media.fetch import Fetched
 from triptych.core.tokens import TokenRequest
@@ -67,12 +68,14 @@ async def encode_conversation(
     service: LlmService, body: ChatRequest, request: Request, find_link: FindLink
 ) -> TokenRequest:
     """The conversation as its model takes it; its pictures' files are released."""
-    urls = data_urls(request)
+    urls, kept = data_urls(request), StoredFiles(request)
 
     def find(url: str) -> Fetched | None:
-        return urls.find(url) or find_link(url, request)
+        return kept.find(url) or urls.find(url) or find_link(url, request)
 
     try:
+        for part in (part for message in body.messages for part in message.files):
+            await kept.read(part.url, part.image_file.file_id)
         messages = [message.for_template(find) for message in body.messages]
         tenant = Context.of(request).principal.tenant
         tools = body.offer.for_template()
@@ -81,6 +84,7 @@ async def encode_conversation(
         )
     finally:
         urls.close()
+        kept.close()
 
 
 def fitted(
@@ -130,12 +134,23 @@ async def begin(
         seed=body.seed,
         stop=body.stops,
         echo=isinstance(body, CompletionRequest) and bool(body.echo),
+        shows_special=body.skip_special_tokens is False,
+        shows_stop=bool(body.include_stop_str_in_output),
         offer=offer,
         caller=context.caller,
     )
+    _check_contents(body, requests)
     usage = UsageTotals(call.num_samples)
     deltas = _observed(service.generate(call, requests), body, context, usage)
     return Generation(deltas, usage, len(prompts) * call.num_samples)
+
+
+def _check_contents(body: SamplingFields, requests: Sequence[TokenRequest]) -> None:
+    """Positions that pictures fill have no token ids that a caller could know."""
+    if body.return_token_ids and any(request.contents for request in requests):
+        raise UnsupportedOption(
+            "return_token_ids is not offered with pictures: leave it out.", param="return_token_ids"
+        )
 
 
 async def _observed(

@@ -6,7 +6,7 @@ alternative. Knows no route and no template.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
@@ -32,6 +32,7 @@ TemplateOptions = Annotated[
     Field(max_length=limits.MAX_TEMPLATE_OPTIONS),
 ]
 _SWITCHES = ("enable_thinking", "thinking")
+_FILE_URL = "triptych-file:\n"
 
 
 def is_list(value: Any) -> str:
@@ -60,9 +61,8 @@ class TextPart(Strict):
         kind = value.get("type") if isinstance(value, dict) else None
         if isinstance(kind, str) and kind != "text":
             raise UnsupportedOption(
-                f"A message takes parts of type 'text' and 'image_url', not {kind[:40]!a}: send a"
-                " picture as a data URL in image_url; there is no files API, and no sound is read"
-                " here."
+                "A message takes parts of type 'text', 'image_url' and 'image_file', not"
+                f" {kind[:40]!a}: send a picture as a data URL in image_url; no sound is read here."
             )
         return value
 
@@ -91,13 +91,41 @@ class ImagePart(Strict):
         return PictureSource("" if file else url, file, is_coarse)
 
 
+class ImageFile(Strict):
+    """A picture that was uploaded to `/v1/files`."""
+
+    file_id: Name
+    detail: Literal["auto", "low", "high"] | None = Field(
+        default=None, description="As that of an image_url."
+    )
+
+
+class ImageFilePart(Strict):
+    """A part of a message's content that is a picture kept here."""
+
+    type: Literal["image_file"]
+    image_file: ImageFile
+    cache_control: CacheControl | None = inert("cache_control")
+
+    @property
+    def url(self) -> str:
+        """By what `find` knows the picture; no caller can send it as a URL."""
+        return f"{_FILE_URL}{self.image_file.file_id}"
+
+    def source(self, find: FindFile) -> PictureSource:
+        """The picture, which `find` knows."""
+        return PictureSource("", find(self.url), self.image_file.detail == "low")
+
+
 def _part_kind(value: Any) -> str:
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return ":image" if kind == "image_url" else ":text"
+    return {"image_url": ":image", "image_file": ":file"}.get(str(kind), ":text")
 
 
 Part = Annotated[
-    Annotated[TextPart, Tag(":text")] | Annotated[ImagePart, Tag(":image")],
+    Annotated[TextPart, Tag(":text")]
+    | Annotated[ImagePart, Tag(":image")]
+    | Annotated[ImageFilePart, Tag(":file")],
     Discriminator(_part_kind),
 ]
 
@@ -140,7 +168,7 @@ class Message(Strict):
     @model_validator(mode="after")
     def _check(self) -> Self:
         parts = () if isinstance(self.content, str) else self.content
-        if self.role != "user" and any(isinstance(part, ImagePart) for part in parts):
+        if self.role != "user" and any(not isinstance(part, TextPart) for part in parts):
             raise InvalidRequest("Pictures are read in messages of the user.", param="messages")
         if self.tool_calls and self.role != "assistant":
             raise InvalidRequest("Only an assistant's message has tool_calls.", param="messages")
@@ -150,6 +178,19 @@ class Message(Strict):
                 param="messages",
             )
         return self
+
+    @property
+    def text(self) -> str:
+        """What of the content is text."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content if isinstance(part, TextPart))
+
+    @property
+    def files(self) -> list[ImageFilePart]:
+        """The pictures that are kept here."""
+        parts = () if isinstance(self.content, str) else self.content
+        return [part for part in parts if isinstance(part, ImageFilePart)]
 
     def for_template(self, find: FindFile = lambda url: None) -> dict[str, Any]:
         """The message as encoders of prompts take it; chat templates know no developers.
@@ -164,10 +205,25 @@ class Message(Strict):
             fields["tool_calls"] = [call.for_template() for call in self.tool_calls]
         if not isinstance(self.content, str):
             fields["content"] = [
-                part.source(find) if isinstance(part, ImagePart) else part.text
+                part.text if isinstance(part, TextPart) else part.source(find)
                 for part in self.content
             ]
         return {**fields, "role": "system" if self.role == "developer" else self.role}
+
+
+def check_tool_messages(messages: Sequence[Message]) -> None:
+    """Raise `InvalidRequest` for a tool's message that is no result of an earlier call."""
+    called: set[str] = set()
+    for index, message in enumerate(messages):
+        called.update(call.id for call in message.tool_calls or ())
+        if message.role != "tool" or message.tool_call_id in called:
+            continue
+        given = "has none" if message.tool_call_id is None else f"has {message.tool_call_id[:80]!a}"
+        raise InvalidRequest(
+            "A message of role tool has the tool_call_id of a call in an earlier message of the"
+            f" assistant; messages[{index}] {given}.",
+            param=f"messages[{index}].tool_call_id",
+        )
 
 
 class ThinkingOption(Strict):

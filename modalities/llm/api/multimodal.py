@@ -48,6 +48,11 @@ class PromptEncoder(Protocol):
         ...
 
 
+def words_of(content: str | Sequence[str] | None) -> str:
+    """A content without pictures, as one text."""
+    return content if isinstance(content, str) else "".join(content or ())
+
+
 def pictures_of(messages: Sequence[Message]) -> list[PictureSource]:
     """The pictures of a conversation, in order."""
     contents = (message.get("content") for message in messages)

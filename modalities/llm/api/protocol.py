@@ -13,10 +13,15 @@ from pydantic import AfterValidator, Discriminator, Field, StringConstraints, Ta
 
 from triptych.core import limits
 from triptych.core.errors import InvalidRequest, UnsupportedOption
-from triptych.core.http.fields import Label, Name, Strict, Text, inert, without_refused
+from triptych.core.http.fields import Label, Metadata, Name, Strict, Text, inert, without_refused
 from triptych.core.limits import SAMPLING_RANGES
 from triptych.modalities.llm.api.constraints import ConstraintFields
-from triptych.modalities.llm.api.messages import Message, TemplateFields, is_list
+from triptych.modalities.llm.api.messages import (
+    Message,
+    TemplateFields,
+    check_tool_messages,
+    is_list,
+)
 from triptych.modalities.llm.api.tools.schema import Offer, ToolChoice, Tools
 from triptych.modalities.llm.api.unsupported import CHAT, CHOSEN_AWAY, COMMON, COMPLETION
 
@@ -37,28 +42,25 @@ def penalty(description: str) -> Any:
 
 def _not_zero(length: int) -> int:
     if length == 0:
-        raise InvalidRequest("At least one token is made; -1 stands for as many as fit.")
+        raise InvalidRequest("It is at least one token; -1 stands for as many as fit.")
     return length
 
 
-InputText = Annotated[str, StringConstraints(min_length=1, max_length=limits.MAX_TEXT_CHARS)]
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=limits.MAX_STOP_CHARS)]
 Length = Annotated[
     int,
     Field(ge=-1, le=SAMPLING_RANGES["max_tokens"][1], json_schema_extra={"not": {"const": 0}}),
     AfterValidator(_not_zero),
 ]
+CutLength = Annotated[
+    int,
+    Field(ge=-1, le=limits.MAX_PROMPT_TOKENS, json_schema_extra={"not": {"const": 0}}),
+    AfterValidator(_not_zero),
+]
 AnyNumber = Annotated[float, Field(ge=-1e9, le=1e9)]
 TokenId = Annotated[int, Field(ge=0, le=limits.MAX_TOKEN_ID)]
 TokenIds = Annotated[
     list[TokenId], Field(min_length=1, max_length=limits.MAX_PROMPT_TOKENS, fail_fast=True)
-]
-Metadata = Annotated[
-    dict[
-        Annotated[str, StringConstraints(max_length=limits.MAX_METADATA_KEY_CHARS)],
-        Annotated[str, StringConstraints(max_length=limits.MAX_METADATA_VALUE_CHARS)],
-    ],
-    Field(max_length=limits.MAX_METADATA_ENTRIES),
 ]
 LogitBias = Annotated[
     dict[
@@ -85,6 +87,9 @@ Stop = Annotated[
         list[StopString], Field(max_length=limits.MAX_STOP_STRINGS, fail_fast=True), Tag(":list")
     ],
     Discriminator(is_list),
+]
+Messages = Annotated[
+    list[Message], Field(min_length=1, max_length=limits.MAX_MESSAGES, fail_fast=True)
 ]
 _Batch = Field(min_length=1, max_length=limits.MAX_PROMPTS, fail_fast=True)
 Prompt = Annotated[
@@ -143,6 +148,24 @@ class SamplingFields(ConstraintFields):
         Annotated[list[TokenId], Field(max_length=limits.MAX_STOP_TOKEN_IDS, fail_fast=True)] | None
     ) = Field(default=None, description="Tokens that end an answer.")
     ignore_eos: bool | None = Field(default=None, description="Go on past the model's own end.")
+    include_stop_str_in_output: bool | None = Field(
+        default=None, description="Show the stop string or token that ended an answer."
+    )
+    skip_special_tokens: bool | None = Field(
+        default=None, description="Leave special tokens out of answers (the default)."
+    )
+    prompt_logprobs: int | None = Field(
+        default=None,
+        ge=0,
+        le=limits.MAX_LOGPROBS,
+        description="Log-probabilities of the prompt, with so many alternatives per token.",
+    )
+    return_token_ids: bool | None = Field(
+        default=None, description="Also give the ids of prompt and answer."
+    )
+    return_tokens_as_token_ids: bool | None = Field(
+        default=None, description="Log-probabilities name tokens as `token_id:ID`."
+    )
     priority: Annotated[int, Field(ge=-limits.MAX_PRIORITY, le=limits.MAX_PRIORITY)] | None = Field(
         default=None, description="Lower goes first, under `--schedule-policy priority`."
     )
@@ -169,6 +192,11 @@ class SamplingFields(ConstraintFields):
                 "repeat_penalty and repetition_penalty are one and differ: send the latter alone.",
                 param="repeat_penalty",
             )
+        if self.stream and self.prompt_logprobs is not None:
+            raise UnsupportedOption(
+                "prompt_logprobs is not offered in streams: ask for the answer whole.",
+                param="prompt_logprobs",
+            )
         most = self.sampling()["max_tokens"]
         if most is not None and (self.min_tokens or 0) > most:
             raise InvalidRequest("min_tokens is over max_tokens.", param="min_tokens")
@@ -177,6 +205,11 @@ class SamplingFields(ConstraintFields):
     @property
     def default_tokens(self) -> int | None:
         """Tokens of an answer where no number is given; `None`: as many as fit."""
+        return None
+
+    @property
+    def num_top_logprobs(self) -> int | None:
+        """Alternatives reported per token of an answer; `None`: no log-probabilities at all."""
         return None
 
     @property
@@ -204,6 +237,8 @@ class SamplingFields(ConstraintFields):
             "top_k": None if self.top_k is None else max(0, self.top_k),
             "repetition_penalty": self.repetition_penalty or self.repeat_penalty,
             "max_tokens": _smallest(self.max_tokens),
+            "top_logprobs": _largest(self.num_top_logprobs, self.prompt_logprobs),
+            "prompt_logprobs": self.prompt_logprobs is not None,
             "logit_bias": bias,
             "stop_token_ids": tuple(self.stop_token_ids or ()),
         }
@@ -214,17 +249,23 @@ def _smallest(*lengths: int | None) -> int | None:
     return min((length for length in lengths if length is not None and length > 0), default=None)
 
 
+def _largest(*numbers: int | None) -> int | None:
+    """The greatest of several numbers; `None` where there is none."""
+    return max((number for number in numbers if number is not None), default=None)
+
+
 class ChatRequest(SamplingFields, TemplateFields):
     """Body of `/v1/chat/completions`."""
 
-    messages: Annotated[
-        list[Message], Field(min_length=1, max_length=limits.MAX_MESSAGES, fail_fast=True)
-    ]
+    messages: Messages
     max_completion_tokens: Length | None = Field(
         default=None, description="As max_tokens, its newer name; of both the smaller holds."
     )
     logprobs: bool | None = Field(default=None, description="Report log-probabilities.")
     top_logprobs: int | None = within("top_logprobs", "Alternatives reported per token.")
+    echo: bool | None = Field(
+        default=None, description="Begin each answer with the last message, if the assistant's."
+    )
     store: bool | None = inert("store")
     metadata: Metadata | None = inert("metadata")
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = inert(
@@ -256,6 +297,7 @@ class ChatRequest(SamplingFields, TemplateFields):
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs.", param="top_logprobs")
         assert self.offer is not None  # asking for it raises where the choice is not there
+        check_tool_messages(self.messages)
         return self
 
     @property
@@ -264,12 +306,22 @@ class ChatRequest(SamplingFields, TemplateFields):
         is_parallel = self.parallel_tool_calls is not False
         return Offer.of(self.tools or (), self.tool_choice, is_parallel=is_parallel)
 
+    @property
+    def echoed(self) -> str:
+        """What each answer begins with."""
+        last = self.messages[-1]
+        return last.text if self.echo and last.role == "assistant" else ""
+
+    @property
+    def num_top_logprobs(self) -> int | None:
+        """See `SamplingFields`."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
     def sampling(self) -> dict[str, Any]:
-        """As for every request, with chat's names for length and log-probabilities."""
+        """As for every request, with chat's names for length."""
         return {
             **super().sampling(),
             "max_tokens": _smallest(self.max_tokens, self.max_completion_tokens),
-            "top_logprobs": (self.top_logprobs or 0) if self.logprobs else None,
         }
 
 
@@ -289,6 +341,10 @@ class CompletionRequest(SamplingFields):
     parse_special: bool | None = _PARSES_SPECIAL
     logprobs: int | None = within("top_logprobs", "Alternatives reported per token.")
     echo: bool | None = Field(default=None, description="Begin each answer with its prompt.")
+    truncate_prompt_tokens: CutLength | None = Field(
+        default=None,
+        description="Read only so many of a prompt's last tokens; -1: as many as fit.",
+    )
     best_of: Annotated[int, Field(ge=1, le=limits.MAX_SAMPLES)] | None = Field(
         default=None, description="Only as many as n."
     )
@@ -322,26 +378,40 @@ class CompletionRequest(SamplingFields):
         is_one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
         return cast("list[str | list[int]]", [self.prompt] if is_one else self.prompt)
 
+    @property
+    def num_top_logprobs(self) -> int | None:
+        """See `SamplingFields`."""
+        return self.logprobs
+
     def sampling(self) -> dict[str, Any]:
         """As for every request; echoed prompts report their log-probabilities, too."""
-        return {
-            **super().sampling(),
-            "top_logprobs": self.logprobs,
-            "prompt_logprobs": bool(self.echo) and self.logprobs is not None,
-        }
+        sampling = super().sampling()
+        sampling["prompt_logprobs"] |= bool(self.echo) and self.logprobs is not None
+        return sampling
 
 
-class TokenizeRequest(TemplateFields):
+class _PromptFields(TemplateFields):
+    """What a prompt is made of besides messages."""
+
+    model: Name | None = Field(default=None, description="The first that writes text, if absent.")
+    tools: Tools | None = None
+
+    def offered(self) -> list[dict[str, Any]]:
+        """The tools as chat templates take them."""
+        return Offer.of(self.tools or (), None).for_template()
+
+
+class TemplateRequest(_PromptFields):
+    """Body of `/apply-template`."""
+
+    messages: Messages
+
+
+class TokenizeRequest(_PromptFields):
     """Body of `/tokenize`: either a prompt or messages."""
 
-    model: Name
     prompt: Text | None = None
-    messages: (
-        Annotated[
-            list[Message], Field(min_length=1, max_length=limits.MAX_MESSAGES, fail_fast=True)
-        ]
-        | None
-    ) = None
+    messages: Messages | None = None
     add_special_tokens: bool | None = _ADDS_SPECIAL
     parse_special: bool | None = _PARSES_SPECIAL
     return_token_strs: bool | None = Field(default=None, description="Tell each token's text, too.")
@@ -359,7 +429,7 @@ class TokenizeRequest(TemplateFields):
 class DetokenizeRequest(Strict):
     """Body of `/detokenize`."""
 
-    model: Name
+    model: Name | None = Field(default=None, description="The first that writes text, if absent.")
     tokens: Annotated[list[TokenId], Field(max_length=limits.MAX_PROMPT_TOKENS, fail_fast=True)]
     skip_special_tokens: bool | None = Field(
         default=None, description="Leave special tokens out (the default)."

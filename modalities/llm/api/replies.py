@@ -1,37 +1,27 @@
 """The answers of the OpenAI text API, whole and in chunks.
 
-Owns their shape, and how text deltas become one. A field is sent if it was set: OpenAI sends some
-fields as null and leaves others out. Knows nothing of HTTP.
+Owns their fields. One is sent if it was set: OpenAI sends some as null and leaves others out. Knows
+nothing of HTTP.
 """
 
 from __future__ import annotations
 
-import codecs
-import hashlib
 import secrets
-import time
-from abc import ABC, abstractmethod
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from importlib.metadata import version
 from string import ascii_letters, digits
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, Literal
 
 from pydantic import BaseModel
 
 from triptych.core.http.models import ModelCard
-from triptych.modalities.llm.api.service import FinishReason, SampleDelta, TokenText, TokenUsage
-from triptych.modalities.llm.api.text import TextModel
-from triptych.modalities.llm.api.tools.pieces import (
-    Answer,
-    AnswerPiece,
-    CallArguments,
-    CallStart,
-    Thought,
-    Words,
+from triptych.modalities.llm.api.service import (
+    FinishReason,
+    SampleDelta,
+    TokenText,
+    TokenUsage,
 )
+from triptych.modalities.llm.api.text import TextModel
 
-_LEAST_LOGPROB = -9999.0  # JSON has no minus infinity; OpenAI sends this
+_LEAST_LOGPROB = -9999.0  # OpenAI's
 
 
 class PromptDetails(BaseModel):
@@ -81,6 +71,21 @@ class ChatLogprobs(BaseModel):
 
     content: list[ChatLogprob]
     refusal: None = None
+
+
+class PromptLogprob(BaseModel):
+    """A token of the prompt, or one that might have been; its rank where it is among the likeliest.
+
+    The shape is vLLM's, as is that of all that is said of prompts.
+    """
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""For each token of a prompt what might have been there, by id. Nothing predicts the first."""
 
 
 class CompletionLogprobs(BaseModel):
@@ -144,6 +149,7 @@ class ChatChoice(BaseModel):
     message: AnswerMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
+    token_ids: list[int] = []
 
 
 class ChatChunkChoice(BaseModel):
@@ -153,6 +159,7 @@ class ChatChunkChoice(BaseModel):
     delta: MessageDelta
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
+    token_ids: list[int] = []
 
 
 class CompletionChoice(BaseModel):
@@ -162,32 +169,40 @@ class CompletionChoice(BaseModel):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
+    prompt_logprobs: PromptLogprobs = []
+    prompt_token_ids: list[int] = []
+    token_ids: list[int] = []
 
 
-class _Reply(BaseModel):
+class TextReply(BaseModel):
+    """What every answer says of itself."""
+
     id: str
     created: int
     model: str
     system_fingerprint: str
 
 
-class ChatReply(_Reply):
+class ChatReply(TextReply):
     """Answer of `/v1/chat/completions`."""
 
     object: Literal["chat.completion"] = "chat.completion"
     choices: list[ChatChoice]
     usage: UsageReply
+    prompt_logprobs: PromptLogprobs = []
+    prompt_token_ids: list[int] = []
 
 
-class ChatChunk(_Reply):
+class ChatChunk(TextReply):
     """One event of a streamed chat answer."""
 
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     choices: list[ChatChunkChoice]
     usage: UsageReply | None = None
+    prompt_token_ids: list[int] = []
 
 
-class CompletionReply(_Reply):
+class CompletionReply(TextReply):
     """Answer of `/v1/completions`, or one event of it."""
 
     object: Literal["text_completion"] = "text_completion"
@@ -196,7 +211,6 @@ class CompletionReply(_Reply):
 
 
 Chunk = ChatChunk | CompletionReply
-ReplyT = TypeVar("ReplyT", bound=_Reply)
 
 
 class Tokens(BaseModel):
@@ -245,196 +259,25 @@ class UsageTotals:
         return usage
 
 
-class _Offsets:
-    """Where tokens begin in a text: a token that begins within a character, at that character."""
-
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._num_chars = 0
-
-    def next(self, shown: bytes) -> int:
-        """Where the next token begins, of which the text has `shown`."""
-        offset = self._num_chars
-        self._num_chars += len(self._decoder.decode(shown))
-        return offset
-
-
-class Shape(ABC):
-    """How one route dresses deltas. Nothing but `usage_chunk` and `reply` holds token counts."""
-
-    _id: ClassVar[str]
-    _reply: ClassVar[type[Chunk | ChatReply]]
-    _chunk: ClassVar[type[Chunk]]
-
-    def __init__(
-        self, model: TextModel, call_id: str, *, has_logprobs: bool, has_usage: bool
-    ) -> None:
-        self._head: dict[str, Any] = {
-            "id": f"{self._id}-{call_id}",
-            "created": int(time.time()),
-            "model": model.name,
-            "system_fingerprint": _fingerprint(model),
-        }
-        self._has_logprobs = has_logprobs
-        self._no_usage: dict[str, Any] = {"usage": None} if has_usage else {}
-        self._begun: set[int] = set()
-        self._num_calls: Counter[int] = Counter()
-        self._offsets: defaultdict[int, _Offsets] = defaultdict(_Offsets)
-
-    @abstractmethod
-    def chunks(self, delta: SampleDelta) -> Iterator[Chunk]:
-        """Events for one delta: none where there is nothing to show."""
-
-    @abstractmethod
-    def _choice(self, index: int, deltas: Sequence[SampleDelta]) -> ChatChoice | CompletionChoice:
-        """A whole sample, or a piece of one."""
-
-    def usage_chunk(self, usage: UsageReply) -> Chunk:
-        """The last event of a stream that asked for usage: one without choices."""
-        return self._made(self._chunk, [], usage=usage)
-
-    def reply(self, samples: Sequence[Sequence[SampleDelta]], usage: UsageReply) -> BaseModel:
-        """The whole answer, from every sample's deltas in order."""
-        choices = [self._choice(index, deltas) for index, deltas in enumerate(samples)]
-        return self._made(self._reply, choices, usage=usage)
-
-    def _made(self, kind: type[ReplyT], choices: Sequence[BaseModel], **usage: Any) -> ReplyT:
-        """Sets `object`, too: fields that were not set are not sent."""
-        fields = {"object": kind.model_fields["object"].default, "choices": choices, **usage}
-        return kind(**self._head, **fields)
-
-
-class ChatShape(Shape):
-    """Chat answers."""
-
-    _id, _reply, _chunk = "chatcmpl", ChatReply, ChatChunk
-
-    def chunks(self, delta: SampleDelta) -> Iterator[Chunk]:
-        """The role first, once; then text; then why it ended."""
-        if delta.index not in self._begun:
-            self._begun.add(delta.index)
-            yield self._piece(delta.index, MessageDelta(role="assistant", content=""))
-        logprobs = self._logprobs(delta.logprobs)
-        for piece in delta.shown or ([Words("")] if delta.logprobs else []):
-            yield self._piece(delta.index, self._delta(delta.index, piece), logprobs=logprobs)
-            logprobs = self._logprobs(())
-        if delta.finish_reason is not None:
-            yield self._piece(delta.index, MessageDelta(), finish=delta.finish_reason)
-
-    def _choice(self, index: int, deltas: Sequence[SampleDelta]) -> ChatChoice:
-        finish = deltas[-1].finish_reason
-        assert finish is not None
-        return ChatChoice(
-            index=index,
-            message=_message(Answer.of(piece for delta in deltas for piece in delta.shown)),
-            logprobs=self._logprobs([entry for delta in deltas for entry in delta.logprobs]),
-            finish_reason=finish,
-        )
-
-    def _delta(self, index: int, piece: AnswerPiece) -> MessageDelta:
-        match piece:
-            case Words(text):
-                return MessageDelta(content=text)
-            case Thought(text):
-                return MessageDelta(reasoning_content=text, reasoning=text)
-            case CallStart(name):
-                self._num_calls[index] += 1
-                call = FunctionReply(name=name, arguments="")
-                new: dict[str, Any] = {"id": new_call_id(), "type": "function", "function": call}
-            case CallArguments(text):
-                new = {"function": FunctionReply(arguments=text)}
-        return MessageDelta(tool_calls=[ToolCallDelta(index=self._num_calls[index] - 1, **new)])
-
-    def _piece(
-        self,
-        index: int,
-        delta: MessageDelta,
-        *,
-        logprobs: ChatLogprobs | None = None,
-        finish: FinishReason | None = None,
-    ) -> ChatChunk:
-        choice = ChatChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=finish)
-        return self._made(ChatChunk, [choice], **self._no_usage)
-
-    def _logprobs(self, entries: Sequence[TokenText]) -> ChatLogprobs | None:
-        if not self._has_logprobs:
-            return None
-        return ChatLogprobs(content=[chat_logprob(entry) for entry in entries], refusal=None)
-
-
-class CompletionShape(Shape):
-    """Text completions."""
-
-    _id, _reply, _chunk = "cmpl", CompletionReply, CompletionReply
-
-    def chunks(self, delta: SampleDelta) -> Iterator[Chunk]:
-        """At most one event."""
-        if delta.text or delta.logprobs or delta.finish_reason is not None:
-            choice = self._choice(delta.index, [delta])
-            yield self._made(CompletionReply, [choice], **self._no_usage)
-
-    def _choice(self, index: int, deltas: Sequence[SampleDelta]) -> CompletionChoice:
-        entries = [entry for delta in deltas for entry in delta.logprobs]
-        return CompletionChoice(
-            index=index,
-            text="".join(delta.text for delta in deltas),
-            logprobs=self._logprobs(index, entries) if self._has_logprobs else None,
-            finish_reason=deltas[-1].finish_reason,
-        )
-
-    def _logprobs(self, index: int, entries: Sequence[TokenText]) -> CompletionLogprobs:
-        """The first token of a prompt has no log-probability."""
-        return CompletionLogprobs(
-            tokens=[entry.text for entry in entries],
-            token_logprobs=[
-                None if entry.logprob is None else _finite(entry.logprob) for entry in entries
-            ],
-            top_logprobs=[
-                None
-                if entry.logprob is None
-                else {top.text: _finite(top.logprob or 0.0) for top in (*entry.top, entry)}
-                for entry in entries
-            ],
-            text_offset=[self._offsets[index].next(entry.shown) for entry in entries],
-        )
-
-
-def _message(answer: Answer) -> AnswerMessage:
-    """A whole answer; one of calls alone has no content."""
-    found: dict[str, Any] = {}
-    if answer.reasoning:
-        found |= {"reasoning_content": answer.reasoning, "reasoning": answer.reasoning}
-    if answer.calls:
-        found["tool_calls"] = [
-            ToolCallReply(
-                id=new_call_id(),
-                type="function",
-                function=FunctionReply(name=call.name, arguments=call.arguments),
-            )
-            for call in answer.calls
-        ]
-    text = None if answer.calls and not answer.text else answer.text
-    return AnswerMessage(role="assistant", content=text, refusal=None, **found)
-
-
 def chat_logprob(entry: TokenText) -> ChatLogprob:
     """A token of an answer, with its log-probability."""
     top = [TopLogprob(**_token_fields(other)) for other in entry.top]
     return ChatLogprob(**_token_fields(entry), top_logprobs=top)
 
 
-def new_call_id() -> str:
-    """Nine letters and digits, since Mistral's templates take no other."""
-    return "".join(secrets.choice(ascii_letters + digits) for _ in range(9))
-
-
 def _token_fields(entry: TokenText) -> dict[str, Any]:
-    logprob = _finite(entry.logprob or 0.0)
+    logprob = finite_logprob(entry.logprob or 0.0)
     return {"token": entry.text, "bytes": list(entry.data), "logprob": logprob}
 
 
-def _finite(logprob: float) -> float:
+def finite_logprob(logprob: float) -> float:
+    """JSON has no minus infinity."""
     return max(logprob, _LEAST_LOGPROB)
+
+
+def new_call_id() -> str:
+    """A new id of a call: nine letters and digits, since Mistral's templates take no other."""
+    return "".join(secrets.choice(ascii_letters + digits) for _ in range(9))
 
 
 def card_of(model: TextModel, *, sees: bool = False) -> ModelCard:
@@ -446,9 +289,3 @@ def card_of(model: TextModel, *, sees: bool = False) -> ModelCard:
         max_model_len=model.context_length,
         input_modalities=["text", "image"] if sees else None,
     )
-
-
-def _fingerprint(model: TextModel) -> str:
-    """Changes when the weights or this program do, and with them perhaps the answers."""
-    identity = f"{version('triptych')} {model.name} {model.digest}"
-    return f"fp_{hashlib.sha256(identity.encode()).hexdigest()[:10]}"

@@ -1,4 +1,4 @@
-"""The OpenAI text API: chat, completions, tokenize, detokenize.
+"""The OpenAI text API: chat and completions.
 
 Owns the way from a validated request to a call of the service, and from its deltas to an answer;
 and what is plugged into what on the API's side of this modality.
@@ -22,6 +22,7 @@ from triptych.core.http.data_urls import DataUrlRoute
 from triptych.core.http.errors import ERROR_RESPONSES
 from triptych.core.http.sse import EventStream, described
 from triptych.core.options.declaration import Role
+from triptych.core.text.threads import on_text_thread
 from triptych.core.tokens import TokenRequest
 from triptych.core.weights.resolve import opening
 from triptych.modalities.llm.api.anthropic.dialect import ANTHROPIC
@@ -32,26 +33,22 @@ from triptych.modalities.llm.api.ollama.routes import ollama_router
 from triptych.modalities.llm.api.protocol import (
     ChatRequest,
     CompletionRequest,
-    DetokenizeRequest,
     SamplingFields,
-    TokenizeRequest,
 )
 from triptych.modalities.llm.api.replies import (
     ChatChunk,
     ChatReply,
-    ChatShape,
     CompletionReply,
-    CompletionShape,
-    Prompt,
-    Shape,
-    Tokens,
+    UsageReply,
     card_of,
 )
 from triptych.modalities.llm.api.responses.answering import Answering
 from triptych.modalities.llm.api.responses.conversations import conversations_router
 from triptych.modalities.llm.api.responses.routes import responses_router
-from triptych.modalities.llm.api.service import LlmService
+from triptych.modalities.llm.api.service import LlmService, SampleDelta
+from triptych.modalities.llm.api.shapes import AnswerDetails, ChatShape, CompletionShape, Shape
 from triptych.modalities.llm.api.text import TextModel
+from triptych.modalities.llm.api.tokenizer_routes import add_tokenizer, encode_prompt
 from triptych.modalities.modality import ApiPart, ApiSetup, FindLink, no_link
 
 _LISTED: tuple[Role, ...] = ("chat", "vision", "embedding")
@@ -88,22 +85,19 @@ def _responses(service: LlmService, setup: ApiSetup) -> list[APIRouter]:
 def llm_router(service: LlmService, find_link: FindLink = no_link) -> APIRouter:
     """Routes of the text API in front of `service`."""
     router = APIRouter(route_class=StrictRoute, responses=ERROR_RESPONSES, tags=["text"])
-    _add_generation(router, service, find_link)
-    _add_tokens(router, service)
+    add_generation(router, service, find_link)
+    add_tokenizer(router, service)
     return router
 
 
-def _add_generation(router: APIRouter, service: LlmService, find_link: FindLink) -> None:
+def add_generation(router: APIRouter, service: LlmService, find_link: FindLink) -> None:
+    """Chat and completions."""
+
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation, with pictures where the model sees."""
         context = Context.of(request)
         prompt = await encode_conversation(service, body, request, find_link)
-        shape = ChatShape(
-            service.model(body.model),
-            context.call_id,
-            has_logprobs=bool(body.logprobs),
-            has_usage=body.has_usage_chunk,
-        )
+        shape = ChatShape(service.model(body.model), context.call_id, AnswerDetails.of(body))
         generation = await begin(service, body, context, [prompt])
         return await _answer(generation, body, shape, context.options)
 
@@ -126,58 +120,31 @@ def _add_generation(router: APIRouter, service: LlmService, find_link: FindLink)
         context = Context.of(request)
         tenant = context.principal.tenant
         prompts = [
-            TokenRequest(prompt_ids=await _encode(service, body, prompt), tenant=tenant)
+            TokenRequest(prompt_ids=await _prompt_ids(service, body, prompt), tenant=tenant)
             for prompt in body.prompts
         ]
-        shape = CompletionShape(
-            service.model(body.model),
-            context.call_id,
-            has_logprobs=body.logprobs is not None,
-            has_usage=body.has_usage_chunk,
-        )
+        model = service.model(body.model)
+        shape = CompletionShape(model, context.call_id, AnswerDetails.of(body))
         generation = await begin(service, body, context, prompts)
         return await _answer(generation, body, shape, context.options)
-
-
-def _add_tokens(router: APIRouter, service: LlmService) -> None:
-    @router.post("/tokenize", response_model_exclude_unset=True)
-    async def tokenize(body: TokenizeRequest) -> Tokens:
-        """Token ids of a text, or of a conversation as the model would read it."""
-        if body.messages is None:
-            ids = await _encode(service, body, body.prompt or "")
-        else:
-            messages = [message.for_template() for message in body.messages]
-            prompt = await service.encode_chat(body.model, messages, **body.template_options())
-            ids = prompt.prompt_ids
-        model = service.model(body.model)
-        reply = Tokens(tokens=list(ids), count=len(ids), max_model_len=model.context_length)
-        if body.return_token_strs:
-            reply.token_strs = [model.token_bytes(one).decode(errors="replace") for one in ids]
-        return reply
-
-    @router.post("/detokenize")
-    async def detokenize(body: DetokenizeRequest) -> Prompt:
-        """Text of token ids."""
-        skips = body.skip_special_tokens is not False
-        text = await service.decode(body.model, body.tokens, skip_special_tokens=skips)
-        return Prompt(prompt=text)
 
 
 def _streaming(reply: type[BaseModel], chunk: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
     return {200: {"model": reply, "content": described(chunk), "description": "The answer."}}
 
 
-async def _encode(
-    service: LlmService, body: CompletionRequest | TokenizeRequest, prompt: str | list[int]
+async def _prompt_ids(
+    service: LlmService, body: CompletionRequest, prompt: str | list[int]
 ) -> tuple[int, ...]:
-    if not isinstance(prompt, str):
-        return tuple(prompt)
-    return await service.encode_text(
-        body.model,
-        prompt,
-        parse_special=bool(body.parse_special),
-        add_special_tokens=body.add_special_tokens is not False,
-    )
+    most = body.truncate_prompt_tokens
+    if isinstance(prompt, str):
+        ids = await encode_prompt(service, body, prompt, may_exceed=most is not None)
+    else:
+        ids = tuple(prompt)
+    if most == -1:
+        num_answer = body.sampling()["max_tokens"] or body.default_tokens or 1
+        most = max(1, service.model(body.model).context_length - num_answer)
+    return ids if most is None else ids[-most:]
 
 
 async def _answer(
@@ -185,8 +152,14 @@ async def _answer(
 ) -> Response:
     if body.stream:
         return EventStream(_documents(generation, shape, body), heartbeat_s=options.heartbeat_s)
-    reply = shape.reply(await generation.samples(), generation.usage.total())
-    return Response(reply.model_dump_json(exclude_unset=True), media_type="application/json")
+    samples, usage = await generation.samples(), generation.usage.total()
+    # Log-probabilities of a long prompt take long to write.
+    document = await on_text_thread(usage.total_tokens, _document, shape, samples, usage)
+    return Response(document, media_type="application/json")
+
+
+def _document(shape: Shape, samples: list[list[SampleDelta]], usage: UsageReply) -> str:
+    return shape.reply(samples, usage).model_dump_json(exclude_unset=True)
 
 
 async def _documents(

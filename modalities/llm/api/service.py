@@ -7,9 +7,10 @@ per sample, detokenising, stop strings, usage. Knows nothing of HTTP or torch.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal, Self
 
@@ -18,17 +19,16 @@ import msgspec
 from triptych.core.caller import Caller
 from triptych.core.client import EngineClient
 from triptych.core.config import Config
-from triptych.core.errors import ContextLengthExceeded, InvalidRequest, PayloadTooLarge
-from triptych.core.frames import FIRST_FRAME_ID
+from triptych.core.errors import InvalidRequest, PayloadTooLarge, RequestError
 from triptych.core.grammar.source import Constraint
 from triptych.core.limits import MAX_HELD_PICTURE_BYTES
-from triptych.core.sampling_params import MAX_SAMPLES, MAX_STOP_STRINGS, SamplingParams
 from triptych.core.text.threads import on_text_thread
 from triptych.core.tokens import TokenDelta, TokenLogprob, TokenRequest
-from triptych.core.typed import convert
+from triptych.modalities.llm.api.checks import check_call, check_request, sampling_params
 from triptych.modalities.llm.api.detokenizer import Detokenizer
-from triptych.modalities.llm.api.multimodal import Message, PromptEncoder, pictures_of
-from triptych.modalities.llm.api.text import TextModel
+from triptych.modalities.llm.api.multimodal import Message, PromptEncoder, pictures_of, words_of
+from triptych.modalities.llm.api.text import TextModel, text_size
+from triptych.modalities.llm.api.tools.faults import blamed
 from triptych.modalities.llm.api.tools.pieces import AnswerPiece, CallStart, Words
 from triptych.modalities.llm.api.tools.prompt import in_words
 from triptych.modalities.llm.api.tools.schema import Offer
@@ -36,8 +36,6 @@ from triptych.modalities.service import HoldLimit, ModelService, default_seed, m
 from triptych.schedulers.admission import Admission
 
 FinishReason = Literal["stop", "length", "tool_calls"]
-_NOT_GIVEN = frozenset({"seed", "sample_index", "returns_state"})
-"""Sampling parameters that are not a caller's to give."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +44,8 @@ class TextCall:
 
     The service sets the requests' `seed` (without one here it draws one) and `sample_index`. With
     `echo` each sample's text begins with its prompt. Where there is an `offer` of tools, even of
-    none, the text is taken apart into thoughts, words and calls.
+    none, the text is taken apart into thoughts, words and calls. The text has special tokens and
+    what ended it only where the call `shows` them.
     """
 
     model: str
@@ -54,6 +53,8 @@ class TextCall:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     echo: bool = False
+    shows_special: bool = False
+    shows_stop: bool = False
     offer: Offer | None = None
     caller: Caller = field(default_factory=Caller)
 
@@ -91,10 +92,21 @@ class TokenUsage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PromptTokens:
+    """The ids of a prompt and, where its log-probabilities were asked for, its tokens.
+
+    Those take long to tell where there are many.
+    """
+
+    token_ids: tuple[int, ...]
+    tokens: Callable[[], tuple[TokenText, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SampleDelta:
     """What one step added to one sample (`index` = prompt index x n + sample index).
 
-    `pieces` are the text taken apart, where that was asked for.
+    `pieces` are the text taken apart, where that was asked for. The first delta has the `prompt`.
     """
 
     index: int
@@ -105,6 +117,13 @@ class SampleDelta:
     finish_reason: FinishReason | None
     stop_reason: str | int | None
     usage: TokenUsage
+    prompt: PromptTokens | None = None
+
+    @property
+    def drawn_ids(self) -> tuple[int, ...]:
+        """The tokens that the model drew, one that ended the sample among them."""
+        end = self.stop_reason
+        return (*self.token_ids, end) if isinstance(end, int) else self.token_ids
 
     @property
     def shown(self) -> tuple[AnswerPiece, ...]:
@@ -160,7 +179,7 @@ class LlmService(ModelService[TextModel]):
 
     def sees(self, model: str) -> bool:
         """Whether `model` takes pictures."""
-        return model in self._encoders
+        return self.model(model).name in self._encoders
 
     async def encode_chat(
         self,
@@ -178,9 +197,9 @@ class LlmService(ModelService[TextModel]):
         text = self.model(model)
         encoder: PromptEncoder = text
         if not text.answers.is_told:
-            messages, tools = in_words(messages, tools), ()
+            messages, tools = await _told(messages, tools), ()
         if self.sees(model):
-            encoder = self._encoders[model]
+            encoder = self._encoders[text.name]
         elif pictures_of(messages):
             seeing = ", ".join(self._encoders) or "none; `--model triptych-vision` is one"
             raise InvalidRequest(
@@ -190,6 +209,26 @@ class LlmService(ModelService[TextModel]):
         return await encoder.encode_messages(
             messages, tools=tools, tenant=tenant, **template_kwargs
         )
+
+    @property
+    def first(self) -> str:
+        """The model for those who name none; no name where there is no model."""
+        return next(iter(self.models), "")
+
+    async def render_chat(
+        self,
+        model: str,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        **template_kwargs: Any,
+    ) -> str:
+        """A conversation without pictures as `model` reads it."""
+        text = self.model(model)
+        if not text.answers.is_told:
+            messages, tools = await _told(messages, tools), ()
+        plain = [{**each, "content": words_of(each.get("content"))} for each in messages]
+        return await text.render(plain, tools=tools, **template_kwargs)
 
     async def encode_text(self, model: str, text: str, **reading: bool) -> tuple[int, ...]:
         """Token ids of plain text; `reading` is what `TextModel.encode_text` takes."""
@@ -222,13 +261,19 @@ class LlmService(ModelService[TextModel]):
     ) -> Sequence[TokenRequest]:
         """`prompts` with a form for what is no thought, and for calls, as `constrained` does it."""
         text = self.model(model)
-        return [
-            request
-            for prompt in prompts
-            for request in await self.constrained(
-                model, [prompt], text.answer_constraint(prompt.prompt_ids, offer, form)
-            )
+        size = text_size(list(offer.schemas.values()))
+        constraints = [
+            await on_text_thread(size, text.answer_constraint, each.prompt_ids, offer, form)
+            for each in prompts
         ]
+        try:
+            return [
+                request
+                for prompt, constraint in zip(prompts, constraints, strict=True)
+                for request in await self.constrained(model, [prompt], constraint)
+            ]
+        except RequestError as error:
+            raise await blamed(error, offer, text.grammars.check) from error
 
     def sampled(
         self,
@@ -264,9 +309,9 @@ class LlmService(ModelService[TextModel]):
         Closing the iterator cancels every sample. Checks the call before anything is submitted.
         """
         model = self.model(call.model)
-        _check_call(call)
+        check_call(call.num_samples, call.stop)
         for request in requests:
-            _check_request(request, call.seed or 0, model)
+            check_request(request, call.seed or 0, model)
         return self._admitted(call, requests, model)
 
     async def _admitted(
@@ -306,31 +351,15 @@ class LlmService(ModelService[TextModel]):
                         return
 
 
+async def _told(
+    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+) -> Sequence[Message]:
+    return await on_text_thread(text_size([messages, tools]), in_words, messages, tools)
+
+
 def _nth_sample(request: TokenRequest, seed: int, index: int) -> TokenRequest:
     sampling = msgspec.structs.replace(request.sampling, seed=seed, sample_index=index)
     return msgspec.structs.replace(request, sampling=sampling)
-
-
-def sampling_params(
-    model: TextModel, *, ignore_eos: bool = False, given: Mapping[str, Any]
-) -> SamplingParams:
-    """Sampling parameters from what a caller gave over what the model recommends.
-
-    Fields that are `None` count as not given. Raises `InvalidRequest` for a field that does not
-    exist or has the wrong type; ranges are checked by `generate`.
-    """
-    known = sorted(set(SamplingParams.__struct_fields__) - _NOT_GIVEN)
-    if unknown := sorted(set(given) - set(known)):
-        raise InvalidRequest(
-            f"Unknown option {unknown[0]!r}; sampling takes {', '.join(known)}.", param=unknown[0]
-        )
-    values = {**model.default_sampling, **{k: v for k, v in given.items() if v is not None}}
-    end_ids = () if ignore_eos else model.eos_token_ids
-    values["stop_token_ids"] = (*end_ids, *values.get("stop_token_ids", ()))
-    try:
-        return convert(values, SamplingParams)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(f"Sampling options: {error}.") from error
 
 
 class _SampleText:
@@ -347,15 +376,18 @@ class _SampleText:
         self._parser = (
             None if call.offer is None else model.answer_parser(request.prompt_ids, call.offer)
         )
+        has_special_marks = self._parser is not None and model.answers.has_special_marks
         self._detokenizer: Detokenizer = model.detokenizer(
             request.prompt_ids,
             call.stop,
-            shows_special=self._parser is not None and model.answers.has_special_marks,
+            shows_special=call.shows_special or has_special_marks,
+            shows_stop=call.shows_stop,
         )
+        self._call = call
         self._most_calls = 1 if call.offer and call.offer.has_one_call else math.inf
         self._num_calls = 0
         self._num_reasoning_tokens = 0
-        self._echo_ids = request.prompt_ids if call.echo else ()
+        self._prompt_ids = request.prompt_ids
         self._scores_prompt = request.sampling.prompt_logprobs
 
     def push(self, delta: TokenDelta) -> SampleDelta:
@@ -364,8 +396,12 @@ class _SampleText:
         self._num_cached_images = max(self._num_cached_images, delta.num_cached_contents)
         num_tokens = len(delta.token_ids) + (delta.stop_token_id is not None)
         self._num_output_tokens += num_tokens
-        echo_text, echo_logprobs = self._take_echo(delta)
-        text, logprobs = self._detokenizer.push(delta.token_ids, delta.logprobs)
+        prompt = self._take_prompt(delta)
+        echo_text, echo_logprobs = self._echo(prompt)
+        shown_ids = delta.token_ids
+        if self._call.shows_stop and delta.stop_token_id is not None:
+            shown_ids = (*shown_ids, delta.stop_token_id)
+        text, logprobs = self._detokenizer.push(shown_ids, delta.logprobs)
         stop = self._detokenizer.stop
         finish: FinishReason | None = None
         if stop is not None:
@@ -393,6 +429,7 @@ class _SampleText:
                 num_cached_images=self._num_cached_images,
                 num_reasoning_tokens=self._num_reasoning_tokens,
             ),
+            prompt=prompt,
         )
 
     def _parsed(
@@ -410,16 +447,27 @@ class _SampleText:
             pieces.append(piece)
         return tuple(pieces), "tool_calls" if finish == "stop" and self._num_calls else finish
 
-    def _take_echo(self, delta: TokenDelta) -> tuple[str, tuple[TokenText, ...]]:
-        if not self._echo_ids:
+    def _take_prompt(self, delta: TokenDelta) -> PromptTokens | None:
+        """The prompt, once."""
+        ids, self._prompt_ids = self._prompt_ids, ()
+        if not ids:
+            return None
+        return PromptTokens(token_ids=ids, tokens=partial(self._scored, ids, delta.prompt_logprobs))
+
+    def _scored(
+        self, ids: tuple[int, ...], entries: Sequence[TokenLogprob]
+    ) -> tuple[TokenText, ...]:
+        if not self._scores_prompt:
+            return ()
+        first = self._plain_token(ids[0], None)  # it has no entry of its own
+        return (first, *map(self._token_text, entries))
+
+    def _echo(self, prompt: PromptTokens | None) -> tuple[str, tuple[TokenText, ...]]:
+        if prompt is None or not self._call.echo:
             return "", ()
-        ids, self._echo_ids = self._echo_ids, ()
-        logprobs: tuple[TokenText, ...] = ()
-        if self._scores_prompt:  # the first prompt token has no entry of its own
-            first = self._plain_token(ids[0], None)
-            logprobs = (first, *map(self._token_text, delta.prompt_logprobs))
-        text = self._model.decode(ids)
-        return text, _as_shown(logprobs, text)
+        skips_special = not self._call.shows_special
+        text = self._model.decode(prompt.token_ids, skip_special_tokens=skips_special)
+        return text, _as_shown(prompt.tokens(), text)
 
     def _token_text(self, entry: TokenLogprob) -> TokenText:
         top = tuple(self._plain_token(token_id, logprob) for token_id, logprob in entry.top)
@@ -430,7 +478,8 @@ class _SampleText:
     ) -> TokenText:
         data = self._model.token_bytes(token_id)
         text = data.decode("utf-8", errors="replace")
-        shown = b"" if self._model.token_bytes.is_special(token_id) else data
+        is_hidden = self._model.token_bytes.is_special(token_id) and not self._call.shows_special
+        shown = b"" if is_hidden else data
         return TokenText(
             token_id=token_id, text=text, data=data, shown=shown, logprob=logprob, top=top
         )
@@ -443,30 +492,3 @@ def _as_shown(tokens: tuple[TokenText, ...], text: str) -> tuple[TokenText, ...]
         return tokens
     first = replace(tokens[index], shown=tokens[index].shown[1:])
     return (*tokens[:index], first, *tokens[index + 1 :])
-
-
-def _check_call(call: TextCall) -> None:
-    if not 1 <= call.num_samples <= MAX_SAMPLES:
-        raise InvalidRequest(f"n must be between 1 and {MAX_SAMPLES}.", param="n")
-    if len(call.stop) > MAX_STOP_STRINGS or any(not stop for stop in call.stop):
-        raise InvalidRequest(
-            f"stop takes at most {MAX_STOP_STRINGS} strings, none of them empty.", param="stop"
-        )
-
-
-def _check_request(request: TokenRequest, seed: int, model: TextModel) -> None:
-    """Raise `RequestError`s for what the model cannot take: the one check of length, too."""
-    msgspec.structs.replace(request.sampling, seed=seed).validate(model.vocab_size)
-    prompt_ids = request.prompt_ids
-    if not prompt_ids:
-        raise InvalidRequest("The prompt is empty.", param="prompt")
-    least_content_id = FIRST_FRAME_ID if request.contents else math.inf
-    words = (token_id for token_id in prompt_ids if token_id < least_content_id)
-    if any(not 0 <= token_id < model.vocab_size for token_id in words):
-        raise InvalidRequest(f"Token ids lie between 0 and {model.vocab_size - 1}.", param="prompt")
-    if len(prompt_ids) + request.sampling.max_tokens > model.context_length:
-        raise ContextLengthExceeded(
-            f"{model.name} takes {model.context_length} tokens of context: {len(prompt_ids)} of"
-            f" prompt and {request.sampling.max_tokens} of output do not fit. Shorten the prompt or"
-            " lower max_tokens."
-        )

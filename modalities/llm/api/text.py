@@ -35,7 +35,7 @@ from triptych.core.weights.layout import count_field, read_json, read_json_if_th
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.api.detokenizer import Detokenizer
 from triptych.modalities.llm.api.grammars import GrammarChecker
-from triptych.modalities.llm.api.multimodal import Message
+from triptych.modalities.llm.api.multimodal import Message, words_of
 from triptych.modalities.llm.api.specials import SpecialTokens, ensure_special
 from triptych.modalities.llm.api.template import ChatTemplate, cut, marked
 from triptych.modalities.llm.api.tools.forced import answer_constraint
@@ -44,6 +44,8 @@ from triptych.modalities.llm.api.tools.parser import AnswerParser
 from triptych.modalities.llm.api.tools.schema import Offer
 
 _PROMPT_END = 16  # tokens: enough to see whether the prompt has opened the thoughts
+_MANY_CHARS = 2**17
+_ENTRY_CHARS = 16
 _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -59,6 +61,8 @@ class TextModel:
     default_sampling: Mapping[str, float]
     template: ChatTemplate | None
     template_tokens: Mapping[str, str]
+    tokenizer_info: Mapping[str, Any]
+    """What tokenizer_config.json says, but for places of files, and the chat template."""
     answers: AnswerSyntax
     tokenizer: Tokenizer
     literal_tokenizer: Tokenizer
@@ -110,6 +114,7 @@ class TextModel:
             default_sampling=_default_sampling(generation),
             template=template,
             template_tokens=tokens,
+            tokenizer_info=_tokenizer_info(tokenizer_config, source),
             answers=AnswerSyntax.of(source, options, special_tokens.ids),
             tokenizer=tokenizer,
             literal_tokenizer=literal_copy(tokenizer),
@@ -131,14 +136,21 @@ class TextModel:
             await self.template.close()
 
     def encode_text(
-        self, text: str, *, parse_special: bool = False, add_special_tokens: bool = True
+        self,
+        text: str,
+        *,
+        parse_special: bool = False,
+        add_special_tokens: bool = True,
+        may_exceed: bool = False,
     ) -> tuple[int, ...]:
         """Token ids of plain text, with the tokens the model wants at its beginning, if wanted.
 
         Special tokens spelled in `text` are read as plain characters unless `parse_special`.
-        Raises `ContextLengthExceeded` for a text that cannot fit, before it is tokenized.
+        Raises `ContextLengthExceeded` for a text that cannot fit, before it is tokenized, unless it
+        `may_exceed` the context.
         """
-        self._check_least(text)
+        if not may_exceed:
+            self._check_least(text)
         tokenizer = self.tokenizer if parse_special else self.literal_tokenizer
         (encoding,) = encode(tokenizer, [text], add_special_tokens=add_special_tokens)
         return tuple(encoding.ids)
@@ -152,9 +164,7 @@ class TextModel:
         **template_kwargs: Any,
     ) -> TokenRequest:
         """Implements `multimodal.PromptEncoder` for conversations without pictures."""
-        plain = [
-            {**message, "content": "".join(message.get("content") or "")} for message in messages
-        ]
+        plain = [{**message, "content": words_of(message.get("content"))} for message in messages]
         given = [plain, list(tools)]
         escaped = await self.escape(given)
         rendered = await self.render(escaped[0], tools=escaped[1], **template_kwargs)
@@ -163,7 +173,7 @@ class TextModel:
 
     async def escape(self, given: Sequence[Any]) -> list[Any]:
         """What a caller gave, with a stand-in for each special token that it spells."""
-        escaped: list[Any] = await on_text_thread(_num_chars(given), self.specials.escape, given)
+        escaped: list[Any] = await on_text_thread(text_size(given), self.specials.escape, given)
         return escaped
 
     async def encode_rendered(self, rendered: str, *, has_stand_ins: bool) -> tuple[int, ...]:
@@ -209,11 +219,14 @@ class TextModel:
         return decode(self.tokenizer, token_ids, skip_special_tokens=skip_special_tokens)
 
     def detokenizer(
-        self, prompt_ids: Sequence[int], stops: Sequence[str], *, shows_special: bool = False
+        self, prompt_ids: Sequence[int], stops: Sequence[str], **shows: bool
     ) -> Detokenizer:
-        """An incremental decoder for one row that continues `prompt_ids`."""
+        """An incremental decoder for one row that continues `prompt_ids`.
+
+        `shows` is what `Detokenizer` takes.
+        """
         words = [token_id for token_id in prompt_ids if token_id < self.vocab_size]
-        return Detokenizer(self.tokenizer, words, stops, shows_special=shows_special)
+        return Detokenizer(self.tokenizer, words, stops, **shows)
 
     def answer_parser(self, prompt_ids: Sequence[int], offer: Offer) -> AnswerParser | None:
         """What takes an answer to this prompt apart; `None` where it is all text."""
@@ -258,15 +271,17 @@ class TextModel:
         return tuple(ids)
 
 
-def _num_chars(value: Any) -> int:
-    """Characters of all texts in `value`."""
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, Mapping):
-        value = value.values()
-    elif not isinstance(value, list | tuple):
-        return 0
-    return sum(map(_num_chars, value))
+def text_size(given: Any) -> int:
+    """Characters of all texts in `given`, and some for each entry; no further than they are few."""
+    size, rest = 0, [given]
+    while rest and size < _MANY_CHARS:
+        value = rest.pop()
+        size += len(value) if isinstance(value, str) else _ENTRY_CHARS
+        if isinstance(value, Mapping):
+            rest.extend(value.values())
+        elif isinstance(value, list | tuple):
+            rest.extend(value)
+    return size
 
 
 def _named_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
@@ -279,6 +294,16 @@ def _named_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
         if isinstance(value, str):
             named[key] = value
     return named
+
+
+def _tokenizer_info(config: Mapping[str, Any], template: str) -> dict[str, Any]:
+    known = {
+        name: value
+        for name, value in config.items()
+        if not name.endswith("_file") and name != "name_or_path"
+    }
+    named = {"tokenizer_class": "PreTrainedTokenizerFast", **known}
+    return {**named, "chat_template": template} if template else named
 
 
 def _eos_ids(

@@ -17,18 +17,13 @@ _SAMPLER = "use top_p, top_k or min_p."
 COMMON: Mapping[str, RefusedField] = MappingProxyType(
     {
         "chat_template": RefusedField("the operator sets it with --chat-template."),
-        "include_stop_str_in_output": RefusedField("a stop string is never shown.", (False,)),
         "length_penalty": RefusedField("answers are sampled, not searched for.", (1.0,)),
         "logits_processors": RefusedField("use logit_bias."),
         "mirostat": RefusedField(_SAMPLER, (0,)),
         "num_ctx": RefusedField(
             "the context is the model's; the operator lowers it with --max-length."
         ),
-        "prompt_logprobs": RefusedField("use /v1/completions with echo and logprobs."),
         "provider": RefusedField("nobody but this server answers; leave it out.", ({},)),
-        "return_token_ids": RefusedField("send the text to /tokenize.", (False,)),
-        "skip_special_tokens": RefusedField("special tokens are never shown.", (True,)),
-        "truncate_prompt_tokens": RefusedField("shorten the prompt; nothing is cut silently."),
         "typical_p": RefusedField(_SAMPLER, (1.0,)),
         "use_beam_search": RefusedField("answers are sampled, not searched for.", (False,)),
     }
@@ -38,7 +33,6 @@ CHAT: Mapping[str, RefusedField] = MappingProxyType(
     {
         "add_special_tokens": RefusedField("the chat template writes them.", (False,)),
         "audio": RefusedField(_TEXT_ONLY),
-        "echo": RefusedField("use /v1/completions.", (False,)),
         "function_call": RefusedField(_TOOLS, ("none", "auto")),
         "functions": RefusedField(_TOOLS, ([],)),
         "modalities": RefusedField(_TEXT_ONLY, (["text"],)),
@@ -48,6 +42,9 @@ CHAT: Mapping[str, RefusedField] = MappingProxyType(
         "moderation": RefusedField("moderate before and after the call."),
         "prediction": RefusedField("leave it out; answers are the same without.", ()),
         "prompt_cache_options": RefusedField("equal prompt beginnings are cached by themselves."),
+        "truncate_prompt_tokens": RefusedField(
+            "leave out messages; a conversation that is cut is none."
+        ),
         "verbosity": RefusedField("ask for it in a message.", ("medium",)),
         "web_search_options": RefusedField(
             "search before the call and put the results in a message."

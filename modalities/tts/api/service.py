@@ -168,9 +168,9 @@ class SpeechService(ModelService[FrontEnd]):
         """The caller's own voice, if one is asked for. Raises `NotFound`."""
         if not is_voice_id(call.voice):
             return None
-        clip, owner = None, call.caller.principal.owner
+        clip, owner, model = None, call.caller.principal.owner, self.model(call.model).name
         if self._find_clip is not None:
-            clip = await asyncio.to_thread(self._find_clip, call.voice, owner, call.model)
+            clip = await asyncio.to_thread(self._find_clip, call.voice, owner, model)
         if clip is None:
             raise NotFound(
                 "You have no such voice; GET /v1/audio/voices, or `triptych voices`, lists yours.",

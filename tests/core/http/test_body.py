@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+import threading
+from typing import Any, Self
 
 import pytest
+from fastapi import APIRouter
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel, model_validator
 from starlette.requests import Request
 
+from support.http import FakeEngine, in_process, refused
+from triptych.core.config import Config
 from triptych.core.errors import InvalidRequest, PayloadTooLarge, RequestTimeout
-from triptych.core.http.body import parse_json, read_body
+from triptych.core.http.app import create_app
+from triptych.core.http.body import StrictRoute, parse_json, read_body
 from triptych.core.limits import MAX_JSON_DEPTH, MAX_JSON_FIELDS
 
 VALUES = st.recursive(
@@ -118,3 +124,43 @@ async def test_received_bytes_count_whatever_was_declared(length: str | None) ->
 async def test_a_body_that_stops_arriving_is_given_up() -> None:
     with pytest.raises(RequestTimeout, match="send it faster"):
         await read_body(request(b"{", is_stuck=True), 100, timeout_s=0.05)
+
+
+def test_depth_is_counted_over_more_strings_than_are_looked_at_together() -> None:
+    many = b'{"t": ["[", ' + b'"x", ' * 10_000
+    depth = MAX_JSON_DEPTH - 2
+    parse_json(many + b"[" * depth + b"]" * depth + b"]}")
+    for rest in (b"[" * (depth + 2) + b"]" * (depth + 2) + b"]}", b"[" * 9, b'"]}'):
+        with pytest.raises(InvalidRequest, match="not valid JSON"):
+            parse_json(many + rest)
+
+
+class _Seen(BaseModel):
+    """Knows which thread looked at it."""
+
+    text: str
+    number: int
+    threads: list[str] = []
+
+    @model_validator(mode="after")
+    def _look(self) -> Self:
+        self.threads.append(threading.current_thread().name)
+        return self
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+async def test_large_bodies_are_read_beside_the_event_loop(is_large: bool) -> None:
+    router = APIRouter(route_class=StrictRoute)
+
+    @router.post("/seen")
+    async def seen(body: _Seen) -> list[str]:
+        return body.threads
+
+    async with in_process(create_app(Config(), FakeEngine(), [router])) as client:
+        text = "x" * (2**20 if is_large else 10)
+        first, *_ = (await client.post("/seen", json={"text": text, "number": 1})).json()
+        assert first.startswith("triptych-") is is_large
+        error = refused(await client.post("/seen", json={"text": text, "number": "one"}))
+        assert error["param"] == "number"
+        error = refused(await client.post("/seen", json=[text]))
+        assert error["code"] == "invalid_request"

@@ -179,7 +179,10 @@ def test_environment_reads_lists_and_switches() -> None:
         (("stray",), "unexpected argument 'stray'"),
         (("--headless", "--external-engine"), "exclude each other"),
         (("--headless",), "--headless needs --zmq-endpoint-base"),
-        (("--served-model-name", "a", "--served-model-name", "b"), "more --served-model-name"),
+        (
+            ("--model", "a", "--model", "b", *("--served-model-name", "x") * 3),
+            "more --served-model-name",
+        ),
     ],
 )
 def test_wrong_flags_are_explained(argv: tuple[str, ...], message: str) -> None:

@@ -168,7 +168,9 @@ def test_resolve_all_names_models_in_order(tmp_path: Path, local: Path) -> None:
     ("model", "served", "complaint"),
     [
         (("a=embedded", "a=embedded"), (), "'a'.*NAME=REFERENCE"),
-        (("embedded",), ("x", "y"), "more names"),
+        (("a=embedded", "b=embedded"), ("x", "y", "z"), "ALIAS=NAME"),
+        (("a=embedded", "b=embedded"), ("c=absent",), "no model of that name"),
+        (("a=embedded", "b=embedded"), ("a=b",), "a model already"),
     ],
 )
 def test_clashing_names_are_refused(

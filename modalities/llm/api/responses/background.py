@@ -25,6 +25,8 @@ _log = logging.getLogger(__name__)
 class BackgroundRun:
     """One answer of `builder`, made of `making`'s events; `keep` is called once it has ended."""
 
+    is_asking = True
+
     def __init__(
         self,
         builder: ResponseBuilder,

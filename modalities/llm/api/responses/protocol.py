@@ -12,11 +12,19 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from triptych.core import limits
 from triptych.core.errors import InvalidRequest, UnsupportedOption
-from triptych.core.http.fields import Label, Name, NullIsAbsent, Text, inert, without_refused
+from triptych.core.http.fields import (
+    Label,
+    Metadata,
+    Name,
+    NullIsAbsent,
+    Text,
+    inert,
+    without_refused,
+)
 from triptych.core.limits import SAMPLING_RANGES
 from triptych.modalities.llm.api.constraints import JsonSchema
 from triptych.modalities.llm.api.messages import is_list
-from triptych.modalities.llm.api.protocol import Metadata, within
+from triptych.modalities.llm.api.protocol import within
 from triptych.modalities.llm.api.responses import unsupported
 from triptych.modalities.llm.api.responses.items import InputItem, KeptItem
 from triptych.modalities.llm.api.tools.schema import ToolName

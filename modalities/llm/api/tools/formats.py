@@ -174,6 +174,7 @@ class AnswerSyntax:
             read_calls,
             tools,
             is_thinking=bool(self.thoughts_end(prompt_end)),
+            is_forced=is_forced,
         )
 
 

@@ -35,8 +35,9 @@ def words_alone(source: TextSource, tools: ToolSchemas) -> Reading:
 class AnswerParser:
     """Takes one answer's text in, and gives its pieces out.
 
-    With `is_thinking` the prompt has opened the thoughts already. However the text is cut, the
-    pieces joined are the same.
+    With `is_thinking` the prompt has opened the thoughts already. An answer that `is_forced` has
+    calls alone: what is no call is the beginning of one that was cut off, and not shown. However
+    the text is cut, the pieces joined are the same.
     """
 
     def __init__(
@@ -46,7 +47,9 @@ class AnswerParser:
         tools: ToolSchemas | None = None,
         *,
         is_thinking: bool = False,
+        is_forced: bool = False,
     ) -> None:
+        self._is_forced = is_forced
         self._source = TextSource()
         self._reading = _reading(self._source, thinking, read_calls, tools or {}, is_thinking)
         self._kind: type[AnswerPiece] | None = None
@@ -74,6 +77,8 @@ class AnswerParser:
         for piece in self._reading:
             if piece is None:
                 return
+            if self._is_forced and isinstance(piece, Words):
+                continue
             if isinstance(piece, Words | Thought):
                 yield from self._trimmed(piece)
             else:

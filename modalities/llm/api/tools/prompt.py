@@ -10,6 +10,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from triptych.modalities.llm.api.multimodal import words_of
+
 _TOOLS = """\
 You may call functions to help with the user's request. They are described here as JSON:
 <tools>
@@ -55,5 +57,5 @@ def _call(function: Mapping[str, Any]) -> str:
 
 def _joined(content: str | Sequence[str] | None, *texts: str) -> str:
     """Some text after a message's own."""
-    own = "".join(content or "")
+    own = words_of(content)
     return "\n\n".join([own, *texts] if own else texts)

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Discriminator, Field, StringConstraints, Ta
 
 from triptych.core import limits
 from triptych.core.errors import InvalidRequest, UnsupportedOption
+from triptych.core.http.body import parse_json
 from triptych.core.http.fields import Name, Strict, Text
 from triptych.modalities.llm.api.constraints import JsonSchema
 from triptych.modalities.llm.api.tools.pieces import ToolSchemas
@@ -23,9 +24,12 @@ ToolName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+$", max_le
 
 def _as_object(arguments: str) -> str:
     try:
-        is_object = isinstance(json.loads(arguments or "{}"), dict)
-    except (ValueError, RecursionError):
-        is_object = False
+        is_object = isinstance(parse_json(arguments.encode() or b"{}"), dict)
+    except InvalidRequest as error:
+        reason = error.message.replace("The body", "The text")
+        raise InvalidRequest(
+            f"The arguments of a tool call are a JSON object, as text. {reason}", param="messages"
+        ) from error
     if not is_object:
         raise InvalidRequest(
             "The arguments of a tool call are a JSON object, as text.", param="messages"
@@ -72,7 +76,13 @@ class Tool(Strict):
 
     def for_template(self) -> dict[str, Any]:
         """The tool as chat templates take it: without what was not given."""
-        return self.model_dump(exclude_none=True, exclude={"function": {"strict"}})
+        given = {
+            "name": self.function.name,
+            "description": self.function.description,
+            "parameters": self.function.parameters,
+        }
+        known = {name: value for name, value in given.items() if value is not None}
+        return {"type": self.type, "function": known}
 
 
 class FunctionChoice(Strict):
@@ -88,8 +98,27 @@ class NamedTool(Strict):
     function: FunctionChoice
 
 
+class AllowedFunctions(Strict):
+    """Some of the tools, and whether one must be called."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[
+        list[NamedTool], Field(min_length=1, max_length=limits.MAX_TOOLS, fail_fast=True)
+    ]
+
+
+class AllowedTools(Strict):
+    """The tools that may be called of those there are."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedFunctions
+
+
 def _choice_kind(value: Any) -> str:
-    return ":word" if isinstance(value, str) else ":named"
+    if isinstance(value, str):
+        return ":word"
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return ":allowed" if kind == "allowed_tools" else ":named"
 
 
 Tools = Annotated[
@@ -98,7 +127,8 @@ Tools = Annotated[
 ]
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag(":word")]
-    | Annotated[NamedTool, Tag(":named")],
+    | Annotated[NamedTool, Tag(":named")]
+    | Annotated[AllowedTools, Tag(":allowed")],
     Discriminator(_choice_kind),
 ]
 
@@ -134,19 +164,20 @@ class Offer:
 
     @classmethod
     def of(
-        cls, tools: Sequence[Tool], choice: str | NamedTool | None, *, is_parallel: bool = True
+        cls,
+        tools: Sequence[Tool],
+        choice: str | NamedTool | AllowedTools | None,
+        *,
+        is_parallel: bool = True,
     ) -> Offer:
         """What a request offers. Raises `InvalidRequest` for a choice that is not there."""
-        named = {tool.function.name: tool for tool in tools}
-        if len(named) < len(tools):
+        if len({tool.function.name for tool in tools}) < len(tools):
             raise InvalidRequest("Two tools have one name.", param="tools")
         if isinstance(choice, NamedTool):
-            name = choice.function.name
-            if name not in named:
-                raise InvalidRequest(
-                    f"tool_choice names {name}, which is not among the tools.", param="tool_choice"
-                )
-            return cls((named[name],), is_required=True, has_one_call=True)
+            return cls(_among(tools, [choice]), is_required=True, has_one_call=True)
+        if isinstance(choice, AllowedTools):
+            allowed = choice.allowed_tools
+            return cls(_among(tools, allowed.tools), allowed.mode == "required", not is_parallel)
         if choice == "required" and not tools:
             raise InvalidRequest(
                 "tool_choice requires tools, and there are none.", param="tool_choice"
@@ -163,3 +194,13 @@ class Offer:
     def for_template(self) -> list[dict[str, Any]]:
         """The tools as chat templates take them."""
         return [tool.for_template() for tool in self.tools]
+
+
+def _among(tools: Sequence[Tool], chosen: Sequence[NamedTool]) -> tuple[Tool, ...]:
+    """Those of `tools` that are `chosen`, in their order."""
+    names = {choice.function.name for choice in chosen}
+    if absent := sorted(names - {tool.function.name for tool in tools}):
+        raise InvalidRequest(
+            f"tool_choice names {absent[0]}, which is not among the tools.", param="tool_choice"
+        )
+    return tuple(tool for tool in tools if tool.function.name in names)

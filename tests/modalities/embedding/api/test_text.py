@@ -5,11 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from support.embedding_models import WORDS, save_cross_encoder, save_tokenizer
 from support.text_models import write_text_folder
 from triptych.core.config import ModelOptions
 from triptych.core.errors import InvalidRequest
-from triptych.modalities.embedding.api.text import EmbeddingModel
+from triptych.core.text.tokenizer import read_tokenizer
+from triptych.modalities.embedding.api.text import EmbeddingModel, shorten
 
 
 @pytest.mark.parametrize("field", ["hidden_size", "n_embd", "d_model"])
@@ -29,3 +33,40 @@ def test_what_is_no_text_is_refused(tmp_path: Path, text: str, message: str) -> 
     model = EmbeddingModel.open(write_text_folder(tmp_path), ModelOptions())
     with pytest.raises(InvalidRequest, match=message):
         model.encode(["hi", text])
+
+
+_Words = st.lists(st.sampled_from(WORDS[4:]), max_size=30)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    save_tokenizer(folder)
+    return folder
+
+
+@given(first=_Words, second=_Words, most=st.integers(4, 70))
+def test_pairs_are_cut_as_tokenizers_do(
+    folder: Path, first: list[str], second: list[str], most: int
+) -> None:
+    tokenizer = read_tokenizer(folder, "words")
+    texts = " ".join(first), " ".join(second)
+    one, two = tokenizer.encode_batch(texts, add_special_tokens=False)
+    shorten(one, two, most - 3)
+    cut = tokenizer.post_process(one, two)
+    tokenizer.enable_truncation(most, strategy="longest_first")
+    wanted = tokenizer.encode(*texts)
+    assert cut.ids == wanted.ids
+    assert cut.type_ids == wanted.type_ids
+
+
+def test_a_pair_tells_where_its_second_text_begins(tmp_path: Path) -> None:
+    model = EmbeddingModel.open(save_cross_encoder(tmp_path)[0], ModelOptions())
+    pairs = [("w1 w2", "w3"), ("w1 w2", "w4 w5 w6"), ("w7", "w3")]
+    found = model.encode_pairs(pairs)
+    for (query, document), ids, start in zip(
+        pairs, found.token_ids, found.second_starts, strict=True
+    ):
+        first, second = (tuple(map(WORDS.index, text.split())) for text in (query, document))
+        assert ids == (1, *first, 2, *second, 2)
+        assert start == len(first) + 2

@@ -75,7 +75,6 @@ def test_suffix_and_best_of_are_refused() -> None:
         ("add_special_tokens", False),
         ("mirostat", 0),
         ("typical_p", 1.0),
-        ("return_token_ids", False),
         ("provider", {}),
         ("verbosity", "medium"),
         *[(name, None) for name in (*COMMON, *CHAT)],
@@ -156,7 +155,7 @@ def test_lists_of_mistakes_are_not_collected() -> None:
 def test_parts_of_other_kinds_are_refused_by_name(kind: str) -> None:
     error = refusal(chat, messages=[{"role": "user", "content": [{"type": kind, kind: {}}]}])
     assert isinstance(error, UnsupportedOption)
-    assert f"'text' and 'image_url', not '{kind}'" in error.message
+    assert f"'image_url' and 'image_file', not '{kind}'" in error.message
 
 
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
@@ -229,18 +228,20 @@ def test_tools_are_few() -> None:
 
 
 def test_messages_become_what_templates_know() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    shown = {**call, "function": {"name": "f", "arguments": {"a": 1}}}
     messages = [
         {"role": "developer", "content": "d"},
         {"role": "system", "content": "s", "name": "n"},
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
-        {"role": "assistant", "content": "c", "refusal": None, "tool_calls": None},
+        {"role": "assistant", "content": "c", "refusal": None, "tool_calls": [call]},
         {"role": "tool", "content": "t", "tool_call_id": "1"},
     ]
     assert [message.for_template() for message in chat(messages=messages).messages] == [
         {"role": "system", "content": "d"},
         {"role": "system", "content": "s", "name": "n"},
         {"role": "user", "content": ["a", "b"]},
-        {"role": "assistant", "content": "c"},
+        {"role": "assistant", "content": "c", "tool_calls": [shown]},
         {"role": "tool", "content": "t", "tool_call_id": "1"},
     ]
 

@@ -23,7 +23,8 @@ from triptych.core.prompt_content import Array, ContentSpan, PromptContent
 from triptych.core.sampling_params import SamplingParams
 from triptych.core.tokens import TokenDelta, TokenLogprob, TokenRequest
 from triptych.modalities.llm.api import service as service_module
-from triptych.modalities.llm.api.service import LlmService, SampleDelta, TextCall, sampling_params
+from triptych.modalities.llm.api.checks import sampling_params
+from triptych.modalities.llm.api.service import LlmService, SampleDelta, TextCall
 from triptych.modalities.llm.api.text import TextModel
 from triptych.schedulers.admission import Admission
 

@@ -120,7 +120,7 @@ async def test_text_alone_has_no_image_tokens(client: httpx.AsyncClient) -> None
     assert reply["usage"]["prompt_tokens_details"] == {"cached_tokens": 1}
 
 
-@pytest.mark.parametrize("kind", ["file", "image_file", "input_image", "input_audio"])
+@pytest.mark.parametrize("kind", ["file", "input_image", "input_audio"])
 async def test_other_parts_are_refused_by_name(client: httpx.AsyncClient, kind: str) -> None:
     body = shown()
     body["messages"][0]["content"].append({"type": kind, kind: {"file_id": "file-1"}})
@@ -186,3 +186,52 @@ async def test_tokenize_counts_what_text_there_is(client: httpx.AsyncClient) -> 
     messages = [{"role": "user", "content": "hi <image>"}]
     reply = await client.post("/tokenize", json={"model": "tiny-eyes", "messages": messages})
     assert reply.json()["count"] == len(reply.json()["tokens"])
+
+
+async def test_a_picture_may_be_a_file_that_was_uploaded(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    def kept(file_id: str, **more: str) -> dict[str, Any]:
+        body = shown()
+        part = {"type": "image_file", "image_file": {"file_id": file_id, **more}}
+        body["messages"][0]["content"].append(part)
+        return body
+
+    files = {"file": ("picture.png", PNG)}
+    made = await client.post("/v1/files", data={"purpose": "vision"}, files=files)
+    file_id = made.json()["id"]
+    reply = await client.post(CHAT, json=kept(file_id, detail="low"))
+    assert reply.json()["usage"]["prompt_tokens_details"]["image_tokens"] == 16
+    by_id = list(engine.submitted.values())[-1]
+    await client.post(CHAT, json=shown(data_url(PNG)))
+    by_url = list(engine.submitted.values())[-1]
+    assert by_id.contents[0].span.digest == by_url.contents[0].span.digest
+    theirs = await client.post(
+        CHAT, json=kept(file_id), headers={"authorization": "Bearer other-key"}
+    )
+    assert theirs.status_code == 404
+    assert theirs.json()["error"]["param"] == "file_id"
+    assert (await client.post("/tokenize", json=kept(file_id))).status_code == 400
+
+
+@pytest.mark.parametrize("fields", [{"return_token_ids": True}, {"prompt_logprobs": 1}])
+async def test_positions_of_pictures_have_no_ids_or_probabilities(
+    client: httpx.AsyncClient, fields: dict[str, Any]
+) -> None:
+    reply = await client.post(CHAT, json=shown(data_url(PNG)) | fields)
+    assert reply.json()["error"]["code"] == "unsupported_option"
+    assert reply.json()["error"]["param"] == next(iter(fields))
+
+
+async def test_an_answer_to_a_picture_may_be_begun(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    body = shown(data_url(PNG)) | {"continue_final_message": True, "echo": True}
+    body["messages"].append({"role": "assistant", "content": "It is a"})
+    reply = (await client.post(CHAT, json=body)).json()
+    assert reply["choices"][0]["message"]["content"].startswith("It is a" + ANSWER[:5])
+    request = list(engine.submitted.values())[-1]
+    words = [one for one in request.prompt_ids if one < 2**62]
+    tokens = {"model": "tiny-eyes", "tokens": words}
+    prompt = (await client.post("/detokenize", json=tokens)).json()["prompt"]
+    assert prompt.endswith("It is a")

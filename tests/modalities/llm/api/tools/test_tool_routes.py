@@ -172,3 +172,65 @@ async def test_a_schema_that_is_none_is_refused_in_its_own_words(tmp_path: Path)
         reply = await client.post(PATH, json=chat(tools=[tool], tool_choice="required"))
     assert reply.status_code == 400
     assert reply.json()["error"]["message"].endswith("followed: properties must be an object.")
+
+
+@pytest.mark.parametrize("max_tokens", [1, 5, 11, 20, 30, 60])
+async def test_a_forced_call_that_is_cut_shows_no_marks(
+    client: httpx.AsyncClient, engine: FakeEngine, max_tokens: int
+) -> None:
+    engine.answer = CALL
+    body = chat(tools=[WEATHER], tool_choice="required", max_tokens=max_tokens)
+    (choice,) = (await client.post(PATH, json=body)).json()["choices"]
+    assert choice["finish_reason"] == "length"
+    assert not choice["message"]["content"]
+    calls = choice["message"].get("tool_calls", [])
+    assert len(calls) == (max_tokens > 40)
+    for call in calls:
+        assert '{"city": "Paris"}'.startswith(call["function"]["arguments"])
+
+
+LOOK = {"type": "function", "function": {"name": "look"}}
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+async def test_some_of_the_tools_may_be_allowed(
+    client: httpx.AsyncClient, engine: FakeEngine, mode: str
+) -> None:
+    allowed = [{"type": "function", "function": {"name": "get_weather"}}]
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": allowed}}
+    engine.answer = CALL
+    body = chat(tools=[LOOK, WEATHER], tool_choice=choice)
+    reply = (await client.post(PATH, json=body)).json()
+    assert reply["choices"][0]["finish_reason"] == "tool_calls"
+    (request,) = engine.submitted.values()
+    assert bool(request.grammar) == (mode == "required")
+    ids = {"tokens": list(request.prompt_ids)}
+    prompt = (await client.post("/detokenize", json=ids)).json()["prompt"]
+    assert "get_weather" in prompt
+    assert '"look"' not in prompt
+    choice["allowed_tools"] = {"mode": mode, "tools": [LOOK | {"function": {"name": "fly"}}]}
+    reply = await client.post(PATH, json=chat(tools=[LOOK], tool_choice=choice))
+    assert reply.json()["error"]["param"] == "tool_choice"
+
+
+@pytest.mark.parametrize("call_id", [None, "b"])
+async def test_a_result_belongs_to_a_call(client: httpx.AsyncClient, call_id: str | None) -> None:
+    said = {"id": "a", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    body = chat(tools=[LOOK])
+    body["messages"] = [
+        *body["messages"],
+        {"role": "assistant", "content": None, "tool_calls": [said]},
+        {"role": "tool", "content": "Sun", **({"tool_call_id": call_id} if call_id else {})},
+    ]
+    error = (await client.post(PATH, json=body)).json()["error"]
+    assert error["param"] == "messages[2].tool_call_id"
+    assert "'b'" in error["message"] or "none" in error["message"]
+
+
+async def test_a_schema_that_cannot_be_followed_is_named(client: httpx.AsyncClient) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    bad = {"type": "function", "function": {"name": "bad", "parameters": schema}}
+    body = chat(tools=[WEATHER, bad, LOOK], tool_choice="required")
+    error = (await client.post(PATH, json=body)).json()["error"]
+    assert error["param"] == "tools"
+    assert "tool bad, at properties.a.uniqueItems:" in error["message"]

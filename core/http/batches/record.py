@@ -1,0 +1,125 @@
+"""What is kept of a batch, and how the store changes with it.
+
+Owns the record of a batch and the transactions on it. Knows no route and no line.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Literal
+
+import msgspec
+
+from triptych.core.errors import Overloaded
+from triptych.core.http.batches.lines import Endpoint
+from triptych.core.http.files.shelf import finish, grow
+from triptych.core.limits import MAX_ACTIVE_BATCHES
+from triptych.core.store.documents import Document, DocumentTable, Key
+
+Status = Literal[
+    "validating",
+    "in_progress",
+    "finalizing",
+    "completed",
+    "failed",
+    "expired",
+    "cancelling",
+    "cancelled",
+]
+KIND = "batch"
+_ACTIVE = "active"
+_ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
+
+
+class BatchFault(msgspec.Struct, frozen=True):
+    """Why a batch failed as a whole."""
+
+    code: str
+    message: str
+    line: int | None = None
+
+
+class BatchRecord(msgspec.Struct, kw_only=True):
+    """A batch. `times` are when it came into each status; `growing` are its files meanwhile.
+
+    The first of those is the output, the second the errors.
+    """
+
+    id: str
+    endpoint: Endpoint
+    input_file_id: str
+    completion_window: str
+    ends_s: float
+    times: dict[str, float]
+    metadata: dict[str, str] | None = None
+    status: Status = "validating"
+    growing: tuple[str, str] = ("", "")
+    files_expire_s: float
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    num_lines: int = 0
+    num_good: int = 0
+    num_bad: int = 0
+    faults: list[BatchFault] = []
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing changes any more."""
+        return self.status in _ENDED
+
+    def enter(self, status: Status) -> None:
+        """Come into a status."""
+        self.status = status
+        self.times[status] = time.time()
+
+
+def create(table: DocumentTable, key: Key, record: BatchRecord, expires_s: float) -> None:
+    """Keep a new batch. Raises `Overloaded` where too many are waiting."""
+    if len(table.with_status(KIND, _ACTIVE)) >= MAX_ACTIVE_BATCHES:
+        raise Overloaded(
+            f"{MAX_ACTIVE_BATCHES} batches are in progress here, as many as there may be; try"
+            " again later.",
+            retry_after_s=60.0,
+        )
+    table.add(
+        Document(
+            key=key,
+            body=msgspec.json.encode(record),
+            status=_ACTIVE,
+            is_lasting=True,
+            created_s=record.times["created"],
+            expires_s=expires_s,
+        )
+    )
+
+
+def active(table: DocumentTable) -> list[tuple[Key, BatchRecord]]:
+    """The batches that are not over, of all callers."""
+    return [(found.key, decoded(found)) for found in table.with_status(KIND, _ACTIVE)]
+
+
+def decoded(document: Document) -> BatchRecord:
+    """The batch in a document."""
+    return msgspec.json.decode(document.body, type=BatchRecord)
+
+
+def save(table: DocumentTable, key: Key, record: BatchRecord) -> None:
+    """Keep what a batch has become."""
+    table.replace(key, msgspec.json.encode(record), "" if record.is_over else _ACTIVE)
+
+
+def write(table: DocumentTable, key: Key, record: BatchRecord, *, good: bytes, bad: bytes) -> None:
+    """Add lines to a batch's files, and keep what it has become."""
+    for file_id, data in zip(record.growing, (good, bad), strict=True):
+        if data:
+            grow(table, key.owner, file_id, data)
+    save(table, key, record)
+
+
+def end(table: DocumentTable, key: Key, record: BatchRecord, status: Status) -> None:
+    """Show the files of a batch, and bring it into its last status."""
+    output, errors = record.growing
+    record.output_file_id = output if finish(table, key.owner, output) else None
+    record.error_file_id = errors if finish(table, key.owner, errors) else None
+    record.enter(status)
+    save(table, key, record)

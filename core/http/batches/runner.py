@@ -1,0 +1,148 @@
+"""The batches of all callers: made, run, found and ended.
+
+Owns which of them run, in whose name, and that a started server goes on with those that the one
+before it left. What happens within one is `work`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from fastapi import FastAPI
+
+from triptych.core.caller import Principal
+from triptych.core.errors import InvalidRequest, NotFound
+from triptych.core.http.batches import record as records
+from triptych.core.http.batches.dispatch import post
+from triptych.core.http.batches.gate import Gate
+from triptych.core.http.batches.record import BatchFault, BatchRecord
+from triptych.core.http.batches.work import BatchWork
+from triptych.core.http.files.shelf import FileShelf
+from triptych.core.limits import MAX_FILE_LIFETIME_S
+from triptych.core.store.documents import DocumentTable, Key, Page
+
+_log = logging.getLogger(__name__)
+
+
+class BatchRunner:
+    """Runs batches over `shelf`, `num_places` of their lines at once."""
+
+    def __init__(self, shelf: FileShelf, *, num_places: int) -> None:
+        self._shelf = shelf
+        self._num_places = num_places
+        self._app: FastAPI | None = None
+        self._gate: Gate | None = None
+        self._works: dict[Key, BatchWork] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def serve(self, app: FastAPI) -> None:
+        """Have `app` answer the lines."""
+        self._app = app
+        self._gate = Gate(app.state.in_flight, self._num_places)
+
+    async def start(self) -> None:
+        """Go on with batches that an earlier run of the server left."""
+        assert self._app is not None, "somebody has to answer"
+        if not self._shelf.is_there:
+            return
+        for key, record in await self._shelf.store.call(records.active):
+            if key in self._works:
+                continue
+            principal = self._app.state.keyring.principal_of(key.owner)
+            if principal is None:
+                fault = BatchFault("key_removed", "Its API key is not accepted any more.")
+                await self._work(key, record).fail(fault)
+            else:
+                self._begin(key, record, principal)
+
+    async def create(
+        self, principal: Principal, fields: Mapping[str, Any], *, window_s: float, kept_s: float
+    ) -> BatchRecord:
+        """Begin a batch with these fields of a record. Raises `RequestError`s."""
+        file = await self._shelf.get(principal.owner, fields["input_file_id"])
+        if file.about.purpose != "batch":
+            raise InvalidRequest(
+                f"The file is for {file.about.purpose}: upload it with purpose batch.",
+                param="input_file_id",
+            )
+        now_s = time.time()
+        record = BatchRecord(
+            id=f"batch_{secrets.token_hex(16)}",
+            ends_s=now_s + window_s,
+            files_expire_s=now_s + kept_s,
+            times={"created": now_s},
+            **fields,
+        )
+        key = Key(records.KIND, record.id, principal.owner)
+        expires_s = now_s + window_s + MAX_FILE_LIFETIME_S
+        await self._shelf.store.call(records.create, key, record, expires_s)
+        self._begin(key, record, principal)
+        return record
+
+    async def get(self, owner: str, batch_id: str) -> BatchRecord:
+        """The batch. Raises `NotFound`."""
+        key = Key(records.KIND, batch_id, owner)
+        if key in self._works:
+            return self._works[key].record
+        found = await self._shelf.store.call(DocumentTable.get, key)
+        if found is None:
+            raise NotFound(
+                f"You have no batch {batch_id[:80]!a}; GET /v1/batches lists yours.",
+                param="batch_id",
+            )
+        return records.decoded(found)
+
+    async def listed(self, owner: str, page: Page) -> list[BatchRecord]:
+        """An owner's batches in the order they came. Raises `InvalidRequest`."""
+        found = await self._shelf.store.call(DocumentTable.listed, owner, records.KIND, page)
+        return [records.decoded(document) for document in found]
+
+    async def cancel(self, owner: str, batch_id: str) -> BatchRecord:
+        """End a batch before its time. Raises `NotFound`, `InvalidRequest` where it is over."""
+        record = await self.get(owner, batch_id)
+        work = self._works.get(Key(records.KIND, batch_id, owner))
+        if record.is_over or work is None:
+            raise InvalidRequest(f"The batch is {record.status} already.", param="batch_id")
+        await work.cancel()
+        return work.record
+
+    @property
+    def num_running(self) -> int:
+        """Batches that are under way."""
+        return len(self._works)
+
+    async def close(self) -> None:
+        """Stop; what is not over goes on when a server is started with the same store."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _work(self, key: Key, record: BatchRecord) -> BatchWork:
+        assert self._app is not None
+        max_bytes = self._app.state.options.max_request_bytes
+        return BatchWork(self._shelf, key, record, max_line_bytes=max_bytes)
+
+    def _begin(self, key: Key, record: BatchRecord, principal: Principal) -> None:
+        self._works[key] = self._work(key, record)
+        task = asyncio.create_task(self._run(key, principal))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, key: Key, principal: Principal) -> None:
+        assert self._app is not None
+        assert self._gate is not None
+        work = self._works[key]
+        ask = partial(post, self._app, work.record.endpoint, principal=principal)
+        try:
+            await work.run(ask, self._gate)
+        except Exception:  # nobody waits for this task: the batch and the log have to say it
+            _log.exception("a batch failed")
+            await work.fail(BatchFault("internal_error", "The batch failed: the log says why."))
+        finally:
+            del self._works[key]

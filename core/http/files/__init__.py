@@ -1,0 +1,1 @@
+"""Files that callers keep here: `/v1/files`."""

@@ -1,0 +1,61 @@
+"""Files that a request names by their ids, read for as long as it needs them.
+
+Owns how many bytes of them one request holds: as many as one body may have, counted with the
+uploads of all others.
+"""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+
+from starlette.requests import Request
+
+from triptych.core.errors import PayloadTooLarge
+from triptych.core.http.context import Context
+from triptych.core.http.files.shelf import FileShelf
+from triptych.core.http.upload import UploadShare
+from triptych.core.media.fetch import Fetched
+
+
+class StoredFiles:
+    """The files that a request names. They count as uploads until this is closed."""
+
+    def __init__(self, request: Request) -> None:
+        context, state = Context.of(request), request.app.state
+        self._owner = context.principal.owner
+        self._shelf: FileShelf = state.shelf
+        self._max_bytes = context.options.max_picture_request_bytes
+        self._share = UploadShare(state.upload_budget, self)
+        self._files: dict[str, bytearray] = {}
+
+    async def read(self, name: str, file_id: str) -> None:
+        """Read a file, once, to be found by `name`.
+
+        Raises `NotFound`, and `PayloadTooLarge` and `Overloaded` as for a body with the files in
+        it.
+        """
+        if name in self._files:
+            return
+        file = await self._shelf.get(self._owner, file_id)
+        held = sum(map(len, self._files.values()))
+        if held + file.num_bytes > self._max_bytes:
+            raise PayloadTooLarge(
+                f"The files that the request names are over {self._max_bytes} bytes.",
+                param="messages",
+            )
+        self._share.take(file.num_bytes)
+        data = bytearray()
+        async with aclosing(self._shelf.content(self._owner, file_id)) as pieces:
+            async for piece in pieces:
+                data += piece
+        self._files[name] = data
+
+    def find(self, name: str) -> Fetched | None:
+        """The file that was read for `name`."""
+        data = self._files.get(name)
+        return None if data is None else Fetched(data, "")
+
+    def close(self) -> None:
+        """Release the files."""
+        self._files.clear()
+        self._share.close()

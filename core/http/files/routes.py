@@ -1,0 +1,181 @@
+"""`/v1/files` as OpenAI's clients use it.
+
+Owns the form of an upload and the shape of the answers. What the store keeps of a file is
+`shelf`'s.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from fastapi import APIRouter, Path, Query, Request
+from pydantic import BaseModel, Field, model_validator
+from starlette.responses import Response
+
+from triptych.core import limits
+from triptych.core.errors import InvalidRequest, UnsupportedOption
+from triptych.core.http.byte_stream import ByteStream
+from triptych.core.http.context import Context
+from triptych.core.http.errors import ERROR_RESPONSES
+from triptych.core.http.fields import Strict
+from triptych.core.http.files.shelf import FileAbout, FileShelf, Purpose, StoredFile
+from triptych.core.http.upload import form_body, read_form
+from triptych.core.limits import MAX_NAME_CHARS
+from triptych.core.store.documents import Page
+
+_ROUTE = "/v1/files"
+_FileId = Annotated[str, Path(min_length=1, max_length=MAX_NAME_CHARS)]
+
+
+class FileForm(Strict):
+    """What comes with an uploaded file."""
+
+    purpose: Literal["assistants", "batch", "evals", "user_data", "vision"]
+    anchor: Literal["created_at"] | None = Field(default=None, alias="expires_after[anchor]")
+    seconds: int | None = Field(
+        default=None,
+        alias="expires_after[seconds]",
+        ge=limits.MIN_FILE_LIFETIME_S,
+        le=limits.MAX_FILE_LIFETIME_S,
+        description="When to delete the file, in seconds from now. Default: never.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_tuning(cls, value: Any) -> Any:
+        if isinstance(value, dict) and value.get("purpose") == "fine-tune":
+            raise UnsupportedOption("No model is tuned here.", param="purpose")
+        return value
+
+    @model_validator(mode="after")
+    def _check_expiry(self) -> Self:
+        if (self.anchor is None) != (self.seconds is None):
+            raise InvalidRequest("expires_after has an anchor and seconds.", param="expires_after")
+        return self
+
+
+class FileReply(BaseModel):
+    """A file, without its bytes."""
+
+    id: str
+    object: Literal["file"] = "file"
+    bytes: int
+    created_at: int
+    expires_at: int | None = None
+    filename: str
+    purpose: Purpose
+    status: Literal["processed"] = "processed"
+
+    @classmethod
+    def of(cls, file: StoredFile) -> Self:
+        """What is shown of `file`."""
+        return cls(
+            id=file.id,
+            bytes=file.num_bytes,
+            created_at=int(file.created_s),
+            expires_at=None if math.isinf(file.expires_s) else int(file.expires_s),
+            filename=file.about.filename,
+            purpose=file.about.purpose,
+        )
+
+
+class FileList(BaseModel):
+    """A part of a caller's files."""
+
+    object: Literal["list"] = "list"
+    data: list[FileReply]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class FileDeleted(BaseModel):
+    """The answer when a file is gone."""
+
+    id: str
+    object: Literal["file"] = "file"
+    deleted: Literal[True] = True
+
+
+def files_router(shelf: FileShelf) -> APIRouter:
+    """The routes of callers' files."""
+    router = APIRouter(responses=ERROR_RESPONSES, tags=["files"])
+    _add_collection(router, shelf)
+    _add_one(router, shelf)
+    return router
+
+
+def _add_collection(router: APIRouter, shelf: FileShelf) -> None:
+    @router.post(
+        _ROUTE, openapi_extra=form_body(FileForm, "file"), response_model_exclude_none=True
+    )
+    async def upload_file(request: Request) -> FileReply:
+        """Keep a file."""
+        shelf.check()
+        form = await read_form(request)
+        wanted, upload = form.parsed(FileForm), form.file("file")
+        about = FileAbout(_printable(upload.filename) or "file", wanted.purpose)
+        expires_s = math.inf if wanted.seconds is None else time.time() + wanted.seconds
+        owner = Context.of(request).principal.owner
+        return FileReply.of(await shelf.add(owner, about, upload.data, expires_s=expires_s))
+
+    @router.get(_ROUTE, response_model_exclude_none=True)
+    async def list_files(
+        request: Request,
+        purpose: Purpose | None = None,
+        limit: Annotated[int, Query(ge=1, le=limits.MAX_FILES_LISTED)] = limits.MAX_FILES_LISTED,
+        order: Literal["asc", "desc"] = "desc",
+        after: Annotated[str, Query(max_length=MAX_NAME_CHARS)] = "",
+    ) -> FileList:
+        """The caller's files, the last first."""
+        page = Page(limit=limit + 1, after=after, is_descending=order == "desc")
+        files = await shelf.listed(Context.of(request).principal.owner, page, purpose)
+        data = [FileReply.of(file) for file in files[:limit]]
+        return FileList(
+            data=data,
+            first_id=data[0].id if data else None,
+            last_id=data[-1].id if data else None,
+            has_more=len(files) > limit,
+        )
+
+
+def _add_one(router: APIRouter, shelf: FileShelf) -> None:
+    @router.get(_ROUTE + "/{file_id}", response_model_exclude_none=True)
+    async def show_file(file_id: _FileId, request: Request) -> FileReply:
+        """One file."""
+        return FileReply.of(await shelf.get(Context.of(request).principal.owner, file_id))
+
+    @router.get(
+        _ROUTE + "/{file_id}/content",
+        response_model=None,
+        responses={200: {"content": {"application/octet-stream": {}}}},
+    )
+    async def file_content(file_id: _FileId, request: Request) -> Response:
+        """The bytes of a file."""
+        owner = Context.of(request).principal.owner
+        file = await shelf.get(owner, file_id)
+
+        async def describe() -> Mapping[str, str]:
+            return {
+                "content-length": str(file.num_bytes),
+                "content-disposition": "attachment",
+                "x-content-type-options": "nosniff",
+            }
+
+        content = shelf.content(owner, file_id)
+        return ByteStream(content, media_type="application/octet-stream", describe=describe)
+
+    @router.delete(_ROUTE + "/{file_id}")
+    async def delete_file(file_id: _FileId, request: Request) -> FileDeleted:
+        """Remove a file."""
+        await shelf.delete(Context.of(request).principal.owner, file_id)
+        return FileDeleted(id=file_id)
+
+
+def _printable(filename: str) -> str:
+    """A client's name for a file: data, and no path of ours."""
+    name = filename.replace("\\", "/").rpartition("/")[2]
+    return "".join(char for char in name if char.isprintable())[:MAX_NAME_CHARS]

@@ -1,0 +1,172 @@
+"""The files of callers, as documents of the store.
+
+Owns what is kept of a file beside its bytes, and who may read it: nobody but the API key that it
+belongs to. Knows no route.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections.abc import AsyncGenerator
+from typing import Literal
+
+import msgspec
+
+from triptych.core.errors import NotFound, UnsupportedOption
+from triptych.core.store.documents import Document, DocumentTable, Key, Page
+from triptych.core.store.store import DocumentStore
+
+Purpose = Literal["assistants", "batch", "batch_output", "evals", "user_data", "vision"]
+_KIND = "file"
+_GROWING = "growing"
+"""The status of a file that is still written, and not shown."""
+_LISTED_TOGETHER = 256
+
+
+class FileAbout(msgspec.Struct, frozen=True):
+    """What a file is called, and what it is for."""
+
+    filename: str
+    purpose: Purpose
+
+
+class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file as it is kept; times are since the epoch."""
+
+    id: str
+    about: FileAbout
+    num_bytes: int
+    created_s: float
+    expires_s: float = math.inf
+
+
+class FileShelf:
+    """The files in a store; without one there is none."""
+
+    def __init__(self, store: DocumentStore | None) -> None:
+        self._store = store
+
+    @property
+    def store(self) -> DocumentStore:
+        """The store. Raises `UnsupportedOption` where the server keeps nothing."""
+        if self._store is None:
+            raise UnsupportedOption("Nothing is kept here: the server runs with --store off.")
+        return self._store
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the server keeps anything."""
+        return self._store is not None
+
+    def check(self) -> None:
+        """Raise `UnsupportedOption` where the server keeps nothing."""
+        _ = self.store
+
+    async def add(
+        self,
+        owner: str,
+        about: FileAbout,
+        data: bytes | bytearray = b"",
+        *,
+        expires_s: float = math.inf,
+        is_growing: bool = False,
+    ) -> StoredFile:
+        """Keep a file; one that `is_growing` is not shown before it is finished.
+
+        Raises `StoreFull`.
+        """
+        key = Key(_KIND, f"file-{secrets.token_hex(16)}", owner)
+        document = Document(
+            key=key,
+            body=msgspec.json.encode(about),
+            status=_GROWING if is_growing else "",
+            is_lasting=True,
+            created_s=time.time(),
+            expires_s=expires_s,
+        )
+        await self.store.call(_keep, document, data)
+        return _file(document, len(data))
+
+    async def get(self, owner: str, file_id: str) -> StoredFile:
+        """The file. Raises `NotFound`."""
+        found = await self.store.call(DocumentTable.get, Key(_KIND, file_id, owner))
+        if found is None or found.status == _GROWING:
+            raise _missing(file_id)
+        return _file(found, found.content_bytes)
+
+    async def delete(self, owner: str, file_id: str) -> None:
+        """Remove the file. Raises `NotFound`."""
+        await self.get(owner, file_id)
+        await self.store.call(DocumentTable.delete, Key(_KIND, file_id, owner))
+
+    async def listed(
+        self, owner: str, page: Page, purpose: Purpose | None = None
+    ) -> list[StoredFile]:
+        """Files in the order they came, those of one purpose if it is given.
+
+        Raises `InvalidRequest` where `page.after` is none of them.
+        """
+        return await self.store.call(_page, owner, page, purpose)
+
+    def content(self, owner: str, file_id: str) -> AsyncGenerator[bytes, None]:
+        """The bytes of a file, piece by piece; it ends early where that is deleted."""
+        return self.store.content(Key(_KIND, file_id, owner))
+
+
+def grow(table: DocumentTable, owner: str, file_id: str, data: bytes) -> bool:
+    """Add to a file that is growing, within a transaction; whether it is there."""
+    return table.append(Key(_KIND, file_id, owner), data)
+
+
+def finish(table: DocumentTable, owner: str, file_id: str) -> bool:
+    """Show a file that was growing, within a transaction; one without bytes is removed."""
+    key = Key(_KIND, file_id, owner)
+    found = table.get(key)
+    if found is None:
+        return False
+    if not found.content_bytes:
+        table.delete(key)
+        return False
+    return table.replace(key, found.body)
+
+
+def _keep(table: DocumentTable, document: Document, data: bytes | bytearray) -> None:
+    table.add(document)
+    table.append(document.key, data)
+
+
+def _page(
+    table: DocumentTable, owner: str, page: Page, purpose: Purpose | None
+) -> list[StoredFile]:
+    """Reads on where files are left out."""
+    files: list[StoredFile] = []
+    after = page.after
+    while len(files) < page.limit:
+        part = Page(limit=_LISTED_TOGETHER, after=after, is_descending=page.is_descending)
+        found = table.listed(owner, _KIND, part)
+        for document in found:
+            file = _file(document, document.content_bytes)
+            if document.status != _GROWING and purpose in (None, file.about.purpose):
+                files.append(file)
+        if len(found) < _LISTED_TOGETHER:
+            break
+        after = found[-1].key.id
+    return files[: page.limit]
+
+
+def _file(document: Document, num_bytes: int) -> StoredFile:
+    return StoredFile(
+        id=document.key.id,
+        about=msgspec.json.decode(document.body, type=FileAbout),
+        num_bytes=num_bytes,
+        created_s=document.created_s,
+        expires_s=math.inf if document.expires_s is None else document.expires_s,
+    )
+
+
+def _missing(file_id: str) -> NotFound:
+    return NotFound(
+        f"You have no file {file_id[:80]!a}; GET /v1/files lists yours.", param="file_id"
+    )

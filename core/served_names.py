@@ -1,0 +1,80 @@
+"""The names under which models are served: one of its own for each, and others.
+
+Owns how `--served-model-name` is read, and the way from any name to the one that the engine knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from triptych.core.client import EngineClient, EngineStatus, OutputStream
+from triptych.core.config import ModelOptions
+from triptych.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class ServedNames:
+    """`own` names of models, in their order, as far as given; `aliases` are further ones."""
+
+    own: tuple[str, ...]
+    aliases: Mapping[str, str]
+
+    @classmethod
+    def read(cls, options: ModelOptions) -> ServedNames:
+        """`ALIAS=NAME` is another name; of a lone model, all names after the first are.
+
+        Raises `ConfigError`.
+        """
+        entries = [entry.partition("=") for entry in options.served_model_name]
+        plain = [name for name, equals, _ in entries if not equals]
+        num_models = max(len(options.model), 1)
+        if num_models == 1:
+            aliases = dict.fromkeys(plain[1:], plain[0]) if plain else {}
+        elif len(plain) > num_models:
+            raise ConfigError(
+                "there are more --served-model-name than --model; write ALIAS=NAME for another name"
+                " of a model."
+            )
+        else:
+            aliases = {}
+        aliases |= {alias: name for alias, equals, name in entries if equals}
+        return cls(tuple(plain[:num_models]), aliases)
+
+    def check(self, names: Sequence[str]) -> None:
+        """Raise `ConfigError` for aliases of models that are not among `names`, or that clash."""
+        for alias, name in self.aliases.items():
+            if name not in names:
+                raise ConfigError(
+                    f"--served-model-name {alias}={name}: there is no model of that name."
+                )
+            if alias in names:
+                raise ConfigError(f"--served-model-name: {alias!r} is the name of a model already.")
+
+
+class AliasClient:
+    """An `EngineClient` that knows models by their `aliases`, too."""
+
+    def __init__(self, client: EngineClient, aliases: Mapping[str, str]) -> None:
+        self._client = client
+        self.aliases = aliases
+
+    def submit(
+        self, model: str, request: Any, *, job_id: str, deadline_s: float | None = None
+    ) -> OutputStream:
+        """See `EngineClient`."""
+        name = self.aliases.get(model, model)
+        return self._client.submit(name, request, job_id=job_id, deadline_s=deadline_s)
+
+    def status(self) -> EngineStatus:
+        """See `EngineClient`."""
+        return self._client.status()
+
+    async def load(self, model: str) -> None:
+        """See `EngineClient`."""
+        await self._client.load(self.aliases.get(model, model))
+
+    async def close(self) -> None:
+        """See `EngineClient`."""
+        await self._client.close()

@@ -1,0 +1,263 @@
+"""`/v1/rerank` and `/v1/score`: how well texts match.
+
+Owns the fields and answers of both: rerank as Jina's and Cohere's clients speak it, score as vLLM
+does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, Self
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+
+from triptych.core.errors import InvalidRequest
+from triptych.core.http.body import StrictRoute
+from triptych.core.http.context import Context
+from triptych.core.http.errors import ERROR_RESPONSES
+from triptych.core.http.fields import (
+    InputText,
+    Label,
+    Name,
+    NullIsAbsent,
+    RefusedField,
+    Strict,
+    inert,
+    without_refused,
+)
+from triptych.core.limits import MAX_PROMPT_TOKENS, MAX_SCORED_PAIRS
+from triptych.modalities.embedding.api.service import EmbeddingService, ScoreCall
+
+_REFUSED: Mapping[str, RefusedField] = MappingProxyType(
+    {
+        "max_chunks_per_doc": RefusedField("a document is not divided: send its parts.", (1,)),
+        "priority": RefusedField("texts are compared as they come.", (0,)),
+        "rank_fields": RefusedField("a document is a text, or has one.", ([], ["text"])),
+    }
+)
+
+
+class TextDocument(Strict):
+    """A document as an object."""
+
+    text: InputText
+
+
+def _document_kind(value: Any) -> str:
+    return ":text" if isinstance(value, str) else ":object"
+
+
+Document = Annotated[
+    Annotated[InputText, Tag(":text")] | Annotated[TextDocument, Tag(":object")],
+    Discriminator(_document_kind),
+]
+_Many = Field(min_length=1, max_length=MAX_SCORED_PAIRS, fail_fast=True)
+OneOrMany = Annotated[
+    Annotated[InputText, Tag(":text")] | Annotated[list[InputText], _Many, Tag(":texts")],
+    Discriminator(lambda value: ":texts" if isinstance(value, list) else ":text"),
+]
+
+
+class _ScoreFields(NullIsAbsent):
+    """What both routes take."""
+
+    model: Name
+    truncate_prompt_tokens: int = Field(
+        default=0,
+        ge=-1,
+        le=MAX_PROMPT_TOKENS,
+        description="Cut longer texts to so many tokens, a cross-encoder's pairs together; -1: to"
+        " what the model takes, 0: refuse.",
+    )
+    use_activation: bool = Field(
+        default=True, description="`false`: a cross-encoder's scores before the sigmoid."
+    )
+    user: Label | None = inert("user")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, value: Any) -> Any:
+        return without_refused(value, _REFUSED)
+
+
+class RerankRequest(_ScoreFields):
+    """Documents to be put in order."""
+
+    query: Document
+    documents: Annotated[list[Document], _Many]
+    top_n: int | None = Field(
+        default=None,
+        ge=0,
+        le=MAX_PROMPT_TOKENS,
+        description="How many of the best to tell; 0: all.",
+    )
+    return_documents: bool | None = Field(
+        default=None, description="Tell their texts, too: by default, but not at /v2/rerank."
+    )
+    max_tokens_per_doc: int = Field(
+        default=0,
+        ge=0,
+        le=MAX_PROMPT_TOKENS,
+        description="Cut longer documents to so many tokens.",
+    )
+
+
+class ScoreRequest(_ScoreFields):
+    """Texts to be compared: one with one or many, or in pairs."""
+
+    text_1: OneOrMany
+    text_2: OneOrMany
+
+    @model_validator(mode="after")
+    def _check_numbers(self) -> Self:
+        if len(self.queries) not in (1, len(self.documents)):
+            raise InvalidRequest(
+                f"text_1 has {len(self.queries)} texts and text_2 {len(self.documents)}: send as"
+                " many, or one text_1.",
+                param="text_1",
+            )
+        return self
+
+    @property
+    def queries(self) -> list[str]:
+        """The first texts."""
+        return [self.text_1] if isinstance(self.text_1, str) else self.text_1
+
+    @property
+    def documents(self) -> list[str]:
+        """The second texts."""
+        return [self.text_2] if isinstance(self.text_2, str) else self.text_2
+
+
+class ScoreUsage(BaseModel):
+    """What was read."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class RankedDocument(BaseModel):
+    """A document by its place in the request, and how well it matches the query."""
+
+    index: int
+    relevance_score: float
+    document: TextDocument | None = None
+
+
+class RerankReply(BaseModel):
+    """Answer of `/v1/rerank`, the best first."""
+
+    id: str
+    model: str
+    results: list[RankedDocument]
+    usage: ScoreUsage
+
+
+class PairScore(BaseModel):
+    """How well the texts of a pair match."""
+
+    object: Literal["score"] = "score"
+    index: int
+    score: float
+
+
+class ScoreReply(BaseModel):
+    """Answer of `/v1/score`, in the order of the pairs."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[PairScore]
+    usage: ScoreUsage
+
+
+def score_router(service: EmbeddingService) -> APIRouter:
+    """The routes in front of `service`."""
+    router = APIRouter(route_class=StrictRoute, responses=ERROR_RESPONSES, tags=["text"])
+
+    @router.post("/v1/rerank", response_model_exclude_none=True)
+    @router.post("/rerank", response_model_exclude_none=True)
+    async def rerank(body: RerankRequest, request: Request) -> RerankReply:
+        """Put documents in order of how well they match a query."""
+        return await _rerank(service, body, request, shows_documents=True)
+
+    @router.post("/v2/rerank", response_model_exclude_none=True)
+    async def rerank_v2(body: RerankRequest, request: Request) -> RerankReply:
+        """The same, as Cohere's clients ask for it."""
+        return await _rerank(service, body, request, shows_documents=False)
+
+    @router.post("/v1/score")
+    @router.post("/score")
+    async def score(body: ScoreRequest, request: Request) -> ScoreReply:
+        """Tell how well texts match."""
+        context = Context.of(request)
+        call = _call(body, context, body.queries, body.documents, param="text_2")
+        scored = await service.score(call)
+        return ScoreReply(
+            id=f"score-{context.call_id}",
+            created=int(time.time()),
+            model=body.model,
+            data=[PairScore(index=n, score=score) for n, score in enumerate(scored.scores)],
+            usage=_usage(scored.num_tokens),
+        )
+
+    return router
+
+
+async def _rerank(
+    service: EmbeddingService, body: RerankRequest, request: Request, *, shows_documents: bool
+) -> RerankReply:
+    context = Context.of(request)
+    texts = [_text(document) for document in body.documents]
+    call = _call(body, context, [_text(body.query)], texts, cut=body.max_tokens_per_doc)
+    scored = await service.score(call)
+    if body.return_documents is not None:
+        shows_documents = body.return_documents
+    best = sorted(enumerate(scored.scores), key=lambda entry: -entry[1])
+    results = [
+        RankedDocument(
+            index=index,
+            relevance_score=value,
+            document=TextDocument(text=texts[index]) if shows_documents else None,
+        )
+        for index, value in best[: body.top_n or None]
+    ]
+    return RerankReply(
+        id=f"rerank-{context.call_id}",
+        model=body.model,
+        results=results,
+        usage=_usage(scored.num_tokens),
+    )
+
+
+def _call(
+    body: _ScoreFields,
+    context: Context,
+    queries: Sequence[str],
+    documents: Sequence[str],
+    *,
+    cut: int = 0,
+    param: str = "documents",
+) -> ScoreCall:
+    return ScoreCall(
+        model=body.model,
+        queries=queries,
+        documents=documents,
+        max_tokens=body.truncate_prompt_tokens,
+        max_document_tokens=cut,
+        has_activation=body.use_activation,
+        param=param,
+        caller=context.caller,
+    )
+
+
+def _usage(num_tokens: int) -> ScoreUsage:
+    return ScoreUsage(prompt_tokens=num_tokens, total_tokens=num_tokens)
+
+
+def _text(document: str | TextDocument) -> str:
+    return document if isinstance(document, str) else document.text

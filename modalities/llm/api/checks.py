@@ -1,0 +1,77 @@
+"""What is checked before a job is made of a call.
+
+Owns what callers may give of sampling, and what a model can take of a request. Knows nothing of
+HTTP.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from triptych.core.errors import ContextLengthExceeded, InvalidRequest, UnsupportedOption
+from triptych.core.frames import FIRST_FRAME_ID
+from triptych.core.sampling_params import MAX_SAMPLES, MAX_STOP_STRINGS, SamplingParams
+from triptych.core.tokens import TokenRequest
+from triptych.core.typed import convert
+from triptych.modalities.llm.api.text import TextModel
+
+_NOT_GIVEN = frozenset({"seed", "sample_index", "returns_state"})
+"""Sampling parameters that are not a caller's to give."""
+
+
+def sampling_params(
+    model: TextModel, *, ignore_eos: bool = False, given: Mapping[str, Any]
+) -> SamplingParams:
+    """Sampling parameters from what a caller gave over what the model recommends.
+
+    Fields that are `None` count as not given. Raises `InvalidRequest` for a field that does not
+    exist or has the wrong type; ranges are checked by `generate`.
+    """
+    known = sorted(set(SamplingParams.__struct_fields__) - _NOT_GIVEN)
+    if unknown := sorted(set(given) - set(known)):
+        raise InvalidRequest(
+            f"Unknown option {unknown[0]!r}; sampling takes {', '.join(known)}.", param=unknown[0]
+        )
+    values = {**model.default_sampling, **{k: v for k, v in given.items() if v is not None}}
+    end_ids = () if ignore_eos else model.eos_token_ids
+    values["stop_token_ids"] = (*end_ids, *values.get("stop_token_ids", ()))
+    try:
+        return convert(values, SamplingParams)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"Sampling options: {error}.") from error
+
+
+def check_call(num_samples: int, stop: Sequence[str]) -> None:
+    """Raise `InvalidRequest` for a call's number of samples or its stop strings."""
+    if not 1 <= num_samples <= MAX_SAMPLES:
+        raise InvalidRequest(f"n must be between 1 and {MAX_SAMPLES}.", param="n")
+    if len(stop) > MAX_STOP_STRINGS or any(not stop for stop in stop):
+        raise InvalidRequest(
+            f"stop takes at most {MAX_STOP_STRINGS} strings, none of them empty.", param="stop"
+        )
+
+
+def check_request(request: TokenRequest, seed: int, model: TextModel) -> None:
+    """Raise `RequestError`s for what the model cannot take: the one check of length, too."""
+    msgspec.structs.replace(request.sampling, seed=seed).validate(model.vocab_size)
+    prompt_ids = request.prompt_ids
+    if not prompt_ids:
+        raise InvalidRequest("The prompt is empty.", param="prompt")
+    if request.contents and request.sampling.prompt_logprobs:
+        raise UnsupportedOption(
+            "prompt_logprobs is not offered with pictures: leave it out.", param="prompt_logprobs"
+        )
+    least_content_id = FIRST_FRAME_ID if request.contents else math.inf
+    words = (token_id for token_id in prompt_ids if token_id < least_content_id)
+    if any(not 0 <= token_id < model.vocab_size for token_id in words):
+        raise InvalidRequest(f"Token ids lie between 0 and {model.vocab_size - 1}.", param="prompt")
+    if len(prompt_ids) + request.sampling.max_tokens > model.context_length:
+        raise ContextLengthExceeded(
+            f"{model.name} takes {model.context_length} tokens of context: {len(prompt_ids)} of"
+            f" prompt and {request.sampling.max_tokens} of output do not fit. Shorten the prompt or"
+            " lower max_tokens."
+        )

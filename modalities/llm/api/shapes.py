@@ -1,0 +1,316 @@
+"""How text deltas become answers of the OpenAI text API.
+
+Owns what is said where, whole and in chunks, and what of it a request asks for. Knows nothing of
+HTTP.
+"""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import time
+from abc import ABC, abstractmethod
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from itertools import chain
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import BaseModel
+
+from triptych.modalities.llm.api.protocol import ChatRequest, SamplingFields
+from triptych.modalities.llm.api.replies import (
+    AnswerMessage,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatLogprobs,
+    ChatReply,
+    Chunk,
+    CompletionChoice,
+    CompletionLogprobs,
+    CompletionReply,
+    FunctionReply,
+    MessageDelta,
+    PromptLogprob,
+    TextReply,
+    ToolCallDelta,
+    ToolCallReply,
+    UsageReply,
+    chat_logprob,
+    finite_logprob,
+    new_call_id,
+)
+from triptych.modalities.llm.api.service import PromptTokens, SampleDelta, TokenText
+from triptych.modalities.llm.api.text import TextModel
+from triptych.modalities.llm.api.tools.pieces import (
+    Answer,
+    AnswerPiece,
+    CallArguments,
+    CallStart,
+    Thought,
+    Words,
+)
+
+ReplyT = TypeVar("ReplyT", bound=TextReply)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerDetails:
+    """What answers hold beside their text, as a request asks for it.
+
+    `model` is the name that the caller used, `echoed` a text that answers begin with.
+    """
+
+    model: str
+    num_top_logprobs: int | None = None
+    num_top_prompt_logprobs: int | None = None
+    has_usage: bool = False
+    has_token_ids: bool = False
+    shows_tokens_as_ids: bool = False
+    echoed: str = ""
+
+    @classmethod
+    def of(cls, body: SamplingFields) -> AnswerDetails:
+        """What `body` asks for."""
+        return cls(
+            model=body.model,
+            num_top_logprobs=body.num_top_logprobs,
+            num_top_prompt_logprobs=body.prompt_logprobs,
+            has_usage=body.has_usage_chunk,
+            has_token_ids=bool(body.return_token_ids),
+            shows_tokens_as_ids=bool(body.return_tokens_as_token_ids),
+            echoed=body.echoed if isinstance(body, ChatRequest) else "",
+        )
+
+
+class _Offsets:
+    """Where tokens begin in a text: a token that begins within a character, at that character."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._num_chars = 0
+
+    def next(self, shown: bytes) -> int:
+        """Where the next token begins, of which the text has `shown`."""
+        offset = self._num_chars
+        self._num_chars += len(self._decoder.decode(shown))
+        return offset
+
+
+class Shape(ABC):
+    """How one route dresses deltas. Nothing but `usage_chunk` and `reply` holds token counts."""
+
+    _id: ClassVar[str]
+    _reply: ClassVar[type[Chunk | ChatReply]]
+    _chunk: ClassVar[type[Chunk]]
+
+    def __init__(self, model: TextModel, call_id: str, details: AnswerDetails) -> None:
+        self._head: dict[str, Any] = {
+            "id": f"{self._id}-{call_id}",
+            "created": int(time.time()),
+            "model": details.model,
+            "system_fingerprint": _fingerprint(model),
+        }
+        self._details = details
+        self._has_logprobs = details.num_top_logprobs is not None
+        self._no_usage: dict[str, Any] = {"usage": None} if details.has_usage else {}
+        self._begun: set[int] = set()
+        self._num_calls: Counter[int] = Counter()
+        self._offsets: defaultdict[int, _Offsets] = defaultdict(_Offsets)
+
+    @abstractmethod
+    def chunks(self, delta: SampleDelta) -> Iterator[Chunk]:
+        """Events for one delta: none where there is nothing to show."""
+
+    @abstractmethod
+    def _choice(self, index: int, deltas: Sequence[SampleDelta]) -> ChatChoice | CompletionChoice:
+        """A whole sample, or a piece of one."""
+
+    def usage_chunk(self, usage: UsageReply) -> Chunk:
+        """The last event of a stream that asked for usage: one without choices."""
+        return self._made(self._chunk, [], usage=usage)
+
+    def reply(self, samples: Sequence[Sequence[SampleDelta]], usage: UsageReply) -> BaseModel:
+        """The whole answer, from every sample's deltas in order."""
+        choices = [self._choice(index, deltas) for index, deltas in enumerate(samples)]
+        return self._made(self._reply, choices, usage=usage)
+
+    def _made(self, kind: type[ReplyT], choices: Sequence[BaseModel], **more: Any) -> ReplyT:
+        """Sets `object`, too: fields that were not set are not sent."""
+        fields = {"object": kind.model_fields["object"].default, "choices": choices, **more}
+        return kind(**self._head, **fields)
+
+    def _shown(self, entries: Sequence[TokenText]) -> list[TokenText]:
+        """Tokens with as many alternatives as were asked for, under the names that were."""
+        return [self._named(each, self._details.num_top_logprobs or 0) for each in entries]
+
+    def _named(self, entry: TokenText, num_top: int) -> TokenText:
+        top = tuple(self._named(each, 0) for each in entry.top[:num_top])
+        as_id = self._details.shows_tokens_as_ids
+        return replace(entry, top=top, text=f"token_id:{entry.token_id}" if as_id else entry.text)
+
+    def _of_prompt(self, prompt: PromptTokens | None) -> dict[str, Any]:
+        """The fields about a prompt that were asked for."""
+        fields: dict[str, Any] = {}
+        if prompt is not None and self._details.has_token_ids:
+            fields["prompt_token_ids"] = list(prompt.token_ids)
+        num_top = self._details.num_top_prompt_logprobs
+        if prompt is not None and num_top is not None:
+            fields["prompt_logprobs"] = [_scored(each, num_top) for each in prompt.tokens()]
+        return fields
+
+    def _ids(self, deltas: Sequence[SampleDelta]) -> dict[str, Any]:
+        """The ids of what was drawn, where they were asked for."""
+        if not self._details.has_token_ids:
+            return {}
+        return {"token_ids": [token_id for delta in deltas for token_id in delta.drawn_ids]}
+
+
+class ChatShape(Shape):
+    """Chat answers."""
+
+    _id, _reply, _chunk = "chatcmpl", ChatReply, ChatChunk
+
+    def chunks(self, delta: SampleDelta) -> Iterator[Chunk]:
+        """The role first, once; then text; then why it ended."""
+        if delta.index not in self._begun:
+            self._begun.add(delta.index)
+            first = self._piece(delta.index, MessageDelta(role="assistant", content=""))
+            yield first.model_copy(update=self._of_prompt(delta.prompt))
+            if self._details.echoed:
+                yield self._piece(delta.index, MessageDelta(content=self._details.echoed))
+        beside = {"logprobs": self._logprobs(delta.logprobs), **self._ids([delta])}
+        has_more = bool(delta.logprobs or beside.get("token_ids"))
+        for piece in delta.shown or ([Words("")] if has_more else []):
+            yield self._piece(delta.index, self._delta(delta.index, piece), **beside)
+            beside = {"logprobs": self._logprobs(()), **self._ids(())}
+        if delta.finish_reason is not None:
+            reason = delta.finish_reason
+            yield self._piece(delta.index, MessageDelta(), finish_reason=reason, **self._ids(()))
+
+    def reply(self, samples: Sequence[Sequence[SampleDelta]], usage: UsageReply) -> BaseModel:
+        """As of every route; the prompt, which all samples have, is told once."""
+        whole = super().reply(samples, usage)
+        return whole.model_copy(update=self._of_prompt(samples[0][0].prompt))
+
+    def _choice(self, index: int, deltas: Sequence[SampleDelta]) -> ChatChoice:
+        finish = deltas[-1].finish_reason
+        assert finish is not None
+        echoed = [Words(self._details.echoed)] if self._details.echoed else []
+        pieces = (piece for delta in deltas for piece in delta.shown)
+        return ChatChoice(
+            index=index,
+            message=_message(Answer.of(chain(echoed, pieces))),
+            logprobs=self._logprobs([entry for delta in deltas for entry in delta.logprobs]),
+            finish_reason=finish,
+            **self._ids(deltas),
+        )
+
+    def _delta(self, index: int, piece: AnswerPiece) -> MessageDelta:
+        match piece:
+            case Words(text):
+                return MessageDelta(content=text)
+            case Thought(text):
+                return MessageDelta(reasoning_content=text, reasoning=text)
+            case CallStart(name):
+                self._num_calls[index] += 1
+                call = FunctionReply(name=name, arguments="")
+                new: dict[str, Any] = {"id": new_call_id(), "type": "function", "function": call}
+            case CallArguments(text):
+                new = {"function": FunctionReply(arguments=text)}
+        return MessageDelta(tool_calls=[ToolCallDelta(index=self._num_calls[index] - 1, **new)])
+
+    def _piece(self, index: int, delta: MessageDelta, **beside: Any) -> ChatChunk:
+        fields = {"logprobs": None, "finish_reason": None, **beside}
+        choice = ChatChunkChoice(index=index, delta=delta, **fields)
+        return self._made(ChatChunk, [choice], **self._no_usage)
+
+    def _logprobs(self, entries: Sequence[TokenText]) -> ChatLogprobs | None:
+        if not self._has_logprobs:
+            return None
+        content = [chat_logprob(entry) for entry in self._shown(entries)]
+        return ChatLogprobs(content=content, refusal=None)
+
+
+class CompletionShape(Shape):
+    """Text completions."""
+
+    _id, _reply, _chunk = "cmpl", CompletionReply, CompletionReply
+
+    def chunks(self, delta: SampleDelta) -> Iterator[Chunk]:
+        """At most one event."""
+        has_ids = self._details.has_token_ids and bool(delta.prompt or delta.drawn_ids)
+        if delta.text or delta.logprobs or has_ids or delta.finish_reason is not None:
+            choice = self._choice(delta.index, [delta])
+            yield self._made(CompletionReply, [choice], **self._no_usage)
+
+    def _choice(self, index: int, deltas: Sequence[SampleDelta]) -> CompletionChoice:
+        entries = [entry for delta in deltas for entry in delta.logprobs]
+        return CompletionChoice(
+            index=index,
+            text="".join(delta.text for delta in deltas),
+            logprobs=self._logprobs(index, entries) if self._has_logprobs else None,
+            finish_reason=deltas[-1].finish_reason,
+            **self._of_prompt(deltas[0].prompt),
+            **self._ids(deltas),
+        )
+
+    def _logprobs(self, index: int, given: Sequence[TokenText]) -> CompletionLogprobs:
+        """The first token of a prompt has no log-probability."""
+        entries = self._shown(given)
+        return CompletionLogprobs(
+            tokens=[entry.text for entry in entries],
+            token_logprobs=[
+                None if entry.logprob is None else finite_logprob(entry.logprob)
+                for entry in entries
+            ],
+            top_logprobs=[
+                None
+                if entry.logprob is None
+                else {top.text: finite_logprob(top.logprob or 0.0) for top in (*entry.top, entry)}
+                for entry in entries
+            ],
+            text_offset=[self._offsets[index].next(entry.shown) for entry in entries],
+        )
+
+
+def _message(answer: Answer) -> AnswerMessage:
+    """A whole answer; one of calls alone has no content."""
+    found: dict[str, Any] = {}
+    if answer.reasoning:
+        found |= {"reasoning_content": answer.reasoning, "reasoning": answer.reasoning}
+    if answer.calls:
+        found["tool_calls"] = [
+            ToolCallReply(
+                id=new_call_id(),
+                type="function",
+                function=FunctionReply(name=call.name, arguments=call.arguments),
+            )
+            for call in answer.calls
+        ]
+    text = None if answer.calls and not answer.text else answer.text
+    return AnswerMessage(role="assistant", content=text, refusal=None, **found)
+
+
+def _scored(token: TokenText, num_top: int) -> dict[str, PromptLogprob] | None:
+    """A token of a prompt and the likeliest of those that might have been there."""
+    if token.logprob is None:
+        return None
+    top = token.top[:num_top]
+    ranks = {each.token_id: rank for rank, each in enumerate(token.top, start=1)}
+    return {
+        str(each.token_id): PromptLogprob(
+            logprob=finite_logprob(each.logprob or 0.0),
+            rank=ranks.get(each.token_id),
+            decoded_token=each.text,
+        )
+        for each in (token, *top)
+    }
+
+
+def _fingerprint(model: TextModel) -> str:
+    """Changes when the weights or this program do, and with them perhaps the answers."""
+    identity = f"{version('triptych')} {model.name} {model.digest}"
+    return f"fp_{hashlib.sha256(identity.encode()).hexdigest()[:10]}"

@@ -1,0 +1,91 @@
+"""Routes about a model's tokenizer and chat template, which generate nothing.
+
+Owns these of vLLM (tokenize, detokenize, tokenizer_info), under SGLang's paths, too, and of
+llama.cpp (apply-template). Without the name of a model they are about the first that writes text.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+
+from triptych.core.errors import InvalidRequest, NotFound
+from triptych.core.http.context import Context
+from triptych.core.limits import MAX_NAME_CHARS
+from triptych.modalities.llm.api.multimodal import pictures_of
+from triptych.modalities.llm.api.protocol import (
+    CompletionRequest,
+    DetokenizeRequest,
+    TemplateRequest,
+    TokenizeRequest,
+)
+from triptych.modalities.llm.api.replies import Prompt, Tokens
+from triptych.modalities.llm.api.service import LlmService
+
+
+def add_tokenizer(router: APIRouter, service: LlmService) -> None:
+    """The routes of all tokenizers that `service` has."""
+
+    @router.post("/tokenize", response_model_exclude_unset=True)
+    @router.post("/v1/tokenize", response_model_exclude_unset=True)
+    async def tokenize(body: TokenizeRequest) -> Tokens:
+        """Token ids of a text, or of a conversation as the model would read it."""
+        model = service.model(body.model or service.first)
+        if body.messages is None:
+            ids = await encode_prompt(service, body, body.prompt or "")
+        else:
+            messages = [message.for_template() for message in body.messages]
+            options = body.template_options()
+            tools = body.offered()
+            prompt = await service.encode_chat(model.name, messages, tools=tools, **options)
+            ids = prompt.prompt_ids
+        reply = Tokens(tokens=list(ids), count=len(ids), max_model_len=model.context_length)
+        if body.return_token_strs:
+            reply.token_strs = [model.token_bytes(one).decode(errors="replace") for one in ids]
+        return reply
+
+    @router.post("/detokenize")
+    @router.post("/v1/detokenize")
+    async def detokenize(body: DetokenizeRequest) -> Prompt:
+        """Text of token ids."""
+        skips = body.skip_special_tokens is not False
+        name = body.model or service.first
+        return Prompt(prompt=await service.decode(name, body.tokens, skip_special_tokens=skips))
+
+    @router.post("/apply-template")
+    async def apply_template(body: TemplateRequest) -> Prompt:
+        """A conversation as one text, as the model would read it."""
+        messages = [message.for_template() for message in body.messages]
+        if pictures_of(messages):
+            raise InvalidRequest("A picture cannot be written as text.", param="messages")
+        prompt = await service.render_chat(
+            body.model or service.first, messages, tools=body.offered(), **body.template_options()
+        )
+        return Prompt(prompt=prompt)
+
+    @router.get("/tokenizer_info")
+    async def tokenizer_info(
+        request: Request, model: Annotated[str, Query(max_length=MAX_NAME_CHARS)] = ""
+    ) -> dict[str, Any]:
+        """What a model's tokenizer_config.json says, and its chat template."""
+        if not Context.of(request).options.enable_tokenizer_info_endpoint:
+            raise NotFound("Not shown here: start with --enable-tokenizer-info-endpoint.")
+        return dict(service.model(model or service.first).tokenizer_info)
+
+
+async def encode_prompt(
+    service: LlmService,
+    body: CompletionRequest | TokenizeRequest,
+    text: str,
+    *,
+    may_exceed: bool = False,
+) -> tuple[int, ...]:
+    """Token ids of a text, read as `body` says."""
+    return await service.encode_text(
+        body.model or service.first,
+        text,
+        parse_special=bool(body.parse_special),
+        add_special_tokens=body.add_special_tokens is not False,
+        may_exceed=may_exceed,
+    )
