@@ -18,30 +18,26 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 
+import with_openai_agents as openai_agents
 from agents import (
     MessageOutputItem,
     Runner,
     ToolCallItem,
     ToolCallOutputItem,
-    function_tool,
     set_tracing_disabled,
 )
 from checks import Server
-from langchain.agents import create_agent
 from langchain.messages import AIMessage, ToolMessage
-from tasks import INSTRUCTIONS, QUESTIONS, calculate, look_up_price
-from with_langchain import model_of
-from with_openai_agents import agent_of
+from tasks import QUESTIONS
+from with_langchain import calling_agent
 
 MARK = "<!-- made by samples/clients/agent_transcripts.py -->\n"
-TOOLS = (calculate, look_up_price)
 
 
 def with_langchain(server: Server, question: str) -> Iterator[str]:
     """What LangChain's agent does, line by line; the last is its answer."""
-    agent = create_agent(model_of(server), tools=list(TOOLS), system_prompt=INSTRUCTIONS)
     asked = {"messages": [{"role": "user", "content": question}]}
-    for message in agent.invoke(asked)["messages"]:
+    for message in calling_agent(server).invoke(asked)["messages"]:
         if isinstance(message, AIMessage):
             for call in message.tool_calls:
                 yield called(call["name"], json.dumps(call["args"]))
@@ -53,9 +49,7 @@ def with_langchain(server: Server, question: str) -> Iterator[str]:
 
 def with_openai_agents(server: Server, question: str) -> Iterator[str]:
     """The same with OpenAI's SDK, on chat completions."""
-    tools = [function_tool(tool) for tool in TOOLS]
-    agent = agent_of(server, instructions=INSTRUCTIONS, tools=tools)
-    for item in Runner.run_sync(agent, question).new_items:
+    for item in Runner.run_sync(openai_agents.calling_agent(server), question).new_items:
         if isinstance(item, ToolCallItem):
             yield called(item.raw_item.name, item.raw_item.arguments)
         elif isinstance(item, ToolCallOutputItem):

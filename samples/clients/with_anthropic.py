@@ -29,7 +29,7 @@ def client_of(server: Server) -> Anthropic:
 
 def asking(server: Server) -> dict[str, Any]:
     """What every request says."""
-    return {"model": server.model, "max_tokens": MAX_TOKENS, "temperature": 0}
+    return {"model": server.model, "max_tokens": MAX_TOKENS, "extra_body": {"temperature": 0}}
 
 
 def message(server: Server) -> str:

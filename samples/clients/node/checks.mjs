@@ -9,6 +9,12 @@ export const QUESTION = "What is the capital of France?";
 export const PRICE_QUESTION = "What is the price of a lamp?";
 export const PERSON_TEXT =
   "Ada Lovelace was 36 years old. Give her name and her age as a JSON object.";
+export const INSTRUCTIONS =
+  "Use the tools: calculate for arithmetic, look_up_price for prices." +
+  " Then answer in one short sentence.";
+export const MAX_TOKENS = 200;
+/** Of an agent: small models do not always stop by themselves. */
+export const MAX_STEPS = 3;
 const PRICES = { apple: "0.40", notebook: "3.25", lamp: "24.90", desk: "189.00" };
 
 /** The answer was whole and well-formed, but not good enough. */
@@ -26,6 +32,15 @@ export function said(text, expected) {
     throw new TooSmall(`'${expected}' is not in '${text}'`);
   }
   return text;
+}
+
+/** What a client raises at the last step. */
+export async function tooSmallIf(pattern, work) {
+  try {
+    return await work();
+  } catch (error) {
+    throw pattern.test(`${error.name} ${error.message}`) ? new TooSmall(error.message) : error;
+  }
 }
 
 /** Run the checks, print a line for each, and exit with 1 if one failed. */

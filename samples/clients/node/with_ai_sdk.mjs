@@ -4,7 +4,17 @@ import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { generateObject, generateText, stepCountIs, streamObject, streamText, tool } from "ai";
 import { z } from "zod";
-import { PERSON_TEXT, PRICE_QUESTION, QUESTION, lookUpPrice, runChecks, said } from "./checks.mjs";
+import {
+  INSTRUCTIONS,
+  MAX_STEPS,
+  MAX_TOKENS,
+  PERSON_TEXT,
+  PRICE_QUESTION,
+  QUESTION,
+  lookUpPrice,
+  runChecks,
+  said,
+} from "./checks.mjs";
 
 const Person = z.object({ name: z.string(), age: z.number().int() });
 
@@ -25,12 +35,12 @@ const tools = {
 };
 
 async function text(server) {
-  const reply = await generateText({ model: modelOf(server), prompt: QUESTION, temperature: 0 });
+  const reply = await generateText({ model: modelOf(server), prompt: QUESTION, temperature: 0, maxOutputTokens: MAX_TOKENS });
   return said(reply.text, "Paris");
 }
 
 async function stream(server) {
-  const reply = streamText({ model: modelOf(server), prompt: QUESTION, temperature: 0 });
+  const reply = streamText({ model: modelOf(server), prompt: QUESTION, temperature: 0, maxOutputTokens: MAX_TOKENS });
   let text = "";
   for await (const part of reply.textStream) text += part;
   return said(text, "Paris");
@@ -43,6 +53,7 @@ async function requiredTool(server) {
     tools,
     toolChoice: "required",
     temperature: 0,
+    maxOutputTokens: MAX_TOKENS,
   });
   return said(JSON.stringify(reply.toolResults), "24.9");
 }
@@ -51,9 +62,13 @@ async function toolsInSteps(server) {
   const reply = await generateText({
     model: modelOf(server),
     prompt: PRICE_QUESTION,
+    system: INSTRUCTIONS,
     tools,
-    stopWhen: stepCountIs(4),
+    stopWhen: stepCountIs(MAX_STEPS),
+    // Small models call on and on where they may.
+    prepareStep: ({ stepNumber }) => ({ toolChoice: stepNumber ? "none" : "required" }),
     temperature: 0,
+    maxOutputTokens: MAX_TOKENS,
   });
   const called = reply.steps.flatMap((step) => step.toolCalls.map((call) => call.toolName));
   said(String(called), "look_up_price");
@@ -66,6 +81,7 @@ async function object(server) {
     schema: Person,
     prompt: PERSON_TEXT,
     temperature: 0,
+    maxOutputTokens: MAX_TOKENS,
   });
   return said(JSON.stringify(reply.object), "36");
 }
@@ -76,6 +92,7 @@ async function streamedObject(server) {
     schema: Person,
     prompt: PERSON_TEXT,
     temperature: 0,
+    maxOutputTokens: MAX_TOKENS,
   });
   for await (const part of reply.partialObjectStream) void part;
   return said(JSON.stringify(await reply.object), "36");
@@ -83,7 +100,7 @@ async function streamedObject(server) {
 
 async function responses(server) {
   const model = createOpenAI({ baseURL: server.v1, apiKey: server.key })(server.model);
-  const reply = await generateText({ model, prompt: QUESTION, temperature: 0 });
+  const reply = await generateText({ model, prompt: QUESTION, temperature: 0, maxOutputTokens: MAX_TOKENS });
   return said(reply.text, "Paris");
 }
 

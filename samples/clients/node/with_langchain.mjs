@@ -3,7 +3,17 @@
 import { ChatOpenAI } from "@langchain/openai";
 import { createAgent, tool } from "langchain";
 import { z } from "zod";
-import { PERSON_TEXT, PRICE_QUESTION, QUESTION, lookUpPrice, runChecks, said } from "./checks.mjs";
+import {
+  MAX_STEPS,
+  MAX_TOKENS,
+  PERSON_TEXT,
+  PRICE_QUESTION,
+  QUESTION,
+  lookUpPrice,
+  runChecks,
+  said,
+  tooSmallIf,
+} from "./checks.mjs";
 
 const Person = z.object({ name: z.string(), age: z.number().int() });
 
@@ -11,6 +21,7 @@ const modelOf = (server) =>
   new ChatOpenAI({
     model: server.model,
     temperature: 0,
+    maxTokens: MAX_TOKENS,
     apiKey: server.key,
     configuration: { baseURL: server.v1 },
   });
@@ -40,9 +51,10 @@ async function agent(server) {
     schema: z.object({ item: z.string() }),
   });
   const answering = createAgent({ model: modelOf(server), tools: [lookUp] });
-  const { messages } = await answering.invoke({
-    messages: [{ role: "user", content: PRICE_QUESTION }],
-  });
+  const asked = { messages: [{ role: "user", content: PRICE_QUESTION }] };
+  const { messages } = await tooSmallIf(/recursion/i, () =>
+    answering.invoke(asked, { recursionLimit: 2 * MAX_STEPS }),
+  );
   const calls = messages.flatMap((message) => message.tool_calls ?? []);
   said(JSON.stringify(calls), "look_up_price");
   return said(messages.at(-1).text, "24.9");

@@ -3,7 +3,18 @@
 import OpenAI from "openai";
 import { zodResponseFormat } from "openai/helpers/zod";
 import { z } from "zod";
-import { PERSON_TEXT, PRICE_QUESTION, QUESTION, lookUpPrice, runChecks, said } from "./checks.mjs";
+import {
+  INSTRUCTIONS,
+  MAX_STEPS,
+  MAX_TOKENS,
+  PERSON_TEXT,
+  PRICE_QUESTION,
+  QUESTION,
+  lookUpPrice,
+  runChecks,
+  said,
+  tooSmallIf,
+} from "./checks.mjs";
 
 const Person = z.object({ name: z.string(), age: z.number().int() });
 const asked = (text) => [{ role: "user", content: text }];
@@ -33,10 +44,11 @@ async function runTools(server) {
     called.push("look_up_price");
     return lookUpPrice(args);
   };
-  const runner = clientOf(server).chat.completions.runTools({
+  const body = {
     model: server.model,
-    messages: asked(PRICE_QUESTION),
+    messages: [{ role: "system", content: INSTRUCTIONS }, ...asked(PRICE_QUESTION)],
     temperature: 0,
+    max_tokens: MAX_TOKENS,
     tools: [
       {
         type: "function",
@@ -53,8 +65,11 @@ async function runTools(server) {
         },
       },
     ],
+  };
+  const runner = clientOf(server).chat.completions.runTools(body, {
+    maxChatCompletions: MAX_STEPS,
   });
-  const text = await runner.finalContent();
+  const text = await tooSmallIf(/without|limit|content/i, () => runner.finalContent());
   said(String(called), "look_up_price");
   return said(text, "24.9");
 }
