@@ -80,3 +80,30 @@ def test_examples_in_help_are_flags_of_their_command(command: Command) -> None:
         for _, name, *arguments in ours:
             (used,) = (each for each in COMMANDS if each.name == name)
             used.parser().parse_args(arguments)
+
+
+CLIENTS = SAMPLES / "clients"
+SCRIPTS = sorted(CLIENTS.glob("with_*.py"))
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_clients_are_pinned_to_the_versions_of_the_table(script: Path) -> None:
+    runner = runpy.run_path(str(CLIENTS / "run.py"))
+    table = (SAMPLES.parent / "docs" / "clients.md").read_text().splitlines()
+    versions = [requirement.split("==") for requirement in runner["requirements_of"](script)]
+    name, version = versions[0]
+    row = next(line for line in table if line.startswith(f"| {name.partition('[')[0]}"))
+    assert f"| {version} |" in row
+    assert all(len(pinned) == 2 for pinned in versions)
+
+
+def test_lines_of_a_client_become_a_row() -> None:
+    runner = runpy.run_path(str(CLIENTS / "run.py"))
+    lines = (
+        "client ollama 0.6.3",
+        "works chat (1 s) Hi.",
+        "fails tools (0 s) X: y",
+        "small a (2 s)",
+    )
+    outcome = runner["Outcome"].of(CLIENTS / "with_ollama.py", "\n".join(lines))
+    assert outcome.row == "| ollama | 0.6.3 | chat | a | tools |"
