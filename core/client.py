@@ -6,11 +6,12 @@ process; `core.transport.remote.RemoteClient` talks to an engine process.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from triptych.core.job import Output
+from triptych.core.step_feed import StepSink
 from triptych.core.transport.messages import Heartbeat, ModelStatus
 
 
@@ -59,6 +60,12 @@ class EngineClient(Protocol):
 
     async def load(self, model: str) -> None:
         """Load a configured model and wait until it is ready; raises what loading raised."""
+
+    def watch(self, sink: StepSink) -> Callable[[], None]:
+        """Have every report of steps given to `sink`, until what is returned is called.
+
+        Engines come and go meanwhile. No step is recorded while nobody watches.
+        """
 
     async def close(self) -> None:
         """Let go of the engine (an in-process one is stopped)."""

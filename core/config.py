@@ -113,6 +113,12 @@ class ModelOptions:
         " goes by its chat template, none leaves them in the text.",
         roles=("chat", "vision"),
     )
+    reasoning_budget: int = option(
+        -1,
+        "Most tokens of thoughts where a request has no `thinking_budget`; -1: any number.",
+        within=Range(low=-1),
+        roles=("chat", "vision"),
+    )
     pool_embeddings: bool = option(
         True,
         "One vector per text from embedding models; without, one per token.",
@@ -346,6 +352,11 @@ class ServerOptions:
     cors_origin: tuple[str, ...] = option(
         (), "Origin allowed to call from a browser.", is_for_server=True
     )
+    page: bool = option(
+        True,
+        "A page for browsers at `/`, and the API reference at `/docs`. They need no key.",
+        is_for_server=True,
+    )
     max_request_bytes: int = option(
         4 * 2**20,
         "Largest request body, files in it not counted.",
@@ -408,7 +419,6 @@ class ServerOptions:
     enable_tokenizer_info_endpoint: bool = option(
         False,
         "Show tokenizer configurations and chat templates at `/tokenizer_info`.",
-        roles=("chat", "vision"),
         is_for_server=True,
     )
     share_prefix_across_keys: bool = option(

@@ -12,12 +12,16 @@ sum of all. Counters and histograms start from 0 when the engine restarts.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
 
 STEP_SECONDS = "triptych_step_seconds"
+DEVICE_INFO = "triptych_device_info"
+DEVICE_BUDGET = "triptych_device_memory_budget_bytes"
+DEVICE_BYTES = "triptych_device_memory_bytes"
 
 HISTOGRAM_BOUNDS: Mapping[str, tuple[float, ...]] = MappingProxyType(
     {
@@ -28,6 +32,10 @@ HISTOGRAM_BOUNDS: Mapping[str, tuple[float, ...]] = MappingProxyType(
     }
 )
 """Bucket bounds by histogram name, without labels."""
+
+_SERIES = re.compile(r"(\w+)(?:\{(.*)\})?", re.DOTALL)
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"', re.DOTALL)
+_ESCAPES = {r"\\": "\\", r"\"": '"', r"\n": "\n"}
 
 
 @lru_cache(maxsize=4096)
@@ -41,6 +49,17 @@ def series(name: str, **labels: str) -> str:
 
 def _escape(value: str) -> str:
     return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def split_series(series: str) -> tuple[str, dict[str, str]]:
+    """Name and labels of a series that `series` named."""
+    match = _SERIES.fullmatch(series)
+    assert match is not None, f"malformed series name {series!r}"
+    labels = {
+        key: re.sub(r"\\.", lambda escape: _ESCAPES.get(escape[0], escape[0]), value)
+        for key, value in _LABEL.findall(match[2] or "")
+    }
+    return match[1], labels
 
 
 class Histogram:

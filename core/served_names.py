@@ -5,13 +5,14 @@ Owns how `--served-model-name` is read, and the way from any name to the one tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from triptych.core.client import EngineClient, EngineStatus, OutputStream
 from triptych.core.config import ModelOptions
 from triptych.core.errors import ConfigError
+from triptych.core.step_feed import StepSink
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,10 @@ class AliasClient:
     async def load(self, model: str) -> None:
         """See `EngineClient`."""
         await self._client.load(self.aliases.get(model, model))
+
+    def watch(self, sink: StepSink) -> Callable[[], None]:
+        """See `EngineClient`."""
+        return self._client.watch(sink)
 
     async def close(self) -> None:
         """See `EngineClient`."""

@@ -16,13 +16,32 @@ from triptych.core.sampling_params import SamplingParams
 FinishReason = Literal["stop", "length", "cancelled"]
 
 
+class ThinkingRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Which tokens a row's thoughts lie between, and how many they may be.
+
+    The prompt ends within them if they are `open_at_start`. Else the answer may begin with `opens`,
+    behind any `blanks`; where they `reopen`, those tokens open thoughts wherever they stand. Each
+    of `closes` ends them. After `max_tokens` of thoughts (`None`: of any number) come `ending`,
+    drawn from nothing else. What the row's grammar prescribes begins where thoughts that were
+    `open_at_start` end.
+    """
+
+    opens: tuple[int, ...]
+    closes: tuple[int, ...]
+    ending: tuple[int, ...]
+    max_tokens: int | None = None
+    blanks: tuple[int, ...] = ()
+    open_at_start: bool = False
+    reopen: bool = False
+
+
 class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="tokens"):
     """One row to generate: `n` samples of a prompt are `n` requests with their own index.
 
     `prompt_frames` are the codes of the frame ids in the prompt, in their order: models whose
     steps yield frames of codes (see `core.frames`) cannot know a frame by its id alone. `contents`
     fill the positions that have their ids, in order of position (see `core.prompt_content`). What
-    is drawn follows `grammar`, if there is one (see `core.grammar`).
+    is drawn follows `grammar`, if there is one (see `core.grammar`), and what `thinking` says.
     """
 
     prompt_ids: tuple[int, ...]
@@ -30,6 +49,7 @@ class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     prompt_frames: tuple[tuple[int, ...], ...] = ()
     contents: tuple[PromptContent, ...] = ()
     grammar: str = ""
+    thinking: ThinkingRules | None = None
     priority: int = 0
     tenant: str = ""
     adapter: str = ""

@@ -37,13 +37,14 @@ from triptych.core.job import Job, Output, Sink
 from triptych.core.ledger import Ledger
 from triptych.core.metrics import STEP_SECONDS, Metrics
 from triptych.core.plan import PendingStep, Plan, Runner
-from triptych.core.transport.messages import Heartbeat
+from triptych.core.transport.messages import Heartbeat, RunningStep, StepRecord, StepReport
 from triptych.schedulers.base import LoadedModel, ModelLoader, Proposal
 from triptych.schedulers.cost import RecentSteps
 from triptych.schedulers.executors import Clock, Executors, StepOutcome, ThreadExecutors
 from triptych.schedulers.health import EngineCrashed, FailureCounter
 from triptych.schedulers.heartbeat import HeartbeatSender, LoopState
 from triptych.schedulers.model_manager import LoadDone, LoopHooks, ModelManager
+from triptych.schedulers.step_log import StepLog
 from triptych.schedulers.timeline import Timeline
 
 DEPTH = 2
@@ -76,9 +77,10 @@ class _LaunchedStep:
 class Engine:
     """One device, every model on it, one loop.
 
-    `submit`, `cancel`, `set_paused`, `load`, `drain` and `stop` may be called from any thread;
-    they only leave word. `on_beat` gets each heartbeat and `on_turn` is called after each turn,
-    both on the loop's thread; neither may block.
+    `submit`, `cancel`, `set_paused`, `load`, `watch`, `drain` and `stop` may be called from any
+    thread; they only leave word. `on_beat` gets each heartbeat, `on_steps` each report of steps
+    while they are watched, and `on_turn` is called after each turn, all on the loop's thread; none
+    may block.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class Engine:
         self.clock = clock
         self.metrics = Metrics()
         self.on_beat: Callable[[Heartbeat], None] = lambda beat: None
+        self.on_steps: Callable[[StepReport], None] = lambda report: None
         self.on_turn: Callable[[], None] = lambda: None
         self._executors = executors if executors is not None else ThreadExecutors(clock)
         self._models = ModelManager(
@@ -116,6 +119,7 @@ class Engine:
         )
         self._timeline = Timeline()
         self._recent = RecentSteps()
+        self._step_log = StepLog()
         self._health = FailureCounter()
         self._fault_draws = random.Random(config.device.seed)  # noqa: S311 (which steps to sabotage)
         self._jobs: dict[str, Job] = {}
@@ -145,6 +149,10 @@ class Engine:
     def load(self, model: str, done: LoadDone = lambda error: None) -> None:
         """Load a model now; `done` gets the outcome, on the loop's thread."""
         self._executors.post(partial(self._load, model, done))
+
+    def watch(self, is_on: bool) -> None:
+        """Report steps to `on_steps` from now on, or no longer."""
+        self._executors.post(partial(self._step_log.switch, is_on))
 
     def drain(self) -> None:
         """Take no new job; `run` returns when those in flight are finished."""
@@ -178,6 +186,8 @@ class Engine:
         self._expire(now_s)
         self._launch_ahead()
         self._beat()
+        if self._step_log.is_on:
+            self._report_steps()
         self.on_turn()
         if reason := self._health.verdict(now_s):
             raise EngineCrashed(reason)
@@ -267,6 +277,8 @@ class Engine:
         self._models.touch(model)
         self.metrics.observe(STEP_SECONDS, outcome.busy_s, model=model, kind=kind)
         scheduler = step.loaded.scheduler
+        if self._step_log.is_on:
+            self._step_log.note(_record_of(step.plan, outcome))
         if outcome.result is not None:
             self._health.note_success()
             self._recent.observe(outcome.busy_s)
@@ -296,6 +308,20 @@ class Engine:
             self.on_beat(self._heartbeat.beat(state, self._models.ready, now_s))
         if beats_anyway:
             self._wake_by(self._heartbeat.idle_until_s())
+
+    def _report_steps(self) -> None:
+        """Report what ran and what runs, if it is time."""
+        now_s = self.clock()
+        running = None
+        if self._in_flight:
+            step = self._in_flight[0]
+            running = RunningStep(
+                model=step.plan.model, kind=step.plan.kind, start_s=step.started_s
+            )
+        is_running = running is not None
+        if self._step_log.due_s(is_running=is_running) <= now_s:
+            self.on_steps(self._step_log.report(running, now_s))
+        self._wake_by(self._step_log.due_s(is_running=is_running))
 
     def _beats_anyway(self, now_s: float) -> bool:
         """Whether to beat without news: nothing runs, or what does may take any time."""
@@ -406,6 +432,18 @@ class Engine:
         self.on_turn()
         self._models.close()
         self._executors.close(patience_s)
+
+
+def _record_of(plan: Plan, outcome: StepOutcome) -> StepRecord:
+    return StepRecord(
+        model=plan.model,
+        kind=plan.kind,
+        num_rows=len(outcome.result.rows) if outcome.result is not None else 0,
+        start_s=outcome.ended_s - outcome.busy_s,
+        length_s=outcome.busy_s,
+        busy_s=outcome.busy_s,
+        is_failed=outcome.result is None,
+    )
 
 
 def _discard(output: Output) -> None:

@@ -49,11 +49,12 @@ class Executor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutcome:
-    """How a step ended, by its own clock: it was the device's only work for `busy_s`."""
+    """How a step ended, and when: it was the device's only work for the last `busy_s`."""
 
     result: StepResult | None
     error: Exception | None
     busy_s: float
+    ended_s: float
 
 
 class Executors(Protocol):
@@ -149,7 +150,8 @@ class ThreadExecutors:
         self._last_finished_s = finished_s
         if result is not None:
             result = replace(result, elapsed_s=busy_s)
-        self.post(partial(done, StepOutcome(result=result, error=error, busy_s=busy_s)))
+        outcome = StepOutcome(result=result, error=error, busy_s=busy_s, ended_s=finished_s)
+        self.post(partial(done, outcome))
 
 
 def _alone(call: Callable[[], None]) -> None:

@@ -3,12 +3,17 @@
 Owns the threads on which grammars are compiled and followed, and the way of what they find to the
 loop's thread. A row takes part in a step once its mask is there (`token_draft`). Rows of one step
 are followed in one go, so that they go on together; a grammar that is slow to follow, like one that
-is compiled, has its thread, where it keeps none of the others waiting. Knows no pages or steps.
+is compiled, has its thread, where it keeps none of the others waiting. Where all of a step's masks
+take microseconds, as those of most grammars do, going to a thread and back takes longer: these are
+found at once. Knows no pages or steps.
 """
 
 from __future__ import annotations
 
 import logging
+import math
+import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,10 +25,16 @@ from triptych.core.grammar.matcher import Allowance, TokenMatcher
 from triptych.core.grammar.vocabulary import GrammarVocabulary
 from triptych.core.sampling_params import SamplingParams
 from triptych.core.tokens import TokenRequest
-from triptych.schedulers.executors import Executor
+from triptych.schedulers.executors import Clock, Executor
 
 SLOW_S: Final = 0.004
 """A row whose last mask took longer is followed apart from others, which do not wait for it."""
+AT_ONCE_S: Final = 0.002
+"""Masks of a step that take no longer, by its rows' last ones, are found on the loop's thread."""
+NUM_PROVEN: Final = 4
+"""Masks that a row has had before that, none of them slow."""
+COOL_DOWN_S: Final = 60.0
+"""After a mask found so that was slow after all, for so long all are found on threads again."""
 
 _log = logging.getLogger(__name__)
 
@@ -42,8 +53,20 @@ class Guide:
     allowed: bytes = b""
     is_ready: bool = False
     is_slow: bool = False
+    num_quick: int = 0
+    last_s: float = 0.0
     matcher: TokenMatcher | None = None
     """Belongs to the thread that follows the row."""
+
+    def note(self, elapsed_s: float) -> None:
+        """A mask took so long."""
+        self.last_s, self.is_slow = elapsed_s, elapsed_s > SLOW_S
+        self.num_quick = -sys.maxsize if self.is_slow else self.num_quick + 1
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether no mask of it was slow, of several."""
+        return self.num_quick >= NUM_PROVEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +107,13 @@ class Guides:
         open_vocabulary: Callable[[], GrammarVocabulary],
         *,
         start: Callable[[str], SideThread] = Executor,
+        clock: Clock = time.monotonic,
     ) -> None:
         self.found: Callable[[Found], None] = lambda found: None
         self._open_vocabulary = open_vocabulary
         self._start = start
+        self._clock = clock
+        self._at_once_from_s = -math.inf
         self._post: Post = lambda call: call()
         self._compiler: GrammarCompiler | None = None
         self._threads: tuple[SideThread, SideThread] | None = None
@@ -111,8 +137,25 @@ class Guides:
                 slow.put(partial(self._report, [row]))
             else:
                 quick_rows.append(row)
-        if quick_rows:
+        if not quick_rows:
+            return
+        if self._are_instant(quick_rows):
+            self._look_at_once(quick_rows)
+        else:
             quick.put(partial(self._report, quick_rows))
+
+    def _are_instant(self, rows: Sequence[Followed]) -> bool:
+        """Whether masks are found sooner here than a thread takes to begin."""
+        guides = [row.guide for row in rows]
+        are_proven = all(guide.is_proven for guide in guides)
+        is_cool = self._clock() >= self._at_once_from_s
+        return are_proven and is_cool and sum(guide.last_s for guide in guides) <= AT_ONCE_S
+
+    def _look_at_once(self, rows: Sequence[Followed]) -> None:
+        found = [(row.guide, self._look(row)) for row in rows]
+        if any(isinstance(each, Allowance) and each.elapsed_s > SLOW_S for _, each in found):
+            self._at_once_from_s = self._clock() + COOL_DOWN_S
+        self.found(found)
 
     def close(self) -> None:
         """End the threads; what they still find is of no use to anyone."""

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from triptych.core.ledger import Ledger
-from triptych.core.metrics import Metrics, series
+from triptych.core.metrics import DEVICE_BUDGET, DEVICE_BYTES, Metrics, series
 from triptych.core.transport.messages import Heartbeat, ModelStatus
 from triptych.schedulers.base import LoadedModel
 
@@ -81,9 +81,9 @@ class HeartbeatSender:
         self, ready: Mapping[str, LoadedModel]
     ) -> tuple[dict[str, float], dict[str, float]]:
         gauges, counters = dict(self._metrics.gauges), dict(self._metrics.counters)
-        gauges["triptych_device_memory_budget_bytes"] = self._ledger.capacity_bytes
+        gauges[DEVICE_BUDGET] = self._ledger.capacity_bytes
         for owner, num_bytes in self._ledger.by_owner().items():
-            gauges[series("triptych_device_memory_bytes", owner=owner)] = num_bytes
+            gauges[series(DEVICE_BYTES, owner=owner)] = num_bytes
         for model, loaded in ready.items():
             stats = loaded.scheduler.stats()
             gauges[series("triptych_jobs_waiting", model=model)] = stats.num_waiting

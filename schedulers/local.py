@@ -10,11 +10,13 @@ import asyncio
 import logging
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from triptych.core.client import EngineStatus
 from triptych.core.errors import EngineDown, TriptychError
 from triptych.core.job import Job, Output
+from triptych.core.step_feed import StepFeed, StepSink
 from triptych.core.streams import JobStream, StreamTable
 from triptych.core.transport.messages import Heartbeat
 from triptych.schedulers.engine import Engine
@@ -35,6 +37,7 @@ class LocalClient:
             on_pause=engine.set_paused,
             stream_timeout_s=engine.config.server.stream_timeout_s,
         )
+        self._feed = StepFeed(engine.watch)
         self._outbox: deque[Output] = deque()
         self._is_collecting = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -43,6 +46,7 @@ class LocalClient:
         self._last_beat_s = engine.clock()
         self._death: TriptychError | None = None
         engine.on_beat = self._on_beat
+        engine.on_steps = lambda report: self._call(self._feed.deliver, report)
         self._thread = threading.Thread(target=self._run, name="triptych-engine", daemon=True)
         self._thread.start()
 
@@ -107,6 +111,11 @@ class LocalClient:
             await done
         finally:
             self._loads.discard(done)
+
+    def watch(self, sink: StepSink) -> Callable[[], None]:
+        """Have every report of steps given to `sink` (`EngineClient.watch`)."""
+        self._bind()
+        return self._feed.add(sink)
 
     async def close(self) -> None:
         """Stop the engine and wait for its thread."""

@@ -20,7 +20,7 @@ from triptych.core.plan import Plan, StepResult
 from triptych.core.tokens import TokenDelta, TokenRequest
 from triptych.schedulers.base import SchedulerStats
 from triptych.schedulers.batcher import BatchedJob, Batcher, Step
-from triptych.schedulers.guides import SLOW_S, Found, Guide, Guides, Post
+from triptych.schedulers.guides import Found, Guide, Guides, Post
 from triptych.schedulers.token_batch import COUNTERS, TokenBatch, TokenStepDraft
 from triptych.schedulers.token_draft import UNCONSTRAINED
 from triptych.schedulers.token_state import ScheduledRow, SequenceState
@@ -92,7 +92,7 @@ class TokenScheduler(Batcher[TokenJob, TokenStepDraft, Any]):
         assert isinstance(request, TokenRequest), "the API sends this model token requests"
         if request.contents and not self._takes_content:
             raise InvalidRequest("This model takes no pictures.", param="messages")
-        if request.grammar and self.guides is None:
+        if (request.grammar or request.thinking) and self.guides is None:
             raise UnsupportedOption("This model's answers cannot be given a form.")
         row = self.tokens.open(
             job.job_id, None, request, arrival_s=job.arrival_s, is_paused=job.is_paused
@@ -103,8 +103,12 @@ class TokenScheduler(Batcher[TokenJob, TokenStepDraft, Any]):
         row = opened.row
         row.owner = opened
         self.tokens.add(row)
+        self._begin(row)
+
+    def _begin(self, row: SequenceState) -> None:
+        """Have the first mask of a row's grammar found, if it has one."""
         if row.guide is not None and self.guides is not None:
-            self._guided[row.guide] = opened
+            self._guided[row.guide] = row.owner
             self.guides.begin(row.followed())
 
     def _paused(self, opened: TokenJob) -> None:
@@ -115,7 +119,7 @@ class TokenScheduler(Batcher[TokenJob, TokenStepDraft, Any]):
 
     def _left(self, opened: TokenJob) -> None:
         if opened.row.guide is not None:
-            del self._guided[opened.row.guide]
+            self._guided.pop(opened.row.guide, None)
         self.tokens.close(opened.row)
 
     def _num_waiting(self) -> int:
@@ -199,6 +203,10 @@ class TokenScheduler(Batcher[TokenJob, TokenStepDraft, Any]):
 
     def _committed(self, now_s: float) -> None:
         """Have it found out, for all rows of the step at once, what their grammars allow next."""
+        begun, self.tokens.begun = self.tokens.begun, []
+        for row in begun:
+            if not row.is_over:
+                self._begin(row)
         followed, self.tokens.followed = self.tokens.followed, []
         if followed and self.guides is not None:
             self.guides.follow(followed)
@@ -213,7 +221,7 @@ class TokenScheduler(Batcher[TokenJob, TokenStepDraft, Any]):
             if isinstance(allowance, TriptychError):
                 self._end(opened, JobState.FAILED, error=allowance)
                 continue
-            guide.is_slow = allowance.elapsed_s > SLOW_S
+            guide.note(allowance.elapsed_s)
             delta = self.tokens.guide(opened.row, allowance)
             if delta is not None:
                 self._pass_on(opened, delta)

@@ -26,6 +26,7 @@ from triptych.core.tokens import FinishReason, TokenDelta, TokenRequest
 from triptych.schedulers.base import SchedulerStats
 from triptych.schedulers.batcher import Draft, Step
 from triptych.schedulers.guides import Followed, Guide
+from triptych.schedulers.thoughts import ThoughtCounter
 from triptych.schedulers.token_draft import TokenDraft, TokenLimits, make_draft
 from triptych.schedulers.token_state import ScheduledRow, SequenceState, TokenProgress, TokenState
 
@@ -72,6 +73,10 @@ class TokenBatch:
         self.state = TokenState(pool=pool, options=options)
         self.followed: list[Followed] = []
         """What rows with grammars have drawn, for their guides."""
+        self.begun: list[SequenceState] = []
+        """Rows whose thoughts have ended, and whose grammars begin."""
+        self.vocab_size = 0
+        """Tokens that have a bit in a mask; set before sequences come, where there are masks."""
         self._max_length = max_length
         self._namespace = namespace
         self._counters = counters
@@ -82,6 +87,10 @@ class TokenBatch:
     ) -> SequenceState:
         """A sequence of its own rank. Raises InvalidRequest or ContextLengthExceeded."""
         max_outputs = self.max_outputs(request)
+        thoughts = None
+        if request.thinking is not None:
+            thoughts = ThoughtCounter(request.thinking, request, self.vocab_size)
+        has_guide = request.grammar and not (thoughts and thoughts.holds_form)
         is_ranked = self.options.schedule_policy == "priority"
         self._num_opened += 1
         return SequenceState(
@@ -93,7 +102,8 @@ class TokenBatch:
             max_outputs=max_outputs,
             root=root_key(self._namespace, adapter=request.adapter, tenant=request.tenant),
             is_paused=is_paused,
-            guide=Guide(request) if request.grammar else None,
+            guide=Guide(request) if has_guide else None,
+            thoughts=thoughts,
         )
 
     def add(self, row: SequenceState) -> None:
@@ -250,12 +260,15 @@ class TokenBatch:
         row.last_token_s = now_s
         if token_id in sampling.stop_token_ids and len(row.output_ids) >= sampling.min_tokens:
             return self.delta(row, finish_reason="stop", stop_token_id=token_id)
-        row.output_ids.append(token_id)
+        row.append((token_id,))
         if result.codes:
             row.output_frames.append(result.codes)
         if row.guide is not None:  # it says whether that was the last
             self.followed.append(row.followed(token_id))
             return self.delta(row, result)
+        if row.request.grammar and row.thoughts is not None and not row.thoughts.holds_form:
+            row.guide = Guide(row.request)
+            self.begun.append(row)
         is_last = len(row.output_ids) >= row.max_outputs
         return self.delta(row, result, finish_reason="length" if is_last else None)
 
@@ -268,7 +281,7 @@ class TokenBatch:
         assert not row.num_in_flight, "it waits for its mask"
         row.guide.allowed, row.guide.is_ready = found.allowed, True
         if found.forced_ids:
-            row.output_ids += found.forced_ids
+            row.append(found.forced_ids)
             self._counters["output_tokens_total"] += len(found.forced_ids)
             if row.is_decoding:
                 row.is_decoding, row.num_forced = False, len(found.forced_ids)

@@ -19,6 +19,7 @@ from triptych.core.plan import StepCodes, TokenRow
 from triptych.core.tokens import TokenLogprob, TokenRequest
 from triptych.schedulers.batcher import Unit
 from triptych.schedulers.guides import Followed, Guide
+from triptych.schedulers.thoughts import ThoughtCounter
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -31,7 +32,8 @@ class SequenceState(Unit):
     `lease` it also holds a `slot`; `is_bound` says whether the runner knows of both, and
     `num_bound_pages` how many of its pages the runner knows. One that `is_over` may still be in
     flight. `owner` is what its tokens are for. `num_forced` of its last tokens were not drawn but
-    follow from its grammar, by its `guide`, and are yet to be computed together.
+    follow from its grammar, by its `guide`, and are yet to be computed together. Its `thoughts` may
+    go before what the grammar prescribes.
     """
 
     name: str
@@ -42,6 +44,7 @@ class SequenceState(Unit):
     max_outputs: int
     root: bytes
     guide: Guide | None = None
+    thoughts: ThoughtCounter | None = None
     keys: list[bytes] = field(default_factory=list)
     output_ids: list[int] = field(default_factory=list)
     output_frames: list[StepCodes] = field(default_factory=list)
@@ -96,14 +99,31 @@ class SequenceState(Unit):
 
         A row that must be bound again waits for its steps in flight, so that all its
         tokens are known and its slot is not rebound under them. One with a grammar waits for its
-        mask, which follows from its last token.
+        mask, which follows from its last token, as may one that thinks.
         """
         return (
             not self.is_paused
             and len(self.output_ids) + self.num_unknown < self.max_outputs
             and (self.is_bound or not self.num_in_flight)
             and (self.guide is None or self.guide.is_ready)
+            and (not self.num_unknown or self.thoughts is None or self._is_free(self.thoughts))
         )
+
+    def _is_free(self, thoughts: ThoughtCounter) -> bool:
+        """Whether its next token may be any, whatever those in flight turn out to be."""
+        return self.num_unknown < thoughts.num_free
+
+    def append(self, token_ids: Sequence[int]) -> None:
+        """Its answer goes on with these."""
+        self.output_ids += token_ids
+        if self.thoughts is not None:
+            self.thoughts.take(token_ids)
+
+    @property
+    def allowed(self) -> bytes:
+        """The mask of its next token, if that may not be any."""
+        mask = self.thoughts.mask() if self.thoughts is not None and not self.num_unknown else b""
+        return mask or (self.guide.allowed if self.guide is not None else b"")
 
     @property
     def is_answering(self) -> bool:
@@ -175,7 +195,7 @@ class ScheduledRow:
             token_ids=() if row.is_decoding else row.token_ids(self.start, end),
             new_page_ids=tuple(row.lease.page_ids[row.num_bound_pages :]),
             is_sampled=self.is_sampled,
-            allowed=row.guide.allowed if row.guide is not None and self.is_sampled else b"",
+            allowed=row.allowed if self.is_sampled else b"",
         )
         if self.is_sampled:
             row.num_forced = 0

@@ -85,7 +85,7 @@ class VirtualExecutors:
         self.started.append((start_s, plan))
         if result is not None:
             result = replace(result, elapsed_s=cost_s)
-        outcome = StepOutcome(result=result, error=failure, busy_s=cost_s)
+        outcome = StepOutcome(result=result, error=failure, busy_s=cost_s, ended_s=self._free_s)
         self.call_at(self._free_s, lambda: done(outcome))
 
     def run(self, call: Callable[[], None]) -> None:

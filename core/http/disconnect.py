@@ -38,6 +38,7 @@ class DisconnectWatcher:
         self.is_asking = scope["method"] == "POST" and OWN_PRINCIPAL not in scope
         self.is_started = False
         self.is_cut = False
+        self.time_limit: asyncio.TimerHandle | None = None
         self.reason: TriptychError | None = None
 
     def cut(self, reason: TriptychError | None) -> None:
@@ -45,6 +46,11 @@ class DisconnectWatcher:
         if not self.is_cut and self._task is not None:
             self.is_cut, self.reason = True, reason
             self._task.cancel()
+
+    def lift_limit(self) -> None:
+        """Let the answer take any time: it has no end of its own."""
+        if self.time_limit is not None:
+            self.time_limit.cancel()
 
     def take_reason(self) -> TriptychError | None:
         """Call when cancelled: the reason for the client, if the cancellation was a cut."""
@@ -196,7 +202,7 @@ class FollowClient:
         watcher = DisconnectWatcher(scope, receive, send, self._options.stream_timeout_s)
         limit_s = self._options.request_timeout_s
         late = RequestTimeout(f"The answer was not complete within {limit_s:g} s.")
-        timer = asyncio.get_running_loop().call_later(limit_s, watcher.cut, late)
+        watcher.time_limit = asyncio.get_running_loop().call_later(limit_s, watcher.cut, late)
         scope["state"]["watcher"] = watcher
         scope["state"]["arrived_s"] = time.monotonic()
         self._in_flight.add(watcher)
@@ -211,6 +217,6 @@ class FollowClient:
             else:
                 scope["state"]["is_gone"] = True
         finally:
-            timer.cancel()
+            watcher.lift_limit()
             self._in_flight.remove(watcher)
             await watcher.close()

@@ -7,7 +7,6 @@ What the engine measures, and under which names, is the engine's.
 from __future__ import annotations
 
 import itertools
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 
@@ -19,12 +18,9 @@ from prometheus_client.registry import Collector
 from starlette.responses import Response
 
 from triptych.core.client import EngineStatus
-from triptych.core.metrics import HISTOGRAM_BOUNDS
+from triptych.core.metrics import HISTOGRAM_BOUNDS, split_series
 from triptych.core.transport.messages import Heartbeat
 
-_SERIES = re.compile(r"(\w+)(?:\{(.*)\})?", re.DOTALL)
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"', re.DOTALL)
-_ESCAPES = {r"\\": "\\", r"\"": '"', r"\n": "\n"}
 _HELP = "Reported by the engine."
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
@@ -168,7 +164,7 @@ def _from_heartbeat(beat: Heartbeat) -> Iterator[Metric]:
     yield from _families(beat.counters, "counter")
     families: dict[str, Metric] = {}
     for series, values in beat.histograms.items():
-        name, labels = _split(series)
+        name, labels = split_series(series)
         family = families.setdefault(name, Metric(name, _HELP, "histogram"))
         _add_histogram(family, labels, values)
     yield from families.values()
@@ -177,7 +173,7 @@ def _from_heartbeat(beat: Heartbeat) -> Iterator[Metric]:
 def _families(values: Mapping[str, float], kind: str) -> Iterator[Metric]:
     families: dict[str, Metric] = {}
     for series, value in values.items():
-        name, labels = _split(series)
+        name, labels = split_series(series)
         family = families.setdefault(name, Metric(name.removesuffix("_total"), _HELP, kind))
         family.add_sample(name, labels, value)
     yield from families.values()
@@ -192,16 +188,6 @@ def _add_histogram(family: Metric, labels: dict[str, str], values: list[float]) 
         family.add_sample(f"{name}_bucket", {**labels, "le": bound}, total)
     family.add_sample(f"{name}_count", labels, totals[-1])
     family.add_sample(f"{name}_sum", labels, values[-1])
-
-
-def _split(series: str) -> tuple[str, dict[str, str]]:
-    match = _SERIES.fullmatch(series)
-    assert match is not None, f"malformed series name {series!r}"
-    labels = {
-        key: re.sub(r"\\.", lambda escape: _ESCAPES.get(escape[0], escape[0]), value)
-        for key, value in _LABEL.findall(match[2] or "")
-    }
-    return match[1], labels
 
 
 def metrics_router(metrics: HttpMetrics) -> APIRouter:

@@ -43,6 +43,7 @@ class Paths:
             await send(message)
 
         asked = {**scope, "method": "GET"}
+        scope["state"]["is_head"] = True  # a stream would never end for one who does not read it
         await self._app(asked, receive, send_head)
         if "route" in asked:  # the layers around log and count by it
             scope["route"] = asked["route"]

@@ -63,6 +63,10 @@ class EventStream(Response):
         """Send the stream."""
         watcher: DisconnectWatcher = scope["state"]["watcher"]
         writer = _Writer(send, self.raw_headers)
+        if scope["state"].get("is_head"):
+            await self._documents.aclose()
+            await writer.end()
+            return
         heart = asyncio.create_task(writer.beat(self._heartbeat, self._heartbeat_s))
         try:
             async with aclosing(self._documents) as documents:
@@ -118,15 +122,19 @@ class _Writer:
 
     async def write(self, frame: bytes) -> None:
         async with self._lock:
-            if not self.has_started:
-                self.has_started = True
-                start = {"type": "http.response.start", "status": 200, "headers": self._headers}
-                await self._send(start)
+            await self._start()
             await self._send({"type": "http.response.body", "body": frame, "more_body": True})
             self._last_s = asyncio.get_running_loop().time()
 
     async def end(self) -> None:
+        await self._start()
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _start(self) -> None:
+        if not self.has_started:
+            self.has_started = True
+            start = {"type": "http.response.start", "status": 200, "headers": self._headers}
+            await self._send(start)
 
     async def beat(self, heartbeat: bytes, interval_s: float) -> None:
         """Write `heartbeat` whenever `interval_s` went by in silence."""

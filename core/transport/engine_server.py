@@ -33,8 +33,10 @@ from triptych.core.transport.messages import (
     MessageCodec,
     Outputs,
     SetPaused,
+    StepReport,
     Submit,
     ToEngine,
+    Watch,
 )
 from triptych.core.transport.remote import engine_identity
 
@@ -46,6 +48,7 @@ class EngineLoop(Protocol):
     """What the server needs of `schedulers.engine.Engine`; callable from any thread."""
 
     on_turn: Callable[[], None]
+    on_steps: Callable[[StepReport], None]
     clock: Callable[[], float]
 
     def submit(self, job: Job) -> None:
@@ -59,6 +62,9 @@ class EngineLoop(Protocol):
 
     def load(self, model: str, done: Callable[[TriptychError | None], None]) -> None:
         """Load a model; `done` is called on the loop's thread with how it went."""
+
+    def watch(self, is_on: bool) -> None:
+        """Report steps, or no longer."""
 
     def drain(self) -> None:
         """Take no new job and come to an end."""
@@ -79,6 +85,7 @@ class EngineServer:
         self._dealer = connect_dealer(folder, engine_identity(time.monotonic_ns()))
         self._thread = threading.Thread(target=self._run, name="triptych-socket", daemon=True)
         engine.on_turn = self._send_turn
+        engine.on_steps = self._post
         self._thread.start()
 
     def close(self, *, is_drained: bool) -> None:
@@ -153,8 +160,11 @@ class EngineServer:
             self._engine.set_paused(message.job_ids, message.is_paused)
         elif isinstance(message, LoadModel):
             self._load(message.model)
+        elif isinstance(message, Watch):
+            self._engine.watch(message.is_on)
         elif isinstance(message, Hello):
             self._engine.cancel(tuple(self._open_jobs))
+            self._engine.watch(False)
 
     def _submit(self, message: Submit) -> None:
         arrival_s = self._engine.clock()

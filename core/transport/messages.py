@@ -59,6 +59,12 @@ class LoadModel(msgspec.Struct, frozen=True, tag=True):
     model: str
 
 
+class Watch(msgspec.Struct, frozen=True, tag=True):
+    """Report the steps that are run from now on, or no longer."""
+
+    is_on: bool
+
+
 ModelState = Literal["unloaded", "loading", "ready", "failed"]
 
 
@@ -95,6 +101,42 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     histograms: dict[str, list[float]]
 
 
+class StepRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A step that is over, or several short ones of a kind as one.
+
+    It began at `start_s` by the engine's clock (the system's monotonic one) and ended `length_s`
+    later; for `busy_s` of it, it was the device's only work. A step that failed has no rows.
+    """
+
+    model: str
+    kind: str
+    num_rows: int
+    start_s: float
+    length_s: float
+    busy_s: float
+    num_steps: int = 1
+    is_failed: bool = False
+
+
+class RunningStep(msgspec.Struct, frozen=True, kw_only=True):
+    """The step that is on the device now."""
+
+    model: str
+    kind: str
+    start_s: float
+
+
+class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """What ran since the report before, by its start, and what runs now; sent while watched.
+
+    The oldest `num_dropped` steps of the time are not among `steps`: there were too many.
+    """
+
+    steps: tuple[StepRecord, ...] = ()
+    running: RunningStep | None = None
+    num_dropped: int = 0
+
+
 class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
     """The answer to `LoadModel`: how it went."""
 
@@ -118,8 +160,8 @@ class EngineGone(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     restart_in_s: float | None = None
 
 
-ToEngine = Hello | Submit[Request] | Cancel | SetPaused | LoadModel
-FromEngine = Outputs[Payload] | Heartbeat | Loaded | Goodbye | EngineGone
+ToEngine = Hello | Submit[Request] | Cancel | SetPaused | LoadModel | Watch
+FromEngine = Outputs[Payload] | Heartbeat | StepReport | Loaded | Goodbye | EngineGone
 
 
 class MessageCodec:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import zmq
 
 from triptych.core.client import EngineStatus
 from triptych.core.errors import Draining, EngineDown, PayloadTooLarge, TriptychError, from_info
+from triptych.core.step_feed import StepFeed, StepSink
 from triptych.core.streams import JobStream, StreamTable
 from triptych.core.transport.endpoint import bind_router
 from triptych.core.transport.messages import (
@@ -35,8 +37,10 @@ from triptych.core.transport.messages import (
     MessageCodec,
     Outputs,
     SetPaused,
+    StepReport,
     Submit,
     ToEngine,
+    Watch,
 )
 
 ENGINE = b"engine-"
@@ -65,6 +69,7 @@ class RemoteClient:
             on_pause=self._set_paused,
             stream_timeout_s=stream_timeout_s,
         )
+        self._feed = StepFeed(lambda is_on: self._post(Watch(is_on)))
         self._epoch_ns: int | None = None
         self._dead_until_ns = 0
         self._num_engines = 0
@@ -131,6 +136,10 @@ class RemoteClient:
         done: asyncio.Future[None] = self._loop.create_future()
         self._loads.setdefault(model, []).append(done)
         await done
+
+    def watch(self, sink: StepSink) -> Callable[[], None]:
+        """Have every report of steps given to `sink` (`EngineClient.watch`)."""
+        return self._feed.add(sink)
 
     async def close(self) -> None:
         """End every stream and release the socket; the engine stays."""
@@ -201,6 +210,8 @@ class RemoteClient:
                 self._streams.deliver(output)
         elif isinstance(message, Heartbeat):
             self._take_beat(message)
+        elif isinstance(message, StepReport):
+            self._feed.deliver(message)
         elif isinstance(message, Loaded):
             self._end_load(message.model, from_info(message.error) if message.error else None)
         elif isinstance(message, Goodbye):
@@ -233,12 +244,17 @@ class RemoteClient:
             self._retire(self._epoch_ns, "the engine was replaced", 0.0)
         self._epoch_ns = epoch_ns
         self._num_engines += 1
-        self._post(Hello())
+        self._greet()
         waiting, self._waiting = self._waiting, {}
         for job_id, message in waiting.items():
             if not self._send(message):
                 self._streams.fail(job_id, self._engine_down())
         return True
+
+    def _greet(self) -> None:
+        """Have the engine forget what was asked before; those who watch still do."""
+        self._post(Hello())
+        self._feed.resume()
 
     def _awaits_first(self) -> bool:
         """Whether an engine may still come for the first time."""
@@ -286,7 +302,7 @@ class RemoteClient:
             self._end_all(self._engine_down())
         if len(self._streams) and not self._is_alive():
             self._streams.fail_all(EngineDown("The engine makes no progress.", retry_after_s=5))
-            self._post(Hello())  # should it recover: those jobs have no reader any more
+            self._greet()  # should it recover: those jobs have no reader any more
 
     def _engine_down(self, restart_in_s: float | None = None) -> TriptychError:
         return EngineDown(

@@ -1,14 +1,17 @@
 """What structured output costs: decoding and the first token, with and without a grammar.
 
     python samples/benchmarks/structured.py --output docs/benchmarks
-    python samples/benchmarks/structured.py --schemas 1000
+    python samples/benchmarks/structured.py --batches --schemas 1000
+    python samples/benchmarks/structured.py --batches --suite suite/tests/draft2020-12
 
 Three kinds of answers take turns in one process, on the same model, with the same prompts and
 seeds: free ones; ones by a pattern that allows any text (all that a mask costs, and nothing
 gained); and ones by a JSON schema of many long names (where forced tokens are computed together).
+Beside the medians stands the median of each repeat's ratio to its free answers.
 `--stall` measures how long the event loop and free answers stand still while hostile schemas are
 checked. `--schemas` counts how many of so many random schemas end with an answer that validates,
-at temperature 1.
+at temperature 1; `--suite` does so with the schemas in a folder of the JSON Schema test suite
+(https://github.com/json-schema-org/JSON-Schema-Test-Suite).
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from triptych import ChatPipeline
-from triptych.core.errors import RequestError
+from triptych.core.errors import RequestError, TriptychError
 
 NAMES = [f"the_{word}_of_the_thing" for word in ("name", "age", "kind", "size", "price", "colour")]
 PERSON = {
@@ -138,32 +141,58 @@ def random_schema(rng: random.Random, depth: int = 3) -> dict[str, Any]:
     return plain.get(kind, {"type": kind})
 
 
-async def validate(asker: ChatPipeline, num_schemas: int) -> dict[str, int]:
-    """What became of answers to random schemas."""
+def suite_schemas(folder: Path) -> list[Any]:
+    """The schemas of a folder of the JSON Schema test suite, each once."""
+    groups = (json.loads(file.read_text("utf-8")) for file in sorted(folder.rglob("*.json")))
+    found = {json.dumps(case["schema"]): case["schema"] for group in groups for case in group}
+    return list(found.values())
+
+
+async def validate(asker: ChatPipeline, schemas: Sequence[Any]) -> dict[str, Any]:
+    """What became of answers to these schemas, and which of them are wrong."""
     import jsonschema
+    from jsonschema import validators
 
-    counts = {"valid": 0, "invalid": 0, "cut off": 0, "refused": 0}
+    ends = ("valid", "invalid", "unchecked", "cut off", "refused", "failed")
+    counts: dict[str, Any] = dict.fromkeys(ends, 0)
+    wrong: list[Any] = []
 
-    async def one(seed: int) -> str:
-        schema = random_schema(random.Random(seed))
-        options = {"guided_json": schema, "temperature": 1.0, "seed": seed, "max_tokens": 160}
+    async def one(seed: int, schema: Any) -> str:
+        options = {"temperature": 1.0, "seed": seed, "max_tokens": 160}
         try:
+            options["guided_json"] = schema if isinstance(schema, dict) else json.dumps(schema)
             (answer,) = await asker._replies(["Some JSON, please."], options)
-        except RequestError:
-            return "refused"
+        except TriptychError as error:
+            is_refusal = isinstance(error, RequestError)
+            wrong.append([schema, f"{type(error).__name__}: {error.message}"])
+            return "refused" if is_refusal else "failed"
         if answer.finish_reason == "length":
             return "cut off"
         try:
-            jsonschema.validate(json.loads(answer.text), schema)
-        except (ValueError, jsonschema.ValidationError):
-            return "invalid"
+            value = json.loads(answer.text)
+            checker = validators.validator_for(schema, validators.Draft202012Validator)
+            checker(schema, format_checker=checker.FORMAT_CHECKER).validate(value)
+        except Exception as error:
+            wrong.append([schema, answer.text, f"{type(error).__name__}: {str(error)[:200]}"])
+            is_wrong = isinstance(error, ValueError | jsonschema.ValidationError)
+            return "invalid" if is_wrong else "unchecked"  # a pattern that Python cannot read
         return "valid"
 
-    for first in range(0, num_schemas, 32):
-        seeds = range(first, min(first + 32, num_schemas))
-        for end in await asyncio.gather(*map(one, seeds)):
+    for first in range(0, len(schemas), 32):
+        batch = enumerate(schemas[first : first + 32], first)
+        for end in await asyncio.gather(*(one(seed, schema) for seed, schema in batch)):
             counts[end] += 1
-    return counts
+        print(first, counts, flush=True)
+    return {**counts, "wrong": wrong}
+
+
+def ratios(
+    rows: Sequence[tuple[float, float]], free: Sequence[tuple[float, float]]
+) -> tuple[float, float]:
+    """Medians of rates and first tokens over those of the free answers of the same repeat."""
+    pairs = list(zip(rows, free, strict=True))
+    slower, later = ([row[n] / base[n] for row, base in pairs] for n in (0, 1))
+    return statistics.median(slower), statistics.median(later)
 
 
 def main() -> None:
@@ -174,10 +203,14 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--stall", action="store_true")
     parser.add_argument("--schemas", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0, help="the seed of the first schema")
+    parser.add_argument("--suite", type=Path, help="a folder of the JSON Schema test suite")
+    parser.add_argument("--threads", type=int, default=0, help="of the engine")
     parser.add_argument("--output", type=Path, help="a folder for structured.json")
     args = parser.parse_args()
     found: dict[str, Any] = {"cores": os.cpu_count(), "machine": platform.processor(), "rows": {}}
-    with ChatPipeline.from_pretrained(max_length=1024, max_batch_size=32) as chat:
+    sizes = {"max_length": 1024, "max_batch_size": 32, "threads": args.threads}
+    with ChatPipeline.from_pretrained(**sizes) as chat:
         asker, run = Asker(chat), chat._loop.run
         for size in args.batches:
             rows: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
@@ -194,13 +227,22 @@ def main() -> None:
             }
             for kind, row in rows.items():
                 rate, first = (statistics.median(column) for column in zip(*row, strict=True))
-                print(f"{size:3} rows, {kind:9} {rate:7.1f} tok/s, first token {first:7.1f} ms")
+                slower, later = ratios(row, rows["free"])
+                print(
+                    f"{size:3} rows, {kind:9} {rate:7.1f} tok/s ({slower:.3f}), first token"
+                    f" {first:7.1f} ms ({later:.3f})",
+                    flush=True,
+                )
         if args.stall:
             found["stall"] = run(stall(asker))
             print(found["stall"])
-        if args.schemas:
-            found["schemas"] = run(validate(chat, args.schemas))
-            print(found["schemas"])
+        schemas = [random_schema(random.Random(args.first + n)) for n in range(args.schemas)]
+        if args.suite:
+            schemas += suite_schemas(args.suite)
+        if schemas:
+            found["schemas"] = run(validate(chat, schemas))
+            for case in found["schemas"]["wrong"]:
+                print(json.dumps(case))
     if args.output:
         text = json.dumps(found, indent=1) + "\n"
         (args.output / "structured.json").write_text(text, encoding="utf-8")

@@ -13,6 +13,7 @@ import httpx
 import psutil
 import pytest
 
+from support.engine_events import following, next_of
 from support.fake_engine_process import HANG_PROMPT
 from support.serve_process import Server, eventually, write_model
 from triptych import serve
@@ -94,6 +95,19 @@ def test_a_killed_engine_ends_streams_with_a_typed_error_and_comes_back(start):
     assert refused.status_code in (200, 503)  # it may be back already
     server.wait_ready(num_restarts=1)
     assert server.chat().status_code == 200
+
+
+def test_engine_events_go_on_with_the_next_engine(start):
+    server = start()
+    server.wait_ready()
+    with following(f"http://127.0.0.1:{server.port}") as events:
+        assert next_of(events, "started")["num_restarts"] == 0
+        server.child(ENGINE).kill()
+        assert next_of(events, "stopped")["reason"]
+        assert next_of(events, "started")["num_restarts"] == 1
+        server.wait_ready(num_restarts=1)
+        assert server.chat(max_tokens=4).status_code == 200
+        assert {step["kind"] for step in next_of(events, "steps")["steps"]} <= {"prefill", "decode"}
 
 
 def test_a_killed_api_process_comes_back_to_the_same_engine_and_orphans_are_cancelled(start):

@@ -9,10 +9,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import openai
 import pytest
 
+from support.engine_events import following, next_of
 from support.serve_process import Server, eventually
 
 MODEL = "smollm2-135m-instruct"
@@ -52,6 +54,29 @@ def gauge(server: Server, name: str) -> float:
     series = f'{name}{{model="{MODEL}"}} '
     lines = server.client.get("/metrics").text.splitlines()
     return next(float(line.removeprefix(series)) for line in lines if line.startswith(series))
+
+
+def test_the_doors_for_other_clients_lead_to_the_same_answers(
+    server: Server, client: openai.OpenAI
+) -> None:
+    asked = {"model": MODEL, "messages": QUESTION}
+    ours = client.chat.completions.create(**asked, temperature=0, max_tokens=20)  # type: ignore[call-overload]
+    text = ours.choices[0].message.content
+    message = server.client.post(
+        "/v1/messages", json={**asked, "max_tokens": 20, "temperature": 0}
+    ).json()
+    assert [block["text"] for block in message["content"]] == [text]
+    used = message["usage"]
+    assert used["input_tokens"] + used["cache_read_input_tokens"] == ours.usage.prompt_tokens
+    assert used["cache_read_input_tokens"] > 0, "the same prompt was there before"
+    options = {"num_predict": 20, "temperature": 0}
+    reply = server.client.post("/api/chat", json={**asked, "options": options})
+    lines = [json.loads(line) for line in reply.text.splitlines()]
+    assert "".join(line["message"]["content"] for line in lines) == text
+    assert lines[-1]["eval_count"] == ours.usage.completion_tokens
+    assert lines[-1]["eval_duration"] > 0
+    shown = server.client.post("/api/show", json={"model": MODEL}).json()
+    assert shown["details"]["parameter_size"] == "134.5M"
 
 
 def test_a_call_that_is_required_follows_its_schema(client: openai.OpenAI) -> None:
@@ -232,3 +257,29 @@ async def test_32_streams_half_of_them_dropped(server: Server) -> None:
     assert ends == ["length", "dropped"] * 16
     for name in ("triptych_jobs_running", "triptych_jobs_waiting", "triptych_kv_pages_leased"):
         eventually(lambda name=name: gauge(server, name) == 0)
+
+
+def test_engine_events_tell_the_steps_of_an_answer(server: Server, client: openai.OpenAI) -> None:
+    with following(f"http://127.0.0.1:{server.port}") as events:
+        assert next_of(events, "started")["device"] == "cpu"
+        state = next_of(events, "state")
+        (model,) = (each for each in state["models"] if each["model"] == MODEL)
+        assert (model["task"], model["state"]) == ("chat", "ready")
+        assert model["pages"]["num_pages"] > 0
+        held = {owner["owner"]: owner["num_bytes"] for owner in state["memory"]["owners"]}
+        assert held[f"{MODEL}/weights"] > 100 * 2**20
+        client.chat.completions.create(
+            model=MODEL, messages=QUESTION, max_tokens=12, extra_body={"ignore_eos": True}
+        )
+        steps: list[dict[str, Any]] = []
+        rows = {"prefill": 0, "decode": 0}
+        while sum(rows.values()) < 12:
+            for step in next_of(events, "steps")["steps"]:
+                steps.append(step)
+                rows[step["kind"]] += step["num_rows"]
+    assert rows == {"prefill": 1, "decode": 11}
+    for step in steps:
+        assert (step["model"], step["task"], step["is_failed"]) == (MODEL, "chat", False)
+        assert 0 < step["busy_s"] <= step["length_s"] + 1e-6
+    starts = [step["start_s"] for step in steps]
+    assert starts == sorted(starts)

@@ -23,8 +23,9 @@ from triptych.core.config import Config, ScheduleOptions, ServerOptions
 from triptych.core.job import Job
 from triptych.core.ledger import Ledger
 from triptych.core.plan import TokenPlan
-from triptych.core.transport.messages import Heartbeat
+from triptych.core.transport.messages import Heartbeat, StepReport
 from triptych.schedulers.engine import Engine
+from triptych.schedulers.step_log import REPORT_S
 
 
 def test_jobs_get_their_own_text_through_a_batched_loop() -> None:
@@ -340,3 +341,58 @@ def test_min_stall_budget_is_an_option() -> None:
     world = World([Chat().loader], config=config)
     world.engine.take_turn()
     assert world.beats[-1].stall_budget_s == 2.0
+
+
+def test_steps_are_reported_as_they_ran_while_they_are_watched() -> None:
+    chat, frames = Chat(), FakeFrames("image", kind="denoise")
+    world = World(
+        [chat.loader, FakeLoader("image", lambda: (frames, FrameRunner()))],
+        cost_s=lambda plan: 1.0 if plan.model == "image" else 0.02,
+    )
+    reports: list[tuple[float, StepReport]] = []
+    world.engine.on_steps = lambda report: reports.append((world.clock(), report))
+    world.submit("unseen", "chat", ask(prompt_of(1), 20))
+    world.finish("unseen")
+    assert not reports
+    world.engine.watch(True)
+    num_unseen = len(world.executors.started)
+    world.submit("job", "chat", ask(prompt_of(2), 20))
+    world.submit("picture", "image", FrameRequest(num_frames=2))
+    world.finish("job", "picture")
+    world.turn_until(lambda: reports and reports[-1][1].running is None)
+    told = [step for _, report in reports for step in report.steps]
+    ran = world.executors.started[num_unseen:]
+    assert [(step.model, step.kind, step.start_s) for step in told] == [
+        (plan.model, plan.kind, pytest.approx(start_s)) for start_s, plan in ran
+    ]
+    assert {(step.kind, step.length_s) for step in told} == {
+        ("prefill", 0.02),
+        ("decode", 0.02),
+        ("denoise", 1.0),
+    }
+    assert {step.num_rows for step in told if step.model == "chat"} == {1}
+    running = {report.running.kind for _, report in reports if report.running is not None}
+    assert {"decode", "denoise"} <= running
+    moments = [moment for moment, _ in reports]
+    assert all(b - a >= REPORT_S for a, b in itertools.pairwise(moments))
+    assert max(b - a for a, b in itertools.pairwise(moments)) == pytest.approx(REPORT_S), (
+        "also beside a long step"
+    )
+    world.engine.watch(False)
+    world.submit("unseen too", "chat", ask(prompt_of(3), 20))
+    world.finish("unseen too")
+    assert len(reports) == len(moments)
+
+
+def test_a_failed_step_is_reported_as_such() -> None:
+    chat = Chat()
+    world = World([chat.loader])
+    reports: list[StepReport] = []
+    world.engine.on_steps = reports.append
+    world.engine.watch(True)
+    chat.runner.errors[1] = RuntimeError("broken")
+    world.submit("job", "chat", ask(prompt_of(2), 20))
+    world.finish("job")
+    world.turn_until(lambda: any(report.steps for report in reports))
+    steps = [step for report in reports for step in report.steps]
+    assert [(step.is_failed, step.num_rows) for step in steps][:1] == [(True, 0)]

@@ -18,7 +18,7 @@ from triptych.core.errors import EngineDown, OutOfMemory
 from triptych.core.grammar.vocabulary import GrammarVocabulary
 from triptych.core.plan import TokenPlan
 from triptych.core.tokens import TokenRequest
-from triptych.schedulers.guides import Guides
+from triptych.schedulers.guides import COOL_DOWN_S, NUM_PROVEN, Guides
 
 PATTERN = r"(0|[1-9][0-9]{0,2})(, und so weiter)*"
 SCHEMA = {
@@ -116,8 +116,40 @@ def test_who_has_no_mask_waits_and_nobody_with_it() -> None:
     assert re.match(PATTERN, world.text("guided"))
 
 
+def test_masks_that_were_quick_so_far_are_found_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until one is slow after all: then all masks come from threads again, for a while."""
+    world = GuidedWorld()
+    guides = world.scheduler.guides  # type: ignore[attr-defined]
+    now_s = 1000.0
+    monkeypatch.setattr(guides, "_clock", lambda: now_s)
+    put: list[int] = []
+    monkeypatch.setattr(guides, "_report", lambda rows: put.append(len(rows)) or report(rows))
+    report = partial(Guides._report, guides)
+    for name in ("first", "second"):
+        world.submit(name, guided_request(name, "[a-z]{60}", max_tokens=60))
+    while len(world.ids("second")) < NUM_PROVEN + 8:
+        world.step()
+    assert len(put) == 2 + NUM_PROVEN - 1, "their first masks each, then those of both together"
+    monkeypatch.setattr("triptych.schedulers.guides.SLOW_S", -1.0)
+    world.step()
+    monkeypatch.undo()
+    num_put = len(put)
+    monkeypatch.setattr(guides, "_report", lambda rows: put.append(len(rows)) or report(rows))
+    monkeypatch.setattr(guides, "_clock", lambda: now_s)
+    world.submit("third", guided_request("third", "[a-z]{30}", max_tokens=30))
+    world.run()
+    assert len(put) > num_put + 30, "also of a row that has always been quick"
+    now_s += COOL_DOWN_S
+    world.submit("fourth", guided_request("fourth", "[a-z]{30}", max_tokens=30))
+    num_put = len(put)
+    world.run()
+    assert len(put) == num_put + NUM_PROVEN
+    assert all(re.fullmatch("[a-z]+", world.text(n)) for n in ("first", "second", "third"))
+    world.scheduler.check()
+
+
 def test_a_slow_grammar_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triptych.schedulers.token.SLOW_S", -1.0)
+    monkeypatch.setattr("triptych.schedulers.guides.SLOW_S", -1.0)
     world = GuidedWorld(depth=1)
     for n in range(2):
         world.submit(f"{n}", guided_request(f"p{n}", "[a-e]{20}", max_tokens=12))

@@ -15,7 +15,7 @@ PATIENCE_S: Final = 30.0
 """So long a line gives way to clients at most: it is to be answered on the busiest server, too."""
 
 
-class Gate:
+class LineGate:
     """Lets `num_places` lines run at once. Those that wait go in the order they came."""
 
     def __init__(

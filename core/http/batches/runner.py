@@ -20,7 +20,7 @@ from triptych.core.caller import Principal
 from triptych.core.errors import InvalidRequest, NotFound
 from triptych.core.http.batches import record as records
 from triptych.core.http.batches.dispatch import post
-from triptych.core.http.batches.gate import Gate
+from triptych.core.http.batches.gate import LineGate
 from triptych.core.http.batches.record import BatchFault, BatchRecord
 from triptych.core.http.batches.work import BatchWork
 from triptych.core.http.files.shelf import FileShelf
@@ -37,14 +37,14 @@ class BatchRunner:
         self._shelf = shelf
         self._num_places = num_places
         self._app: FastAPI | None = None
-        self._gate: Gate | None = None
+        self._gate: LineGate | None = None
         self._works: dict[Key, BatchWork] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def serve(self, app: FastAPI) -> None:
         """Have `app` answer the lines."""
         self._app = app
-        self._gate = Gate(app.state.in_flight, self._num_places)
+        self._gate = LineGate(app.state.in_flight, self._num_places)
 
     async def start(self) -> None:
         """Go on with batches that an earlier run of the server left."""

@@ -16,7 +16,7 @@ import msgspec
 
 from triptych.core.errors import InvalidRequest, RequestTimeout, StoreFull
 from triptych.core.http.batches import record as records
-from triptych.core.http.batches.gate import Gate
+from triptych.core.http.batches.gate import LineGate
 from triptych.core.http.batches.lines import (
     LineAnswer,
     LineRequest,
@@ -60,7 +60,7 @@ class BatchWork:
         self._custom_ids: set[str] = set()
         self._window: asyncio.Timeout | None = None
 
-    async def run(self, ask: Ask, gate: Gate) -> None:
+    async def run(self, ask: Ask, gate: LineGate) -> None:
         """Do all that is left. Cancelling it leaves the rest for another run."""
         try:
             if self.record.status == "validating" and not await self._prepare():
@@ -126,7 +126,7 @@ class BatchWork:
                     self._custom_ids.add(result.custom_id or "")  # of a line that has none
         return done
 
-    async def _answer_all(self, done: set[int], ask: Ask, gate: Gate) -> None:
+    async def _answer_all(self, done: set[int], ask: Ask, gate: LineGate) -> None:
         """Raises `TimeoutError` where the time is over, or the batch was cancelled."""
         is_cancelled = self.record.status == "cancelling"
         rest_s = 0.0 if is_cancelled else self.record.ends_s - time.time()
@@ -143,7 +143,7 @@ class BatchWork:
         finally:
             self._window = None
 
-    async def _answer(self, number: int, line: bytes | None, ask: Ask, gate: Gate) -> None:
+    async def _answer(self, number: int, line: bytes | None, ask: Ask, gate: LineGate) -> None:
         """Answer one line, and keep what came of it."""
         try:
             request = await on_text_thread(len(line or b""), read_line, line, self.record.endpoint)

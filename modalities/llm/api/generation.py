@@ -115,11 +115,14 @@ async def begin(
     service: LlmService, body: SamplingFields, context: Context, prompts: Sequence[TokenRequest]
 ) -> Generation:
     """Answer `prompts` as `body` asks. Raises what is wrong with it before anything runs."""
-    offer = body.offer if isinstance(body, ChatRequest) else None
-    if offer is None:
-        prompts = await service.constrained(body.model, prompts, body.constraint())
+    offer = None
+    if isinstance(body, ChatRequest):
+        offer = body.offer
+        prompts = await service.calling(
+            body.model, prompts, offer, body.constraint(), body.max_thinking_tokens
+        )
     else:
-        prompts = await service.calling(body.model, prompts, offer, body.constraint())
+        prompts = await service.constrained(body.model, prompts, body.constraint())
     requests = service.sampled(
         body.model,
         prompts,

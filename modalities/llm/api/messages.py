@@ -23,7 +23,10 @@ FindFile = Callable[[str], Fetched | None]
 """The file that a body had in a URL, where it was taken out of it."""
 # No angle brackets or bars: a string here must never spell a special token.
 TemplateText = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9 _.,:+-]*$", max_length=64)]
-TemplateOption = Literal["enable_thinking", "thinking", "reasoning_effort", "date_string"]
+TemplateOption = Literal[
+    "enable_thinking", "thinking", "thinking_budget", "reasoning_effort", "date_string"
+]
+ThinkingBudget = Annotated[int, Field(ge=-1, le=limits.SAMPLING_RANGES["max_tokens"][1])]
 TemplateOptions = Annotated[
     dict[
         TemplateOption,
@@ -227,9 +230,10 @@ def check_tool_messages(messages: Sequence[Message]) -> None:
 
 
 class ThinkingOption(Strict):
-    """Whether the model shall think first, as DeepSeek's and GLM's clients say it."""
+    """Whether the model shall think first, and how much, as other APIs say it."""
 
     type: Literal["enabled", "disabled"]
+    budget_tokens: ThinkingBudget | None = Field(default=None, description="As thinking_budget.")
 
 
 def _thinking_kind(value: Any) -> str:
@@ -254,6 +258,16 @@ class TemplateFields(Strict):
         default=None,
         description="How much to think, where the template can say so; `none`: not at all.",
     )
+    thinking_budget: ThinkingBudget | None = Field(
+        default=None,
+        description="Most tokens of thoughts, after which they are ended; -1: any number.",
+    )
+    thinking_token_budget: ThinkingBudget | None = Field(
+        default=None, description="As thinking_budget, its name in vLLM."
+    )
+    thinking_budget_tokens: ThinkingBudget | None = Field(
+        default=None, description="As thinking_budget, its name in llama.cpp."
+    )
     add_generation_prompt: bool | None = Field(
         default=None, description="Let the template open the answer (the default)."
     )
@@ -275,7 +289,34 @@ class TemplateFields(Strict):
                 "enable_thinking, thinking and chat_template_kwargs differ: say it once.",
                 param="enable_thinking",
             )
+        self._check_budget()
         return self
+
+    def _check_budget(self) -> None:
+        budgets = self._budgets
+        if len(budgets) > 1:
+            raise InvalidRequest(
+                "thinking_budget and its other names differ: send it alone.",
+                param="thinking_budget",
+            )
+        if any(type(budget) is not int or budget < -1 for budget in budgets):
+            raise InvalidRequest(
+                "thinking_budget is a number of tokens; -1 stands for any number.",
+                param="chat_template_kwargs",
+            )
+
+    @property
+    def _budgets(self) -> set[Any]:
+        """Each that is given, by whatever name."""
+        thinking = self.thinking if isinstance(self.thinking, ThinkingOption) else None
+        named = {self.thinking_budget, self.thinking_token_budget, self.thinking_budget_tokens}
+        own = self._kwargs.get("thinking_budget")
+        return {*named, own, thinking and thinking.budget_tokens} - {None}
+
+    @property
+    def max_thinking_tokens(self) -> int | None:
+        """Most tokens of thoughts; -1 for any number, `None` where nothing is said."""
+        return next(iter(self._budgets), None)
 
     @property
     def _kwargs(self) -> dict[str, Any]:
@@ -292,6 +333,7 @@ class TemplateFields(Strict):
         thinks = False if self._thinks is None and self.reasoning_effort == "none" else self._thinks
         switches: dict[str, Any] = dict.fromkeys(_SWITCHES, thinks)
         switches["reasoning_effort"] = self.reasoning_effort
+        switches["thinking_budget"] = self.max_thinking_tokens
         if self.enable_thinking is not None:
             switches["enable_thinking"] = self.enable_thinking
         opens = self.add_generation_prompt

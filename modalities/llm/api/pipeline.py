@@ -92,9 +92,9 @@ class ChatPipeline(Pipeline[LlmService]):
 
     A conversation is a string or a list of `{"role": ..., "content": ...}` messages. Keyword
     arguments of a call are those of `SamplingParams`; `stop`, `n`, `seed`, `ignore_eos`; `tools`
-    and `tool_choice` as the OpenAI API takes them; and what prescribes the form of an answer:
-    `response_format`, `structured_outputs`, or `guided_json`, `guided_regex`, `guided_choice`,
-    `guided_grammar`.
+    and `tool_choice` as the OpenAI API takes them; `thinking_budget`; and what prescribes
+    the form of an answer: `response_format`, `structured_outputs`, or `guided_json`,
+    `guided_regex`, `guided_choice`, `guided_grammar`.
     Every call has an async twin that may be awaited on any loop.
     """
 
@@ -205,7 +205,7 @@ class ChatPipeline(Pipeline[LlmService]):
             for conversation in conversations
         ]
         form = constraint_of(options)
-        prompts = await self._service.calling(self._model, plain, offer, form)
+        prompts = await self._service.calling(self._model, plain, offer, form, own.thinking_budget)
         taken = {*own.__struct_fields__, *ConstraintFields.model_fields}
         given = {k: v for k, v in options.items() if k not in taken}
         given["max_tokens"] = own.max_tokens
@@ -262,6 +262,7 @@ class _CallOptions(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool = False
     tools: tuple[Any, ...] = ()
     tool_choice: Any = None
+    thinking_budget: int | None = None
 
 
 def _call_options(options: Mapping[str, Any]) -> _CallOptions:

@@ -174,7 +174,7 @@ class CompletionChoice(BaseModel):
     token_ids: list[int] = []
 
 
-class TextReply(BaseModel):
+class ReplyHead(BaseModel):
     """What every answer says of itself."""
 
     id: str
@@ -183,7 +183,7 @@ class TextReply(BaseModel):
     system_fingerprint: str
 
 
-class ChatReply(TextReply):
+class ChatReply(ReplyHead):
     """Answer of `/v1/chat/completions`."""
 
     object: Literal["chat.completion"] = "chat.completion"
@@ -193,7 +193,7 @@ class ChatReply(TextReply):
     prompt_token_ids: list[int] = []
 
 
-class ChatChunk(TextReply):
+class ChatChunk(ReplyHead):
     """One event of a streamed chat answer."""
 
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
@@ -202,7 +202,7 @@ class ChatChunk(TextReply):
     prompt_token_ids: list[int] = []
 
 
-class CompletionReply(TextReply):
+class CompletionReply(ReplyHead):
     """Answer of `/v1/completions`, or one event of it."""
 
     object: Literal["text_completion"] = "text_completion"

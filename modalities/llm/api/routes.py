@@ -67,7 +67,11 @@ def open_api(setup: ApiSetup) -> ApiPart:
     cards = [card_of(text, sees=text.name in encoders) for text in texts]
     listed = [model for role in _LISTED for model in setup.models[role]]
     routers = [
-        llm_router(service, setup.find_link),
+        llm_router(
+            service,
+            setup.find_link,
+            has_tokenizer_info=setup.config.server.enable_tokenizer_info_endpoint,
+        ),
         anthropic_router(service, setup.find_link),
         ollama_router(service, listed, setup.find_link),
         *_responses(service, setup),
@@ -82,11 +86,13 @@ def _responses(service: LlmService, setup: ApiSetup) -> list[APIRouter]:
     return [responses_router(answering), conversations_router(answering)]
 
 
-def llm_router(service: LlmService, find_link: FindLink = no_link) -> APIRouter:
+def llm_router(
+    service: LlmService, find_link: FindLink = no_link, *, has_tokenizer_info: bool = False
+) -> APIRouter:
     """Routes of the text API in front of `service`."""
     router = APIRouter(route_class=StrictRoute, responses=ERROR_RESPONSES, tags=["text"])
     add_generation(router, service, find_link)
-    add_tokenizer(router, service)
+    add_tokenizer(router, service, has_info=has_tokenizer_info)
     return router
 
 

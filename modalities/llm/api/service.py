@@ -258,22 +258,25 @@ class LlmService(ModelService[TextModel]):
         prompts: Sequence[TokenRequest],
         offer: Offer,
         form: Constraint | None = None,
+        max_thinking_tokens: int | None = None,
     ) -> Sequence[TokenRequest]:
-        """`prompts` with a form for what is no thought, and for calls, as `constrained` does it."""
+        """`prompts` with a form for what is no thought, and for calls, as `constrained` does it.
+
+        Thoughts end after `max_thinking_tokens`, if they are bounded.
+        """
         text = self.model(model)
         size = text_size(list(offer.schemas.values()))
-        constraints = [
-            await on_text_thread(size, text.answer_constraint, each.prompt_ids, offer, form)
-            for each in prompts
-        ]
-        try:
-            return [
-                request
-                for prompt, constraint in zip(prompts, constraints, strict=True)
-                for request in await self.constrained(model, [prompt], constraint)
-            ]
-        except RequestError as error:
-            raise await blamed(error, offer, text.grammars.check) from error
+        requests: list[TokenRequest] = []
+        for prompt in prompts:
+            ids = prompt.prompt_ids
+            constraint = await on_text_thread(size, text.answer_constraint, ids, offer, form)
+            rules = text.thinking_rules(ids, max_thinking_tokens, has_form=constraint is not None)
+            try:
+                (request,) = await self.constrained(model, [prompt], constraint)
+            except RequestError as error:
+                raise await blamed(error, offer, text.grammars.check) from error
+            requests.append(msgspec.structs.replace(request, thinking=rules))
+        return requests
 
     def sampled(
         self,

@@ -34,7 +34,7 @@ from triptych.modalities.llm.api.replies import (
     FunctionReply,
     MessageDelta,
     PromptLogprob,
-    TextReply,
+    ReplyHead,
     ToolCallDelta,
     ToolCallReply,
     UsageReply,
@@ -53,7 +53,7 @@ from triptych.modalities.llm.api.tools.pieces import (
     Words,
 )
 
-ReplyT = TypeVar("ReplyT", bound=TextReply)
+ReplyT = TypeVar("ReplyT", bound=ReplyHead)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,10 +15,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
 from tokenizers import Tokenizer
 
 from triptych.core.config import ModelOptions
-from triptych.core.errors import ConfigError, ContextLengthExceeded, InvalidRequest, WeightsError
+from triptych.core.errors import (
+    ConfigError,
+    ContextLengthExceeded,
+    InvalidRequest,
+    UnsupportedOption,
+    WeightsError,
+)
 from triptych.core.grammar.source import Constraint
 from triptych.core.text.context_length import context_length
 from triptych.core.text.threads import on_text_thread
@@ -30,7 +37,7 @@ from triptych.core.text.tokenizer import (
     literal_copy,
     read_tokenizer,
 )
-from triptych.core.tokens import TokenRequest
+from triptych.core.tokens import ThinkingRules, TokenRequest
 from triptych.core.weights.layout import count_field, read_json, read_json_if_there
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.api.detokenizer import Detokenizer
@@ -41,7 +48,9 @@ from triptych.modalities.llm.api.template import ChatTemplate, cut, marked
 from triptych.modalities.llm.api.tools.forced import answer_constraint
 from triptych.modalities.llm.api.tools.formats import AnswerSyntax
 from triptych.modalities.llm.api.tools.parser import AnswerParser
+from triptych.modalities.llm.api.tools.prompt import MessageFields
 from triptych.modalities.llm.api.tools.schema import Offer
+from triptych.modalities.llm.api.tools.thinking import thinking_rules
 
 _PROMPT_END = 16  # tokens: enough to see whether the prompt has opened the thoughts
 _MANY_CHARS = 2**17
@@ -61,9 +70,14 @@ class TextModel:
     default_sampling: Mapping[str, float]
     template: ChatTemplate | None
     template_tokens: Mapping[str, str]
+    fields: MessageFields
     tokenizer_info: Mapping[str, Any]
     """What tokenizer_config.json says, but for places of files, and the chat template."""
     answers: AnswerSyntax
+    thinking: ThinkingRules | None
+    """How its thoughts are counted; `None` where it has none, or their marks are no tokens."""
+    reasoning_budget: int
+    """Most tokens of thoughts where a request says nothing; -1 for any number."""
     tokenizer: Tokenizer
     literal_tokenizer: Tokenizer
     """Reads special tokens as the characters they are spelled with."""
@@ -105,6 +119,7 @@ class TextModel:
         template = ChatTemplate.find(folder, tokenizer_config, options, model=resolved.name)
         special_tokens = SpecialTokens(tokenizer)
         source = "" if template is None else template.source
+        answers = AnswerSyntax.of(source, options, special_tokens.ids)
         return cls(
             name=resolved.name,
             digest=resolved.digest,
@@ -114,8 +129,11 @@ class TextModel:
             default_sampling=_default_sampling(generation),
             template=template,
             template_tokens=tokens,
+            fields=MessageFields(source),
             tokenizer_info=_tokenizer_info(tokenizer_config, source),
-            answers=AnswerSyntax.of(source, options, special_tokens.ids),
+            answers=answers,
+            thinking=_thinking(answers, tokenizer, options, resolved.name),
+            reasoning_budget=options.reasoning_budget,
             tokenizer=tokenizer,
             literal_tokenizer=literal_copy(tokenizer),
             specials=special_tokens,
@@ -208,7 +226,7 @@ class TextModel:
         values = {"add_generation_prompt": True, **template_kwargs, **self.template_tokens}
         if tools:
             values["tools"] = tools
-        return await self.template.render(messages, **values)
+        return await self.template.render(list(map(self.fields, messages)), **values)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of token ids. Raises `InvalidRequest` for unknown ids."""
@@ -238,9 +256,43 @@ class TextModel:
     def answer_constraint(
         self, prompt_ids: Sequence[int], offer: Offer, form: Constraint | None
     ) -> Constraint | None:
-        """The form of whole answers to this prompt, where `form` or tools ask for one."""
+        """The form of answers to this prompt, where `form` or tools ask for one.
+
+        It is that of whole answers where the engine does not know the end of their thoughts.
+        """
         thoughts_end = self.answers.thoughts_end(self._end_of(prompt_ids))
+        if self.thinking is not None:
+            thoughts_end = ""
         return answer_constraint(offer, self.answers, thoughts_end, form)
+
+    def thinking_rules(
+        self, prompt_ids: Sequence[int], max_tokens: int | None, *, has_form: bool
+    ) -> ThinkingRules | None:
+        """What the engine is to know of the thoughts in an answer to this prompt, if anything.
+
+        They are `max_tokens` at most: -1 stands for any number, `None` for what the operator says.
+        Raises `UnsupportedOption` where they cannot be counted.
+        """
+        budget = self.reasoning_budget if max_tokens is None else max_tokens
+        if self.thinking is None:
+            if budget >= 0 and self.answers.thinks:
+                raise UnsupportedOption(
+                    f"{self.name} marks its thoughts by words and not by tokens of their own, so"
+                    " they cannot be counted: ask for no budget of thoughts.",
+                    param="thinking_budget",
+                )
+            return None
+        is_open = bool(self.answers.thoughts_end(self._end_of(prompt_ids)))
+        if budget < 0 and not (is_open and has_form):
+            return None
+        if has_form and not is_open and not self._may_be_text(self.thinking.ending):
+            return None  # no grammar lets such a mark pass
+        return msgspec.structs.replace(
+            self.thinking, max_tokens=None if budget < 0 else budget, open_at_start=is_open
+        )
+
+    def _may_be_text(self, token_ids: Sequence[int]) -> bool:
+        return not any(map(self.token_bytes.is_special, token_ids))
 
     def _end_of(self, prompt_ids: Sequence[int]) -> str:
         end = [token_id for token_id in prompt_ids[-_PROMPT_END:] if token_id < self.vocab_size]
@@ -282,6 +334,19 @@ def text_size(given: Any) -> int:
         elif isinstance(value, list | tuple):
             rest.extend(value)
     return size
+
+
+def _thinking(
+    answers: AnswerSyntax, tokenizer: Tokenizer, options: ModelOptions, name: str
+) -> ThinkingRules | None:
+    """Raises `ConfigError` for a budget of what cannot be counted."""
+    rules = thinking_rules(answers, tokenizer)
+    if rules is None and answers.thinks and options.reasoning_budget >= 0:
+        raise ConfigError(
+            f"--reasoning-budget: {name} marks its thoughts by words and not by tokens of their"
+            " own, so they cannot be counted; leave it out."
+        )
+    return rules
 
 
 def _named_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:

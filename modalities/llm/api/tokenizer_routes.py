@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query
 
 from triptych.core.errors import InvalidRequest, NotFound
-from triptych.core.http.context import Context
 from triptych.core.limits import MAX_NAME_CHARS
 from triptych.modalities.llm.api.multimodal import pictures_of
 from triptych.modalities.llm.api.protocol import (
@@ -24,8 +23,8 @@ from triptych.modalities.llm.api.replies import Prompt, Tokens
 from triptych.modalities.llm.api.service import LlmService
 
 
-def add_tokenizer(router: APIRouter, service: LlmService) -> None:
-    """The routes of all tokenizers that `service` has."""
+def add_tokenizer(router: APIRouter, service: LlmService, *, has_info: bool) -> None:
+    """The routes of all tokenizers that `service` has, and what they are if that `has_info`."""
 
     @router.post("/tokenize", response_model_exclude_unset=True)
     @router.post("/v1/tokenize", response_model_exclude_unset=True)
@@ -66,10 +65,10 @@ def add_tokenizer(router: APIRouter, service: LlmService) -> None:
 
     @router.get("/tokenizer_info")
     async def tokenizer_info(
-        request: Request, model: Annotated[str, Query(max_length=MAX_NAME_CHARS)] = ""
+        model: Annotated[str, Query(max_length=MAX_NAME_CHARS)] = "",
     ) -> dict[str, Any]:
         """What a model's tokenizer_config.json says, and its chat template."""
-        if not Context.of(request).options.enable_tokenizer_info_endpoint:
+        if not has_info:
             raise NotFound("Not shown here: start with --enable-tokenizer-info-endpoint.")
         return dict(service.model(model or service.first).tokenizer_info)
 

@@ -74,6 +74,7 @@ class LlmLoader(TokenLoader):
         """The model, whose answers may have to follow grammars; `stack` releases it."""
         open_vocabulary = partial(GrammarVocabulary.open, self._folder, self.name, vocab_size)
         scheduler.guides = guides = Guides(open_vocabulary)
+        scheduler.tokens.vocab_size = vocab_size
         stack.callback(guides.close)
         return LoadedModel(
             name=self.name,

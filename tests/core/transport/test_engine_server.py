@@ -10,13 +10,21 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from support.engine_seams import eventually
 from triptych.core.errors import EngineDown, OutOfMemory, WeightsError, to_info
 from triptych.core.job import Output
 from triptych.core.sampling_params import SamplingParams
 from triptych.core.tokens import TokenDelta, TokenRequest
 from triptych.core.transport.endpoint import private_folder
 from triptych.core.transport.engine_server import EngineServer
-from triptych.core.transport.messages import Heartbeat, MessageCodec, ModelStatus
+from triptych.core.transport.messages import (
+    Heartbeat,
+    MessageCodec,
+    ModelStatus,
+    RunningStep,
+    StepRecord,
+    StepReport,
+)
 from triptych.core.transport.remote import RemoteClient
 
 CODEC = MessageCodec(request=TokenRequest, payload=TokenDelta)
@@ -28,6 +36,8 @@ class EchoEngine:
 
     def __init__(self):
         self.on_turn = lambda: None
+        self.on_steps = lambda report: None
+        self.watched = []
         self.clock = time.monotonic
         self.calls = queue.SimpleQueue()
         self.jobs = {}
@@ -45,6 +55,9 @@ class EchoEngine:
     def load(self, model, done):
         self.calls.put(("load", model))
         done(WeightsError("Bad file.") if model == "bad" else None)
+
+    def watch(self, is_on):
+        self.watched.append(is_on)
 
     def turn(self, *outputs):
         for output in outputs:
@@ -173,6 +186,49 @@ async def test_the_engine_may_be_there_before_the_api_process():
         await until_ready(client, server)
         await asyncio.to_thread(server.close, is_drained=True)
         await client.close()
+
+
+STEP = StepRecord(
+    model="m", kind="decode", num_rows=2, start_s=5.0, length_s=0.01, busy_s=0.01, num_steps=1
+)
+
+
+async def test_steps_are_told_to_all_who_watch_and_to_nobody_else():
+    async with open_pair() as (client, engine, _, _):
+        assert engine.watched == [False]  # the greeting
+        reports, others = asyncio.Queue(), asyncio.Queue()
+        leave = client.watch(reports.put_nowait)
+        leave_too = client.watch(others.put_nowait)
+        report = StepReport(
+            steps=(STEP,),
+            running=RunningStep(model="m", kind="prefill", start_s=5.01),
+            num_dropped=3,
+        )
+        await asyncio.to_thread(eventually, lambda: engine.watched == [False, True])
+        engine.on_steps(report)
+        async with asyncio.timeout(5):
+            assert await reports.get() == await others.get() == report
+        leave()
+        leave()  # a second time makes no difference
+        assert engine.watched == [False, True]
+        leave_too()
+        await asyncio.to_thread(eventually, lambda: engine.watched == [False, True, False])
+        engine.on_steps(report)
+        await client.load("m")  # its answer comes after the report
+        assert reports.empty()
+
+
+async def test_an_engine_that_comes_later_is_watched_too():
+    async with open_pair() as (client, engine, server, folder):
+        leave = client.watch(lambda report: None)
+        await asyncio.to_thread(eventually, lambda: engine.watched == [False, True])
+        await asyncio.to_thread(server.close, is_drained=True)
+        successor = EchoEngine()
+        server_too = EngineServer(successor, folder, CODEC)
+        await until_ready(client, server_too)
+        await asyncio.to_thread(eventually, lambda: successor.watched == [False, True])
+        leave()
+        await asyncio.to_thread(server_too.close, is_drained=True)
 
 
 async def test_closing_flushes_messages_and_sends_goodbye():

@@ -168,6 +168,7 @@ def _thinking_fields(body: ConversationFields) -> Fields:
     is_decided = thinking is not None and thinking.type != "adaptive"
     return {
         "thinking": {"type": thinking.type} if thinking and is_decided else None,
+        "thinking_budget": thinking.budget_tokens if thinking else None,
         "reasoning_effort": "xhigh" if effort == "max" else effort,
     }
 

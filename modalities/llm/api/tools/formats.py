@@ -57,6 +57,15 @@ CALL_FORMATS: Mapping[str, ReadCalls] = MappingProxyType(
             value_close="</arg_value>",
             closes=("</tool_call>",),
         ),
+        "seed": TaggedParameters(
+            open="<seed:tool_call>",
+            name_open="<function=",
+            name_end=">",
+            key_open="<parameter=",
+            key_close=">",
+            value_close="</parameter>",
+            closes=("</function>", "</seed:tool_call>"),
+        ),
         "deepseek-v3": NamedJson(*_DEEPSEEK_CALL, ignored=_DEEPSEEK_MARKS, has_fence=True),
         "deepseek-v31": NamedJson(*_DEEPSEEK_CALL, ignored=_DEEPSEEK_MARKS),
         "kimi-k2": NamedJson(
@@ -92,6 +101,7 @@ ALIASES: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(("kimi_k2", "kimi"), "kimi-k2"),
         **dict.fromkeys(("openai", "gpt-oss", "gpt_oss"), "harmony"),
         **dict.fromkeys(("phi4_mini_json",), "phi4-mini"),
+        **dict.fromkeys(("seed_oss",), "seed"),
         **dict.fromkeys(("deepseek_r1", "deepseek-r1", "glm45-thinking"), "think"),
     }
 )
@@ -102,6 +112,7 @@ _PLAIN = frozenset({"hermes", "qwen3-coder", "glm"})
 # In this order: the first mark that a template has names its format.
 _MARKS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("<|channel|>", "<|message|>"), "harmony"),
+    (("<seed:tool_call>",), "seed"),
     (("<tool_call>", "<function="), "qwen3-coder"),
     (("<tool_call>", "<arg_key>"), "glm"),
     (("<|tool_calls_section_begin|>",), "kimi-k2"),

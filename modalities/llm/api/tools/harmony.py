@@ -20,7 +20,11 @@ from triptych.modalities.llm.api.tools.pieces import (
 from triptych.modalities.llm.api.tools.source import TextSource
 
 _MESSAGE = "<|message|>"
-_ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
+ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
+ANALYSIS = "<|channel|>analysis<|message|>"
+"""What opens thoughts."""
+FINAL = "<|end|><|start|>assistant<|channel|>final<|message|>"
+"""What ends thoughts, and opens the answer."""
 _TOOL = re.compile(r"to=functions\.([\w.-]+)")
 
 
@@ -38,8 +42,8 @@ def harmony(source: TextSource, tools: ToolSchemas) -> Reading:
             if (yield from source.next()) == "{":
                 yield CallStart(tool[1])
                 yield from json_text(source, CallArguments)
-            yield from source.before(_ENDS)
+            yield from source.before(ENDS)
         elif "<|channel|>analysis" in head:
-            yield from source.until(_ENDS, Thought)
+            yield from source.thoughts(ENDS, Thought)
         else:
-            yield from source.until(_ENDS, Words)
+            yield from source.until(ENDS, Words)

@@ -7,6 +7,7 @@ name is known; its arguments are passed on as they come, as far as they are vali
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
@@ -24,6 +25,7 @@ from triptych.modalities.llm.api.tools.source import TextSource
 _ARGUMENTS = ("arguments", "parameters")
 _FENCES = ("```json", "```", "<tools>")
 _FENCE_ENDS = ("```", "</tools>")
+_NUMBERED = re.compile(r"[:\[]")
 _Attempt = Generator[AnswerPiece | None, None, bool]
 """Reads one call; whether it was whole."""
 
@@ -57,7 +59,8 @@ class MarkedJson:
 class NamedJson:
     """One of `opens`, the name, `separator`, the arguments as an object, one of `closes`.
 
-    `ignored` are marks around calls. Of the name the part after `prefix` and before a colon counts.
+    `ignored` are marks around calls. Of the name the part after `prefix` counts, up to a colon or a
+    bracket, behind which some models number their calls.
     """
 
     opens: Sequence[str]
@@ -78,7 +81,7 @@ class NamedJson:
     def _call(self, source: TextSource, mark: str) -> _Attempt:
         source.taken = mark
         name, separator = yield from source.before((self.separator,))
-        name = name.strip().removeprefix(self.prefix).partition(":")[0]
+        name = _NUMBERED.split(name.strip().removeprefix(self.prefix), maxsplit=1)[0]
         if self.has_fence and separator:
             name = yield from self._fenced_name(source)
         yield from source.spaces()

@@ -57,8 +57,8 @@ class AnswerParser:
 
     @property
     def is_in_thoughts(self) -> bool:
-        """Whether the latest piece was a thought."""
-        return self._kind is Thought
+        """Whether what comes next is a thought."""
+        return self._source.is_thought
 
     def push(self, text: str) -> list[AnswerPiece]:
         """What further text adds."""
@@ -117,5 +117,5 @@ def _reading(
             is_thinking = yield from source.begins(thinking.open)
             source.text = source.text if is_thinking else spaces + source.text
         if is_thinking:
-            yield from source.until((thinking.close,), Thought)
+            yield from source.thoughts((thinking.close,), Thought)
     yield from read_calls(source, tools)

@@ -107,7 +107,7 @@ class AllowedFunctions(Strict):
     ]
 
 
-class AllowedTools(Strict):
+class ToolSubset(Strict):
     """The tools that may be called of those there are."""
 
     type: Literal["allowed_tools"]
@@ -128,7 +128,7 @@ Tools = Annotated[
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag(":word")]
     | Annotated[NamedTool, Tag(":named")]
-    | Annotated[AllowedTools, Tag(":allowed")],
+    | Annotated[ToolSubset, Tag(":allowed")],
     Discriminator(_choice_kind),
 ]
 
@@ -166,7 +166,7 @@ class Offer:
     def of(
         cls,
         tools: Sequence[Tool],
-        choice: str | NamedTool | AllowedTools | None,
+        choice: str | NamedTool | ToolSubset | None,
         *,
         is_parallel: bool = True,
     ) -> Offer:
@@ -175,7 +175,7 @@ class Offer:
             raise InvalidRequest("Two tools have one name.", param="tools")
         if isinstance(choice, NamedTool):
             return cls(_among(tools, [choice]), is_required=True, has_one_call=True)
-        if isinstance(choice, AllowedTools):
+        if isinstance(choice, ToolSubset):
             allowed = choice.allowed_tools
             return cls(_among(tools, allowed.tools), allowed.mode == "required", not is_parallel)
         if choice == "required" and not tools:

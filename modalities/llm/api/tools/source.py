@@ -17,11 +17,15 @@ FoundT = TypeVar("FoundT")
 
 @dataclass(slots=True)
 class TextSource:
-    """Unread `text`; when it `is_over`, no more comes. `taken` was read since it was last reset."""
+    """Unread `text`; when it `is_over`, no more comes. `taken` was read since it was last reset.
+
+    What is read now `is_thought` until a mark ends it.
+    """
 
     text: str = ""
     is_over: bool = False
     taken: str = ""
+    is_thought: bool = False
 
     def take(self, length: int) -> str:
         """Read the next characters, which are there."""
@@ -55,6 +59,15 @@ class TextSource:
                 self.take(len(end))
                 return end
             yield None
+
+    def thoughts(
+        self, ends: Sequence[str], found: Callable[[str], FoundT]
+    ) -> Generator[FoundT | None, None, str]:
+        """As `until`, of text that is thought."""
+        self.is_thought = True
+        end = yield from self.until(ends, found)
+        self.is_thought = False
+        return end
 
     def before(self, ends: Sequence[str]) -> Generator[None, None, tuple[str, str]]:
         """The whole text before the first of `ends`, and that end, which is read, too."""

@@ -17,7 +17,7 @@ import pytest
 from support.http import ANSWER, FakeEngine, chat, in_process, live, refused
 from support.stored_app import PATH, chat_line, jsonl, make_stored_app, running
 from triptych.core.errors import Overloaded
-from triptych.core.http.batches.gate import Gate
+from triptych.core.http.batches.gate import LineGate
 from triptych.core.http.disconnect import InFlight
 from triptych.core.limits import MAX_ACTIVE_BATCHES, MAX_PRIORITY
 from triptych.core.tokens import TokenDelta, TokenRequest
@@ -181,7 +181,7 @@ async def test_lines_give_way_to_clients(tmp_path: Path) -> None:
 async def test_a_line_does_not_give_way_for_ever() -> None:
     in_flight = InFlight()
     in_flight.quiet.clear()
-    gate = Gate(in_flight, 1, patience_s=0.01)
+    gate = LineGate(in_flight, 1, patience_s=0.01)
     await gate.enter()
     waiting = asyncio.create_task(gate.enter())
     await asyncio.sleep(0.05)

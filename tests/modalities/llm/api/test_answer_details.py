@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from support.http import ANSWER, FakeEngine, chat, documents, refused
+from support.http import ANSWER, FakeEngine, chat, documents, in_process, make_service, refused
+from support.text_models import CHATML
+from triptych.core.config import Config
+from triptych.core.http.app import create_app
+from triptych.modalities.llm.api.routes import llm_router
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 IM_END = 2
@@ -219,3 +224,22 @@ async def test_routes_of_the_tokenizer_go_by_the_first_model(client: httpx.Async
         assert (await client.post(path, json=tokens)).json() == {"prompt": "hi"}
     unknown = {"model": "absent", "prompt": "hi"}
     assert refused(await client.post("/tokenize", json=unknown), 404)["code"] == "model_not_found"
+
+
+async def test_a_tokenizer_is_described_where_the_operator_wants_it(
+    client: httpx.AsyncClient, engine: FakeEngine, tmp_path: Path
+) -> None:
+    error = refused(await client.get("/tokenizer_info"), 404)
+    assert "--enable-tokenizer-info-endpoint" in error["message"]
+    folder = tmp_path / "described"
+    folder.mkdir()
+    service = make_service(folder, engine)
+    app = create_app(Config(), engine, [llm_router(service, has_tokenizer_info=True)])
+    async with in_process(app) as asking:
+        told = (await asking.get("/tokenizer_info", params={"model": "tiny"})).json()
+        assert told == (await asking.get("/tokenizer_info")).json()
+        unknown = await asking.get("/tokenizer_info", params={"model": "absent"})
+        assert refused(unknown, 404)["code"] == "model_not_found"
+    assert told["chat_template"] == CHATML
+    assert told["tokenizer_class"]
+    assert not any(name.endswith("_file") for name in told)

@@ -103,7 +103,6 @@ def test_values_that_ask_for_nothing_pass(name: str, value: Any) -> None:
         {"continue_final_message": True, "add_generation_prompt": True},
         {"enable_thinking": True, "thinking": {"type": "disabled"}},
         {"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}},
-        {"thinking": {"type": "enabled", "budget_tokens": 5}},
         {"stop": [""]},
         {"stop": ["x"] * 17},
         {"stop": "x" * 1025},

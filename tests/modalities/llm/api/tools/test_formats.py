@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -19,7 +21,7 @@ from triptych.modalities.llm.api.tools.formats import (
     thinking_format_of,
 )
 from triptych.modalities.llm.api.tools.parser import AnswerParser
-from triptych.modalities.llm.api.tools.pieces import Answer, ToolUse, Words
+from triptych.modalities.llm.api.tools.pieces import Answer, ToolUse
 
 WEATHER = {"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
 TOOLS: dict[str, dict[str, Any]] = {"get_weather": WEATHER, "get_time": {}}
@@ -111,6 +113,14 @@ ANSWERS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         [PARIS],
     ),
     (
+        "seed",
+        "Sure.\n<seed:tool_call>\n<function=get_weather>\n<parameter=city>Paris</parameter>\n"
+        "<parameter=days>2</parameter>\n</function>\n</seed:tool_call>\n<seed:tool_call>\n"
+        "<function=get_time>\n</function>\n</seed:tool_call>",
+        "Sure.",
+        [PARIS, TIME],
+    ),
+    (
         "deepseek-v3",
         deepseek(
             "Yes.<tool_calls_begin_><tool_call_begin_>function<tool_sep_>get?weather\n```json\n"
@@ -157,6 +167,16 @@ def test_calls_are_read(family: str, text: str, words: str, calls: list[Any]) ->
     assert answer.reasoning == ("Weather, then." if family == "harmony" else "")
 
 
+@pytest.mark.parametrize(("family", "text", "words", "calls"), ANSWERS, ids=lambda v: str(v)[:14])
+def test_calls_are_read_at_every_split(
+    family: str, text: str, words: str, calls: list[Any]
+) -> None:
+    whole = read(text, family)
+    for place in range(len(text) + 1):
+        assert read(text, family, [place]) == whole
+    assert read(text, family, range(len(text))) == whole
+
+
 @given(st.data())
 @settings(max_examples=300, deadline=None)
 def test_however_the_text_is_cut_the_answer_is_the_same(data: st.DataObject) -> None:
@@ -180,6 +200,38 @@ def test_no_text_breaks_a_parser(family: str, parts: list[str]) -> None:
     whole = read(text, family, thinking="think")
     assert read(text, family, range(len(text)), thinking="think") == whole
     assert all(call.name for call in whole.calls)
+
+
+NUM_DAMAGED = int(os.environ.get("TRIPTYCH_NUM_DAMAGED", "100"))
+"""Answers per format; 10,000 take some minutes."""
+
+
+def damaged(rng: random.Random, family: str) -> str:
+    """An answer of a family, or of any, with parts missing, twice, elsewhere or made up."""
+    own = [text for name, text, _, _ in ANSWERS if name == family]
+    text = rng.choice(own if rng.random() < 0.8 else [text for _, text, _, _ in ANSWERS])
+    for _ in range(rng.randrange(1, 5)):
+        start, end = sorted(rng.choices(range(len(text) + 1), k=2))
+        end = min(end, start + rng.choice([1, 8, 200]))
+        part = rng.choice(
+            ["", 2 * text[start:end], rng.choice(MARKS), rng.choice("\0\ud83d\U0001f600")]
+        )
+        place = rng.choice([start, start, rng.randrange(len(text) + 1)])
+        text = text[:start] + text[end:] if place == start else text
+        text = text[:place] + part + text[place:]
+    return text
+
+
+@pytest.mark.parametrize("family", sorted(CALL_FORMATS))
+def test_damaged_answers_break_no_parser(family: str) -> None:
+    for seed in range(NUM_DAMAGED):
+        rng = random.Random(f"{family} {seed}")
+        text = damaged(rng, family)
+        thinking = rng.choice(["", "think"])
+        whole = read(text, family, thinking=thinking)
+        cuts = rng.choices(range(len(text) + 1), k=rng.randrange(20))
+        assert read(text, family, cuts, thinking=thinking) == whole, (seed, text)
+        assert all(call.name and call.arguments[:1] in ("", "{") for call in whole.calls), text
 
 
 @given(st.sampled_from(sorted(CALL_FORMATS)), st.text(alphabet="abc <>.\n", max_size=40))
@@ -209,6 +261,28 @@ def test_plain_text_is_left_as_it_is(family: str, text: str) -> None:
 def test_what_is_no_call_is_text(family: str, text: str) -> None:
     answer = read(text, family)
     assert (answer.text, answer.calls) == (text, [])
+
+
+def test_mistral_may_number_its_calls() -> None:
+    text = '[TOOL_CALLS]get_weather[CALL_ID]VvvODy9mT[ARGS]{"city": "Paris", "days": 2}'
+    for cuts in ((), range(len(text))):
+        assert loaded(read(text, "mistral-named", cuts)) == [PARIS]
+
+
+def test_gpt_oss_may_name_the_tool_in_the_role() -> None:
+    text = (
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant to=functions.get_weather"
+        '<|channel|>commentary json<|message|>{"city": "Paris", "days": 2}<|call|>'
+    )
+    for cuts in ((), range(len(text))):
+        answer = read(text, "harmony", cuts)
+        assert (answer.reasoning, answer.text, loaded(answer)) == ("Hm.", "", [PARIS])
+
+
+def test_phi_4_mini_may_mark_its_calls_with_tokens() -> None:
+    text = '<|tool_call|>{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}'
+    for end in ("<|/tool_call|>", ""):
+        assert loaded(read(text + end, "phi4-mini")) == [PARIS]
 
 
 @pytest.mark.parametrize(
@@ -312,4 +386,4 @@ def test_formats_are_known_by_templates() -> None:
 
 def test_an_answer_in_json_that_is_no_call_is_not_held_back() -> None:
     parser = AnswerParser(None, CALL_FORMATS["hermes"], TOOLS)
-    assert parser.push('{"age"') == [Words('{"age"')]
+    assert Answer.of(parser.push('{"age"')).text == '{"age"'

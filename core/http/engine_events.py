@@ -1,0 +1,335 @@
+"""`/v1/engine/events`: what the engine does, as a stream of events.
+
+Owns the events' shape and each reader's buffer. All that is told is of the server as a whole, as in
+`/metrics`: nothing that belongs to one request, and so to one caller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from triptych.core.client import EngineClient, EngineStatus
+from triptych.core.errors import Overloaded
+from triptych.core.http.body import read_body
+from triptych.core.http.disconnect import InFlight
+from triptych.core.http.errors import ERROR_RESPONSES
+from triptych.core.http.models import ModelCard
+from triptych.core.http.sse import EventStream, described
+from triptych.core.metrics import DEVICE_BUDGET, DEVICE_BYTES, DEVICE_INFO, series, split_series
+from triptych.core.transport.messages import (
+    Heartbeat,
+    ModelStatus,
+    RunningStep,
+    StepRecord,
+    StepReport,
+)
+
+INTERVAL_S = 0.25
+MAX_READERS = 32
+MAX_BUFFERED = 4096
+
+
+class EngineStarted(BaseModel):
+    """There is an engine. `now_s` is the clock of all events, the system's monotonic one."""
+
+    type: Literal["engine.started"]
+    now_s: float
+    num_restarts: int
+    device: str
+
+
+class EngineStopped(BaseModel):
+    """There is no engine, or it makes no progress; another one may come."""
+
+    type: Literal["engine.stopped"]
+    now_s: float
+    reason: str
+
+
+class OwnedMemory(BaseModel):
+    """What one owner holds of the device's memory."""
+
+    owner: str
+    num_bytes: int
+
+
+class DeviceMemory(BaseModel):
+    """The memory that models may take, and who has it."""
+
+    budget_bytes: int
+    owners: list[OwnedMemory]
+
+
+class CachePages(BaseModel):
+    """A model's cache: pages in use, and those kept for prompts that begin alike."""
+
+    num_pages: int
+    num_used: int
+    num_cached: int
+
+
+class ModelActivity(BaseModel):
+    """Where a model stands, and its queue."""
+
+    model: str
+    task: str
+    state: str
+    progress: float
+    num_waiting: int
+    num_running: int
+    pages: CachePages | None
+
+
+class EngineState(BaseModel):
+    """The engine at this moment."""
+
+    type: Literal["engine.state"]
+    now_s: float
+    is_ready: bool
+    num_jobs: int
+    memory: DeviceMemory
+    models: list[ModelActivity]
+
+
+class FinishedStep(BaseModel):
+    """A step, or several short ones of a kind (`num_steps`), one of which took all of `busy_s`."""
+
+    model: str
+    task: str
+    kind: str
+    num_rows: int
+    start_s: float
+    length_s: float
+    num_steps: int
+    busy_s: float
+    is_failed: bool
+
+
+class StepInProgress(BaseModel):
+    """The step that is on the device."""
+
+    model: str
+    task: str
+    kind: str
+    start_s: float
+
+
+class EngineSteps(BaseModel):
+    """What ran since the event before, less the oldest `num_dropped` steps, and what runs."""
+
+    type: Literal["engine.steps"]
+    now_s: float
+    steps: list[FinishedStep]
+    running: StepInProgress | None
+    num_dropped: int
+
+
+class _StepBuffer:
+    """What one reader has not been sent yet."""
+
+    def __init__(self, tasks: dict[str, str]) -> None:
+        self._tasks = tasks
+        self._steps: deque[StepRecord] = deque()
+        self._latest: StepReport | None = None
+        self._num_dropped = 0
+
+    def take(self, report: StepReport) -> None:
+        """Buffer a report; the oldest steps make room."""
+        self._latest = report
+        self._num_dropped += report.num_dropped
+        self._steps.extend(report.steps)
+        while len(self._steps) > MAX_BUFFERED:
+            self._num_dropped += self._steps.popleft().num_steps
+
+    def event(self, now_s: float) -> EngineSteps | None:
+        """All of it as one event; `None` if nothing has come."""
+        latest, self._latest = self._latest, None
+        if latest is None:
+            return None
+        event = EngineSteps(
+            type="engine.steps",
+            now_s=now_s,
+            steps=[self._finished(step) for step in self._steps],
+            running=self._in_progress(latest.running),
+            num_dropped=self._num_dropped,
+        )
+        self._steps.clear()
+        self._num_dropped = 0
+        return event
+
+    def _in_progress(self, step: RunningStep | None) -> StepInProgress | None:
+        if step is None:
+            return None
+        return StepInProgress(
+            model=step.model,
+            task=self._tasks.get(step.model, ""),
+            kind=step.kind,
+            start_s=_moment(step.start_s),
+        )
+
+    def _finished(self, step: StepRecord) -> FinishedStep:
+        return FinishedStep(
+            model=step.model,
+            task=self._tasks.get(step.model, ""),
+            kind=step.kind,
+            num_rows=step.num_rows,
+            start_s=_moment(step.start_s),
+            length_s=_moment(step.length_s),
+            num_steps=step.num_steps,
+            busy_s=_moment(step.busy_s),
+            is_failed=step.is_failed,
+        )
+
+
+class EngineEvents:
+    """The stream's source. Reads the engine's state from its last heartbeat."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        cards: Sequence[ModelCard],
+        in_flight: InFlight,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client = client
+        self._tasks = {card.id: card.task for card in cards}
+        self._in_flight = in_flight
+        self._clock = clock
+        self._num_readers = 0
+
+    def open(self) -> AsyncGenerator[BaseModel, None]:
+        """A stream for one more reader. Raises `Overloaded` where there are enough."""
+        if self._num_readers >= MAX_READERS:
+            raise Overloaded(
+                f"{MAX_READERS} readers follow the engine's events already.", retry_after_s=10.0
+            )
+        return self._follow()
+
+    async def _follow(self) -> AsyncGenerator[BaseModel, None]:
+        buffer = _StepBuffer(self._tasks)
+        leave = self._client.watch(buffer.take)
+        told: int | str | None = None
+        self._num_readers += 1
+        try:
+            while not self._in_flight.is_draining:
+                told, news = self._news(told)
+                for event in news:
+                    yield event
+                if (steps := buffer.event(self._now_s())) is not None:
+                    yield steps
+                await asyncio.sleep(INTERVAL_S)
+        finally:
+            leave()
+            self._num_readers -= 1
+
+    def _news(self, told: int | str | None) -> tuple[int | str, list[BaseModel]]:
+        """Events of the engine's life and state, after one was told of the engine `told`.
+
+        That is the number of its restarts, or the reason why there is none.
+        """
+        status = self._client.status()
+        beat = status.last_beat
+        if beat is None or not status.is_alive:
+            reason = status.reason or "there is no engine yet"
+            stopped = EngineStopped(type="engine.stopped", now_s=self._now_s(), reason=reason)
+            return reason, [] if told == reason else [stopped]
+        events: list[BaseModel] = []
+        if told != status.num_restarts:
+            started = EngineStarted(
+                type="engine.started",
+                now_s=self._now_s(),
+                num_restarts=status.num_restarts,
+                device=_device(beat),
+            )
+            events.append(started)
+        return status.num_restarts, [*events, self._state(status, beat)]
+
+    def _state(self, status: EngineStatus, beat: Heartbeat) -> EngineState:
+        states = {each.model: each for each in beat.models}
+        return EngineState(
+            type="engine.state",
+            now_s=self._now_s(),
+            is_ready=status.is_ready,
+            num_jobs=beat.num_jobs,
+            memory=_memory(beat),
+            models=[
+                _activity(states[model], task, beat)
+                for model, task in self._tasks.items()
+                if model in states
+            ],
+        )
+
+    def _now_s(self) -> float:
+        return _moment(self._clock())
+
+
+def _activity(status: ModelStatus, task: str, beat: Heartbeat) -> ModelActivity:
+    def gauge(name: str) -> int:
+        return int(beat.gauges.get(series(f"triptych_{name}", model=status.model), 0))
+
+    pages = CachePages(
+        num_pages=gauge("kv_pages"),
+        num_used=gauge("kv_pages_leased"),
+        num_cached=gauge("kv_pages_cached"),
+    )
+    return ModelActivity(
+        model=status.model,
+        task=task,
+        state=status.state,
+        progress=status.progress,
+        num_waiting=gauge("jobs_waiting"),
+        num_running=gauge("jobs_running"),
+        pages=pages if pages.num_pages else None,
+    )
+
+
+def _memory(beat: Heartbeat) -> DeviceMemory:
+    owners = [
+        OwnedMemory(owner=labels["owner"], num_bytes=int(value))
+        for labels, value in _labelled(beat, DEVICE_BYTES)
+    ]
+    budget_bytes = int(beat.gauges.get(DEVICE_BUDGET, 0))
+    return DeviceMemory(budget_bytes=budget_bytes, owners=owners)
+
+
+def _device(beat: Heartbeat) -> str:
+    return next((labels["device"] for labels, _ in _labelled(beat, DEVICE_INFO)), "")
+
+
+def _labelled(beat: Heartbeat, name: str) -> Iterator[tuple[dict[str, str], float]]:
+    """The series of a gauge, by their labels."""
+    for key, value in beat.gauges.items():
+        if key.startswith(name + "{"):
+            yield split_series(key)[1], value
+
+
+def _moment(seconds: float) -> float:
+    """Seconds to the microsecond: no more is known, and it is shorter to read."""
+    return round(seconds, 6)
+
+
+def engine_events_router(events: EngineEvents) -> APIRouter:
+    """`/v1/engine/events`."""
+    router = APIRouter(responses=ERROR_RESPONSES, tags=["engine"])
+    stream: dict[str, Any] = {
+        "description": "Events, for as long as they are read.",
+        "content": described(EngineStarted, EngineStopped, EngineState, EngineSteps),
+    }
+
+    @router.get("/v1/engine/events", response_class=Response, responses={200: stream})
+    async def follow_engine(request: Request) -> EventStream:
+        """What the engine does, step by step."""
+        options = request.app.state.options
+        await read_body(request, options.max_request_bytes)  # from here on a client's end is seen
+        request.state.watcher.lift_limit()
+        return EventStream(events.open(), heartbeat_s=options.heartbeat_s, end=b"", is_named=True)
+
+    return router
