@@ -23,9 +23,9 @@ from triptych.modalities.llm.api.tools.pieces import (
 from triptych.modalities.llm.api.tools.source import TextSource
 
 _ARGUMENTS = ("arguments", "parameters")
+_NUMBERED = re.compile(r"[:\[]")
 _FENCES = ("```json", "```", "<tools>")
 _FENCE_ENDS = ("```", "</tools>")
-_NUMBERED = re.compile(r"[:\[]")
 _Attempt = Generator[AnswerPiece | None, None, bool]
 """Reads one call; whether it was whole."""
 
