@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,39 @@ async def test_the_oldest_of_who_holds_the_most_give_way() -> None:
         await add(store, "f")
         assert await ids(store) == ["b", "d", "f"]
         assert await ids(store, "bob") == ["modest", "e"]
+
+
+async def test_nobody_pushes_out_who_holds_less() -> None:
+    async with opened(max_bytes=20_000) as store:
+        for number in range(5):
+            await add(store, f"{number}")
+        await add(store, "own", owner="eve")
+        await store.call(DocumentTable.add, note("big", b"", "eve"))
+        grow = partial(store.call, DocumentTable.append, key("big", "eve"), bytes(1000))
+        with pytest.raises(StoreFull):
+            for _ in range(30):
+                await grow()
+        assert await ids(store) == ["0", "1", "2", "3", "4"]
+        assert await ids(store, "eve") == ["big"]
+        await add(store, "more", 4000)  # of one who holds less: the others' oldest gives way
+        assert await ids(store, "eve") == []
+
+
+async def test_what_is_removed_is_not_in_the_files(tmp_path: Path) -> None:
+    def found() -> list[str]:
+        files = tmp_path.iterdir()
+        return [file.name for file in files if b"secret" in file.read_bytes()]
+
+    path = str(tmp_path / "kept.db")
+    store = DocumentStore(path, max_bytes=2**20, ttl_s=60.0, purge_s=0.01)
+    await store.call(DocumentTable.add, note("a", b"secret" * 1000), note("b"))
+    assert found()
+    await store.call(DocumentTable.delete, key("a"))
+    async with asyncio.timeout(10):
+        while found():
+            await asyncio.sleep(0.01)
+    assert await ids(store) == ["b"]
+    await store.close()
 
 
 async def test_what_cannot_fit_is_refused_and_nothing_is_lost() -> None:
