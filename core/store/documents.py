@@ -1,7 +1,8 @@
 """Documents by kind, id and owner, as one transaction sees them.
 
 Owns who finds what (nobody another's), how long it is kept, and what gives way where there is no
-room: the oldest of whoever holds the most, and nobody's for one who holds more. Knows neither threads nor what is in a document.
+room: the oldest of whoever holds the most, and nobody's for one who holds more. Knows neither
+threads nor what is in a document.
 """
 
 from __future__ import annotations

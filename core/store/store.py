@@ -32,7 +32,8 @@ _log = logging.getLogger(__name__)
 class DocumentStore:
     """Documents in a file, or in memory where `place` says so.
 
-    What was removed is no more in the file `purge_s` later. Raises `ConfigError` for a file that cannot be used.
+    What was removed is no more in the file `purge_s` later. Raises `ConfigError` for a file that
+    cannot be used.
     """
 
     def __init__(
