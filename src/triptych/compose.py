@@ -114,14 +114,14 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
         for modality in reversed(registry.MODALITIES)
         for task in (modality.task, *modality.more_tasks)
     ]
-    if config.server.page:
-        routers.append(PagesRouter(read_pages(_PAGES)))
     listed = [cards[model.name] for model in models]
     listed += [cards[name].model_copy(update={"id": alias}) for alias, name in aliases.items()]
     dialects = [dialect for part in parts for dialect in part.dialects]
     shelf = FileShelf(store)
     batches = BatchRunner(shelf, num_places=config.store.batch_concurrency)
     routers += [files_router(shelf), batches_router(batches)]
+    if config.server.page:
+        routers.append(PagesRouter(read_pages(_PAGES)))
     app = create_app(config, client, routers, listed, tasks, dialects)
     app.state.shelf = shelf
     batches.serve(app)

@@ -55,7 +55,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Plain JSON: jinja2's own filter escapes characters for HTML. Takes what transformers' does."""
+    """Plain JSON, which jinja2's own filter escapes for HTML; takes what transformers' does."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

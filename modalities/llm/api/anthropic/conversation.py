@@ -11,6 +11,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
+from triptych.core.errors import InvalidRequest
 from triptych.modalities.llm.api.anthropic.blocks import (
     Block,
     ImageBlock,
@@ -39,7 +40,7 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def chat_fields(body: ConversationFields, restore: Restore) -> Fields:
-    """The fields of a chat request that asks for the same."""
+    """The fields of a chat request that asks for the same. Raises `InvalidRequest`."""
     fields = {
         "model": body.model,
         "messages": list(_messages(body, restore)),
@@ -109,9 +110,15 @@ def _results(blocks: Iterable[Block], names: Mapping[str, str]) -> Iterator[Fiel
             text = _BETWEEN_BLOCKS.join(texts)
             if block.is_error and not text.startswith(_ERROR):
                 text = _ERROR + text
-            name = names.get(block.tool_use_id)
-            named = {} if name is None else {"name": name}
-            yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": text, **named}
+            call_id = block.tool_use_id
+            if call_id not in names:
+                raise InvalidRequest(
+                    f"A tool_result has the tool_use_id {call_id[:80]!a}, which no earlier tool_use"
+                    " has.",
+                    param="messages",
+                )
+            named = {"tool_call_id": call_id, "name": names[call_id]}
+            yield {"role": "tool", "content": text, **named}
 
 
 def _said(blocks: Sequence[Block]) -> Iterator[Block]:

@@ -10,6 +10,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from triptych.core.errors import InvalidRequest
 from triptych.modalities.llm.api.ollama.protocol import (
     AnswerFields,
     GenerateRequest,
@@ -29,7 +30,7 @@ _SAME = (
 
 
 def chat_fields(body: OllamaChatRequest, model: str, restore: Restore) -> Fields:
-    """The fields of a chat request to `model` that asks for the same."""
+    """The fields of a chat request to `model` that asks for the same. Raises `InvalidRequest`."""
     messages = body.messages or []
     is_begun = bool(messages) and messages[-1].role == "assistant"
     calls = _Calls(restore)
@@ -92,6 +93,7 @@ class _Calls:
     def __init__(self, restore: Restore) -> None:
         self._restore = restore
         self._num_calls = 0
+        self._ids: set[str] = set()
         self._open: defaultdict[str, deque[str]] = defaultdict(deque)
 
     def read(self, message: OllamaMessage) -> Iterator[Fields]:
@@ -114,14 +116,22 @@ class _Calls:
             self._num_calls += 1
             call_id = call.id or f"call{self._num_calls:05}"
             self._open[call.function.name].append(call_id)
+            self._ids.add(call_id)
             arguments = self._restore(json.dumps(call.function.arguments or {}, ensure_ascii=False))
             function = {"name": call.function.name, "arguments": arguments}
             yield {"id": call_id, "type": "function", "function": function}
 
     def _result(self, message: OllamaMessage) -> Fields:
-        open_ids = self._open[message.tool_name] if message.tool_name else self._next_open()
-        call_id = message.tool_call_id or (open_ids.popleft() if open_ids else None)
+        """Which call it answers. Raises `InvalidRequest` where there is none."""
+        named = self._open[message.tool_name] if message.tool_name else None
+        waiting = named or next((ids for ids in self._open.values() if ids), None)
+        call_id = message.tool_call_id
+        if call_id not in self._ids:
+            call_id = waiting.popleft() if waiting else None
+        if call_id is None:
+            raise InvalidRequest(
+                "A message of role tool answers one of the assistant's tool_calls before it, and"
+                " there is none left.",
+                param="messages",
+            )
         return _given({"tool_call_id": call_id, "name": message.tool_name})
-
-    def _next_open(self) -> deque[str]:
-        return next((ids for ids in self._open.values() if ids), deque())

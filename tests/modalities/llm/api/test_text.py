@@ -186,6 +186,6 @@ async def test_generation_blocks_are_read_as_text() -> None:
     ],
 )
 def test_json_is_written_as_transformers_lets_templates_do_it(arguments: str, text: str) -> None:
-    rendering = Rendering("{{ value | tojson(%s) }}" % arguments)
+    rendering = Rendering(f"{{{{ value | tojson({arguments}) }}}}")
     (written,) = rendering({"value": {"b": "é", "a": [1]}})
     assert written.decode() == text

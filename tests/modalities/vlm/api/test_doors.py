@@ -65,7 +65,10 @@ def num_pictures(engine: FakeEngine) -> int:
 async def test_pictures_of_a_message(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     assert len(PNG_TEXT) > 1400, "it is taken out before the JSON is read"
     result = {"type": "tool_result", "tool_use_id": "a", "content": [image(), image(SMALL)]}
+    call = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
     body = message(result, image())
+    earlier = [{"role": "user", "content": "a"}, {"role": "assistant", "content": [call]}]
+    body["messages"] = earlier + body["messages"]
     reply = await client.post("/v1/messages", json=body)
     assert reply.status_code == 200, reply.text
     assert num_pictures(engine) == 3

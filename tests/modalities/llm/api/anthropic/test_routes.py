@@ -37,21 +37,42 @@ def idle_app(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
     return doors_app(tmp_path_factory.mktemp("idle"), engine)
 
 
-@pytest.fixture
-def engine() -> FakeEngine:
+# One app of each kind for all: the process that runs its template takes a while to start.
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture(scope="module")
+def shared_engine() -> FakeEngine:
     return FakeEngine()
 
 
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory, shared_engine: FakeEngine) -> FastAPI:
+    return doors_app(tmp_path_factory.mktemp("app"), shared_engine)
+
+
+@pytest.fixture(scope="module")
+def thinking_app(tmp_path_factory: pytest.TempPathFactory, shared_engine: FakeEngine) -> FastAPI:
+    return doors_app(tmp_path_factory.mktemp("thinking"), shared_engine, models=THINKS)
+
+
 @pytest.fixture
-async def client(tmp_path: Path, engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
-    async with in_process(doors_app(tmp_path, engine)) as client:
+def engine(shared_engine: FakeEngine) -> FakeEngine:
+    """The engine, as new."""
+    vars(shared_engine).update(vars(FakeEngine()))
+    return shared_engine
+
+
+@pytest.fixture
+async def client(app: FastAPI, engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
+    async with in_process(app) as client:
         yield client
 
 
 @pytest.fixture
-async def thinker(tmp_path: Path, engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
+async def thinker(thinking_app: FastAPI, engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
     engine.answer = f"<think>Hm, well.</think>I look.\n{CALL}\n{CALL}"
-    async with in_process(doors_app(tmp_path, engine, models=THINKS)) as client:
+    async with in_process(thinking_app) as client:
         yield client
 
 
@@ -178,6 +199,20 @@ async def test_thoughts_may_be_left_out(thinker: httpx.AsyncClient) -> None:
     assert (first["type"], first["thinking"]) == ("thinking", "")
     assert first["signature"]
     assert body["usage"]["output_tokens_details"]["thinking_tokens"] > 5
+
+
+async def test_a_budget_that_cannot_be_kept_is_refused(thinker: httpx.AsyncClient) -> None:
+    """The model here marks its thoughts by words."""
+    thinking = {"type": "enabled", "budget_tokens": 1024}
+    reply = await thinker.post(PATH, json=message(thinking=thinking))
+    assert reply.json()["error"]["message"].startswith("thinking.budget_tokens: tiny marks its")
+
+
+async def test_a_form_that_cannot_be_followed_is_named(client: httpx.AsyncClient) -> None:
+    form = {"type": "json_schema", "schema": {"type": "string", "format": "no-such-format"}}
+    reply = await client.post(PATH, json=message(output_config={"format": form}))
+    assert reply.status_code == 400
+    assert "no-such-format" in reply.json()["error"]["message"]
 
 
 async def test_tool_choice(client: httpx.AsyncClient, engine: FakeEngine) -> None:
@@ -368,6 +403,14 @@ async def test_a_coding_assistant(client: httpx.AsyncClient) -> None:
                 ]
             },
             "files API",
+        ),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "xyz"}]}
+                ]
+            },
+            "'xyz'",
         ),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": None}, "max_tokens"),
