@@ -91,6 +91,8 @@ class ResponseBuilder:
             self._logprobs += map(chat_logprob, delta.logprobs)
         for piece in delta.shown:
             yield from self._piece(piece)
+        if self._open is not None and not isinstance(self._open, _GrowingMessage):
+            self._logprobs = []  # of thoughts and calls
 
     def close(self, usage: UsageReply) -> Events:
         """End an answer that is whole, or as long as it may be; `last` ends its stream."""

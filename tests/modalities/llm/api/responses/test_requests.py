@@ -9,7 +9,8 @@ import httpx
 import pytest
 
 from support.http import FakeEngine, in_process, refused
-from support.responses_app import ask_for, responses_app
+from support.responses_app import ask_for, call_of, responses_app
+from triptych.core.config import ModelOptions
 from triptych.core.errors import Overloaded, UnknownModel
 from triptych.modalities.llm.api.responses import unsupported
 from triptych.modalities.llm.api.responses.conversation import chat_fields, renamed
@@ -283,3 +284,17 @@ def test_an_error_in_this_api_s_words_is_the_same_error() -> None:
     late = renamed(Overloaded("max_tokens", param="messages[1]", retry_after_s=5))
     assert (late.message, late.param, str(late)) == ("max_output_tokens", "input", late.message)
     assert late.retry_after_s == 5
+
+
+async def test_log_probabilities_are_of_the_words(tmp_path: Path) -> None:
+    answer = "<think>\nHm.\n</think>\n\nI look." + call_of("f") + "Done."
+    models = ModelOptions(reasoning_parser="think")
+    with responses_app(tmp_path, FakeEngine(answer=answer), models=models) as app:
+        async with in_process(app) as client:
+            body = ask_for(tools=[TOOL], top_logprobs=1)
+            output = (await client.post("/v1/responses", json=body)).json()["output"]
+    texts = [item["content"][0] for item in output if item["type"] == "message"]
+    assert texts
+    for text in texts:
+        tokens = "".join(entry["token"] for entry in text["logprobs"])
+        assert tokens in text["text"]
