@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from support.http import until
 from triptych.core.errors import ConfigError, InvalidRequest, StoreFull, Unavailable
 from triptych.core.options.store import StoreOptions
 from triptych.core.store.documents import PIECE_BYTES, Document, DocumentTable, Key, Page
@@ -148,6 +149,36 @@ async def test_the_oldest_of_who_holds_the_most_give_way() -> None:
         await add(store, "f")
         assert await ids(store) == ["b", "d", "f"]
         assert await ids(store, "bob") == ["modest", "e"]
+
+
+async def test_nobody_pushes_out_who_holds_less() -> None:
+    async with opened(max_bytes=20_000) as store:
+        for number in range(5):
+            await add(store, f"{number}")
+        await add(store, "own", owner="eve")
+        await store.call(DocumentTable.add, note("big", b"", "eve"))
+        await store.call(DocumentTable.append, key("big", "eve"), bytes(14_400))
+        with pytest.raises(StoreFull):
+            await store.call(DocumentTable.append, key("big", "eve"), bytes(1000))
+        assert await ids(store) == ["0", "1", "2", "3", "4"]
+        assert await ids(store, "eve") == ["big"]
+        await add(store, "more", 4000)  # of one who holds less: the others' oldest gives way
+        assert await ids(store, "eve") == []
+
+
+async def test_what_is_removed_is_not_in_the_files(tmp_path: Path) -> None:
+    def found() -> list[str]:
+        files = tmp_path.iterdir()
+        return [file.name for file in files if b"secret" in file.read_bytes()]
+
+    path = str(tmp_path / "kept.db")
+    store = DocumentStore(path, max_bytes=2**20, ttl_s=60.0, purge_s=0.01)
+    await store.call(DocumentTable.add, note("a", b"secret" * 1000), note("b"))
+    assert found()
+    await store.call(DocumentTable.delete, key("a"))
+    await asyncio.to_thread(until, lambda: not found())
+    assert await ids(store) == ["b"]
+    await store.close()
 
 
 async def test_what_cannot_fit_is_refused_and_nothing_is_lost() -> None:
