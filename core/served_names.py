@@ -29,6 +29,12 @@ class ServedNames:
         Raises `ConfigError`.
         """
         entries = [entry.partition("=") for entry in options.served_model_name]
+        given = [name for name, _, _ in entries]
+        for name, equals, of in entries:
+            if not name or (equals and not of):
+                raise ConfigError(f"--served-model-name {name}{equals}{of}: a name is empty.")
+            if given.count(name) > 1:
+                raise ConfigError(f"--served-model-name: {name!r} is given twice.")
         plain = [name for name, equals, _ in entries if not equals]
         num_models = max(len(options.model), 1)
         if num_models == 1:

@@ -25,7 +25,11 @@ class ThoughtCounter:
         self._rules = rules
         self._vocab_size = vocab_size
         self._left = sys.maxsize if rules.max_tokens is None else rules.max_tokens
-        self._stop_ids = request.sampling.stop_token_ids
+        closing = {*rules.closes, *rules.ending}
+        # A row must be able to end its thoughts, even with a token that ends an answer.
+        self._held_ids = tuple(
+            each for each in request.sampling.stop_token_ids if each not in closing
+        )
         self._has_form = bool(request.grammar)
         self._recent: tuple[int, ...] = ()
         self._num_forced = 0
@@ -54,7 +58,7 @@ class ThoughtCounter:
             ending = self._rules.ending[self._num_forced : self._num_forced + 1]
             return _mask(ending, self._vocab_size, is_inverted=False)
         if self.holds_form:  # an answer must not end before it has its form
-            return _mask(self._stop_ids, self._vocab_size, is_inverted=True)
+            return _mask(self._held_ids, self._vocab_size, is_inverted=True)
         return b""
 
     def take(self, token_ids: Iterable[int]) -> None:

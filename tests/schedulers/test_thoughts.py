@@ -23,6 +23,7 @@ from support.guided import (
 )
 from triptych.core.errors import OutOfMemory, UnsupportedOption
 from triptych.core.plan import TokenRow
+from triptych.core.sampling_params import SamplingParams
 from triptych.core.tokens import ThinkingRules, TokenRequest
 from triptych.schedulers.thoughts import ThoughtCounter
 
@@ -218,3 +219,15 @@ def test_a_model_without_masks_refuses() -> None:
     made.scheduler.guides = None  # type: ignore[attr-defined]
     with pytest.raises(UnsupportedOption):
         made.submit("job", case.request)
+
+
+def test_a_token_that_ends_thoughts_may_be_one_that_ends_an_answer() -> None:
+    """Under a form it ends the thoughts alone: it must be there to be drawn."""
+    sampling = SamplingParams(stop_token_ids=(EOS, CLOSE))
+    request = TokenRequest(prompt_ids=(1,), grammar="form", sampling=sampling)
+    thoughts = ThoughtCounter(OPENED, request, VOCAB_SIZE)
+    allowed = set(allowed_ids(thoughts.mask()))
+    assert CLOSE in allowed
+    assert EOS not in allowed
+    thoughts.take([CLOSE])
+    assert not thoughts.is_open

@@ -154,7 +154,7 @@ class EmbeddingService(ModelService[EmbeddingModel]):
 
     async def _cross(self, model: EmbeddingModel, call: ScoreCall) -> Scored:
         pairs = await on_text_thread(
-            sum(map(len, call.documents)),
+            sum(map(len, (*call.queries, *call.documents))),
             model.encode_pairs,
             call.pairs,
             max_tokens=call.max_tokens,

@@ -156,17 +156,19 @@ class EmbeddingModel:
             check_text(text, "input")
             if not most and not max_document_tokens:
                 self._check_length(reader.least_tokens(text), "at least ")
-        found = dict(zip(texts, encode(tokenizer, texts, add_special_tokens=False), strict=True))
+        encodings = encode(tokenizer, texts, add_special_tokens=False)
+        marks = PairMarks.of(tokenizer, encodings)
+        longest = most or None  # what is over it would be copied for each pair
+        found = {text: each.ids[:longest] for text, each in zip(texts, encodings, strict=True)}
         ids, starts = [], []
         for query, document in pairs:
-            first, second = _copy(found[query]), _copy(found[document])
-            if max_document_tokens:
-                second.truncate(max_document_tokens)
+            first, second = found[query], found[document][: max_document_tokens or None]
             if most:
-                shorten(first, second, most - num_marks)
-            whole = tokenizer.post_process(first, second)
-            ids.append(self.check(whole.ids))
-            starts.append(len(whole.ids) - sum(whole.type_ids))
+                num_first, num_second = shortened(len(first), len(second), most - num_marks)
+                first, second = first[:num_first], second[:num_second]
+            whole = [*marks.before, *first, *marks.between, *second, *marks.after]
+            ids.append(self.check(whole))
+            starts.append(len(whole) - marks.num_of_second(len(first), len(second)))
         return TokenPairs(tuple(ids), tuple(starts))
 
     def check(self, token_ids: Sequence[int]) -> tuple[int, ...]:
@@ -214,19 +216,52 @@ class EmbeddingModel:
         return self.prompts.get(name, "")
 
 
-def shorten(first: Encoding, second: Encoding, most: int) -> None:
-    """Cut two texts at their ends to `most` tokens together, the longer of them first."""
-    num_first, num_second = len(first.ids), len(second.ids)
+def shortened(num_first: int, num_second: int, most: int) -> tuple[int, int]:
+    """Lengths of two texts cut to `most` tokens together, the longer of them first."""
     if num_first + num_second <= most:
-        return
+        return num_first, num_second
     shorter = min(num_first, num_second, most // 2)
     longer = most - shorter
-    first.truncate(shorter if num_first <= num_second else longer)
-    second.truncate(longer if num_first <= num_second else shorter)
+    return (shorter, longer) if num_first <= num_second else (longer, shorter)
 
 
-def _copy(encoding: Encoding) -> Encoding:
-    return Encoding.merge([encoding])
+@dataclass(frozen=True, slots=True)
+class PairMarks:
+    """What a tokenizer puts around two texts, and how many of it count as the second text.
+
+    Its own way to do so copies what was cut off, too: that of a long query, for each document.
+    """
+
+    before: tuple[int, ...]
+    between: tuple[int, ...]
+    after: tuple[int, ...]
+    types: tuple[int, int]
+    num_of_type_1: int
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, encodings: Sequence[Encoding]) -> Self:
+        """The marks, as a token of one of `encodings` shows them."""
+        text = next((each for each in encodings if len(each)), None)
+        if text is None:  # then there is nothing to put marks around
+            whole = tokenizer.post_process(Encoding(), Encoding())
+            return cls(tuple(whole.ids), (), (), (0, 0), sum(whole.type_ids))
+        one, two = Encoding.merge([text]), Encoding.merge([text])
+        one.truncate(1)
+        two.truncate(1)
+        whole = tokenizer.post_process(one, two)
+        first, second = whole.sequence_ids.index(0), whole.sequence_ids.index(1)
+        ids, types = whole.ids, whole.type_ids
+        return cls(
+            before=tuple(ids[:first]),
+            between=tuple(ids[first + 1 : second]),
+            after=tuple(ids[second + 1 :]),
+            types=(types[first], types[second]),
+            num_of_type_1=sum(types) - types[first] - types[second],
+        )
+
+    def num_of_second(self, num_first: int, num_second: int) -> int:
+        """How many tokens of a marked pair count as its second text."""
+        return self.num_of_type_1 + self.types[0] * num_first + self.types[1] * num_second
 
 
 def _squashes(config: Mapping[str, Any]) -> bool:
