@@ -76,5 +76,5 @@ async def _check_other_routes(client: httpx.AsyncClient, name: str) -> None:
     "served", [("",), ("a", ""), ("a", "=a"), ("a", "b="), ("a", "b", "b"), ("a", "b=a", "b=c")]
 )
 def test_names_that_are_empty_or_given_twice_are_refused(served: tuple[str, ...]) -> None:
-    with pytest.raises(ConfigError, match="empty|twice"):
+    with pytest.raises(ConfigError, match=r"empty|twice"):
         ServedNames.read(ModelOptions(model=("m",), served_model_name=served))

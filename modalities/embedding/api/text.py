@@ -5,8 +5,9 @@ Owns what the API process knows of the model: tokenizer, lengths, instructions. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
@@ -157,7 +158,7 @@ class EmbeddingModel:
             if not most and not max_document_tokens:
                 self._check_length(reader.least_tokens(text), "at least ")
         encodings = encode(tokenizer, texts, add_special_tokens=False)
-        marks = PairMarks.of(tokenizer, encodings)
+        marks = PairMarks.of(tokenizer, texts)
         longest = most or None  # what is over it would be copied for each pair
         found = {text: each.ids[:longest] for text, each in zip(texts, encodings, strict=True)}
         ids, starts = [], []
@@ -239,17 +240,18 @@ class PairMarks:
     num_of_type_1: int
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, encodings: Sequence[Encoding]) -> Self:
-        """The marks, as a token of one of `encodings` shows them."""
-        text = next((each for each in encodings if len(each)), None)
-        if text is None:  # then there is nothing to put marks around
+    def of(cls, tokenizer: Tokenizer, texts: Iterable[str] = ()) -> Self:
+        """The marks, as a token shows them: of a text of our own, or one of `texts`."""
+        samples = chain(("a", "1"), (text[:64] for text in texts))
+        encodings = (tokenizer.encode(each, add_special_tokens=False) for each in samples)
+        one = next((each for each in encodings if len(each)), None)
+        if one is None:  # then there is nothing to put marks around
             whole = tokenizer.post_process(Encoding(), Encoding())
             return cls(tuple(whole.ids), (), (), (0, 0), sum(whole.type_ids))
-        one, two = Encoding.merge([text]), Encoding.merge([text])
         one.truncate(1)
-        two.truncate(1)
+        two = Encoding.merge([one])
         whole = tokenizer.post_process(one, two)
-        first, second = whole.sequence_ids.index(0), whole.sequence_ids.index(1)
+        first, second = (n for n, is_mark in enumerate(whole.special_tokens_mask) if not is_mark)
         ids, types = whole.ids, whole.type_ids
         return cls(
             before=tuple(ids[:first]),

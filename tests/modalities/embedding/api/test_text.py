@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Encoding
 
 from support.embedding_models import WORDS, save_cross_encoder, save_tokenizer
 from support.text_models import write_text_folder
 from triptych.core.config import ModelOptions
 from triptych.core.errors import InvalidRequest
 from triptych.core.text.tokenizer import read_tokenizer
-from triptych.modalities.embedding.api.text import EmbeddingModel, shorten
+from triptych.modalities.embedding.api import text
+from triptych.modalities.embedding.api.text import EmbeddingModel, PairMarks, shortened
 
 
 @pytest.mark.parametrize("field", ["hidden_size", "n_embd", "d_model"])
@@ -28,11 +30,11 @@ def test_a_decoder_that_does_not_say_its_width_can_still_be_opened(tmp_path: Pat
     assert model.encode(["hi"]) == (tuple(model.reader().tokenizer.encode("hi").ids),)
 
 
-@pytest.mark.parametrize(("text", "message"), [("", "empty"), ("\udcff", "Unicode")])
-def test_what_is_no_text_is_refused(tmp_path: Path, text: str, message: str) -> None:
+@pytest.mark.parametrize(("given_text", "message"), [("", "empty"), ("\udcff", "Unicode")])
+def test_what_is_no_text_is_refused(tmp_path: Path, given_text: str, message: str) -> None:
     model = EmbeddingModel.open(write_text_folder(tmp_path), ModelOptions())
     with pytest.raises(InvalidRequest, match=message):
-        model.encode(["hi", text])
+        model.encode(["hi", given_text])
 
 
 _Words = st.lists(st.sampled_from(WORDS[4:]), max_size=30)
@@ -52,12 +54,17 @@ def test_pairs_are_cut_as_tokenizers_do(
     tokenizer = read_tokenizer(folder, "words")
     texts = " ".join(first), " ".join(second)
     one, two = tokenizer.encode_batch(texts, add_special_tokens=False)
-    shorten(one, two, most - 3)
+    num_first, num_second = shortened(len(one), len(two), most - 3)
+    one.truncate(num_first)
+    two.truncate(num_second)
     cut = tokenizer.post_process(one, two)
+    marks = PairMarks.of(tokenizer)
     tokenizer.enable_truncation(most, strategy="longest_first")
     wanted = tokenizer.encode(*texts)
     assert cut.ids == wanted.ids
     assert cut.type_ids == wanted.type_ids
+    assert [*marks.before, *one.ids, *marks.between, *two.ids, *marks.after] == wanted.ids
+    assert marks.num_of_second(len(one), len(two)) == sum(wanted.type_ids)
 
 
 def test_a_pair_tells_where_its_second_text_begins(tmp_path: Path) -> None:
@@ -67,6 +74,28 @@ def test_a_pair_tells_where_its_second_text_begins(tmp_path: Path) -> None:
     for (query, document), ids, start in zip(
         pairs, found.token_ids, found.second_starts, strict=True
     ):
-        first, second = (tuple(map(WORDS.index, text.split())) for text in (query, document))
+        first, second = (tuple(map(WORDS.index, side.split())) for side in (query, document))
         assert ids == (1, *first, 2, *second, 2)
         assert start == len(first) + 2
+
+
+def test_what_is_cut_off_a_query_is_not_copied_for_each_document(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = EmbeddingModel.open(save_cross_encoder(tmp_path)[0], ModelOptions())
+    merged: list[int] = []
+    merge = Encoding.merge
+
+    class Counted:
+        """Counts what is copied."""
+
+        @staticmethod
+        def merge(encodings: list[Encoding]) -> Encoding:
+            merged.extend(map(len, encodings))
+            return merge(encodings)
+
+    monkeypatch.setattr(text, "Encoding", Counted)
+    pairs = [("w1 " * 5000, "w3 " * n) for n in range(1, 40)]
+    found = model.encode_pairs(pairs, max_tokens=16)
+    assert sum(merged) <= 2 * 5000
+    assert all(len(ids) == 16 for ids in found.token_ids[8:])
