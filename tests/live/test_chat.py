@@ -56,6 +56,29 @@ def gauge(server: Server, name: str) -> float:
     return next(float(line.removeprefix(series)) for line in lines if line.startswith(series))
 
 
+def test_the_doors_for_other_clients_lead_to_the_same_answers(
+    server: Server, client: openai.OpenAI
+) -> None:
+    asked = {"model": MODEL, "messages": QUESTION}
+    ours = client.chat.completions.create(**asked, temperature=0, max_tokens=20)  # type: ignore[call-overload]
+    text = ours.choices[0].message.content
+    message = server.client.post(
+        "/v1/messages", json={**asked, "max_tokens": 20, "temperature": 0}
+    ).json()
+    assert [block["text"] for block in message["content"]] == [text]
+    used = message["usage"]
+    assert used["input_tokens"] + used["cache_read_input_tokens"] == ours.usage.prompt_tokens
+    assert used["cache_read_input_tokens"] > 0, "the same prompt was there before"
+    options = {"num_predict": 20, "temperature": 0}
+    reply = server.client.post("/api/chat", json={**asked, "options": options})
+    lines = [json.loads(line) for line in reply.text.splitlines()]
+    assert "".join(line["message"]["content"] for line in lines) == text
+    assert lines[-1]["eval_count"] == ours.usage.completion_tokens
+    assert lines[-1]["eval_duration"] > 0
+    shown = server.client.post("/api/show", json={"model": MODEL}).json()
+    assert shown["details"]["parameter_size"] == "134.5M"
+
+
 def test_a_call_that_is_required_follows_its_schema(client: openai.OpenAI) -> None:
     parameters = {
         "type": "object",
