@@ -352,6 +352,11 @@ class ServerOptions:
     cors_origin: tuple[str, ...] = option(
         (), "Origin allowed to call from a browser.", is_for_server=True
     )
+    page: bool = option(
+        True,
+        "A page for browsers at `/`, and the API reference at `/docs`. They need no key.",
+        is_for_server=True,
+    )
     max_request_bytes: int = option(
         4 * 2**20,
         "Largest request body, files in it not counted.",

@@ -80,6 +80,11 @@ def refusal(matcher: LLMatcher) -> RequestError:
     if found := _KEYWORDS.search(reason):
         names = found[1].replace('"', "")
         return UnsupportedOption(f"This keyword of JSON schemas cannot be enforced: {names}.")
+    if "oneOf constraints" in reason:
+        return UnsupportedOption(
+            "This oneOf cannot be enforced, since an answer may be of two of its branches: use"
+            " anyOf."
+        )
     if "panic" in reason:
         _log.error("the grammar library failed", extra=fields(detail=reason))
         return InvalidRequest("The grammar, or schema, cannot be followed: the library failed.")

@@ -17,7 +17,6 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from triptych.core.caller import Principal
-from triptych.core.http.auth import PUBLIC_ROUTES
 from triptych.core.http.dialects import Dialect, dialect_of
 from triptych.core.http.errors import OPENAI, error_answer
 from triptych.core.http.metrics import HttpMetrics
@@ -72,9 +71,9 @@ class Access:
     def _record(self, scope: Scope, status: int, elapsed_s: float) -> None:
         route = getattr(scope.get("route"), "path", "unmatched")
         self._metrics.observe_request(route=route, status=status, elapsed_s=elapsed_s)
-        is_probe = (scope["method"], scope["path"]) in PUBLIC_ROUTES
+        is_public = scope["state"].get("is_public", False)  # probes, and the page's files
         _logger.log(
-            logging.DEBUG if is_probe else logging.INFO,
+            logging.DEBUG if is_public else logging.INFO,
             "request",
             extra=fields(
                 **_ids(scope["state"]),

@@ -7,7 +7,7 @@ routers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from importlib.metadata import version
 from typing import Any
 
@@ -21,7 +21,7 @@ from triptych.core.client import EngineClient
 from triptych.core.config import Config, ServerOptions
 from triptych.core.errors import TriptychError, UnknownModel
 from triptych.core.http.access import Access
-from triptych.core.http.auth import Keyring, RequireKey
+from triptych.core.http.auth import PUBLIC_ROUTES, Keyring, RequireKey
 from triptych.core.http.dialects import Dialect
 from triptych.core.http.disconnect import FollowClient, InFlight
 from triptych.core.http.engine_events import EngineEvents, engine_events_router
@@ -30,6 +30,7 @@ from triptych.core.http.files.shelf import FileShelf
 from triptych.core.http.health import health_router
 from triptych.core.http.metrics import HttpMetrics, metrics_router
 from triptych.core.http.models import ModelCard, Task, handle_unknown_model, models_router
+from triptych.core.http.page import PagesRouter
 from triptych.core.http.paths import Paths, handle_http_error
 from triptych.core.http.upload import UploadBudget
 from triptych.core.limits import MAX_FORMS_HELD
@@ -68,10 +69,10 @@ def create_app(
     app = _App(
         title="Triptych",
         version=version("triptych"),
-        docs_url=None,  # they load scripts from elsewhere
+        docs_url=None,  # they load scripts from elsewhere; the page has its own
         redoc_url=None,
         redirect_slashes=False,  # a redirect would trust the Host header
-        middleware=_layers(config.server, metrics, in_flight, keyring, dialects),
+        middleware=_layers(config.server, metrics, in_flight, keyring, dialects, _public(routers)),
         exception_handlers={
             UnknownModel: handle_unknown_model,
             HTTPException: handle_http_error,
@@ -98,12 +99,19 @@ def create_app(
     return app
 
 
+def _public(routers: Sequence[APIRouter]) -> Set[tuple[str, str]]:
+    """What needs no key: the probes, and files for browsers."""
+    pages = (router.public for router in routers if isinstance(router, PagesRouter))
+    return PUBLIC_ROUTES.union(*pages)
+
+
 def _layers(
     options: ServerOptions,
     metrics: HttpMetrics,
     in_flight: InFlight,
     keyring: Keyring,
     dialects: Sequence[Dialect],
+    public: Set[tuple[str, str]],
 ) -> list[Middleware]:
     cors = Middleware(
         CORSMiddleware,
@@ -129,7 +137,7 @@ def _layers(
     return [
         Middleware(Access, metrics=metrics, dialects=dialects),
         *([cors] if options.cors_origin else []),
-        Middleware(RequireKey, keyring=keyring),
+        Middleware(RequireKey, keyring=keyring, public=public),
         Middleware(FollowClient, options=options, in_flight=in_flight),
         Middleware(Paths),
     ]

@@ -11,7 +11,7 @@ import hashlib
 import hmac
 import itertools
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from pathlib import Path
 
 from starlette.datastructures import Headers
@@ -25,7 +25,8 @@ from triptych.core.http.errors import error_answer
 PUBLIC_ROUTES = frozenset(
     itertools.product(("GET", "HEAD"), ("/livez", "/readyz", "/health", "/version"))
 )
-"""What may be asked without a key. `/metrics` is not here: it shows what others do."""
+"""What may be asked without a key, beside the page. `/metrics` is not here: it shows what others
+do."""
 
 
 OWN_PRINCIPAL = "triptych.principal"
@@ -80,26 +81,30 @@ class Keyring:
 class RequireKey:
     """ASGI middleware: sets `principal` in `scope["state"]`, or answers 401.
 
-    On public routes `has_key` there says whether private ones would let the caller in. Looks at the
-    raw path of the request line alone: what a `Host` header makes of the URL cannot turn a private
-    route into a public one.
+    `is_public` there says that the route needs no key, `has_key` whether one that does would let
+    the caller in. Looks at the raw path of the request line alone: what a `Host` header makes of
+    the URL cannot turn a private route into a public one.
     """
 
-    def __init__(self, app: ASGIApp, keyring: Keyring) -> None:
+    def __init__(
+        self, app: ASGIApp, keyring: Keyring, public: Set[tuple[str, str]] = PUBLIC_ROUTES
+    ) -> None:
         self._app = app
         self._keyring = keyring
+        self._public = public
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the request in, or refuse it."""
         if scope["type"] == "http":
             state = scope["state"]
+            state["is_public"] = (scope["method"], scope["path"]) in self._public
             try:
                 own: Principal | None = scope.get(OWN_PRINCIPAL)
                 state["principal"] = own or self._keyring.identify(_authorization(scope))
                 state["has_key"] = True
             except Unauthorized as error:
                 state["has_key"] = False
-                if (scope["method"], scope["path"]) not in PUBLIC_ROUTES:
+                if not state["is_public"]:
                     await error_answer(error, scope)(scope, receive, send)
                     return
         await self._app(scope, receive, send)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import reduce
 from operator import or_
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
     from triptych.core.client import EngineClient
     from triptych.schedulers.engine import Engine
+
+_PAGES = Path(__file__).with_name("page")
+"""What is served to browsers."""
 
 
 class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +83,7 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
     from triptych.core.http.files.routes import files_router
     from triptych.core.http.files.shelf import FileShelf
     from triptych.core.http.models import Task
+    from triptych.core.http.page import PagesRouter, read_pages
     from triptych.core.media.child import DecodePool
     from triptych.core.served_names import AliasClient, ServedNames
     from triptych.core.store.store import DocumentStore
@@ -115,6 +120,8 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
     shelf = FileShelf(store)
     batches = BatchRunner(shelf, num_places=config.store.batch_concurrency)
     routers += [files_router(shelf), batches_router(batches)]
+    if config.server.page:
+        routers.append(PagesRouter(read_pages(_PAGES)))
     app = create_app(config, client, routers, listed, tasks, dialects)
     app.state.shelf = shelf
     batches.serve(app)

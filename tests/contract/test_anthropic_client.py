@@ -72,7 +72,7 @@ async def test_a_stream_gives_the_same_message(client: Any) -> None:
         "max_tokens": 200,
         "messages": HELLO,
         "tools": [TOOL],
-        "thinking": {"type": "enabled", "budget_tokens": 1024},
+        "thinking": {"type": "adaptive"},
     }
     whole = await client.messages.create(**asked)
     async with client.messages.stream(**asked) as stream:

@@ -112,3 +112,43 @@ async def test_what_was_checked_is_not_checked_again(client: httpx.AsyncClient) 
     child.wait()
     assert (await client.post(CHAT, json=chat(guided_regex="ab*"))).status_code == 200
     assert [each for each in grammar_checkers() if each not in before] == []
+
+
+def tool(name: str, **parameters: Any) -> dict[str, Any]:
+    function = {"name": name, "parameters": {"type": "object", **parameters}}
+    return {"type": "function", "function": function}
+
+
+TOOLS: dict[str, dict[str, Any]] = {
+    "10,000 tools": {"tools": [tool(f"f{n}", properties={"a": {}}) for n in range(10_000)]},
+    "a deep tool": {"tools": [tool("f", **json.loads(nested(30)))], "tool_choice": "required"},
+    "a wide tool": {"tools": [tool("f", **wide(1500))], "tool_choice": "required"},
+    "a result of 10 MB": {
+        "messages": [
+            {"role": "user", "content": "Look."},
+            {
+                "role": "assistant",
+                "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "{}"}}],
+            },
+            {"role": "tool", "tool_call_id": "a", "content": "x" * 10**7},
+        ]
+    },
+}
+
+
+async def test_tools_beyond_all_measure_are_refused_while_others_are_answered(
+    client: httpx.AsyncClient,
+) -> None:
+    hostile = [client.post(CHAT, json=chat() | asked) for asked in TOOLS.values()]
+    free = [client.post(CHAT, json=chat()) for _ in range(4)]
+    replies = await asyncio.gather(*hostile, *free)
+    assert {reply.status_code for reply in replies[len(TOOLS) :]} == {200}
+    found = {name: reply.status_code for name, reply in zip(TOOLS, replies, strict=False)}
+    assert found["a deep tool"] == 200, "thirty levels are no fault"
+    assert {found.pop(name) for name in ("10,000 tools", "a wide tool", "a result of 10 MB")} <= {
+        400,
+        413,
+    }
+    for reply in replies[: len(TOOLS)]:
+        if reply.status_code != 200:
+            assert len(refused(reply, reply.status_code)["message"]) < 400

@@ -23,6 +23,7 @@ from support.text_models import byte_tokenizer, write_text_folder
 from triptych.core.client import EngineStatus
 from triptych.core.config import Config, ModelOptions, ScheduleOptions, ServerOptions
 from triptych.core.http.app import create_app
+from triptych.core.http.page import Pages, PagesRouter
 from triptych.core.http.server import HttpServer, serve
 from triptych.core.http.wire import WireLimits
 from triptych.core.job import Output
@@ -148,12 +149,15 @@ def make_app(
     *,
     schedule: dict[str, int] | None = None,
     models: ModelOptions | None = None,
+    pages: Pages | None = None,
     **server: Any,
 ) -> FastAPI:
-    """The whole app in front of `engine`."""
+    """The whole app in front of `engine`, with `pages` for browsers."""
     service = make_service(folder, engine, models, **(schedule or {}))
     cards = [card_of(model) for model in service.models.values()]
-    return create_app(Config(server=ServerOptions(**server)), engine, [llm_router(service)], cards)
+    config = Config(server=ServerOptions(**server))
+    routers = [llm_router(service), *([PagesRouter(pages)] if pages else [])]
+    return create_app(config, engine, routers, cards)
 
 
 @contextmanager

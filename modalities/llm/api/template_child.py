@@ -48,9 +48,21 @@ def environment() -> Environment:
     return made
 
 
-def _to_json(value: Any, indent: int | None = None) -> str:
-    """Plain JSON: jinja2's own filter escapes characters for HTML."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Plain JSON, which jinja2's own filter escapes for HTML; takes what transformers' does."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -141,6 +141,7 @@ def test_a_grammar_that_leads_nowhere_says_so() -> None:
         ("json_schema", '{"if": {}, "then": {}}', "if, then"),
         ("json_schema", '{"properties": {"a": {"contains": {}}}}', "contains"),
         ("json_schema", '{"x-guidance": {"lenient": true}}', "x-guidance"),
+        ("json_schema", '{"oneOf": [{"type": "integer"}, {"minimum": 2}]}', "oneOf"),
         ("grammar", 'start: "a" <|im_end|>', r"<\|im_end\|>"),
         ("grammar", 'start: "a" <[0-2]>', r"<\[0-2\]>"),
     ],

@@ -83,7 +83,7 @@ class ToolDefinition(Strict):
         kind = value.get("type") if isinstance(value, dict) else None
         if isinstance(kind, str) and kind != "custom":
             raise UnsupportedOption(
-                f"A tool of type {kind[:40]!a} is not offered: {unsupported.instead_of_tool()}",
+                f"A tool of type {kind[:40]!a} is not offered: {unsupported.IN_CLIENT}",
                 param="tools",
             )
         return without_refused(value, unsupported.TOOL)

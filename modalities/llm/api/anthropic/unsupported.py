@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from triptych.core.http.fields import RefusedField
 
-_IN_CLIENT = "tools run in the client: describe it as a custom tool, with an input_schema."
+IN_CLIENT = "tools run in the client: describe it as a custom tool, with an input_schema."
 _AS_TEXT = "put its text into a text block."
 
 BODY: Mapping[str, RefusedField] = MappingProxyType(
@@ -54,7 +54,7 @@ IMAGE: Mapping[str, RefusedField] = MappingProxyType(
 CALL: Mapping[str, RefusedField] = MappingProxyType(
     {
         "caller": RefusedField("the model alone calls.", ({"type": "direct"},)),
-        "toolset_name": RefusedField(_IN_CLIENT),
+        "toolset_name": RefusedField(IN_CLIENT),
     }
 )
 
@@ -74,9 +74,4 @@ BLOCKS: Mapping[str, str] = MappingProxyType(
 def instead_of_block(kind: str) -> str:
     """What to do in place of a block of this type."""
     is_of_tool = kind.endswith(("_tool_use", "_tool_result"))
-    return BLOCKS.get(kind, _IN_CLIENT if is_of_tool else "use text, image and tool_result.")
-
-
-def instead_of_tool() -> str:
-    """What to do in place of a tool that Anthropic defines."""
-    return _IN_CLIENT
+    return BLOCKS.get(kind, IN_CLIENT if is_of_tool else "use text, image and tool_result.")

@@ -16,6 +16,13 @@ from triptych.core.http.dialects import Dialect, named_message
 
 PREFIX = "/api"
 _TAG = ":latest"
+_NAMES = {
+    "max_tokens": "options.num_predict",
+    "reasoning_effort": "think",
+    "response_format": "format",
+    "stop": "options.stop",
+}
+"""Fields of chat, as they are called here."""
 
 
 class OllamaError(BaseModel):
@@ -32,7 +39,7 @@ OLLAMA_ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 def _error(error: TriptychError, request_id: str) -> OllamaError:
-    return OllamaError(error=named_message(error))
+    return OllamaError(error=named_message(error, _NAMES))
 
 
 OLLAMA = Dialect(prefix=PREFIX, error=_error)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Self
 
@@ -51,12 +51,14 @@ from triptych.modalities.llm.api.responses.items import (
 )
 from triptych.modalities.llm.api.responses.protocol import ResponseInput, ResponseRequest
 from triptych.modalities.llm.api.responses.replies import ResponseReply, begun
-from triptych.modalities.llm.api.service import LlmService
+from triptych.modalities.llm.api.service import LlmService, SampleDelta
 from triptych.modalities.modality import FindLink, no_link
 
 Events = AsyncGenerator[ResponseEvent, None]
 _LONG_BYTES, _MANY = 2**16, 256
 """Of what goes before, and of items: more are read on a thread."""
+_PATIENCE_S = 0.05
+"""For a stream's first events; work that is not let in is refused before."""
 _log = logging.getLogger(__name__)
 
 
@@ -78,19 +80,42 @@ class PendingAnswer:
     builder: ResponseBuilder
     generation: Generation
 
-    async def made(self, first: Iterable[ResponseEvent]) -> Events:
-        """Its events but the last: `first`, once the model says anything, and what it says."""
-        async with aclosing(self.generation.deltas) as deltas:
-            delta = await anext(deltas)
+    async def made(
+        self, first: Iterable[ResponseEvent], *, patience_s: float | None = None
+    ) -> Events:
+        """Its events but the last: `first`, and what the model says.
+
+        `first` come when the model has begun, or after `patience_s`: what is refused is so at once,
+        and then there are none.
+        """
+        async with aclosing(self.generation.deltas) as deltas, _begun(deltas) as opening:
+            await asyncio.wait((opening,), timeout=patience_s)
+            if opening.done():
+                opening.result()
             for event in first:
                 yield event
-            for event in self.builder.push(delta):
+            for event in self.builder.push(await opening):
                 yield event
             async for delta in deltas:
                 for event in self.builder.push(delta):
                     yield event
         for event in self.builder.close(self.generation.usage.total()):
             yield event
+
+
+@asynccontextmanager
+async def _begun(
+    deltas: AsyncGenerator[SampleDelta, None],
+) -> AsyncIterator[asyncio.Task[SampleDelta]]:
+    """The first delta, awaited on a task, which is over when this is."""
+    opening = asyncio.ensure_future(anext(deltas))
+    try:
+        yield opening
+    finally:
+        opening.cancel()
+        await asyncio.wait((opening,))
+        if not opening.cancelled():
+            opening.exception()  # somebody has looked at it
 
 
 class Answering:
@@ -118,10 +143,7 @@ class Answering:
     def archive(self) -> Archive:
         """What keeps answers. Raises `UnsupportedOption` where nothing does."""
         if self._archive is None:
-            raise UnsupportedOption(
-                "Nothing is kept here (the operator has --store off): send the whole conversation"
-                " in input."
-            )
+            raise _nothing_kept()
         return self._archive
 
     async def prepare(self, body: ResponseInput, request: Request) -> PreparedInput:
@@ -145,7 +167,7 @@ class Answering:
         context = Context.of(request)
         is_kept = self._archive is not None and body.store is not False
         if body.background and not is_kept:
-            assert self.archive  # says why there is none
+            raise _nothing_kept()
         prepared = await self.prepare(body, request)
         model = self._service.model(body.model)
         response_id = f"resp_{context.call_id}"
@@ -155,59 +177,60 @@ class Answering:
             generation = await begin(self._service, prepared.chat, context, [prepared.prompt])
         return PendingAnswer(context.principal.owner, prepared.given, builder, generation)
 
-    async def whole(self, turn: PendingAnswer) -> ResponseReply:
+    async def whole(self, answer: PendingAnswer) -> ResponseReply:
         """The answer, when it is all there."""
         with in_own_words():
-            async with aclosing(turn.made(turn.builder.begin())) as events:
+            async with aclosing(answer.made(answer.builder.begin())) as events:
                 async for _ in events:
                     pass
-        await self._keep(turn)
-        return turn.builder.response
+        await self._keep(answer)
+        return answer.builder.response
 
-    async def streamed(self, turn: PendingAnswer, request: Request) -> Events:
+    async def streamed(self, answer: PendingAnswer, request: Request) -> Events:
         """The answer as it is made; one that fails after it has begun says so itself."""
         has_begun = False
         try:
-            async with aclosing(turn.made(turn.builder.begin())) as events:
+            made = answer.made(answer.builder.begin(), patience_s=_PATIENCE_S)
+            async with aclosing(made) as events:
                 async for event in events:
                     has_begun = True
                     yield event
-            await self._keep(turn)
+            await self._keep(answer)
         except Exception as error:
             public = renamed(to_public(error))
             if not has_begun:
                 raise public from error
             log_broken(error, request.scope)
-            turn.builder.fail(public)
-        yield turn.builder.last()
+            answer.builder.fail(public)
+        yield answer.builder.last()
 
     async def in_background(
-        self, turn: PendingAnswer, request: Request, *, is_streamed: bool
+        self, answer: PendingAnswer, request: Request, *, is_streamed: bool
     ) -> BackgroundRun:
         """Begin to make the answer while nobody waits; if it is streamed, its events are kept."""
-        archive, builder = self.archive, turn.builder
+        archive, builder = self.archive, answer.builder
 
         async def keep(events: Sequence[ResponseEvent]) -> None:
             lines = await asyncio.to_thread(_lines, events if is_streamed else ())
-            await archive.complete(turn.owner, builder.response, turn.given, lines)
+            await archive.complete(answer.owner, builder.response, answer.given, lines)
 
-        run = BackgroundRun(builder, turn.made(builder.start()), keep)
-        await archive.begin(turn.owner, builder.response, turn.given)
-        self.runs.start(turn.owner, run, request.app.state.in_flight)
+        run = BackgroundRun(builder, answer.made(builder.start()), keep)
+        await archive.begin(answer.owner, builder.response, answer.given)
+        self.runs.start(answer.owner, run, request.app.state.in_flight)
         return run
 
-    async def _keep(self, turn: PendingAnswer) -> None:
+    async def _keep(self, answer: PendingAnswer) -> None:
         """Keep an answer where it can be: it is given in any case."""
-        response = turn.builder.response
+        response = answer.builder.response
         if self._archive is None or not (response.store or response.conversation):
             return
         try:
-            await self._archive.complete(turn.owner, response, turn.given)
+            await self._archive.complete(answer.owner, response, answer.given)
         except (StoreFull, Unavailable) as error:
             if response.conversation is not None:
                 raise
             _log.warning("a response was not kept: %s", error.message)
-            turn.builder.forget()
+            answer.builder.forget()
 
     async def _before(self, body: ResponseInput, owner: str) -> list[KeptItem]:
         if body.previous_response_id is not None:
@@ -249,6 +272,12 @@ class Answering:
         return found
 
 
+def _nothing_kept() -> UnsupportedOption:
+    return UnsupportedOption(
+        "Nothing is kept here (the operator has --store off): send the whole conversation in input."
+    )
+
+
 async def _in_chat(body: ResponseInput, items: Sequence[KeptItem]) -> ChatRequest:
     def say() -> ChatRequest:
         return chat_request(chat_fields(body, items))
@@ -259,7 +288,8 @@ async def _in_chat(body: ResponseInput, items: Sequence[KeptItem]) -> ChatReques
 def picture_urls(items: Iterable[KeptItem]) -> Iterator[str]:
     """Where the pictures of messages are."""
     messages = (item for item in items if isinstance(item, MessageItem))
-    return (picture.image_url for message in messages for picture in message.pictures)
+    pictures = (picture for message in messages for picture in message.pictures)
+    return (picture.image_url for picture in pictures if picture.image_url is not None)
 
 
 def sent_pictures(items: Iterable[KeptItem], request: Request) -> dict[str, Fetched]:

@@ -165,9 +165,11 @@ def _turn(item: KeptItem) -> Fields:
 
 
 def _picture(part: ImageContent) -> Fields:
-    detail = part.detail or "auto"
-    url = {"url": part.image_url, "detail": _DETAILS.get(detail, detail)}
-    return {"type": "image_url", "image_url": url}
+    given = part.detail or "auto"
+    detail = _DETAILS.get(given, given)
+    if part.file_id is not None:
+        return {"type": "image_file", "image_file": {"file_id": part.file_id, "detail": detail}}
+    return {"type": "image_url", "image_url": {"url": part.image_url, "detail": detail}}
 
 
 def _tool_fields(body: ResponseInput) -> Fields:

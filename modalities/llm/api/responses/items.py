@@ -104,16 +104,24 @@ class RefusalContent(Entry):
 
 
 class ImageContent(Entry):
-    """A picture: PNG, JPEG or WebP as `data:image/png;base64,...`, or where it can be fetched."""
+    """A picture: PNG, JPEG or WebP as `data:image/png;base64,...`, or where it can be found.
 
-    refused = unsupported.IMAGE
+    A `file_id` is of an upload to `/v1/files`.
+    """
 
     type: Literal["input_image"]
-    image_url: Text
+    image_url: Text | None = None
+    file_id: Name | None = None
     detail: Literal["auto", "low", "high", "original"] | None = Field(
         default=None, description="`low`: scaled down to 512 x 512 pixels' worth; else as it is."
     )
     prompt_cache_breakpoint: CacheBreakpoint | None = inert("prompt_cache_breakpoint")
+
+    @model_validator(mode="after")
+    def _check_place(self) -> Self:
+        if (self.image_url is None) == (self.file_id is None):
+            raise InvalidRequest("A picture has either an image_url or a file_id.", param="input")
+        return self
 
 
 def _part_kind(value: Any) -> str:

@@ -98,16 +98,16 @@ def _add_making(router: APIRouter, answering: Answering) -> None:
     async def create_response(body: ResponseRequest, request: Request) -> Response:
         """Answer items, on top of an earlier answer or a conversation if there is one."""
         heartbeat_s = Context.of(request).options.heartbeat_s
-        turn = await answering.begin(body, request)
+        answer = await answering.begin(body, request)
         if body.background:
-            run = await answering.in_background(turn, request, is_streamed=bool(body.stream))
+            run = await answering.in_background(answer, request, is_streamed=bool(body.stream))
             if body.stream:
                 return ResponseStream(_followed(run, -1, request), heartbeat_s)
         elif body.stream:
-            return ResponseStream(answering.streamed(turn, request), heartbeat_s)
+            return ResponseStream(answering.streamed(answer, request), heartbeat_s)
         else:
-            await answering.whole(turn)
-        return _json(turn.builder.response)
+            await answering.whole(answer)
+        return _json(answer.builder.response)
 
     async def count_input_tokens(body: ResponseInput, request: Request) -> InputTokens:
         """How many tokens a prompt has, made as for an answer."""

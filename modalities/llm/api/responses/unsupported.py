@@ -57,9 +57,6 @@ CALL: Table = MappingProxyType(
         "namespace": RefusedField("functions have no namespaces.", ("",)),
     }
 )
-IMAGE: Table = MappingProxyType(
-    {"file_id": RefusedField("send the picture as a data URL in image_url.")}
-)
 
 
 def instead_of_tool() -> str:

@@ -13,6 +13,7 @@ from triptych.core.config import ModelOptions
 from triptych.core.errors import ConfigError, InvalidRequest, WeightsError
 from triptych.modalities.llm.api.multimodal import Message
 from triptych.modalities.llm.api.template import ChatTemplate
+from triptych.modalities.llm.api.template_child import Rendering
 from triptych.modalities.llm.api.text import TextModel
 
 MESSAGES = [{"role": "user", "content": "Hello, wörld"}]
@@ -173,3 +174,18 @@ def test_an_oversized_or_malformed_template_is_refused_at_start() -> None:
 async def test_generation_blocks_are_read_as_text() -> None:
     template = ChatTemplate("{% generation %}{{ messages[0] }}{% endgeneration %}", model="m")
     assert await template.render(messages=["hi"]) == "hi"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ("", '{"b": "é", "a": [1]}'),
+        ("ensure_ascii=true", '{"b": "\\u00e9", "a": [1]}'),
+        ("separators=(',', ':'), sort_keys=true", '{"a":[1],"b":"é"}'),
+        ("indent=1", '{\n "b": "é",\n "a": [\n  1\n ]\n}'),
+    ],
+)
+def test_json_is_written_as_transformers_lets_templates_do_it(arguments: str, text: str) -> None:
+    rendering = Rendering(f"{{{{ value | tojson({arguments}) }}}}")
+    (written,) = rendering({"value": {"b": "é", "a": [1]}})
+    assert written.decode() == text

@@ -180,6 +180,20 @@ async def test_thoughts_may_be_left_out(thinker: httpx.AsyncClient) -> None:
     assert body["usage"]["output_tokens_details"]["thinking_tokens"] > 5
 
 
+async def test_a_budget_that_cannot_be_kept_is_refused(thinker: httpx.AsyncClient) -> None:
+    """The model here marks its thoughts by words."""
+    thinking = {"type": "enabled", "budget_tokens": 1024}
+    reply = await thinker.post(PATH, json=message(thinking=thinking))
+    assert reply.json()["error"]["message"].startswith("thinking.budget_tokens: tiny marks its")
+
+
+async def test_a_form_that_cannot_be_followed_is_named(client: httpx.AsyncClient) -> None:
+    form = {"type": "json_schema", "schema": {"type": "string", "format": "no-such-format"}}
+    reply = await client.post(PATH, json=message(output_config={"format": form}))
+    assert reply.status_code == 400
+    assert "no-such-format" in reply.json()["error"]["message"]
+
+
 async def test_tool_choice(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     engine.answer = f"{CALL}\n{CALL}"
     choices: dict[str, Any] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -28,6 +29,8 @@ from support.responses_app import ask_for, check_order, responses_app
 from triptych.core.config import Config, ScheduleOptions, ServerOptions
 from triptych.core.errors import Draining
 from triptych.core.http.app import create_app
+from triptych.core.http.files.routes import files_router
+from triptych.core.http.files.shelf import FileShelf
 from triptych.core.store.store import DocumentStore
 from triptych.core.tokens import TokenRequest
 from triptych.modalities.llm.api.multimodal import pictures_of
@@ -146,6 +149,22 @@ def test_a_client_that_leaves_ends_its_answer_alone(tmp_path: Path) -> None:
         assert cancelled["status"] == "cancelled"
 
 
+def test_a_stream_begins_before_the_model_says_anything(tmp_path: Path) -> None:
+    engine = FakeEngine(gate=threading.Event())
+    with (
+        responses_app(tmp_path, engine) as app,
+        live(app) as server,
+        httpx.Client(base_url=server.url, timeout=30, verify=False) as client,
+        client.stream("POST", "/v1/responses", json=ask_for(stream=True)) as reply,
+    ):
+        lines = (line for line in reply.iter_lines() if line.startswith("data:"))
+        begun = [next(lines), next(lines)]
+        assert not engine.num_steps
+        engine.gate.set()
+        events = [json.loads(line.removeprefix("data:")) for line in (*begun, *lines)]
+    check_order(events)
+
+
 async def test_where_nothing_is_kept(tmp_path: Path) -> None:
     engine = FakeEngine()
     with responses_app(tmp_path, engine, is_off=True) as app:
@@ -240,8 +259,11 @@ async def seeing(folder: Path, encoder: SeeingEncoder) -> AsyncIterator[FastAPI]
         engine, [text], Admission(options=ScheduleOptions()), encoders={"tiny": encoder}
     )
     answering = Answering.open(service, store, ServerOptions())
-    routers = [responses_router(answering), conversations_router(answering)]
-    yield create_app(Config(), engine, routers)
+    shelf = FileShelf(store)
+    routers = [responses_router(answering), conversations_router(answering), files_router(shelf)]
+    app = create_app(Config(), engine, routers)
+    app.state.shelf = shelf
+    yield app
     await store.close()
 
 
@@ -261,3 +283,18 @@ async def test_pictures_are_kept_with_their_conversation(tmp_path: Path) -> None
         body = ask_for("what?", conversation=conversation)
         refused(await client.post("/v1/responses", json=body), 404)
     assert encoder.seen == [files[:1], *[files] * 3]
+
+
+async def test_pictures_that_were_uploaded(tmp_path: Path) -> None:
+    encoder, file = SeeingEncoder(), saved(picture())
+    async with seeing(tmp_path, encoder) as app, in_process(app) as client:
+        form = {"data": {"purpose": "vision"}, "files": {"file": ("a.png", file)}}
+        kept = (await client.post("/v1/files", **form)).json()["id"]
+        message = {"role": "user", "content": [{"type": "input_image", "file_id": kept}]}
+        first = await post(client, **ask_for([message]))
+        await post(client, **ask_for("and?", previous_response_id=first["id"]))
+        listed = await client.get(f"/v1/responses/{first['id']}/input_items")
+        message["content"][0]["file_id"] = "file-none"
+        refused(await client.post("/v1/responses", json=ask_for([message])), 404)
+    assert encoder.seen == [[file]] * 2
+    assert listed.json()["data"][0]["content"] == [{"type": "input_image", "file_id": kept}]

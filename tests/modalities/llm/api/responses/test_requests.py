@@ -75,6 +75,11 @@ def test_parts_of_a_message() -> None:
         {"type": "image_url", "image_url": {"url": url, "detail": "high"}},
         {"type": "text", "text": "b"},
     ]
+    (message,) = messages(
+        {**said("user", ""), "content": [{"type": "input_image", "file_id": "file-1"}]}
+    )
+    kept = {"file_id": "file-1", "detail": "auto"}
+    assert message["content"] == [{"type": "image_file", "image_file": kept}]
     refusal = {"type": "refusal", "refusal": "no"}
     answer = {"type": "output_text", "text": "b", "annotations": [], "logprobs": []}
     assert messages({**said("assistant", ""), "content": [answer, refusal]}) == [
@@ -168,6 +173,8 @@ PICTURE = {"type": "input_image", "image_url": "http://a/b.png"}
         ),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [TOOL, TOOL]}, "tools"),
+        ({"tools": [{**TOOL, "name": f"f{n}"} for n in range(10_000)]}, "tools"),
+        ({"input": [said("user", "a")] * 5000}, "input"),
         ({"tools": [{**TOOL, "defer_loading": True}]}, "defer_loading"),
         ({"reasoning": {"mode": "pro"}}, "mode"),
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
@@ -189,7 +196,7 @@ PICTURE = {"type": "input_image", "image_url": "http://a/b.png"}
         ({"input": [{"type": "web_search_call", "id": "w"}]}, "input[0]"),
         ({"input": [{**said("user", ""), "content": [{"type": "input_file"}]}]}, None),
         ({"input": [{**said("system", ""), "content": [PICTURE]}]}, "input"),
-        ({"input": [{**said("user", ""), "content": [{**PICTURE, "file_id": "f"}]}]}, "file_id"),
+        ({"input": [{**said("user", ""), "content": [{**PICTURE, "file_id": "f"}]}]}, "input"),
         ({"input": [{**RESULT, "output": [PICTURE]}]}, "input"),
         ({"input": [{**CALL, "arguments": "[1]"}]}, "input"),
         (
@@ -224,6 +231,13 @@ async def test_what_is_refused(tmp_path: Path, fields: dict[str, Any], param: st
         assert error["param"] is not None
         assert error["param"].endswith(param), error
     assert not engine.submitted
+
+
+async def test_a_result_of_ten_megabytes(tmp_path: Path) -> None:
+    with responses_app(tmp_path, FakeEngine()) as app:
+        async with in_process(app) as client:
+            body = ask_for([CALL, {**RESULT, "output": "x" * 10**7}])
+            refused(await client.post("/v1/responses", json=body), 413)
 
 
 async def get(client: httpx.AsyncClient, path: str, **params: Any) -> httpx.Response:

@@ -1,0 +1,120 @@
+"""Files for browsers: the page at `/`, the API reference at `/docs`, and what both are made of.
+
+Owns their paths and types, what a browser may do with them, and how long it keeps them. The files
+are read once, at the start. Knows nothing of what they show.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from triptych.core.errors import NotFound
+
+FILES_ROUTE = "/page/"
+"""Where a page's scripts, styles and pictures are."""
+
+_MEDIA_TYPES: Mapping[str, str] = MappingProxyType(
+    {
+        ".css": "text/css; charset=utf-8",
+        ".html": "text/html; charset=utf-8",
+        ".js": "text/javascript; charset=utf-8",
+        ".svg": "image/svg+xml",
+    }
+)
+_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self' blob: data:",
+        "media-src blob:",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",  # no text becomes markup or code
+        "trusted-types 'none'",
+    )
+)
+_HEADERS: Mapping[str, str] = MappingProxyType(
+    {
+        "content-security-policy": _POLICY,
+        "x-content-type-options": "nosniff",
+        "referrer-policy": "no-referrer",
+        "cross-origin-opener-policy": "same-origin",
+        "cross-origin-resource-policy": "same-origin",
+        "permissions-policy": "camera=(), display-capture=(), geolocation=(), microphone=(self)",
+        "cache-control": "no-cache",  # kept, and asked for again by its tag
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PageFile:
+    """A file as it is sent. `tag` changes with its content."""
+
+    content: bytes
+    media_type: str
+    tag: str
+
+    @classmethod
+    def read(cls, path: Path) -> PageFile:
+        """The file at `path`, whose suffix says what it is."""
+        content = path.read_bytes()
+        digest = hashlib.sha256(content).hexdigest()[:32]
+        return cls(content, _MEDIA_TYPES[path.suffix], f'"{digest}"')
+
+
+Pages = Mapping[str, PageFile]
+"""Files by the path that they are served at."""
+
+
+def read_pages(folder: Path) -> Pages:
+    """The files of `folder`: `index.html` at `/`, `docs.html` at `/docs`, others at `/page/`."""
+    found = {}
+    for path in sorted(folder.rglob("*.*")):
+        name = path.relative_to(folder).as_posix()
+        found[_route_of(name)] = PageFile.read(path)
+    return found
+
+
+def _route_of(name: str) -> str:
+    if not name.endswith(".html"):
+        return FILES_ROUTE + name
+    return "/" + name.removesuffix(".html").removesuffix("index")
+
+
+class PagesRouter(APIRouter):
+    """Serves files. They are no part of the API, and left out of its document.
+
+    `public` is what needs no key: a browser asks for a page before its user can give one.
+    """
+
+    def __init__(self, pages: Pages) -> None:
+        super().__init__(include_in_schema=False)
+        self.public = frozenset(itertools.product(("GET", "HEAD"), pages))
+        self._pages = pages
+        for route in ("/", "/docs", FILES_ROUTE + "{name:path}"):
+            self.add_api_route(route, self._show, methods=["GET"])
+
+    async def _show(self, request: Request) -> Response:
+        file = self._pages.get(request.scope["path"])
+        if file is None:
+            raise NotFound("There is no such file here.")
+        headers = dict(_HEADERS) | {"etag": file.tag}
+        if _is_kept(request.headers.get("if-none-match", ""), file.tag):
+            return Response(status_code=304, headers=headers)
+        return Response(file.content, headers=headers, media_type=file.media_type)
+
+
+def _is_kept(tags: str, tag: str) -> bool:
+    """Whether the browser has the file with this tag already."""
+    return any(given.strip().removeprefix("W/") in (tag, "*") for given in tags.split(","))

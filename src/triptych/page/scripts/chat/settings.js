@@ -1,0 +1,53 @@
+// The drawer of the chat: system prompt, sampling, tools, the form of answers.
+
+import { Advice } from "../api.js";
+import { byId, show } from "../dom.js";
+
+const NUMBERS = ["temperature", "top_p", "max_tokens", "seed", "repetition_penalty"];
+
+export function openDrawer() {
+  const button = byId("chat-drawer-open");
+  const drawer = byId("chat-drawer");
+  const set = (isOpen) => {
+    show(drawer, isOpen);
+    button.setAttribute("aria-expanded", String(isOpen));
+    if (isOpen) drawer.querySelector("textarea").focus();
+    else button.focus();
+  };
+  button.addEventListener("click", () => set(drawer.hidden));
+  drawer.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") set(false);
+  });
+  byId("chat-settings").addEventListener("submit", (event) => event.preventDefault());
+}
+
+/** What the drawer says: {system, fields}. Throws with words for the user. */
+export function readSettings() {
+  const form = byId("chat-settings");
+  if (!form.checkValidity()) {
+    show(byId("chat-drawer"));
+    form.reportValidity();
+    throw new Advice("A setting of the chat is out of range.");
+  }
+  const values = Object.fromEntries(new FormData(form));
+  const fields = {};
+  for (const name of NUMBERS) if (values[name] !== "") fields[name] = Number(values[name]);
+  if (values.thinking) fields.enable_thinking = values.thinking === "true";
+  if (values.tools.trim()) {
+    fields.tools = parsed(values.tools, "Tools");
+    if (values.tool_choice) fields.tool_choice = values.tool_choice;
+  }
+  if (values.schema.trim()) {
+    const schema = parsed(values.schema, "Form of the answer");
+    fields.response_format = { type: "json_schema", json_schema: { name: "answer", schema } };
+  }
+  return { system: values.system.trim(), fields };
+}
+
+function parsed(text, label) {
+  try {
+    return JSON.parse(text);
+  } catch (error) {
+    throw new Advice(`${label} in the settings is not JSON: ${error.message}`);
+  }
+}

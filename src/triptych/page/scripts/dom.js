@@ -1,0 +1,108 @@
+// Making elements. Text is set as text alone, so that nothing a model writes becomes markup.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+export const byId = (id) => document.getElementById(id);
+
+/** An element. `on…` names are listeners; true and false set and leave out; others are attributes. */
+export function el(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (value === true) element.setAttribute(name, "");
+    else if (value !== false && value != null) element.setAttribute(name, value);
+  }
+  element.append(...children.filter((child) => child != null));
+  return element;
+}
+
+/** An icon of the page's sprite. */
+export function icon(name) {
+  const svg = document.createElementNS(SVG, "svg");
+  const use = document.createElementNS(SVG, "use");
+  use.setAttribute("href", `#i-${name}`);
+  svg.setAttribute("aria-hidden", "true");
+  svg.append(use);
+  return svg;
+}
+
+/** A small button with an icon and a name for those who do not see it. */
+export function iconButton(name, label, onclick) {
+  return el(
+    "button",
+    { type: "button", class: "quiet icon", "aria-label": label, title: label, onclick },
+    icon(name),
+  );
+}
+
+/** Show `element`, or hide it. */
+export function show(element, isShown = true) {
+  element.hidden = !isShown;
+}
+
+/** Put another icon into a button and name it. */
+export function relabel(button, name, label) {
+  button.replaceChildren(icon(name));
+  button.setAttribute("aria-label", label);
+}
+
+/** Fill a select with `values`, which are texts or [value, text]; keeps what was chosen. */
+export function fill(select, values) {
+  const chosen = select.value;
+  const pairs = values.map((value) => (Array.isArray(value) ? value : [value, value]));
+  select.replaceChildren(...pairs.map(([value, text]) => el("option", { value }, text)));
+  if (pairs.some(([value]) => value === chosen)) select.value = chosen;
+}
+
+/** Call `handle` with the files that are pasted or dropped on `target`. */
+export function onFiles(target, handle) {
+  const take = (event, files) => {
+    if (!files.length) return;
+    event.preventDefault();
+    handle([...files]);
+  };
+  target.addEventListener("paste", (event) => take(event, event.clipboardData?.files ?? []));
+  target.addEventListener("dragover", (event) => {
+    if (event.dataTransfer?.types.includes("Files")) event.preventDefault();
+  });
+  target.addEventListener("drop", (event) => take(event, event.dataTransfer?.files ?? []));
+}
+
+/** Copy text, and say so on the button for a moment. */
+export async function copy(text, button) {
+  await navigator.clipboard.writeText(text);
+  const label = button.getAttribute("aria-label");
+  button.classList.add("done");
+  if (label) button.setAttribute("aria-label", "Copied");
+  setTimeout(() => {
+    button.classList.remove("done");
+    if (label) button.setAttribute("aria-label", label);
+  }, 1500);
+}
+
+const colours = new Map();
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => colours.clear());
+
+/** A colour of the page's palette as a canvas takes it, dark or light as the page is. */
+export function colour(name) {
+  if (!colours.has(name)) {
+    const probe = el("span");
+    probe.style.color = `var(--${name})`;
+    document.body.append(probe);
+    colours.set(name, getComputedStyle(probe).color);
+    probe.remove();
+  }
+  return colours.get(name);
+}
+
+/** The drawing context of a canvas, sized to its place on the screen. */
+export function sharp(canvas) {
+  const scale = window.devicePixelRatio || 1;
+  const width = Math.round(canvas.clientWidth * scale);
+  const height = Math.round(canvas.clientHeight * scale);
+  if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
+  const context = canvas.getContext("2d");
+  context.setTransform(scale, 0, 0, scale, 0, 0);
+  context.clearRect(0, 0, canvas.clientWidth, canvas.clientHeight);
+  return context;
+}

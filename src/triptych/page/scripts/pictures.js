@@ -1,0 +1,44 @@
+// Pictures from files, as the API takes them.
+
+import { Advice } from "./api.js";
+
+const KINDS = ["image/png", "image/jpeg", "image/webp"];
+const MAX_SIDE = 2048;
+
+/** The bitmap of a file. Throws with words for the user where it is none. */
+export async function bitmapOf(file) {
+  try {
+    return await createImageBitmap(file, { imageOrientation: "from-image" });
+  } catch {
+    throw new Advice(
+      `${file.name || "The file"} is not a picture that this browser can read. Use PNG, JPEG or WebP.`,
+    );
+  }
+}
+
+/** A file as a data URL: as it is, or smaller and as PNG where models could not take it. */
+export async function dataUrlOf(file) {
+  const bitmap = await bitmapOf(file);
+  const scale = Math.min(1, MAX_SIDE / Math.max(bitmap.width, bitmap.height));
+  if (scale === 1 && KINDS.includes(file.type)) return asDataUrl(file);
+  const canvas = new OffscreenCanvas(
+    Math.round(bitmap.width * scale),
+    Math.round(bitmap.height * scale),
+  );
+  canvas.getContext("2d").drawImage(bitmap, 0, 0, canvas.width, canvas.height);
+  return asDataUrl(await canvas.convertToBlob({ type: "image/png" }));
+}
+
+function asDataUrl(blob) {
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result);
+    reader.onerror = () => reject(new Advice("The file could not be read."));
+    reader.readAsDataURL(blob);
+  });
+}
+
+/** The bytes of base64 as a blob. */
+export function blobOf(base64, type) {
+  return new Blob([Uint8Array.from(atob(base64), (char) => char.charCodeAt(0))], { type });
+}

@@ -1,0 +1,159 @@
+// Speech to text: a recording or a file, its words with their times, and a click to hear one.
+
+import { call, errorBox, isAborted } from "../api.js";
+import { byId, copy, el, fill, icon, onFiles, show } from "../dom.js";
+import { canRecord, record } from "./recorder.js";
+
+const EXTENSIONS = {
+  "audio/webm": "webm",
+  "audio/mp4": "m4a",
+  "audio/ogg": "ogg",
+  "audio/wav": "wav",
+};
+
+/** Gives what takes a finished speech, to be heard again. */
+export function openHear(models) {
+  fill(
+    byId("hear-model"),
+    models.map((model) => model.id),
+  );
+  show(byId("hear"));
+  const hearer = new Hearer();
+  return (wav) => hearer.offer(wav);
+}
+
+class Hearer {
+  recording = null;
+  spoken = null;
+  url = null;
+  words = []; // {start, end, button}
+
+  constructor() {
+    this.audio = byId("hear-audio");
+    this.status = byId("hear-status");
+    this.text = byId("hear-text");
+    byId("hear-record").addEventListener("click", () => this.#toggleRecording());
+    byId("hear-upload").addEventListener("click", () => byId("hear-file").click());
+    byId("hear-spoken").addEventListener("click", () => this.hear(this.spoken, "speech.wav"));
+    byId("hear-file").addEventListener("change", ({ target }) => {
+      if (target.files[0]) this.hear(target.files[0], target.files[0].name);
+      target.value = "";
+    });
+    byId("hear-copy").addEventListener("click", ({ currentTarget }) =>
+      copy(this.plain, currentTarget),
+    );
+    onFiles(byId("hear"), ([file]) => this.hear(file, file.name));
+    this.audio.addEventListener("timeupdate", () => this.#mark());
+    this.text.addEventListener("keydown", (event) => this.#move(event));
+    if (!canRecord()) {
+      byId("hear-record").disabled = true;
+      byId("hear-note").textContent =
+        "Recording needs https, or the address 127.0.0.1. A file can be dropped here.";
+    }
+  }
+
+  offer(wav) {
+    this.spoken = wav;
+    show(byId("hear-spoken"));
+  }
+
+  async #toggleRecording() {
+    const button = byId("hear-record");
+    const level = byId("hear-level");
+    try {
+      if (this.recording) {
+        const { stop } = this.recording;
+        this.recording = null;
+        const blob = await stop();
+        await this.hear(blob, `recording.${EXTENSIONS[blob.type] ?? "webm"}`);
+      } else {
+        show(level);
+        this.recording = await record(level);
+        this.status.textContent = "Recording";
+      }
+    } catch (error) {
+      this.status.replaceChildren(errorBox(error));
+    }
+    show(level, Boolean(this.recording));
+    button.replaceChildren(
+      icon(this.recording ? "stop" : "mic"),
+      el("span", {}, this.recording ? "Stop and transcribe" : "Record"),
+    );
+  }
+
+  /** Transcribe `blob`, and show its words. */
+  async hear(blob, name) {
+    URL.revokeObjectURL(this.url);
+    this.audio.src = this.url = URL.createObjectURL(blob);
+    show(this.audio);
+    show(this.text, false);
+    show(byId("hear-copy"), false);
+    this.status.textContent = "Transcribing …";
+    const form = new FormData();
+    form.append("model", byId("hear-model").value);
+    form.append("response_format", "verbose_json");
+    form.append("timestamp_granularities[]", "word");
+    form.append("file", blob, name);
+    const startedMs = performance.now();
+    try {
+      const found = await (await call("/v1/audio/transcriptions", { form })).json();
+      const elapsedS = (performance.now() - startedMs) / 1000;
+      this.status.textContent = `${found.duration.toFixed(1)} s of sound in ${elapsedS.toFixed(1)} s. Click a word to hear it.`;
+      this.#show(found);
+    } catch (error) {
+      this.status.textContent = "";
+      if (!isAborted(error)) this.status.append(errorBox(error, () => this.hear(blob, name)));
+    }
+  }
+
+  #show({ text, words }) {
+    this.plain = text.trim();
+    this.words = words.map(({ word, start, end }) => ({
+      start,
+      end,
+      button: this.#button(word, start),
+    }));
+    this.text.replaceChildren(...this.words.flatMap(({ button }) => [button, " "]));
+    if (this.words.length) this.words[0].button.tabIndex = 0;
+    else this.text.append(this.plain || "No words were heard.");
+    show(this.text);
+    show(byId("hear-copy"), Boolean(this.plain));
+  }
+
+  #button(word, start) {
+    const play = () => {
+      this.audio.currentTime = start;
+      this.audio.play();
+    };
+    return el(
+      "button",
+      {
+        type: "button",
+        class: "word",
+        tabindex: "-1",
+        title: `${start.toFixed(2)} s`,
+        onclick: play,
+      },
+      word.trim(),
+    );
+  }
+
+  /** The word that is heard. */
+  #mark() {
+    const now = this.audio.currentTime;
+    for (const { start, end, button } of this.words)
+      button.classList.toggle("now", !this.audio.paused && start <= now && now < end);
+  }
+
+  /** Arrow keys go from word to word. */
+  #move(event) {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    const at = this.words.findIndex(({ button }) => button === document.activeElement);
+    const next = this.words[at + step]?.button;
+    if (at < 0 || !next) return;
+    event.preventDefault();
+    document.activeElement.tabIndex = -1;
+    next.tabIndex = 0;
+    next.focus();
+  }
+}

@@ -1,0 +1,11 @@
+// The speech panel: a half that speaks, a half that hears, each where a model does.
+
+import { openHear } from "./hear.js";
+import { openSpeak } from "./speak.js";
+
+export function openSpeech(models) {
+  const speaking = models.filter((model) => model.task === "speech");
+  const hearing = models.filter((model) => model.task === "transcription");
+  const offer = hearing.length ? openHear(hearing) : () => {};
+  if (speaking.length) openSpeak(speaking, offer);
+}

@@ -1,0 +1,60 @@
+// Recording from the microphone, with its level.
+
+import { Advice } from "../api.js";
+import { colour, sharp } from "../dom.js";
+
+const KINDS = ["audio/webm;codecs=opus", "audio/mp4", "audio/ogg;codecs=opus"];
+const BAR_PX = 5;
+
+export const canRecord = () =>
+  Boolean(navigator.mediaDevices?.getUserMedia && window.MediaRecorder);
+
+/** Begin. The recording's `stop` gives its blob. */
+export async function record(canvas) {
+  const stream = await navigator.mediaDevices.getUserMedia({ audio: true }).catch(() => {
+    throw new Advice(
+      "The microphone cannot be used. Allow it for this page in the browser, then try again.",
+    );
+  });
+  const mimeType = KINDS.find((kind) => MediaRecorder.isTypeSupported(kind));
+  const recorder = new MediaRecorder(stream, mimeType ? { mimeType } : {});
+  const pieces = [];
+  recorder.ondataavailable = ({ data }) => pieces.push(data);
+  const meter = showLevel(stream, canvas);
+  recorder.start();
+  return {
+    stop: () =>
+      new Promise((resolve) => {
+        recorder.onstop = () => {
+          meter.stop();
+          stream.getTracks().forEach((track) => track.stop());
+          resolve(new Blob(pieces, { type: recorder.mimeType.split(";")[0] }));
+        };
+        recorder.stop();
+      }),
+  };
+}
+
+function showLevel(stream, canvas) {
+  const context = new AudioContext();
+  const analyser = new AnalyserNode(context, { fftSize: 1024 });
+  context.createMediaStreamSource(stream).connect(analyser);
+  const samples = new Float32Array(analyser.fftSize);
+  const levels = [];
+  const timer = setInterval(() => {
+    analyser.getFloatTimeDomainData(samples);
+    levels.push(Math.sqrt(samples.reduce((sum, value) => sum + value * value, 0) / samples.length));
+    draw(canvas, levels);
+  }, 60);
+  return { stop: () => (clearInterval(timer), context.close()) };
+}
+
+function draw(canvas, levels) {
+  const context = sharp(canvas);
+  const { clientWidth: width, clientHeight: height } = canvas;
+  context.fillStyle = colour("transcription");
+  levels.slice(-Math.floor(width / BAR_PX)).forEach((level, index) => {
+    const size = Math.max(2, Math.min(1, Math.sqrt(level) * 1.6) * height);
+    context.fillRect(index * BAR_PX, (height - size) / 2, BAR_PX - 2, size);
+  });
+}

@@ -1,0 +1,166 @@
+// Text to speech: voices and speed, a wave form that plays while it arrives.
+
+import { call, errorBox, getJson, isAborted } from "../api.js";
+import { byId, fill, relabel, show } from "../dom.js";
+import { PcmPlayer } from "./player.js";
+import { drawWave } from "./wave.js";
+
+const SAMPLE_RATE = 24000; // of `pcm`
+const EXPECTED_S = 4; // the wave's least width
+const STEP_S = 2;
+
+/** `onSpoken` gets each finished speech as a WAV blob. */
+export function openSpeak(models, onSpoken) {
+  const speaker = new Speaker(onSpoken);
+  fill(
+    byId("speak-model"),
+    models.map((model) => model.id),
+  );
+  byId("speak-model").addEventListener("change", () => speaker.showVoices());
+  show(byId("speak"));
+  speaker.showVoices();
+}
+
+class Speaker {
+  player = null;
+  stopping = null;
+  savedUrl = null;
+
+  constructor(onSpoken) {
+    this.onSpoken = onSpoken;
+    this.wave = byId("speak-wave");
+    this.status = byId("speak-status");
+    byId("speak-form").addEventListener(
+      "submit",
+      (event) => (event.preventDefault(), this.speak()),
+    );
+    byId("speak-stop").addEventListener("click", () => this.stopping?.abort());
+    byId("speak-toggle").addEventListener("click", () => this.player.toggle());
+    byId("speak-speed").addEventListener(
+      "input",
+      ({ target }) => (byId("speak-speed-shown").textContent = Number(target.value).toFixed(2)),
+    );
+    this.wave.addEventListener("click", (event) =>
+      this.player.playFrom((event.offsetX / this.wave.clientWidth) * this.#shownS()),
+    );
+    this.wave.addEventListener("keydown", (event) => this.#seek(event));
+    new ResizeObserver(() => this.player && this.#draw()).observe(this.wave);
+  }
+
+  async showVoices() {
+    const { data } = await getJson(
+      `/v1/audio/voices?model=${encodeURIComponent(byId("speak-model").value)}`,
+    ).catch(() => ({ data: [] }));
+    const named = (voice) => (voice.language ? `${voice.name} (${voice.language})` : voice.name);
+    fill(byId("speak-voice"), [
+      ["", "the model's own"],
+      ...data.map((voice) => [voice.id, named(voice)]),
+    ]);
+  }
+
+  async speak() {
+    this.stopping?.abort();
+    this.player?.close();
+    const stopping = (this.stopping = new AbortController());
+    const player = (this.player = new PcmPlayer(SAMPLE_RATE, () => this.#draw()));
+    show(byId("speak-result"));
+    show(byId("speak-save"), false);
+    show(byId("speak-stop"));
+    this.status.textContent = "Speaking";
+    try {
+      await this.#receive(player, stopping.signal);
+    } catch (error) {
+      if (isAborted(error)) this.status.textContent = "Stopped.";
+      else this.status.replaceChildren(errorBox(error, () => this.speak()));
+    }
+    if (this.stopping !== stopping) return;
+    this.stopping = null;
+    show(byId("speak-stop"), false);
+    if (player.numSamples) this.#offer(player);
+    else show(byId("speak-result"), false);
+  }
+
+  async #receive(player, signal) {
+    const startedMs = performance.now();
+    const voice = byId("speak-voice").value;
+    const json = {
+      model: byId("speak-model").value,
+      input: byId("speak-text").value,
+      response_format: "pcm",
+      speed: Number(byId("speak-speed").value),
+    };
+    if (voice) json.voice = voice;
+    const response = await call("/v1/audio/speech", { json, signal });
+    let firstMs = 0;
+    for await (const bytes of chunks(response.body)) {
+      firstMs ||= performance.now() - startedMs;
+      player.push(bytes);
+    }
+    const elapsedS = (performance.now() - startedMs) / 1000;
+    const share = Number(response.headers.get("x-speech-coverage") ?? 1);
+    const missed =
+      share < 0.99 ? ` The model reads ${Math.round(share * 100)} % of these letters.` : "";
+    this.status.textContent = `${player.lengthS.toFixed(1)} s of speech in ${elapsedS.toFixed(1)} s, the first after ${(firstMs / 1000).toFixed(2)} s.${missed}`;
+  }
+
+  /** The finished speech can be kept. */
+  #offer(player) {
+    const wav = player.wav();
+    URL.revokeObjectURL(this.savedUrl);
+    this.savedUrl = URL.createObjectURL(wav);
+    byId("speak-save").href = this.savedUrl;
+    show(byId("speak-save"));
+    this.onSpoken(wav);
+  }
+
+  #shownS() {
+    return Math.max(this.player.lengthS, EXPECTED_S);
+  }
+
+  #seek(event) {
+    const { player } = this;
+    const to = {
+      ArrowRight: player.positionS + STEP_S,
+      ArrowLeft: player.positionS - STEP_S,
+      Home: 0,
+      End: player.lengthS,
+    }[event.key];
+    if (to !== undefined) player.playFrom(to);
+    else if (event.key === " ") player.toggle();
+    else return;
+    event.preventDefault();
+  }
+
+  #draw() {
+    const { player, wave } = this;
+    const { positionS, lengthS, isPlaying } = player;
+    const samples = player.samples.subarray(0, player.numSamples);
+    drawWave(wave, samples, {
+      playedShare: lengthS ? positionS / lengthS : 0,
+      minSamples: EXPECTED_S * SAMPLE_RATE,
+    });
+    byId("speak-time").textContent = `${positionS.toFixed(1)} / ${lengthS.toFixed(1)} s`;
+    const values = {
+      valuemax: lengthS.toFixed(1),
+      valuenow: positionS.toFixed(1),
+      valuetext: `${positionS.toFixed(0)} of ${lengthS.toFixed(0)} seconds`,
+    };
+    for (const [name, value] of Object.entries(values)) wave.setAttribute(`aria-${name}`, value);
+    const [name, label] = isPlaying ? ["pause", "Pause"] : ["play", "Play"];
+    if (byId("speak-toggle").getAttribute("aria-label") !== label)
+      relabel(byId("speak-toggle"), name, label);
+    if (isPlaying)
+      this.frame ||= requestAnimationFrame(
+        () => ((this.frame = 0), this.player === player && this.#draw()),
+      );
+  }
+}
+
+async function* chunks(stream) {
+  const reader = stream.getReader();
+  try {
+    for (let next = await reader.read(); !next.done; next = await reader.read()) yield next.value;
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}

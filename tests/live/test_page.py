@@ -1,0 +1,240 @@
+"""Each panel of the page does its job on the embedded models, in a real Chromium."""
+
+from __future__ import annotations
+
+import re
+import wave
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from support.browser import barriers, chromium, opened
+from support.serve_process import Server
+
+PANELS = ("chat", "speech", "images", "embeddings", "timeline")
+SENTENCE = "The morning train to London leaves at seven."
+DESK = {"width": 1280, "height": 800}
+PHONE = {"width": 390, "height": 844}
+
+pytestmark = [pytest.mark.embedded, pytest.mark.timeout(600)]  # the first start fetches models
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def url(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    log = tmp_path_factory.mktemp("live") / "log"
+    with Server("--max-length", "2048", engine="real", log=log) as running:
+        running.wait_ready()
+        yield f"http://127.0.0.1:{running.port}"
+
+
+@pytest.fixture
+def page(browser: Any, url: str) -> Iterator[Any]:
+    with opened(browser, url, viewport=DESK) as page:
+        page.locator("nav a:not([hidden])").first.wait_for()
+        yield page
+
+
+def go(page: Any, panel: str) -> None:
+    page.evaluate("(name) => { location.hash = name; }", panel)
+    page.locator(f"#{panel}").wait_for()
+
+
+def set_fields(page: Any, **fields: object) -> None:
+    for name, value in fields.items():
+        page.locator(f"#{name.replace('_', '-')}").fill(str(value))
+
+
+def pixels(image: Any) -> np.ndarray:
+    """What a picture on the page shows."""
+    width, height, data = image.evaluate(
+        """(image) => {
+            const { naturalWidth: width, naturalHeight: height } = image;
+            const context = new OffscreenCanvas(width, height).getContext("2d");
+            context.drawImage(image, 0, 0);
+            return [width, height, [...context.getImageData(0, 0, width, height).data]];
+        }"""
+    )
+    return np.array(data).reshape(height, width, 4)[..., :3]
+
+
+def test_chat_answers_and_counts(page: Any) -> None:
+    go(page, "chat")
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Temperature").fill("0")
+    page.get_by_label("Most tokens").fill("24")
+    page.get_by_label("Message", exact=True).fill("What is the capital of France?")
+    page.get_by_role("button", name="Send").click()
+    page.locator(".turn.assistant:not([aria-busy])").wait_for()
+    assert "Paris" in page.locator(".turn.assistant").inner_text()
+    assert re.search(r"\d+ tokens · [\d.]+ a second", page.locator(".stats").inner_text())
+
+
+def test_chat_shows_a_call_and_takes_its_result(page: Any) -> None:
+    go(page, "chat")
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Tools").fill(
+        '[{"type": "function", "function": {"name": "get_time", "strict": true, "parameters":'
+        ' {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}},'
+        ' "required": ["city"], "additionalProperties": false}}}]'
+    )
+    page.get_by_label("Call a tool").select_option("required")
+    page.get_by_label("Most tokens").fill("60")
+    page.get_by_label("Message", exact=True).fill("What time is it in Paris?")
+    page.keyboard.press("Enter")
+    page.locator(".turn.assistant:not([aria-busy])").wait_for()
+    call = page.locator("details.call").first
+    assert "get_time" in call.locator("summary").inner_text()
+    call.locator("summary").click()
+    assert re.search(r'"city": "(Paris|Rome)"', call.inner_text())
+    page.get_by_label("Call a tool").select_option("none")
+    for result in page.get_by_label("Result of get_time").all():
+        result.fill("12:30")
+    page.get_by_role("button", name="Continue").click()
+    page.locator(".turn.assistant:not([aria-busy])").nth(1).wait_for()
+    assert page.locator(".turn.assistant .markdown").last.inner_text()
+
+
+def test_a_picture_is_asked_about(page: Any, tmp_path: Path) -> None:
+    file = tmp_path / "red.png"
+    Image.new("RGB", (96, 96), (220, 20, 20)).save(file)
+    go(page, "chat")
+    page.locator("#chat-file").set_input_files(file)
+    page.locator("#chat-pictures img").wait_for()
+    assert page.locator("#chat-model").input_value() == "triptych-vision"
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Most tokens").fill("12")
+    page.get_by_label("Message", exact=True).fill("What colour is it?")
+    page.keyboard.press("Enter")
+    page.locator(".turn.assistant:not([aria-busy])").wait_for()
+    assert page.locator(".turn.user img").count() == 1
+    assert page.locator(".turn.assistant .markdown").last.inner_text().strip()
+
+
+def test_what_is_spoken_plays_and_is_written_down(page: Any) -> None:
+    go(page, "speech")
+    set_fields(page, speak_text=SENTENCE)
+    page.get_by_role("button", name="Speak").click()
+    page.get_by_role("link", name="Download as WAV").wait_for()
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Download as WAV").click()
+    with wave.open(str(download.value.path())) as sound:
+        assert (sound.getframerate(), sound.getnchannels()) == (24000, 1)
+        assert sound.getnframes() > 24000
+    slider = page.get_by_role("slider", name="Position in the speech")
+    page.wait_for_function("Number(document.querySelector('#speak-wave').ariaValueNow) > 0.2")
+    slider.press("Home")
+    assert float(slider.get_attribute("aria-valuemax")) > 1
+    page.get_by_role("button", name="Use the speech").click()
+    words = page.locator(".word")
+    words.first.wait_for()
+    heard = " ".join(words.all_inner_texts()).lower()
+    assert "train to london" in heard
+    words.first.focus()
+    page.keyboard.press("ArrowRight")
+    assert words.nth(1).evaluate("(word) => word === document.activeElement")
+    page.get_by_text("London").last.click()
+    page.wait_for_function("document.querySelector('#hear-audio').currentTime > 0.5")
+
+
+def test_a_recording_is_transcribed(page: Any) -> None:
+    go(page, "speech")
+    page.get_by_role("button", name="Record").click()
+    page.get_by_text("Recording", exact=True).wait_for()
+    page.wait_for_timeout(700)
+    page.get_by_role("button", name="Stop and transcribe").click()
+    page.get_by_text(re.compile(r"s of sound in|silen")).wait_for()  # Chromium's microphone beeps
+
+
+def test_images_are_drawn_with_previews_and_edited(page: Any) -> None:
+    go(page, "images")
+    set_fields(page, image_prompt="a red apple", image_steps=8, image_seed=1)
+    page.get_by_role("button", name="Draw").click()
+    page.locator("figure .drawing img:visible").wait_for()  # a preview
+    page.get_by_role("button", name="Use seed 1 again").wait_for()
+    first = pixels(page.locator("figure img"))
+    assert first.std() > 10
+    page.get_by_role("button", name="Edit this picture").click()
+    paint = page.get_by_role("img", name="Mask over the picture")
+    box = paint.bounding_box()
+    page.mouse.move(box["x"] + 20, box["y"] + 20)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 100, box["y"] + 20, steps=4)
+    page.mouse.up()
+    painted = "(canvas) => canvas.getContext('2d').getImageData(64, 64, 1, 1).data[3]"
+    assert paint.evaluate(painted) == 0
+    paint.press(" ")  # the brush is in the middle
+    assert paint.evaluate(painted) > 0
+    set_fields(page, image_prompt="a blue car", image_strength=1)
+    page.get_by_role("button", name="Draw the edit").click()
+    page.get_by_text("Drawn in").wait_for()
+    second = pixels(page.locator("figure img").first)
+    changed = np.abs(first - second).max(-1)
+    rows = changed.shape[0] // 4
+    assert changed[:rows].mean() > 4 * changed[-rows:].mean()
+
+
+def test_likeness_is_a_table(page: Any) -> None:
+    go(page, "embeddings")
+    set_fields(page, embed_texts="a cat sleeps\na kitten naps\nstock prices fell")
+    page.get_by_role("button", name="Compare").click()
+    cells = page.locator("#embed-result tbody td")
+    cells.first.wait_for()
+    values = np.array([float(text) for text in cells.all_inner_texts()]).reshape(3, 3)
+    assert values[0, 1] > values[0, 2]
+    assert np.allclose(values, values.T)
+    assert np.allclose(np.diag(values), 1)
+
+
+def test_the_timeline_shows_the_steps_of_a_request(page: Any) -> None:
+    go(page, "embeddings")
+    go(page, "timeline")
+    page.locator(".lane").first.wait_for()
+    assert page.locator(".lane").count() >= 5
+    go(page, "embeddings")
+    page.get_by_role("button", name="Compare").click()
+    go(page, "timeline")
+    page.locator("#timeline details summary").click()
+    page.get_by_role("button", name="Pause").wait_for()
+    ask = """async () => (await fetch("/v1/embeddings", {method: "POST",
+        headers: {"Content-Type": "application/json"},
+        body: JSON.stringify({model: "all-minilm-l6-v2", input: "a cat"})})).status"""
+    page.locator(".facts").get_by_text("ready").wait_for()
+    page.wait_for_timeout(300)
+    assert page.evaluate(ask) == 200
+    page.get_by_role("cell", name="embed").first.wait_for()
+    assert "MiB" in page.locator(".owners").inner_text()
+
+
+def test_the_reference_names_every_field(page: Any) -> None:
+    page.goto("/docs")
+    page.get_by_label("Find a route or a field").fill("seed chat")
+    page.get_by_text(re.compile(r"^\d of \d+ routes$")).wait_for()
+    route = page.locator("details.route:visible").first
+    assert "/v1/chat/completions" in route.inner_text()
+    route.locator("summary").first.click()
+    route.get_by_role("rowheader", name="messages required").wait_for()
+    assert "curl" in route.locator("pre").inner_text()
+    assert barriers(page) == []
+
+
+@pytest.mark.parametrize(("scheme", "size"), [("light", DESK), ("dark", PHONE)])
+def test_panels_have_no_barriers(browser: Any, url: str, scheme: str, size: dict[str, int]) -> None:
+    with opened(browser, url, viewport=size, color_scheme=scheme) as page:
+        for panel in PANELS:
+            go(page, panel)
+            if panel == "embeddings":
+                page.get_by_role("button", name="Compare").click()
+                page.locator("#embed-result table").wait_for()
+            assert barriers(page) == []
+            width = page.locator("main").evaluate("(main) => main.scrollWidth")
+            assert width <= page.locator("main").evaluate("(main) => main.clientWidth"), panel

@@ -1,0 +1,261 @@
+"""The page in front of an engine that says what a test wants it to: keys, faults, hostile answers.
+
+That its panels do their jobs on real models is shown in `live/test_page.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import triptych
+from support.browser import barriers, chromium, opened
+from support.http import FakeEngine, in_process, live, make_app
+from triptych.compose import build_app
+from triptych.core.config import Config, ServerOptions
+from triptych.core.http.page import read_pages
+
+FOLDER = Path(triptych.__file__).with_name("page")
+MAX_LINES = 500
+MAX_BYTES = 250_000
+HOSTILE = """# Title <b>x</b>
+
+<script>window.hacked = 1</script> <img src=x onerror="window.hacked = 1">
+
+**bold** and *slanted* and `code <i>` and [a link](https://example.org/a_(b)).
+
+![spy](https://example.org/spy.png) and [bad](javascript:alert(1))
+
+- one
+- two
+  1. inner
+
+| a | b |
+|---|--:|
+| 1 | 2 |
+
+> quoted
+
+```python
+print("<hi>")
+```
+"""
+SHOW_ONCE = """async (text) => {
+    const { showMarkdown } = await import("/page/scripts/markdown/blocks.js");
+    const element = document.createElement("div");
+    showMarkdown(element, text);
+    return element.children.length;
+}"""
+SHOW_TWICE = """async (text) => {
+    const { showMarkdown } = await import("/page/scripts/markdown/blocks.js");
+    const whole = document.createElement("div");
+    const grown = document.createElement("div");
+    for (let end = 0; end <= text.length; end += 1) showMarkdown(grown, text.slice(0, end));
+    showMarkdown(whole, text);
+    return [whole.innerHTML, grown.innerHTML];
+}"""
+
+
+def sources() -> list[Path]:
+    return sorted(path for path in FOLDER.rglob("*") if path.suffix in (".html", ".css", ".js"))
+
+
+# -- the files -----------------------------------------------------------------------------------
+
+
+def test_files_are_small_and_load_nothing_from_elsewhere() -> None:
+    for path in sources():
+        text = path.read_text(encoding="utf-8")
+        assert len(text.splitlines()) < MAX_LINES, path
+        assert not re.search(r"(src|href|url|import)\W{1,3}https?:", text), path
+    assert sum(path.stat().st_size for path in sources()) < MAX_BYTES
+
+
+def test_no_text_becomes_markup_or_code() -> None:
+    for path in sources():
+        text = path.read_text(encoding="utf-8")
+        found = re.search(
+            r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\(|new Function", text
+        )
+        assert found is None, path
+        if path.suffix == ".html":
+            assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?![^>]*\ssrc=)", text), path
+
+
+def test_what_the_pages_name_is_there() -> None:
+    pages = read_pages(FOLDER)
+    for path in sources():
+        text = path.read_text(encoding="utf-8")
+        for name in re.findall(r'"(/page/[^"]+)"', text):
+            assert name in pages
+        for name in re.findall(r'from "(\.[^"]+)"', text):
+            assert (path.parent / name).resolve().is_file(), (path, name)
+
+
+async def test_the_page_can_be_switched_off() -> None:
+    for is_on, status in ((True, 200), (False, 404)):
+        app = build_app(Config(server=ServerOptions(page=is_on)), (), FakeEngine())
+        async with in_process(app) as client:
+            for path in ("/", "/docs", "/page/icon.svg"):
+                assert (await client.get(path)).status_code == status
+
+
+# -- in a browser --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine()
+
+
+@contextmanager
+def page_of(
+    browser: Any, folder: Path, engine: FakeEngine, *, allowed: str = "", **server: Any
+) -> Iterator[Any]:
+    """The page in front of `engine`."""
+    app = make_app(folder, engine, pages=read_pages(FOLDER), **server)
+    with live(app) as running, opened(browser, running.url, allowed=allowed) as page:
+        yield page
+
+
+def ask(page: Any, text: str = "hello") -> None:
+    page.get_by_label("Message", exact=True).fill(text)
+    page.keyboard.press("Enter")
+
+
+def finished(page: Any) -> Any:
+    """The last answer, once it is complete."""
+    page.locator(".turn.assistant:not([aria-busy])").last.wait_for()
+    return page.locator(".turn.assistant").last
+
+
+def test_answers_are_shown_as_text_whatever_they_say(
+    browser: Any, tmp_path: Path, engine: FakeEngine
+) -> None:
+    engine.answer = HOSTILE
+    with page_of(browser, tmp_path, engine) as page:
+        ask(page)
+        text = finished(page).locator(".markdown").last
+        assert text.locator("strong").inner_text() == "bold"
+        assert text.locator("em").inner_text() == "slanted"
+        assert text.locator("p code").inner_text() == "code <i>"
+        assert text.locator("pre code").inner_text() == 'print("<hi>")'
+        assert text.locator("ul > li").count() == 2
+        assert text.locator("ol > li").inner_text() == "inner"
+        assert text.locator("td.end").inner_text() == "2"
+        assert text.locator("blockquote").inner_text().strip() == "quoted"
+        assert [a.get_attribute("href") for a in text.locator("a").all()] == [
+            "https://example.org/a_(b)",
+            "https://example.org/spy.png",
+        ]
+        assert text.locator("script, img, b, i").count() == 0
+        assert page.evaluate("window.hacked") is None
+        assert barriers(page) == []
+
+
+def test_markdown_is_the_same_in_pieces_and_at_once(
+    browser: Any, tmp_path: Path, engine: FakeEngine
+) -> None:
+    with page_of(browser, tmp_path, engine) as page:
+        whole, grown = page.evaluate(SHOW_TWICE, HOSTILE)
+        assert whole == grown
+        assert "<table>" in whole
+
+
+def test_no_text_takes_long(browser: Any, tmp_path: Path, engine: FakeEngine) -> None:
+    texts = [
+        "*" * 5000 + "x",
+        "[" * 9000,
+        "`" * 7 + "`` " * 3000,
+        "> " * 4000,
+        "_a *" * 3000,
+        "# a" + " " * 9000 + "b",
+        "a | b\n-" + " " * 19000 + "x",
+        "```" + " " * 19000 + "`",
+        "` " + "a" * 19000 + "`",
+        "1. " * 6000,
+    ]
+    with page_of(browser, tmp_path, engine) as page:
+        for text in texts:
+            assert page.evaluate(SHOW_ONCE, text) in (1, 2), text[:9]
+
+
+def test_stop_regenerate_and_edit(browser: Any, tmp_path: Path, engine: FakeEngine) -> None:
+    engine.is_endless, engine.step_s = True, 0.01
+    with page_of(browser, tmp_path, engine) as page:
+        ask(page)
+        page.get_by_text("tokens").first.wait_for()
+        page.get_by_role("button", name="Stop").click()
+        assert "stopped" in finished(page).inner_text()
+        engine.is_endless = False
+        page.get_by_role("button", name="Answer again").click()
+        assert engine.answer in finished(page).inner_text()
+        page.get_by_role("button", name="Edit the message").click()
+        page.get_by_label("The message").fill("other words")
+        page.get_by_role("button", name="Send again").click()
+        assert engine.answer in finished(page).inner_text()
+        assert page.locator(".turn").count() == 2
+        assert "other words" in page.locator(".turn.user").inner_text()
+    assert len(engine.cancelled) == 1
+
+
+def test_a_key_is_asked_for_and_kept_for_the_tab(
+    browser: Any, tmp_path: Path, engine: FakeEngine
+) -> None:
+    with page_of(browser, tmp_path, engine, api_key=("right",), allowed="401") as page:
+        page.get_by_role("dialog", name="API key").wait_for()
+        assert barriers(page) == []
+        for given in ("wrong", "right"):
+            page.get_by_label("Key", exact=True).fill(given)
+            page.get_by_role("button", name="Continue").click()
+        ask(page)
+        assert engine.answer in finished(page).inner_text()
+        page.reload()
+        ask(page)
+        assert engine.answer in finished(page).inner_text()
+        assert page.evaluate("Object.keys(localStorage).length + document.cookie.length") == 0
+        page.goto("/docs")
+        page.get_by_text("/v1/chat/completions").wait_for()
+
+
+def test_errors_say_what_to_do_and_may_be_tried_again(
+    browser: Any, tmp_path: Path, engine: FakeEngine
+) -> None:
+    with page_of(browser, tmp_path, engine, allowed="400") as page:
+        page.get_by_role("button", name="Settings").click()
+        page.get_by_label("Most tokens").fill("100000")
+        ask(page)
+        box = page.get_by_role("alert")
+        assert "4096" in box.inner_text()
+        assert re.search(r"Request req-\w+", box.inner_text())
+        page.get_by_label("Most tokens").fill("5")
+        page.get_by_role("button", name="Try again").click()
+        assert engine.answer[:5] in finished(page).inner_text()
+        page.get_by_label("Tools").fill("no json")
+        ask(page)
+        assert "Tools in the settings is not JSON" in page.get_by_role("alert").inner_text()
+        assert barriers(page) == []
+
+
+def test_a_lost_engine_ends_an_answer_with_its_error(
+    browser: Any, tmp_path: Path, engine: FakeEngine
+) -> None:
+    from triptych.core.errors import Unavailable
+
+    engine.error, engine.num_good = Unavailable("The engine is starting again. Try again."), 9
+    with page_of(browser, tmp_path, engine) as page:
+        ask(page)
+        turn = finished(page)
+        assert engine.answer[:9] in turn.inner_text()
+        assert "The engine is starting again." in turn.get_by_role("alert").inner_text()
