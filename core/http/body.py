@@ -48,17 +48,17 @@ class StrictRoute(APIRoute):
         async def strict(request: Request) -> Response:
             _check_media_type(request)
             raw = await self.read(request)
-            if len(raw) <= _LARGE_BYTES:
-                return await handler(_Parsed(request, raw, parse_json(raw)))
-            value = await on_text_thread(len(raw), self._validated, raw)
+            if self.num_bytes(request, raw) <= _LARGE_BYTES:
+                return await handler(_Parsed(request, raw, self.parse(request, raw)))
+            value = await on_text_thread(len(raw), self._validated, request, raw)
             return await handler(_Parsed(request, raw, value))
 
         return strict
 
-    def _validated(self, raw: bytes) -> Any:
+    def _validated(self, request: Request, raw: bytes) -> Any:
         """A large body as the route takes it, so that nothing is left to do on the event loop."""
         assert self.body_field is not None
-        value, errors = self.body_field.validate(parse_json(raw), loc=("body",))
+        value, errors = self.body_field.validate(self.parse(request, raw), loc=("body",))
         if errors:
             raise RequestValidationError(errors)
         return value
@@ -66,6 +66,14 @@ class StrictRoute(APIRoute):
     async def read(self, request: Request) -> bytes:
         """The body, as it is to be parsed."""
         return await read_body(request, request.app.state.options.max_request_bytes)
+
+    def num_bytes(self, request: Request, raw: bytes) -> int:
+        """How much there is to parse."""
+        return len(raw)
+
+    def parse(self, request: Request, raw: bytes) -> Any:
+        """The body, parsed. Raises `InvalidRequest`."""
+        return parse_json(raw)
 
 
 class _Parsed(Request):

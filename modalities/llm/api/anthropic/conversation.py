@@ -6,7 +6,7 @@ Owns how turns, blocks, tools and switches are said in the words of chat. Knows 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
@@ -27,8 +27,6 @@ from triptych.modalities.llm.api.anthropic.protocol import (
     blocks_of,
 )
 
-Restore = Callable[[str], str]
-"""A text with the files that were taken out of it."""
 Fields = dict[str, Any]
 
 _BILLING = "x-anthropic-billing-header:"
@@ -38,11 +36,11 @@ _BETWEEN_BLOCKS = "\n\n"
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def chat_fields(body: ConversationFields, restore: Restore) -> Fields:
+def chat_fields(body: ConversationFields) -> Fields:
     """The fields of a chat request that asks for the same."""
     fields = {
         "model": body.model,
-        "messages": list(_messages(body, restore)),
+        "messages": list(_messages(body)),
         "continue_final_message": body.messages[-1].role == "assistant" or None,
         **_tool_fields(body),
         **_thinking_fields(body),
@@ -58,7 +56,7 @@ def chat_fields(body: ConversationFields, restore: Restore) -> Fields:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _messages(body: ConversationFields, restore: Restore) -> Iterator[Fields]:
+def _messages(body: ConversationFields) -> Iterator[Fields]:
     if system := _system(body):
         yield {"role": "system", "content": system}
     names: dict[str, str] = {}  # of the tools called, by the calls' ids
@@ -66,7 +64,7 @@ def _messages(body: ConversationFields, restore: Restore) -> Iterator[Fields]:
         blocks = [block for turn in turns for block in _blocks(turn)]
         if role == "assistant":
             names |= {block.id: block.name for block in blocks if isinstance(block, ToolUseBlock)}
-            yield _assistant(blocks, restore)
+            yield _assistant(blocks)
         else:
             yield from _results(blocks, names)
             if parts := list(_parts(_said(blocks))):
@@ -82,10 +80,10 @@ def _system(body: ConversationFields) -> str:
     return _BETWEEN_BLOCKS.join(text for text in texts if not text.startswith(_BILLING))
 
 
-def _assistant(blocks: Sequence[Block], restore: Restore) -> Fields:
+def _assistant(blocks: Sequence[Block]) -> Fields:
     texts = [block.text for block in blocks if isinstance(block, TextBlock)]
     thoughts = [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]
-    calls = [_call(block, restore) for block in blocks if isinstance(block, ToolUseBlock)]
+    calls = [_call(block) for block in blocks if isinstance(block, ToolUseBlock)]
     message: Fields = {"role": "assistant", "content": "".join(texts)}
     if thoughts:
         message["reasoning_content"] = _BETWEEN_BLOCKS.join(thoughts)
@@ -94,8 +92,8 @@ def _assistant(blocks: Sequence[Block], restore: Restore) -> Fields:
     return message
 
 
-def _call(block: ToolUseBlock, restore: Restore) -> Fields:
-    arguments = restore(json.dumps(block.input, ensure_ascii=False))
+def _call(block: ToolUseBlock) -> Fields:
+    arguments = json.dumps(block.input, ensure_ascii=False)
     function = {"name": block.name, "arguments": arguments}
     return {"id": block.id, "type": "function", "function": function}
 

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from triptych.core.http.context import Context
-from triptych.core.http.data_urls import DataUrlRoute, FilePlace, data_urls
+from triptych.core.http.data_urls import DataUrlRoute, FilePlace
 from triptych.core.http.sse import EventStream, described
 from triptych.core.tokens import TokenRequest
 from triptych.modalities.llm.api.anthropic.conversation import chat_fields
@@ -52,6 +52,7 @@ from triptych.modalities.llm.api.service import LlmService
 from triptych.modalities.modality import FindLink, no_link
 
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'
+_BLOCKS = ("messages", "content")
 _EVENTS = (MessageStart, BlockStart, BlockDelta, BlockStop, MessageEnd, MessageStop, Ping)
 _STREAM: dict[int | str, dict[str, Any]] = {
     200: {
@@ -70,6 +71,7 @@ class _MessagesRoute(DataUrlRoute):
             rb'"(?:media_type"\s{0,8}:\s{0,8}"image\\?/\w{1,16}|type"\s{0,8}:\s{0,8}"base64)"'
             rb'\s{0,64},\s{0,64}"data"\s{0,8}:\s{0,8}"'
         ),
+        pictures=frozenset({(*_BLOCKS, "source", "data"), (*_BLOCKS, "content", "source", "data")}),
         least=512,
     )
 
@@ -82,7 +84,7 @@ def anthropic_router(service: LlmService, find_link: FindLink = no_link) -> APIR
         body: ConversationFields, request: Request
     ) -> tuple[ChatRequest, TokenRequest]:
         check_version(request)
-        chat = chat_request(chat_fields(body, data_urls(request).restore))
+        chat = chat_request(chat_fields(body))
         return chat, await encode_conversation(service, chat, request, find_link)
 
     @router.post(PREFIX, response_model=None, responses=_STREAM)

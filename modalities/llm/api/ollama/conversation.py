@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from triptych.modalities.llm.api.ollama.protocol import (
@@ -18,8 +18,6 @@ from triptych.modalities.llm.api.ollama.protocol import (
     OllamaOptions,
 )
 
-Restore = Callable[[str], str]
-"""A text with the files that were taken out of it."""
 Fields = dict[str, Any]
 _SAME = (
     *("temperature", "top_k", "top_p", "min_p", "seed", "stop"),
@@ -28,11 +26,11 @@ _SAME = (
 """Options that chat calls the same."""
 
 
-def chat_fields(body: OllamaChatRequest, model: str, restore: Restore) -> Fields:
+def chat_fields(body: OllamaChatRequest, model: str) -> Fields:
     """The fields of a chat request to `model` that asks for the same."""
     messages = body.messages or []
     is_begun = bool(messages) and messages[-1].role == "assistant"
-    calls = _Calls(restore)
+    calls = _Calls()
     fields = {
         "messages": [part for message in messages for part in calls.read(message)],
         "continue_final_message": True if is_begun else None,
@@ -89,8 +87,7 @@ class _Calls:
     A result is that of the first call of its tool that has none yet.
     """
 
-    def __init__(self, restore: Restore) -> None:
-        self._restore = restore
+    def __init__(self) -> None:
         self._num_calls = 0
         self._open: defaultdict[str, deque[str]] = defaultdict(deque)
 
@@ -114,7 +111,7 @@ class _Calls:
             self._num_calls += 1
             call_id = call.id or f"call{self._num_calls:05}"
             self._open[call.function.name].append(call_id)
-            arguments = self._restore(json.dumps(call.function.arguments or {}, ensure_ascii=False))
+            arguments = json.dumps(call.function.arguments or {}, ensure_ascii=False)
             function = {"name": call.function.name, "arguments": arguments}
             yield {"id": call_id, "type": "function", "function": function}
 

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from triptych.core.errors import InvalidRequest, UnsupportedOption
 from triptych.core.http.body import StrictRoute
 from triptych.core.http.context import Context
-from triptych.core.http.data_urls import DataUrlRoute, FilePlace, data_urls
+from triptych.core.http.data_urls import DataUrlRoute, FilePlace
 from triptych.core.http.sse import LineStream, described_lines
 from triptych.core.tokens import TokenRequest
 from triptych.core.weights.resolve import ResolvedModel
@@ -78,6 +78,7 @@ class _ImagesRoute(DataUrlRoute):
 
     place = FilePlace(
         re.compile(rb'"images"\s{0,8}:\s{0,8}\[\s{0,64}"'),
+        pictures=frozenset({("messages", "images"), ("images",)}),
         following=re.compile(rb'"\s{0,64},\s{0,64}"'),
         least=512,
     )
@@ -126,7 +127,7 @@ class _Door:
         model = self._model(body)
         if not body.messages:
             return await self._loaded(body, model, ChatLines, request)
-        chat = chat_request(chat_fields(body, model, data_urls(request).restore))
+        chat = chat_request(chat_fields(body, model))
         prompt = await encode_conversation(self.service, chat, request, self.find_link)
         return await self._answer(body, chat, prompt, ChatLines, request)
 
