@@ -16,8 +16,7 @@ from triptych.core.http.fields import Name, Strict, Text, inert, without_refused
 from triptych.modalities.llm.api.anthropic import unsupported
 from triptych.modalities.llm.api.messages import CacheControl, is_list
 from triptych.modalities.llm.api.tools.schema import ToolName
-
-ToolInput = Annotated[dict[str, Any], Field(json_schema_extra={"format": "json-object"})]
+from triptych.modalities.llm.api.translation import Arguments
 
 
 def _kind_of(value: Any) -> str:
@@ -117,7 +116,7 @@ class ToolUseBlock(Strict):
     type: Literal["tool_use"]
     id: Name
     name: ToolName
-    input: ToolInput
+    input: Arguments
     cache_control: CacheControl | None = inert("cache_control")
 
     @model_validator(mode="before")

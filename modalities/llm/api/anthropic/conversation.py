@@ -5,11 +5,9 @@ Owns how turns, blocks, tools and switches are said in the words of chat. Knows 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
-from typing import Any
 
 from triptych.modalities.llm.api.anthropic.blocks import (
     Block,
@@ -26,8 +24,7 @@ from triptych.modalities.llm.api.anthropic.protocol import (
     Turn,
     blocks_of,
 )
-
-Fields = dict[str, Any]
+from triptych.modalities.llm.api.translation import Fields, Names, call_fields, given, schema_form
 
 _BILLING = "x-anthropic-billing-header:"
 """So begins a block that coding assistants send for the bill: other text in each request."""
@@ -53,7 +50,25 @@ def chat_fields(body: ConversationFields) -> Fields:
             "top_k": body.top_k,
             "stop": body.stop_sequences,
         }
-    return {name: value for name, value in fields.items() if value is not None}
+    return given(fields)
+
+
+def chat_names(body: ConversationFields) -> Names:
+    """What this API calls the fields of chat that the body became."""
+    is_older = body.output_format is not None
+    return {
+        "messages": "messages",
+        "continue_final_message": "messages",
+        "response_format": "output_format" if is_older else "output_config.format",
+        r"tools\[(\d+)\]\.function\.parameters": r"tools[\1].input_schema",
+        r"tools\[(\d+)\]\.function\.description": r"tools[\1].description",
+        r"tools\[(\d+)\]\.function\.name": r"tools[\1].name",
+        "tool_choice": "tool_choice",
+        "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+        "thinking_budget": "thinking.budget_tokens",
+        "enable_thinking": "thinking",
+        "reasoning_effort": "output_config.effort",
+    }
 
 
 def _messages(body: ConversationFields) -> Iterator[Fields]:
@@ -83,19 +98,17 @@ def _system(body: ConversationFields) -> str:
 def _assistant(blocks: Sequence[Block]) -> Fields:
     texts = [block.text for block in blocks if isinstance(block, TextBlock)]
     thoughts = [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]
-    calls = [_call(block) for block in blocks if isinstance(block, ToolUseBlock)]
-    message: Fields = {"role": "assistant", "content": "".join(texts)}
+    calls = [
+        call_fields(block.id, block.name, block.input)
+        for block in blocks
+        if isinstance(block, ToolUseBlock)
+    ]
+    message: Fields = {"role": "assistant", "content": _BETWEEN_BLOCKS.join(texts)}
     if thoughts:
         message["reasoning_content"] = _BETWEEN_BLOCKS.join(thoughts)
     if calls:
         message["tool_calls"] = calls
     return message
-
-
-def _call(block: ToolUseBlock) -> Fields:
-    arguments = json.dumps(block.input, ensure_ascii=False)
-    function = {"name": block.name, "arguments": arguments}
-    return {"id": block.id, "type": "function", "function": function}
 
 
 def _results(blocks: Iterable[Block], names: Mapping[str, str]) -> Iterator[Fields]:
@@ -160,12 +173,12 @@ def _choice_fields(choice: ToolChoiceOption | None) -> Fields:
 
 
 def _thinking_fields(body: ConversationFields) -> Fields:
-    """Whether to think; the template decides where the choice is left to the model."""
+    """Whether to think, which is not done unasked; `adaptive` leaves it to the template."""
     thinking, output = body.thinking, body.output_config
     effort = output.effort if output else None
-    is_decided = thinking is not None and thinking.type != "adaptive"
+    kind = thinking.type if thinking else "disabled"
     return {
-        "thinking": {"type": thinking.type} if thinking and is_decided else None,
+        "thinking": None if kind == "adaptive" else {"type": kind},
         "thinking_budget": thinking.budget_tokens if thinking else None,
         "reasoning_effort": "xhigh" if effort == "max" else effort,
     }
@@ -176,5 +189,4 @@ def _form_fields(body: ConversationFields) -> Fields:
     form = (output.format if output else None) or body.output_format
     if form is None:
         return {}
-    schema = {"name": "answer", "schema": form.schema_}
-    return {"response_format": {"type": "json_schema", "json_schema": schema}}
+    return {"response_format": schema_form(form.schema_)}

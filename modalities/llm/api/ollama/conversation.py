@@ -5,8 +5,6 @@ Owns how messages, options and switches are said in the words of chat. Knows no 
 
 from __future__ import annotations
 
-import json
-from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,13 +15,21 @@ from triptych.modalities.llm.api.ollama.protocol import (
     OllamaMessage,
     OllamaOptions,
 )
+from triptych.modalities.llm.api.translation import Fields, call_fields, given, schema_form
 
-Fields = dict[str, Any]
 _SAME = (
     *("temperature", "top_k", "top_p", "min_p", "seed", "stop"),
     *("repeat_penalty", "presence_penalty", "frequency_penalty"),
 )
 """Options that chat calls the same."""
+CHAT_NAMES = {
+    "messages": "messages",
+    "continue_final_message": "messages",
+    "response_format": "format",
+    "thinking_budget|enable_thinking|reasoning_effort": "think",
+}
+"""What this API calls the fields of chat."""
+GENERATE_NAMES = {**CHAT_NAMES, "messages": "prompt"}
 
 
 def chat_fields(body: OllamaChatRequest, model: str) -> Fields:
@@ -36,7 +42,7 @@ def chat_fields(body: OllamaChatRequest, model: str) -> Fields:
         "continue_final_message": True if is_begun else None,
         "tools": [tool.model_dump(exclude_none=True) for tool in body.tools or ()] or None,
     }
-    return _given(fields) | answer_fields(body, model)
+    return given(fields) | answer_fields(body, model)
 
 
 def generate_fields(body: GenerateRequest, model: str) -> Fields:
@@ -59,16 +65,12 @@ def answer_fields(body: AnswerFields, model: str) -> Fields:
         "logprobs": body.logprobs,
         "top_logprobs": body.top_logprobs,
     }
-    return _given(fields)
-
-
-def _given(fields: Fields) -> Fields:
-    return {name: value for name, value in fields.items() if value is not None}
+    return given(fields)
 
 
 def _form(form: str | dict[str, Any] | None) -> Fields | None:
     if isinstance(form, dict):
-        return {"type": "json_schema", "json_schema": {"name": "answer", "schema": form}}
+        return schema_form(form)
     return {"type": "json_object"} if form else None
 
 
@@ -84,12 +86,13 @@ def _content(text: str, images: Sequence[str]) -> str | list[Fields]:
 class _Calls:
     """Reads messages in order, and gives calls the ids that Ollama's have not.
 
-    A result is that of the first call of its tool that has none yet.
+    A result is that of the first call that has none yet: the one it names, or one of its tool.
     """
 
     def __init__(self) -> None:
         self._num_calls = 0
-        self._open: defaultdict[str, deque[str]] = defaultdict(deque)
+        self._open: dict[str, str] = {}
+        """The tools of the calls without a result, by the calls' ids."""
 
     def read(self, message: OllamaMessage) -> Iterator[Fields]:
         """The message in the words of chat; the pictures of a tool's are a user's."""
@@ -110,15 +113,13 @@ class _Calls:
         for call in message.tool_calls or ():
             self._num_calls += 1
             call_id = call.id or f"call{self._num_calls:05}"
-            self._open[call.function.name].append(call_id)
-            arguments = json.dumps(call.function.arguments or {}, ensure_ascii=False)
-            function = {"name": call.function.name, "arguments": arguments}
-            yield {"id": call_id, "type": "function", "function": function}
+            self._open[call_id] = call.function.name
+            yield call_fields(call_id, call.function.name, call.function.arguments or {})
 
     def _result(self, message: OllamaMessage) -> Fields:
-        open_ids = self._open[message.tool_name] if message.tool_name else self._next_open()
-        call_id = message.tool_call_id or (open_ids.popleft() if open_ids else None)
-        return _given({"tool_call_id": call_id, "name": message.tool_name})
-
-    def _next_open(self) -> deque[str]:
-        return next((ids for ids in self._open.values() if ids), deque())
+        call_id, name = message.tool_call_id, message.tool_name
+        if call_id is None:
+            fitting = (each for each, tool in self._open.items() if name in (None, tool))
+            call_id = next(fitting, None)
+        tool = self._open.pop(call_id, None) if call_id is not None else None
+        return given({"tool_call_id": call_id, "name": name or tool})

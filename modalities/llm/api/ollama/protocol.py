@@ -18,11 +18,11 @@ from triptych.modalities.llm.api.constraints import JsonSchema
 from triptych.modalities.llm.api.ollama import unsupported
 from triptych.modalities.llm.api.protocol import AnyNumber, Stop, penalty, within
 from triptych.modalities.llm.api.tools.schema import ToolName, Tools
+from triptych.modalities.llm.api.translation import Arguments
 
 _MOST = SAMPLING_RANGES["max_tokens"][1]
 _Count = Annotated[int, Field(ge=-1, le=_MOST)]
 Images = Annotated[list[Text], Field(max_length=limits.MAX_CONTENT_PARTS, fail_fast=True)]
-Arguments = Annotated[dict[str, Any], Field(json_schema_extra={"format": "json-object"})]
 
 
 class OllamaOptions(Strict):
@@ -222,6 +222,8 @@ class ModelRequest(Strict):
     def _check_one(self) -> Self:
         if (self.model or self.name) is None:
             raise InvalidRequest("model is required.", param="model")
+        if self.model and self.name and self.model != self.name:
+            raise InvalidRequest("model and name are one and differ: send model.", param="name")
         return self
 
     @property

@@ -10,11 +10,10 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pydantic import BaseModel
-from pydantic_core import from_json
 
 from triptych.modalities.llm.api.generation import Generation
 from triptych.modalities.llm.api.ollama.dialect import nanoseconds, now_text
@@ -26,6 +25,7 @@ from triptych.modalities.llm.api.replies import (
 )
 from triptych.modalities.llm.api.service import SampleDelta
 from triptych.modalities.llm.api.tools.pieces import CallArguments, CallStart, Thought, Words
+from triptych.modalities.llm.api.translation import written_arguments
 
 DoneReason = Literal["stop", "length", "load"]
 
@@ -140,8 +140,9 @@ class Said:
 class AnswerShape(ABC):
     """Dresses the deltas of one answer. `model` is what the client calls it."""
 
-    def __init__(self, model: str, timing: Timing) -> None:
+    def __init__(self, model: str, timing: Timing, *, shows_thoughts: bool = True) -> None:
         self._model = model
+        self._shows_thoughts = shows_thoughts
         self._timing = timing
         self._call: tuple[str, list[str]] | None = None
         self._num_calls = 0
@@ -176,16 +177,18 @@ class AnswerShape(ABC):
         async with aclosing(generation.deltas) as deltas:
             async for delta in deltas:
                 self._timing.tick()
+                logprobs = tuple(map(chat_logprob, delta.logprobs or ()))
                 for said in self._said(delta):
-                    yield said, None
+                    yield replace(said, logprobs=logprobs), None
+                    logprobs = ()
+                if logprobs:
+                    yield Said(logprobs=logprobs), None
                 if delta.finish_reason is not None:
                     reason = "length" if delta.finish_reason == "length" else "stop"
                     durations = self._timing.durations(generation.usage.total())
                     yield Said(), {"done": True, "done_reason": reason, **durations}
 
     def _said(self, delta: SampleDelta) -> Iterator[Said]:
-        if delta.logprobs:
-            yield Said(logprobs=tuple(map(chat_logprob, delta.logprobs)))
         for piece in delta.shown:
             if isinstance(piece, CallArguments):
                 assert self._call is not None
@@ -195,7 +198,7 @@ class AnswerShape(ABC):
             match piece:
                 case Words(text):
                     yield Said(text=text)
-                case Thought(text):
+                case Thought(text) if self._shows_thoughts:
                     yield Said(thinking=text)
                 case CallStart(name):
                     self._call = (name, [])
@@ -207,8 +210,7 @@ class AnswerShape(ABC):
         if self._call is None:
             return
         (name, texts), self._call = self._call, None
-        found = from_json("".join(texts) or "{}", allow_partial=True)
-        arguments = found if isinstance(found, dict) else {}
+        arguments = written_arguments("".join(texts))
         function = OllamaFunctionReply(index=self._num_calls, name=name, arguments=arguments)
         self._num_calls += 1
         yield Said(calls=(OllamaCallReply(id=new_call_id(), function=function),))
