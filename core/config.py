@@ -71,7 +71,7 @@ class ModelOptions:
     )
     quantization_encoding: str = option(
         "auto",
-        "How weights are held. `auto`: as they are stored, but GGUF files of less than 512 MiB are"
+        "How weights are held. `auto`: as they are stored, but GGUF files of less than 256 MiB are"
         " taken out of their blocks."
         " float32, bfloat16 and float16 are those of `--dtype`, and take blocks apart. q8_0 to q4_0"
         " are GGUF's types: a file's own, or, for chat and embeddings, made of plain weights at"

@@ -76,3 +76,11 @@ async def test_closing_an_app_ends_the_children_that_prepare_pictures(tmp_path: 
     until(lambda: bool(started()))
     await app.state.close()
     until(lambda: not started())
+
+
+async def test_the_page_can_be_switched_off() -> None:
+    for is_on, status in ((True, 200), (False, 404)):
+        app = build_app(Config(server=ServerOptions(page=is_on)), (), FakeEngine())
+        async with in_process(app) as client:
+            for path in ("/", "/docs", "/page/icon.svg"):
+                assert (await client.get(path)).status_code == status

@@ -15,9 +15,7 @@ import pytest
 
 import triptych
 from support.browser import barriers, chromium, opened
-from support.http import FakeEngine, in_process, live, make_app
-from triptych.compose import build_app
-from triptych.core.config import Config, ServerOptions
+from support.http import FakeEngine, live, make_app
 from triptych.core.http.page import read_pages
 
 FOLDER = Path(triptych.__file__).with_name("page")
@@ -95,14 +93,6 @@ def test_what_the_pages_name_is_there() -> None:
             assert name in pages
         for name in re.findall(r'from "(\.[^"]+)"', text):
             assert (path.parent / name).resolve().is_file(), (path, name)
-
-
-async def test_the_page_can_be_switched_off() -> None:
-    for is_on, status in ((True, 200), (False, 404)):
-        app = build_app(Config(server=ServerOptions(page=is_on)), (), FakeEngine())
-        async with in_process(app) as client:
-            for path in ("/", "/docs", "/page/icon.svg"):
-                assert (await client.get(path)).status_code == status
 
 
 # -- in a browser --------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from triptych.core.weights.layout import TensorInfo
 AUTO = "auto"
 STORED_ONLY = ("float8_e4m3fn", "gptq")
 """What only a checkpoint can bring."""
-MIN_BLOCK_BYTES = 512 * 2**20
+MIN_BLOCK_BYTES = 256 * 2**20
 """GGUF files with less in blocks are taken apart, unless asked for: memory is no matter there, and
 plain numbers are more exact and read prompts faster."""
 _PLAIN = "plain"

@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -43,16 +44,22 @@ _EXPONENT_BITS = {
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def convert_gguf(source: Path, folder: Path, progress: Progress) -> None:
+def convert_gguf(
+    source: Path,
+    folder: Path,
+    progress: Progress,
+    sampling: Mapping[str, float] = MappingProxyType({}),
+) -> None:
     """Write config, tokenizer and safetensors of the GGUF file `source` into `folder`.
 
-    Holds a few rows at a time. Raises `WeightsError` naming file and tensor, and `OSError` as the
-    disk does.
+    `sampling` is what the model's card recommends, which such a file does not say. Holds a few
+    rows at a time. Raises `WeightsError` naming file and tensor, and `OSError` as the disk does.
     """
     with open_gguf(source) as file:
         dtype = output_dtype(file)
         model = describe(file, dtype)
         files = {"config.json": model.config, **tokenizer_files(file, model.config)}
+        files["generation_config.json"] |= sampling
         for name, content in files.items():
             text = content if isinstance(content, str) else json.dumps(content, indent=2)
             (folder / name).write_text(text, encoding="utf-8")

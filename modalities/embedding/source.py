@@ -66,8 +66,4 @@ def _fetch(options: ModelOptions, progress: Progress, install: Installer) -> tup
     return fetch_once(NAME, identity, build, options, progress)
 
 
-def _adopt(folder: Path, options: ModelOptions, progress: Progress) -> None:
-    """Other folders of this kind are in our layout already."""
-
-
-MINILM = Source(name=NAME, fetch=_fetch, adopt=_adopt)
+MINILM = Source(name=NAME, fetch=_fetch)

@@ -51,6 +51,7 @@ CHAT = Modality(
     api=f"{_HERE}.api.routes:open_api",
     engine=f"{_HERE}.engine.loader:LlmLoader",
     default="embedded",
+    sources=(f"{_HERE}.source:QWEN_CODER",),
     also=("embedding",),  # texts go to chat models on the same route
     pipelines={"ChatPipeline": f"{_HERE}.api.pipeline"},
     commands=_COMMANDS,

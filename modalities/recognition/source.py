@@ -52,8 +52,4 @@ def _fetch(options: ModelOptions, progress: Progress, install: Installer) -> tup
     return fetch_once(NAME, identity, build, options, progress)
 
 
-def _adopt(folder: Path, options: ModelOptions, progress: Progress) -> None:
-    """Folders of Whisper models are in our layout already."""
-
-
-WHISPER_TINY = Source(name=NAME, fetch=_fetch, adopt=_adopt)
+WHISPER_TINY = Source(name=NAME, fetch=_fetch)

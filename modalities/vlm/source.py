@@ -71,8 +71,4 @@ def _fetch(options: ModelOptions, progress: Progress, install: Installer) -> tup
     )
 
 
-def _adopt(place: Path, options: ModelOptions, progress: Progress) -> None:
-    """Other folders are in our layout already."""
-
-
-EMBEDDED_VISION = Source(name=NAME, fetch=_fetch, adopt=_adopt)
+EMBEDDED_VISION = Source(name=NAME, fetch=_fetch)

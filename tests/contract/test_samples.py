@@ -15,14 +15,26 @@ SAMPLES = Path(__file__).parents[2] / "samples"
 SCRIPT = 'if __name__ == "__main__":'
 OTHERS = frozenset(
     {
+        "agents",
+        "anthropic",
+        "dspy",
         "efficientnet_lite_pytorch",
+        "haystack",
+        "instructor",
+        "langchain",
+        "litellm",
         "llama_cpp",
+        "llama_index",
+        "ollama",
         "openvino_genai",
+        "pydantic_ai",
         "resvg_py",
+        "semantic_kernel",
         "sentence_transformers",
+        "smolagents",
     }
 )
-"""What recipes and benchmarks need beyond the tests."""
+"""What recipes, benchmarks and clients need beyond the tests."""
 PATHS = sorted(SAMPLES.rglob("*.py"))
 
 
@@ -68,3 +80,30 @@ def test_examples_in_help_are_flags_of_their_command(command: Command) -> None:
         for _, name, *arguments in ours:
             (used,) = (each for each in COMMANDS if each.name == name)
             used.parser().parse_args(arguments)
+
+
+CLIENTS = SAMPLES / "clients"
+SCRIPTS = sorted(CLIENTS.glob("with_*.py"))
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_clients_are_pinned_to_the_versions_of_the_table(script: Path) -> None:
+    runner = runpy.run_path(str(CLIENTS / "run.py"))
+    table = (SAMPLES.parent / "docs" / "clients.md").read_text().splitlines()
+    versions = [requirement.split("==") for requirement in runner["requirements_of"](script)]
+    name, version = versions[0]
+    row = next(line for line in table if line.startswith(f"| {name.partition('[')[0]}"))
+    assert f"| {version} |" in row
+    assert all(len(pinned) == 2 for pinned in versions)
+
+
+def test_lines_of_a_client_become_a_row() -> None:
+    runner = runpy.run_path(str(CLIENTS / "run.py"))
+    lines = (
+        "client ollama 0.6.3",
+        "works chat (1 s) Hi.",
+        "fails tools (0 s) X: y",
+        "small a (2 s)",
+    )
+    outcome = runner["Outcome"].of(CLIENTS / "with_ollama.py", "\n".join(lines))
+    assert outcome.row == "| ollama | 0.6.3 | chat | a | tools |"

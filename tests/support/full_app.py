@@ -21,6 +21,10 @@ from support.voices_app import PARROT
 from triptych.core.client import EngineStatus
 from triptych.core.config import Config, ModelOptions, ScheduleOptions, ServerOptions
 from triptych.core.http.app import create_app
+from triptych.core.http.batches.routes import batches_router
+from triptych.core.http.batches.runner import BatchRunner
+from triptych.core.http.files.routes import files_router
+from triptych.core.http.files.shelf import FileShelf
 from triptych.core.http.models import Task
 from triptych.core.job import Output
 from triptych.core.media.audio.decode import DECODERS
@@ -29,6 +33,7 @@ from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.diffusion.api.routes import image_cards, images_router, picture_links
 from triptych.modalities.embedding.api.ollama import ollama_embeddings_router
 from triptych.modalities.embedding.api.routes import embedding_cards, embeddings_router
+from triptych.modalities.embedding.api.score_routes import score_router
 from triptych.modalities.embedding.api.service import EmbeddingService
 from triptych.modalities.embedding.api.text import EmbeddingModel
 from triptych.modalities.embedding.wire import EmbedDelta
@@ -148,10 +153,15 @@ def open_full_app(folder: Path, **server: Any) -> FullApp:
     routers = [llm_router(text, links.find), embeddings_router(words), speech_router(speech)]
     routers += [speech_models_router(speech_cards(speech)), voices_router(voices)]
     routers += [recognition_router(transcriptions), images_router(images, links)]
+    shelf = FileShelf(DocumentStore("memory", max_bytes=2**24, ttl_s=3600.0))
+    batches = BatchRunner(shelf, num_places=1)
+    routers += [score_router(words), files_router(shelf), batches_router(batches)]
     routers += [*door_routers(text, folder / "text"), ollama_embeddings_router(words)]
     kept = DocumentStore.from_options(config.store)
     answering = Answering.open(text, kept, config.server, links.find)
     routers += [responses_router(answering), conversations_router(answering)]
     tasks = [Task(*modality.task) for modality in MODALITIES]
     full_app.app = create_app(config, full_app.chat, routers, cards, tasks, DIALECTS)
+    full_app.app.state.shelf = shelf
+    batches.serve(full_app.app)
     return full_app

@@ -109,9 +109,7 @@ def files_router(shelf: FileShelf) -> APIRouter:
 
 
 def _add_collection(router: APIRouter, shelf: FileShelf) -> None:
-    @router.post(
-        _ROUTE, openapi_extra=form_body(FileForm, "file"), response_model_exclude_none=True
-    )
+    @router.post(_ROUTE, openapi_extra=form_body(FileForm, "file"))
     async def upload_file(request: Request) -> FileReply:
         """Keep a file."""
         shelf.check()
@@ -122,7 +120,7 @@ def _add_collection(router: APIRouter, shelf: FileShelf) -> None:
         owner = Context.of(request).principal.owner
         return FileReply.of(await shelf.add(owner, about, upload.data, expires_s=expires_s))
 
-    @router.get(_ROUTE, response_model_exclude_none=True)
+    @router.get(_ROUTE)
     async def list_files(
         request: Request,
         purpose: Purpose | None = None,
@@ -143,7 +141,7 @@ def _add_collection(router: APIRouter, shelf: FileShelf) -> None:
 
 
 def _add_one(router: APIRouter, shelf: FileShelf) -> None:
-    @router.get(_ROUTE + "/{file_id}", response_model_exclude_none=True)
+    @router.get(_ROUTE + "/{file_id}")
     async def show_file(file_id: _FileId, request: Request) -> FileReply:
         """One file."""
         return FileReply.of(await shelf.get(Context.of(request).principal.owner, file_id))

@@ -27,8 +27,4 @@ def _fetch(options: ModelOptions, progress: Progress, install: Installer) -> tup
     return FOLDER, sha256_file(files[0], progress)
 
 
-def _adopt(folder: Path, options: ModelOptions, progress: Progress) -> None:
-    """Other folders of this kind are in our layout already."""
-
-
-EMBEDDED_VOICE = Source(name=NAME, fetch=_fetch, adopt=_adopt)
+EMBEDDED_VOICE = Source(name=NAME, fetch=_fetch)

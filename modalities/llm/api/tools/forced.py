@@ -12,7 +12,6 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from triptych.core.errors import InvalidRequest
 from triptych.core.grammar.source import Constraint, tidy_schema
 from triptych.modalities.llm.api.tools.formats import AnswerSyntax
 from triptych.modalities.llm.api.tools.schema import Offer, Tool
@@ -28,13 +27,10 @@ def answer_constraint(
     """The form of an answer that may call what is offered; `None` where any text will do.
 
     The answer begins within thoughts that end with `thoughts_end`, if that is given. What is no
-    call has the `form`, if there is one. Raises `InvalidRequest` where it can have none.
+    call has the `form`, if there is one: agents ask for it in every step, where a call is required,
+    too.
     """
-    if form is not None and offer.is_required:
-        raise InvalidRequest(
-            "An answer cannot both be a call, as tool_choice says, and have another form.",
-            param="tool_choice",
-        )
+    form = None if offer.is_required else form
     is_marked = syntax.calls == "hermes"
     may_call = any(form is not None or tool.function.strict for tool in offer.tools)
     has_calls = offer.is_required or (is_marked and may_call)

@@ -32,7 +32,7 @@ _KIMI_MARKS = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
 
 CALL_FORMATS: Mapping[str, ReadCalls] = MappingProxyType(
     {
-        "hermes": MarkedJson(("<tool_call>",), ("</tool_call>",)),
+        "hermes": MarkedJson(("<tool_call>",), ("</tool_call>",), forgets_marks=True),
         "granite": MarkedJson(("<|tool_call|>", "<tool_call>"), ("</tool_call>",)),
         "phi4-mini": MarkedJson(("functools", "<|tool_call|>"), ("<|/tool_call|>",)),
         "mistral": MarkedJson(("[TOOL_CALLS]",)),

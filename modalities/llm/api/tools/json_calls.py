@@ -24,19 +24,27 @@ from triptych.modalities.llm.api.tools.source import TextSource
 
 _ARGUMENTS = ("arguments", "parameters")
 _NUMBERED = re.compile(r"[:\[]")
+_FENCES = ("```json", "```", "<tools>")
+_FENCE_ENDS = ("```", "</tools>")
 _Attempt = Generator[AnswerPiece | None, None, bool]
 """Reads one call; whether it was whole."""
 
 
 @dataclass(frozen=True, slots=True)
 class MarkedJson:
-    """One of `opens`, `{"name": ..., "arguments": {...}}` or a list of those, one of `closes`."""
+    """One of `opens`, `{"name": ..., "arguments": {...}}` or a list of those, one of `closes`.
+
+    With `forgets_marks` an answer may also begin with calls of known tools that have none.
+    """
 
     opens: Sequence[str]
     closes: Sequence[str] = ()
+    forgets_marks: bool = False
 
     def __call__(self, source: TextSource, tools: ToolSchemas) -> Reading:
         """Implements `ReadCalls`."""
+        while self.forgets_marks and (yield from _unmarked_call(source, tools)):
+            pass
         while mark := (yield from source.until(self.opens, Words)):
             source.taken = mark
             yield from source.spaces()
@@ -117,6 +125,32 @@ def listed_json(source: TextSource, tools: ToolSchemas) -> Reading:
     yield from source.spaces()
     yield from json_calls(source)
     yield from source.until((), Words)
+
+
+def _unmarked_call(source: TextSource, known: ToolSchemas) -> _Attempt:
+    """A call as small models write it: the object alone, or in a fence; its name comes first.
+
+    An answer in JSON that is none is text as soon as its first key says so.
+    """
+    source.taken = ""
+    yield from source.spaces()
+    fence = yield from source.any_of(_FENCES)
+    yield from source.spaces()
+    before = len(source.taken)
+    is_call = yield from source.begins("{")
+    yield from source.spaces()
+    is_call = is_call and (yield from source.begins('"name"'))
+    if not is_call:
+        if source.taken:
+            yield Words(source.taken)
+        return False
+    source.put_back(source.taken[before:])
+    if not (yield from _object(source, known)):
+        return False
+    if fence:
+        yield from source.spaces()
+        yield from source.closing(_FENCE_ENDS)
+    return True
 
 
 def json_calls(source: TextSource, known: ToolSchemas | None = None) -> _Attempt:

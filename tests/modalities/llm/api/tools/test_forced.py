@@ -7,7 +7,6 @@ import json
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from triptych.core.errors import InvalidRequest
 from triptych.core.grammar.source import Constraint, ConstraintKind, to_grammar
 from triptych.modalities.llm.api.tools.forced import answer_constraint
 from triptych.modalities.llm.api.tools.formats import AnswerSyntax
@@ -142,8 +141,9 @@ def test_an_answer_has_its_form_or_is_a_call(kind: ConstraintKind) -> None:
     assert fits(hermes(PARIS, TIME), offer, AnswerSyntax(), form=form)
     assert not fits(hermes(BERLIN), offer, AnswerSyntax(), form=form), "the tool is strict"
     assert not fits(f"I look. {hermes(PARIS)}", offer, AnswerSyntax(), form=form)
-    with pytest.raises(InvalidRequest, match="cannot both be a call"):
-        answer_constraint(Offer.of(TOOLS, "required"), AnswerSyntax(), "", form)
+    required = Offer.of(TOOLS, "required")
+    calls_alone = answer_constraint(required, AnswerSyntax(), "")
+    assert answer_constraint(required, AnswerSyntax(), "", form) == calls_alone
 
 
 def test_other_answers_have_no_form() -> None:

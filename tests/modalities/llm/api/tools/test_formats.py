@@ -21,7 +21,7 @@ from triptych.modalities.llm.api.tools.formats import (
     thinking_format_of,
 )
 from triptych.modalities.llm.api.tools.parser import AnswerParser
-from triptych.modalities.llm.api.tools.pieces import Answer, ToolUse
+from triptych.modalities.llm.api.tools.pieces import Answer, ToolUse, Words
 
 WEATHER = {"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
 TOOLS: dict[str, dict[str, Any]] = {"get_weather": WEATHER, "get_time": {}}
@@ -53,6 +53,15 @@ ANSWERS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         "I look.",
         [PARIS, TIME],
     ),
+    (
+        "hermes",
+        '{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}\n'
+        '{"name": "get_time"}\nSo.',
+        "So.",
+        [PARIS, TIME],
+    ),
+    ("hermes", '```json\n{"name": "get_time", "arguments": {}}\n```', "", [TIME]),
+    ("hermes", '<tools>\n{"name": "get_time", "arguments": {}}\n</tools>', "", [TIME]),
     (
         "granite",
         '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}},'
@@ -236,6 +245,9 @@ def test_plain_text_is_left_as_it_is(family: str, text: str) -> None:
     [
         ("hermes", "<tool_call>no call</tool_call>"),
         ("hermes", '<tool_call>{"arguments": {}}</tool_call>'),
+        ("hermes", '{"name": "unknown", "arguments": {}}'),
+        ("hermes", '```json\n{"name": "Ada", "age": 36}\n```'),
+        ("hermes", 'Write {"name": "get_time", "arguments": {}}.'),
         ("llama3-json", '{"name": "unknown", "parameters": {}}'),
         ("llama3-json", '{"answer": 42}'),
         ("llama4-pythonic", "[1, 2, 3]"),
@@ -370,3 +382,8 @@ def test_formats_are_known_by_templates() -> None:
     assert call_format_of("{{ '[TOOL_CALLS]' + name + '[ARGS]' }}") == "mistral-named"
     assert thinking_format_of("{{ content.split('</think>') }}") == "think"
     assert thinking_format_of("plain") == ""
+
+
+def test_an_answer_in_json_that_is_no_call_is_not_held_back() -> None:
+    parser = AnswerParser(None, CALL_FORMATS["hermes"], TOOLS)
+    assert parser.push('{"age"') == [Words('{"age"')]

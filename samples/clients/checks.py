@@ -1,0 +1,82 @@
+"""What the scripts of the clients share: where the server is, and a line for each thing tried.
+
+A check takes a `Server` and returns what came of it, or is a coroutine that does. It fails by
+raising; `TooSmall` says that client and server did their parts, and the model did not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import inspect
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+
+MAX_CHARACTERS = 160
+
+
+class TooSmall(Exception):
+    """The answer was whole and well-formed, but not good enough."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running `triptych serve`. Its keys are whatever it was started with; by default none."""
+
+    url: str
+    model: str
+    key: str
+
+    @property
+    def v1(self) -> str:
+        """What OpenAI's clients call the base URL."""
+        return f"{self.url}/v1"
+
+
+def run_checks(package: str, *checks: Callable[[Server], object]) -> None:
+    """Run what a script checks, print a line for each, and exit with 1 if one failed."""
+    parser = argparse.ArgumentParser(description=f"Try {package} against a running server.")
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="without /v1")
+    parser.add_argument("--model", default="qwen2.5-coder-0.5b")
+    parser.add_argument("--key", default="none")
+    parser.add_argument("--only", default="", help="the name of one check")
+    arguments = parser.parse_args()
+    server = Server(arguments.url.rstrip("/"), arguments.model, arguments.key)
+    print(f"client {package} {version(package)}")
+    chosen = [check for check in checks if arguments.only in ("", check.__name__)]
+    verdicts = [_try(check, server) for check in chosen]
+    sys.exit("fails" in verdicts)
+
+
+def said(text: str | None, expected: str) -> str:
+    """`text`, which has to contain what is `expected`."""
+    if expected.lower() not in (text or "").lower():
+        raise TooSmall(f"{expected!r} is not in {text!r}")
+    return text or ""
+
+
+@contextmanager
+def too_small_if(*errors: type[Exception]) -> Iterator[None]:
+    """What the client raises where a model goes on and on, or answers in no form it knows."""
+    try:
+        yield
+    except errors as error:
+        raise TooSmall(f"{type(error).__name__}: {error}") from error
+
+
+def _try(check: Callable[[Server], object], server: Server) -> str:
+    started = time.monotonic()
+    try:
+        found = check(server)
+        verdict, result = "works", str(asyncio.run(found) if inspect.iscoroutine(found) else found)
+    except TooSmall as error:
+        verdict, result = "small", str(error)
+    except Exception as error:  # whatever a client raises
+        verdict, result = "fails", f"{type(error).__name__}: {error}"
+    taken = f"({time.monotonic() - started:.0f} s)"
+    print(verdict, check.__name__, taken, " ".join(result.split())[:MAX_CHARACTERS], flush=True)
+    return verdict
