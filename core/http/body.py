@@ -11,12 +11,13 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Coroutine
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from triptych.core.errors import InvalidRequest, PayloadTooLarge, RequestTimeout, UnsupportedMedia
 from triptych.core.limits import (
@@ -37,7 +38,13 @@ _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class StrictRoute(APIRoute):
-    """A route whose JSON body is read and parsed here before FastAPI sees it."""
+    """A route whose JSON body is read and parsed here before FastAPI sees it.
+
+    Where it `takes_any_type`, a body may be said to be something else than JSON, but not by a web
+    page: those ask the server first before they send JSON, and need not ask for other types.
+    """
+
+    takes_any_type: ClassVar[bool] = False
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Wrap FastAPI's handler; a route without a body keeps it as it is."""
@@ -46,7 +53,9 @@ class StrictRoute(APIRoute):
             return handler
 
         async def strict(request: Request) -> Response:
-            _check_media_type(request)
+            if not self.takes_any_type or "origin" in request.headers:
+                _check_media_type(request)
+            check_not_compressed(request)
             raw = await self.read(request)
             if self.num_bytes(request, raw) <= _LARGE_BYTES:
                 return await handler(_Parsed(request, raw, self.parse(request, raw)))
@@ -80,7 +89,7 @@ class _Parsed(Request):
     """A request whose body was read and parsed already, perhaps validated."""
 
     def __init__(self, request: Request, raw: bytes, value: Any) -> None:
-        super().__init__(request.scope, request.receive)
+        super().__init__(_with_json_type(request.scope), request.receive)
         self._raw = raw
         self._value = value
 
@@ -89,6 +98,12 @@ class _Parsed(Request):
 
     async def json(self) -> Any:
         return self._value
+
+
+def _with_json_type(scope: Scope) -> Scope:
+    """A scope in which the body is said to be what it was read as."""
+    headers = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
+    return {**scope, "headers": [*headers, (b"content-type", b"application/json")]}
 
 
 async def read_body(
@@ -164,7 +179,6 @@ def _check_media_type(request: Request) -> None:
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise UnsupportedMedia("Send the body as JSON, with 'Content-Type: application/json'.")
-    check_not_compressed(request)
 
 
 def _check_structure(raw: bytes) -> None:

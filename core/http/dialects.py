@@ -7,9 +7,8 @@ routers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from pydantic import BaseModel
 from starlette.datastructures import Headers
@@ -44,14 +43,10 @@ class Dialect:
         return is_below or (bool(self.header) and self.header in Headers(scope=scope))
 
 
-def named_message(error: TriptychError, names: Mapping[str, str] = MappingProxyType({})) -> str:
-    """What an error says, for an API that has no other place for the name of the field.
-
-    `names` are those of fields that the API calls otherwise than OpenAI's.
-    """
-    if not error.param or error.param in error.message:
-        return error.message
-    return f"{names.get(error.param, error.param)}: {error.message}"
+def named_message(error: TriptychError) -> str:
+    """What an error says, for an API that has no other place for the name of the field."""
+    is_named = not error.param or error.param in error.message
+    return error.message if is_named else f"{error.param}: {error.message}"
 
 
 def dialect_of(scope: Scope, dialects: Iterable[Dialect], default: Dialect) -> Dialect:

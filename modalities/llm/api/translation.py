@@ -80,6 +80,7 @@ def named_as(names: Names) -> Iterator[None]:
             pattern = re.compile(rf"\b{path}(?!\w){_REST}")
             public.message = pattern.sub(name, public.message)
             public.param = public.param and pattern.sub(name, public.param)
+        public.args = (public.message,)
         if public is error:
             raise
         raise public from error

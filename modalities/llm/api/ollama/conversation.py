@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from triptych.core.errors import InvalidRequest
 from triptych.modalities.llm.api.ollama.protocol import (
     AnswerFields,
     GenerateRequest,
@@ -121,5 +122,10 @@ class _Calls:
         if call_id is None:
             fitting = (each for each, tool in self._open.items() if name in (None, tool))
             call_id = next(fitting, None)
-        tool = self._open.pop(call_id, None) if call_id is not None else None
-        return given({"tool_call_id": call_id, "name": name or tool})
+        if call_id not in self._open:
+            raise InvalidRequest(
+                "A result is that of a call before it, which has no other; here is one of none.",
+                param="messages",
+            )
+        tool = self._open.pop(call_id)
+        return {"tool_call_id": call_id, "name": name or tool}

@@ -16,7 +16,6 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from triptych.core.errors import UnsupportedOption
-from triptych.core.http.body import StrictRoute
 from triptych.core.http.context import Context
 from triptych.core.http.data_urls import DataUrlRoute, FilePlace
 from triptych.core.http.sse import LineStream, described_lines
@@ -34,7 +33,7 @@ from triptych.modalities.llm.api.ollama.conversation import (
     chat_fields,
     generate_fields,
 )
-from triptych.modalities.llm.api.ollama.dialect import OLLAMA_ERRORS, OllamaError
+from triptych.modalities.llm.api.ollama.dialect import OLLAMA_ERRORS, OllamaError, OllamaRoute
 from triptych.modalities.llm.api.ollama.models import (
     Abilities,
     Catalogue,
@@ -78,7 +77,7 @@ class StatusReply(BaseModel):
     status: str
 
 
-class _ImagesRoute(DataUrlRoute):
+class _ImagesRoute(OllamaRoute, DataUrlRoute):
     """Pictures stand in lists called `images`."""
 
     place = FilePlace(
@@ -242,8 +241,8 @@ def _add_models(router: APIRouter, catalogue: Catalogue) -> None:
             )
         return StatusReply(status="success")
 
-    router.add_api_route("/api/show", show, methods=["POST"], route_class_override=StrictRoute)
-    router.add_api_route("/api/pull", pull, methods=["POST"], route_class_override=StrictRoute)
+    router.add_api_route("/api/show", show, methods=["POST"], route_class_override=OllamaRoute)
+    router.add_api_route("/api/pull", pull, methods=["POST"], route_class_override=OllamaRoute)
 
 
 def _add_refused(router: APIRouter) -> None:

@@ -66,6 +66,9 @@ async def test_pictures_of_a_message(client: httpx.AsyncClient, engine: FakeEngi
     assert len(PNG_TEXT) > 1400, "it is taken out before the JSON is read"
     result = {"type": "tool_result", "tool_use_id": "a", "content": [image(), image(SMALL)]}
     body = message(result, image())
+    called = {"type": "tool_use", "id": "a", "name": "look", "input": {}}
+    earlier = [{"role": "user", "content": "Look."}, {"role": "assistant", "content": [called]}]
+    body["messages"] = earlier + body["messages"]
     reply = await client.post("/v1/messages", json=body)
     assert reply.status_code == 200, reply.text
     assert num_pictures(engine) == 3

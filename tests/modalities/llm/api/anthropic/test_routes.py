@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,20 @@ from fastapi import FastAPI
 
 from support.doors import CALL, THINKS, WEATHER_SCHEMA, doors_app
 from support.http import ANSWER, FakeEngine, documents, in_process
+from triptych.core import limits
 from triptych.core.errors import EngineDown, Overloaded, RateLimited
+from triptych.modalities.llm.api import translation
+from triptych.modalities.llm.api.anthropic.conversation import chat_fields
+from triptych.modalities.llm.api.anthropic.protocol import MessagesRequest
+from triptych.modalities.llm.api.generation import chat_request
+from triptych.modalities.llm.api.protocol import ChatRequest
 
 PATH = "/v1/messages"
 COUNT = f"{PATH}/count_tokens"
 TOOL = {"name": "get_weather", "description": "Tells it.", "input_schema": WEATHER_SCHEMA}
+
+ADAPTIVE = {"type": "adaptive"}
+FORM = {"type": "json_schema", "schema": WEATHER_SCHEMA}
 
 
 def message(text: Any = "hi", **fields: Any) -> dict[str, Any]:
@@ -129,7 +139,7 @@ async def test_a_prompt_that_is_too_long(client: httpx.AsyncClient) -> None:
 
 async def test_the_order_of_events(thinker: httpx.AsyncClient) -> None:
     """As the public description has it: a start, whole blocks in order, one end."""
-    reply = await thinker.post(PATH, json=message(stream=True, tools=[TOOL]))
+    reply = await thinker.post(PATH, json=message(stream=True, tools=[TOOL], thinking=ADAPTIVE))
     assert reply.headers["content-type"].startswith("text/event-stream")
     names = [line[7:] for line in reply.text.splitlines() if line.startswith("event: ")]
     events = documents(reply.text)
@@ -159,7 +169,7 @@ async def test_the_order_of_events(thinker: httpx.AsyncClient) -> None:
 
 
 async def test_the_deltas_of_blocks(thinker: httpx.AsyncClient) -> None:
-    reply = await thinker.post(PATH, json=message(stream=True, tools=[TOOL]))
+    reply = await thinker.post(PATH, json=message(stream=True, tools=[TOOL], thinking=ADAPTIVE))
     deltas = [event for event in documents(reply.text) if event["type"] == "content_block_delta"]
     of_block = [[each["delta"] for each in deltas if each["index"] == n] for n in range(4)]
     assert "".join(each.get("thinking", "") for each in of_block[0]) == "Hm, well."
@@ -172,7 +182,7 @@ async def test_the_deltas_of_blocks(thinker: httpx.AsyncClient) -> None:
 
 
 async def test_thoughts_may_be_left_out(thinker: httpx.AsyncClient) -> None:
-    thinking = {"type": "enabled", "display": "omitted"}
+    thinking = {**ADAPTIVE, "display": "omitted"}
     body = (await thinker.post(PATH, json=message(thinking=thinking))).json()
     first = body["content"][0]
     assert (first["type"], first["thinking"]) == ("thinking", "")
@@ -183,7 +193,7 @@ async def test_thoughts_may_be_left_out(thinker: httpx.AsyncClient) -> None:
 async def test_a_budget_that_cannot_be_kept_is_refused(thinker: httpx.AsyncClient) -> None:
     """The model here marks its thoughts by words."""
     thinking = {"type": "enabled", "budget_tokens": 1024}
-    reply = await thinker.post(PATH, json=message(thinking=thinking))
+    reply = await thinker.post(PATH, json=message(thinking=thinking, max_tokens=2000))
     assert reply.json()["error"]["message"].startswith("thinking.budget_tokens: tiny marks its")
 
 
@@ -192,6 +202,99 @@ async def test_a_form_that_cannot_be_followed_is_named(client: httpx.AsyncClient
     reply = await client.post(PATH, json=message(output_config={"format": form}))
     assert reply.status_code == 400
     assert "no-such-format" in reply.json()["error"]["message"]
+    assert reply.json()["error"]["message"].startswith("output_config.format: ")
+    older = await client.post(PATH, json=message(output_format=form))
+    assert older.json()["error"]["message"].startswith("output_format: ")
+
+
+@pytest.mark.parametrize("thinking", [None, {"type": "disabled"}])
+async def test_thoughts_that_nobody_asked_for_are_not_shown(
+    thinker: httpx.AsyncClient, thinking: Any
+) -> None:
+    body = (await thinker.post(PATH, json=message(tools=[TOOL], thinking=thinking))).json()
+    assert [block["type"] for block in body["content"]] == ["text", "tool_use", "tool_use"]
+    assert body["usage"]["output_tokens_details"]["thinking_tokens"] > 5
+
+
+@pytest.mark.parametrize(
+    ("thinking", "is_on", "most"),
+    [
+        (None, False, None),
+        ({"type": "disabled"}, False, None),
+        (ADAPTIVE, None, None),
+        ({"type": "enabled", "budget_tokens": 200}, True, 200),
+    ],
+)
+def test_what_is_said_of_thinking(thinking: Any, is_on: bool | None, most: int | None) -> None:
+    chat = chat_request(chat_fields(MessagesRequest.model_validate(message(thinking=thinking))))
+    assert chat.template_options().get("enable_thinking") is is_on
+    assert chat.max_thinking_tokens == most
+
+
+CALLED = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
+RESULT = {"type": "tool_result", "tool_use_id": "a"}
+TEXT = {"type": "text", "text": "hi"}
+
+
+@pytest.mark.parametrize(
+    ("turns", "named"),
+    [
+        ([[RESULT]], "tool_result 'a'"),
+        ([[TEXT], [CALLED], [TEXT]], "tool_use 'a' has no"),
+        ([[TEXT], [CALLED], [TEXT, RESULT]], "before anything else"),
+        ([[TEXT], [CALLED], [RESULT, RESULT]], "one tool_use_id"),
+        ([[TEXT], [CALLED, CALLED], [RESULT]], "one id"),
+        ([[TEXT], [CALLED], [RESULT], [CALLED], [RESULT]], "one id"),
+        ([[TEXT], [CALLED], [RESULT], [TEXT], [RESULT]], "tool_result 'a'"),
+        ([[TEXT], [CALLED]], "tool_use 'a' has no"),
+    ],
+)
+async def test_calls_and_results_belong_together(
+    idle_app: FastAPI, turns: list[Any], named: str
+) -> None:
+    roles = ("user", "assistant")
+    messages = [{"role": roles[n % 2], "content": turn} for n, turn in enumerate(turns)]
+    async with in_process(idle_app) as client:
+        reply = await client.post(PATH, json=message(messages=messages))
+    assert reply.status_code == 400
+    assert named in reply.json()["error"]["message"]
+
+
+async def test_blocks_are_bounded(idle_app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_CONVERSATION_PARTS", 7)
+    messages = [{"role": "user", "content": [TEXT] * 4}] * 2
+    async with in_process(idle_app) as client:
+        reply = await client.post(PATH, json=message(messages=messages))
+    assert "over 7 blocks" in reply.json()["error"]["message"]
+
+
+async def test_bodies_are_translated_on_a_thread(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+
+    def watched(fields: Any) -> ChatRequest:
+        threads.append(threading.current_thread())
+        return chat_request(fields)
+
+    monkeypatch.setattr(translation, "chat_request", watched)
+    assert (await client.post(PATH, json=message())).status_code == 200
+    assert threads
+    assert threading.main_thread() not in threads
+
+
+async def test_a_file_in_a_schema_is_what_it_was(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    data = base64.b64encode(bytes(900)).decode()
+    source = {"type": "base64", "data": data}
+    schema = {**WEATHER_SCHEMA, "examples": [{"content": [{"source": source}]}]}
+    body = message(tools=[{**TOOL, "input_schema": schema}])
+    reply = await client.post(PATH, json=body)
+    assert reply.status_code == 200, reply.text
+    (request,) = engine.submitted.values()
+    ids = {"model": "tiny", "tokens": list(request.prompt_ids)}
+    assert data in (await client.post("/detokenize", json=ids)).json()["prompt"]
 
 
 async def test_tool_choice(client: httpx.AsyncClient, engine: FakeEngine) -> None:
@@ -348,6 +451,15 @@ async def test_a_coding_assistant(client: httpx.AsyncClient) -> None:
         ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "name"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"thinking": {"type": "between_tools"}}, "between_tools"),
+        ({"thinking": {"type": "enabled"}}, "budget_tokens"),
+        ({"thinking": {"type": "disabled", "budget_tokens": 9}}, "budget_tokens"),
+        ({"thinking": {"type": "adaptive", "budget_tokens": 9}}, "budget_tokens"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 300}}, "less"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 9}}, "does not think"),
+        (
+            {"output_format": FORM, "output_config": {"format": {**FORM, "schema": {}}}},
+            "output_format and output_config.format",
+        ),
         ({"output_config": {"task_budget": {}}}, "task_budget"),
         (
             {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},

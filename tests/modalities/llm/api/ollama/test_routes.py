@@ -17,6 +17,9 @@ from support.http import ANSWER, READY, FakeEngine, in_process
 from triptych.core.client import EngineStatus
 from triptych.core.errors import EngineDown, RateLimited
 from triptych.core.transport.messages import Heartbeat, ModelStatus
+from triptych.modalities.llm.api.generation import chat_request
+from triptych.modalities.llm.api.ollama.conversation import chat_fields
+from triptych.modalities.llm.api.ollama.protocol import OllamaChatRequest
 
 CHAT = "/api/chat"
 GENERATE = "/api/generate"
@@ -24,6 +27,7 @@ TOOL = {
     "type": "function",
     "function": {"name": "get_weather", "description": "It.", "parameters": WEATHER_SCHEMA},
 }
+CALL_IDS = ("call00001", "call00002", "own")
 DURATIONS = ("total_duration", "load_duration", "prompt_eval_duration", "eval_duration")
 
 
@@ -220,13 +224,69 @@ async def test_results_of_tools(client: httpx.AsyncClient, engine: FakeEngine) -
     assert text.index("one") < text.index("two")
 
 
+@pytest.mark.parametrize(
+    ("results", "ids"),
+    [
+        ([{}, {}, {}], ["call00001", "call00002", "own"]),
+        ([{"tool_name": "g"}, {}, {}], ["call00002", "call00001", "own"]),
+        ([{"tool_call_id": "own"}, {"tool_name": "f"}, {}], ["own", "call00001", "call00002"]),
+        ([{"tool_call_id": "call00001"}, {"tool_name": "f"}], ["call00001", "own"]),
+    ],
+)
+def test_whose_results_they_are(results: list[dict[str, str]], ids: list[str]) -> None:
+    calls: list[dict[str, Any]] = [{"function": {"name": name}} for name in "fgf"]
+    calls[2]["id"] = "own"
+    body = chat()
+    body["messages"] += [
+        {"role": "assistant", "tool_calls": calls},
+        *({"role": "tool", "content": "x", **result} for result in results),
+    ]
+    said = chat_request(chat_fields(OllamaChatRequest.model_validate(body), "tiny")).messages
+    assert [each.tool_call_id for each in said[2:]] == ids
+    assert [each.name for each in said[2:]] == ["fgf"[CALL_IDS.index(each)] for each in ids]
+
+
+async def test_a_result_of_no_call_is_refused(idle_app: FastAPI) -> None:
+    body = chat()
+    body["messages"] += [{"role": "tool", "tool_name": "f", "content": "x"}]
+    async with in_process(idle_app) as client:
+        reply = await client.post(CHAT, json=body)
+    assert reply.status_code == 400
+    assert reply.json()["error"].startswith("messages: A result is that of a call")
+
+
+async def test_thoughts_that_are_not_wanted_are_not_shown(thinker: httpx.AsyncClient) -> None:
+    message = (await thinker.post(CHAT, json=chat(think=False))).json()["message"]
+    assert "thinking" not in message
+    assert message["content"].startswith("I look.")
+
+
+async def test_errors_name_what_was_sent(client: httpx.AsyncClient) -> None:
+    form = {"type": "string", "pattern": "("}
+    error = (await client.post(CHAT, json=chat(format=form))).json()["error"]
+    assert error.startswith("format: ")
+
+
+async def test_a_file_in_a_schema_is_what_it_was(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    images = {"images": ["a", "A" * 700]}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"default": images}}}
+    reply = await client.post(CHAT, json=chat(tools=[tool]))
+    assert reply.status_code == 200, reply.text
+    assert "A" * 700 in await told(client, engine)
+
+
 async def test_log_probabilities(client: httpx.AsyncClient) -> None:
     body = chat(logprobs=True, top_logprobs=2, options={"num_predict": 2})
     reply = (await client.post(CHAT, json=body)).json()
     assert [entry["token"] for entry in reply["logprobs"]] == ["T", "h"]
     assert len(reply["logprobs"][0]["top_logprobs"]) == 2
     streamed = lines(await client.post(CHAT, json={**body, "stream": True}))
-    assert [line["logprobs"][0]["token"] for line in streamed if "logprobs" in line] == ["T", "h"]
+    of_lines = [line for line in streamed if "logprobs" in line]
+    tokens = [[entry["token"] for entry in line["logprobs"]] for line in of_lines]
+    assert ["".join(each) for each in tokens] == [line["message"]["content"] for line in of_lines]
+    assert [token for each in tokens for token in each] == ["T", "h"]
 
 
 async def test_forms(client: httpx.AsyncClient, engine: FakeEngine) -> None:
@@ -285,6 +345,7 @@ async def test_a_model_is_loaded(
         (GENERATE, prompt(raw=True, system="x"), "raw"),
         (GENERATE, prompt(width=512), "/v1/images/generations"),
         ("/api/show", {}, "model"),
+        ("/api/show", {"model": "tiny", "name": "other"}, "name"),
         ("/api/show", {"model": "tiny", "verbose": True}, "verbose"),
         ("/api/pull", {"model": "llama3"}, "--model"),
         ("/api/create", {"model": "x", "from": "tiny"}, "--model"),
