@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NoReturn
 
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
@@ -33,6 +34,7 @@ _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 # Some strings and what is between them, so that no other thread waits long for the next.
 _STRETCH = re.compile(rb'(?!\Z)[^"]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"?[^"]*+){0,4096}', re.DOTALL)
 _LARGE_BYTES = 2**18
+_JSON = "application/json"
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -102,6 +104,8 @@ class _Parsed(Request):
 
 def _with_json_type(scope: Scope) -> Scope:
     """A scope in which the body is said to be what it was read as."""
+    if _media_type(Headers(scope=scope)) == _JSON:
+        return scope
     headers = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
     return {**scope, "headers": [*headers, (b"content-type", b"application/json")]}
 
@@ -176,9 +180,12 @@ def check_not_compressed(request: Request) -> None:
 
 
 def _check_media_type(request: Request) -> None:
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != "application/json":
+    if _media_type(request.headers) != _JSON:
         raise UnsupportedMedia("Send the body as JSON, with 'Content-Type: application/json'.")
+
+
+def _media_type(headers: Headers) -> str:
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def _check_structure(raw: bytes) -> None:

@@ -37,7 +37,7 @@ def _error(error: TriptychError, request_id: str) -> OllamaError:
 
 
 class OllamaRoute(StrictRoute):
-    """A route of Ollama's API, which reads JSON whatever it is called: its examples call it none."""
+    """A route of Ollama's API, which reads JSON by whatever name: its examples say another."""
 
     takes_any_type = True
 

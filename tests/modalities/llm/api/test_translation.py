@@ -47,7 +47,7 @@ def test_errors_name_what_the_caller_sent(
 def test_errors_of_chat_bodies_are_renamed() -> None:
     call = {"id": "a", "function": {"name": "b", "arguments": "x" * (4 * 2**20 + 1)}}
     turn = {"role": "assistant", "tool_calls": [call]}
-    with pytest.raises(InvalidRequest, match="^messages: ") as error, named_as(ANTHROPIC):
+    with pytest.raises(InvalidRequest, match=r"^messages: ") as error, named_as(ANTHROPIC):
         chat_request({"model": "m", "messages": [*ASKED, turn]})
     assert error.value.param == "messages"
     assert isinstance(error.value.__cause__, RequestValidationError)

@@ -364,6 +364,19 @@ async def test_what_is_refused_is_named(
     assert named in reply.json()["error"]
 
 
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain", ""])
+async def test_bodies_are_json_by_any_name(client: httpx.AsyncClient, kind: str) -> None:
+    """Examples say nothing of a type; a web page can say what it likes, and is refused."""
+    for path, body in ((CHAT, chat()), (GENERATE, prompt()), ("/api/show", {"model": "tiny"})):
+        headers = {"content-type": kind}
+        reply = await client.post(path, content=json.dumps(body), headers=headers)
+        assert reply.status_code == 200, reply.text
+        headers["origin"] = "https://example.com"
+        refused = await client.post(path, content=json.dumps(body), headers=headers)
+        assert refused.status_code == 415
+        assert "Content-Type: application/json" in refused.json()["error"]
+
+
 async def test_nothing_is_deleted(client: httpx.AsyncClient) -> None:
     reply = await client.request("DELETE", "/api/delete", json={"model": "tiny"})
     assert reply.status_code == 400
