@@ -47,7 +47,8 @@ async def test_a_message(client: Any, engine: FakeEngine) -> None:
 
 
 async def test_tools_there_and_back(client: Any, engine: FakeEngine) -> None:
-    asked: dict[str, Any] = {"model": "tiny", "max_tokens": 200, "tools": [TOOL]}
+    shared: dict[str, Any] = {"model": "tiny", "tools": [TOOL], "thinking": {"type": "adaptive"}}
+    asked = {"max_tokens": 200, **shared}
     reply = await client.messages.create(messages=HELLO, **asked)
     assert [block.type for block in reply.content] == ["thinking", "text", "tool_use"]
     call = reply.content[-1]
@@ -61,7 +62,7 @@ async def test_tools_there_and_back(client: Any, engine: FakeEngine) -> None:
     engine.answer = "It is sunny."
     last = await client.messages.create(messages=history, **asked)
     assert last.content[0].text == "It is sunny."
-    count = await client.messages.count_tokens(messages=history, model="tiny", tools=[TOOL])
+    count = await client.messages.count_tokens(messages=history, **shared)
     used = last.usage
     assert count.input_tokens == used.input_tokens + used.cache_read_input_tokens
 

@@ -320,8 +320,14 @@ async def test_a_model_is_loaded(
     body = (await client.post(path, json={"model": "tiny", "keep_alive": -1})).json()
     assert (body["done"], body["done_reason"]) == (True, "load")
     assert empty in body
-    refused = await client.post(path, json={"model": "tiny", "keep_alive": 0})
-    assert "keep_alive" in refused.json()["error"]
+    for time in (0, "0", "0h0m", "-0.0s"):
+        refused = await client.post(path, json={"model": "tiny", "keep_alive": time})
+        assert "keep_alive 0 unloads nothing" in refused.json()["error"]
+    for time in ("1h30m", "-1s", ".5h", "300ms"):
+        assert (await client.post(path, json={"model": "tiny", "keep_alive": time})).is_success
+    for time in ("soon", "5", "5 m", "h", ""):
+        refused = await client.post(path, json={"model": "tiny", "keep_alive": time})
+        assert refused.json()["error"].startswith("keep_alive: "), time
     assert not engine.submitted
 
 
