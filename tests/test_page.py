@@ -5,6 +5,7 @@ That its panels do their jobs on real models is shown in `live/test_page.py`.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -198,6 +199,23 @@ def test_stop_regenerate_and_edit(browser: Any, tmp_path: Path, engine: FakeEngi
         assert page.locator(".turn").count() == 2
         assert "other words" in page.locator(".turn.user").inner_text()
     assert len(engine.cancelled) == 1
+
+
+def test_reasoning_is_folded(browser: Any, tmp_path: Path, engine: FakeEngine) -> None:
+    deltas = [{"reasoning_content": "Two and **two**"}, {"content": "Four."}]
+    events = [
+        {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas
+    ]
+    stream = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
+    with page_of(browser, tmp_path, engine) as page:
+        answered = {"content_type": "text/event-stream", "body": stream}
+        page.route("**/v1/chat/completions", lambda route: route.fulfill(**answered))
+        ask(page)
+        turn = finished(page)
+        assert "Four." in turn.inner_text()
+        assert not turn.locator("strong").is_visible()
+        turn.get_by_text("Reasoning").click()
+        assert turn.locator("strong").inner_text() == "two"
 
 
 def test_a_key_is_asked_for_and_kept_for_the_tab(

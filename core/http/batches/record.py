@@ -61,6 +61,8 @@ class BatchRecord(msgspec.Struct, kw_only=True):
     num_good: int = 0
     num_bad: int = 0
     faults: list[BatchFault] = []
+    spare: str = " " * 1024
+    """Kept free until the end: even in a full store there is room to say what came of it."""
 
     @property
     def is_over(self) -> bool:
@@ -122,4 +124,5 @@ def end(table: DocumentTable, key: Key, record: BatchRecord, status: Status) -> 
     record.output_file_id = output if finish(table, key.owner, output) else None
     record.error_file_id = errors if finish(table, key.owner, errors) else None
     record.enter(status)
+    record.spare = ""
     save(table, key, record)

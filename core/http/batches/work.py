@@ -79,9 +79,9 @@ class BatchWork:
         """End it before its time, with what there is."""
         if not self.record.is_over:
             self.record.enter("cancelling")
-            await self._save()
             if self._window is not None and not self._window.expired():
                 self._window.reschedule(asyncio.get_running_loop().time())
+            await self._save()
 
     async def fail(self, fault: BatchFault) -> None:
         """End it, with what there is and the reason."""
@@ -98,22 +98,20 @@ class BatchWork:
             message = f"The file has {num_lines} lines; a batch has 1 to {MAX_BATCH_LINES}."
             await self.fail(BatchFault("invalid_input_file", message))
             return False
-        names = (f"{self.record.id}_output.jsonl", f"{self.record.id}_error.jsonl")
-        made = [
-            await self._shelf.add(
-                self._key.owner,
-                FileAbout(name, "batch_output"),
-                expires_s=self.record.files_expire_s,
-                is_growing=True,
-            )
-            for name in names
-        ]
         self.record.num_lines = num_lines
-        self.record.growing = (made[0].id, made[1].id)
+        self.record.growing = (await self._grow("output"), "")
+        self.record.growing = (self.record.growing[0], await self._grow("error"))
         if self.record.status == "validating":  # and not cancelled meanwhile
             self.record.enter("in_progress")
         await self._save()
         return True
+
+    async def _grow(self, kind: str) -> str:
+        """The id of a new file for results of that kind."""
+        about = FileAbout(f"{self.record.id}_{kind}.jsonl", "batch_output")
+        expires_s = self.record.files_expire_s
+        made = await self._shelf.add(self._key.owner, about, expires_s=expires_s, is_growing=True)
+        return made.id
 
     async def _done(self) -> set[int]:
         """The lines that an earlier run of the server has answered."""

@@ -120,9 +120,8 @@ def _results(blocks: Iterable[Block], names: Mapping[str, str]) -> Iterator[Fiel
             text = _BETWEEN_BLOCKS.join(texts)
             if block.is_error and not text.startswith(_ERROR):
                 text = _ERROR + text
-            name = names.get(block.tool_use_id)
-            named = {} if name is None else {"name": name}
-            yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": text, **named}
+            named = {"tool_call_id": block.tool_use_id, "name": names[block.tool_use_id]}
+            yield {"role": "tool", "content": text, **named}
 
 
 def _said(blocks: Sequence[Block]) -> Iterator[Block]:

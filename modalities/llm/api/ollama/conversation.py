@@ -34,7 +34,7 @@ GENERATE_NAMES = {**CHAT_NAMES, "messages": "prompt"}
 
 
 def chat_fields(body: OllamaChatRequest, model: str) -> Fields:
-    """The fields of a chat request to `model` that asks for the same."""
+    """The fields of a chat request to `model` that asks for the same. Raises `InvalidRequest`."""
     messages = body.messages or []
     is_begun = bool(messages) and messages[-1].role == "assistant"
     calls = _Calls()
@@ -92,6 +92,7 @@ class _Calls:
 
     def __init__(self) -> None:
         self._num_calls = 0
+        self._ids: set[str] = set()
         self._open: dict[str, str] = {}
         """The tools of the calls without a result, by the calls' ids."""
 
@@ -114,17 +115,20 @@ class _Calls:
         for call in message.tool_calls or ():
             self._num_calls += 1
             call_id = call.id or f"call{self._num_calls:05}"
+            self._ids.add(call_id)
             self._open[call_id] = call.function.name
             yield call_fields(call_id, call.function.name, call.function.arguments or {})
 
     def _result(self, message: OllamaMessage) -> Fields:
+        """Which call it answers. Raises `InvalidRequest` where there is none."""
         call_id, name = message.tool_call_id, message.tool_name
-        if call_id is None:
-            fitting = (each for each, tool in self._open.items() if name in (None, tool))
-            call_id = next(fitting, None)
+        if call_id not in self._ids:
+            fitting = (each for each, tool in self._open.items() if tool == name)
+            call_id = next(fitting, None) or next(iter(self._open), None)
         if call_id not in self._open:
             raise InvalidRequest(
-                "A result is that of a call before it, which has no other; here is one of none.",
+                "A message of role tool answers one of the assistant's tool_calls before it, and"
+                " there is none left.",
                 param="messages",
             )
         tool = self._open.pop(call_id)

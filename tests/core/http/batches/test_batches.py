@@ -309,6 +309,19 @@ async def test_a_file_without_lines_is_no_batch(
         assert batch["output_file_id"] is batch["error_file_id"] is None
 
 
+async def test_there_is_room_to_say_that_there_is_no_room(tmp_path: Path) -> None:
+    """Whatever it is that does not fit: the files of results, or a result."""
+    codes = []
+    for max_bytes in range(4800, 7000, 200):
+        made = make_stored_app(tmp_path, FakeEngine(answer="x" * 40), max_bytes=max_bytes)
+        async with running(made), in_process(made.app) as client:
+            file_id = await upload(client, [chat_line(f"{n}") for n in range(9)])
+            body = {"input_file_id": file_id, "endpoint": PATH, "completion_window": "24h"}
+            batch = await ended(client, (await client.post("/v1/batches", json=body)).json())
+            codes.append(batch["errors"]["data"][0]["code"])
+    assert set(codes) == {"store_full"}
+
+
 async def test_a_full_store_fails_the_batch_and_nothing_else(tmp_path: Path) -> None:
     made = make_stored_app(tmp_path, FakeEngine(answer="x" * 1000), max_bytes=20_000)
     async with running(made), in_process(made.app) as client:

@@ -65,9 +65,9 @@ def num_pictures(engine: FakeEngine) -> int:
 async def test_pictures_of_a_message(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     assert len(PNG_TEXT) > 1400, "it is taken out before the JSON is read"
     result = {"type": "tool_result", "tool_use_id": "a", "content": [image(), image(SMALL)]}
+    call = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
     body = message(result, image())
-    called = {"type": "tool_use", "id": "a", "name": "look", "input": {}}
-    earlier = [{"role": "user", "content": "Look."}, {"role": "assistant", "content": [called]}]
+    earlier = [{"role": "user", "content": "a"}, {"role": "assistant", "content": [call]}]
     body["messages"] = earlier + body["messages"]
     reply = await client.post("/v1/messages", json=body)
     assert reply.status_code == 200, reply.text

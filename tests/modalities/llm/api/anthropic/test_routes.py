@@ -47,21 +47,42 @@ def idle_app(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
     return doors_app(tmp_path_factory.mktemp("idle"), engine)
 
 
-@pytest.fixture
-def engine() -> FakeEngine:
+# One app of each kind for all: the process that runs its template takes a while to start.
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture(scope="module")
+def shared_engine() -> FakeEngine:
     return FakeEngine()
 
 
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory, shared_engine: FakeEngine) -> FastAPI:
+    return doors_app(tmp_path_factory.mktemp("app"), shared_engine)
+
+
+@pytest.fixture(scope="module")
+def thinking_app(tmp_path_factory: pytest.TempPathFactory, shared_engine: FakeEngine) -> FastAPI:
+    return doors_app(tmp_path_factory.mktemp("thinking"), shared_engine, models=THINKS)
+
+
 @pytest.fixture
-async def client(tmp_path: Path, engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
-    async with in_process(doors_app(tmp_path, engine)) as client:
+def engine(shared_engine: FakeEngine) -> FakeEngine:
+    """The engine, as new."""
+    vars(shared_engine).update(vars(FakeEngine()))
+    return shared_engine
+
+
+@pytest.fixture
+async def client(app: FastAPI, engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
+    async with in_process(app) as client:
         yield client
 
 
 @pytest.fixture
-async def thinker(tmp_path: Path, engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
+async def thinker(thinking_app: FastAPI, engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
     engine.answer = f"<think>Hm, well.</think>I look.\n{CALL}\n{CALL}"
-    async with in_process(doors_app(tmp_path, engine, models=THINKS)) as client:
+    async with in_process(thinking_app) as client:
         yield client
 
 
@@ -494,6 +515,14 @@ async def test_a_coding_assistant(client: httpx.AsyncClient) -> None:
                 ]
             },
             "files API",
+        ),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "xyz"}]}
+                ]
+            },
+            "'xyz'",
         ),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": None}, "max_tokens"),

@@ -61,21 +61,42 @@ def idle_app(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
     return doors_app(tmp_path_factory.mktemp("idle"), engine)
 
 
-@pytest.fixture
-def engine() -> FakeEngine:
+# One app of each kind for all: the process that runs its template takes a while to start.
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture(scope="module")
+def shared_engine() -> FakeEngine:
     return FakeEngine()
 
 
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory, shared_engine: FakeEngine) -> FastAPI:
+    return doors_app(tmp_path_factory.mktemp("app"), shared_engine)
+
+
+@pytest.fixture(scope="module")
+def thinking_app(tmp_path_factory: pytest.TempPathFactory, shared_engine: FakeEngine) -> FastAPI:
+    return doors_app(tmp_path_factory.mktemp("thinking"), shared_engine, models=THINKS)
+
+
 @pytest.fixture
-async def client(tmp_path: Path, engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
-    async with in_process(doors_app(tmp_path, engine)) as client:
+def engine(shared_engine: FakeEngine) -> FakeEngine:
+    """The engine, as new."""
+    vars(shared_engine).update(vars(FakeEngine()))
+    return shared_engine
+
+
+@pytest.fixture
+async def client(app: FastAPI, engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
+    async with in_process(app) as client:
         yield client
 
 
 @pytest.fixture
-async def thinker(tmp_path: Path, engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
+async def thinker(thinking_app: FastAPI, engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
     engine.answer = f"<think>Hm, well.</think>I look.\n{CALL}\n{CALL}"
-    async with in_process(doors_app(tmp_path, engine, models=THINKS)) as client:
+    async with in_process(thinking_app) as client:
         yield client
 
 
@@ -215,7 +236,7 @@ async def test_results_of_tools(client: httpx.AsyncClient, engine: FakeEngine) -
     body = chat(tools=[{"type": "function", "function": {"name": "f"}}])
     body["messages"] += [
         {"role": "assistant", "content": "", "tool_calls": calls},
-        {"role": "tool", "tool_name": "f", "content": "one"},
+        {"role": "tool", "tool_name": "f", "tool_call_id": "of nobody", "content": "one"},
         {"role": "tool", "content": "two"},
     ]
     assert (await client.post(CHAT, json=body)).status_code == 200
@@ -252,7 +273,7 @@ async def test_a_result_of_no_call_is_refused(idle_app: FastAPI) -> None:
     async with in_process(idle_app) as client:
         reply = await client.post(CHAT, json=body)
     assert reply.status_code == 400
-    assert reply.json()["error"].startswith("messages: A result is that of a call")
+    assert reply.json()["error"].startswith("messages: A message of role tool answers")
 
 
 async def test_thoughts_that_are_not_wanted_are_not_shown(thinker: httpx.AsyncClient) -> None:
@@ -345,6 +366,7 @@ async def test_a_model_is_loaded(
         (CHAT, chat(messages=[{"role": "system", "content": "a", "images": ["AA"]}]), "Pictures"),
         (CHAT, chat(messages=[{"role": "user", "content": "a", "tool_calls": [
             {"function": {"name": "f"}}]}]), "tool_calls"),
+        (CHAT, chat(messages=[{"role": "tool", "content": "a"}]), "tool_calls before it"),
         (GENERATE, prompt(suffix="x"), "suffix"),
         (GENERATE, prompt(template="x"), "--chat-template"),
         (GENERATE, prompt(context=[1]), "/api/chat"),

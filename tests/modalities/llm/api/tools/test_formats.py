@@ -21,7 +21,7 @@ from triptych.modalities.llm.api.tools.formats import (
     thinking_format_of,
 )
 from triptych.modalities.llm.api.tools.parser import AnswerParser
-from triptych.modalities.llm.api.tools.pieces import Answer, ToolUse, Words
+from triptych.modalities.llm.api.tools.pieces import Answer, ToolUse
 
 WEATHER = {"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
 TOOLS: dict[str, dict[str, Any]] = {"get_weather": WEATHER, "get_time": {}}
@@ -386,4 +386,4 @@ def test_formats_are_known_by_templates() -> None:
 
 def test_an_answer_in_json_that_is_no_call_is_not_held_back() -> None:
     parser = AnswerParser(None, CALL_FORMATS["hermes"], TOOLS)
-    assert parser.push('{"age"') == [Words('{"age"')]
+    assert Answer.of(parser.push('{"age"')).text == '{"age"'
