@@ -36,7 +36,7 @@ class Dialect:
     error: Callable[[TriptychError, str], BaseModel]
     status: Callable[[TriptychError], int] = own_status
 
-    def is_spoken(self, scope: Scope) -> bool:
+    def matches(self, scope: Scope) -> bool:
         """Whether a request is of this API."""
         path = scope["path"]
         is_below = path == self.prefix or path.startswith(f"{self.prefix}/")
@@ -51,4 +51,4 @@ def named_message(error: TriptychError) -> str:
 
 def dialect_of(scope: Scope, dialects: Iterable[Dialect], default: Dialect) -> Dialect:
     """The API of a request, before anything is known of its route."""
-    return next((each for each in dialects if each.is_spoken(scope)), default)
+    return next((each for each in dialects if each.matches(scope)), default)

@@ -82,7 +82,7 @@ def _messages(body: ConversationFields) -> Iterator[Fields]:
             yield _assistant(blocks)
         else:
             yield from _results(blocks, names)
-            if parts := list(_parts(_said(blocks))):
+            if parts := list(_parts(_asked(blocks))):
                 yield {"role": role, "content": parts}
 
 
@@ -124,7 +124,7 @@ def _results(blocks: Iterable[Block], names: Mapping[str, str]) -> Iterator[Fiel
             yield {"role": "tool", "content": text, **named}
 
 
-def _said(blocks: Sequence[Block]) -> Iterator[Block]:
+def _asked(blocks: Sequence[Block]) -> Iterator[Block]:
     """What is no result of a tool, behind the pictures of those: users alone show pictures."""
     for block in blocks:
         if isinstance(block, ToolResultBlock):

@@ -58,7 +58,7 @@ ANTHROPIC_ERRORS: dict[int | str, dict[str, Any]] = {
 def check_version(request: Request) -> None:
     """Raise `UnsupportedOption` for another version of the API than those there are."""
     if request.headers.get(VERSION_HEADER, _VERSIONS[0]) not in _VERSIONS:
-        raise UnsupportedOption(f"{VERSION_HEADER}: {' or '.join(_VERSIONS)} is spoken here.")
+        raise UnsupportedOption(f"{VERSION_HEADER}: {' or '.join(_VERSIONS)} is known here.")
 
 
 def _status(error: TriptychError) -> int:

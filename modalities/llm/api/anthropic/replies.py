@@ -168,7 +168,7 @@ class BlockStop(BaseModel):
     index: int
 
 
-class Stop(BaseModel):
+class StopDetail(BaseModel):
     """Why a message ended."""
 
     stop_reason: StopReason
@@ -179,7 +179,7 @@ class MessageEnd(BaseModel):
     """Why a message ended, and all its token counts."""
 
     type: Literal["message_delta"]
-    delta: Stop
+    delta: StopDetail
     usage: MessageUsage
 
 
@@ -292,18 +292,18 @@ class MessageShape:
         yield MessageEnd(type="message_delta", delta=self._stop(delta), usage=usage)
         yield MessageStop(type="message_stop")
 
-    def _stop(self, delta: SampleDelta) -> Stop:
+    def _stop(self, delta: SampleDelta) -> StopDetail:
         match delta.finish_reason, delta.stop_reason:
             case "tool_calls", _:
-                return Stop(stop_reason="tool_use", stop_sequence=None)
+                return StopDetail(stop_reason="tool_use", stop_sequence=None)
             case "length", _:
                 reason: StopReason = "max_tokens"
                 if self._is_cut:
                     reason = "model_context_window_exceeded"
-                return Stop(stop_reason=reason, stop_sequence=None)
+                return StopDetail(stop_reason=reason, stop_sequence=None)
             case _, str(text):
-                return Stop(stop_reason="stop_sequence", stop_sequence=text)
-        return Stop(stop_reason="end_turn", stop_sequence=None)
+                return StopDetail(stop_reason="stop_sequence", stop_sequence=text)
+        return StopDetail(stop_reason="end_turn", stop_sequence=None)
 
 
 async def whole_message(events: AsyncIterator[Event]) -> MessageReply:

@@ -94,10 +94,10 @@ def ollama_router(
     """Routes of Ollama's API in front of `service`, and the list of `models`."""
     catalogue = Catalogue(models, _abilities(service), service.client.status)
     router = APIRouter(responses=OLLAMA_ERRORS, tags=["text"])
-    door = _Door(service, catalogue, find_link)
+    routes = _TextRoutes(service, catalogue, find_link)
     for path, answer, kind in (
-        ("/api/chat", door.chat, ChatLine),
-        ("/api/generate", door.generate, GenerateLine),
+        ("/api/chat", routes.chat, ChatLine),
+        ("/api/generate", routes.generate, GenerateLine),
     ):
         router.add_api_route(
             path,
@@ -119,7 +119,7 @@ def ollama_router(
 
 
 @dataclass(frozen=True, slots=True)
-class _Door:
+class _TextRoutes:
     """Answers chat and generate."""
 
     service: LlmService

@@ -246,7 +246,9 @@ async def test_thoughts_that_nobody_asked_for_are_not_shown(
         ({"type": "enabled", "budget_tokens": 200}, True, 200),
     ],
 )
-def test_what_is_said_of_thinking(thinking: Any, is_on: bool | None, most: int | None) -> None:
+async def test_what_is_said_of_thinking(
+    thinking: Any, is_on: bool | None, most: int | None
+) -> None:
     chat = chat_request(chat_fields(MessagesRequest.model_validate(message(thinking=thinking))))
     assert chat.template_options().get("enable_thinking") is is_on
     assert chat.max_thinking_tokens == most

@@ -254,7 +254,7 @@ async def test_results_of_tools(client: httpx.AsyncClient, engine: FakeEngine) -
         ([{"tool_call_id": "call00001"}, {"tool_name": "f"}], ["call00001", "own"]),
     ],
 )
-def test_whose_results_they_are(results: list[dict[str, str]], ids: list[str]) -> None:
+async def test_whose_results_they_are(results: list[dict[str, str]], ids: list[str]) -> None:
     calls: list[dict[str, Any]] = [{"function": {"name": name}} for name in "fgf"]
     calls[2]["id"] = "own"
     body = chat()
