@@ -12,7 +12,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from triptych.core import limits
 from triptych.core.errors import InvalidRequest
-from triptych.core.http.fields import Label, Name, Strict, Text, inert, without_refused
+from triptych.core.http.fields import JsonObject, Label, Name, Strict, Text, inert, without_refused
 from triptych.core.limits import SAMPLING_RANGES
 from triptych.modalities.llm.api.constraints import JsonSchema
 from triptych.modalities.llm.api.ollama import unsupported
@@ -22,7 +22,6 @@ from triptych.modalities.llm.api.tools.schema import ToolName, Tools
 _MOST = SAMPLING_RANGES["max_tokens"][1]
 _Count = Annotated[int, Field(ge=-1, le=_MOST)]
 Images = Annotated[list[Text], Field(max_length=limits.MAX_CONTENT_PARTS, fail_fast=True)]
-Arguments = Annotated[dict[str, Any], Field(json_schema_extra={"format": "json-object"})]
 
 
 class OllamaOptions(Strict):
@@ -80,7 +79,7 @@ class CalledTool(Strict):
     """A tool and what it was called with."""
 
     name: ToolName
-    arguments: Arguments | None = None
+    arguments: JsonObject | None = None
     index: _Count | None = None
     description: Text | None = None
 
