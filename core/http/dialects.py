@@ -1,4 +1,4 @@
-"""The APIs that are spoken here, as far as what surrounds the routes has to know them.
+"""The APIs there are, as far as what surrounds the routes has to know them.
 
 Owns how one is recognised, before there is a route and where there is none, and what differs from
 OpenAI's: the errors, and the header with a request's id. Knows none by name: each comes with its

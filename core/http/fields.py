@@ -32,6 +32,8 @@ _ABOUT = {"title", "description", "default"}
 Name = Annotated[str, StringConstraints(min_length=1, max_length=limits.MAX_NAME_CHARS)]
 Text = Annotated[str, StringConstraints(max_length=limits.MAX_TEXT_CHARS)]
 InputText = Annotated[str, StringConstraints(min_length=1, max_length=limits.MAX_TEXT_CHARS)]
+JsonObject = Annotated[dict[str, Any], Field(json_schema_extra={"format": "json-object"})]
+"""Any object of a client's; its size is bounded with the body's."""
 Label = Annotated[str, StringConstraints(max_length=limits.MAX_METADATA_VALUE_CHARS)]
 
 Metadata = Annotated[
@@ -109,6 +111,7 @@ INERT: Mapping[str, str] = MappingProxyType(
         "prompt_cache_breakpoint": _CACHED,
         "prompt_cache_key": _CACHED,
         "prompt_cache_retention": _CACHED,
+        "provider_specific_fields": "what else a provider said of an earlier answer",
         "safety_identifier": _LABEL,
         "service_tier": "there is one tier; priority orders requests",
         "store": "only /v1/responses keeps answers",

@@ -1,7 +1,8 @@
 """Documents by kind, id and owner, as one transaction sees them.
 
 Owns who finds what (nobody another's), how long it is kept, and what gives way where there is no
-room: the oldest of whoever holds the most. Knows neither threads nor what is in a document.
+room: the oldest of whoever holds the most, and nobody's for one who holds more. Knows neither
+threads nor what is in a document.
 """
 
 from __future__ import annotations
@@ -80,6 +81,10 @@ class DocumentTable:
         self._change = last or 0
         """Numbers the transactions that change something."""
         self._is_changed = False
+        self._writers: set[str] = set()
+        """Whose documents this transaction changes."""
+        self.has_removed = False
+        """Whether something went since this was last reset."""
 
     def add(self, *documents: Document) -> bool:
         """Keep new documents. Nothing is kept where the parent of one is not there: `False`.
@@ -98,7 +103,7 @@ class DocumentTable:
     def replace(self, key: Key, body: bytes, status: str = "") -> bool:
         """Change a document; whether it is there."""
         change = "UPDATE documents SET body = ?, status = ?, changed = ? WHERE seq = ?"
-        return self._changed(key, change, body, status, self._next())
+        return self._changed(key, change, body, status, self._next(key))
 
     def renew(self, *keys: Key) -> None:
         """Let the lifetimes of documents begin anew, unless they have one of their own."""
@@ -107,7 +112,7 @@ class DocumentTable:
                 key,
                 "UPDATE documents SET changed = ?, expires_s = iif(is_renewed, ?, expires_s)"
                 " WHERE seq = ?",
-                *(self._next(), self._clock() + self._ttl_s),
+                *(self._next(key), self._clock() + self._ttl_s),
             )
 
     def get(self, key: Key) -> Document | None:
@@ -116,7 +121,9 @@ class DocumentTable:
 
     def delete(self, key: Key) -> bool:
         """Remove a document and those whose parent it is; whether it was there."""
-        return self._changed(key, "DELETE FROM documents WHERE seq = ?")
+        is_there = self._changed(key, "DELETE FROM documents WHERE seq = ?")
+        self.has_removed |= is_there
+        return is_there
 
     def listed(
         self, owner: str, kind: str, page: Page, parent: Key | None = None
@@ -153,7 +160,7 @@ class DocumentTable:
             piece = memoryview(data)[start : start + PIECE_BYTES]
             self._connection.execute(add, (seq, piece, seq))
         grow = "UPDATE documents SET content_bytes = content_bytes + ?, changed = ? WHERE seq = ?"
-        return self._changed(key, grow, len(data), self._next())
+        return self._changed(key, grow, len(data), self._next(key))
 
     def piece(self, key: Key, place: int) -> bytes | None:
         """A piece of a content; `None` beyond its end."""
@@ -170,12 +177,15 @@ class DocumentTable:
     def expire(self) -> None:
         """Forget what is over its time."""
         self._is_changed = False
-        self._connection.execute("DELETE FROM documents WHERE expires_s <= ?", (self._clock(),))
+        self._writers.clear()
+        expired = "DELETE FROM documents WHERE expires_s <= ?"
+        self._remove(expired, self._clock())
 
     def settle(self) -> None:
         """Forget the oldest as long as there is no room.
 
-        Raises `StoreFull` where what stays and what was changed just now do not fit.
+        Raises `StoreFull` where what stays and what was changed just now do not fit, and for one
+        who writes and holds more than all others that can give way: nobody pushes out less.
         """
         while self._is_changed and self.num_bytes > self._max_bytes:
             self._drop(self._oldest())
@@ -186,10 +196,17 @@ class DocumentTable:
                 f"The store keeps at most {self._max_bytes} bytes, and this does not fit: delete"
                 " what is not needed any more, or send less."
             )
-        self._connection.execute("DELETE FROM documents WHERE seq = ?", (seq,))
+        self._remove("DELETE FROM documents WHERE seq = ?", seq)
+
+    def _remove(self, statement: str, value: float) -> None:
+        self.has_removed |= self._connection.execute(statement, (value,)).rowcount > 0
 
     def _oldest(self) -> int | None:
-        """What gives way first, of whoever holds the most; nothing that was changed just now."""
+        """What gives way first, of whoever holds the most, down to those who write now.
+
+        Nothing that was changed just now does.
+        """
+        writers = set(self._writers)
         owners = "SELECT owner FROM held WHERE num_bytes > 0 ORDER BY num_bytes DESC"
         oldest = (
             "SELECT seq FROM documents WHERE owner = ? AND parent IS NULL AND NOT is_lasting"
@@ -199,10 +216,14 @@ class DocumentTable:
             found = self._connection.execute(oldest, (owner, self._change)).fetchone()
             if found is not None:
                 return int(found[0])
+            writers.discard(owner)
+            if not writers:
+                break
         return None
 
-    def _next(self) -> int:
-        """The number of this transaction, which changes something."""
+    def _next(self, key: Key) -> int:
+        """The number of this transaction, which changes something of the owner's."""
+        self._writers.add(key.owner)
         if not self._is_changed:
             self._is_changed = True
             self._change += 1
@@ -220,7 +241,7 @@ class DocumentTable:
             " expires_s, is_renewed, changed, body) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 *(key.owner, key.kind, key.id, parent, document.status, document.is_lasting),
-                *(document.created_s, expires_s, is_renewed, self._next(), document.body),
+                *(document.created_s, expires_s, is_renewed, self._next(key), document.body),
             ),
         )
 
@@ -228,7 +249,7 @@ class DocumentTable:
         seq = self._seq(key)
         if seq is None:
             return False
-        self._next()
+        self._next(key)
         self._connection.execute(statement, (*values, seq))
         return True
 

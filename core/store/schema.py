@@ -81,6 +81,11 @@ def connect(place: str) -> sqlite3.Connection:
         raise ConfigError(f"--store {place}: cannot be used as a store ({reason}).") from error
 
 
+def purge(connection: sqlite3.Connection) -> None:
+    """Let nothing that was removed be left in the files: before, the log of changes has it."""
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
 def _prepared(connection: sqlite3.Connection) -> sqlite3.Connection:
     try:
         connection.execute("PRAGMA locking_mode = EXCLUSIVE")
@@ -91,6 +96,7 @@ def _prepared(connection: sqlite3.Connection) -> sqlite3.Connection:
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("PRAGMA secure_delete = ON")
         connection.execute("PRAGMA foreign_keys = ON")
+        connection.execute("PRAGMA journal_size_limit = 0")
     except BaseException:
         connection.close()
         raise

@@ -19,19 +19,21 @@ from typing import Concatenate, ParamSpec, Self, TypeVar
 from triptych.core.config import StoreOptions
 from triptych.core.errors import Unavailable
 from triptych.core.store.documents import DocumentTable, Key
-from triptych.core.store.schema import connect
+from triptych.core.store.schema import connect, purge
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
 _OFF = "off"
+_PURGE_S = 1.0
 _log = logging.getLogger(__name__)
 
 
 class DocumentStore:
     """Documents in a file, or in memory where `place` says so.
 
-    Raises `ConfigError` for a file that cannot be used.
+    What was removed is no more in the file `purge_s` later. Raises `ConfigError` for a file that
+    cannot be used.
     """
 
     def __init__(
@@ -41,7 +43,10 @@ class DocumentStore:
         max_bytes: int,
         ttl_s: float,
         clock: Callable[[], float] = time.time,
+        purge_s: float = _PURGE_S,
     ) -> None:
+        self._purge_s = purge_s
+        self._purging: asyncio.TimerHandle | None = None
         self._connection = connect(place)
         self._table = DocumentTable(self._connection, max_bytes=max_bytes, ttl_s=ttl_s, clock=clock)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="triptych-store")
@@ -66,7 +71,10 @@ class DocumentStore:
         """
         loop = asyncio.get_running_loop()
         run = partial(self._transaction, partial(work, self._table, *args, **kwargs))
-        return await loop.run_in_executor(self._thread, run)
+        try:
+            return await loop.run_in_executor(self._thread, run)
+        finally:
+            self._purge_later(loop)
 
     def run(self, work: Callable[[DocumentTable], Result]) -> Result:
         """As `call`, for the start of a server, when nobody waits."""
@@ -81,8 +89,26 @@ class DocumentStore:
 
     async def close(self) -> None:
         """Finish what was begun, and close the file."""
+        if self._purging is not None:
+            self._purging.cancel()
         await asyncio.get_running_loop().run_in_executor(self._thread, self._connection.close)
         self._thread.shutdown()
+
+    def _purge_later(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._table.has_removed and self._purging is None:
+            self._purging = loop.call_later(self._purge_s, self._begin_purge)
+
+    def _begin_purge(self) -> None:
+        self._purging = None
+        self._thread.submit(self._purge)
+
+    def _purge(self) -> None:
+        self._table.has_removed = False
+        try:
+            purge(self._connection)
+        except sqlite3.Error:
+            self._table.has_removed = True  # with the next use
+            _log.exception("the store failed")
 
     def _transaction(self, work: Callable[[], Result]) -> Result:
         try:

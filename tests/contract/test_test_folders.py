@@ -12,7 +12,6 @@ OWN_FOLDERS = {"contract", "dryrun", "faults", "live", "parity", "property", "se
 """Folders of tests with no folder of the product."""
 TESTED_ELSEWHERE = {
     "modalities/diffusion/engine/recipes": "parity/test_pipeline_parity.py",
-    "modalities/llm": "modalities/test_registry.py",
     "modalities/tts": "modalities/test_registry.py",
     "modalities/tts/configs": "modalities/tts/engine/models/kokoro/test_weights.py",
     "modalities/tts/engine/models": "parity/test_spoken_parity.py",

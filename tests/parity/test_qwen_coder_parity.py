@@ -1,6 +1,6 @@
 """The larger chat model, for real, against transformers' own reading of its GGUF file.
 
-It fetches 491 MB and takes two minutes: only where `WITH_LARGE_MODELS` is set.
+It fetches 491 MB and takes three minutes: only where `WITH_LARGE_MODELS` is set.
 """
 
 from __future__ import annotations

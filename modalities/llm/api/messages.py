@@ -13,7 +13,7 @@ from pydantic import Discriminator, Field, StringConstraints, Tag, model_validat
 
 from triptych.core import limits
 from triptych.core.errors import InvalidRequest, UnsupportedOption
-from triptych.core.http.fields import Label, Name, Strict, Text, inert, without_refused
+from triptych.core.http.fields import JsonObject, Label, Name, Strict, Text, inert, without_refused
 from triptych.core.media.fetch import Fetched
 from triptych.modalities.llm.api.multimodal import PictureSource
 from triptych.modalities.llm.api.tools.schema import ToolCall
@@ -158,6 +158,7 @@ class Message(Strict):
     )
     reasoning: Text | None = Field(default=None, description="As reasoning_content.")
     cache_control: CacheControl | None = inert("cache_control")
+    provider_specific_fields: JsonObject | None = inert("provider_specific_fields")
 
     @model_validator(mode="before")
     @classmethod
@@ -200,7 +201,7 @@ class Message(Strict):
 
         What URLs of pictures hold is asked of `find`.
         """
-        own = {"cache_control", "reasoning", "tool_calls"}
+        own = {"cache_control", "provider_specific_fields", "reasoning", "tool_calls"}
         fields = self.model_dump(exclude_none=True, exclude=own)
         if self.reasoning is not None:
             fields["reasoning_content"] = self.reasoning

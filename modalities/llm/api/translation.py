@@ -10,11 +10,10 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Any
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import Field
 from pydantic_core import from_json
 
 from triptych.core.errors import InvalidRequest, RequestError
@@ -25,7 +24,6 @@ from triptych.modalities.llm.api.protocol import ChatRequest
 from triptych.modalities.llm.api.text import TextModel
 
 Fields = dict[str, Any]
-Arguments = Annotated[dict[str, Any], Field(json_schema_extra={"format": "json-object"})]
 Names = Mapping[str, str]
 """What a caller's API calls fields of chat, by patterns of their paths."""
 

@@ -10,13 +10,15 @@ import sqlite3
 import stat
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+import threading
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from support.http import until
 from triptych.core.errors import ConfigError, InvalidRequest, StoreFull, Unavailable
 from triptych.core.options.store import StoreOptions
 from triptych.core.store.documents import PIECE_BYTES, Document, DocumentTable, Key, Page
@@ -150,6 +152,36 @@ async def test_the_oldest_of_who_holds_the_most_give_way() -> None:
         assert await ids(store, "bob") == ["modest", "e"]
 
 
+async def test_nobody_pushes_out_who_holds_less() -> None:
+    async with opened(max_bytes=20_000) as store:
+        for number in range(5):
+            await add(store, f"{number}")
+        await add(store, "own", owner="eve")
+        await store.call(DocumentTable.add, note("big", b"", "eve"))
+        await store.call(DocumentTable.append, key("big", "eve"), bytes(14_400))
+        with pytest.raises(StoreFull):
+            await store.call(DocumentTable.append, key("big", "eve"), bytes(1000))
+        assert await ids(store) == ["0", "1", "2", "3", "4"]
+        assert await ids(store, "eve") == ["big"]
+        await add(store, "more", 4000)  # of one who holds less: the others' oldest gives way
+        assert await ids(store, "eve") == []
+
+
+async def test_what_is_removed_is_not_in_the_files(tmp_path: Path) -> None:
+    def found() -> list[str]:
+        files = tmp_path.iterdir()
+        return [file.name for file in files if b"secret" in file.read_bytes()]
+
+    path = str(tmp_path / "kept.db")
+    store = DocumentStore(path, max_bytes=2**20, ttl_s=60.0, purge_s=0.01)
+    await store.call(DocumentTable.add, note("a", b"secret" * 1000), note("b"))
+    assert found()
+    await store.call(DocumentTable.delete, key("a"))
+    await asyncio.to_thread(until, lambda: not found())
+    assert await ids(store) == ["b"]
+    await store.close()
+
+
 async def test_what_cannot_fit_is_refused_and_nothing_is_lost() -> None:
     async with opened(max_bytes=5000) as store:
         await add(store, "file", 3000, is_lasting=True)
@@ -277,14 +309,14 @@ async def test_a_disk_that_fails_is_no_fault_of_the_caller() -> None:
         await add(store, "a")  # the next one may work
 
 
-async def test_many_callers_do_not_hold_up_the_loop() -> None:
-    async def work(store: DocumentStore, names: Sequence[str]) -> None:
-        for name in names:
-            await add(store, name)
+async def test_no_work_is_done_on_the_loop() -> None:
+    def work(table: DocumentTable) -> threading.Thread:
+        return threading.current_thread()
 
-    async with opened(max_bytes=2**30) as store:
-        await asyncio.gather(*(work(store, [f"{n}.{m}" for m in range(20)]) for n in range(20)))
-        assert len(await ids(store, limit=1000)) == 400
+    async with opened() as store:
+        found = set(await asyncio.gather(*(store.call(work) for _ in range(20))))
+        assert len(found) == 1
+        assert threading.current_thread() not in found
 
 
 async def test_off_is_no_store() -> None:

@@ -12,11 +12,10 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from triptych.core import limits
 from triptych.core.errors import UnsupportedOption
-from triptych.core.http.fields import Name, Strict, Text, inert, without_refused
+from triptych.core.http.fields import JsonObject, Name, Strict, Text, inert, without_refused
 from triptych.modalities.llm.api.anthropic import unsupported
 from triptych.modalities.llm.api.messages import CacheControl, is_list
 from triptych.modalities.llm.api.tools.schema import ToolName
-from triptych.modalities.llm.api.translation import Arguments
 
 
 def _kind_of(value: Any) -> str:
@@ -116,7 +115,7 @@ class ToolUseBlock(Strict):
     type: Literal["tool_use"]
     id: Name
     name: ToolName
-    input: Arguments
+    input: JsonObject
     cache_control: CacheControl | None = inert("cache_control")
 
     @model_validator(mode="before")

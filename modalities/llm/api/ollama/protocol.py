@@ -12,13 +12,12 @@ from pydantic import Discriminator, Field, StringConstraints, Tag, model_validat
 
 from triptych.core import limits
 from triptych.core.errors import InvalidRequest
-from triptych.core.http.fields import Label, Name, Strict, Text, inert, without_refused
+from triptych.core.http.fields import JsonObject, Label, Name, Strict, Text, inert, without_refused
 from triptych.core.limits import SAMPLING_RANGES
 from triptych.modalities.llm.api.constraints import JsonSchema
 from triptych.modalities.llm.api.ollama import unsupported
 from triptych.modalities.llm.api.protocol import AnyNumber, Stop, penalty, within
 from triptych.modalities.llm.api.tools.schema import ToolName, Tools
-from triptych.modalities.llm.api.translation import Arguments
 
 _MOST = SAMPLING_RANGES["max_tokens"][1]
 _Count = Annotated[int, Field(ge=-1, le=_MOST)]
@@ -80,7 +79,7 @@ class CalledTool(Strict):
     """A tool and what it was called with."""
 
     name: ToolName
-    arguments: Arguments | None = None
+    arguments: JsonObject | None = None
     index: _Count | None = None
     description: Text | None = None
 

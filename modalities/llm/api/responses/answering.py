@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Self
@@ -17,7 +17,6 @@ from fastapi import Request
 
 from triptych.core.config import ServerOptions
 from triptych.core.errors import (
-    InvalidRequest,
     NotFound,
     PayloadTooLarge,
     StoreFull,
@@ -25,11 +24,11 @@ from triptych.core.errors import (
     UnsupportedOption,
 )
 from triptych.core.http.context import Context
-from triptych.core.http.data_urls import data_urls
 from triptych.core.http.errors import to_public
 from triptych.core.http.sse import log_broken
 from triptych.core.media.fetch import Fetched
 from triptych.core.store.store import DocumentStore
+from triptych.core.text.threads import on_text_thread
 from triptych.core.tokens import TokenRequest
 from triptych.modalities.llm.api.generation import (
     Generation,
@@ -38,16 +37,22 @@ from triptych.modalities.llm.api.generation import (
     encode_conversation,
 )
 from triptych.modalities.llm.api.protocol import ChatRequest
-from triptych.modalities.llm.api.responses.archive import Archive, Belongings, is_kept_picture
+from triptych.modalities.llm.api.responses.archive import Archive, Belongings, History, Shown
 from triptych.modalities.llm.api.responses.background import BackgroundRun, BackgroundRuns
 from triptych.modalities.llm.api.responses.builder import ResponseBuilder
 from triptych.modalities.llm.api.responses.conversation import chat_fields, in_own_words, renamed
 from triptych.modalities.llm.api.responses.events import ResponseEvent
 from triptych.modalities.llm.api.responses.items import (
-    KEPT_ITEM,
     ItemReference,
     KeptItem,
     MessageItem,
+    is_kept_picture,
+    kept_items,
+)
+from triptych.modalities.llm.api.responses.pictures import (
+    HeldPictures,
+    picture_urls,
+    sent_pictures,
 )
 from triptych.modalities.llm.api.responses.protocol import ResponseInput, ResponseRequest
 from triptych.modalities.llm.api.responses.replies import ResponseReply, begun
@@ -55,8 +60,8 @@ from triptych.modalities.llm.api.service import LlmService, SampleDelta
 from triptych.modalities.modality import FindLink, no_link
 
 Events = AsyncGenerator[ResponseEvent, None]
-_LONG_BYTES, _MANY = 2**16, 256
-"""Of what goes before, and of items: more are read on a thread."""
+_LONG_BYTES = 2**14
+"""Of what is sent and what goes before: more is read on a thread."""
 _PATIENCE_S = 0.05
 """For a stream's first events; work that is not let in is refused before."""
 _log = logging.getLogger(__name__)
@@ -68,7 +73,8 @@ class PreparedInput:
 
     chat: ChatRequest
     prompt: TokenRequest
-    given: Belongings
+    items: Sequence[KeptItem]
+    pictures: HeldPictures
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +82,15 @@ class PendingAnswer:
     """An answer that is being made, and for whom."""
 
     owner: str
-    given: Belongings
+    items: Sequence[KeptItem]
+    pictures: HeldPictures
     builder: ResponseBuilder
     generation: Generation
+
+    @property
+    def given(self) -> Belongings:
+        """What is kept of the request."""
+        return Belongings(self.items, self.pictures)
 
     async def made(
         self, first: Iterable[ResponseEvent], *, patience_s: float | None = None
@@ -146,44 +158,58 @@ class Answering:
             raise _nothing_kept()
         return self._archive
 
-    async def prepare(self, body: ResponseInput, request: Request) -> PreparedInput:
-        """The prompt of a request. Raises what is wrong with it."""
-        owner = Context.of(request).principal.owner
-        before = await self._before(body, owner)
-        items = await self._given(body, owner)
-        pictures = sent_pictures(items, request)
-        kept = await self._kept_pictures([*before, *items], Context.of(request))
+    async def shown(self, owner: str, response_id: str) -> Shown:
+        """An answer, as far as it is made. Raises `NotFound`."""
+        run = self.runs.find(owner, response_id)
+        if run is not None:
+            return run.response.model_dump(mode="json", exclude_unset=True)
+        return await self.archive.response(owner, response_id)
 
-        def find(url: str, request: Request) -> Fetched | None:
-            return kept.get(url) or self._find_link(url, request)
-
+    async def prepare(
+        self, body: ResponseInput, request: Request, *, is_kept: bool = False
+    ) -> PreparedInput:
+        """The prompt of a request, and its pictures if it is kept. Raises what is wrong with it."""
+        history = await self._history(body, Context.of(request).principal.owner)
+        num_bytes = len(await request.body()) + history.num_bytes
         with in_own_words():
-            chat = await _in_chat(body, [*before, *items])
-            prompt = await encode_conversation(self._service, chat, request, find)
-        return PreparedInput(chat, prompt, Belongings(items, pictures))
+            if num_bytes <= _LONG_BYTES:
+                conversation = _understood(body, history)
+            else:
+                conversation = await on_text_thread(num_bytes, _understood, body, history)
+            sent = sent_pictures(conversation.urls, request) if is_kept else {}
+            prompt = await self._encode(conversation, request)
+        pictures = HeldPictures.of(request)
+        for url, picture in sent.items():
+            pictures.hold(url, picture)
+        return PreparedInput(conversation.chat, prompt, conversation.items, pictures)
 
     async def begin(self, body: ResponseRequest, request: Request) -> PendingAnswer:
         """Begin an answer. Raises what is wrong with the request before anything runs."""
         context = Context.of(request)
-        is_kept = self._archive is not None and body.store is not False
-        if body.background and not is_kept:
+        is_stored = self._archive is not None and body.store is not False
+        if body.background and not is_stored:
             raise _nothing_kept()
-        prepared = await self.prepare(body, request)
+        is_kept = is_stored or body.conversation_id is not None
+        prepared = await self.prepare(body, request, is_kept=is_kept)
         model = self._service.model(body.model)
         response_id = f"resp_{context.call_id}"
-        fields = begun(body, response_id, model.default_sampling, is_kept=is_kept)
+        fields = begun(body, response_id, model.default_sampling, is_kept=is_stored)
         builder = ResponseBuilder(fields, has_logprobs=body.has_logprobs)
         with in_own_words():
             generation = await begin(self._service, prepared.chat, context, [prepared.prompt])
-        return PendingAnswer(context.principal.owner, prepared.given, builder, generation)
+        owner, items = context.principal.owner, prepared.items
+        return PendingAnswer(owner, items, prepared.pictures, builder, generation)
 
     async def whole(self, answer: PendingAnswer) -> ResponseReply:
         """The answer, when it is all there."""
-        with in_own_words():
-            async with aclosing(answer.made(answer.builder.begin())) as events:
-                async for _ in events:
-                    pass
-        await self._keep(answer)
+        try:
+            with in_own_words():
+                async with aclosing(answer.made(answer.builder.begin())) as events:
+                    async for _ in events:
+                        pass
+            await self._keep(answer)
+        finally:
+            answer.pictures.close()
         return answer.builder.response
 
     async def streamed(self, answer: PendingAnswer, request: Request) -> Events:
@@ -202,6 +228,8 @@ class Answering:
                 raise public from error
             log_broken(error, request.scope)
             answer.builder.fail(public)
+        finally:
+            answer.pictures.close()
         yield answer.builder.last()
 
     async def in_background(
@@ -210,13 +238,21 @@ class Answering:
         """Begin to make the answer while nobody waits; if it is streamed, its events are kept."""
         archive, builder = self.archive, answer.builder
 
-        async def keep(events: Sequence[ResponseEvent]) -> None:
-            lines = await asyncio.to_thread(_lines, events if is_streamed else ())
-            await archive.complete(answer.owner, builder.response, answer.given, lines)
+        async def start() -> None:
+            await archive.begin(answer.owner, builder.response, answer.given)
+            if builder.response.conversation is None:
+                answer.pictures.close()
 
-        run = BackgroundRun(builder, answer.made(builder.start()), keep)
-        await archive.begin(answer.owner, builder.response, answer.given)
+        async def keep(events: Sequence[ResponseEvent]) -> None:
+            try:
+                lines = await asyncio.to_thread(_lines, events if is_streamed else ())
+                await archive.complete(answer.owner, builder.response, answer.given, lines)
+            finally:
+                answer.pictures.close()
+
+        run = BackgroundRun(builder, answer.made(builder.start()), start, keep)
         self.runs.start(answer.owner, run, request.app.state.in_flight)
+        await run.begun()
         return run
 
     async def _keep(self, answer: PendingAnswer) -> None:
@@ -232,74 +268,67 @@ class Answering:
             _log.warning("a response was not kept: %s", error.message)
             answer.builder.forget()
 
-    async def _before(self, body: ResponseInput, owner: str) -> list[KeptItem]:
-        if body.previous_response_id is not None:
-            found = await self.archive.before(owner, body.previous_response_id)
-        elif body.conversation_id is not None:
-            found = await self.archive.said_in(owner, body.conversation_id)
-        else:
-            return []
-        if sum(map(len, found)) <= _LONG_BYTES:
-            return _parsed(found)
-        return await asyncio.to_thread(_parsed, found)
+    async def _history(self, body: ResponseInput, owner: str) -> History:
+        given = () if isinstance(body.input, str) else body.input or ()
+        item_ids = [item.id for item in given if isinstance(item, ItemReference)]
+        places = (body.previous_response_id, body.conversation_id)
+        if places == (None, None) and not item_ids:
+            return History([], [])
+        return await self.archive.history(owner, *places, item_ids)
 
-    async def _given(self, body: ResponseInput, owner: str) -> list[KeptItem]:
-        if isinstance(body.input, str):
-            return [MessageItem(role="user", content=body.input)]
-        items: list[KeptItem] = []
-        for item in body.input or ():
-            if isinstance(item, ItemReference):
-                found = await self.archive.referred(owner, item.id, body.conversation_id)
-                items += _parsed([found])
-            else:
-                items.append(item)
-                if any(map(is_kept_picture, picture_urls([item]))):
-                    raise InvalidRequest("That is no picture's URL.", param="input")
-        return items
+    async def _encode(self, conversation: _Conversation, request: Request) -> TokenRequest:
+        kept = HeldPictures.of(request)
 
-    async def _kept_pictures(
-        self, items: Sequence[KeptItem], context: Context
-    ) -> dict[str, Fetched]:
-        found: dict[str, Fetched] = {}
+        def find(url: str, request: Request) -> Fetched | None:
+            return kept.get(url) or self._find_link(url, request)
+
+        try:
+            await self._read_pictures(conversation.urls, Context.of(request), kept)
+            return await encode_conversation(self._service, conversation.chat, request, find)
+        finally:
+            kept.close()
+
+    async def _read_pictures(
+        self, urls: Iterable[str], context: Context, kept: HeldPictures
+    ) -> None:
         most = context.options.max_picture_request_bytes
-        for url in filter(is_kept_picture, picture_urls(items)):
+        num_bytes = 0
+        for url in filter(is_kept_picture, urls):
             picture = await self.archive.picture(context.principal.owner, url)
             if picture is None:
                 raise NotFound("A picture of this conversation is not kept any more.")
-            found[url] = picture
-            if sum(len(each.data) for each in found.values()) > most:
+            num_bytes += len(picture.data)
+            if num_bytes > most:
                 raise PayloadTooLarge(f"The pictures that go before are over {most} bytes.")
-        return found
+            kept.hold(url, picture)
+
+
+@dataclass(frozen=True, slots=True)
+class _Conversation:
+    """What a request says, and all as chat says it; where all pictures are."""
+
+    items: list[KeptItem]
+    chat: ChatRequest
+    urls: list[str]
+
+
+def _understood(body: ResponseInput, history: History) -> _Conversation:
+    """All of it at once, so that a thread can do it."""
+    referred = iter(kept_items(history.referred))
+    given = body.input or ()
+    if isinstance(given, str):
+        items: list[KeptItem] = [MessageItem(role="user", content=given)]
+    else:
+        items = [next(referred) if isinstance(item, ItemReference) else item for item in given]
+    whole = [*kept_items(history.before), *items]
+    urls = list(dict.fromkeys(picture_urls(whole)))
+    return _Conversation(items, chat_request(chat_fields(body, whole)), urls)
 
 
 def _nothing_kept() -> UnsupportedOption:
     return UnsupportedOption(
         "Nothing is kept here (the operator has --store off): send the whole conversation in input."
     )
-
-
-async def _in_chat(body: ResponseInput, items: Sequence[KeptItem]) -> ChatRequest:
-    def say() -> ChatRequest:
-        return chat_request(chat_fields(body, items))
-
-    return say() if len(items) < _MANY else await asyncio.to_thread(say)
-
-
-def picture_urls(items: Iterable[KeptItem]) -> Iterator[str]:
-    """Where the pictures of messages are."""
-    messages = (item for item in items if isinstance(item, MessageItem))
-    pictures = (picture for message in messages for picture in message.pictures)
-    return (picture.image_url for picture in pictures if picture.image_url is not None)
-
-
-def sent_pictures(items: Iterable[KeptItem], request: Request) -> dict[str, Fetched]:
-    """The pictures that were in the body itself, by what stands for them there."""
-    urls = data_urls(request)
-    return {url: file for url in picture_urls(items) if (file := urls.find(url)) is not None}
-
-
-def _parsed(bodies: Iterable[bytes]) -> list[KeptItem]:
-    return [KEPT_ITEM.validate_json(body) for body in bodies]
 
 
 def _lines(events: Iterable[ResponseEvent]) -> bytes:

@@ -8,9 +8,11 @@ answer before. Knows nothing of HTTP, and not how an answer is made.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -19,7 +21,7 @@ from triptych.core.limits import MAX_MESSAGES
 from triptych.core.media.fetch import Fetched
 from triptych.core.store.documents import Document, DocumentTable, Key, Page
 from triptych.core.store.store import DocumentStore
-from triptych.modalities.llm.api.responses.items import KeptItem, new_id
+from triptych.modalities.llm.api.responses.items import KEPT_PLACE, KeptItem, new_id
 from triptych.modalities.llm.api.responses.replies import (
     UNFINISHED,
     WHOLE,
@@ -39,9 +41,35 @@ _INPUT, _OUTPUT, _ITEM, _PICTURE = (
     "picture",
 )
 _RUNNING = "running"
-_PLACE: Final = "kept-picture:"
-_AT_ONCE = 32
+MAX_PAGE_BYTES: Final = 2**23
+"""Of a list: what is behind that is for the next page, but for the first item."""
+_AT_ONCE = 16
+_BATCH, _BATCH_BYTES = 64, 2**20
+"""What one transaction reads of what may be long."""
+_PREFIX_CHARS = 16
+Entry = TypeVar("Entry")
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What goes before an answer, and what items its input refers to, each as JSON."""
+
+    before: list[bytes]
+    referred: list[bytes]
+
+    @property
+    def num_bytes(self) -> int:
+        """The length of it all."""
+        return sum(map(len, self.before)) + sum(map(len, self.referred))
+
+
+class _Link(msgspec.Struct):
+    """What of an answer matters for those that go on from it."""
+
+    status: str
+    conversation: dict[str, str] | None = None
+    previous_response_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,36 +100,32 @@ class Archive:
         self._max_bytes = max_bytes
         store.run(_end_abandoned)
 
-    async def before(self, owner: str, response_id: str) -> list[bytes]:
-        """All items up to that answer's end, as JSON. Raises `NotFound`, `InvalidRequest`."""
-        return await self._store.call(self._chain, Key(RESPONSE, response_id, owner))
+    async def history(
+        self,
+        owner: str,
+        response_id: str | None,
+        conversation_id: str | None,
+        item_ids: Sequence[str],
+    ) -> History:
+        """All up to the end of that answer or conversation, and the items of those ids.
 
-    async def said_in(self, owner: str, conversation_id: str) -> list[bytes]:
-        """All items of a conversation, as JSON. Raises `NotFound`."""
-
-        def read(table: DocumentTable) -> list[bytes]:
-            key = _there(table, Key(CONVERSATION, conversation_id, owner))
-            table.renew(key)
-            return _bounded(_children(table, key, _ITEM), self._max_bytes)
-
-        return await self._store.call(read)
-
-    async def referred(self, owner: str, item_id: str, conversation_id: str | None) -> bytes:
-        """An item of an answer, or of a conversation, as JSON. Raises `NotFound`."""
-
-        def read(table: DocumentTable) -> bytes:
-            inside = Key(_ITEM, _within(conversation_id or "", item_id), owner)
-            document = table.get(Key(_OUTPUT, item_id, owner)) or table.get(inside)
-            if document is None:
-                raise NotFound(f"There is no item {item_id[:80]!a} here.", param="input")
-            return document.body
-
-        return await self._store.call(read)
+        Raises `NotFound`, `InvalidRequest`, and `PayloadTooLarge` for more than may be sent.
+        """
+        allowance, before, referred = _Allowance(self._max_bytes), [], []
+        if response_id is not None:
+            before = await self._chain(Key(RESPONSE, response_id, owner), allowance)
+        elif conversation_id is not None:
+            key = Key(CONVERSATION, conversation_id, owner)
+            before = await self._store.call(_conversation, key, allowance)
+        for some in _batches(item_ids):
+            find = partial(_referred, owner=owner, conversation_id=conversation_id or "")
+            referred += await self._store.call(find, some, allowance)
+        return History(before, referred)
 
     async def picture(self, owner: str, url: str) -> Fetched | None:
         """The picture at a place of ours; `None` where there is none."""
-        picture_id, _, media_type = url.removeprefix(_PLACE).partition(";")
-        if not url.startswith(_PLACE):
+        picture_id, _, media_type = url.removeprefix(KEPT_PLACE).partition(";")
+        if not url.startswith(KEPT_PLACE):
             return None
         data = bytearray()
         async for piece in self._store.content(Key(_PICTURE, picture_id, owner)):
@@ -142,15 +166,21 @@ class Archive:
         def read(table: DocumentTable) -> Shown:
             key = _there(table, Key(RESPONSE, response_id, owner))
             shown = _load(table, key)
-            shown["output"] = [msgspec.json.decode(body) for body in _children(table, key, _OUTPUT)]
+            shown["output"] = [
+                msgspec.json.decode(item.body) for item in _walk(table, key, _OUTPUT)
+            ]
             return shown
 
         return await self._store.call(read)
 
-    async def events(self, owner: str, response_id: str) -> bytes:
-        """The events of an answer, a line each, as JSON; empty where they are not kept."""
-        key = Key(RESPONSE, response_id, owner)
-        return b"".join([piece async for piece in self._store.content(key)])
+    async def events(self, owner: str, response_id: str) -> AsyncGenerator[bytes, None]:
+        """The events of an answer, each as JSON; none where they are not kept."""
+        rest = b""
+        async with aclosing(self._store.content(Key(RESPONSE, response_id, owner))) as pieces:
+            async for piece in pieces:
+                *lines, rest = (rest + piece).split(b"\n")
+                for line in lines:
+                    yield line
 
     async def inputs(self, owner: str, response_id: str, page: Page) -> Sought:
         """A page of the items that an answer was made of. Raises `NotFound`."""
@@ -205,21 +235,40 @@ class Archive:
 
         return await self._store.call(change)
 
-    def _chain(self, table: DocumentTable, last: Key) -> list[bytes]:
-        links = list(_links(table, last))
-        table.renew(*links)
-        bodies = (
-            body
-            for key in reversed(links)
-            for kind in (_INPUT, _OUTPUT)
-            for body in _children(table, key, kind)
-        )
-        return _bounded(bodies, self._max_bytes)
+    async def _chain(self, last: Key, allowance: _Allowance) -> list[bytes]:
+        """Some links at a time, so that others come to use the store, too."""
+        links: list[Key] = []
+        key: Key | None = last
+        while key is not None:
+            some, key = await self._store.call(_links, key, MAX_MESSAGES - len(links))
+            links += some
+        bodies = []
+        for keys in _batches(links[::-1]):
+            bodies += await self._store.call(_linked, keys, allowance)
+        return bodies
 
 
-def is_kept_picture(url: str) -> bool:
-    """Whether a URL is a place of ours."""
-    return url.startswith(_PLACE)
+class _Allowance:
+    """How much may go before an answer, in bytes and items."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._num_bytes = self._num_items = 0
+
+    def take(self, body: bytes) -> bytes:
+        """One more item. Raises `PayloadTooLarge`."""
+        self._num_bytes += len(body)
+        self._num_items += 1
+        if self._num_bytes > self._max_bytes or self._num_items > MAX_MESSAGES:
+            raise PayloadTooLarge(
+                f"What goes before is over {self._max_bytes} bytes or {MAX_MESSAGES} items: begin"
+                " anew."
+            )
+        return body
+
+
+def _batches(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
+    return (entries[start : start + _BATCH] for start in range(0, len(entries), _BATCH))
 
 
 def _within(parent_id: str, item_id: str) -> str:
@@ -254,53 +303,94 @@ def _delete(table: DocumentTable, key: Key) -> None:
         raise _missing(key)
 
 
-def _missing(key: Key) -> NotFound:
+def _missing(key: Key, param: str | None = None) -> NotFound:
     what = key.kind.partition("_")[2] or key.kind
     name = key.id.rpartition(".")[2][:80]
-    return NotFound(f"You have no {what} {name!a} here, or it was kept long enough.")
+    return NotFound(f"You have no {what} {name!a} here, or it was kept long enough.", param=param)
 
 
-def _links(table: DocumentTable, key: Key) -> Iterator[Key]:
-    """An answer and those before it, the last first."""
-    for _ in range(MAX_MESSAGES):
-        shown = _load(table, key)
-        if shown["status"] in UNFINISHED:
-            raise InvalidRequest(
-                f"The response {key.id[:80]!a} is still being made: wait for its end.",
-                param="previous_response_id",
-            )
-        if shown["conversation"]:
-            raise InvalidRequest(
-                f"The response {key.id[:80]!a} is part of a conversation: go on with conversation"
-                f" {shown['conversation']['id']!a}.",
-                param="previous_response_id",
-            )
-        yield key
-        if shown["previous_response_id"] is None:
-            return
-        key = Key(RESPONSE, shown["previous_response_id"], key.owner)
-    raise PayloadTooLarge(
-        f"Over {MAX_MESSAGES} responses go before this one.", param="previous_response_id"
-    )
-
-
-def _children(table: DocumentTable, parent: Key, kind: str) -> Iterator[bytes]:
-    after = ""
-    while documents := table.listed(parent.owner, kind, Page(limit=_AT_ONCE, after=after), parent):
-        yield from (document.body for document in documents)
-        after = documents[-1].key.id
-
-
-def _bounded(bodies: Iterable[bytes], max_bytes: int) -> list[bytes]:
-    found, num_bytes = [], 0
-    for body in bodies:
-        num_bytes += len(body)
-        found.append(body)
-        if num_bytes > max_bytes or len(found) > MAX_MESSAGES:
+def _links(table: DocumentTable, key: Key, most: int) -> tuple[list[Key], Key | None]:
+    """Some answers of a chain, the last first, and the one before them."""
+    links: list[Key] = []
+    num_bytes = 0
+    while len(links) < _BATCH and num_bytes < _BATCH_BYTES:
+        if len(links) == most:
             raise PayloadTooLarge(
-                f"What goes before is over {max_bytes} bytes or {MAX_MESSAGES} items: begin anew."
+                f"Over {MAX_MESSAGES} responses go before this one.", param="previous_response_id"
             )
-    return found
+        body, shown = _link(table, key)
+        num_bytes += len(body)
+        links.append(key)
+        if shown.previous_response_id is None:
+            return links, None
+        key = Key(RESPONSE, shown.previous_response_id, key.owner)
+    return links, key
+
+
+def _link(table: DocumentTable, key: Key) -> tuple[bytes, _Link]:
+    """An answer that others may go on from, as it is kept, and what of it matters for them."""
+    document = table.get(key)
+    if document is None:
+        raise _missing(key, param="previous_response_id")
+    link = msgspec.json.decode(document.body, type=_Link)
+    if link.status in UNFINISHED:
+        raise InvalidRequest(
+            f"The response {key.id[:80]!a} is still being made: wait for its end.",
+            param="previous_response_id",
+        )
+    if link.conversation:
+        raise InvalidRequest(
+            f"The response {key.id[:80]!a} is part of a conversation: go on with conversation"
+            f" {link.conversation['id']!a}.",
+            param="previous_response_id",
+        )
+    return document.body, link
+
+
+def _linked(table: DocumentTable, keys: Sequence[Key], allowance: _Allowance) -> list[bytes]:
+    """Input and output of answers."""
+    for key in keys:
+        if table.get(key) is None:
+            raise _missing(key, param="previous_response_id")
+    table.renew(*keys)
+    children = (_walk(table, key, kind) for key in keys for kind in (_INPUT, _OUTPUT))
+    return [allowance.take(child.body) for some in children for child in some]
+
+
+def _conversation(table: DocumentTable, key: Key, allowance: _Allowance) -> list[bytes]:
+    if table.get(key) is None:
+        raise _missing(key, param="conversation")
+    table.renew(key)
+    return [allowance.take(item.body) for item in _walk(table, key, _ITEM)]
+
+
+def _referred(
+    table: DocumentTable,
+    item_ids: Sequence[str],
+    allowance: _Allowance,
+    *,
+    owner: str,
+    conversation_id: str,
+) -> list[bytes]:
+    """Items of answers, or of a conversation."""
+    bodies = []
+    for item_id in item_ids:
+        inside = Key(_ITEM, _within(conversation_id, item_id), owner)
+        document = table.get(Key(_OUTPUT, item_id, owner)) or table.get(inside)
+        if document is None:
+            raise NotFound(f"There is no item {item_id[:80]!a} here.", param="input")
+        bodies.append(allowance.take(document.body))
+    return bodies
+
+
+def _walk(
+    table: DocumentTable, parent: Key, kind: str, page: Page | None = None
+) -> Iterator[Document]:
+    """Children in the order of `page`, those behind its `after`; some are in memory at once."""
+    page = replace(page or Page(limit=0), limit=_AT_ONCE)
+    while documents := table.listed(parent.owner, kind, page, parent):
+        yield from documents
+        page = replace(page, after=documents[-1].key.id)
 
 
 def _add_response(
@@ -344,47 +434,54 @@ def _add_items(
     items: Iterable[Shown],
     pictures: Mapping[str, Fetched],
 ) -> list[Shown]:
+    """Add items, each with its pictures, which go with it."""
     added = []
     for shown in items:
-        item = _with_pictures(table, parent, shown, pictures)
+        item, places = _with_pictures(shown, pictures)
         key = Key(kind, _within(parent.id, item["id"]), parent.owner)
         if table.get(key) is not None:  # its client sent it before
-            item = {**item, "id": new_id(item["id"].partition("_")[0])}
+            item = {**item, "id": new_id(item["id"].partition("_")[0][:_PREFIX_CHARS])}
             key = Key(kind, _within(parent.id, item["id"]), parent.owner)
         table.add(Document(key=key, body=_json(item), parent=parent))
+        for picture_id, picture in places.items():
+            place = Key(_PICTURE, picture_id, parent.owner)
+            table.add(Document(key=place, body=b"", parent=key))
+            table.append(place, picture.data)
         added.append(item)
     return added
 
 
 def _with_pictures(
-    table: DocumentTable, parent: Key, item: Shown, pictures: Mapping[str, Fetched]
-) -> Shown:
-    """The item with its pictures kept beside it."""
+    item: Shown, pictures: Mapping[str, Fetched]
+) -> tuple[Shown, dict[str, Fetched]]:
+    """The item with places of ours for its pictures, and what goes there, by id."""
+    places: dict[str, Fetched] = {}
     content = item.get("content")
     if not pictures or not isinstance(content, list):
-        return item
-    return {**item, "content": [_with_picture(table, parent, part, pictures) for part in content]}
+        return item, places
 
+    def placed(part: Shown) -> Shown:
+        found = pictures.get(part.get("image_url", ""))
+        if found is None:
+            return part
+        picture_id = new_id("pic")
+        places[picture_id] = found
+        return {**part, "image_url": f"{KEPT_PLACE}{picture_id};{found.media_type}"}
 
-def _with_picture(
-    table: DocumentTable, parent: Key, part: Shown, pictures: Mapping[str, Fetched]
-) -> Shown:
-    found = pictures.get(part.get("image_url", ""))
-    if found is None:
-        return part
-    key = Key(_PICTURE, new_id("pic"), parent.owner)
-    table.add(Document(key=key, body=b"", parent=parent))
-    table.append(key, found.data)
-    return {**part, "image_url": f"{_PLACE}{key.id};{found.media_type}"}
+    return {**item, "content": [placed(part) for part in content]}, places
 
 
 def _page(table: DocumentTable, parent: Key, kind: str, page: Page) -> Sought:
     _there(table, parent)
     after = _within(parent.id, page.after) if page.after else ""
-    wanted = Page(limit=page.limit + 1, after=after, is_descending=page.is_descending)
-    found = table.listed(parent.owner, kind, wanted, parent)
-    items = [msgspec.json.decode(document.body) for document in found[: page.limit]]
-    return Sought(items, has_more=len(found) > page.limit)
+    items: list[Shown] = []
+    num_bytes = 0
+    for document in _walk(table, parent, kind, replace(page, after=after)):
+        num_bytes += len(document.body)
+        if len(items) == page.limit or (items and num_bytes > MAX_PAGE_BYTES):
+            return Sought(items, has_more=True)
+        items.append(msgspec.json.decode(document.body))
+    return Sought(items, has_more=False)
 
 
 def _end_abandoned(table: DocumentTable) -> None:

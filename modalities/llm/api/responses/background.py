@@ -1,14 +1,16 @@
 """Answers that are made while nobody waits.
 
 Owns their tasks: a client that leaves does not end one, its cancellation does, and so does a drain,
-which waits for them as for requests. What has happened so far can be followed from any place. How
-an answer is made, and where it is kept, is said by whoever starts one.
+which waits for them as for requests. What has happened so far can be followed from any place. Each
+is kept from its beginning, and its end is shown once it is kept. How an answer is made, and where
+it is kept, is said by whoever starts one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 
@@ -17,13 +19,17 @@ from triptych.core.http.disconnect import InFlight
 from triptych.core.http.errors import to_public
 from triptych.modalities.llm.api.responses.builder import ResponseBuilder
 from triptych.modalities.llm.api.responses.conversation import renamed
-from triptych.modalities.llm.api.responses.events import ResponseEvent
+from triptych.modalities.llm.api.responses.events import ResponseEvent, ResponseState
 
+_MAX_LOST = 16
 _log = logging.getLogger(__name__)
 
 
 class BackgroundRun:
-    """One answer of `builder`, made of `making`'s events; `keep` is called once it has ended."""
+    """One answer of `builder`, made of `making`'s events.
+
+    `begin` keeps that there will be one, `keep` its end, with all events.
+    """
 
     is_asking = True
 
@@ -31,26 +37,43 @@ class BackgroundRun:
         self,
         builder: ResponseBuilder,
         making: AsyncGenerator[ResponseEvent, None],
+        begin: Callable[[], Awaitable[None]],
         keep: Callable[[list[ResponseEvent]], Awaitable[None]],
     ) -> None:
-        self.builder = builder
+        self._builder = builder
         self._making = making
+        self._begin = begin
         self._keep = keep
-        self._events: list[ResponseEvent] = list(builder.begin(is_queued=True))
+        self._events: list[ResponseEvent] = []
         self._news = asyncio.Event()
+        self._begun = asyncio.Event()
+        self._refusal: Exception | None = None
         self._reason: TriptychError | None = None
         self._task: asyncio.Task[None] | None = None
-        self._is_ending = self._is_over = False
+        self._is_making = self._is_cut = self._is_over = False
+        self.is_lost = False
+        """Whether its end could not be kept, and is nowhere else."""
+        for event in builder.begin(is_queued=True):
+            self._add(event)
+        self.response = builder.response
 
     def start(self, on_end: Callable[[], None]) -> None:
         """Begin."""
         self._task = asyncio.create_task(self._run())
         self._task.add_done_callback(lambda task: on_end())
 
+    async def begun(self) -> None:
+        """Wait until it is kept. Raises why it is not."""
+        await self._begun.wait()
+        if self._refusal is not None:
+            raise self._refusal
+
     def cut(self, reason: TriptychError | None) -> None:
         """End it, as failed for that reason, or else as cancelled."""
-        if self._task is not None and not self._is_ending:
-            self._reason = reason
+        if self._is_cut or self._task is None:
+            return
+        self._is_cut, self._reason = True, reason
+        if self._is_making:
             self._task.cancel()
 
     async def ended(self) -> None:
@@ -67,58 +90,89 @@ class BackgroundRun:
                 yield event
             if self._is_over:
                 return
-            if place == len(self._events):
+            if place >= len(self._events):
                 await self._news.wait()
 
     async def _run(self) -> None:
         try:
+            await self._begin()
+        except Exception as error:  # for the client, who waits for that
+            self._refusal = error
+        finally:
+            self._begun.set()
+        if self._refusal is None:
+            await self._make()
+            last = await self._end()
+            self._is_over = True
+            self._add(last)
+
+    async def _make(self) -> None:
+        try:
+            self._is_making = True
+            if self._is_cut:
+                raise asyncio.CancelledError
             async with aclosing(self._making) as events:
                 async for event in events:
                     self._add(event)
         except asyncio.CancelledError:
             if self._reason is None:
-                self.builder.cancel()
+                self._builder.cancel()
             else:
-                self.builder.fail(self._reason)
+                self._builder.fail(self._reason)
         except Exception as error:  # nobody waits: the answer itself says why there is none
-            public = renamed(to_public(error))
             _log.warning("a background response failed", exc_info=error)
-            self.builder.fail(public)
-        self._is_ending = True
-        last = self.builder.last()
+            self._builder.fail(renamed(to_public(error)))
+        finally:
+            self._is_making = False
+
+    async def _end(self) -> ResponseEvent:
+        """Keep the end, or that it could not be kept; the last event."""
+        last = self._builder.last()
         try:
             await self._keep([*self._events, last])
-        except TriptychError as error:
-            _log.warning("a background response was not kept: %s", error.message)
-        self._is_over = True
-        self._add(last)
+        except Exception as error:  # a fault of ours, too, leaves an answer that has ended
+            _log.warning("a background response was not kept", exc_info=error)
+            self._builder.lose(renamed(to_public(error)))
+            last = self._builder.last()
+            try:
+                await self._keep([])
+            except Exception:
+                _log.exception("the end of a background response was not kept")
+                self.is_lost = True
+        return last
 
     def _add(self, event: ResponseEvent) -> None:
         self._events.append(event)
+        if isinstance(event, ResponseState):
+            self.response = event.response
         news, self._news = self._news, asyncio.Event()
         news.set()
 
 
 class BackgroundRuns:
-    """The answers that are being made, by owner and id."""
+    """The answers that are being made, by owner and id, and the last whose end is lost."""
 
     def __init__(self) -> None:
         self._runs: dict[tuple[str, str], BackgroundRun] = {}
+        self._lost: deque[tuple[str, str]] = deque()
 
     def start(self, owner: str, run: BackgroundRun, in_flight: InFlight) -> None:
         """Begin one, which a drain of `in_flight` waits for."""
-        key = (owner, run.builder.response.id)
+        key = (owner, run.response.id)
 
         def end() -> None:
-            del self._runs[key]
             in_flight.remove(run)
+            if run.is_lost:
+                self._remember(key)
+            else:
+                del self._runs[key]
 
         self._runs[key] = run
         in_flight.add(run)
         run.start(end)
 
     def find(self, owner: str, response_id: str) -> BackgroundRun | None:
-        """The one of that id, while it is being made."""
+        """The one of that id, while it is being made, or where its end is nowhere else."""
         return self._runs.get((owner, response_id))
 
     async def cancel(self, owner: str, response_id: str) -> None:
@@ -127,6 +181,16 @@ class BackgroundRuns:
         if run is not None:
             run.cut(None)
             await run.ended()
+
+    async def forget(self, owner: str, response_id: str) -> None:
+        """End the one of that id, and have it no more."""
+        await self.cancel(owner, response_id)
+        self._runs.pop((owner, response_id), None)
+
+    def _remember(self, key: tuple[str, str]) -> None:
+        self._lost.append(key)
+        if len(self._lost) > _MAX_LOST:
+            self._runs.pop(self._lost.popleft(), None)
 
     async def close(self) -> None:
         """End those that a drain has left."""

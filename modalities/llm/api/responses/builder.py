@@ -91,6 +91,8 @@ class ResponseBuilder:
             self._logprobs += map(chat_logprob, delta.logprobs)
         for piece in delta.shown:
             yield from self._piece(piece)
+        if self._open is not None and not isinstance(self._open, _GrowingMessage):
+            self._logprobs = []  # of thoughts and calls
 
     def close(self, usage: UsageReply) -> Events:
         """End an answer that is whole, or as long as it may be; `last` ends its stream."""
@@ -110,6 +112,11 @@ class ResponseBuilder:
         self._break_off()
         self.response = self._with("failed", error=ResponseFailure.of(error))
 
+    def lose(self, error: TriptychError) -> None:
+        """End an answer that cannot be kept: nothing is left but that."""
+        self._output = []
+        self.fail(error)
+
     def cancel(self) -> None:
         """End an answer that nobody wants any more."""
         self._break_off()
@@ -118,7 +125,8 @@ class ResponseBuilder:
     def last(self) -> ResponseState:
         """The last event of an answer that has ended."""
         status = self.response.status
-        return self._state(f"response.{'incomplete' if status == 'cancelled' else status}")
+        name: Any = f"response.{'incomplete' if status == 'cancelled' else status}"
+        return ResponseState(type=name, sequence_number=self._num_events, response=self.response)
 
     def forget(self) -> None:
         """Let the answer be one that is not kept."""

@@ -6,6 +6,7 @@ the words of this API. Knows no route, and not where earlier items are kept.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -85,7 +86,9 @@ def renamed(error: TriptychError) -> TriptychError:
     word = re.match(r"\w*", error.param or "")
     param = _NAMES.get(word[0] if word else "", error.param)
     message = _NAME.sub(lambda found: _NAMES[found[0]], error.message)
-    return type(error)(message, param=param, retry_after_s=error.retry_after_s)
+    said = copy.copy(error)
+    said.args, said.message, said.param = (message,), message, param
+    return said
 
 
 def _messages(instructions: str | None, items: Sequence[KeptItem]) -> list[Fields]:

@@ -10,24 +10,27 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request
+from starlette.responses import Response
 
 from triptych.core.http.body import StrictRoute
 from triptych.core.http.context import Context
 from triptych.core.http.errors import ERROR_RESPONSES
 from triptych.core.limits import MAX_NAME_CHARS
-from triptych.modalities.llm.api.responses.answering import Answering, sent_pictures
-from triptych.modalities.llm.api.responses.archive import CONVERSATION, Belongings, Shown, Sought
+from triptych.modalities.llm.api.responses.answering import Answering
+from triptych.modalities.llm.api.responses.archive import CONVERSATION, Belongings, Sought
 from triptych.modalities.llm.api.responses.items import KeptItem, new_id
 from triptych.modalities.llm.api.responses.lists import (
-    IncludeList,
     ItemPage,
     PageQuery,
     item_list,
-    shown_items,
+    json_answer,
+    shown_item,
 )
+from triptych.modalities.llm.api.responses.pictures import picture_urls, sent_pictures
 from triptych.modalities.llm.api.responses.protocol import (
     ConversationChange,
     ConversationRequest,
+    Includes,
     ItemsRequest,
 )
 from triptych.modalities.llm.api.responses.replies import (
@@ -89,18 +92,22 @@ def _add_conversations(router: APIRouter, answering: Answering) -> None:
 
 
 def _add_items(router: APIRouter, answering: Answering) -> None:
-    async def add_items(conversation_id: _Id, body: ItemsRequest, request: Request) -> ItemList:
+    async def add_items(conversation_id: _Id, body: ItemsRequest, request: Request) -> Response:
         """Add items to a conversation."""
         owner, given = _owner(request), _belongings(body.items, request)
         added = await answering.archive.extend(owner, conversation_id, given)
         return await item_list(answering.archive, owner, Sought(added, has_more=False), PageQuery())
 
     router.add_api_route(
-        f"{_ONE}/items", add_items, methods=["POST"], route_class_override=PictureItemsRoute
+        f"{_ONE}/items",
+        add_items,
+        methods=["POST"],
+        response_model=ItemList,
+        route_class_override=PictureItemsRoute,
     )
 
-    @router.get(f"{_ONE}/items")
-    async def list_items(conversation_id: _Id, request: Request, page: ItemPage) -> ItemList:
+    @router.get(f"{_ONE}/items", response_model=ItemList)
+    async def list_items(conversation_id: _Id, request: Request, page: ItemPage) -> Response:
         """The items of a conversation."""
         owner = _owner(request)
         found = await answering.archive.items(owner, conversation_id, page.wanted)
@@ -111,13 +118,14 @@ def _add_items(router: APIRouter, answering: Answering) -> None:
         conversation_id: _Id,
         item_id: _Id,
         request: Request,
-        include: Annotated[IncludeList | None, Query(alias="include[]", max_length=64)] = None,
-    ) -> Shown:
+        include: Annotated[Includes | None, Query()] = None,
+        include_list: Annotated[Includes | None, Query(alias="include[]")] = None,
+    ) -> Response:
         """One item of a conversation."""
         owner = _owner(request)
         item = await answering.archive.item(owner, conversation_id, item_id)
-        (shown,) = await shown_items(answering.archive, owner, [item], include or ())
-        return shown
+        wanted = [*(include or ()), *(include_list or ())]
+        return await json_answer(await shown_item(answering.archive, owner, item, wanted))
 
     @router.delete(f"{_ONE}/items/{{item_id}}")
     async def delete_item(
@@ -130,7 +138,7 @@ def _add_items(router: APIRouter, answering: Answering) -> None:
 
 def _belongings(items: Sequence[KeptItem], request: Request) -> Belongings:
     """The items as they are kept, with their pictures."""
-    return Belongings(items, sent_pictures(items, request))
+    return Belongings(items, sent_pictures(picture_urls(items), request))
 
 
 def _owner(request: Request) -> str:

@@ -5,9 +5,10 @@ Owns their shape. Each has the number of its place in the stream. Knows no order
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, Field, TypeAdapter
+import msgspec
+from pydantic import BaseModel, Field
 
 from triptych.modalities.llm.api.replies import ChatLogprob
 from triptych.modalities.llm.api.responses.replies import (
@@ -121,20 +122,23 @@ class ErrorEvent(ResponseEvent):
     param: str | None
 
 
-StreamEvent: TypeAlias = Annotated[
-    ResponseState
-    | OutputItemEvent
-    | ContentPartEvent
-    | OutputTextDelta
-    | OutputTextDone
-    | ReasoningTextDelta
-    | ReasoningTextDone
-    | CallArgumentsDelta
-    | CallArgumentsDone
-    | ErrorEvent,
-    Field(discriminator="type"),
-]
-STREAM_EVENT: TypeAdapter[StreamEvent] = TypeAdapter(StreamEvent)
+class KeptEvent(ResponseEvent):
+    """An event as it was kept: its `line` of JSON, of which nothing else is read."""
+
+    line: bytes
+
+    @classmethod
+    def of(cls, line: bytes) -> Self:
+        """The event of that line."""
+        head = msgspec.json.decode(line, type=_Head)
+        return cls(type=head.type, sequence_number=head.sequence_number, line=line)
+
+
+class _Head(msgspec.Struct):
+    type: str
+    sequence_number: int
+
+
 STREAM_EVENTS: tuple[type[ResponseEvent], ...] = (
     ResponseState,
     OutputItemEvent,

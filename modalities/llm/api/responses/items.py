@@ -7,11 +7,11 @@ alternative; and how an item is kept and shown. Knows no route, and not what bec
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 
-from pydantic import Discriminator, Field, Tag, TypeAdapter, model_validator
+from pydantic import Discriminator, Field, Tag, TypeAdapter, ValidationInfo, model_validator
 
 from triptych.core import limits
 from triptych.core.errors import InvalidRequest, UnsupportedOption
@@ -29,6 +29,8 @@ from triptych.modalities.llm.api.responses import unsupported
 from triptych.modalities.llm.api.tools.schema import ToolName
 
 ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
+KEPT_PLACE: Final = "kept-picture:"
+"""What a picture's URL begins with where the picture is kept here; no client's does."""
 _ID_BYTES = 24
 _KNOWN = frozenset({"message", "input_text", "output_text", "text"})
 """Types of what would otherwise be an unknown one."""
@@ -39,7 +41,13 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{secrets.token_hex(_ID_BYTES)}"
 
 
-def _type_of(value: Any) -> str:
+def is_kept_picture(url: str | None) -> bool:
+    """Whether a URL is a place of ours."""
+    return url is not None and url.startswith(KEPT_PLACE)
+
+
+def type_of(value: Any) -> str:
+    """The `type` of what may be anything."""
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
     return kind if isinstance(kind, str) else ""
 
@@ -118,14 +126,16 @@ class ImageContent(Entry):
     prompt_cache_breakpoint: CacheBreakpoint | None = inert("prompt_cache_breakpoint")
 
     @model_validator(mode="after")
-    def _check_place(self) -> Self:
+    def _check_place(self, info: ValidationInfo) -> Self:
         if (self.image_url is None) == (self.file_id is None):
             raise InvalidRequest("A picture has either an image_url or a file_id.", param="input")
+        if is_kept_picture(self.image_url) and info.context is not _KEPT:
+            raise InvalidRequest("That is no picture's URL.", param="input")
         return self
 
 
 def _part_kind(value: Any) -> str:
-    kind = _type_of(value)
+    kind = type_of(value)
     return f":{kind}" if kind in ("input_image", "refusal") else ":text"
 
 
@@ -300,8 +310,8 @@ _KINDS = ("function_call", "function_call_output", "reasoning", "item_reference"
 
 
 def _item_kind(value: Any) -> str:
-    kind = _type_of(value)
-    if isinstance(value, dict) and not kind and value.keys() == {"id"}:
+    kind = type_of(value)
+    if isinstance(value, dict) and value.keys() - {"type"} == {"id"} and value.get("type") is None:
         kind = "item_reference"
     return f":{kind}" if kind in _KINDS else ":message"
 
@@ -322,3 +332,9 @@ InputItem: TypeAlias = Annotated[
     Discriminator(_item_kind),
 ]
 KEPT_ITEM: TypeAdapter[KeptItem] = TypeAdapter(KeptItem)
+_KEPT = {"is_kept": True}
+
+
+def kept_items(bodies: Iterable[bytes]) -> list[KeptItem]:
+    """Items as they were kept."""
+    return [KEPT_ITEM.validate_json(body, context=_KEPT) for body in bodies]

@@ -7,21 +7,30 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
+import msgspec
 from fastapi import Depends, Query
-from pydantic import BaseModel, Field, StringConstraints
+from pydantic import BaseModel, Field
+from starlette.responses import Response
 
 from triptych.core.limits import MAX_NAME_CHARS
 from triptych.core.store.documents import Page
-from triptych.modalities.llm.api.responses.archive import Archive, Shown, Sought, is_kept_picture
-from triptych.modalities.llm.api.responses.replies import ItemList
+from triptych.modalities.llm.api.responses.archive import (
+    MAX_PAGE_BYTES,
+    Archive,
+    Shown,
+    Sought,
+)
+from triptych.modalities.llm.api.responses.items import is_kept_picture
+from triptych.modalities.llm.api.responses.protocol import Include, Includes
 
 _PICTURES = "message.input_image.image_url"
 
 
-IncludeList = list[Annotated[str, StringConstraints(max_length=MAX_NAME_CHARS)]]
+_NO_ENDS: Mapping[str, str | None] = MappingProxyType({"first_id": None, "last_id": None})
 
 
 class PageQuery(BaseModel):
@@ -30,7 +39,7 @@ class PageQuery(BaseModel):
     after: Annotated[str, Field(max_length=MAX_NAME_CHARS)] = ""
     limit: Annotated[int, Field(ge=1, le=100)] = 20
     order: Literal["asc", "desc"] = "desc"
-    include: list[str] = []
+    include: list[Include] = []
 
     @property
     def wanted(self) -> Page:
@@ -42,8 +51,8 @@ def _page(
     after: Annotated[str, Query(max_length=MAX_NAME_CHARS)] = "",
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Literal["asc", "desc"] = "desc",
-    include: Annotated[IncludeList | None, Query(max_length=64)] = None,
-    include_list: Annotated[IncludeList | None, Query(alias="include[]", max_length=64)] = None,
+    include: Annotated[Includes | None, Query()] = None,
+    include_list: Annotated[Includes | None, Query(alias="include[]")] = None,
 ) -> PageQuery:
     return PageQuery(
         after=after, limit=limit, order=order, include=[*(include or ()), *(include_list or ())]
@@ -53,35 +62,44 @@ def _page(
 ItemPage = Annotated[PageQuery, Depends(_page)]
 
 
-async def item_list(archive: Archive, owner: str, found: Sought, page: PageQuery) -> ItemList:
-    """The list that is returned."""
-    items = await shown_items(archive, owner, found.items, page.include)
-    ids = [item["id"] for item in items]
-    return ItemList(
-        data=items,
-        first_id=ids[0] if ids else None,
-        last_id=ids[-1] if ids else None,
-        has_more=found.has_more,
-    )
+async def item_list(archive: Archive, owner: str, found: Sought, page: PageQuery) -> Response:
+    """The list that is returned; with pictures it may be shorter, and the next has more."""
+    items: list[Shown] = []
+    num_bytes, has_more = 0, found.has_more
+    for item in found.items:
+        shown = await shown_item(archive, owner, item, page.include)
+        num_bytes += sum(len(part.get("image_url") or "") for part in _parts(shown))
+        if items and num_bytes > MAX_PAGE_BYTES:
+            has_more = True
+            break
+        items.append(shown)
+    ends = {"first_id": items[0]["id"], "last_id": items[-1]["id"]} if items else _NO_ENDS
+    return await json_answer({"object": "list", "data": items, **ends, "has_more": has_more})
 
 
-async def shown_items(
-    archive: Archive, owner: str, items: Iterable[Shown], include: Iterable[str] = ()
-) -> list[Shown]:
-    """Items with the pictures in them, as data URLs, or without."""
-    has_pictures = _PICTURES in include
-    return [await _shown(archive, owner, item, has_pictures) for item in items]
+async def json_answer(document: Shown) -> Response:
+    """A document that may be long, as it is returned."""
+    encoded = await asyncio.to_thread(msgspec.json.encode, document)
+    return Response(encoded, media_type="application/json")
 
 
-async def _shown(archive: Archive, owner: str, item: Shown, has_pictures: bool) -> Shown:
+def _parts(item: Shown) -> list[dict[str, Any]]:
     content = item.get("content")
-    if not isinstance(content, list):
+    return content if isinstance(content, list) else []
+
+
+async def shown_item(
+    archive: Archive, owner: str, item: Shown, include: Iterable[str] = ()
+) -> Shown:
+    """An item with the pictures in it, as data URLs, or without."""
+    if not any(is_kept_picture(part.get("image_url")) for part in _parts(item)):
         return item
+    has_pictures = _PICTURES in include
     parts = [
         await _part(archive, owner, part, has_pictures)
-        if is_kept_picture(part.get("image_url", ""))
+        if is_kept_picture(part.get("image_url"))
         else part
-        for part in content
+        for part in _parts(item)
     ]
     return {**item, "content": parts}
 

@@ -26,7 +26,7 @@ from triptych.modalities.llm.api.constraints import JsonSchema
 from triptych.modalities.llm.api.messages import is_list
 from triptych.modalities.llm.api.protocol import within
 from triptych.modalities.llm.api.responses import unsupported
-from triptych.modalities.llm.api.responses.items import InputItem, KeptItem
+from triptych.modalities.llm.api.responses.items import InputItem, KeptItem, type_of
 from triptych.modalities.llm.api.tools.schema import ToolName
 
 _MAX_NEW_ITEMS = 20
@@ -92,8 +92,8 @@ class AllowedTools(NullIsAbsent):
 
 
 def _no_other_choice(value: Any) -> Any:
-    kind = value.get("type") if isinstance(value, dict) else None
-    if isinstance(kind, str) and kind not in ("function", "allowed_tools"):
+    kind = type_of(value)
+    if kind not in ("", "function", "allowed_tools"):
         raise UnsupportedOption(
             f"A tool of type {kind[:40]!a} is not offered: {unsupported.instead_of_tool()}",
             param="tool_choice",
@@ -104,8 +104,7 @@ def _no_other_choice(value: Any) -> Any:
 def _choice_kind(value: Any) -> str:
     if isinstance(value, str):
         return ":word"
-    kind = _no_other_choice(value).get("type") if isinstance(value, dict) else value.type
-    return ":allowed" if kind == "allowed_tools" else ":named"
+    return ":allowed" if type_of(_no_other_choice(value)) == "allowed_tools" else ":named"
 
 
 ToolChoices: TypeAlias = Annotated[

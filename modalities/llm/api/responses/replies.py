@@ -12,7 +12,13 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, Field
 
-from triptych.core.errors import RateLimited, RequestError, TriptychError
+from triptych.core.errors import (
+    RateLimited,
+    RequestError,
+    RequestTimeout,
+    StoreFull,
+    TriptychError,
+)
 from triptych.modalities.llm.api.replies import ChatLogprob, UsageReply
 from triptych.modalities.llm.api.responses.items import ItemStatus
 from triptych.modalities.llm.api.responses.protocol import ResponseRequest
@@ -124,7 +130,11 @@ class ResponseFailure(BaseModel):
     @classmethod
     def of(cls, error: TriptychError) -> ResponseFailure:
         """The error as this API has it."""
-        kinds = ((RateLimited, "rate_limit_exceeded"), (RequestError, "invalid_prompt"))
+        kinds = (
+            (RateLimited, "rate_limit_exceeded"),
+            ((RequestTimeout, StoreFull), "server_error"),
+            (RequestError, "invalid_prompt"),
+        )
         code: Any = next((code for kind, code in kinds if isinstance(error, kind)), "server_error")
         return cls(code=code, message=error.message, param=error.param, type=error.code)
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Annotated, Any
 
-import msgspec
 from fastapi import APIRouter, Path, Query, Request
 from pydantic import BaseModel
 from starlette.responses import Response
@@ -29,12 +29,12 @@ from triptych.modalities.llm.api.responses.archive import RESPONSE
 from triptych.modalities.llm.api.responses.background import BackgroundRun
 from triptych.modalities.llm.api.responses.conversation import renamed
 from triptych.modalities.llm.api.responses.events import (
-    STREAM_EVENT,
     STREAM_EVENTS,
     ErrorEvent,
+    KeptEvent,
     ResponseEvent,
 )
-from triptych.modalities.llm.api.responses.lists import ItemPage, item_list
+from triptych.modalities.llm.api.responses.lists import ItemPage, item_list, json_answer
 from triptych.modalities.llm.api.responses.protocol import ResponseInput, ResponseRequest
 from triptych.modalities.llm.api.responses.replies import (
     InputTokens,
@@ -73,6 +73,8 @@ class ResponseStream(EventStream):
     def _frame(self, document: BaseModel) -> bytes:
         if isinstance(document, ResponseEvent):
             self._next_number = document.sequence_number + 1
+        if isinstance(document, KeptEvent):
+            return f"event: {document.type}\ndata: ".encode() + document.line + b"\n\n"
         return super()._frame(document)
 
     def _last_words(self, error: BaseException, scope: Scope) -> BaseModel:
@@ -104,11 +106,10 @@ def _add_making(router: APIRouter, answering: Answering) -> None:
             run = await answering.in_background(answer, request, is_streamed=bool(body.stream))
             if body.stream:
                 return ResponseStream(_followed(run, -1, request), heartbeat_s)
-        elif body.stream:
+            return _json(run.response)
+        if body.stream:
             return ResponseStream(answering.streamed(answer, request), heartbeat_s)
-        else:
-            await answering.whole(answer)
-        return _json(answer.builder.response)
+        return _json(await answering.whole(answer))
 
     async def count_input_tokens(body: ResponseInput, request: Request) -> InputTokens:
         """How many tokens a prompt has, made as for an answer."""
@@ -126,30 +127,26 @@ def _add_finding(router: APIRouter, answering: Answering) -> None:
         response_id: ResponseId,
         request: Request,
         stream: bool = False,
-        starting_after: Annotated[int, Query(ge=-1, le=2**31)] = -1,
+        starting_after: Annotated[int | None, Query(ge=-1, le=2**31)] = None,
     ) -> Response:
         """An answer; with `stream` the events of one in the background, from any place on."""
         owner, heartbeat_s = _owner(request), Context.of(request).options.heartbeat_s
-        run = answering.runs.find(owner, response_id)
-        if run is not None and stream:
-            return ResponseStream(_followed(run, starting_after, request), heartbeat_s)
-        if run is not None:
-            return _json(run.builder.response)
-        shown = await answering.archive.response(owner, response_id)
+        if starting_after is not None and not stream:
+            raise InvalidRequest("starting_after goes with stream=true.", param="starting_after")
         if not stream:
-            return Response(msgspec.json.encode(shown), media_type="application/json")
-        lines = await answering.archive.events(owner, response_id)
-        if not lines:
-            raise InvalidRequest(
-                "Only a response that was asked for with background and stream is streamed again.",
-                param="stream",
-            )
-        return ResponseStream(_replayed(lines, starting_after), heartbeat_s)
+            return await json_answer(await answering.shown(owner, response_id))
+        after = -1 if starting_after is None else starting_after
+        run = answering.runs.find(owner, response_id)
+        if run is not None:
+            return ResponseStream(_followed(run, after, request), heartbeat_s)
+        await answering.archive.response(owner, response_id)
+        events = answering.archive.events(owner, response_id)
+        return ResponseStream(_replayed(events, after), heartbeat_s)
 
-    @router.get(_ROUTE + "/{response_id}/input_items")
+    @router.get(_ROUTE + "/{response_id}/input_items", response_model=ItemList)
     async def list_input_items(
         response_id: ResponseId, request: Request, page: ItemPage
-    ) -> ItemList:
+    ) -> Response:
         """The items that an answer was made of."""
         owner = _owner(request)
         found = await answering.archive.inputs(owner, response_id, page.wanted)
@@ -162,20 +159,20 @@ def _add_ends(router: APIRouter, answering: Answering) -> None:
         """End an answer that is being made in the background."""
         owner = _owner(request)
         await answering.runs.cancel(owner, response_id)
-        shown = await answering.archive.response(owner, response_id)
+        shown = await answering.shown(owner, response_id)
         if shown["status"] != "cancelled":
             raise InvalidRequest(
                 f"The response is {shown['status']}: only one that is being made in the background"
                 " can be cancelled.",
                 param="response_id",
             )
-        return Response(msgspec.json.encode(shown), media_type="application/json")
+        return await json_answer(shown)
 
     @router.delete(_ROUTE + "/{response_id}")
     async def delete_response(response_id: ResponseId, request: Request) -> ResponseDeleted:
         """Forget an answer; one that is being made is cancelled."""
         owner = _owner(request)
-        await answering.runs.cancel(owner, response_id)
+        await answering.runs.forget(owner, response_id)
         await answering.archive.delete(owner, RESPONSE, response_id)
         return ResponseDeleted(id=response_id)
 
@@ -201,10 +198,22 @@ async def _followed(
             return
 
 
-async def _replayed(lines: bytes, after: int) -> AsyncGenerator[ResponseEvent, None]:
-    for line in lines.splitlines()[after + 1 :]:
-        await asyncio.sleep(0)
-        yield STREAM_EVENT.validate_json(line)
+async def _replayed(
+    lines: AsyncGenerator[bytes, None], after: int
+) -> AsyncGenerator[ResponseEvent, None]:
+    """Events that were kept, as they lie there."""
+    is_streamed = False
+    async with aclosing(lines):
+        async for line in lines:
+            is_streamed = True
+            event = KeptEvent.of(line)
+            if event.sequence_number > after:
+                yield event
+    if not is_streamed:
+        raise InvalidRequest(
+            "Only a response that was asked for with background and stream is streamed again.",
+            param="stream",
+        )
 
 
 def _json(reply: BaseModel) -> Response:

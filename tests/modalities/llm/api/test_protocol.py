@@ -380,3 +380,16 @@ def test_earlier_thoughts_come_back_by_either_name(name: str) -> None:
         "content": "4.",
         "reasoning_content": "2 + 2",
     }
+
+
+def test_an_answer_as_litellm_gives_it_back_is_a_message() -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    returned = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [call],
+        "function_call": None,
+        "provider_specific_fields": {"refusal": None},
+    }
+    (message,) = chat(messages=[returned]).messages
+    assert message.for_template().keys() == {"role", "content", "tool_calls"}

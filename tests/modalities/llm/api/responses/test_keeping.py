@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import threading
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
-from fastapi import FastAPI
+import pytest
 
 from support.http import (
     ANSWER,
@@ -20,30 +17,19 @@ from support.http import (
     documents,
     in_process,
     live,
-    make_service,
     refused,
     until,
 )
-from support.pictures import picture, saved
 from support.responses_app import ask_for, check_order, responses_app
-from triptych.core.config import Config, ScheduleOptions, ServerOptions
+from support.text_models import byte_tokenizer
 from triptych.core.errors import Draining
-from triptych.core.http.app import create_app
-from triptych.core.http.files.routes import files_router
-from triptych.core.http.files.shelf import FileShelf
 from triptych.core.store.store import DocumentStore
-from triptych.core.tokens import TokenRequest
-from triptych.modalities.llm.api.multimodal import pictures_of
-from triptych.modalities.llm.api.responses.answering import Answering
+from triptych.modalities.llm.api.responses import archive
 from triptych.modalities.llm.api.responses.archive import Archive, Belongings
-from triptych.modalities.llm.api.responses.conversations import conversations_router
 from triptych.modalities.llm.api.responses.items import MessageItem
 from triptych.modalities.llm.api.responses.protocol import ResponseRequest
 from triptych.modalities.llm.api.responses.replies import UNFINISHED, ResponseReply
 from triptych.modalities.llm.api.responses.replies import begun as first_fields
-from triptych.modalities.llm.api.responses.routes import responses_router
-from triptych.modalities.llm.api.service import LlmService
-from triptych.schedulers.admission import Admission
 
 
 def opened(place: str, *, max_bytes: int = 2**20) -> DocumentStore:
@@ -227,6 +213,55 @@ async def test_what_goes_before_is_bounded(tmp_path: Path) -> None:
             refused(await client.post("/v1/responses", json=body), 413)
 
 
+async def test_items_that_are_referred_to_are_bounded(tmp_path: Path) -> None:
+    with responses_app(tmp_path, FakeEngine(answer="y" * 300), max_request_bytes=2500) as app:
+        async with in_process(app) as client:
+            first = await post(client, **ask_for())
+            reference = {"type": "item_reference", "id": first["output"][0]["id"]}
+            await post(client, **ask_for([reference, {**reference, "type": None}]))
+            refused(await client.post("/v1/responses", json=ask_for([reference] * 6)), 413)
+            body = ask_for([reference] * 2, previous_response_id=first["id"])
+            await post(client, **body)
+            body = ask_for([reference] * 5, previous_response_id=first["id"])
+            refused(await client.post("/v1/responses", json=body), 413)
+
+
+async def test_a_chain_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "_BATCH", 2)
+    monkeypatch.setattr(archive, "MAX_MESSAGES", 10)
+    engine = FakeEngine(answer="ok")
+    with responses_app(tmp_path, engine) as app:
+        async with in_process(app) as client:
+            names = [None]
+            for number in range(6):
+                body = ask_for(f"<{number}>", previous_response_id=names[-1])
+                names.append((await post(client, **body))["id"])
+            body = ask_for("more", previous_response_id=names[-1])
+            refused(await client.post("/v1/responses", json=body), 413)
+            await client.delete(f"/v1/responses/{names[1]}")
+            body = ask_for("more", previous_response_id=names[3])
+            refused(await client.post("/v1/responses", json=body), 404)
+    *_, request = engine.submitted.values()
+    prompt = byte_tokenizer().decode(list(request.prompt_ids))
+    places = [prompt.index(f"<{number}>") for number in range(6)]
+    assert places == sorted(places)
+
+
+async def test_a_page_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "MAX_PAGE_BYTES", 1500)
+    items = [{"role": "user", "content": "x" * 400} for _ in range(5)]
+    with responses_app(tmp_path, FakeEngine()) as app:
+        async with in_process(app) as client:
+            name = (await post(client, **ask_for(items)))["id"]
+            path, num_items, num_pages, after = f"/v1/responses/{name}/input_items", 0, 0, ""
+            while after is not None:
+                page = (await client.get(path, params={"after": after})).json()
+                num_items, num_pages = num_items + len(page["data"]), num_pages + 1
+                after = page["last_id"] if page["has_more"] else None
+    assert num_items == 5
+    assert num_pages == 3
+
+
 async def test_an_item_that_comes_twice_gets_an_id_of_its_own(tmp_path: Path) -> None:
     item = {"type": "message", "id": "msg_1", "role": "user", "content": "a"}
     with responses_app(tmp_path, FakeEngine()) as app:
@@ -238,63 +273,3 @@ async def test_an_item_that_comes_twice_gets_an_id_of_its_own(tmp_path: Path) ->
     assert second == "msg_1"
     assert first.startswith("msg_")
     assert first != second
-
-
-class SeeingEncoder:
-    """A prompt encoder that remembers the pictures of conversations."""
-
-    def __init__(self) -> None:
-        self.seen: list[list[bytes]] = []
-
-    async def encode_messages(self, messages: Sequence[Any], **options: Any) -> TokenRequest:
-        self.seen.append([bytes(one.file.data) for one in pictures_of(messages) if one.file])
-        return TokenRequest(prompt_ids=(5, 6, 7))
-
-
-@asynccontextmanager
-async def seeing(folder: Path, encoder: SeeingEncoder) -> AsyncIterator[FastAPI]:
-    engine, store = FakeEngine(), opened("memory")
-    text = make_service(folder, engine).model("tiny")
-    service = LlmService(
-        engine, [text], Admission(options=ScheduleOptions()), encoders={"tiny": encoder}
-    )
-    answering = Answering.open(service, store, ServerOptions())
-    shelf = FileShelf(store)
-    routers = [responses_router(answering), conversations_router(answering), files_router(shelf)]
-    app = create_app(Config(), engine, routers)
-    app.state.shelf = shelf
-    yield app
-    await store.close()
-
-
-async def test_pictures_are_kept_with_their_conversation(tmp_path: Path) -> None:
-    encoder, files = SeeingEncoder(), [saved(picture(width=n)) for n in (20, 40)]
-    messages = [
-        {"role": "user", "content": [{"type": "input_image", "image_url": url}]}
-        for url in (f"data:image/png;base64,{base64.b64encode(file).decode()}" for file in files)
-    ]
-    async with seeing(tmp_path, encoder) as app, in_process(app) as client:
-        first = await post(client, **ask_for(messages[:1]))
-        await post(client, **ask_for(messages[1:], previous_response_id=first["id"]))
-        conversation = (await post(client, "/v1/conversations", items=messages[:1]))["id"]
-        await post(client, **ask_for(messages[1:], conversation=conversation))
-        await post(client, **ask_for("what?", conversation=conversation))
-        await client.delete(f"/v1/conversations/{conversation}")
-        body = ask_for("what?", conversation=conversation)
-        refused(await client.post("/v1/responses", json=body), 404)
-    assert encoder.seen == [files[:1], *[files] * 3]
-
-
-async def test_pictures_that_were_uploaded(tmp_path: Path) -> None:
-    encoder, file = SeeingEncoder(), saved(picture())
-    async with seeing(tmp_path, encoder) as app, in_process(app) as client:
-        form = {"data": {"purpose": "vision"}, "files": {"file": ("a.png", file)}}
-        kept = (await client.post("/v1/files", **form)).json()["id"]
-        message = {"role": "user", "content": [{"type": "input_image", "file_id": kept}]}
-        first = await post(client, **ask_for([message]))
-        await post(client, **ask_for("and?", previous_response_id=first["id"]))
-        listed = await client.get(f"/v1/responses/{first['id']}/input_items")
-        message["content"][0]["file_id"] = "file-none"
-        refused(await client.post("/v1/responses", json=ask_for([message])), 404)
-    assert encoder.seen == [[file]] * 2
-    assert listed.json()["data"][0]["content"] == [{"type": "input_image", "file_id": kept}]

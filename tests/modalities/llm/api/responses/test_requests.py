@@ -9,9 +9,11 @@ import httpx
 import pytest
 
 from support.http import FakeEngine, in_process, refused
-from support.responses_app import ask_for, responses_app
+from support.responses_app import ask_for, call_of, responses_app
+from triptych.core.config import ModelOptions
+from triptych.core.errors import Overloaded, UnknownModel
 from triptych.modalities.llm.api.responses import unsupported
-from triptych.modalities.llm.api.responses.conversation import chat_fields
+from triptych.modalities.llm.api.responses.conversation import chat_fields, renamed
 from triptych.modalities.llm.api.responses.items import KEPT_ITEM
 from triptych.modalities.llm.api.responses.protocol import ResponseRequest
 
@@ -171,6 +173,7 @@ PICTURE = {"type": "input_image", "image_url": "http://a/b.png"}
             },
             "tool_choice",
         ),
+        *(({"tool_choice": choice}, None) for choice in (5, [], True, {"type": 5})),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [TOOL, TOOL]}, "tools"),
         ({"tools": [{**TOOL, "name": f"f{n}"} for n in range(10_000)]}, "tools"),
@@ -250,9 +253,17 @@ async def test_what_is_asked_of_lists(tmp_path: Path) -> None:
             name = (await client.post("/v1/responses", json=ask_for())).json()["id"]
             path = f"/v1/responses/{name}/input_items"
             empty = (await client.post("/v1/conversations", json={})).json()["id"]
-            for params in ({"limit": 0}, {"limit": 101}, {"order": "up"}, {"after": "none"}):
+            for params in (
+                {"limit": 0},
+                {"limit": 101},
+                {"order": "up"},
+                {"after": "none"},
+                {"include": "everything"},
+                {"include[]": "everything"},
+            ):
                 refused(await get(client, path, **params))
             refused(await get(client, f"/v1/responses/{name}", stream=True))
+            refused(await get(client, f"/v1/responses/{name}", starting_after=3))
             nothing = (await get(client, f"/v1/conversations/{empty}/items")).json()
             refused(await client.post(f"/v1/conversations/{empty}/items", json={"items": []}))
             many = [said("user", "a")] * 21
@@ -264,3 +275,26 @@ async def test_what_is_asked_of_lists(tmp_path: Path) -> None:
         "last_id": None,
         "has_more": False,
     }
+
+
+def test_an_error_in_this_api_s_words_is_the_same_error() -> None:
+    error = renamed(UnknownModel.among(["tiny"], "voice"))
+    assert isinstance(error, UnknownModel)
+    assert error.name == "voice"
+    late = renamed(Overloaded("max_tokens", param="messages[1]", retry_after_s=5))
+    assert (late.message, late.param, str(late)) == ("max_output_tokens", "input", late.message)
+    assert late.retry_after_s == 5
+
+
+async def test_log_probabilities_are_of_the_words(tmp_path: Path) -> None:
+    answer = "<think>\nHm.\n</think>\n\nI look." + call_of("f") + "Done."
+    models = ModelOptions(reasoning_parser="think")
+    with responses_app(tmp_path, FakeEngine(answer=answer), models=models) as app:
+        async with in_process(app) as client:
+            body = ask_for(tools=[TOOL], top_logprobs=1)
+            output = (await client.post("/v1/responses", json=body)).json()["output"]
+    texts = [item["content"][0] for item in output if item["type"] == "message"]
+    assert texts
+    for text in texts:
+        tokens = "".join(entry["token"] for entry in text["logprobs"])
+        assert tokens in text["text"]
