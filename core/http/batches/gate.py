@@ -22,6 +22,7 @@ class LineGate:
         self, in_flight: InFlight, num_places: int, *, patience_s: float = PATIENCE_S
     ) -> None:
         self._in_flight = in_flight
+        self.num_places = num_places
         self._places = asyncio.Semaphore(num_places)
         self._patience_s = patience_s
 
@@ -42,3 +43,22 @@ class LineGate:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._patience_s):
                 await self._in_flight.quiet.wait()
+
+
+class LinePlace:
+    """One line's place, which it may give up for a while. Leaving it twice is leaving it once."""
+
+    def __init__(self, gate: LineGate) -> None:
+        self._gate = gate
+        self._is_held = False
+
+    async def enter(self) -> None:
+        """Wait until the line may run."""
+        await self._gate.enter()
+        self._is_held = True
+
+    def leave(self) -> None:
+        """Let another line run."""
+        if self._is_held:
+            self._is_held = False
+            self._gate.leave()

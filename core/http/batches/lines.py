@@ -6,7 +6,7 @@ Owns the fields of a line and of what is written for it. A line that is wrong ha
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal
 
@@ -26,34 +26,49 @@ Endpoint = Literal[
 _WITH_PRIORITY: Final = frozenset({"/v1/chat/completions", "/v1/completions"})
 
 
+Line = tuple[int, bytes | None]
+"""A line and its number, from 1; nothing is one that is too long."""
+
+
 class LineSplitter:
-    """Lines of a file that comes in pieces; one of over `max_bytes` comes as nothing."""
+    """Lines of a file that comes in pieces, less the empty ones; one of over `max_bytes` is `None`.
+
+    A piece of short lines takes a while.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._rest = bytearray()
+        self._number = 0
 
-    def push(self, piece: bytes) -> Iterator[bytes | None]:
+    def push(self, piece: bytes) -> list[Line]:
         """The lines that end in this piece."""
         *ended, rest = piece.split(b"\n")
+        found: list[Line] = []
         for part in ended:
-            self._take(part)
-            yield self._line()
+            self._number += 1
+            if part or self._rest:
+                self._take(part)
+                found += self._line()
         self._take(rest)
+        return found
 
-    def finish(self) -> Iterator[bytes | None]:
+    def finish(self) -> list[Line]:
         """The last line, where no line break ends it."""
-        if self._rest:
-            yield self._line()
+        self._number += 1
+        return self._line()
 
     def _take(self, part: bytes) -> None:
         """Keep one byte more than a line may have: that shows that it is too long."""
         self._rest += part[: self._max_bytes + 1 - len(self._rest)]
 
-    def _line(self) -> bytes | None:
+    def _line(self) -> list[Line]:
         line = bytes(self._rest)
         self._rest.clear()
-        return None if len(line) > self._max_bytes else line.strip()
+        if len(line) > self._max_bytes:
+            return [(self._number, None)]
+        line = line.strip()
+        return [(self._number, line)] if line else []
 
 
 class BatchLine(Strict):
@@ -100,8 +115,9 @@ def _body(line: BatchLine, endpoint: Endpoint) -> bytes:
     """What is posted: behind all others, where requests can be put in order."""
     if line.url != endpoint:
         raise InvalidRequest(f"The batch is for {endpoint}; this line is not.", param="url")
-    if line.body.get("stream"):
-        raise UnsupportedOption("There are no streams in a batch: leave it out.", param="stream")
+    for name in ("stream", "background"):
+        if line.body.get(name):
+            raise UnsupportedOption(f"There is no {name} in a batch: leave it out.", param=name)
     behind = {"priority": MAX_PRIORITY} if endpoint in _WITH_PRIORITY else {}
     return json.dumps({**behind, **line.body}, ensure_ascii=False).encode()
 
@@ -135,11 +151,6 @@ class LineResult(msgspec.Struct, frozen=True, kw_only=True):
     response: dict[str, Any] | None
     error: dict[str, Any] | None
 
-    @property
-    def number(self) -> int:
-        """The line's."""
-        return int(self.id.rpartition("_")[2])
-
 
 def answered(line_id: str, custom_id: str, answer: LineAnswer) -> bytes:
     """What is written for a line that was answered."""
@@ -155,6 +166,18 @@ def refused(line_id: str, custom_id: str | None, error: TriptychError) -> bytes:
     """What is written for a line that was not even asked."""
     about = {"code": error.code, "message": error.message, "param": error.param}
     return _written(LineResult(id=line_id, custom_id=custom_id, response=None, error=about))
+
+
+class _ResultId(msgspec.Struct, frozen=True):
+    """What has to be known of a `LineResult` that is kept."""
+
+    id: str
+
+
+def result_numbers(results: Sequence[bytes | None]) -> set[int]:
+    """Of which lines these are results."""
+    ids = (msgspec.json.decode(result or b"", type=_ResultId).id for result in results)
+    return {int(each.rpartition("_")[2]) for each in ids}
 
 
 def _written(result: LineResult) -> bytes:

@@ -6,6 +6,7 @@ Owns the record of a batch and the transactions on it. Knows no route and no lin
 from __future__ import annotations
 
 import time
+from copy import copy
 from typing import Literal
 
 import msgspec
@@ -69,10 +70,20 @@ class BatchRecord(msgspec.Struct, kw_only=True):
         """Whether nothing changes any more."""
         return self.status in _ENDED
 
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether its owner wants no more of it."""
+        return "cancelling" in self.times
+
     def enter(self, status: Status) -> None:
         """Come into a status."""
         self.status = status
         self.times[status] = time.time()
+
+    def count(self, good: bytes, bad: bytes) -> None:
+        """Count lines in that were written to the files."""
+        self.num_good += good.count(b"\n")
+        self.num_bad += bad.count(b"\n")
 
 
 def create(table: DocumentTable, key: Key, record: BatchRecord, expires_s: float) -> None:
@@ -111,11 +122,16 @@ def save(table: DocumentTable, key: Key, record: BatchRecord) -> None:
 
 
 def write(table: DocumentTable, key: Key, record: BatchRecord, *, good: bytes, bad: bytes) -> None:
-    """Add lines to a batch's files, and keep what it has become."""
+    """Add lines to a batch's files, and keep what it has become.
+
+    The caller's `record` counts them when all of that is in the store.
+    """
     for file_id, data in zip(record.growing, (good, bad), strict=True):
         if data:
             grow(table, key.owner, file_id, data)
-    save(table, key, record)
+    grown = copy(record)
+    grown.count(good, bad)
+    save(table, key, grown)
 
 
 def end(table: DocumentTable, key: Key, record: BatchRecord, status: Status) -> None:

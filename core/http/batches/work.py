@@ -10,21 +10,23 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Final
-
-import msgspec
+from dataclasses import replace
+from functools import partial
+from http import HTTPStatus
+from typing import Any, Final
 
 from triptych.core.errors import InvalidRequest, RequestTimeout, StoreFull
 from triptych.core.http.batches import record as records
-from triptych.core.http.batches.gate import LineGate
+from triptych.core.http.batches.gate import LineGate, LinePlace
 from triptych.core.http.batches.lines import (
+    Line,
     LineAnswer,
     LineRequest,
-    LineResult,
     LineSplitter,
     answered,
     read_line,
     refused,
+    result_numbers,
 )
 from triptych.core.http.batches.record import BatchFault, BatchRecord
 from triptych.core.http.files.shelf import FileAbout, FileShelf
@@ -34,11 +36,12 @@ from triptych.core.text.threads import on_text_thread
 
 _WRITTEN_TOGETHER: Final = 256
 _MAX_RESULT_BYTES: Final = 2**30
+MAX_TRIES_DOWN: Final = 100
+"""So often a line is asked again where the server cannot answer: for more than an hour."""
+_MAX_PAUSE_S: Final = 60.0
 
 Ask = Callable[[bytes], Awaitable[LineAnswer]]
 """Posts a body to the endpoint of the batch, in its owner's name."""
-Line = tuple[int, bytes | None]
-"""A line and its number, from 1; nothing is one that is too long."""
 
 
 class BatchExpired(RequestTimeout):
@@ -57,7 +60,6 @@ class BatchWork:
         self._shelf = shelf
         self._key = key
         self._max_line_bytes = max_line_bytes
-        self._custom_ids: set[str] = set()
         self._window: asyncio.Timeout | None = None
 
     async def run(self, ask: Ask, gate: LineGate) -> None:
@@ -91,11 +93,14 @@ class BatchWork:
     async def _prepare(self) -> bool:
         """Count the lines, and open the files; whether there is something to do."""
         num_lines = 0
-        async with aclosing(self._lines(self.record.input_file_id, self._max_line_bytes)) as lines:
-            async for _ in lines:
-                num_lines += 1
+        async with aclosing(self._parts(self.record.input_file_id, self._max_line_bytes)) as parts:
+            async for lines in parts:
+                num_lines += len(lines)
+                if num_lines > MAX_BATCH_LINES:
+                    break
         if not 0 < num_lines <= MAX_BATCH_LINES:
-            message = f"The file has {num_lines} lines; a batch has 1 to {MAX_BATCH_LINES}."
+            found = f"over {MAX_BATCH_LINES}" if num_lines else "no"
+            message = f"The file has {found} lines; a batch has 1 to {MAX_BATCH_LINES}."
             await self.fail(BatchFault("invalid_input_file", message))
             return False
         self.record.num_lines = num_lines
@@ -114,53 +119,63 @@ class BatchWork:
         return made.id
 
     async def _done(self) -> set[int]:
-        """The lines that an earlier run of the server has answered."""
-        done: set[int] = set()
-        for file_id in self.record.growing:
-            async with aclosing(self._lines(file_id, _MAX_RESULT_BYTES)) as lines:
-                async for _, line in lines:
-                    result = msgspec.json.decode(line or b"", type=LineResult)
-                    done.add(result.number)
-                    self._custom_ids.add(result.custom_id or "")  # of a line that has none
-        return done
+        """The lines that were answered. Their files are what counts, whatever the record says."""
+        good, bad = [await self._numbers(file_id) for file_id in self.record.growing]
+        self.record.num_good, self.record.num_bad = len(good), len(bad)
+        return good | bad
+
+    async def _numbers(self, file_id: str) -> set[int]:
+        """Of which lines there are results in a file."""
+        numbers: set[int] = set()
+        async with aclosing(self._parts(file_id, _MAX_RESULT_BYTES)) as parts:
+            async for lines in parts:
+                length = sum(len(line or b"") for _, line in lines)
+                numbers |= await on_text_thread(length, result_numbers, [line for _, line in lines])
+        return numbers
 
     async def _answer_all(self, done: set[int], ask: Ask, gate: LineGate) -> None:
         """Raises `TimeoutError` where the time is over, or the batch was cancelled."""
-        is_cancelled = self.record.status == "cancelling"
-        rest_s = 0.0 if is_cancelled else self.record.ends_s - time.time()
+        rest_s = 0.0 if self.record.is_cancelled else self.record.ends_s - time.time()
+        own_places = asyncio.Semaphore(gate.num_places)  # lines that pause have one of these, too
         try:
             async with asyncio.timeout(rest_s) as self._window, asyncio.TaskGroup() as group:
-                async for number, line in self._lines(
-                    self.record.input_file_id, self._max_line_bytes
-                ):
-                    if number not in done:
-                        await gate.enter()
-                        group.create_task(self._answer(number, line, ask, gate))
+                async for number, request in self._requests():
+                    if number in done:
+                        continue
+                    await own_places.acquire()
+                    place = LinePlace(gate)
+                    await place.enter()
+                    task = group.create_task(self._answer(number, request, ask, place))
+                    # A task that is cancelled before its first step runs no `finally`.
+                    task.add_done_callback(partial(_give_up, place, own_places))
         except BaseExceptionGroup as errors:  # one line's fault is the store's, or ours
             raise errors.exceptions[0] from None
         finally:
             self._window = None
 
-    async def _answer(self, number: int, line: bytes | None, ask: Ask, gate: LineGate) -> None:
+    async def _answer(self, number: int, request: LineRequest, ask: Ask, place: LinePlace) -> None:
         """Answer one line, and keep what came of it."""
-        try:
-            request = await on_text_thread(len(line or b""), read_line, line, self.record.endpoint)
-            error = request.error or self._check_id(request)
-            if error is not None:
-                await self._write(bad=refused(self._line_id(number), request.custom_id, error))
-                return
+        line_id = self._line_id(number)
+        if request.error is not None:
+            await self._write(bad=refused(line_id, request.custom_id, request.error))
+            return
+        answer = await ask(request.body)
+        num_down = 0
+        while (wait_s := answer.retry_after_s) is not None and num_down < MAX_TRIES_DOWN:
+            if answer.status != HTTPStatus.TOO_MANY_REQUESTS:  # maybe it is down for good
+                num_down += 1
+                wait_s = max(wait_s, min(num_down, _MAX_PAUSE_S))
+            place.leave()
+            await asyncio.sleep(wait_s)
+            await place.enter()
             answer = await ask(request.body)
-            while (wait_s := answer.retry_after_s) is not None:
-                await asyncio.sleep(wait_s)
-                answer = await ask(request.body)
-        finally:
-            gate.leave()
-        text = answered(self._line_id(number), request.custom_id or "", answer)
+        place.leave()
+        text = answered(line_id, request.custom_id or "", answer)
         await (self._write(good=text) if answer.is_good else self._write(bad=text))
 
     async def _finish(self, *, is_late: bool) -> None:
         """Tell of lines that were not answered, unless they were cancelled; show the files."""
-        is_cancelled = self.record.status == "cancelling"
+        is_cancelled = self.record.is_cancelled
         if not is_cancelled:
             self.record.enter("finalizing")
             await self._save()
@@ -179,55 +194,52 @@ class BatchWork:
         done = await self._done()
         error = BatchExpired("The completion window was over before this request was answered.")
         late: list[bytes] = []
-        async with aclosing(self._lines(self.record.input_file_id, self._max_line_bytes)) as lines:
-            async for number, line in lines:
+        async with aclosing(self._requests()) as requests:
+            async for number, request in requests:
                 if number in done:
                     continue
-                request = await on_text_thread(
-                    len(line or b""), read_line, line, self.record.endpoint
-                )
                 late.append(refused(self._line_id(number), request.custom_id, error))
                 if len(late) == _WRITTEN_TOGETHER:
-                    await self._write_late(late)
+                    await self._write(bad=b"".join(late))
                     late = []
-        await self._write_late(late)
-
-    async def _write_late(self, lines: list[bytes]) -> None:
-        self.record.num_bad += len(lines)
-        await self._store(b"", b"".join(lines))
+        await self._write(bad=b"".join(late))
 
     async def _write(self, *, good: bytes = b"", bad: bytes = b"") -> None:
-        self.record.num_good += bool(good)
-        self.record.num_bad += bool(bad)
-        await self._store(good, bad)
-
-    async def _store(self, good: bytes, bad: bytes) -> None:
         """Keep results; those of a batch that is stopped just now, too."""
-        write = self._shelf.store.call(records.write, self._key, self.record, good=good, bad=bad)
-        await asyncio.shield(write)
+        await asyncio.shield(self._keep(good, bad))
+
+    async def _keep(self, good: bytes, bad: bytes) -> None:
+        await self._shelf.store.call(records.write, self._key, self.record, good=good, bad=bad)
+        self.record.count(good, bad)
 
     async def _save(self) -> None:
         await self._shelf.store.call(records.save, self._key, self.record)
 
-    async def _lines(self, file_id: str, max_bytes: int) -> AsyncGenerator[Line, None]:
-        """The lines of a file that are not empty."""
-        splitter, number = LineSplitter(max_bytes), 0
+    async def _requests(self) -> AsyncGenerator[tuple[int, LineRequest], None]:
+        """What the lines ask for, with their numbers. The first of those with an id has it."""
+        custom_ids: set[str] = set()
+        async with aclosing(self._parts(self.record.input_file_id, self._max_line_bytes)) as parts:
+            async for lines in parts:
+                for number, line in lines:
+                    request = await on_text_thread(
+                        len(line or b""), read_line, line, self.record.endpoint
+                    )
+                    if request.error is None and request.custom_id in custom_ids:
+                        error = InvalidRequest(
+                            "An earlier line has this custom_id.", param="custom_id"
+                        )
+                        request = replace(request, error=error)
+                    if request.error is None:
+                        custom_ids.add(request.custom_id or "")
+                    yield number, request
+
+    async def _parts(self, file_id: str, max_bytes: int) -> AsyncGenerator[list[Line], None]:
+        """The lines of a file that are not empty, some at a time."""
+        splitter = LineSplitter(max_bytes)
         async with aclosing(self._shelf.content(self._key.owner, file_id)) as pieces:
             async for piece in pieces:
-                for line in splitter.push(piece):
-                    number += 1
-                    if line != b"":
-                        yield number, line
-        for line in splitter.finish():
-            if line != b"":
-                yield number + 1, line
-
-    def _check_id(self, request: LineRequest) -> InvalidRequest | None:
-        custom_id = request.custom_id or ""
-        if custom_id in self._custom_ids:
-            return InvalidRequest("An earlier line has this custom_id.", param="custom_id")
-        self._custom_ids.add(custom_id)
-        return None
+                yield await on_text_thread(0, splitter.push, piece)
+        yield splitter.finish()
 
     def _line_id(self, number: int) -> str:
         return f"batch_req_{self.record.id.removeprefix('batch_')}_{number}"
@@ -235,3 +247,8 @@ class BatchWork:
     @property
     def _num_done(self) -> int:
         return self.record.num_good + self.record.num_bad
+
+
+def _give_up(place: LinePlace, own_places: asyncio.Semaphore, _: asyncio.Task[Any]) -> None:
+    place.leave()
+    own_places.release()

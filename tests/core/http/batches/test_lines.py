@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.stored_app import PATH, chat_line
-from triptych.core.http.batches.lines import LineSplitter, read_line
+from triptych.core.http.batches.lines import Line, LineSplitter, read_line
 from triptych.core.limits import MAX_PRIORITY
 
 _TEXT = st.lists(st.sampled_from([b"\n", b"\r\n", b"a", b"bc", b" ", b"defgh"]), max_size=40)
@@ -24,14 +24,15 @@ def test_lines_are_the_same_however_the_file_is_cut(
     data = b"".join(parts)
     places = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
     splitter = LineSplitter(most)
-    found: list[bytes | None] = []
+    found: list[Line] = []
     for start, end in itertools.pairwise(places):
         found += splitter.push(data[start:end])
     found += splitter.finish()
     lines = data.split(b"\n")
     if not lines[-1]:
         lines.pop()
-    assert found == [line.strip() if len(line) <= most else None for line in lines]
+    whole = [line.strip() if len(line) <= most else None for line in lines]
+    assert found == [(n, line) for n, line in enumerate(whole, start=1) if line != b""]
 
 
 def read(given: Any, endpoint: Any = PATH) -> Any:
@@ -66,6 +67,7 @@ def test_a_line_is_posted_as_it_is_behind_all_others() -> None:
         ({**chat_line("a"), "custom_id": ""}, "", "custom_id"),
         ({**chat_line("a"), "custom_id": "x" * 600}, None, "custom_id"),
         (chat_line("a", stream=True), "a", "stream"),
+        (chat_line("a", background=True), "a", "background"),
     ],
 )
 def test_a_wrong_line_says_why(line: Any, custom_id: str | None, param: str | None) -> None:
