@@ -202,7 +202,8 @@ class FollowClient:
         watcher = DisconnectWatcher(scope, receive, send, self._options.stream_timeout_s)
         limit_s = self._options.request_timeout_s
         late = RequestTimeout(f"The answer was not complete within {limit_s:g} s.")
-        watcher.time_limit = asyncio.get_running_loop().call_later(limit_s, watcher.cut, late)
+        if OWN_PRINCIPAL not in scope:  # a batch has a window for all of its lines
+            watcher.time_limit = asyncio.get_running_loop().call_later(limit_s, watcher.cut, late)
         scope["state"]["watcher"] = watcher
         scope["state"]["arrived_s"] = time.monotonic()
         self._in_flight.add(watcher)

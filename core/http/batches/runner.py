@@ -12,22 +12,23 @@ import secrets
 import time
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from fastapi import FastAPI
 
 from triptych.core.caller import Principal
-from triptych.core.errors import InvalidRequest, NotFound
+from triptych.core.errors import InvalidRequest, NotFound, Unavailable
 from triptych.core.http.batches import record as records
 from triptych.core.http.batches.dispatch import post
 from triptych.core.http.batches.gate import LineGate
 from triptych.core.http.batches.record import BatchFault, BatchRecord
-from triptych.core.http.batches.work import BatchWork
+from triptych.core.http.batches.work import Ask, BatchWork
 from triptych.core.http.files.shelf import FileShelf
 from triptych.core.limits import MAX_FILE_LIFETIME_S
 from triptych.core.store.documents import DocumentTable, Key, Page
 
 _log = logging.getLogger(__name__)
+STORE_PAUSE_S: Final = 5.0
 
 
 class BatchRunner:
@@ -103,12 +104,16 @@ class BatchRunner:
         found = await self._shelf.store.call(DocumentTable.listed, owner, records.KIND, page)
         return [records.decoded(document) for document in found]
 
-    async def cancel(self, owner: str, batch_id: str) -> BatchRecord:
+    async def cancel(self, principal: Principal, batch_id: str) -> BatchRecord:
         """End a batch before its time. Raises `NotFound`, `InvalidRequest` where it is over."""
+        owner = principal.owner
         record = await self.get(owner, batch_id)
-        work = self._works.get(Key(records.KIND, batch_id, owner))
-        if record.is_over or work is None:
+        key = Key(records.KIND, batch_id, owner)
+        if record.is_over:
             raise InvalidRequest(f"The batch is {record.status} already.", param="batch_id")
+        if key not in self._works:  # nothing runs it: it has but to be ended
+            self._begin(key, record, principal)
+        work = self._works[key]
         await work.cancel()
         return work.record
 
@@ -129,20 +134,33 @@ class BatchRunner:
         return BatchWork(self._shelf, key, record, max_line_bytes=max_bytes)
 
     def _begin(self, key: Key, record: BatchRecord, principal: Principal) -> None:
-        self._works[key] = self._work(key, record)
-        task = asyncio.create_task(self._run(key, principal))
+        work = self._works[key] = self._work(key, record)
+        task = asyncio.create_task(self._run(work, principal))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(partial(self._forget, key))
 
-    async def _run(self, key: Key, principal: Principal) -> None:
+    async def _run(self, work: BatchWork, principal: Principal) -> None:
         assert self._app is not None
-        assert self._gate is not None
-        work = self._works[key]
         ask = partial(post, self._app, work.record.endpoint, principal=principal)
+        while True:
+            try:
+                await self._run_once(work, ask)
+                return
+            except Unavailable as error:  # the store, which may come back
+                _log.warning("a batch waits for the store: %s", error.message)
+                await asyncio.sleep(STORE_PAUSE_S)
+
+    async def _run_once(self, work: BatchWork, ask: Ask) -> None:
+        assert self._gate is not None
         try:
             await work.run(ask, self._gate)
+        except Unavailable:
+            raise
         except Exception:  # nobody waits for this task: the batch and the log have to say it
             _log.exception("a batch failed")
             await work.fail(BatchFault("internal_error", "The batch failed: the log says why."))
-        finally:
-            del self._works[key]
+
+    def _forget(self, key: Key, task: asyncio.Task[None]) -> None:
+        """A task that is cancelled before its first step runs no `finally`."""
+        del self._works[key]
+        self._tasks.discard(task)

@@ -63,8 +63,14 @@ class BatchWork:
         self._window: asyncio.Timeout | None = None
 
     async def run(self, ask: Ask, gate: LineGate) -> None:
-        """Do all that is left. Cancelling it leaves the rest for another run."""
+        """Do all that is left. Cancelling it leaves the rest for another run.
+
+        Raises `Unavailable` where the store fails; it can be run again.
+        """
         try:
+            if self.record.faults:  # all that is left is to keep them
+                await self._end("failed")
+                return
             if self.record.status == "validating" and not await self._prepare():
                 return
             done = await self._done()
@@ -88,7 +94,7 @@ class BatchWork:
     async def fail(self, fault: BatchFault) -> None:
         """End it, with what there is and the reason."""
         self.record.faults.append(fault)
-        await self._shelf.store.call(records.end, self._key, self.record, "failed")
+        await self._end("failed")
 
     async def _prepare(self) -> bool:
         """Count the lines, and open the files; whether there is something to do."""
@@ -187,6 +193,9 @@ class BatchWork:
             await self._expire()
         status: records.Status = "expired" if is_late else "completed"
         status = "cancelled" if is_cancelled else status
+        await self._end(status)
+
+    async def _end(self, status: records.Status) -> None:
         await self._shelf.store.call(records.end, self._key, self.record, status)
 
     async def _expire(self) -> None:

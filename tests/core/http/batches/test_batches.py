@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +16,17 @@ import openai
 import pytest
 
 from support.http import ANSWER, FakeEngine, chat, in_process, live, refused
-from support.stored_app import PATH, chat_line, jsonl, make_stored_app, running
-from triptych.core.errors import Overloaded
+from support.stored_app import PATH, StoredApp, chat_line, jsonl, make_stored_app, running
+from triptych.core.errors import EngineDown, Overloaded, RateLimited, Unavailable
+from triptych.core.http.batches import record as records
+from triptych.core.http.batches import runner, work
 from triptych.core.http.batches.gate import LineGate
+from triptych.core.http.batches.lines import LineAnswer, LineRequest, LineSplitter
+from triptych.core.http.batches.record import KIND, BatchRecord
+from triptych.core.http.batches.work import BatchWork
 from triptych.core.http.disconnect import InFlight
 from triptych.core.limits import MAX_ACTIVE_BATCHES, MAX_PRIORITY
+from triptych.core.store.documents import DocumentTable, Key
 from triptych.core.tokens import TokenDelta, TokenRequest
 
 Batch = dict[str, Any]
@@ -376,6 +383,45 @@ async def test_what_is_wrong_with_a_batch_is_named(
             assert refused(await client.post("/v1/batches", json=other))["param"] == "input_file_id"
 
 
+async def test_an_id_belongs_to_the_first_line_that_has_it(tmp_path: Path) -> None:
+    made = make_stored_app(tmp_path, FakeEngine(), num_places=4)
+    async with running(made), in_process(made.app) as client:
+        first = chat_line("a", "x" * 100_000, temperature=9)  # takes longer to read than the next
+        batch = await ended(client, await begin(client, [first, chat_line("a"), chat_line("b")]))
+        text = (await client.get(f"/v1/files/{batch['error_file_id']}/content")).text
+        by_line = {each["id"][-1]: each for each in map(json.loads, text.splitlines())}
+        assert by_line["1"]["response"]["body"]["error"]["param"] == "temperature"
+        assert by_line["2"]["error"]["param"] == "custom_id"
+
+
+async def test_a_file_of_short_lines_keeps_nobody_waiting(tmp_path: Path) -> None:
+    """The loop goes on while a file comes apart; what is over the bound is not even read."""
+    made = make_stored_app(tmp_path, FakeEngine())
+    async with running(made), in_process(made.app) as client:
+        pushed: list[int] = []
+        push = LineSplitter.push
+
+        def counted(splitter: LineSplitter, piece: bytes) -> Any:
+            assert threading.current_thread() is not threading.main_thread()
+            pushed.append(len(piece))
+            return push(splitter, piece)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(LineSplitter, "push", counted)
+            batch = await ended(client, await begin(client, ["a"] * 1_000_000))
+        assert "over 50000 lines" in batch["errors"]["data"][0]["message"]
+        assert 2 * 50_000 <= sum(pushed) < 2 * 1_000_000
+
+
+async def test_the_counts_are_what_the_files_have(tmp_path: Path) -> None:
+    made = make_stored_app(tmp_path, FakeEngine(answer="x" * 1000), max_bytes=20_000)
+    async with running(made), in_process(made.app) as client:
+        batch = await ended(client, await begin(client, [chat_line(f"{n}") for n in range(60)]))
+        assert batch["status"] == "failed"
+        counted = batch["request_counts"]["completed"]
+        assert counted == len(await results(client, batch["output_file_id"])) > 0
+
+
 async def test_so_many_batches_and_no_more_wait(tmp_path: Path) -> None:
     engine = FakeEngine(gate=threading.Event())
     made = make_stored_app(tmp_path, engine)
@@ -393,3 +439,143 @@ async def test_so_many_batches_and_no_more_wait(tmp_path: Path) -> None:
         ).json()
         assert [each["id"] for each in rest["data"]] == made_ids[-21::-1]
         assert not rest["has_more"]
+
+
+async def has_all_places(made: StoredApp, num_places: int) -> bool:
+    """Whether so many lines may run at once, as many as at the start."""
+    gate = made.batches._gate
+    assert gate is not None
+    async with asyncio.timeout(2):
+        for _ in range(num_places):
+            await gate.enter()
+    for _ in range(num_places):
+        gate.leave()
+    return True
+
+
+async def test_a_line_that_ends_before_its_first_step_keeps_no_place(tmp_path: Path) -> None:
+    made = make_stored_app(tmp_path, FakeEngine(answer="x" * 1000), num_places=3, max_bytes=20_000)
+    async with running(made), in_process(made.app) as client:
+        batch = await ended(client, await begin(client, [chat_line(f"{n}") for n in range(60)]))
+        assert batch["status"] == "failed"
+        assert await has_all_places(made, 3)
+        gate = LineGate(made.app.state.in_flight, 1)
+    record = BatchRecord(
+        id="batch_1",
+        endpoint=PATH,
+        input_file_id="file-1",
+        completion_window="1h",
+        ends_s=time.time() + 60,
+        files_expire_s=time.time() + 60,
+        times={},
+    )
+    batch_work = _Endless(made.shelf, Key(KIND, record.id, ""), record, max_line_bytes=100)
+    with pytest.raises(OSError, match="begun"):
+        await batch_work._answer_all(set(), _never, gate)
+    await asyncio.wait_for(gate.enter(), timeout=1)
+
+
+class _Endless(BatchWork):
+    """A batch that is stopped between the start of a line's task and its first step."""
+
+    async def _requests(self) -> AsyncGenerator[tuple[int, LineRequest], None]:
+        yield 1, LineRequest("a", b"{}")
+        raise OSError("before the task of the line has begun")
+
+
+async def _never(_body: bytes) -> LineAnswer:
+    raise AssertionError
+
+
+@dataclass
+class _Refusing(FakeEngine):
+    """An engine that has no room for the requests of one caller's text."""
+
+    def submit(self, model: str, request: TokenRequest, **about: Any) -> Any:
+        if request.sampling.max_tokens == 7:
+            raise RateLimited("Too much.", retry_after_s=30)
+        return super().submit(model, request, **about)
+
+
+async def test_refused_lines_stand_in_nobodys_way(tmp_path: Path) -> None:
+    made = make_stored_app(tmp_path, _Refusing(), num_places=2)
+    async with running(made), in_process(made.app) as client:
+        await begin(client, [chat_line(f"{n}", max_tokens=7) for n in range(9)])
+        other = await begin(client, [chat_line(f"{n}") for n in range(9)])
+        async with asyncio.timeout(5):
+            assert (await ended(client, other))["request_counts"]["completed"] == 9
+        assert await has_all_places(made, 2)
+
+
+async def test_a_line_is_not_asked_again_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work, "MAX_TRIES_DOWN", 2)
+
+    class Down(FakeEngine):
+        """Down for good."""
+
+        num_asked = 0
+
+        def submit(self, *args: Any, **kwargs: Any) -> Any:
+            self.num_asked += 1
+            raise EngineDown("Down.", retry_after_s=0.0)
+
+    engine = Down()
+    made = make_stored_app(tmp_path, engine)
+    monkeypatch.setattr(work, "_MAX_PAUSE_S", 0.01)
+    async with running(made), in_process(made.app) as client:
+        batch = await ended(client, await begin(client, [chat_line("a")]))
+        assert batch["request_counts"] == {"total": 1, "completed": 0, "failed": 1}
+        found = await results(client, batch["error_file_id"])
+        assert found["a"]["response"]["status_code"] == 503
+    assert engine.num_asked == 3
+
+
+async def test_a_store_that_fails_for_a_while_ends_no_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever step it is that does not get through."""
+    monkeypatch.setattr(runner, "STORE_PAUSE_S", 0.01)
+    made = make_stored_app(tmp_path, FakeEngine())
+    store = made.shelf.store
+    call, failed = store.call, set()
+
+    async def failing(task: Any, *args: Any, **kwargs: Any) -> Any:
+        if task is not DocumentTable.get and task not in failed:
+            failed.add(task)
+            raise Unavailable("The disk does not answer.")
+        return await call(task, *args, **kwargs)
+
+    async with running(made), in_process(made.app) as client:
+        lines = [chat_line(f"{n}") for n in range(5)]
+        batch = await begin(client, lines)
+        monkeypatch.setattr(store, "call", failing)
+        batch = await ended(client, batch)
+        assert batch["status"] == "completed"
+        assert batch["request_counts"] == {"total": 5, "completed": 5, "failed": 0}
+        assert len(await results(client, batch["output_file_id"])) == 5
+        assert {records.write, records.end} < failed
+
+
+async def test_a_batch_that_nothing_runs_can_be_cancelled(tmp_path: Path) -> None:
+    made = make_stored_app(tmp_path, FakeEngine(gate=threading.Event()), num_places=1)
+    async with running(made), in_process(made.app) as client:
+        batch = await begin(client, [chat_line("a")])
+        await until(lambda: made.batches.num_running == 1)
+        await made.batches.close()
+        assert not made.batches.num_running
+        await client.post(f"/v1/batches/{batch['id']}/cancel")
+        assert (await ended(client, batch))["status"] == "cancelled"
+
+
+async def test_a_line_takes_longer_than_a_client_waits(tmp_path: Path) -> None:
+    engine = FakeEngine(gate=threading.Event())
+    assert engine.gate is not None
+    made = make_stored_app(tmp_path, engine, request_timeout_s=0.2)
+    async with running(made), in_process(made.app) as client:
+        batch = await begin(client, [chat_line("a")])
+        await until(lambda: len(engine.running) == 1)
+        await asyncio.sleep(0.4)
+        engine.gate.set()
+        assert (await ended(client, batch))["request_counts"]["completed"] == 1
