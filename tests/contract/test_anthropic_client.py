@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from support.doors import CALL, THINKS, WEATHER_SCHEMA, doors_app
 from support.http import ANSWER, FakeEngine
+from support.other_apis import CALL, THINKS, WEATHER_SCHEMA, other_apis_app
 from triptych.core.errors import EngineDown, Overloaded, RateLimited
 
 anthropic = pytest.importorskip("anthropic", reason="part of the extra `test`")
@@ -26,7 +26,7 @@ def engine() -> FakeEngine:
 
 @pytest.fixture
 async def client(tmp_path: Path, engine: FakeEngine) -> AsyncIterator[Any]:
-    app = doors_app(tmp_path, engine, models=THINKS, api_key=("key",))
+    app = other_apis_app(tmp_path, engine, models=THINKS, api_key=("key",))
     async with anthropic.AsyncAnthropic(
         base_url="http://t",
         api_key="key",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from support.doors import WEATHER_SCHEMA
+from support.other_apis import WEATHER_SCHEMA
 
 PATH = "/v1/messages"
 COUNT = f"{PATH}/count_tokens"

@@ -1,4 +1,4 @@
-"""What the doors for clients of other APIs share: their bodies in the words of chat, and back.
+"""What other APIs than OpenAI's share: their bodies in the words of chat, and back.
 
 Owns how chat says what other APIs have, too, and how an error about that names the fields that the
 caller sent. Knows no API by name.

@@ -1,4 +1,4 @@
-"""What the doors for clients of other APIs share."""
+"""What other APIs than OpenAI's share."""
 
 from __future__ import annotations
 

@@ -8,15 +8,15 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from support.doors import CALL, THINKS, doors_app
 from support.http import FakeEngine, in_process
+from support.other_apis import CALL, THINKS, other_apis_app
 
 
 @pytest.fixture(scope="module")
 def idle_app(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
     """An app where nothing comes to the engine."""
     engine = FakeEngine(error=AssertionError("it was asked"))
-    return doors_app(tmp_path_factory.mktemp("idle"), engine)
+    return other_apis_app(tmp_path_factory.mktemp("idle"), engine)
 
 
 @pytest.fixture(scope="module")
@@ -26,12 +26,12 @@ def shared_engine() -> FakeEngine:
 
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: pytest.TempPathFactory, shared_engine: FakeEngine) -> FastAPI:
-    return doors_app(tmp_path_factory.mktemp("app"), shared_engine)
+    return other_apis_app(tmp_path_factory.mktemp("app"), shared_engine)
 
 
 @pytest.fixture(scope="module")
 def thinking_app(tmp_path_factory: pytest.TempPathFactory, shared_engine: FakeEngine) -> FastAPI:
-    return doors_app(tmp_path_factory.mktemp("thinking"), shared_engine, models=THINKS)
+    return other_apis_app(tmp_path_factory.mktemp("thinking"), shared_engine, models=THINKS)
 
 
 @pytest.fixture

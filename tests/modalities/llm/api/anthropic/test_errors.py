@@ -10,8 +10,8 @@ import pytest
 from fastapi import FastAPI
 
 from support.anthropic_requests import FORM, PATH, TOOL, message
-from support.doors import doors_app
 from support.http import FakeEngine, documents, in_process
+from support.other_apis import other_apis_app
 from triptych.core.errors import EngineDown, Overloaded, RateLimited
 
 # One app of each kind for all: the process that runs its template takes a while to start.
@@ -140,7 +140,7 @@ async def test_a_stream_that_breaks_ends_with_an_error(
 
 
 async def test_errors_before_the_route(tmp_path: Path, engine: FakeEngine) -> None:
-    app = doors_app(tmp_path, engine, api_key=("key",), max_request_bytes=2000)
+    app = other_apis_app(tmp_path, engine, api_key=("key",), max_request_bytes=2000)
     async with in_process(app) as client:
         key = {"x-api-key": "key"}
         tried = {
@@ -172,7 +172,7 @@ async def test_errors_before_the_route(tmp_path: Path, engine: FakeEngine) -> No
 
 
 async def test_a_silence_is_filled(tmp_path: Path) -> None:
-    app = doors_app(tmp_path, FakeEngine(answer="hi", step_s=0.3), heartbeat_s=0.1)
+    app = other_apis_app(tmp_path, FakeEngine(answer="hi", step_s=0.3), heartbeat_s=0.1)
     async with in_process(app) as client:
         reply = await client.post(PATH, json=message(stream=True))
     assert 'event: ping\ndata: {"type": "ping"}\n\n' in reply.text

@@ -12,8 +12,8 @@ import pytest
 from fastapi import FastAPI
 
 from support.anthropic_requests import COUNT, PATH, TOOL, message
-from support.doors import CALL, WEATHER_SCHEMA
 from support.http import ANSWER, FakeEngine, documents, in_process
+from support.other_apis import CALL, WEATHER_SCHEMA
 from triptych.core import limits
 from triptych.modalities.llm.api import translation
 from triptych.modalities.llm.api.anthropic.conversation import chat_fields

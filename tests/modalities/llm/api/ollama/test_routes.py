@@ -12,8 +12,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from support.doors import CALL, THINKS, WEATHER_SCHEMA, doors_app
 from support.http import ANSWER, READY, FakeEngine, in_process
+from support.other_apis import CALL, THINKS, WEATHER_SCHEMA, other_apis_app
 from triptych.core.client import EngineStatus
 from triptych.core.errors import EngineDown, RateLimited
 from triptych.core.transport.messages import Heartbeat, ModelStatus
@@ -58,7 +58,7 @@ async def told(client: httpx.AsyncClient, engine: FakeEngine) -> str:
 def idle_app(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
     """An app where nothing comes to the engine."""
     engine = FakeEngine(error=AssertionError("it was asked"))
-    return doors_app(tmp_path_factory.mktemp("idle"), engine)
+    return other_apis_app(tmp_path_factory.mktemp("idle"), engine)
 
 
 # One app of each kind for all: the process that runs its template takes a while to start.
@@ -72,12 +72,12 @@ def shared_engine() -> FakeEngine:
 
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: pytest.TempPathFactory, shared_engine: FakeEngine) -> FastAPI:
-    return doors_app(tmp_path_factory.mktemp("app"), shared_engine)
+    return other_apis_app(tmp_path_factory.mktemp("app"), shared_engine)
 
 
 @pytest.fixture(scope="module")
 def thinking_app(tmp_path_factory: pytest.TempPathFactory, shared_engine: FakeEngine) -> FastAPI:
-    return doors_app(tmp_path_factory.mktemp("thinking"), shared_engine, models=THINKS)
+    return other_apis_app(tmp_path_factory.mktemp("thinking"), shared_engine, models=THINKS)
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ async def test_lines_are_the_default(client: httpx.AsyncClient) -> None:
 async def test_durations_are_those_of_the_parts(tmp_path: Path) -> None:
     """Each is what the engine took, and all are within the whole."""
     engine = FakeEngine(answer="abcde", step_s=0.02)
-    async with in_process(doors_app(tmp_path, engine)) as client:
+    async with in_process(other_apis_app(tmp_path, engine)) as client:
         body = (await client.post(GENERATE, json=prompt())).json()
     total, load, prefill, decode = (body[name] for name in DURATIONS)
     assert prefill >= 0.02e9
