@@ -11,12 +11,14 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Coroutine
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from triptych.core.errors import InvalidRequest, PayloadTooLarge, RequestTimeout, UnsupportedMedia
 from triptych.core.limits import (
@@ -32,12 +34,19 @@ _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 # Some strings and what is between them, so that no other thread waits long for the next.
 _STRETCH = re.compile(rb'(?!\Z)[^"]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"?[^"]*+){0,4096}', re.DOTALL)
 _LARGE_BYTES = 2**18
+_JSON = "application/json"
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class StrictRoute(APIRoute):
-    """A route whose JSON body is read and parsed here before FastAPI sees it."""
+    """A route whose JSON body is read and parsed here before FastAPI sees it.
+
+    Where it `takes_any_type`, a body may be said to be something else than JSON, but not by a web
+    page: those ask the server first before they send JSON, and need not ask for other types.
+    """
+
+    takes_any_type: ClassVar[bool] = False
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Wrap FastAPI's handler; a route without a body keeps it as it is."""
@@ -46,19 +55,21 @@ class StrictRoute(APIRoute):
             return handler
 
         async def strict(request: Request) -> Response:
-            _check_media_type(request)
+            if not self.takes_any_type or "origin" in request.headers:
+                _check_media_type(request)
+            check_not_compressed(request)
             raw = await self.read(request)
-            if len(raw) <= _LARGE_BYTES:
-                return await handler(_Parsed(request, raw, parse_json(raw)))
-            value = await on_text_thread(len(raw), self._validated, raw)
+            if self.num_bytes(request, raw) <= _LARGE_BYTES:
+                return await handler(_Parsed(request, raw, self.parse(request, raw)))
+            value = await on_text_thread(len(raw), self._validated, request, raw)
             return await handler(_Parsed(request, raw, value))
 
         return strict
 
-    def _validated(self, raw: bytes) -> Any:
+    def _validated(self, request: Request, raw: bytes) -> Any:
         """A large body as the route takes it, so that nothing is left to do on the event loop."""
         assert self.body_field is not None
-        value, errors = self.body_field.validate(parse_json(raw), loc=("body",))
+        value, errors = self.body_field.validate(self.parse(request, raw), loc=("body",))
         if errors:
             raise RequestValidationError(errors)
         return value
@@ -67,12 +78,20 @@ class StrictRoute(APIRoute):
         """The body, as it is to be parsed."""
         return await read_body(request, request.app.state.options.max_request_bytes)
 
+    def num_bytes(self, request: Request, raw: bytes) -> int:
+        """How much there is to parse."""
+        return len(raw)
+
+    def parse(self, request: Request, raw: bytes) -> Any:
+        """The body, parsed. Raises `InvalidRequest`."""
+        return parse_json(raw)
+
 
 class _Parsed(Request):
     """A request whose body was read and parsed already, perhaps validated."""
 
     def __init__(self, request: Request, raw: bytes, value: Any) -> None:
-        super().__init__(request.scope, request.receive)
+        super().__init__(_with_json_type(request.scope), request.receive)
         self._raw = raw
         self._value = value
 
@@ -81,6 +100,14 @@ class _Parsed(Request):
 
     async def json(self) -> Any:
         return self._value
+
+
+def _with_json_type(scope: Scope) -> Scope:
+    """A scope in which the body is said to be what it was read as."""
+    if _media_type(Headers(scope=scope)) == _JSON:
+        return scope
+    headers = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
+    return {**scope, "headers": [*headers, (b"content-type", b"application/json")]}
 
 
 async def read_body(
@@ -153,10 +180,12 @@ def check_not_compressed(request: Request) -> None:
 
 
 def _check_media_type(request: Request) -> None:
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != "application/json":
+    if _media_type(request.headers) != _JSON:
         raise UnsupportedMedia("Send the body as JSON, with 'Content-Type: application/json'.")
-    check_not_compressed(request)
+
+
+def _media_type(headers: Headers) -> str:
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def _check_structure(raw: bytes) -> None:

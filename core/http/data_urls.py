@@ -3,7 +3,8 @@
 Owns the reading of a body with files of megabytes in it, as base64 behind `"url": "data:...`, or
 wherever else an API has them. They are decoded piece by piece as they come, so that neither the
 JSON parser nor a decoder ever holds up the event loop; in their place is left a word that no client
-can know. What a file means, and which URLs a route takes, is the route's business.
+can know. Where no picture is read, the text is put back. What a file means, and which URLs a route
+takes, is the route's business.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from triptych.core.limits import MAX_CONTENT_PARTS
 from triptych.core.media.fetch import Fetched, data_media_type
 
 _MAX_OPENING_BYTES: Final = 256
+_STRETCH_BYTES: Final = 3 * 2**18
 _BASE64: Final = re.compile(rb"(?:[A-Za-z0-9+/=]++|\\/)*+")
 
 
@@ -38,16 +40,24 @@ class FilePlace:
 
     Both match at most 256 bytes, which in JSON are nothing else: within a string, quotes are
     escaped. Other spellings of the same are read, too, but as part of the JSON. A text stays
-    there unless its first `least` characters are all base64.
+    there unless its first `least` characters are all base64. `pictures` are the names on the ways
+    to where files are read; anywhere else they are text.
     """
 
     opening: re.Pattern[bytes]
+    pictures: frozenset[tuple[str, ...]]
     following: re.Pattern[bytes] | None = None
     least: int = 0
 
+    @property
+    def field(self) -> str:
+        """What a caller calls the place of a picture."""
+        return min(self.pictures)[-1]
+
 
 IN_DATA_URLS: Final = FilePlace(
-    re.compile(rb'"url"\s{0,8}:\s{0,8}"data:(?:[\w.+;=-]|\\?/){0,100}?;base64,')
+    re.compile(rb'"url"\s{0,8}:\s{0,8}"data:(?:[\w.+;=-]|\\?/){0,100}?;base64,'),
+    pictures=frozenset({("messages", "content", "image_url", "url")}),
 )
 
 
@@ -68,26 +78,34 @@ class DataUrls:
         self._secret = secrets.token_hex(16)
         self._json = bytearray()
         self._rest = b""
-        self._file = _Base64(bytearray())
-        self._files: dict[str, bytearray] = {}
+        self._at = 0  # so much of the rest is read
+        self._num_openings = 0
+        self._file = _File()
+        self._files: dict[str, _File] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """How large the files are."""
+        return sum(len(file.data) for file in self._files.values())
 
     def take(self, piece: bytes) -> None:
         """Read the next bytes of the body.
 
-        Raises `InvalidRequest` for what is no base64, `PayloadTooLarge` where too much is left,
+        Raises `InvalidRequest` for too many files, `PayloadTooLarge` where too much is left,
         `Overloaded` where uploads hold too much memory.
         """
         self._share.take(len(piece))
         self._rest += piece
         while self._step():
             pass
+        self._rest, self._at = self._rest[self._at :], 0
         if len(self._json) > self._max_json_bytes:
             raise body_too_large(self._max_json_bytes)
 
     def finish(self) -> bytes:
         """The JSON that is left, once all bytes were taken."""
         whole = bytes(self._json + self._rest)
-        self._json, self._rest, self._file = bytearray(), b"", _Base64(bytearray())
+        self._json, self._rest = bytearray(), b""
         if len(whole) > self._max_json_bytes:
             raise body_too_large(self._max_json_bytes)
         return whole
@@ -98,16 +116,31 @@ class DataUrls:
         self._share.close()
 
     def find(self, url: str) -> Fetched | None:
-        """The file that stood in a URL of the parsed body, if it was taken out."""
-        head, _, word = url.rpartition(",")
-        data = self._files.get(word)
-        return None if data is None else Fetched(data, data_media_type(head))
+        """The file that stood in a URL of the parsed body, if it was taken out.
 
-    def restore(self, text: str) -> str:
-        """`text` with the files in it as they were sent."""
-        encoded = {word: base64.b64encode(data).decode() for word, data in self._files.items()}
-        pattern = rf"{self._secret}\.\d+"
-        return re.sub(pattern, lambda found: encoded[found[0]], text)
+        Raises `InvalidRequest` for what is no base64.
+        """
+        head, _, word = url.rpartition(",")
+        file = self._files.get(word)
+        if file is None:
+            return None
+        if not file.is_base64:
+            raise InvalidRequest("A picture is no base64.", param=self._place.field)
+        return Fetched(file.data, data_media_type(head))
+
+    def put_back(self, body: Any) -> Any:
+        """The parsed body, with text as it was sent wherever no picture is read."""
+        return self._with_texts(body, ()) if self._files else body
+
+    def _with_texts(self, value: Any, way: tuple[str, ...]) -> Any:
+        if isinstance(value, dict):
+            return {name: self._with_texts(part, (*way, name)) for name, part in value.items()}
+        if isinstance(value, list):
+            return [self._with_texts(part, way) for part in value]
+        if isinstance(value, str) and self._secret in value and way not in self._place.pictures:
+            word = re.compile(rf"{self._secret}\.\d+;")
+            return word.sub(lambda found: self._files[found[0]].text(), value)
+        return value
 
     def _step(self) -> bool:
         """Move on as far as can be; whether there may be more to do."""
@@ -122,51 +155,61 @@ class DataUrls:
                 return self._follow()
 
     def _find(self) -> bool:
-        opening = self._place.opening.search(self._rest)
-        self._keep(opening.end() if opening else max(0, len(self._rest) - _MAX_OPENING_BYTES))
+        opening = self._place.opening.search(self._rest, self._at)
         if opening:
-            self._reading = "opened"
+            self._open(opening.end())
+        else:
+            self._keep(max(self._at, len(self._rest) - _MAX_OPENING_BYTES))
         return opening is not None
 
-    def _keep(self, num_bytes: int) -> None:
+    def _keep(self, end: int) -> None:
         """Leave the next bytes to the JSON."""
-        self._json += self._rest[:num_bytes]
-        self._rest = self._rest[num_bytes:]
+        self._json += self._rest[self._at : end]
+        self._at = end
+
+    def _open(self, end: int) -> None:
+        """Go on behind what opens a file's place."""
+        if self._num_openings == MAX_CONTENT_PARTS:
+            raise InvalidRequest(
+                f"The body has over {MAX_CONTENT_PARTS} places of pictures.",
+                param=self._place.field,
+            )
+        self._num_openings += 1
+        self._keep(end)
+        self._reading = "opened"
 
     def _decide(self) -> bool:
         """Tell a file from other text."""
-        length = self._base64_length()
-        if length >= self._place.least:
-            self._open()
-        elif self._is_cut(length):
+        end = self._base64_end()
+        if end - self._at >= self._place.least:
+            self._begin()
+        elif self._is_cut(end):
             return False
         else:
-            self._keep(length)
+            self._keep(end)
             self._reading = "closed"
         return True
 
-    def _base64_length(self) -> int:
-        found = _BASE64.match(self._rest)
-        return found.end() if found else 0
+    def _base64_end(self) -> int:
+        found = _BASE64.match(self._rest, self._at)
+        return found.end() if found else self._at
 
-    def _is_cut(self, length: int) -> bool:
-        """Whether so much of base64 may go on with bytes that are yet to come."""
-        return self._rest[length:] in (b"", b"\\")
+    def _is_cut(self, end: int) -> bool:
+        """Whether base64 that ends there may go on with bytes that are yet to come."""
+        return self._rest[end : end + 2] in (b"", b"\\")
 
-    def _open(self) -> None:
-        if len(self._files) == MAX_CONTENT_PARTS:
-            raise InvalidRequest(f"The body has over {MAX_CONTENT_PARTS} data URLs.")
-        word = f"{self._secret}.{len(self._files)}"
+    def _begin(self) -> None:
+        # The mark at its end tells the word from one that the client made longer.
+        word = f"{self._secret}.{len(self._files)};"
         self._json += word.encode()
-        self._files[word] = bytearray()
-        self._file = _Base64(self._files[word])
+        self._file = self._files[word] = _File()
         self._reading = "file"
 
     def _read(self) -> bool:
-        length = self._base64_length()
-        is_cut = self._is_cut(length)
-        self._file.take(self._rest[:length])
-        self._rest = self._rest[length:]
+        end = self._base64_end()
+        is_cut = self._is_cut(end)
+        self._file.take(self._rest[self._at : end])
+        self._at = end
         if not is_cut:
             self._file.finish()
             self._reading = "closed"
@@ -175,11 +218,13 @@ class DataUrls:
     def _follow(self) -> bool:
         """See whether another file comes right behind."""
         following = self._place.following
-        found = following.match(self._rest) if following else None
-        if following and not found and len(self._rest) < _MAX_OPENING_BYTES:
+        found = following.match(self._rest, self._at) if following else None
+        if found:
+            self._open(found.end())
+        elif following and len(self._rest) - self._at < _MAX_OPENING_BYTES:
             return False
-        self._keep(found.end() if found else 0)
-        self._reading = "opened" if found else "json"
+        else:
+            self._reading = "json"
         return True
 
 
@@ -204,6 +249,14 @@ class DataUrlRoute(StrictRoute):
         taking_turns = Request(request.scope, partial(_receive, self._turn, request.receive))
         await receive_body(taking_turns, urls.take, options.max_picture_request_bytes)
         return urls.finish()
+
+    def num_bytes(self, request: Request, raw: bytes) -> int:
+        """As for every route; files may have to be text again."""
+        return len(raw) + data_urls(request).num_bytes
+
+    def parse(self, request: Request, raw: bytes) -> Any:
+        """The parsed body, in which files are left where pictures are read."""
+        return data_urls(request).put_back(super().parse(request, raw))
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Wrap the handler: the files are released with its end, if not before."""
@@ -232,32 +285,36 @@ def data_urls(request: Request) -> DataUrls:
     return urls
 
 
-class _Base64:
-    """Decodes text that comes in pieces, to the end of `data`."""
+class _File:
+    """A file whose base64 comes in pieces: its `data`, and the text where that is none."""
 
-    def __init__(self, data: bytearray) -> None:
-        self._data = data
-        self._carry = b""
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.is_base64 = True
+        self._num_exact = 0
+        self._last = bytearray()  # characters that are not sure to be those of the data
 
     def take(self, text: bytes) -> None:
-        if not text:
-            return
-        text = self._carry + text.replace(b"\\/", b"/")
-        whole = (len(text) - 1) // 4 * 4  # the last four characters may be padded: they wait
-        self._carry = text[whole:]
-        if b"=" in text[:whole]:
-            raise _no_base64()
-        self._decode(text[:whole])
+        """Decode more of it."""
+        self._last += text.replace(b"\\/", b"/")
+        whole = max(0, len(self._last) - 1) // 4 * 4  # the last four may be padded: they wait
+        if self.is_base64 and b"=" in self._last[:whole]:
+            self.is_base64 = False
+        if self.is_base64:
+            self.data += binascii.a2b_base64(self._last[:whole], strict_mode=True)
+            del self._last[:whole]
 
     def finish(self) -> None:
-        self._decode(self._carry)
-
-    def _decode(self, text: bytes) -> None:
+        """All of it was taken."""
+        self._num_exact = len(self.data)
         try:
-            self._data += binascii.a2b_base64(text, strict_mode=True)
-        except binascii.Error as error:
-            raise _no_base64() from error
+            self.data += binascii.a2b_base64(self._last, strict_mode=True)
+        except binascii.Error:
+            self.is_base64 = False
 
-
-def _no_base64() -> InvalidRequest:
-    return InvalidRequest("A data URL does not hold base64.", param="url")
+    def text(self) -> str:
+        """The text as it was sent. Other threads run between its stretches."""
+        starts = range(0, self._num_exact, _STRETCH_BYTES)
+        ends = (min(start + _STRETCH_BYTES, self._num_exact) for start in starts)
+        pieces = (base64.b64encode(self.data[a:b]) for a, b in zip(starts, ends, strict=True))
+        return b"".join([*pieces, self._last]).decode()

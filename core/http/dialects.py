@@ -1,4 +1,4 @@
-"""The APIs that are spoken here, as far as what surrounds the routes has to know them.
+"""The APIs there are, as far as what surrounds the routes has to know them.
 
 Owns how one is recognised, before there is a route and where there is none, and what differs from
 OpenAI's: the errors, and the header with a request's id. Knows none by name: each comes with its
@@ -7,9 +7,8 @@ routers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from pydantic import BaseModel
 from starlette.datastructures import Headers
@@ -37,23 +36,19 @@ class Dialect:
     error: Callable[[TriptychError, str], BaseModel]
     status: Callable[[TriptychError], int] = own_status
 
-    def is_spoken(self, scope: Scope) -> bool:
+    def matches(self, scope: Scope) -> bool:
         """Whether a request is of this API."""
         path = scope["path"]
         is_below = path == self.prefix or path.startswith(f"{self.prefix}/")
         return is_below or (bool(self.header) and self.header in Headers(scope=scope))
 
 
-def named_message(error: TriptychError, names: Mapping[str, str] = MappingProxyType({})) -> str:
-    """What an error says, for an API that has no other place for the name of the field.
-
-    `names` are those of fields that the API calls otherwise than OpenAI's.
-    """
-    if not error.param or error.param in error.message:
-        return error.message
-    return f"{names.get(error.param, error.param)}: {error.message}"
+def named_message(error: TriptychError) -> str:
+    """What an error says, for an API that has no other place for the name of the field."""
+    is_named = not error.param or error.param in error.message
+    return error.message if is_named else f"{error.param}: {error.message}"
 
 
 def dialect_of(scope: Scope, dialects: Iterable[Dialect], default: Dialect) -> Dialect:
     """The API of a request, before anything is known of its route."""
-    return next((each for each in dialects if each.is_spoken(scope)), default)
+    return next((each for each in dialects if each.matches(scope)), default)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from support.doors import CALL, THINKS, WEATHER_SCHEMA, doors_app
 from support.http import ANSWER, FakeEngine
+from support.other_apis import CALL, THINKS, WEATHER_SCHEMA, other_apis_app
 from triptych.core.errors import EngineDown, Overloaded, RateLimited
 
 anthropic = pytest.importorskip("anthropic", reason="part of the extra `test`")
@@ -26,7 +26,7 @@ def engine() -> FakeEngine:
 
 @pytest.fixture
 async def client(tmp_path: Path, engine: FakeEngine) -> AsyncIterator[Any]:
-    app = doors_app(tmp_path, engine, models=THINKS, api_key=("key",))
+    app = other_apis_app(tmp_path, engine, models=THINKS, api_key=("key",))
     async with anthropic.AsyncAnthropic(
         base_url="http://t",
         api_key="key",
@@ -47,7 +47,8 @@ async def test_a_message(client: Any, engine: FakeEngine) -> None:
 
 
 async def test_tools_there_and_back(client: Any, engine: FakeEngine) -> None:
-    asked: dict[str, Any] = {"model": "tiny", "max_tokens": 200, "tools": [TOOL]}
+    shared: dict[str, Any] = {"model": "tiny", "tools": [TOOL], "thinking": {"type": "adaptive"}}
+    asked = {"max_tokens": 200, **shared}
     reply = await client.messages.create(messages=HELLO, **asked)
     assert [block.type for block in reply.content] == ["thinking", "text", "tool_use"]
     call = reply.content[-1]
@@ -61,7 +62,7 @@ async def test_tools_there_and_back(client: Any, engine: FakeEngine) -> None:
     engine.answer = "It is sunny."
     last = await client.messages.create(messages=history, **asked)
     assert last.content[0].text == "It is sunny."
-    count = await client.messages.count_tokens(messages=history, model="tiny", tools=[TOOL])
+    count = await client.messages.count_tokens(messages=history, **shared)
     used = last.usage
     assert count.input_tokens == used.input_tokens + used.cache_read_input_tokens
 

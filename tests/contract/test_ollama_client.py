@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from support.doors import CALL, THINKS, doors_app
 from support.http import ANSWER, FakeEngine
+from support.other_apis import CALL, THINKS, other_apis_app
 
 ollama = pytest.importorskip("ollama", reason="part of the extra `test`")
 
@@ -33,7 +33,7 @@ def engine() -> FakeEngine:
 
 @pytest.fixture
 async def client(tmp_path: Path, engine: FakeEngine) -> AsyncIterator[Any]:
-    app = doors_app(tmp_path, engine, models=THINKS)
+    app = other_apis_app(tmp_path, engine, models=THINKS)
     async with ollama.AsyncClient(host="http://t:80", transport=httpx.ASGITransport(app)) as client:
         yield client
 

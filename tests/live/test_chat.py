@@ -56,7 +56,7 @@ def gauge(server: Server, name: str) -> float:
     return next(float(line.removeprefix(series)) for line in lines if line.startswith(series))
 
 
-def test_the_doors_for_other_clients_lead_to_the_same_answers(
+def test_other_apis_give_the_same_answers(
     server: Server, client: openai.OpenAI
 ) -> None:
     asked = {"model": MODEL, "messages": QUESTION}

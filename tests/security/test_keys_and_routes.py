@@ -10,8 +10,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from support.doors import doors_app
 from support.http import FakeEngine, chat, connect, in_process, live, make_app, read_all
+from support.other_apis import other_apis_app
 from triptych.core.http.auth import PUBLIC_ROUTES
 
 FROZEN_PUBLIC = {
@@ -31,7 +31,7 @@ def routes(app: FastAPI) -> Iterator[tuple[str, str]]:
 
 @pytest.fixture
 def app(tmp_path: Path) -> FastAPI:
-    return doors_app(tmp_path, FakeEngine(), api_key=("right", "other"))
+    return other_apis_app(tmp_path, FakeEngine(), api_key=("right", "other"))
 
 
 def test_the_public_set_is_frozen() -> None:

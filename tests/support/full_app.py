@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from fastapi import FastAPI
 
-from support.doors import DIALECTS, door_routers
 from support.embedding_models import WORDS, save_tokenizer, write
 from support.http import READY, FakeEngine, make_service
 from support.image_app import FakeImageEngine, image_model, make_image_service
+from support.other_apis import DIALECTS, other_api_routers
 from support.recognition import FakeRecognitionEngine, recognition_service, timed_tokens
 from support.speech_app import FakeSpeechEngine, SpellingFrontEnd
 from support.voices_app import PARROT
@@ -156,7 +156,7 @@ def open_full_app(folder: Path, **server: Any) -> FullApp:
     shelf = FileShelf(DocumentStore("memory", max_bytes=2**24, ttl_s=3600.0))
     batches = BatchRunner(shelf, num_places=1)
     routers += [score_router(words), files_router(shelf), batches_router(batches)]
-    routers += [*door_routers(text, folder / "text"), ollama_embeddings_router(words)]
+    routers += [*other_api_routers(text, folder / "text"), ollama_embeddings_router(words)]
     kept = DocumentStore.from_options(config.store)
     answering = Answering.open(text, kept, config.server, links.find)
     routers += [responses_router(answering), conversations_router(answering)]

@@ -11,14 +11,21 @@ from typing import Annotated
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Discriminator, Field, Tag
+from starlette.responses import Response
 
 from triptych.core import limits
-from triptych.core.http.body import StrictRoute
+from triptych.core.errors import UnsupportedOption
 from triptych.core.http.context import Context
 from triptych.core.http.fields import InputText
+from triptych.modalities.embedding.api.replies import numbers, written
 from triptych.modalities.embedding.api.service import EmbedCall, EmbeddingService
 from triptych.modalities.llm.api.messages import is_list
-from triptych.modalities.llm.api.ollama.dialect import OLLAMA_ERRORS, nanoseconds, untagged
+from triptych.modalities.llm.api.ollama.dialect import (
+    OLLAMA_ERRORS,
+    OllamaRoute,
+    nanoseconds,
+    untagged,
+)
 from triptych.modalities.llm.api.ollama.protocol import OllamaRequest
 
 _Texts = Annotated[
@@ -68,21 +75,24 @@ class VectorReply(BaseModel):
 
 def ollama_embeddings_router(service: EmbeddingService) -> APIRouter:
     """The routes in front of `service`."""
-    router = APIRouter(route_class=StrictRoute, responses=OLLAMA_ERRORS, tags=["text"])
+    router = APIRouter(route_class=OllamaRoute, responses=OLLAMA_ERRORS, tags=["text"])
 
-    @router.post("/api/embed")
-    async def embed(body: EmbedBody, request: Request) -> VectorsReply:
+    @router.post("/api/embed", response_model=VectorsReply)
+    async def embed(body: EmbedBody, request: Request) -> Response:
         """Turn texts into vectors."""
         dimensions, cuts = body.dimensions or 0, body.truncate is not False
         call = _call(service, body, request, texts=body.texts, dimensions=dimensions, cuts=cuts)
         load_s = await service.ready(call.model)
         embedded = await service.embed(call)
-        return VectorsReply(
+        reply = VectorsReply(
             model=body.model,
-            embeddings=[vector.tolist() for vector in embedded.vectors],
+            embeddings=[],
             total_duration=nanoseconds(time.monotonic() - Context.of(request).arrived_s),
             load_duration=nanoseconds(load_s),
             prompt_eval_count=embedded.num_tokens,
+        )
+        return await written(
+            reply, "embeddings", embedded.vectors, lambda index, vector: numbers(vector)
         )
 
     @router.post("/api/embeddings")
@@ -104,7 +114,12 @@ def _call(
     dimensions: int = 0,
     cuts: bool = True,
 ) -> EmbedCall:
-    """The call that `body` asks for. Raises `UnknownModel`."""
+    """The call that `body` asks for. Raises `UnknownModel`, or `UnsupportedOption`."""
+    if not service.pools:
+        raise UnsupportedOption(
+            "Ollama's API has one vector for a text, and with --no-pool-embeddings there is one per"
+            " token: ask /v1/embeddings."
+        )
     model = service.model(untagged(body.model, service.models))
     num_ctx = body.options.num_ctx if body.options else None
     return EmbedCall(

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+from starlette.responses import Response
 
 from triptych.core import limits
 from triptych.core.errors import UnsupportedOption
@@ -22,6 +23,7 @@ from triptych.core.http.fields import InputText, Label, Name, NullIsAbsent, iner
 from triptych.core.http.models import ModelCard
 from triptych.core.weights.resolve import opening
 from triptych.modalities.embedding.api.ollama import ollama_embeddings_router
+from triptych.modalities.embedding.api.replies import numbers, written
 from triptych.modalities.embedding.api.score_routes import score_router
 from triptych.modalities.embedding.api.service import EmbedCall, EmbeddingService, Floats
 from triptych.modalities.embedding.api.text import EmbeddingModel
@@ -122,8 +124,8 @@ def embeddings_router(service: EmbeddingService) -> APIRouter:
     """The route in front of `service`."""
     router = APIRouter(route_class=StrictRoute, responses=ERROR_RESPONSES, tags=["text"])
 
-    @router.post("/v1/embeddings")
-    async def embeddings(body: EmbeddingsRequest, request: Request) -> EmbeddingsReply:
+    @router.post("/v1/embeddings", response_model=EmbeddingsReply)
+    async def embeddings(body: EmbeddingsRequest, request: Request) -> Response:
         """Turn texts into vectors."""
         call = EmbedCall(
             model=body.model,
@@ -135,12 +137,14 @@ def embeddings_router(service: EmbeddingService) -> APIRouter:
             caller=Context.of(request).caller,
         )
         embedded = await service.embed(call)
-        data = [
-            Embedding(index=index, embedding=_shown(vector, body.encoding_format))
-            for index, vector in enumerate(embedded.vectors)
-        ]
         usage = EmbeddingUsage(prompt_tokens=embedded.num_tokens, total_tokens=embedded.num_tokens)
-        return EmbeddingsReply(data=data, model=body.model, usage=usage)
+        reply = EmbeddingsReply(data=[], model=body.model, usage=usage)
+
+        def entry(index: int, vector: Floats) -> dict[str, Any]:
+            shown = _base64(vector) if body.encoding_format == "base64" else numbers(vector)
+            return {**Embedding(index=index, embedding="").model_dump(), "embedding": shown}
+
+        return await written(reply, "data", embedded.vectors, entry)
 
     return router
 
@@ -157,8 +161,5 @@ def embedding_cards(service: EmbeddingService) -> list[ModelCard]:
     ]
 
 
-def _shown(vector: Floats, encoding: str) -> list[float] | list[list[float]] | str:
-    if encoding == "base64":
-        return base64.b64encode(np.ascontiguousarray(vector, "<f4").tobytes()).decode()
-    values: list[float] | list[list[float]] = vector.tolist()
-    return values
+def _base64(vector: Floats) -> str:
+    return base64.b64encode(np.ascontiguousarray(vector, "<f4").tobytes()).decode()

@@ -108,6 +108,11 @@ class EmbeddingService(ModelService[EmbeddingModel]):
         super().__init__(client, models, admission)
         self._pools = pools
 
+    @property
+    def pools(self) -> bool:
+        """Whether a text has one vector, and not one per token."""
+        return self._pools
+
     @classmethod
     def from_config(
         cls,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
@@ -25,6 +25,7 @@ def url(data: bytes, media_type: str = "image/png") -> str:
 
 IN_LISTS = FilePlace(
     re.compile(rb'"images"\s{0,8}:\s{0,8}\[\s{0,64}"'),
+    pictures=frozenset({("images",)}),
     following=re.compile(rb'"\s{0,64},\s{0,64}"'),
     least=40,
 )
@@ -70,9 +71,70 @@ def test_text_that_looks_like_a_field_stays_text(text: str) -> None:
 
 @pytest.mark.parametrize("body", ["AAA", "A", "AA=A", "====", "AAAA=AAA", "AA==AAAA"])
 @pytest.mark.parametrize("size", [1, 100])
-def test_what_is_no_base64_is_refused(body: str, size: int) -> None:
-    with pytest.raises(InvalidRequest, match="base64"):
-        read(b'{"url":"data:image/png;base64,' + body.encode() + b'"}', size)
+def test_what_is_no_base64_is_no_picture_but_a_text(body: str, size: int) -> None:
+    raw = json.dumps({"url": f"data:image/png;base64,{body}"})
+    found, urls = read(raw.encode(), size)
+    with pytest.raises(InvalidRequest, match="base64") as error:
+        urls.find(found["url"])
+    assert error.value.param == "url"
+    assert urls.put_back(found) == json.loads(raw)
+
+
+@pytest.mark.parametrize("text", ["AB==", "AAF=", "AAAAAB==", "AAAAA", "A", "AA=A", "AA==AAAA/+"])
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_a_text_is_as_sent_to_its_last_character(text: str, size: int) -> None:
+    """Its last bits may say nothing as base64, and are there all the same."""
+    text = "/AAA" * 20 + text
+    raw = json.dumps({"schema": {"images": [text, "x"]}}).replace("/", "\\/")
+    found, urls = read(raw.encode(), size, place=IN_LISTS)
+    assert text not in str(found)
+    assert urls.put_back(found) == json.loads(raw)
+
+
+def test_files_stay_where_pictures_are_read() -> None:
+    data = "A" * 40
+    body = {"images": [data], "schema": {"images": [data], "x": [{"images": [data]}]}}
+    found, urls = read(json.dumps(body).encode(), 100, place=IN_LISTS)
+    whole = urls.put_back(found)
+    assert whole["schema"] == body["schema"]
+    assert whole["images"] == found["images"] != body["images"]
+    assert urls.find(f"data:;base64,{whole['images'][0]}") == Fetched(bytes(30), "")
+
+
+def test_escapes_behind_a_file_do_not_name_another() -> None:
+    raw = b'["url", {"url":"data:image/png;base64,AAAA\\u0031"}, {"url":"data:;base64,AAAA"}]'
+    found, urls = read(raw, 100)
+    assert urls.find(found[1]["url"]) is None
+    assert urls.put_back(found) == json.loads(raw)
+
+
+class WatchedUrls(DataUrls):
+    """Counts steps, and the bytes that are not read yet."""
+
+    num_steps = 0
+    rests: ClassVar[list[bytes]] = []
+
+    def _step(self) -> bool:
+        self.num_steps += 1
+        self.rests.append(self._rest)
+        return super()._step()
+
+
+def test_a_piece_is_not_copied_for_each_file_place() -> None:
+    urls = WatchedUrls(UploadBudget(BUDGET), max_json_bytes=BUDGET, place=IN_LISTS)
+    urls.rests.clear()
+    urls.take(b'{"images":["' + b'","'.join([b"a"] * 1000) + b'"]}')
+    assert urls.num_steps > 1000
+    assert len(set(map(id, urls.rests))) == 1
+
+
+def test_places_of_files_are_counted() -> None:
+    """Texts that are too short for files cost steps, too."""
+    urls = WatchedUrls(UploadBudget(BUDGET), max_json_bytes=BUDGET, place=IN_LISTS)
+    with pytest.raises(InvalidRequest, match="1024 places") as error:
+        urls.take(b'{"images":["' + b'","'.join([b"a"] * 100_000) + b'"]}')
+    assert urls.num_steps < 5000
+    assert error.value.param == "images"
 
 
 def test_junk_after_a_file_stays_in_the_url_and_finds_nothing() -> None:
@@ -100,7 +162,7 @@ def test_lists_of_files_are_as_sent(
     if is_escaped:
         raw = raw.replace("/", "\\/")
     found, urls = read(raw.encode(), size, place=IN_LISTS)
-    assert json.loads(urls.restore(json.dumps(found))) == body
+    assert urls.put_back({"text": found}) == {"text": body}
     for files, part in zip(lists, found, strict=True):
         assert (part["text"], part["url"]) == (body[0]["text"], body[0]["url"])
         for file, image in zip(files, part["images"], strict=True):
@@ -124,7 +186,7 @@ def test_bounds() -> None:
         read(b'{"a":"' + b"x" * 60 + b'"}', 100, max_json_bytes=50)
     with pytest.raises(Overloaded):
         read(json.dumps({"url": url(bytes(BUDGET))}).encode(), 2**16)
-    with pytest.raises(InvalidRequest, match="data URLs"):
+    with pytest.raises(InvalidRequest, match="1024 places"):
         read(json.dumps([{"url": url(b"")}] * 1025).encode(), 2**16, max_json_bytes=2**20)
 
 

@@ -10,7 +10,8 @@ import sqlite3
 import stat
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+import threading
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -308,14 +309,14 @@ async def test_a_disk_that_fails_is_no_fault_of_the_caller() -> None:
         await add(store, "a")  # the next one may work
 
 
-async def test_many_callers_do_not_hold_up_the_loop() -> None:
-    async def work(store: DocumentStore, names: Sequence[str]) -> None:
-        for name in names:
-            await add(store, name)
+async def test_no_work_is_done_on_the_loop() -> None:
+    def work(table: DocumentTable) -> threading.Thread:
+        return threading.current_thread()
 
-    async with opened(max_bytes=2**30) as store:
-        await asyncio.gather(*(work(store, [f"{n}.{m}" for m in range(20)]) for n in range(20)))
-        assert len(await ids(store, limit=1000)) == 400
+    async with opened() as store:
+        found = set(await asyncio.gather(*(store.call(work) for _ in range(20))))
+        assert len(found) == 1
+        assert threading.current_thread() not in found
 
 
 async def test_off_is_no_store() -> None:

@@ -1,1 +1,1 @@
-"""The door for clients of Anthropic: its routes, in front of the same service as chat."""
+"""Anthropic's API: its routes, in front of the same service as chat."""

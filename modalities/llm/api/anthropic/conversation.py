@@ -5,13 +5,10 @@ Owns how turns, blocks, tools and switches are said in the words of chat. Knows 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
-from typing import Any
 
-from triptych.core.errors import InvalidRequest
 from triptych.modalities.llm.api.anthropic.blocks import (
     Block,
     ImageBlock,
@@ -27,10 +24,7 @@ from triptych.modalities.llm.api.anthropic.protocol import (
     Turn,
     blocks_of,
 )
-
-Restore = Callable[[str], str]
-"""A text with the files that were taken out of it."""
-Fields = dict[str, Any]
+from triptych.modalities.llm.api.translation import Fields, Names, call_fields, given, schema_form
 
 _BILLING = "x-anthropic-billing-header:"
 """So begins a block that coding assistants send for the bill: other text in each request."""
@@ -39,11 +33,11 @@ _BETWEEN_BLOCKS = "\n\n"
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def chat_fields(body: ConversationFields, restore: Restore) -> Fields:
-    """The fields of a chat request that asks for the same. Raises `InvalidRequest`."""
+def chat_fields(body: ConversationFields) -> Fields:
+    """The fields of a chat request that asks for the same."""
     fields = {
         "model": body.model,
-        "messages": list(_messages(body, restore)),
+        "messages": list(_messages(body)),
         "continue_final_message": body.messages[-1].role == "assistant" or None,
         **_tool_fields(body),
         **_thinking_fields(body),
@@ -56,10 +50,28 @@ def chat_fields(body: ConversationFields, restore: Restore) -> Fields:
             "top_k": body.top_k,
             "stop": body.stop_sequences,
         }
-    return {name: value for name, value in fields.items() if value is not None}
+    return given(fields)
 
 
-def _messages(body: ConversationFields, restore: Restore) -> Iterator[Fields]:
+def chat_names(body: ConversationFields) -> Names:
+    """What this API calls the fields of chat that the body became."""
+    is_older = body.output_format is not None
+    return {
+        "messages": "messages",
+        "continue_final_message": "messages",
+        "response_format": "output_format" if is_older else "output_config.format",
+        r"tools\[(\d+)\]\.function\.parameters": r"tools[\1].input_schema",
+        r"tools\[(\d+)\]\.function\.description": r"tools[\1].description",
+        r"tools\[(\d+)\]\.function\.name": r"tools[\1].name",
+        "tool_choice": "tool_choice",
+        "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+        "thinking_budget": "thinking.budget_tokens",
+        "enable_thinking": "thinking",
+        "reasoning_effort": "output_config.effort",
+    }
+
+
+def _messages(body: ConversationFields) -> Iterator[Fields]:
     if system := _system(body):
         yield {"role": "system", "content": system}
     names: dict[str, str] = {}  # of the tools called, by the calls' ids
@@ -67,10 +79,10 @@ def _messages(body: ConversationFields, restore: Restore) -> Iterator[Fields]:
         blocks = [block for turn in turns for block in _blocks(turn)]
         if role == "assistant":
             names |= {block.id: block.name for block in blocks if isinstance(block, ToolUseBlock)}
-            yield _assistant(blocks, restore)
+            yield _assistant(blocks)
         else:
             yield from _results(blocks, names)
-            if parts := list(_parts(_said(blocks))):
+            if parts := list(_parts(_asked(blocks))):
                 yield {"role": role, "content": parts}
 
 
@@ -83,22 +95,20 @@ def _system(body: ConversationFields) -> str:
     return _BETWEEN_BLOCKS.join(text for text in texts if not text.startswith(_BILLING))
 
 
-def _assistant(blocks: Sequence[Block], restore: Restore) -> Fields:
+def _assistant(blocks: Sequence[Block]) -> Fields:
     texts = [block.text for block in blocks if isinstance(block, TextBlock)]
     thoughts = [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]
-    calls = [_call(block, restore) for block in blocks if isinstance(block, ToolUseBlock)]
-    message: Fields = {"role": "assistant", "content": "".join(texts)}
+    calls = [
+        call_fields(block.id, block.name, block.input)
+        for block in blocks
+        if isinstance(block, ToolUseBlock)
+    ]
+    message: Fields = {"role": "assistant", "content": _BETWEEN_BLOCKS.join(texts)}
     if thoughts:
         message["reasoning_content"] = _BETWEEN_BLOCKS.join(thoughts)
     if calls:
         message["tool_calls"] = calls
     return message
-
-
-def _call(block: ToolUseBlock, restore: Restore) -> Fields:
-    arguments = restore(json.dumps(block.input, ensure_ascii=False))
-    function = {"name": block.name, "arguments": arguments}
-    return {"id": block.id, "type": "function", "function": function}
 
 
 def _results(blocks: Iterable[Block], names: Mapping[str, str]) -> Iterator[Fields]:
@@ -110,18 +120,11 @@ def _results(blocks: Iterable[Block], names: Mapping[str, str]) -> Iterator[Fiel
             text = _BETWEEN_BLOCKS.join(texts)
             if block.is_error and not text.startswith(_ERROR):
                 text = _ERROR + text
-            call_id = block.tool_use_id
-            if call_id not in names:
-                raise InvalidRequest(
-                    f"A tool_result has the tool_use_id {call_id[:80]!a}, which no earlier tool_use"
-                    " has.",
-                    param="messages",
-                )
-            named = {"tool_call_id": call_id, "name": names[call_id]}
+            named = {"tool_call_id": block.tool_use_id, "name": names[block.tool_use_id]}
             yield {"role": "tool", "content": text, **named}
 
 
-def _said(blocks: Sequence[Block]) -> Iterator[Block]:
+def _asked(blocks: Sequence[Block]) -> Iterator[Block]:
     """What is no result of a tool, behind the pictures of those: users alone show pictures."""
     for block in blocks:
         if isinstance(block, ToolResultBlock):
@@ -169,12 +172,12 @@ def _choice_fields(choice: ToolChoiceOption | None) -> Fields:
 
 
 def _thinking_fields(body: ConversationFields) -> Fields:
-    """Whether to think; the template decides where the choice is left to the model."""
+    """Whether to think, which is not done unasked; `adaptive` leaves it to the template."""
     thinking, output = body.thinking, body.output_config
     effort = output.effort if output else None
-    is_decided = thinking is not None and thinking.type != "adaptive"
+    kind = thinking.type if thinking else "disabled"
     return {
-        "thinking": {"type": thinking.type} if thinking and is_decided else None,
+        "thinking": None if kind == "adaptive" else {"type": kind},
         "thinking_budget": thinking.budget_tokens if thinking else None,
         "reasoning_effort": "xhigh" if effort == "max" else effort,
     }
@@ -185,5 +188,4 @@ def _form_fields(body: ConversationFields) -> Fields:
     form = (output.format if output else None) or body.output_format
     if form is None:
         return {}
-    schema = {"name": "answer", "schema": form.schema_}
-    return {"response_format": {"type": "json_schema", "json_schema": schema}}
+    return {"response_format": schema_form(form.schema_)}

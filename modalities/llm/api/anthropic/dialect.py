@@ -22,13 +22,6 @@ PREFIX = "/v1/messages"
 VERSION_HEADER = "anthropic-version"
 _VERSIONS = ("2026-10-21", "2023-06-01")
 """The newer one has no sampling parameters; here they are honoured in both."""
-_NAMES = {
-    "reasoning_effort": "output_config.effort",
-    "response_format": "output_config.format",
-    "stop": "stop_sequences",
-    "thinking_budget": "thinking.budget_tokens",
-}
-"""Fields of chat, as they are called here."""
 _OVERLOADED = 529
 _TYPES = {
     401: "authentication_error",
@@ -65,7 +58,7 @@ ANTHROPIC_ERRORS: dict[int | str, dict[str, Any]] = {
 def check_version(request: Request) -> None:
     """Raise `UnsupportedOption` for another version of the API than those there are."""
     if request.headers.get(VERSION_HEADER, _VERSIONS[0]) not in _VERSIONS:
-        raise UnsupportedOption(f"{VERSION_HEADER}: {' or '.join(_VERSIONS)} is spoken here.")
+        raise UnsupportedOption(f"{VERSION_HEADER}: {' or '.join(_VERSIONS)} is known here.")
 
 
 def _status(error: TriptychError) -> int:
@@ -75,7 +68,7 @@ def _status(error: TriptychError) -> int:
 def _error(error: TriptychError, request_id: str) -> AnthropicError:
     status = _status(error)
     kind = "api_error" if status >= 500 else "invalid_request_error"
-    message = named_message(error, _NAMES)
+    message = named_message(error)
     if isinstance(error, ContextLengthExceeded):  # clients look for these words
         message = f"prompt is too long: {message}"
     detail = AnthropicErrorDetail(type=_TYPES.get(status, kind), message=message)

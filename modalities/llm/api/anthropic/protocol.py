@@ -6,6 +6,9 @@ answer here), or refused by name with the alternative; any other name is an unkn
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import groupby, takewhile
+from operator import attrgetter
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
@@ -15,12 +18,19 @@ from triptych.core.errors import InvalidRequest, UnsupportedOption
 from triptych.core.http.fields import Label, Name, Strict, Text, inert, without_refused
 from triptych.core.limits import SAMPLING_RANGES
 from triptych.modalities.llm.api.anthropic import unsupported
-from triptych.modalities.llm.api.anthropic.blocks import Block, TextBlock
+from triptych.modalities.llm.api.anthropic.blocks import (
+    Block,
+    TextBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
 from triptych.modalities.llm.api.constraints import JsonSchema
 from triptych.modalities.llm.api.messages import CacheControl, is_list
 from triptych.modalities.llm.api.protocol import StopString, within
 from triptych.modalities.llm.api.tools.schema import ToolName
 
+ShownThoughts = Literal["whole", "omitted", "hidden"]
+"""What is shown of thoughts: all, blocks without text, or nothing."""
 _OF_ROLE = {
     "user": {"text", "image", "tool_result"},
     "assistant": {"text", "thinking", "redacted_thinking", "tool_use"},
@@ -61,6 +71,56 @@ def blocks_of(content: str | list[Any] | None) -> list[Any]:
     if isinstance(content, str):
         return [TextBlock(type="text", text=content)]
     return content or []
+
+
+def check_calls(turns: Sequence[Turn]) -> None:
+    """Raise `InvalidRequest` unless each call has one result, at the beginning of the next turn."""
+    known: set[str] = set()
+    pending: set[str] = set()
+    told = [turn for turn in turns if turn.role != "system"]
+    for role, group in groupby(told, attrgetter("role")):
+        blocks = [block for turn in group for block in blocks_of(turn.content)]
+        if role == "assistant":
+            pending = _calls_of(blocks, known)
+        else:
+            _check_results(blocks, pending)
+            pending = set()
+    if pending:
+        raise _without_result(pending)
+
+
+def _calls_of(blocks: Sequence[Block], known: set[str]) -> set[str]:
+    """The ids of calls, which none of `known` has; they are known then."""
+    ids = [block.id for block in blocks if isinstance(block, ToolUseBlock)]
+    fresh = set(ids) - known
+    if len(fresh) < len(ids):
+        raise InvalidRequest("Two blocks of tool_use have one id.", param="messages")
+    known |= fresh
+    return fresh
+
+
+def _check_results(blocks: Sequence[Block], pending: set[str]) -> None:
+    """Raise `InvalidRequest` unless a turn begins with the results of calls before it."""
+    begin = list(takewhile(lambda block: isinstance(block, ToolResultBlock), blocks))
+    ids = [block.tool_use_id for block in blocks if isinstance(block, ToolResultBlock)]
+    if len(ids) > len(set(ids)):
+        raise InvalidRequest("Two blocks of tool_result have one tool_use_id.", param="messages")
+    if orphans := set(ids) - pending:
+        raise InvalidRequest(
+            f"tool_result {min(orphans)[:80]!a} is not that of a tool_use in the turn before.",
+            param="messages",
+        )
+    if pending - set(ids):
+        raise _without_result(pending - set(ids))
+    if len(begin) < len(ids):
+        raise InvalidRequest("A turn has tool_result before anything else.", param="messages")
+
+
+def _without_result(ids: set[str]) -> InvalidRequest:
+    return InvalidRequest(
+        f"tool_use {min(ids)[:80]!a} has no tool_result: the turn behind begins with one for each.",
+        param="messages",
+    )
 
 
 class ToolDefinition(Strict):
@@ -125,6 +185,15 @@ class ThinkingConfig(Strict):
                 param="thinking",
             )
         return value
+
+    @model_validator(mode="after")
+    def _check_budget(self) -> Self:
+        if (self.type == "enabled") != (self.budget_tokens is not None):
+            raise InvalidRequest(
+                "budget_tokens goes with the type enabled, and with no other.",
+                param="thinking.budget_tokens",
+            )
+        return self
 
 
 class OutputFormat(Strict):
@@ -222,12 +291,22 @@ class ConversationFields(Strict):
         return without_refused(value, unsupported.BODY)
 
     @model_validator(mode="after")
-    def _check_end(self) -> Self:
-        last = self.messages[-1]
-        if last.role == "assistant" and any(block.type == "tool_use" for block in last.blocks):
+    def _check_conversation(self) -> Self:
+        if sum(len(turn.blocks) for turn in self.messages) > limits.MAX_CONVERSATION_PARTS:
             raise InvalidRequest(
-                "The conversation ends with tool_use: send a tool_result for each.",
+                f"The conversation has over {limits.MAX_CONVERSATION_PARTS} blocks.",
                 param="messages",
+            )
+        check_calls(self.messages)
+        return self
+
+    @model_validator(mode="after")
+    def _check_form(self) -> Self:
+        newer = self.output_config.format if self.output_config else None
+        if newer and self.output_format and newer != self.output_format:
+            raise InvalidRequest(
+                "output_format and output_config.format are one and differ: send the latter alone.",
+                param="output_format",
             )
         return self
 
@@ -253,3 +332,20 @@ class MessagesRequest(ConversationFields):
     metadata: RequestLabels | None = inert("metadata")
     service_tier: Literal["auto", "standard_only"] | None = inert("service_tier")
     diagnostics: Diagnosis | None = inert("diagnostics")
+
+    @property
+    def shown_thoughts(self) -> ShownThoughts:
+        """What is shown of thoughts: nothing where none are asked for."""
+        if self.thinking is None or self.thinking.type == "disabled":
+            return "hidden"
+        return "omitted" if self.thinking.display == "omitted" else "whole"
+
+    @model_validator(mode="after")
+    def _check_thoughts(self) -> Self:
+        budget = self.thinking.budget_tokens if self.thinking else None
+        if budget is not None and budget >= self.max_tokens:
+            raise InvalidRequest(
+                "thinking.budget_tokens is part of max_tokens, and less.",
+                param="thinking.budget_tokens",
+            )
+        return self

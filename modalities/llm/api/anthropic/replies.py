@@ -14,8 +14,8 @@ from contextlib import aclosing
 from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel
-from pydantic_core import from_json
 
+from triptych.modalities.llm.api.anthropic.protocol import ShownThoughts
 from triptych.modalities.llm.api.generation import Generation
 from triptych.modalities.llm.api.replies import UsageReply, new_call_id
 from triptych.modalities.llm.api.service import SampleDelta
@@ -26,6 +26,7 @@ from triptych.modalities.llm.api.tools.pieces import (
     Thought,
     Words,
 )
+from triptych.modalities.llm.api.translation import written_arguments
 
 StopReason = Literal[
     "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
@@ -167,7 +168,7 @@ class BlockStop(BaseModel):
     index: int
 
 
-class Stop(BaseModel):
+class StopDetail(BaseModel):
     """Why a message ended."""
 
     stop_reason: StopReason
@@ -178,7 +179,7 @@ class MessageEnd(BaseModel):
     """Why a message ended, and all its token counts."""
 
     type: Literal["message_delta"]
-    delta: Stop
+    delta: StopDetail
     usage: MessageUsage
 
 
@@ -206,12 +207,11 @@ class TokenCount(BaseModel):
 class MessageShape:
     """Dresses the deltas of one answer.
 
-    Where thoughts are not shown, their blocks are there without text. `is_cut`: what ends the
-    answer at its greatest length is the context.
+    `is_cut`: what ends the answer at its greatest length is the context.
     """
 
     def __init__(
-        self, model: str, call_id: str, *, shows_thoughts: bool = True, is_cut: bool = False
+        self, model: str, call_id: str, *, thoughts: ShownThoughts = "whole", is_cut: bool = False
     ) -> None:
         self._head: dict[str, Any] = {
             "id": f"msg_{call_id}",
@@ -222,7 +222,7 @@ class MessageShape:
             "stop_reason": None,
             "stop_sequence": None,
         }
-        self._shows_thoughts = shows_thoughts
+        self._shown_thoughts = thoughts
         self._is_cut = is_cut
         self._index = -1
         self._open: type[AnswerPiece] | None = None
@@ -251,12 +251,14 @@ class MessageShape:
                 if self._open is not Words:
                     yield from self._next(Words, TextReply(type="text", text=""))
                 yield self._delta(TextPiece(type="text_delta", text=text))
+            case Thought() if self._shown_thoughts == "hidden":
+                return
             case Thought(text):
                 if self._open is not Thought:
                     block = ThinkingReply(type="thinking", thinking="", signature="")
                     yield from self._next(Thought, block)
                 self._thoughts.update(text.encode())
-                if self._shows_thoughts:
+                if self._shown_thoughts == "whole":
                     yield self._delta(ThinkingPiece(type="thinking_delta", thinking=text))
             case CallStart(name):
                 call = ToolUseReply(type="tool_use", id=new_call_id(), name=name, input={})
@@ -290,18 +292,18 @@ class MessageShape:
         yield MessageEnd(type="message_delta", delta=self._stop(delta), usage=usage)
         yield MessageStop(type="message_stop")
 
-    def _stop(self, delta: SampleDelta) -> Stop:
+    def _stop(self, delta: SampleDelta) -> StopDetail:
         match delta.finish_reason, delta.stop_reason:
             case "tool_calls", _:
-                return Stop(stop_reason="tool_use", stop_sequence=None)
+                return StopDetail(stop_reason="tool_use", stop_sequence=None)
             case "length", _:
                 reason: StopReason = "max_tokens"
                 if self._is_cut:
                     reason = "model_context_window_exceeded"
-                return Stop(stop_reason=reason, stop_sequence=None)
+                return StopDetail(stop_reason=reason, stop_sequence=None)
             case _, str(text):
-                return Stop(stop_reason="stop_sequence", stop_sequence=text)
-        return Stop(stop_reason="end_turn", stop_sequence=None)
+                return StopDetail(stop_reason="stop_sequence", stop_sequence=text)
+        return StopDetail(stop_reason="end_turn", stop_sequence=None)
 
 
 async def whole_message(events: AsyncIterator[Event]) -> MessageReply:
@@ -327,11 +329,5 @@ async def whole_message(events: AsyncIterator[Event]) -> MessageReply:
 
 def _whole_block(start: BlockReply, texts: Mapping[str, Sequence[str]]) -> BlockReply:
     if isinstance(start, ToolUseReply):
-        return start.model_copy(update={"input": _input("".join(texts["partial_json"]))})
+        return start.model_copy(update={"input": written_arguments("".join(texts["partial_json"]))})
     return start.model_copy(update={name: "".join(parts) for name, parts in texts.items()})
-
-
-def _input(text: str) -> dict[str, Any]:
-    """The input of a call; of one that broke off, as far as it was written."""
-    found = from_json(text or "{}", allow_partial=True)
-    return found if isinstance(found, dict) else {}

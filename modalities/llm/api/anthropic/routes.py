@@ -6,16 +6,17 @@ Owns the routes. What a body means is said in the words of chat, and what comes 
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from triptych.core.http.context import Context
-from triptych.core.http.data_urls import DataUrlRoute, FilePlace, data_urls
+from triptych.core.http.data_urls import DataUrlRoute, FilePlace
 from triptych.core.http.sse import EventStream, described
 from triptych.core.tokens import TokenRequest
-from triptych.modalities.llm.api.anthropic.conversation import chat_fields
+from triptych.modalities.llm.api.anthropic.conversation import chat_fields, chat_names
 from triptych.modalities.llm.api.anthropic.dialect import (
     ANTHROPIC_ERRORS,
     PREFIX,
@@ -43,15 +44,16 @@ from triptych.modalities.llm.api.anthropic.replies import (
 )
 from triptych.modalities.llm.api.generation import (
     begin,
-    chat_request,
     encode_conversation,
     fitted,
 )
 from triptych.modalities.llm.api.protocol import ChatRequest
 from triptych.modalities.llm.api.service import LlmService
+from triptych.modalities.llm.api.translation import check_thinks, named_as, translated
 from triptych.modalities.modality import FindLink, no_link
 
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'
+_BLOCKS = ("messages", "content")
 _EVENTS = (MessageStart, BlockStart, BlockDelta, BlockStop, MessageEnd, MessageStop, Ping)
 _STREAM: dict[int | str, dict[str, Any]] = {
     200: {
@@ -70,6 +72,7 @@ class _MessagesRoute(DataUrlRoute):
             rb'"(?:media_type"\s{0,8}:\s{0,8}"image\\?/\w{1,16}|type"\s{0,8}:\s{0,8}"base64)"'
             rb'\s{0,64},\s{0,64}"data"\s{0,8}:\s{0,8}"'
         ),
+        pictures=frozenset({(*_BLOCKS, "source", "data"), (*_BLOCKS, "content", "source", "data")}),
         least=512,
     )
 
@@ -82,22 +85,24 @@ def anthropic_router(service: LlmService, find_link: FindLink = no_link) -> APIR
         body: ConversationFields, request: Request
     ) -> tuple[ChatRequest, TokenRequest]:
         check_version(request)
-        chat = chat_request(chat_fields(body, data_urls(request).restore))
+        if body.thinking and body.thinking.type == "enabled":
+            check_thinks(service.model(body.model), "thinking")
+        chat = await translated(request, partial(chat_fields, body))
         return chat, await encode_conversation(service, chat, request, find_link)
 
     @router.post(PREFIX, response_model=None, responses=_STREAM)
     async def messages(body: MessagesRequest, request: Request) -> Response:
         """Answer a conversation."""
         context = Context.of(request)
-        chat, prompt = await encoded(body, request)
-        chat = fitted(service, chat, prompt, most=body.max_tokens)
+        with named_as(chat_names(body)):
+            chat, prompt = await encoded(body, request)
+            chat = fitted(service, chat, prompt, most=body.max_tokens)
+            generation = await begin(service, chat, context, [prompt])
+        is_cut = chat.max_tokens != body.max_tokens
         shape = MessageShape(
-            body.model,
-            context.call_id,
-            shows_thoughts=body.thinking is None or body.thinking.display != "omitted",
-            is_cut=chat.max_tokens != body.max_tokens,
+            body.model, context.call_id, thoughts=body.shown_thoughts, is_cut=is_cut
         )
-        events = shape.events(await begin(service, chat, context, [prompt]))
+        events = shape.events(generation)
         if body.stream:
             heartbeat_s = context.options.heartbeat_s
             return EventStream(
@@ -109,7 +114,8 @@ def anthropic_router(service: LlmService, find_link: FindLink = no_link) -> APIR
     @router.post(f"{PREFIX}/count_tokens")
     async def count_tokens(body: CountTokensRequest, request: Request) -> TokenCount:
         """How many tokens a conversation has."""
-        _, prompt = await encoded(body, request)
+        with named_as(chat_names(body)):
+            _, prompt = await encoded(body, request)
         return TokenCount(input_tokens=len(prompt.prompt_ids))
 
     router.include_router(model_routes(service.models))

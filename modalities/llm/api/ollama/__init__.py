@@ -1,1 +1,1 @@
-"""The door for clients of Ollama: its routes, in front of the same service as chat."""
+"""Ollama's API: its routes, in front of the same service as chat."""

@@ -5,9 +5,7 @@ Owns how messages, options and switches are said in the words of chat. Knows no 
 
 from __future__ import annotations
 
-import json
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from triptych.core.errors import InvalidRequest
@@ -18,28 +16,34 @@ from triptych.modalities.llm.api.ollama.protocol import (
     OllamaMessage,
     OllamaOptions,
 )
+from triptych.modalities.llm.api.translation import Fields, call_fields, given, schema_form
 
-Restore = Callable[[str], str]
-"""A text with the files that were taken out of it."""
-Fields = dict[str, Any]
 _SAME = (
     *("temperature", "top_k", "top_p", "min_p", "seed", "stop"),
     *("repeat_penalty", "presence_penalty", "frequency_penalty"),
 )
 """Options that chat calls the same."""
+CHAT_NAMES = {
+    "messages": "messages",
+    "continue_final_message": "messages",
+    "response_format": "format",
+    "thinking_budget|enable_thinking|reasoning_effort": "think",
+}
+"""What this API calls the fields of chat."""
+GENERATE_NAMES = {**CHAT_NAMES, "messages": "prompt"}
 
 
-def chat_fields(body: OllamaChatRequest, model: str, restore: Restore) -> Fields:
+def chat_fields(body: OllamaChatRequest, model: str) -> Fields:
     """The fields of a chat request to `model` that asks for the same. Raises `InvalidRequest`."""
     messages = body.messages or []
     is_begun = bool(messages) and messages[-1].role == "assistant"
-    calls = _Calls(restore)
+    calls = _Calls()
     fields = {
         "messages": [part for message in messages for part in calls.read(message)],
         "continue_final_message": True if is_begun else None,
         "tools": [tool.model_dump(exclude_none=True) for tool in body.tools or ()] or None,
     }
-    return _given(fields) | answer_fields(body, model)
+    return given(fields) | answer_fields(body, model)
 
 
 def generate_fields(body: GenerateRequest, model: str) -> Fields:
@@ -62,16 +66,12 @@ def answer_fields(body: AnswerFields, model: str) -> Fields:
         "logprobs": body.logprobs,
         "top_logprobs": body.top_logprobs,
     }
-    return _given(fields)
-
-
-def _given(fields: Fields) -> Fields:
-    return {name: value for name, value in fields.items() if value is not None}
+    return given(fields)
 
 
 def _form(form: str | dict[str, Any] | None) -> Fields | None:
     if isinstance(form, dict):
-        return {"type": "json_schema", "json_schema": {"name": "answer", "schema": form}}
+        return schema_form(form)
     return {"type": "json_object"} if form else None
 
 
@@ -87,14 +87,14 @@ def _content(text: str, images: Sequence[str]) -> str | list[Fields]:
 class _Calls:
     """Reads messages in order, and gives calls the ids that Ollama's have not.
 
-    A result is that of the first call of its tool that has none yet.
+    A result is that of the first call that has none yet: the one it names, or one of its tool.
     """
 
-    def __init__(self, restore: Restore) -> None:
-        self._restore = restore
+    def __init__(self) -> None:
         self._num_calls = 0
         self._ids: set[str] = set()
-        self._open: defaultdict[str, deque[str]] = defaultdict(deque)
+        self._open: dict[str, str] = {}
+        """The tools of the calls without a result, by the calls' ids."""
 
     def read(self, message: OllamaMessage) -> Iterator[Fields]:
         """The message in the words of chat; the pictures of a tool's are a user's."""
@@ -115,23 +115,21 @@ class _Calls:
         for call in message.tool_calls or ():
             self._num_calls += 1
             call_id = call.id or f"call{self._num_calls:05}"
-            self._open[call.function.name].append(call_id)
             self._ids.add(call_id)
-            arguments = self._restore(json.dumps(call.function.arguments or {}, ensure_ascii=False))
-            function = {"name": call.function.name, "arguments": arguments}
-            yield {"id": call_id, "type": "function", "function": function}
+            self._open[call_id] = call.function.name
+            yield call_fields(call_id, call.function.name, call.function.arguments or {})
 
     def _result(self, message: OllamaMessage) -> Fields:
         """Which call it answers. Raises `InvalidRequest` where there is none."""
-        named = self._open[message.tool_name] if message.tool_name else None
-        waiting = named or next((ids for ids in self._open.values() if ids), None)
-        call_id = message.tool_call_id
+        call_id, name = message.tool_call_id, message.tool_name
         if call_id not in self._ids:
-            call_id = waiting.popleft() if waiting else None
-        if call_id is None:
+            fitting = (each for each, tool in self._open.items() if tool == name)
+            call_id = next(fitting, None) or next(iter(self._open), None)
+        if call_id not in self._open:
             raise InvalidRequest(
                 "A message of role tool answers one of the assistant's tool_calls before it, and"
                 " there is none left.",
                 param="messages",
             )
-        return _given({"tool_call_id": call_id, "name": message.tool_name})
+        tool = self._open.pop(call_id)
+        return {"tool_call_id": call_id, "name": name or tool}

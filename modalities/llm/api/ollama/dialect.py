@@ -12,17 +12,11 @@ from typing import Any
 from pydantic import BaseModel
 
 from triptych.core.errors import TriptychError
+from triptych.core.http.body import StrictRoute
 from triptych.core.http.dialects import Dialect, named_message
 
 PREFIX = "/api"
 _TAG = ":latest"
-_NAMES = {
-    "max_tokens": "options.num_predict",
-    "reasoning_effort": "think",
-    "response_format": "format",
-    "stop": "options.stop",
-}
-"""Fields of chat, as they are called here."""
 
 
 class OllamaError(BaseModel):
@@ -39,7 +33,13 @@ OLLAMA_ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 def _error(error: TriptychError, request_id: str) -> OllamaError:
-    return OllamaError(error=named_message(error, _NAMES))
+    return OllamaError(error=named_message(error))
+
+
+class OllamaRoute(StrictRoute):
+    """A route of Ollama's API, which reads JSON by whatever name: its examples say another."""
+
+    takes_any_type = True
 
 
 OLLAMA = Dialect(prefix=PREFIX, error=_error)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
 
 from triptych.core import limits
 from triptych.core.errors import InvalidRequest
@@ -128,8 +128,14 @@ def _time_kind(value: Any) -> str:
     return ":text" if isinstance(value, str) else ":seconds"
 
 
+Duration = Annotated[
+    str,
+    StringConstraints(
+        pattern=r"^[-+]?(0|(([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|ms|s|m|h))+)$", max_length=64
+    ),
+]
 KeepAlive = Annotated[
-    Annotated[Label, Tag(":text")] | Annotated[AnyNumber, Tag(":seconds")],
+    Annotated[Duration, Tag(":text")] | Annotated[AnyNumber, Tag(":seconds")],
     Discriminator(_time_kind),
 ]
 
@@ -177,7 +183,8 @@ class AnswerFields(OllamaRequest):
     @property
     def is_unloading(self) -> bool:
         """Whether the model shall leave memory at once."""
-        return self.keep_alive in (0, "0", "0s", "0m")
+        time = self.keep_alive
+        return time == 0 or (isinstance(time, str) and not set(time) & set("123456789"))
 
 
 class OllamaChatRequest(AnswerFields):
@@ -221,6 +228,8 @@ class ModelRequest(Strict):
     def _check_one(self) -> Self:
         if (self.model or self.name) is None:
             raise InvalidRequest("model is required.", param="model")
+        if self.model and self.name and self.model != self.name:
+            raise InvalidRequest("model and name are one and differ: send model.", param="name")
         return self
 
     @property

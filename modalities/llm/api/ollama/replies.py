@@ -10,11 +10,10 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pydantic import BaseModel
-from pydantic_core import from_json
 
 from triptych.modalities.llm.api.generation import Generation
 from triptych.modalities.llm.api.ollama.dialect import nanoseconds, now_text
@@ -26,6 +25,7 @@ from triptych.modalities.llm.api.replies import (
 )
 from triptych.modalities.llm.api.service import SampleDelta
 from triptych.modalities.llm.api.tools.pieces import CallArguments, CallStart, Thought, Words
+from triptych.modalities.llm.api.translation import written_arguments
 
 DoneReason = Literal["stop", "length", "load"]
 
@@ -118,7 +118,7 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class AnswerPart:
     """A piece of an answer."""
 
     text: str = ""
@@ -127,7 +127,7 @@ class Said:
     logprobs: tuple[ChatLogprob, ...] = ()
 
     @classmethod
-    def joined(cls, pieces: Sequence[Said]) -> Said:
+    def joined(cls, pieces: Sequence[AnswerPart]) -> AnswerPart:
         """The pieces as one."""
         return cls(
             text="".join(piece.text for piece in pieces),
@@ -140,52 +140,55 @@ class Said:
 class AnswerShape(ABC):
     """Dresses the deltas of one answer. `model` is what the client calls it."""
 
-    def __init__(self, model: str, timing: Timing) -> None:
+    def __init__(self, model: str, timing: Timing, *, shows_thoughts: bool = True) -> None:
         self._model = model
+        self._shows_thoughts = shows_thoughts
         self._timing = timing
         self._call: tuple[str, list[str]] | None = None
         self._num_calls = 0
 
     @abstractmethod
-    def _line(self, said: Said, **more: Any) -> BaseModel:
+    def _line(self, part: AnswerPart, **more: Any) -> BaseModel:
         """A line; `more` are fields of its end."""
 
     def loaded(self) -> BaseModel:
         """The answer where nothing was asked for but the model."""
-        return self._line(Said(), done=True, done_reason="load")
+        return self._line(AnswerPart(), done=True, done_reason="load")
 
     async def lines(self, generation: Generation) -> AsyncGenerator[BaseModel, None]:
         """The lines of an answer, while it is made."""
         async with aclosing(self._pieces(generation)) as pieces:
-            async for said, end in pieces:
-                yield self._line(said, **(end or {"done": False}))
+            async for part, end in pieces:
+                yield self._line(part, **(end or {"done": False}))
 
     async def whole(self, generation: Generation) -> BaseModel:
         """The answer in one document."""
-        found: list[Said] = []
+        found: list[AnswerPart] = []
         end: dict[str, Any] = {}
-        async for said, fields in self._pieces(generation):
-            found.append(said)
+        async for part, fields in self._pieces(generation):
+            found.append(part)
             end = fields or end
-        return self._line(Said.joined(found), **end)
+        return self._line(AnswerPart.joined(found), **end)
 
     async def _pieces(
         self, generation: Generation
-    ) -> AsyncGenerator[tuple[Said, dict[str, Any] | None], None]:
-        """What is said, and with the last of it the fields of the end."""
+    ) -> AsyncGenerator[tuple[AnswerPart, dict[str, Any] | None], None]:
+        """The parts, and with the last of them the fields of the end."""
         async with aclosing(generation.deltas) as deltas:
             async for delta in deltas:
                 self._timing.tick()
-                for said in self._said(delta):
-                    yield said, None
+                logprobs = tuple(map(chat_logprob, delta.logprobs or ()))
+                for part in self._parts(delta):
+                    yield replace(part, logprobs=logprobs), None
+                    logprobs = ()
+                if logprobs:
+                    yield AnswerPart(logprobs=logprobs), None
                 if delta.finish_reason is not None:
                     reason = "length" if delta.finish_reason == "length" else "stop"
                     durations = self._timing.durations(generation.usage.total())
-                    yield Said(), {"done": True, "done_reason": reason, **durations}
+                    yield AnswerPart(), {"done": True, "done_reason": reason, **durations}
 
-    def _said(self, delta: SampleDelta) -> Iterator[Said]:
-        if delta.logprobs:
-            yield Said(logprobs=tuple(map(chat_logprob, delta.logprobs)))
+    def _parts(self, delta: SampleDelta) -> Iterator[AnswerPart]:
         for piece in delta.shown:
             if isinstance(piece, CallArguments):
                 assert self._call is not None
@@ -194,46 +197,45 @@ class AnswerShape(ABC):
             yield from self._called()
             match piece:
                 case Words(text):
-                    yield Said(text=text)
-                case Thought(text):
-                    yield Said(thinking=text)
+                    yield AnswerPart(text=text)
+                case Thought(text) if self._shows_thoughts:
+                    yield AnswerPart(thinking=text)
                 case CallStart(name):
                     self._call = (name, [])
         if delta.finish_reason is not None:
             yield from self._called()
 
-    def _called(self) -> Iterator[Said]:
+    def _called(self) -> Iterator[AnswerPart]:
         """The call that is over, if there was one; of one that broke off, what was written."""
         if self._call is None:
             return
         (name, texts), self._call = self._call, None
-        found = from_json("".join(texts) or "{}", allow_partial=True)
-        arguments = found if isinstance(found, dict) else {}
+        arguments = written_arguments("".join(texts))
         function = OllamaFunctionReply(index=self._num_calls, name=name, arguments=arguments)
         self._num_calls += 1
-        yield Said(calls=(OllamaCallReply(id=new_call_id(), function=function),))
+        yield AnswerPart(calls=(OllamaCallReply(id=new_call_id(), function=function),))
 
-    def _head(self, said: Said) -> dict[str, Any]:
+    def _head(self, part: AnswerPart) -> dict[str, Any]:
         """The fields that lines of both kinds begin with."""
-        logprobs = {"logprobs": list(said.logprobs)} if said.logprobs else {}
+        logprobs = {"logprobs": list(part.logprobs)} if part.logprobs else {}
         return {"model": self._model, "created_at": now_text(), **logprobs}
 
 
 class ChatLines(AnswerShape):
     """Answers of `/api/chat`."""
 
-    def _line(self, said: Said, **more: Any) -> ChatLine:
-        message: dict[str, Any] = {"role": "assistant", "content": said.text}
-        if said.thinking:
-            message["thinking"] = said.thinking
-        if said.calls:
-            message["tool_calls"] = list(said.calls)
-        return ChatLine(**self._head(said), message=OllamaMessageReply(**message), **more)
+    def _line(self, part: AnswerPart, **more: Any) -> ChatLine:
+        message: dict[str, Any] = {"role": "assistant", "content": part.text}
+        if part.thinking:
+            message["thinking"] = part.thinking
+        if part.calls:
+            message["tool_calls"] = list(part.calls)
+        return ChatLine(**self._head(part), message=OllamaMessageReply(**message), **more)
 
 
 class GenerateLines(AnswerShape):
     """Answers of `/api/generate`."""
 
-    def _line(self, said: Said, **more: Any) -> GenerateLine:
-        thinking: dict[str, Any] = {"thinking": said.thinking} if said.thinking else {}
-        return GenerateLine(**self._head(said), response=said.text, **thinking, **more)
+    def _line(self, part: AnswerPart, **more: Any) -> GenerateLine:
+        thinking: dict[str, Any] = {"thinking": part.thinking} if part.thinking else {}
+        return GenerateLine(**self._head(part), response=part.text, **thinking, **more)

@@ -15,22 +15,25 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from triptych.core.errors import InvalidRequest, UnsupportedOption
-from triptych.core.http.body import StrictRoute
+from triptych.core.errors import UnsupportedOption
 from triptych.core.http.context import Context
-from triptych.core.http.data_urls import DataUrlRoute, FilePlace, data_urls
+from triptych.core.http.data_urls import DataUrlRoute, FilePlace
 from triptych.core.http.sse import LineStream, described_lines
 from triptych.core.tokens import TokenRequest
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.api.generation import (
     begin,
-    chat_request,
     encode_conversation,
     fitted,
 )
 from triptych.modalities.llm.api.ollama import unsupported
-from triptych.modalities.llm.api.ollama.conversation import chat_fields, generate_fields
-from triptych.modalities.llm.api.ollama.dialect import OLLAMA_ERRORS, OllamaError
+from triptych.modalities.llm.api.ollama.conversation import (
+    CHAT_NAMES,
+    GENERATE_NAMES,
+    chat_fields,
+    generate_fields,
+)
+from triptych.modalities.llm.api.ollama.dialect import OLLAMA_ERRORS, OllamaError, OllamaRoute
 from triptych.modalities.llm.api.ollama.models import (
     Abilities,
     Catalogue,
@@ -55,6 +58,7 @@ from triptych.modalities.llm.api.ollama.replies import (
 )
 from triptych.modalities.llm.api.protocol import ChatRequest
 from triptych.modalities.llm.api.service import LlmService
+from triptych.modalities.llm.api.translation import check_thinks, named_as, translated
 from triptych.modalities.modality import FindLink, no_link
 
 _VERSION = "0.13.0"
@@ -73,11 +77,12 @@ class StatusReply(BaseModel):
     status: str
 
 
-class _ImagesRoute(DataUrlRoute):
+class _ImagesRoute(OllamaRoute, DataUrlRoute):
     """Pictures stand in lists called `images`."""
 
     place = FilePlace(
         re.compile(rb'"images"\s{0,8}:\s{0,8}\[\s{0,64}"'),
+        pictures=frozenset({("messages", "images"), ("images",)}),
         following=re.compile(rb'"\s{0,64},\s{0,64}"'),
         least=512,
     )
@@ -89,10 +94,10 @@ def ollama_router(
     """Routes of Ollama's API in front of `service`, and the list of `models`."""
     catalogue = Catalogue(models, _abilities(service), service.client.status)
     router = APIRouter(responses=OLLAMA_ERRORS, tags=["text"])
-    door = _Door(service, catalogue, find_link)
+    routes = _TextRoutes(service, catalogue, find_link)
     for path, answer, kind in (
-        ("/api/chat", door.chat, ChatLine),
-        ("/api/generate", door.generate, GenerateLine),
+        ("/api/chat", routes.chat, ChatLine),
+        ("/api/generate", routes.generate, GenerateLine),
     ):
         router.add_api_route(
             path,
@@ -114,7 +119,7 @@ def ollama_router(
 
 
 @dataclass(frozen=True, slots=True)
-class _Door:
+class _TextRoutes:
     """Answers chat and generate."""
 
     service: LlmService
@@ -126,29 +131,31 @@ class _Door:
         model = self._model(body)
         if not body.messages:
             return await self._loaded(body, model, ChatLines, request)
-        chat = chat_request(chat_fields(body, model, data_urls(request).restore))
-        prompt = await encode_conversation(self.service, chat, request, self.find_link)
-        return await self._answer(body, chat, prompt, ChatLines, request)
+        with named_as(CHAT_NAMES):
+            chat = await translated(request, partial(chat_fields, body, model))
+            prompt = await encode_conversation(self.service, chat, request, self.find_link)
+            return await self._answer(body, chat, prompt, ChatLines, request)
 
     async def generate(self, body: GenerateRequest, request: Request) -> Response:
         """Answer or continue a prompt, or load a model."""
         model = self._model(body)
         if not (body.prompt or body.images):
             return await self._loaded(body, model, GenerateLines, request)
-        chat = chat_request(generate_fields(body, model))
-        if body.raw:
-            tenant = Context.of(request).principal.tenant
-            ids = await self.service.encode_text(model, body.prompt or "", parse_special=True)
-            prompt = TokenRequest(prompt_ids=ids, tenant=tenant)
-        else:
-            prompt = await encode_conversation(self.service, chat, request, self.find_link)
-        return await self._answer(body, chat, prompt, GenerateLines, request)
+        with named_as(GENERATE_NAMES):
+            chat = await translated(request, partial(generate_fields, body, model))
+            if body.raw:
+                tenant = Context.of(request).principal.tenant
+                ids = await self.service.encode_text(model, body.prompt or "", parse_special=True)
+                prompt = TokenRequest(prompt_ids=ids, tenant=tenant)
+            else:
+                prompt = await encode_conversation(self.service, chat, request, self.find_link)
+            return await self._answer(body, chat, prompt, GenerateLines, request)
 
     def _model(self, body: AnswerFields) -> str:
         """The served name of the model, which can do what is asked."""
         model = self.catalogue.name(body.model)
-        if body.think and not self.service.model(model).answers.thinks:
-            raise InvalidRequest(f"{model} does not think: leave think out.", param="think")
+        if body.think:
+            check_thinks(self.service.model(model), "think")
         return model
 
     async def _loaded(
@@ -175,7 +182,8 @@ class _Door:
         options = body.options or OllamaOptions()
         chat = fitted(self.service, chat, prompt, most=options.most_tokens, length=options.num_ctx)
         generation = await begin(self.service, chat, Context.of(request), [prompt])
-        shape = kind(body.model, await self._timing(chat.model, request))
+        timing = await self._timing(chat.model, request)
+        shape = kind(body.model, timing, shows_thoughts=body.think is not False)
         if body.is_streamed:
             return LineStream(shape.lines(generation))
         return _document(await shape.whole(generation))
@@ -233,8 +241,8 @@ def _add_models(router: APIRouter, catalogue: Catalogue) -> None:
             )
         return StatusReply(status="success")
 
-    router.add_api_route("/api/show", show, methods=["POST"], route_class_override=StrictRoute)
-    router.add_api_route("/api/pull", pull, methods=["POST"], route_class_override=StrictRoute)
+    router.add_api_route("/api/show", show, methods=["POST"], route_class_override=OllamaRoute)
+    router.add_api_route("/api/pull", pull, methods=["POST"], route_class_override=OllamaRoute)
 
 
 def _add_refused(router: APIRouter) -> None:

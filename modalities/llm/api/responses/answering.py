@@ -176,7 +176,7 @@ class Answering:
                 conversation = _understood(body, history)
             else:
                 conversation = await on_text_thread(num_bytes, _understood, body, history)
-            sent = sent_pictures(conversation.items, request) if is_kept else {}
+            sent = sent_pictures(conversation.urls, request) if is_kept else {}
             prompt = await self._encode(conversation, request)
         pictures = HeldPictures.of(request)
         for url, picture in sent.items():
@@ -202,11 +202,14 @@ class Answering:
 
     async def whole(self, answer: PendingAnswer) -> ResponseReply:
         """The answer, when it is all there."""
-        with in_own_words():
-            async with aclosing(answer.made(answer.builder.begin())) as events:
-                async for _ in events:
-                    pass
-        await self._keep(answer)
+        try:
+            with in_own_words():
+                async with aclosing(answer.made(answer.builder.begin())) as events:
+                    async for _ in events:
+                        pass
+            await self._keep(answer)
+        finally:
+            answer.pictures.close()
         return answer.builder.response
 
     async def streamed(self, answer: PendingAnswer, request: Request) -> Events:
@@ -225,6 +228,8 @@ class Answering:
                 raise public from error
             log_broken(error, request.scope)
             answer.builder.fail(public)
+        finally:
+            answer.pictures.close()
         yield answer.builder.last()
 
     async def in_background(
@@ -239,9 +244,11 @@ class Answering:
                 answer.pictures.close()
 
         async def keep(events: Sequence[ResponseEvent]) -> None:
-            lines = await asyncio.to_thread(_lines, events if is_streamed else ())
-            await archive.complete(answer.owner, builder.response, answer.given, lines)
-            answer.pictures.close()
+            try:
+                lines = await asyncio.to_thread(_lines, events if is_streamed else ())
+                await archive.complete(answer.owner, builder.response, answer.given, lines)
+            finally:
+                answer.pictures.close()
 
         run = BackgroundRun(builder, answer.made(builder.start()), start, keep)
         self.runs.start(answer.owner, run, request.app.state.in_flight)
@@ -260,8 +267,6 @@ class Answering:
                 raise
             _log.warning("a response was not kept: %s", error.message)
             answer.builder.forget()
-        finally:
-            answer.pictures.close()
 
     async def _history(self, body: ResponseInput, owner: str) -> History:
         given = () if isinstance(body.input, str) else body.input or ()
@@ -278,7 +283,7 @@ class Answering:
             return kept.get(url) or self._find_link(url, request)
 
         try:
-            await self._read_pictures(conversation.kept_urls, Context.of(request), kept)
+            await self._read_pictures(conversation.urls, Context.of(request), kept)
             return await encode_conversation(self._service, conversation.chat, request, find)
         finally:
             kept.close()
@@ -288,7 +293,7 @@ class Answering:
     ) -> None:
         most = context.options.max_picture_request_bytes
         num_bytes = 0
-        for url in urls:
+        for url in filter(is_kept_picture, urls):
             picture = await self.archive.picture(context.principal.owner, url)
             if picture is None:
                 raise NotFound("A picture of this conversation is not kept any more.")
@@ -300,11 +305,11 @@ class Answering:
 
 @dataclass(frozen=True, slots=True)
 class _Conversation:
-    """What a request says, and as chat says it; its pictures that are kept here, by URL."""
+    """What a request says, and all as chat says it; where all pictures are."""
 
     items: list[KeptItem]
     chat: ChatRequest
-    kept_urls: list[str]
+    urls: list[str]
 
 
 def _understood(body: ResponseInput, history: History) -> _Conversation:
@@ -316,8 +321,8 @@ def _understood(body: ResponseInput, history: History) -> _Conversation:
     else:
         items = [next(referred) if isinstance(item, ItemReference) else item for item in given]
     whole = [*kept_items(history.before), *items]
-    kept_urls = list(dict.fromkeys(filter(is_kept_picture, picture_urls(whole))))
-    return _Conversation(items, chat_request(chat_fields(body, whole)), kept_urls)
+    urls = list(dict.fromkeys(picture_urls(whole)))
+    return _Conversation(items, chat_request(chat_fields(body, whole)), urls)
 
 
 def _nothing_kept() -> UnsupportedOption:

@@ -21,7 +21,7 @@ from triptych.modalities.llm.api.responses.builder import ResponseBuilder
 from triptych.modalities.llm.api.responses.conversation import renamed
 from triptych.modalities.llm.api.responses.events import ResponseEvent, ResponseState
 
-_MAX_LOST = 64
+_MAX_LOST = 16
 _log = logging.getLogger(__name__)
 
 

@@ -26,7 +26,7 @@ from triptych.modalities.llm.api.responses.lists import (
     json_answer,
     shown_item,
 )
-from triptych.modalities.llm.api.responses.pictures import sent_pictures
+from triptych.modalities.llm.api.responses.pictures import picture_urls, sent_pictures
 from triptych.modalities.llm.api.responses.protocol import (
     ConversationChange,
     ConversationRequest,
@@ -138,7 +138,7 @@ def _add_items(router: APIRouter, answering: Answering) -> None:
 
 def _belongings(items: Sequence[KeptItem], request: Request) -> Belongings:
     """The items as they are kept, with their pictures."""
-    return Belongings(items, sent_pictures(items, request))
+    return Belongings(items, sent_pictures(picture_urls(items), request))
 
 
 def _owner(request: Request) -> str:

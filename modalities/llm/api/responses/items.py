@@ -311,7 +311,7 @@ _KINDS = ("function_call", "function_call_output", "reasoning", "item_reference"
 
 def _item_kind(value: Any) -> str:
     kind = type_of(value)
-    if isinstance(value, dict) and not kind and value.keys() == {"id"}:
+    if isinstance(value, dict) and value.keys() - {"type"} == {"id"} and value.get("type") is None:
         kind = "item_reference"
     return f":{kind}" if kind in _KINDS else ":message"
 

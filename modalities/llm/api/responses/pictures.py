@@ -46,7 +46,7 @@ def picture_urls(items: Iterable[KeptItem]) -> Iterator[str]:
     return (picture.image_url for picture in pictures if picture.image_url is not None)
 
 
-def sent_pictures(items: Iterable[KeptItem], request: Request) -> dict[str, Fetched]:
-    """The pictures that were in the body itself, by what stands for them there."""
-    urls = data_urls(request)
-    return {url: file for url in picture_urls(items) if (file := urls.find(url)) is not None}
+def sent_pictures(urls: Iterable[str], request: Request) -> dict[str, Fetched]:
+    """Of those pictures the ones that were in the body itself, by what stands for them there."""
+    sent = data_urls(request)
+    return {url: file for url in urls if (file := sent.find(url)) is not None}

@@ -58,7 +58,8 @@ class PictureItemsRoute(DataUrlRoute):
     """A route whose body may hold pictures in `image_url` of items."""
 
     place = FilePlace(
-        re.compile(rb'"image_url"\s{0,8}:\s{0,8}"data:(?:[\w.+;=-]|\\?/){0,100}?;base64,')
+        re.compile(rb'"image_url"\s{0,8}:\s{0,8}"data:(?:[\w.+;=-]|\\?/){0,100}?;base64,'),
+        pictures=frozenset({("input", "content", "image_url"), ("items", "content", "image_url")}),
     )
 
 

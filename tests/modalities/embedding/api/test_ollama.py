@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,12 @@ from support.full_app import NUM_DIMENSIONS, VectorEngine, embedding_model
 from support.http import in_process
 from triptych.core.config import Config
 from triptych.core.http.app import create_app
+from triptych.modalities.embedding.api import ollama
 from triptych.modalities.embedding.api.ollama import ollama_embeddings_router
-from triptych.modalities.embedding.api.service import EmbeddingService
+from triptych.modalities.embedding.api.replies import numbers
+from triptych.modalities.embedding.api.service import EmbeddingService, Floats
 from triptych.modalities.llm.api.ollama.dialect import OLLAMA
+from triptych.schedulers.admission import Admission
 
 
 @pytest.fixture
@@ -73,3 +77,32 @@ async def test_what_is_refused_is_named(
     reply = await client.post("/api/embed", json={"model": "words", **fields})
     assert reply.status_code == status
     assert named in reply.json()["error"]
+
+
+async def test_a_vector_per_token_is_refused(tmp_path: Path) -> None:
+    engine, config = VectorEngine(), Config()
+    models = [embedding_model(tmp_path / "m")]
+    admission = Admission(options=config.schedule)
+    service = EmbeddingService(engine, models, admission, pools=False)
+    app = create_app(config, engine, [ollama_embeddings_router(service)], dialects=[OLLAMA])
+    async with in_process(app) as client:
+        for path, field in (("/api/embed", "input"), ("/api/embeddings", "prompt")):
+            reply = await client.post(path, json={"model": "words", field: "w1"})
+            assert reply.status_code == 400
+            assert "--no-pool-embeddings" in reply.json()["error"]
+
+
+async def test_vectors_are_written_on_a_thread(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+
+    def watched(vector: Floats) -> Any:
+        threads.append(threading.current_thread())
+        return numbers(vector)
+
+    monkeypatch.setattr(ollama, "numbers", watched)
+    body = {"model": "words", "input": ["w1", "w2"]}
+    assert (await client.post("/api/embed", json=body)).status_code == 200
+    assert len(threads) == 2
+    assert threading.main_thread() not in threads

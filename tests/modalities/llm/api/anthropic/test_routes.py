@@ -4,76 +4,28 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import AsyncIterator
-from pathlib import Path
+import threading
 from typing import Any
 
 import httpx
 import pytest
 from fastapi import FastAPI
 
-from support.doors import CALL, THINKS, WEATHER_SCHEMA, doors_app
+from support.anthropic_requests import COUNT, PATH, TOOL, message
 from support.http import ANSWER, FakeEngine, documents, in_process
-from triptych.core.errors import EngineDown, Overloaded, RateLimited
-
-PATH = "/v1/messages"
-COUNT = f"{PATH}/count_tokens"
-TOOL = {"name": "get_weather", "description": "Tells it.", "input_schema": WEATHER_SCHEMA}
-
-
-def message(text: Any = "hi", **fields: Any) -> dict[str, Any]:
-    return {
-        "model": "tiny",
-        "max_tokens": 300,
-        "messages": [{"role": "user", "content": text}],
-        **fields,
-    }
-
-
-@pytest.fixture(scope="module")
-def idle_app(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
-    """An app where nothing comes to the engine."""
-    engine = FakeEngine(error=AssertionError("it was asked"))
-    return doors_app(tmp_path_factory.mktemp("idle"), engine)
-
+from support.other_apis import CALL, WEATHER_SCHEMA
+from triptych.core import limits
+from triptych.modalities.llm.api import translation
+from triptych.modalities.llm.api.anthropic.conversation import chat_fields
+from triptych.modalities.llm.api.anthropic.protocol import MessagesRequest
+from triptych.modalities.llm.api.generation import chat_request
+from triptych.modalities.llm.api.protocol import ChatRequest
 
 # One app of each kind for all: the process that runs its template takes a while to start.
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-@pytest.fixture(scope="module")
-def shared_engine() -> FakeEngine:
-    return FakeEngine()
-
-
-@pytest.fixture(scope="module")
-def app(tmp_path_factory: pytest.TempPathFactory, shared_engine: FakeEngine) -> FastAPI:
-    return doors_app(tmp_path_factory.mktemp("app"), shared_engine)
-
-
-@pytest.fixture(scope="module")
-def thinking_app(tmp_path_factory: pytest.TempPathFactory, shared_engine: FakeEngine) -> FastAPI:
-    return doors_app(tmp_path_factory.mktemp("thinking"), shared_engine, models=THINKS)
-
-
-@pytest.fixture
-def engine(shared_engine: FakeEngine) -> FakeEngine:
-    """The engine, as new."""
-    vars(shared_engine).update(vars(FakeEngine()))
-    return shared_engine
-
-
-@pytest.fixture
-async def client(app: FastAPI, engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
-    async with in_process(app) as client:
-        yield client
-
-
-@pytest.fixture
-async def thinker(thinking_app: FastAPI, engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
-    engine.answer = f"<think>Hm, well.</think>I look.\n{CALL}\n{CALL}"
-    async with in_process(thinking_app) as client:
-        yield client
+ADAPTIVE = {"type": "adaptive"}
 
 
 async def test_an_answer(client: httpx.AsyncClient, engine: FakeEngine) -> None:
@@ -150,7 +102,7 @@ async def test_a_prompt_that_is_too_long(client: httpx.AsyncClient) -> None:
 
 async def test_the_order_of_events(thinker: httpx.AsyncClient) -> None:
     """As the public description has it: a start, whole blocks in order, one end."""
-    reply = await thinker.post(PATH, json=message(stream=True, tools=[TOOL]))
+    reply = await thinker.post(PATH, json=message(stream=True, tools=[TOOL], thinking=ADAPTIVE))
     assert reply.headers["content-type"].startswith("text/event-stream")
     names = [line[7:] for line in reply.text.splitlines() if line.startswith("event: ")]
     events = documents(reply.text)
@@ -180,7 +132,7 @@ async def test_the_order_of_events(thinker: httpx.AsyncClient) -> None:
 
 
 async def test_the_deltas_of_blocks(thinker: httpx.AsyncClient) -> None:
-    reply = await thinker.post(PATH, json=message(stream=True, tools=[TOOL]))
+    reply = await thinker.post(PATH, json=message(stream=True, tools=[TOOL], thinking=ADAPTIVE))
     deltas = [event for event in documents(reply.text) if event["type"] == "content_block_delta"]
     of_block = [[each["delta"] for each in deltas if each["index"] == n] for n in range(4)]
     assert "".join(each.get("thinking", "") for each in of_block[0]) == "Hm, well."
@@ -193,7 +145,7 @@ async def test_the_deltas_of_blocks(thinker: httpx.AsyncClient) -> None:
 
 
 async def test_thoughts_may_be_left_out(thinker: httpx.AsyncClient) -> None:
-    thinking = {"type": "enabled", "display": "omitted"}
+    thinking = {**ADAPTIVE, "display": "omitted"}
     body = (await thinker.post(PATH, json=message(thinking=thinking))).json()
     first = body["content"][0]
     assert (first["type"], first["thinking"]) == ("thinking", "")
@@ -204,7 +156,7 @@ async def test_thoughts_may_be_left_out(thinker: httpx.AsyncClient) -> None:
 async def test_a_budget_that_cannot_be_kept_is_refused(thinker: httpx.AsyncClient) -> None:
     """The model here marks its thoughts by words."""
     thinking = {"type": "enabled", "budget_tokens": 1024}
-    reply = await thinker.post(PATH, json=message(thinking=thinking))
+    reply = await thinker.post(PATH, json=message(thinking=thinking, max_tokens=2000))
     assert reply.json()["error"]["message"].startswith("thinking.budget_tokens: tiny marks its")
 
 
@@ -213,6 +165,101 @@ async def test_a_form_that_cannot_be_followed_is_named(client: httpx.AsyncClient
     reply = await client.post(PATH, json=message(output_config={"format": form}))
     assert reply.status_code == 400
     assert "no-such-format" in reply.json()["error"]["message"]
+    assert reply.json()["error"]["message"].startswith("output_config.format: ")
+    older = await client.post(PATH, json=message(output_format=form))
+    assert older.json()["error"]["message"].startswith("output_format: ")
+
+
+@pytest.mark.parametrize("thinking", [None, {"type": "disabled"}])
+async def test_thoughts_that_nobody_asked_for_are_not_shown(
+    thinker: httpx.AsyncClient, thinking: Any
+) -> None:
+    body = (await thinker.post(PATH, json=message(tools=[TOOL], thinking=thinking))).json()
+    assert [block["type"] for block in body["content"]] == ["text", "tool_use", "tool_use"]
+    assert body["usage"]["output_tokens_details"]["thinking_tokens"] > 5
+
+
+@pytest.mark.parametrize(
+    ("thinking", "is_on", "most"),
+    [
+        (None, False, None),
+        ({"type": "disabled"}, False, None),
+        (ADAPTIVE, None, None),
+        ({"type": "enabled", "budget_tokens": 200}, True, 200),
+    ],
+)
+async def test_what_is_said_of_thinking(
+    thinking: Any, is_on: bool | None, most: int | None
+) -> None:
+    chat = chat_request(chat_fields(MessagesRequest.model_validate(message(thinking=thinking))))
+    assert chat.template_options().get("enable_thinking") is is_on
+    assert chat.max_thinking_tokens == most
+
+
+CALLED = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
+RESULT = {"type": "tool_result", "tool_use_id": "a"}
+TEXT = {"type": "text", "text": "hi"}
+
+
+@pytest.mark.parametrize(
+    ("turns", "named"),
+    [
+        ([[RESULT]], "tool_result 'a'"),
+        ([[TEXT], [CALLED], [TEXT]], "tool_use 'a' has no"),
+        ([[TEXT], [CALLED], [TEXT, RESULT]], "before anything else"),
+        ([[TEXT], [CALLED], [RESULT, RESULT]], "one tool_use_id"),
+        ([[TEXT], [CALLED, CALLED], [RESULT]], "one id"),
+        ([[TEXT], [CALLED], [RESULT], [CALLED], [RESULT]], "one id"),
+        ([[TEXT], [CALLED], [RESULT], [TEXT], [RESULT]], "tool_result 'a'"),
+        ([[TEXT], [CALLED]], "tool_use 'a' has no"),
+    ],
+)
+async def test_calls_and_results_belong_together(
+    idle_app: FastAPI, turns: list[Any], named: str
+) -> None:
+    roles = ("user", "assistant")
+    messages = [{"role": roles[n % 2], "content": turn} for n, turn in enumerate(turns)]
+    async with in_process(idle_app) as client:
+        reply = await client.post(PATH, json=message(messages=messages))
+    assert reply.status_code == 400
+    assert named in reply.json()["error"]["message"]
+
+
+async def test_blocks_are_bounded(idle_app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_CONVERSATION_PARTS", 7)
+    messages = [{"role": "user", "content": [TEXT] * 4}] * 2
+    async with in_process(idle_app) as client:
+        reply = await client.post(PATH, json=message(messages=messages))
+    assert "over 7 blocks" in reply.json()["error"]["message"]
+
+
+async def test_bodies_are_translated_on_a_thread(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+
+    def watched(fields: Any) -> ChatRequest:
+        threads.append(threading.current_thread())
+        return chat_request(fields)
+
+    monkeypatch.setattr(translation, "chat_request", watched)
+    assert (await client.post(PATH, json=message())).status_code == 200
+    assert threads
+    assert threading.main_thread() not in threads
+
+
+async def test_a_file_in_a_schema_is_what_it_was(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    data = base64.b64encode(bytes(900)).decode()
+    source = {"type": "base64", "data": data}
+    schema = {**WEATHER_SCHEMA, "examples": [{"content": [{"source": source}]}]}
+    body = message(tools=[{**TOOL, "input_schema": schema}])
+    reply = await client.post(PATH, json=body)
+    assert reply.status_code == 200, reply.text
+    (request,) = engine.submitted.values()
+    ids = {"model": "tiny", "tokens": list(request.prompt_ids)}
+    assert data in (await client.post("/detokenize", json=ids)).json()["prompt"]
 
 
 async def test_tool_choice(client: httpx.AsyncClient, engine: FakeEngine) -> None:
@@ -353,172 +400,3 @@ async def test_a_coding_assistant(client: httpx.AsyncClient) -> None:
     }
     reply = await client.post(f"{PATH}?beta=true", json=body, headers=headers)
     assert reply.status_code == 200, reply.text
-
-
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"container": "c"}, "container"),
-        ({"mcp_servers": [{"name": "x"}]}, "mcp_servers"),
-        ({"speed": "fast"}, "speed"),
-        ({"inference_geo": "eu"}, "inference_geo"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305"),
-        ({"tools": [{**TOOL, "defer_loading": True}]}, "defer_loading"),
-        ({"tools": [{**TOOL, "input_examples": [{}]}]}, "input_examples"),
-        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice"),
-        ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "name"),
-        ({"tool_choice": {"type": "any"}}, "tool_choice"),
-        ({"thinking": {"type": "between_tools"}}, "between_tools"),
-        ({"output_config": {"task_budget": {}}}, "task_budget"),
-        (
-            {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
-            "in the client",
-        ),
-        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "document"),
-        ({"messages": [{"role": "user", "content": [{"type": "mcp_tool_use"}]}]}, "mcp_tool_use"),
-        ({"messages": [{"role": "assistant", "content": [{"type": "image"}]}]}, "source"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "x"}]}]},
-            "thinking",
-        ),
-        (
-            {
-                "messages": [
-                    {"role": "user", "content": "a"},
-                    {
-                        "role": "assistant",
-                        "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}],
-                    },
-                ]
-            },
-            "tool_result",
-        ),
-        (
-            {
-                "messages": [
-                    {
-                        "role": "user",
-                        "content": [{"type": "image", "source": {"type": "file", "file_id": "f"}}],
-                    }
-                ]
-            },
-            "files API",
-        ),
-        (
-            {
-                "messages": [
-                    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "xyz"}]}
-                ]
-            },
-            "'xyz'",
-        ),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"max_tokens": None}, "max_tokens"),
-        ({"min_p": 0.5}, "min_p"),
-        ({"messages": []}, "messages"),
-    ],
-)
-async def test_what_is_refused_is_named(
-    idle_app: FastAPI, fields: dict[str, Any], named: str
-) -> None:
-    async with in_process(idle_app) as client:
-        reply = await client.post(PATH, json=message(**fields))
-    body = reply.json()
-    assert reply.status_code == 400, body
-    assert (body["type"], body["error"]["type"]) == ("error", "invalid_request_error")
-    assert body["request_id"] == reply.headers["request-id"]
-    assert named in body["error"]["message"]
-
-
-async def test_another_version_is_refused(client: httpx.AsyncClient) -> None:
-    headers = {"anthropic-version": "2023-01-01"}
-    reply = await client.post(PATH, json=message(), headers=headers)
-    assert "2023-06-01" in reply.json()["error"]["message"]
-
-
-@pytest.mark.parametrize(
-    ("error", "status", "kind"),
-    [
-        (RateLimited("x", retry_after_s=2), 429, "rate_limit_error"),
-        (Overloaded("x"), 529, "overloaded_error"),
-        (EngineDown("x"), 503, "api_error"),
-        (RuntimeError("x"), 500, "api_error"),
-    ],
-)
-async def test_errors_of_the_engine(
-    client: httpx.AsyncClient, engine: FakeEngine, error: Exception, status: int, kind: str
-) -> None:
-    engine.error = error
-    for stream in (False, True):
-        reply = await client.post(PATH, json=message(stream=stream))
-        assert reply.status_code == status
-        assert reply.json()["error"]["type"] == kind
-        assert ("retry-after" in reply.headers) == (status in (429, 503, 529))
-
-
-async def test_a_stream_that_breaks_ends_with_an_error(
-    client: httpx.AsyncClient, engine: FakeEngine
-) -> None:
-    engine.error, engine.num_good = Overloaded("x"), 3
-    reply = await client.post(PATH, json=message(stream=True))
-    last = documents(reply.text)[-1]
-    assert reply.text.count("event: error\n") == 1
-    assert last["error"] == {"type": "overloaded_error", "message": "x"}
-    assert last["request_id"] == reply.headers["request-id"]
-
-
-async def test_errors_before_the_route(tmp_path: Path, engine: FakeEngine) -> None:
-    app = doors_app(tmp_path, engine, api_key=("key",), max_request_bytes=2000)
-    async with in_process(app) as client:
-        key = {"x-api-key": "key"}
-        tried = {
-            401: await client.post(PATH, json=message()),
-            404: await client.post(f"{PATH}/batches", json={}, headers=key),
-            405: await client.get(PATH, headers=key),
-            413: await client.post(PATH, json=message("x" * 3000), headers=key),
-            415: await client.post(PATH, content="x", headers=key),
-        }
-        other = await client.get("/v1/models")
-        own = await client.get("/v1/models/none", headers={"anthropic-version": "1", **key})
-        ok = await client.post(PATH, json=message(), headers=key)
-    kinds = {}
-    for status, reply in tried.items():
-        assert reply.status_code == status
-        assert reply.json()["request_id"] == reply.headers["request-id"]
-        kinds[status] = reply.json()["error"]["type"]
-    assert kinds == {
-        401: "authentication_error",
-        404: "not_found_error",
-        405: "invalid_request_error",
-        413: "request_too_large",
-        415: "invalid_request_error",
-    }
-    assert other.json()["error"]["code"] == "invalid_api_key"
-    assert "request-id" not in other.headers
-    assert (own.status_code, own.json()["type"]) == (404, "error")
-    assert ok.status_code == 200
-
-
-async def test_a_silence_is_filled(tmp_path: Path) -> None:
-    app = doors_app(tmp_path, FakeEngine(answer="hi", step_s=0.3), heartbeat_s=0.1)
-    async with in_process(app) as client:
-        reply = await client.post(PATH, json=message(stream=True))
-    assert 'event: ping\ndata: {"type": "ping"}\n\n' in reply.text
-
-
-async def test_models_are_listed_to_each_in_its_way(client: httpx.AsyncClient) -> None:
-    version = {"anthropic-version": "2023-06-01"}
-    page = (await client.get("/v1/models", headers=version)).json()
-    (model,) = page["data"]
-    assert (page["has_more"], page["first_id"], page["last_id"]) == (False, "tiny", "tiny")
-    assert model["type"] == "model"
-    assert model["display_name"] == model["id"] == "tiny"
-    assert model["created_at"].endswith("Z")
-    assert model["max_input_tokens"] == 4096
-    assert (await client.get("/v1/models/tiny", headers=version)).json() == model
-    after = await client.get("/v1/models", params={"after_id": "tiny"}, headers=version)
-    assert after.json()["data"] == []
-    wrong = await client.get("/v1/models", params={"before_id": "x"}, headers=version)
-    assert wrong.status_code == 404
-    assert (await client.get("/v1/models")).json()["object"] == "list"
-    assert (await client.get("/v1/models/tiny")).json()["object"] == "model"

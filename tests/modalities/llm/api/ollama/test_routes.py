@@ -12,11 +12,14 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from support.doors import CALL, THINKS, WEATHER_SCHEMA, doors_app
 from support.http import ANSWER, READY, FakeEngine, in_process
+from support.other_apis import CALL, THINKS, WEATHER_SCHEMA, other_apis_app
 from triptych.core.client import EngineStatus
 from triptych.core.errors import EngineDown, RateLimited
 from triptych.core.transport.messages import Heartbeat, ModelStatus
+from triptych.modalities.llm.api.generation import chat_request
+from triptych.modalities.llm.api.ollama.conversation import chat_fields
+from triptych.modalities.llm.api.ollama.protocol import OllamaChatRequest
 
 CHAT = "/api/chat"
 GENERATE = "/api/generate"
@@ -24,6 +27,7 @@ TOOL = {
     "type": "function",
     "function": {"name": "get_weather", "description": "It.", "parameters": WEATHER_SCHEMA},
 }
+CALL_IDS = ("call00001", "call00002", "own")
 DURATIONS = ("total_duration", "load_duration", "prompt_eval_duration", "eval_duration")
 
 
@@ -54,7 +58,7 @@ async def told(client: httpx.AsyncClient, engine: FakeEngine) -> str:
 def idle_app(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
     """An app where nothing comes to the engine."""
     engine = FakeEngine(error=AssertionError("it was asked"))
-    return doors_app(tmp_path_factory.mktemp("idle"), engine)
+    return other_apis_app(tmp_path_factory.mktemp("idle"), engine)
 
 
 # One app of each kind for all: the process that runs its template takes a while to start.
@@ -68,12 +72,12 @@ def shared_engine() -> FakeEngine:
 
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: pytest.TempPathFactory, shared_engine: FakeEngine) -> FastAPI:
-    return doors_app(tmp_path_factory.mktemp("app"), shared_engine)
+    return other_apis_app(tmp_path_factory.mktemp("app"), shared_engine)
 
 
 @pytest.fixture(scope="module")
 def thinking_app(tmp_path_factory: pytest.TempPathFactory, shared_engine: FakeEngine) -> FastAPI:
-    return doors_app(tmp_path_factory.mktemp("thinking"), shared_engine, models=THINKS)
+    return other_apis_app(tmp_path_factory.mktemp("thinking"), shared_engine, models=THINKS)
 
 
 @pytest.fixture
@@ -120,7 +124,7 @@ async def test_lines_are_the_default(client: httpx.AsyncClient) -> None:
 async def test_durations_are_those_of_the_parts(tmp_path: Path) -> None:
     """Each is what the engine took, and all are within the whole."""
     engine = FakeEngine(answer="abcde", step_s=0.02)
-    async with in_process(doors_app(tmp_path, engine)) as client:
+    async with in_process(other_apis_app(tmp_path, engine)) as client:
         body = (await client.post(GENERATE, json=prompt())).json()
     total, load, prefill, decode = (body[name] for name in DURATIONS)
     assert prefill >= 0.02e9
@@ -241,13 +245,69 @@ async def test_results_of_tools(client: httpx.AsyncClient, engine: FakeEngine) -
     assert text.index("one") < text.index("two")
 
 
+@pytest.mark.parametrize(
+    ("results", "ids"),
+    [
+        ([{}, {}, {}], ["call00001", "call00002", "own"]),
+        ([{"tool_name": "g"}, {}, {}], ["call00002", "call00001", "own"]),
+        ([{"tool_call_id": "own"}, {"tool_name": "f"}, {}], ["own", "call00001", "call00002"]),
+        ([{"tool_call_id": "call00001"}, {"tool_name": "f"}], ["call00001", "own"]),
+    ],
+)
+async def test_whose_results_they_are(results: list[dict[str, str]], ids: list[str]) -> None:
+    calls: list[dict[str, Any]] = [{"function": {"name": name}} for name in "fgf"]
+    calls[2]["id"] = "own"
+    body = chat()
+    body["messages"] += [
+        {"role": "assistant", "tool_calls": calls},
+        *({"role": "tool", "content": "x", **result} for result in results),
+    ]
+    said = chat_request(chat_fields(OllamaChatRequest.model_validate(body), "tiny")).messages
+    assert [each.tool_call_id for each in said[2:]] == ids
+    assert [each.name for each in said[2:]] == ["fgf"[CALL_IDS.index(each)] for each in ids]
+
+
+async def test_a_result_of_no_call_is_refused(idle_app: FastAPI) -> None:
+    body = chat()
+    body["messages"] += [{"role": "tool", "tool_name": "f", "content": "x"}]
+    async with in_process(idle_app) as client:
+        reply = await client.post(CHAT, json=body)
+    assert reply.status_code == 400
+    assert reply.json()["error"].startswith("messages: A message of role tool answers")
+
+
+async def test_thoughts_that_are_not_wanted_are_not_shown(thinker: httpx.AsyncClient) -> None:
+    message = (await thinker.post(CHAT, json=chat(think=False))).json()["message"]
+    assert "thinking" not in message
+    assert message["content"].startswith("I look.")
+
+
+async def test_errors_name_what_was_sent(client: httpx.AsyncClient) -> None:
+    form = {"type": "string", "pattern": "("}
+    error = (await client.post(CHAT, json=chat(format=form))).json()["error"]
+    assert error.startswith("format: ")
+
+
+async def test_a_file_in_a_schema_is_what_it_was(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    images = {"images": ["a", "A" * 700]}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"default": images}}}
+    reply = await client.post(CHAT, json=chat(tools=[tool]))
+    assert reply.status_code == 200, reply.text
+    assert "A" * 700 in await told(client, engine)
+
+
 async def test_log_probabilities(client: httpx.AsyncClient) -> None:
     body = chat(logprobs=True, top_logprobs=2, options={"num_predict": 2})
     reply = (await client.post(CHAT, json=body)).json()
     assert [entry["token"] for entry in reply["logprobs"]] == ["T", "h"]
     assert len(reply["logprobs"][0]["top_logprobs"]) == 2
     streamed = lines(await client.post(CHAT, json={**body, "stream": True}))
-    assert [line["logprobs"][0]["token"] for line in streamed if "logprobs" in line] == ["T", "h"]
+    of_lines = [line for line in streamed if "logprobs" in line]
+    tokens = [[entry["token"] for entry in line["logprobs"]] for line in of_lines]
+    assert ["".join(each) for each in tokens] == [line["message"]["content"] for line in of_lines]
+    assert [token for each in tokens for token in each] == ["T", "h"]
 
 
 async def test_forms(client: httpx.AsyncClient, engine: FakeEngine) -> None:
@@ -281,8 +341,14 @@ async def test_a_model_is_loaded(
     body = (await client.post(path, json={"model": "tiny", "keep_alive": -1})).json()
     assert (body["done"], body["done_reason"]) == (True, "load")
     assert empty in body
-    refused = await client.post(path, json={"model": "tiny", "keep_alive": 0})
-    assert "keep_alive" in refused.json()["error"]
+    for time in (0, "0", "0h0m", "-0.0s"):
+        refused = await client.post(path, json={"model": "tiny", "keep_alive": time})
+        assert "keep_alive 0 unloads nothing" in refused.json()["error"]
+    for time in ("1h30m", "-1s", ".5h", "300ms"):
+        assert (await client.post(path, json={"model": "tiny", "keep_alive": time})).is_success
+    for time in ("soon", "5", "5 m", "h", ""):
+        refused = await client.post(path, json={"model": "tiny", "keep_alive": time})
+        assert refused.json()["error"].startswith("keep_alive: "), time
     assert not engine.submitted
 
 
@@ -307,6 +373,7 @@ async def test_a_model_is_loaded(
         (GENERATE, prompt(raw=True, system="x"), "raw"),
         (GENERATE, prompt(width=512), "/v1/images/generations"),
         ("/api/show", {}, "model"),
+        ("/api/show", {"model": "tiny", "name": "other"}, "name"),
         ("/api/show", {"model": "tiny", "verbose": True}, "verbose"),
         ("/api/pull", {"model": "llama3"}, "--model"),
         ("/api/create", {"model": "x", "from": "tiny"}, "--model"),
@@ -323,6 +390,19 @@ async def test_what_is_refused_is_named(
     assert reply.status_code == 400, reply.text
     assert reply.json().keys() == {"error"}
     assert named in reply.json()["error"]
+
+
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain", ""])
+async def test_bodies_are_json_by_any_name(client: httpx.AsyncClient, kind: str) -> None:
+    """Examples say nothing of a type; a web page can say what it likes, and is refused."""
+    for path, body in ((CHAT, chat()), (GENERATE, prompt()), ("/api/show", {"model": "tiny"})):
+        headers = {"content-type": kind}
+        reply = await client.post(path, content=json.dumps(body), headers=headers)
+        assert reply.status_code == 200, reply.text
+        headers["origin"] = "https://example.com"
+        refused = await client.post(path, content=json.dumps(body), headers=headers)
+        assert refused.status_code == 415
+        assert "Content-Type: application/json" in refused.json()["error"]
 
 
 async def test_nothing_is_deleted(client: httpx.AsyncClient) -> None:

@@ -218,7 +218,7 @@ async def test_items_that_are_referred_to_are_bounded(tmp_path: Path) -> None:
         async with in_process(app) as client:
             first = await post(client, **ask_for())
             reference = {"type": "item_reference", "id": first["output"][0]["id"]}
-            await post(client, **ask_for([reference] * 2))
+            await post(client, **ask_for([reference, {**reference, "type": None}]))
             refused(await client.post("/v1/responses", json=ask_for([reference] * 6)), 413)
             body = ask_for([reference] * 2, previous_response_id=first["id"])
             await post(client, **body)

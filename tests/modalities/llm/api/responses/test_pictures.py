@@ -128,7 +128,7 @@ async def test_pictures_count_until_they_are_kept(tmp_path: Path) -> None:
         for place, num_held in ((None, 0), (conversation, len(file))):
             begun = await post(client, **ask_for([given], background=True, conversation=place))
             assert budget.num_bytes == num_held
-            held = [one for one in gc.get_objects() if isinstance(one, HeldPictures)]
+            held = [one for one in gc.get_objects() if type(one) is HeldPictures]
             assert sum(len(each.data) for one in held for each in one.values()) == num_held
             await client.post(f"/v1/responses/{begun['id']}/cancel")
             assert budget.num_bytes == 0

@@ -1,4 +1,4 @@
-"""The app with the doors for clients of Anthropic and Ollama, in front of a made-up engine."""
+"""The app with the APIs of Anthropic and Ollama, in front of a made-up engine."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ THINKS = ModelOptions(reasoning_parser="think")
 DIALECTS = [ANTHROPIC, OLLAMA]
 
 
-def door_routers(service: LlmService, folder: Path) -> list[APIRouter]:
-    """The doors in front of `service`, whose model is in `folder`: with a file of 6000 weights."""
+def other_api_routers(service: LlmService, folder: Path) -> list[APIRouter]:
+    """Their routes before `service`, whose model is in `folder`: with a file of 6000 weights."""
     resolved = write_text_folder(folder, max_position_embeddings=4096, model_type="llama")
     save_file({"weight": np.zeros((60, 100), np.float32)}, str(folder / "model.safetensors"))
     return [anthropic_router(service), ollama_router(service, [resolved])]
 
 
-def doors_app(
+def other_apis_app(
     folder: Path,
     engine: FakeEngine,
     *,
@@ -44,9 +44,9 @@ def doors_app(
     schedule: dict[str, int] | None = None,
     **server: Any,
 ) -> FastAPI:
-    """The whole app in front of `engine`, with all doors."""
+    """The whole app in front of `engine`, with all APIs."""
     service = make_service(folder, engine, models, **(schedule or {}))
-    routers = [llm_router(service), *door_routers(service, folder)]
+    routers = [llm_router(service), *other_api_routers(service, folder)]
     cards = [card_of(model) for model in service.models.values()]
     config = Config(server=ServerOptions(**server))
     return create_app(config, engine, routers, cards, dialects=DIALECTS)

@@ -1,4 +1,4 @@
-"""Pictures through the doors for clients of Anthropic and Ollama, in front of a made-up engine."""
+"""Pictures through the APIs of Anthropic and Ollama, in front of a made-up engine."""
 
 from __future__ import annotations
 
