@@ -56,9 +56,7 @@ def gauge(server: Server, name: str) -> float:
     return next(float(line.removeprefix(series)) for line in lines if line.startswith(series))
 
 
-def test_other_apis_give_the_same_answers(
-    server: Server, client: openai.OpenAI
-) -> None:
+def test_other_apis_give_the_same_answers(server: Server, client: openai.OpenAI) -> None:
     asked = {"model": MODEL, "messages": QUESTION}
     ours = client.chat.completions.create(**asked, temperature=0, max_tokens=20)  # type: ignore[call-overload]
     text = ours.choices[0].message.content
