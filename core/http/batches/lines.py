@@ -19,6 +19,7 @@ from triptych.core.http.body import parse_json
 from triptych.core.http.errors import to_public
 from triptych.core.http.fields import Label, Strict
 from triptych.core.limits import MAX_METADATA_VALUE_CHARS, MAX_PRIORITY
+from triptych.core.typed import decode_json
 
 Endpoint = Literal[
     "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank", "/v1/responses"
@@ -176,7 +177,7 @@ class _ResultId(msgspec.Struct, frozen=True):
 
 def result_numbers(results: Sequence[bytes | None]) -> set[int]:
     """Of which lines these are results."""
-    ids = (msgspec.json.decode(result or b"", type=_ResultId).id for result in results)
+    ids = (decode_json(result or b"", _ResultId).id for result in results)
     return {int(each.rpartition("_")[2]) for each in ids}
 
 

@@ -16,6 +16,7 @@ from triptych.core.http.batches.lines import Endpoint
 from triptych.core.http.files.shelf import finish, grow
 from triptych.core.limits import MAX_ACTIVE_BATCHES
 from triptych.core.store.documents import Document, DocumentTable, Key
+from triptych.core.typed import decode_json
 
 Status = Literal[
     "validating",
@@ -113,7 +114,7 @@ def active(table: DocumentTable) -> list[tuple[Key, BatchRecord]]:
 
 def decoded(document: Document) -> BatchRecord:
     """The batch in a document."""
-    return msgspec.json.decode(document.body, type=BatchRecord)
+    return decode_json(document.body, BatchRecord)
 
 
 def save(table: DocumentTable, key: Key, record: BatchRecord) -> None:

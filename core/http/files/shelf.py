@@ -17,6 +17,7 @@ import msgspec
 from triptych.core.errors import NotFound, UnsupportedOption
 from triptych.core.store.documents import Document, DocumentTable, Key, Page
 from triptych.core.store.store import DocumentStore
+from triptych.core.typed import decode_json
 
 Purpose = Literal["assistants", "batch", "batch_output", "evals", "user_data", "vision"]
 _KIND = "file"
@@ -159,7 +160,7 @@ def _page(
 def _file(document: Document, num_bytes: int) -> StoredFile:
     return StoredFile(
         id=document.key.id,
-        about=msgspec.json.decode(document.body, type=FileAbout),
+        about=decode_json(document.body, FileAbout),
         num_bytes=num_bytes,
         created_s=document.created_s,
         expires_s=math.inf if document.expires_s is None else document.expires_s,

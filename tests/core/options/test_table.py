@@ -180,7 +180,15 @@ def test_environment_reads_lists_and_switches() -> None:
         (("--headless", "--external-engine"), "exclude each other"),
         (("--headless",), "--headless needs --zmq-endpoint-base"),
         (
-            ("--model", "a", "--model", "b", *("--served-model-name", "x") * 3),
+            (
+                "--model",
+                "a",
+                "--model",
+                "b",
+                *("--served-model-name", "x", "--served-model-name", "y"),
+                "--served-model-name",
+                "z",
+            ),
             "more --served-model-name",
         ),
     ],

@@ -21,6 +21,7 @@ from triptych.core.limits import MAX_MESSAGES
 from triptych.core.media.fetch import Fetched
 from triptych.core.store.documents import Document, DocumentTable, Key, Page
 from triptych.core.store.store import DocumentStore
+from triptych.core.typed import decode_json
 from triptych.modalities.llm.api.responses.items import KEPT_PLACE, KeptItem, new_id
 from triptych.modalities.llm.api.responses.replies import (
     UNFINISHED,
@@ -332,7 +333,7 @@ def _link(table: DocumentTable, key: Key) -> tuple[bytes, _Link]:
     document = table.get(key)
     if document is None:
         raise _missing(key, param="previous_response_id")
-    link = msgspec.json.decode(document.body, type=_Link)
+    link = decode_json(document.body, _Link)
     if link.status in UNFINISHED:
         raise InvalidRequest(
             f"The response {key.id[:80]!a} is still being made: wait for its end.",

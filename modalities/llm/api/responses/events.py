@@ -10,6 +10,7 @@ from typing import Annotated, Literal, Self
 import msgspec
 from pydantic import BaseModel, Field
 
+from triptych.core.typed import decode_json
 from triptych.modalities.llm.api.replies import ChatLogprob
 from triptych.modalities.llm.api.responses.replies import (
     OutputItem,
@@ -130,7 +131,7 @@ class KeptEvent(ResponseEvent):
     @classmethod
     def of(cls, line: bytes) -> Self:
         """The event of that line."""
-        head = msgspec.json.decode(line, type=_Head)
+        head = decode_json(line, _Head)
         return cls(type=head.type, sequence_number=head.sequence_number, line=line)
 
 
