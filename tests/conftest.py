@@ -40,6 +40,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("no_cover")
 
 
+def pytest_collection_finish() -> None:
+    """What the modules hold stays until the end: no collection of garbage looks at it again.
+
+    It is a million objects, and each app that a test builds brings on a full collection.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(optionalhook=True)  # where pytest-xdist is not installed, nothing calls it
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
     """With `-n`, a file's tests run in one process, since they share servers.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from contextlib import suppress
 
 import psutil
 
@@ -13,7 +14,10 @@ from triptych.modalities.vlm.api import preparation
 
 def _workers() -> list[tuple[psutil.Process, list[str]]]:
     gc.collect()  # those of earlier tests go with what they belonged to
-    found = ((child, child.cmdline()) for child in psutil.Process().children())
+    found = []
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):  # it ended, and perhaps nobody has waited for it yet
+            found.append((child, child.cmdline()))
     return [(child, line) for child, line in found if "triptych.core.media.worker" in line]
 
 
