@@ -28,7 +28,8 @@ from triptych.core.media.fetch import Fetched
 from triptych.core.tokens import TokenRequest
 from triptych.modalities.llm.api.protocol import ChatRequest, CompletionRequest, SamplingFields
 from triptych.modalities.llm.api.replies import UsageTotals
-from triptych.modalities.llm.api.service import LlmService, SampleDelta, TextCall
+from triptych.modalities.llm.api.samples import SampleDelta, TextCall
+from triptych.modalities.llm.api.service import LlmService
 from triptych.modalities.modality import FindLink
 
 _logger = logging.getLogger(__name__)

@@ -13,12 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from triptych.core.http.models import ModelCard
-from triptych.modalities.llm.api.service import (
-    FinishReason,
-    SampleDelta,
-    TokenText,
-    TokenUsage,
-)
+from triptych.modalities.llm.api.samples import FinishReason, SampleDelta, TokenText, TokenUsage
 from triptych.modalities.llm.api.text import TextModel
 
 _LEAST_LOGPROB = -9999.0  # OpenAI's

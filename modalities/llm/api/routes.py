@@ -45,7 +45,8 @@ from triptych.modalities.llm.api.replies import (
 from triptych.modalities.llm.api.responses.answering import Answering
 from triptych.modalities.llm.api.responses.conversations import conversations_router
 from triptych.modalities.llm.api.responses.routes import responses_router
-from triptych.modalities.llm.api.service import LlmService, SampleDelta
+from triptych.modalities.llm.api.samples import SampleDelta
+from triptych.modalities.llm.api.service import LlmService
 from triptych.modalities.llm.api.shapes import AnswerDetails, ChatShape, CompletionShape, Shape
 from triptych.modalities.llm.api.text import TextModel
 from triptych.modalities.llm.api.tokenizer_routes import add_tokenizer, encode_prompt

@@ -42,7 +42,7 @@ from triptych.modalities.llm.api.replies import (
     finite_logprob,
     new_call_id,
 )
-from triptych.modalities.llm.api.service import PromptTokens, SampleDelta, TokenText
+from triptych.modalities.llm.api.samples import PromptTokens, SampleDelta, TokenText
 from triptych.modalities.llm.api.text import TextModel
 from triptych.modalities.llm.api.tools.pieces import (
     Answer,

@@ -37,11 +37,12 @@ from triptych.modalities.llm.api.generation import (
     encode_conversation,
 )
 from triptych.modalities.llm.api.protocol import ChatRequest
-from triptych.modalities.llm.api.responses.archive import Archive, Belongings, History, Shown
+from triptych.modalities.llm.api.responses.archive import Archive, KeptRequest, ReplyFields
 from triptych.modalities.llm.api.responses.background import BackgroundRun, BackgroundRuns
 from triptych.modalities.llm.api.responses.builder import ResponseBuilder
-from triptych.modalities.llm.api.responses.conversation import chat_fields, in_own_words, renamed
+from triptych.modalities.llm.api.responses.conversation import chat_fields, renamed, with_own_names
 from triptych.modalities.llm.api.responses.events import ResponseEvent
+from triptych.modalities.llm.api.responses.history import History
 from triptych.modalities.llm.api.responses.items import (
     ItemReference,
     KeptItem,
@@ -56,7 +57,8 @@ from triptych.modalities.llm.api.responses.pictures import (
 )
 from triptych.modalities.llm.api.responses.protocol import ResponseInput, ResponseRequest
 from triptych.modalities.llm.api.responses.replies import ResponseReply, begun
-from triptych.modalities.llm.api.service import LlmService, SampleDelta
+from triptych.modalities.llm.api.samples import SampleDelta
+from triptych.modalities.llm.api.service import LlmService
 from triptych.modalities.modality import FindLink, no_link
 
 Events = AsyncGenerator[ResponseEvent, None]
@@ -88,9 +90,9 @@ class PendingAnswer:
     generation: Generation
 
     @property
-    def given(self) -> Belongings:
+    def kept_request(self) -> KeptRequest:
         """What is kept of the request."""
-        return Belongings(self.items, self.pictures)
+        return KeptRequest(self.items, self.pictures)
 
     async def made(
         self, first: Iterable[ResponseEvent], *, patience_s: float | None = None
@@ -158,7 +160,7 @@ class Answering:
             raise _nothing_kept()
         return self._archive
 
-    async def shown(self, owner: str, response_id: str) -> Shown:
+    async def shown(self, owner: str, response_id: str) -> ReplyFields:
         """An answer, as far as it is made. Raises `NotFound`."""
         run = self.runs.find(owner, response_id)
         if run is not None:
@@ -171,7 +173,7 @@ class Answering:
         """The prompt of a request, and its pictures if it is kept. Raises what is wrong with it."""
         history = await self._history(body, Context.of(request).principal.owner)
         num_bytes = len(await request.body()) + history.num_bytes
-        with in_own_words():
+        with with_own_names():
             if num_bytes <= _LONG_BYTES:
                 conversation = _understood(body, history)
             else:
@@ -195,7 +197,7 @@ class Answering:
         response_id = f"resp_{context.call_id}"
         fields = begun(body, response_id, model.default_sampling, is_kept=is_stored)
         builder = ResponseBuilder(fields, has_logprobs=body.has_logprobs)
-        with in_own_words():
+        with with_own_names():
             generation = await begin(self._service, prepared.chat, context, [prepared.prompt])
         owner, items = context.principal.owner, prepared.items
         return PendingAnswer(owner, items, prepared.pictures, builder, generation)
@@ -203,7 +205,7 @@ class Answering:
     async def whole(self, answer: PendingAnswer) -> ResponseReply:
         """The answer, when it is all there."""
         try:
-            with in_own_words():
+            with with_own_names():
                 async with aclosing(answer.made(answer.builder.begin())) as events:
                     async for _ in events:
                         pass
@@ -239,14 +241,14 @@ class Answering:
         archive, builder = self.archive, answer.builder
 
         async def start() -> None:
-            await archive.begin(answer.owner, builder.response, answer.given)
+            await archive.begin(answer.owner, builder.response, answer.kept_request)
             if builder.response.conversation is None:
                 answer.pictures.close()
 
         async def keep(events: Sequence[ResponseEvent]) -> None:
             try:
                 lines = await asyncio.to_thread(_lines, events if is_streamed else ())
-                await archive.complete(answer.owner, builder.response, answer.given, lines)
+                await archive.complete(answer.owner, builder.response, answer.kept_request, lines)
             finally:
                 answer.pictures.close()
 
@@ -261,7 +263,7 @@ class Answering:
         if self._archive is None or not (response.store or response.conversation):
             return
         try:
-            await self._archive.complete(answer.owner, response, answer.given)
+            await self._archive.complete(answer.owner, response, answer.kept_request)
         except (StoreFull, Unavailable) as error:
             if response.conversation is not None:
                 raise
@@ -274,7 +276,7 @@ class Answering:
         places = (body.previous_response_id, body.conversation_id)
         if places == (None, None) and not item_ids:
             return History([], [])
-        return await self.archive.history(owner, *places, item_ids)
+        return await self.archive.history.read(owner, *places, item_ids)
 
     async def _encode(self, conversation: _Conversation, request: Request) -> TokenRequest:
         kept = HeldPictures.of(request)

@@ -73,7 +73,7 @@ def chat_fields(body: ResponseInput, items: Sequence[KeptItem]) -> Fields:
 
 
 @contextmanager
-def in_own_words() -> Iterator[None]:
+def with_own_names() -> Iterator[None]:
     """Say errors about the chat request as errors about the body it was made of."""
     try:
         yield

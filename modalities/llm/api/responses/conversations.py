@@ -17,8 +17,9 @@ from triptych.core.http.context import Context
 from triptych.core.http.errors import ERROR_RESPONSES
 from triptych.core.limits import MAX_NAME_CHARS
 from triptych.modalities.llm.api.responses.answering import Answering
-from triptych.modalities.llm.api.responses.archive import CONVERSATION, Belongings, Sought
+from triptych.modalities.llm.api.responses.archive import FoundPage, KeptRequest
 from triptych.modalities.llm.api.responses.items import KeptItem, new_id
+from triptych.modalities.llm.api.responses.layout import CONVERSATION
 from triptych.modalities.llm.api.responses.lists import (
     ItemPage,
     PageQuery,
@@ -62,8 +63,8 @@ def _add_conversations(router: APIRouter, answering: Answering) -> None:
             created_at=int(time.time()),
             metadata=body.metadata or {},
         )
-        given = _belongings(body.items or (), request)
-        await answering.archive.add_conversation(_owner(request), reply.model_dump(), given)
+        kept = _kept_request(body.items or (), request)
+        await answering.archive.add_conversation(_owner(request), reply.model_dump(), kept)
         return reply
 
     router.add_api_route(
@@ -94,9 +95,11 @@ def _add_conversations(router: APIRouter, answering: Answering) -> None:
 def _add_items(router: APIRouter, answering: Answering) -> None:
     async def add_items(conversation_id: _Id, body: ItemsRequest, request: Request) -> Response:
         """Add items to a conversation."""
-        owner, given = _owner(request), _belongings(body.items, request)
-        added = await answering.archive.extend(owner, conversation_id, given)
-        return await item_list(answering.archive, owner, Sought(added, has_more=False), PageQuery())
+        owner, kept = _owner(request), _kept_request(body.items, request)
+        added = await answering.archive.extend(owner, conversation_id, kept)
+        return await item_list(
+            answering.archive, owner, FoundPage(added, has_more=False), PageQuery()
+        )
 
     router.add_api_route(
         f"{_ONE}/items",
@@ -136,9 +139,9 @@ def _add_items(router: APIRouter, answering: Answering) -> None:
         return ConversationReply(**shown)
 
 
-def _belongings(items: Sequence[KeptItem], request: Request) -> Belongings:
+def _kept_request(items: Sequence[KeptItem], request: Request) -> KeptRequest:
     """The items as they are kept, with their pictures."""
-    return Belongings(items, sent_pictures(picture_urls(items), request))
+    return KeptRequest(items, sent_pictures(picture_urls(items), request))
 
 
 def _owner(request: Request) -> str:

@@ -21,8 +21,8 @@ from triptych.core.store.documents import Page
 from triptych.modalities.llm.api.responses.archive import (
     MAX_PAGE_BYTES,
     Archive,
-    Shown,
-    Sought,
+    FoundPage,
+    ReplyFields,
 )
 from triptych.modalities.llm.api.responses.items import is_kept_picture
 from triptych.modalities.llm.api.responses.protocol import Include, Includes
@@ -62,9 +62,9 @@ def _page(
 ItemPage = Annotated[PageQuery, Depends(_page)]
 
 
-async def item_list(archive: Archive, owner: str, found: Sought, page: PageQuery) -> Response:
+async def item_list(archive: Archive, owner: str, found: FoundPage, page: PageQuery) -> Response:
     """The list that is returned; with pictures it may be shorter, and the next has more."""
-    items: list[Shown] = []
+    items: list[ReplyFields] = []
     num_bytes, has_more = 0, found.has_more
     for item in found.items:
         shown = await shown_item(archive, owner, item, page.include)
@@ -77,20 +77,20 @@ async def item_list(archive: Archive, owner: str, found: Sought, page: PageQuery
     return await json_answer({"object": "list", "data": items, **ends, "has_more": has_more})
 
 
-async def json_answer(document: Shown) -> Response:
+async def json_answer(document: ReplyFields) -> Response:
     """A document that may be long, as it is returned."""
     encoded = await asyncio.to_thread(msgspec.json.encode, document)
     return Response(encoded, media_type="application/json")
 
 
-def _parts(item: Shown) -> list[dict[str, Any]]:
+def _parts(item: ReplyFields) -> list[dict[str, Any]]:
     content = item.get("content")
     return content if isinstance(content, list) else []
 
 
 async def shown_item(
-    archive: Archive, owner: str, item: Shown, include: Iterable[str] = ()
-) -> Shown:
+    archive: Archive, owner: str, item: ReplyFields, include: Iterable[str] = ()
+) -> ReplyFields:
     """An item with the pictures in it, as data URLs, or without."""
     if not any(is_kept_picture(part.get("image_url")) for part in _parts(item)):
         return item

@@ -25,7 +25,6 @@ from triptych.core.http.errors import ERROR_RESPONSES, to_public
 from triptych.core.http.sse import EventStream, described
 from triptych.core.limits import MAX_NAME_CHARS
 from triptych.modalities.llm.api.responses.answering import Answering
-from triptych.modalities.llm.api.responses.archive import RESPONSE
 from triptych.modalities.llm.api.responses.background import BackgroundRun
 from triptych.modalities.llm.api.responses.conversation import renamed
 from triptych.modalities.llm.api.responses.events import (
@@ -34,6 +33,7 @@ from triptych.modalities.llm.api.responses.events import (
     KeptEvent,
     ResponseEvent,
 )
+from triptych.modalities.llm.api.responses.layout import RESPONSE
 from triptych.modalities.llm.api.responses.lists import ItemPage, item_list, json_answer
 from triptych.modalities.llm.api.responses.protocol import ResponseInput, ResponseRequest
 from triptych.modalities.llm.api.responses.replies import (

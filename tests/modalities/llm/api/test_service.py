@@ -24,7 +24,8 @@ from triptych.core.sampling_params import SamplingParams
 from triptych.core.tokens import TokenDelta, TokenLogprob, TokenRequest
 from triptych.modalities.llm.api import service as service_module
 from triptych.modalities.llm.api.checks import sampling_params
-from triptych.modalities.llm.api.service import LlmService, SampleDelta, TextCall
+from triptych.modalities.llm.api.samples import SampleDelta, TextCall
+from triptych.modalities.llm.api.service import LlmService
 from triptych.modalities.llm.api.text import TextModel
 from triptych.schedulers.admission import Admission
 

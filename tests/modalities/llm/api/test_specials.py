@@ -158,7 +158,7 @@ async def test_an_open_message_in_parts_goes_on_with_its_last(folder: ResolvedMo
 
 
 def test_a_space_that_a_tokenizer_leaves_out_is_not_counted() -> None:
-    from triptych.modalities.llm.api.service import TokenText, _as_shown
+    from triptych.modalities.llm.api.samples import TokenText, _as_shown
 
     word = TokenText(token_id=5, text=" a", data=b" a", shown=b" a", logprob=-1.0)
     special = replace(word, shown=b"")
