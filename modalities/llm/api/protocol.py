@@ -396,9 +396,10 @@ class _PromptFields(TemplateFields):
     model: Name | None = Field(default=None, description="The first that writes text, if absent.")
     tools: Tools | None = None
 
-    def offered(self) -> list[dict[str, Any]]:
-        """The tools as chat templates take them."""
-        return Offer.of(self.tools or (), None).for_template()
+    @property
+    def offer(self) -> Offer:
+        """The tools that the model is told of."""
+        return Offer.of(self.tools or (), None)
 
 
 class TemplateRequest(_PromptFields):

@@ -27,9 +27,9 @@ class TextCall:
     """What is a call's own, beside its requests: each of those is sampled `num_samples` times.
 
     The service sets the requests' `seed` (without one here it draws one) and `sample_index`. With
-    `echo` each sample's text begins with its prompt. Where there is an `offer` of tools, even of
-    none, the text is taken apart into thoughts, words and calls. The text has special tokens and
-    what ended it only where the call `shows` them.
+    `echo` each sample begins with its prompt. Where there is an `offer` of tools, even of none, the
+    text is taken apart into thoughts, words and calls. The text has special tokens and what ended
+    it only where the call `shows` them.
     """
 
     model: str
@@ -79,18 +79,21 @@ class TokenUsage:
 class PromptTokens:
     """The ids of a prompt and, where its log-probabilities were asked for, its tokens.
 
-    Those take long to tell where there are many.
+    `echo` tells the text that the sample's own begins with, and its tokens; `None` where there is
+    none. Both take long where there are many tokens.
     """
 
     token_ids: tuple[int, ...]
     tokens: Callable[[], tuple[TokenText, ...]]
+    echo: Callable[[], tuple[str, tuple[TokenText, ...]]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleDelta:
     """What one step added to one sample (`index` = prompt index x n + sample index).
 
-    `pieces` are the text taken apart, where that was asked for. The first delta has the `prompt`.
+    `pieces` are the text taken apart, where that was asked for. The first delta has the `prompt`,
+    whose echo is not yet in the `text`.
     """
 
     index: int
@@ -102,6 +105,11 @@ class SampleDelta:
     stop_reason: str | int | None
     usage: TokenUsage
     prompt: PromptTokens | None = None
+
+    @property
+    def has_echo(self) -> bool:
+        """Whether the sample begins with its prompt, and this is where."""
+        return self.prompt is not None and self.prompt.echo is not None
 
     @property
     def drawn_ids(self) -> tuple[int, ...]:
@@ -146,13 +154,11 @@ class SampleText:
         self._scores_prompt = request.sampling.prompt_logprobs
 
     def push(self, delta: TokenDelta) -> SampleDelta:
-        """The text delta of one engine delta; the first also carries an echoed prompt."""
+        """The text delta of one engine delta; the first also carries the prompt."""
         self._num_cached_tokens = max(self._num_cached_tokens, delta.num_cached_tokens)
         self._num_cached_images = max(self._num_cached_images, delta.num_cached_contents)
         num_tokens = len(delta.token_ids) + (delta.stop_token_id is not None)
         self._num_output_tokens += num_tokens
-        prompt = self._take_prompt(delta)
-        echo_text, echo_logprobs = self._echo(prompt)
         shown_ids = delta.token_ids
         if self._call.shows_stop and delta.stop_token_id is not None:
             shown_ids = (*shown_ids, delta.stop_token_id)
@@ -170,10 +176,10 @@ class SampleText:
             self._num_reasoning_tokens += num_tokens
         return SampleDelta(
             index=self._index,
-            text=echo_text + text,
+            text=text,
             pieces=pieces,
             token_ids=delta.token_ids,
-            logprobs=echo_logprobs + tuple(map(self._token_text, logprobs)),
+            logprobs=tuple(map(self._token_text, logprobs)),
             finish_reason=finish,
             stop_reason=delta.stop_token_id if stop is None else stop,
             usage=TokenUsage(
@@ -184,7 +190,7 @@ class SampleText:
                 num_cached_images=self._num_cached_images,
                 num_reasoning_tokens=self._num_reasoning_tokens,
             ),
-            prompt=prompt,
+            prompt=self._take_prompt(delta),
         )
 
     def _parsed(
@@ -207,7 +213,9 @@ class SampleText:
         ids, self._prompt_ids = self._prompt_ids, ()
         if not ids:
             return None
-        return PromptTokens(token_ids=ids, tokens=partial(self._scored, ids, delta.prompt_logprobs))
+        tokens = partial(self._scored, ids, delta.prompt_logprobs)
+        echo = partial(self._echo, ids, tokens) if self._call.echo else None
+        return PromptTokens(token_ids=ids, tokens=tokens, echo=echo)
 
     def _scored(
         self, ids: tuple[int, ...], entries: Sequence[TokenLogprob]
@@ -217,12 +225,11 @@ class SampleText:
         first = self._plain_token(ids[0], None)  # it has no entry of its own
         return (first, *map(self._token_text, entries))
 
-    def _echo(self, prompt: PromptTokens | None) -> tuple[str, tuple[TokenText, ...]]:
-        if prompt is None or not self._call.echo:
-            return "", ()
-        skips_special = not self._call.shows_special
-        text = self._model.decode(prompt.token_ids, skip_special_tokens=skips_special)
-        return text, _as_shown(prompt.tokens(), text)
+    def _echo(
+        self, ids: tuple[int, ...], tokens: Callable[[], tuple[TokenText, ...]]
+    ) -> tuple[str, tuple[TokenText, ...]]:
+        text = self._model.decode(ids, skip_special_tokens=not self._call.shows_special)
+        return text, _as_shown(tokens(), text)
 
     def _token_text(self, entry: TokenLogprob) -> TokenText:
         top = tuple(self._plain_token(token_id, logprob) for token_id, logprob in entry.top)

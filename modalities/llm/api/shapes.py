@@ -242,25 +242,31 @@ class CompletionShape(Shape):
     def chunks(self, delta: SampleDelta) -> Iterator[Chunk]:
         """At most one event."""
         has_ids = self._details.has_token_ids and bool(delta.prompt or delta.drawn_ids)
-        if delta.text or delta.logprobs or has_ids or delta.finish_reason is not None:
+        has_more = delta.text or delta.logprobs or has_ids or delta.has_echo
+        if has_more or delta.finish_reason is not None:
             choice = self._choice(delta.index, [delta])
             yield self._made(CompletionReply, [choice], **self._no_usage)
 
     def _choice(self, index: int, deltas: Sequence[SampleDelta]) -> CompletionChoice:
-        entries = [entry for delta in deltas for entry in delta.logprobs]
-        return CompletionChoice(
+        prompt = deltas[0].prompt
+        text, tokens = prompt.echo() if prompt and prompt.echo else ("", ())
+        entries = [*tokens, *(entry for delta in deltas for entry in delta.logprobs)]
+        choice = CompletionChoice(
             index=index,
-            text="".join(delta.text for delta in deltas),
+            text=text + "".join(delta.text for delta in deltas),
             logprobs=self._logprobs(index, entries) if self._has_logprobs else None,
             finish_reason=deltas[-1].finish_reason,
-            **self._of_prompt(deltas[0].prompt),
             **self._ids(deltas),
         )
+        return choice.model_copy(update=self._of_prompt(prompt))
 
     def _logprobs(self, index: int, given: Sequence[TokenText]) -> CompletionLogprobs:
-        """The first token of a prompt has no log-probability."""
+        """The first token of a prompt has no log-probability.
+
+        The lists are not validated: other threads would wait for that.
+        """
         entries = self._shown(given)
-        return CompletionLogprobs(
+        return CompletionLogprobs.model_construct(
             tokens=[entry.text for entry in entries],
             token_logprobs=[
                 None if entry.logprob is None else finite_logprob(entry.logprob)

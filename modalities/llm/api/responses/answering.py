@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from fastapi import Request
@@ -25,10 +25,11 @@ from triptych.core.errors import (
 )
 from triptych.core.http.context import Context
 from triptych.core.http.errors import to_public
+from triptych.core.http.json_writer import write_json
 from triptych.core.http.sse import log_broken
 from triptych.core.media.fetch import Fetched
 from triptych.core.store.store import DocumentStore
-from triptych.core.text.threads import on_text_thread
+from triptych.core.text.threads import on_text_thread_if_long
 from triptych.core.tokens import TokenRequest
 from triptych.modalities.llm.api.generation import (
     Generation,
@@ -62,8 +63,6 @@ from triptych.modalities.llm.api.service import LlmService
 from triptych.modalities.modality import FindLink, no_link
 
 Events = AsyncGenerator[ResponseEvent, None]
-_LONG_BYTES = 2**14
-"""Of what is sent and what goes before: more is read on a thread."""
 _PATIENCE_S = 0.05
 """For a stream's first events; work that is not let in is refused before."""
 _log = logging.getLogger(__name__)
@@ -174,10 +173,7 @@ class Answering:
         history = await self._history(body, Context.of(request).principal.owner)
         num_bytes = len(await request.body()) + history.num_bytes
         with with_own_names():
-            if num_bytes <= _LONG_BYTES:
-                conversation = _understood(body, history)
-            else:
-                conversation = await on_text_thread(num_bytes, _understood, body, history)
+            conversation = await on_text_thread_if_long(num_bytes, _understood, body, history)
             sent = sent_pictures(conversation.urls, request) if is_kept else {}
             prompt = await self._encode(conversation, request)
         pictures = HeldPictures.of(request)
@@ -197,6 +193,8 @@ class Answering:
         response_id = f"resp_{context.call_id}"
         fields = begun(body, response_id, model.default_sampling, is_kept=is_stored)
         builder = ResponseBuilder(fields, has_logprobs=body.has_logprobs)
+        if body.background:  # nobody waits for it
+            context = replace(context, limit_s=None)
         with with_own_names():
             generation = await begin(self._service, prepared.chat, context, [prepared.prompt])
         owner, items = context.principal.owner, prepared.items
@@ -334,4 +332,4 @@ def _nothing_kept() -> UnsupportedOption:
 
 
 def _lines(events: Iterable[ResponseEvent]) -> bytes:
-    return b"".join(event.model_dump_json(exclude_unset=True).encode() + b"\n" for event in events)
+    return b"".join(write_json(event) + b"\n" for event in events)

@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from triptych.core.errors import InternalError
+from triptych.core.http.json_writer import write_json
 from triptych.core.media.fetch import Fetched
 from triptych.core.store.documents import Document, DocumentTable, Key, Page
 from triptych.core.store.store import DocumentStore
@@ -224,7 +225,7 @@ def _outputs(owner: str, response: ResponseReply) -> list[Document]:
     return [
         Document(
             key=Key(OUTPUT, item.id, owner),
-            body=item.model_dump_json(exclude_unset=True).encode(),
+            body=write_json(item),
             parent=parent,
         )
         for item in response.output
@@ -237,7 +238,7 @@ def _continue(
     """Add input and answer to a conversation that may have been deleted meanwhile."""
     assert response.conversation is not None
     key = Key(CONVERSATION, response.conversation.id, owner)
-    made = [item.model_dump(exclude_unset=True) for item in response.output]
+    made = [msgspec.json.decode(write_json(item)) for item in response.output]
     if table.get(key) is not None:
         _add_items(table, key, ITEM, [*request.shown(), *made], request.pictures)
 

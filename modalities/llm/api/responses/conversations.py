@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import APIRouter, Path, Request
 from starlette.responses import Response
 
 from triptych.core.http.body import StrictRoute
@@ -21,6 +21,7 @@ from triptych.modalities.llm.api.responses.archive import FoundPage, KeptRequest
 from triptych.modalities.llm.api.responses.items import KeptItem, new_id
 from triptych.modalities.llm.api.responses.layout import CONVERSATION
 from triptych.modalities.llm.api.responses.lists import (
+    Included,
     ItemPage,
     PageQuery,
     item_list,
@@ -31,7 +32,6 @@ from triptych.modalities.llm.api.responses.pictures import picture_urls, sent_pi
 from triptych.modalities.llm.api.responses.protocol import (
     ConversationChange,
     ConversationRequest,
-    Includes,
     ItemsRequest,
 )
 from triptych.modalities.llm.api.responses.replies import (
@@ -121,14 +121,12 @@ def _add_items(router: APIRouter, answering: Answering) -> None:
         conversation_id: _Id,
         item_id: _Id,
         request: Request,
-        include: Annotated[Includes | None, Query()] = None,
-        include_list: Annotated[Includes | None, Query(alias="include[]")] = None,
+        include: Included,
     ) -> Response:
         """One item of a conversation."""
         owner = _owner(request)
         item = await answering.archive.item(owner, conversation_id, item_id)
-        wanted = [*(include or ()), *(include_list or ())]
-        return await json_answer(await shown_item(answering.archive, owner, item, wanted))
+        return await json_answer(await shown_item(answering.archive, owner, item, include))
 
     @router.delete(f"{_ONE}/items/{{item_id}}")
     async def delete_item(

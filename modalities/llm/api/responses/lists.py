@@ -33,6 +33,17 @@ _PICTURES = "message.input_image.image_url"
 _NO_ENDS: Mapping[str, str | None] = MappingProxyType({"first_id": None, "last_id": None})
 
 
+def _included(
+    include: Annotated[Includes | None, Query()] = None,
+    include_list: Annotated[Includes | None, Query(alias="include[]")] = None,
+) -> list[Include]:
+    return [*(include or ()), *(include_list or ())]
+
+
+Included = Annotated[list[Include], Depends(_included)]
+"""What is to be shown besides; clients write such a list in two ways."""
+
+
 class PageQuery(BaseModel):
     """Which items, in which order, and what of them."""
 
@@ -48,15 +59,12 @@ class PageQuery(BaseModel):
 
 
 def _page(
+    include: Included,
     after: Annotated[str, Query(max_length=MAX_NAME_CHARS)] = "",
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Literal["asc", "desc"] = "desc",
-    include: Annotated[Includes | None, Query()] = None,
-    include_list: Annotated[Includes | None, Query(alias="include[]")] = None,
 ) -> PageQuery:
-    return PageQuery(
-        after=after, limit=limit, order=order, include=[*(include or ()), *(include_list or ())]
-    )
+    return PageQuery(after=after, limit=limit, order=order, include=include)
 
 
 ItemPage = Annotated[PageQuery, Depends(_page)]
