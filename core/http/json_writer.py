@@ -26,6 +26,8 @@ def json_stretches(value: Any) -> Iterator[bytes]:
     if isinstance(value, BaseModel):
         is_set = value.model_fields_set
         yield from _object((name, field) for name, field in vars(value).items() if name in is_set)
+    elif isinstance(value, dict):
+        yield from _object(value.items())
     elif isinstance(value, list | tuple):
         yield from _array(value)
     else:

@@ -7,7 +7,7 @@ alternative. Knows no route and no template.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
 
 from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
 
@@ -45,6 +45,17 @@ _OWN = {
 def is_list(value: Any) -> str:
     """The tag of a union of a list and something else."""
     return ":list" if isinstance(value, list) else ":text"
+
+
+PartT = TypeVar("PartT")
+TextOrParts: TypeAlias = Annotated[
+    Annotated[Text, Tag(":text")]
+    | Annotated[
+        list[PartT], Field(max_length=limits.MAX_CONTENT_PARTS, fail_fast=True), Tag(":list")
+    ],
+    Discriminator(is_list),
+]
+"""A content, as other APIs have it."""
 
 
 class CacheControl(Strict):

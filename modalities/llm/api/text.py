@@ -328,11 +328,14 @@ def text_size(given: Any) -> int:
     size, rest = 0, [given]
     while rest and size < _MANY_CHARS:
         value = rest.pop()
-        size += len(value) if isinstance(value, str) else _ENTRY_CHARS
-        if isinstance(value, Mapping):
-            rest.extend(value.values())
-        elif isinstance(value, list | tuple):
+        if isinstance(value, str):
+            size += len(value)
+            continue
+        size += _ENTRY_CHARS
+        if isinstance(value, list | tuple):
             rest.extend(value)
+        elif isinstance(value, Mapping):
+            rest.extend(value.values())
     return size
 
 
