@@ -58,6 +58,18 @@ TextOrParts: TypeAlias = Annotated[
 """A content, as other APIs have it."""
 
 
+def few_parts(value: Any) -> Any:
+    """Messages or items, of which nothing was looked at yet. Raises `InvalidRequest`."""
+    if not isinstance(value, list):
+        return value
+    fields = (each for each in value if isinstance(each, dict))
+    contents = (part for each in fields for part in (each.get("content"), each.get("output")))
+    num_parts = sum(len(content) for content in contents if isinstance(content, list))
+    if num_parts > limits.MAX_CONVERSATION_PARTS:
+        raise InvalidRequest(f"A conversation has at most {limits.MAX_CONVERSATION_PARTS} parts.")
+    return value
+
+
 class CacheControl(Strict):
     """How long a prompt's beginning shall be cached, as some clients mark it."""
 

@@ -10,7 +10,7 @@ from itertools import groupby, takewhile
 from operator import attrgetter
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from triptych.core import limits
 from triptych.core.errors import InvalidRequest, UnsupportedOption
@@ -24,7 +24,7 @@ from triptych.modalities.llm.api.anthropic.blocks import (
     ToolUseBlock,
 )
 from triptych.modalities.llm.api.constraints import JsonSchema
-from triptych.modalities.llm.api.messages import CacheControl, TextOrParts
+from triptych.modalities.llm.api.messages import CacheControl, TextOrParts, few_parts
 from triptych.modalities.llm.api.protocol import StopString, within
 from triptych.modalities.llm.api.tools.schema import ToolName
 
@@ -250,7 +250,9 @@ class ConversationFields(Strict):
 
     model: Name
     messages: Annotated[
-        list[Turn], Field(min_length=1, max_length=limits.MAX_MESSAGES, fail_fast=True)
+        list[Turn],
+        Field(min_length=1, max_length=limits.MAX_MESSAGES, fail_fast=True),
+        BeforeValidator(few_parts),
     ]
     system: TextOrParts[TextBlock] | None = None
     tools: (
@@ -272,11 +274,6 @@ class ConversationFields(Strict):
 
     @model_validator(mode="after")
     def _check_conversation(self) -> Self:
-        if sum(len(turn.blocks) for turn in self.messages) > limits.MAX_CONVERSATION_PARTS:
-            raise InvalidRequest(
-                f"The conversation has over {limits.MAX_CONVERSATION_PARTS} blocks.",
-                param="messages",
-            )
         check_calls(self.messages)
         return self
 

@@ -578,6 +578,7 @@ async def test_a_start_waits_for_a_store_that_fails(
         monkeypatch.setattr(made.shelf.store, "call", failing)
         await made.batches.start()
         engine.gate.set()
+        await until(lambda: not failures)
         assert (await ended(client, batch))["status"] == "completed"
 
 

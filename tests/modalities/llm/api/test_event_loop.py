@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from support.http import FakeEngine, chat, documents, in_process, make_app
+from support.http import FakeEngine, chat, documents, in_process, make_app, refused
 from support.responses_app import ask_for, responses_app
 from support.threads import are_aside, threads_of
+from triptych.core import limits
 from triptych.core.http.body import StrictRoute
 from triptych.core.limits import MAX_CONTENT_PARTS, MAX_MESSAGES
 from triptych.modalities.llm.api import tokenizer_routes
@@ -51,6 +52,20 @@ async def test_conversations_of_many_parts(
         assert len(making) == len(messages)
         await client.post(path, json={"model": "tiny", "messages": chat()["messages"]})
     assert not are_aside(making), "the way to a thread takes longer"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize", "/apply-template"])
+async def test_parts_are_counted_before_any_is_validated(
+    app: FastAPI, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(limits, "MAX_CONVERSATION_PARTS", 7)
+    content: list[Any] = [{"type": "text", "text": ""}] * 4
+    async with in_process(app) as client:
+        for last in (content, [*content[:3], "no part"]):
+            messages = [{"role": "user", "content": each} for each in ("a", content, last)]
+            body = {"model": "tiny", "messages": messages}
+            error = refused(await client.post(path, json=body))
+            assert (error["param"], "at most 7 parts" in error["message"]) == ("messages", True)
 
 
 async def test_an_echoed_prompt(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "items": ask_for([USER] * (MAX_MESSAGES + 1)),
     "references": ask_for([{"type": "item_reference", "id": "msg_a"}] * MAX_MESSAGES),
     "parts": ask_for([{**USER, "content": [TEXT] * (MAX_CONTENT_PARTS + 1)}]),
+    "parts of all items": ask_for([{**USER, "content": [TEXT] * 1000}] * 17),
     "containers": ask_for([{**USER, "content": [[]] * MAX_JSON_CONTAINERS}]),
     "tools": ask_for(tools=[{**TOOL, "name": f"f{n}"} for n in range(10_000)]),
     "one tool too many": ask_for(tools=[{**TOOL, "name": f"f{n}"} for n in range(MAX_TOOLS + 1)]),
