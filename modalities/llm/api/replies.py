@@ -11,6 +11,7 @@ from string import ascii_letters, digits
 from typing import Any, Literal
 
 from pydantic import BaseModel
+from typing_extensions import TypedDict
 
 from triptych.core.http.models import ModelCard
 from triptych.modalities.llm.api.samples import FinishReason, SampleDelta, TokenText, TokenUsage
@@ -68,10 +69,10 @@ class ChatLogprobs(BaseModel):
     refusal: None = None
 
 
-class PromptLogprob(BaseModel):
+class PromptLogprob(TypedDict):
     """A token of the prompt, or one that might have been; its rank where it is among the likeliest.
 
-    The shape is vLLM's, as is that of all that is said of prompts.
+    The shape is vLLM's, as is that of all that is said of prompts. There may be a million.
     """
 
     logprob: float

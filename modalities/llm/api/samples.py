@@ -7,7 +7,7 @@ echoed prompt, the answer taken apart, counts. Knows neither how jobs run nor HT
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
@@ -80,12 +80,13 @@ class PromptTokens:
     """The ids of a prompt and, where its log-probabilities were asked for, its tokens.
 
     `echo` tells the text that the sample's own begins with, and its tokens; `None` where there is
-    none. Both take long where there are many tokens.
+    none. Both take long where there are many tokens, which are made one by one: all of them at once
+    would keep Python's collector busy, and everybody waiting.
     """
 
     token_ids: tuple[int, ...]
-    tokens: Callable[[], tuple[TokenText, ...]]
-    echo: Callable[[], tuple[str, tuple[TokenText, ...]]] | None = None
+    tokens: Callable[[], Iterator[TokenText]]
+    echo: Callable[[], tuple[str, Iterator[TokenText]]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,17 +218,14 @@ class SampleText:
         echo = partial(self._echo, ids, tokens) if self._call.echo else None
         return PromptTokens(token_ids=ids, tokens=tokens, echo=echo)
 
-    def _scored(
-        self, ids: tuple[int, ...], entries: Sequence[TokenLogprob]
-    ) -> tuple[TokenText, ...]:
-        if not self._scores_prompt:
-            return ()
-        first = self._plain_token(ids[0], None)  # it has no entry of its own
-        return (first, *map(self._token_text, entries))
+    def _scored(self, ids: tuple[int, ...], entries: Sequence[TokenLogprob]) -> Iterator[TokenText]:
+        if self._scores_prompt:
+            yield self._plain_token(ids[0], None)  # it has no entry of its own
+            yield from map(self._token_text, entries)
 
     def _echo(
-        self, ids: tuple[int, ...], tokens: Callable[[], tuple[TokenText, ...]]
-    ) -> tuple[str, tuple[TokenText, ...]]:
+        self, ids: tuple[int, ...], tokens: Callable[[], Iterator[TokenText]]
+    ) -> tuple[str, Iterator[TokenText]]:
         text = self._model.decode(ids, skip_special_tokens=not self._call.shows_special)
         return text, _as_shown(tokens(), text)
 
@@ -247,10 +245,12 @@ class SampleText:
         )
 
 
-def _as_shown(tokens: tuple[TokenText, ...], text: str) -> tuple[TokenText, ...]:
+def _as_shown(tokens: Iterable[TokenText], text: str) -> Iterator[TokenText]:
     """The tokens of `text` from its beginning, where some tokenizers leave out a space."""
-    index = next((n for n, token in enumerate(tokens) if token.shown), None)
-    if index is None or text.startswith(" ") or not tokens[index].shown.startswith(b" "):
-        return tokens
-    first = replace(tokens[index], shown=tokens[index].shown[1:])
-    return (*tokens[:index], first, *tokens[index + 1 :])
+    has_begun = text.startswith(" ")
+    for token in tokens:
+        if not has_begun and token.shown.startswith(b" "):
+            yield replace(token, shown=token.shown[1:])
+        else:
+            yield token
+        has_begun = has_begun or bool(token.shown)

@@ -11,7 +11,7 @@ import hashlib
 import time
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from itertools import chain
@@ -142,9 +142,9 @@ class Shape(ABC):
         fields = {"object": kind.model_fields["object"].default, "choices": choices, **more}
         return kind(**self._head, **fields)
 
-    def _shown(self, entries: Sequence[TokenText]) -> list[TokenText]:
+    def _shown(self, entries: Iterable[TokenText]) -> Iterator[TokenText]:
         """Tokens with as many alternatives as were asked for, under the names that were."""
-        return [self._named(each, self._details.num_top_logprobs or 0) for each in entries]
+        return (self._named(each, self._details.num_top_logprobs or 0) for each in entries)
 
     def _named(self, entry: TokenText, num_top: int) -> TokenText:
         top = tuple(self._named(each, 0) for each in entry.top[:num_top])
@@ -250,7 +250,7 @@ class CompletionShape(Shape):
     def _choice(self, index: int, deltas: Sequence[SampleDelta]) -> CompletionChoice:
         prompt = deltas[0].prompt
         text, tokens = prompt.echo() if prompt and prompt.echo else ("", ())
-        entries = [*tokens, *(entry for delta in deltas for entry in delta.logprobs)]
+        entries = chain(tokens, *(delta.logprobs for delta in deltas))
         choice = CompletionChoice(
             index=index,
             text=text + "".join(delta.text for delta in deltas),
@@ -260,26 +260,25 @@ class CompletionShape(Shape):
         )
         return choice.model_copy(update=self._of_prompt(prompt))
 
-    def _logprobs(self, index: int, given: Sequence[TokenText]) -> CompletionLogprobs:
+    def _logprobs(self, index: int, given: Iterable[TokenText]) -> CompletionLogprobs:
         """The first token of a prompt has no log-probability.
 
         The lists are not validated: other threads would wait for that.
         """
-        entries = self._shown(given)
-        return CompletionLogprobs.model_construct(
-            tokens=[entry.text for entry in entries],
-            token_logprobs=[
-                None if entry.logprob is None else finite_logprob(entry.logprob)
-                for entry in entries
-            ],
-            top_logprobs=[
-                None
-                if entry.logprob is None
-                else {top.text: finite_logprob(top.logprob or 0.0) for top in (*entry.top, entry)}
-                for entry in entries
-            ],
-            text_offset=[self._offsets[index].next(entry.shown) for entry in entries],
+        found = CompletionLogprobs.model_construct(
+            tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[]
         )
+        for entry in self._shown(given):
+            logprob, top = None, None
+            if entry.logprob is not None:
+                logprob = finite_logprob(entry.logprob)
+                top = {each.text: finite_logprob(each.logprob or 0.0) for each in entry.top}
+                top[entry.text] = logprob
+            found.tokens.append(entry.text)
+            found.token_logprobs.append(logprob)
+            found.top_logprobs.append(top)
+            found.text_offset.append(self._offsets[index].next(entry.shown))
+        return found
 
 
 def _message(answer: Answer) -> AnswerMessage:

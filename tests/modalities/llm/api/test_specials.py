@@ -163,7 +163,7 @@ def test_a_space_that_a_tokenizer_leaves_out_is_not_counted() -> None:
     word = TokenText(token_id=5, text=" a", data=b" a", shown=b" a", logprob=-1.0)
     special = replace(word, shown=b"")
     assert [token.shown for token in _as_shown((special, word, word), "a a")] == [b"", b"a", b" a"]
-    assert _as_shown((special, word), " a") == (special, word)
+    assert list(_as_shown((special, word), " a")) == [special, word]
 
 
 async def test_usage_comes_with_every_chunk_where_asked(client: httpx.AsyncClient) -> None:
