@@ -72,8 +72,10 @@ class ChatLogprobs(BaseModel):
 class PromptLogprob(TypedDict):
     """A token of the prompt, or one that might have been; its rank where it is among the likeliest.
 
-    The shape is vLLM's, as is that of all that is said of prompts. There may be a million.
+    The shape is vLLM's, as is that of all that is said of prompts.
     """
+
+    # A plain dict: of hundreds of thousands of objects Python's collector would make a pause.
 
     logprob: float
     rank: int | None
