@@ -71,10 +71,28 @@ INLINE void store_exact(bf16 *p, vec x) {
     memcpy(p, &half, sizeof half);
 }
 
+#if defined(__AVX512BW__)
+/* 32 cells of float8 as bfloat16: the exponent becomes the other type's; subnormals are looked up. */
+INLINE void widen_float8(const void *from, bf16 *to) {
+    const __m512i subnormals = _mm512_castsi128_si512(
+        _mm_setr_epi16(0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60));
+    __m512i cells = _mm512_cvtepu8_epi16(_mm256_loadu_si256(from));
+    __m512i size = _mm512_and_si512(cells, _mm512_set1_epi16(0x7f));
+    __m512i wide = _mm512_add_epi16(_mm512_slli_epi16(size, 4), _mm512_set1_epi16(120 << 7));
+    __mmask32 is_small = _mm512_cmplt_epu16_mask(size, _mm512_set1_epi16(8));
+    wide = _mm512_mask_permutexvar_epi16(wide, is_small, size, subnormals);
+    __m512i sign = _mm512_slli_epi16(_mm512_xor_si512(cells, size), 8);
+    _mm512_storeu_si512(to, _mm512_or_si512(wide, sign));
+}
+#endif
+
 /* `size` cells as bfloat16, but for their scale. */
 INLINE void widen(const void *cells, bf16 *to, int64_t size, const int dtype) {
     const char *from = cells;
     int64_t i = 0;
+#if defined(__AVX512BW__)
+    for (; dtype == FLOAT8 && i + 2 * LANES <= size; i += 2 * LANES) widen_float8(from + i, to + i);
+#endif
     for (; i + LANES <= size; i += LANES)
         store_exact(to + i, dtype == INT8 ? load_int8(from + i) : load_float8(from + i));
     if (i == size) return;

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.native_pages import in_native_order, pages_of
+from support.native_pages import exactly, in_native_order, pages_of
 from support.paged_case import PagedCase, PagedShape, make_batch, make_case
 from triptych.core.kernels.kv_pages import KvPages
 from triptych.core.kernels.native.library import NativeKernels
@@ -168,6 +168,25 @@ def test_cells_are_written_as_torch_writes_them(
     kernels.write_pages(*values.flatten(1, 2), copies, batch)
     for found, wanted in zip(copies.tensors, expected.tensors, strict=True):
         assert torch.equal(found.view(torch.int8), wanted.view(torch.int8))
+
+
+@pytest.mark.parametrize("dtype", [INT8, FLOAT8])
+@pytest.mark.parametrize("num_tokens", [1, 32])
+def test_every_cell_is_read_exactly(
+    kernels: NativeKernels, dtype: torch.dtype, num_tokens: int
+) -> None:
+    """Weights of a power of two: values come back as they are."""
+    every = torch.arange(-127.0, 129.0) / 64
+    if dtype is FLOAT8:
+        every = torch.arange(256, dtype=torch.uint8).view(FLOAT8).float().nan_to_num()
+    every[-1] = 0
+    values = torch.zeros(2, 2, 32, 1, 256)
+    values[1, 0, :num_tokens, 0] = every
+    batch = make_batch(torch.zeros(1, 1, dtype=torch.int64), [1], [num_tokens])
+    case = PagedCase(torch.zeros(1, 1, 256), pages_of(*values, dtype), batch)
+    expected = exactly(case.pages).v_NPKD[0, 0, 0]
+    assert torch.equal(case.run(kernels)[0, 0], expected)
+    assert dtype is INT8 or torch.equal(expected, every)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
