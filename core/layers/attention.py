@@ -9,6 +9,7 @@ Shapes: T tokens, C hidden, H query heads, K key-value heads, D head dim, N page
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,6 +17,11 @@ from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.kernels.paged_attention import AttentionBatch, AttentionRule, paged_attention
 from triptych.core.kernels.rope_write import HeadNorm, Rotation, rope_write
 from triptych.core.layers.linear import Linear
+from triptych.core.layers.parallel import row_parallel
+from triptych.core.layers.spans import HeadSpans
+
+if TYPE_CHECKING:
+    from triptych.core.devices.rank_group import RankGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +88,8 @@ class AttentionConfig:
     """One layer's attention. `window` counts the tokens seen, itself included; `None`: all.
 
     `scale` is that of the scores, 1 / sqrt(head_dim) unless given. Weights of head norms
-    may be centred (see `core.layers.norm`). `uses_local_rope`: see `DecoderConfig`.
+    may be centred (see `core.layers.norm`). `uses_local_rope`: see `DecoderConfig`. In a model that
+    is divided over ranks, heads are counted on this one, and `spans` says which of all they are.
     """
 
     hidden_size: int
@@ -97,13 +104,20 @@ class AttentionConfig:
     uses_local_rope: bool = False
     has_centred_qk_norm: bool = False
     scale: float | None = None
+    spans: HeadSpans | None = None
 
 
 class Attention:
     """Fused query-key-value projection, per-head norm, rotation, paged attention, output."""
 
     def __init__(
-        self, config: AttentionConfig, *, layer: int, dtype: torch.dtype, device: torch.device
+        self,
+        config: AttentionConfig,
+        *,
+        layer: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        group: RankGroup | None = None,
     ) -> None:
         self.config = config
         self.layer = layer
@@ -118,9 +132,9 @@ class Attention:
             dtype=dtype,
             device=device,
         )
-        self.out = Linear(
-            num_heads * head_dim,
-            config.hidden_size,
+        self.out = row_parallel(
+            group,
+            (num_heads * head_dim, config.hidden_size),
             has_bias=config.has_out_bias,
             dtype=dtype,
             device=device,

@@ -26,6 +26,7 @@ from triptych.modalities.vlm.engine.blueprint import VisionBlueprint
 from triptych.modalities.vlm.engine.encoder import open_cache
 from triptych.modalities.vlm.engine.fallback import FallbackVisionBlueprint
 from triptych.modalities.vlm.engine.head import VisionHead
+from triptych.modalities.vlm.engine.step_features import CachedFeatures
 from triptych.modalities.vlm.processing.processor import PictureProcessor
 from triptych.modalities.vlm.scheduling import VisionLimits
 
@@ -76,7 +77,7 @@ class VisionRig(Rig):
         self.head_type = lambda model, sampler, **given: VisionHead(
             model,
             sampler,
-            self.features,
+            CachedFeatures(self.features),
             blueprint.traits,
             **given,
         )

@@ -52,7 +52,9 @@ def open_embedding_loader(
 ) -> ModelLoader:
     """What loads an embedding model: an encoder, or a decoder whose last state is taken."""
     if is_encoder(read_json(Path(resolved.folder) / "config.json")):
-        return EmbeddingLoader(resolved, config, device, ledger)
+        loader = EmbeddingLoader(resolved, config, device, ledger)
+        loader.check_undivided()
+        return loader
     return LlmLoader(resolved, config, device, ledger)
 
 
