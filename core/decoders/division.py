@@ -11,7 +11,7 @@ from dataclasses import replace
 from triptych.core.errors import ConfigError
 from triptych.core.layers.attention import AttentionConfig
 from triptych.core.layers.decoder import DecoderConfig
-from triptych.core.layers.spans import even_span, feature_span, head_spans
+from triptych.core.layers.shards import even_shard, feature_shard, head_shards
 
 
 def divide(config: DecoderConfig, rank: int, num_ranks: int) -> DecoderConfig:
@@ -26,18 +26,18 @@ def divide(config: DecoderConfig, rank: int, num_ranks: int) -> DecoderConfig:
             f"--tensor-parallel-size {num_ranks}: this model can be divided by {most} at most, with"
             " a query head for each; lower it."
         )
-    features = feature_span(config.intermediate_size, rank, num_ranks)
+    features = feature_shard(config.intermediate_size, rank, num_ranks)
     return replace(
         config,
         attention=tuple(_divide_heads(layer, rank, num_ranks) for layer in config.attention),
         intermediate_size=features.length,
         features=features,
-        vocabulary=even_span(config.vocab_size, rank, num_ranks),
+        vocabulary=even_shard(config.vocab_size, rank, num_ranks),
     )
 
 
 def _divide_heads(config: AttentionConfig, rank: int, num_ranks: int) -> AttentionConfig:
-    spans = head_spans(config.num_heads, config.num_kv_heads, rank, num_ranks)
+    shards = head_shards(config.num_heads, config.num_kv_heads, rank, num_ranks)
     return replace(
-        config, num_heads=spans.queries.length, num_kv_heads=spans.keys.length, spans=spans
+        config, num_heads=shards.queries.length, num_kv_heads=shards.keys.length, shards=shards
     )

@@ -17,7 +17,7 @@ from triptych.core.layers.attention import Attention
 from triptych.core.layers.decoder import Decoder, DecoderLayer, DecoderStack, Mlp
 from triptych.core.layers.linear import Linear
 from triptych.core.layers.norm import RMSNorm
-from triptych.core.layers.spans import HeadSpans, Span
+from triptych.core.layers.shards import HeadShards, Shard
 from triptych.core.weights.encoding import WeightEncoding
 from triptych.core.weights.tensors.checkpoint import Checkpoint, TensorSource
 from triptych.core.weights.tensors.loading import Target, TensorTarget
@@ -67,9 +67,9 @@ class ProjectionTarget:
     name: str
     linear: Linear
     first: int
-    rows: Span
+    rows: Shard
     encoding: WeightEncoding
-    inputs: Span | None = None
+    inputs: Shard | None = None
     is_vocabulary: bool = False
 
     @property
@@ -83,8 +83,8 @@ class ProjectionTarget:
         return self.linear.weight_OI[self.first : self.first + self.rows.length]
 
     @property
-    def _inputs(self) -> Span:
-        return self.inputs or Span.whole(self.linear.num_inputs)
+    def _inputs(self) -> Shard:
+        return self.inputs or Shard.whole(self.linear.num_inputs)
 
     @property
     def format(self) -> BlockFormat | None:
@@ -111,24 +111,24 @@ class ProjectionTarget:
 
 @dataclass(frozen=True, slots=True)
 class BiasTarget:
-    """The part `span` of a projection's bias."""
+    """The part `shard` of a projection's bias."""
 
     name: str
     into: torch.Tensor
-    span: Span
+    shard: Shard
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape it must have."""
-        return (self.span.total,)
+        return (self.shard.total,)
 
     def fill(self, source: TensorSource) -> None:
         """Copy it into place."""
-        self.into.copy_(source.read(self.name)[self.span.slice])
+        self.into.copy_(source.read(self.name)[self.shard.slice])
 
     def num_bytes(self, item_bytes: int) -> int:
         """Bytes in memory, numbers having so many each."""
-        return self.span.length * item_bytes
+        return self.shard.length * item_bytes
 
 
 def decoder_targets(
@@ -194,11 +194,11 @@ def _attention_targets(
     prefix: str, attention: Attention, encoding: WeightEncoding
 ) -> Iterator[Target]:
     config = attention.config
-    spans = config.spans or HeadSpans.whole(config.num_heads, config.num_kv_heads)
-    queries, keys = spans.queries.times(config.head_dim), spans.keys.times(config.head_dim)
+    shards = config.shards or HeadShards.whole(config.num_heads, config.num_kv_heads)
+    queries, keys = shards.queries.times(config.head_dim), shards.keys.times(config.head_dim)
     rows = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
     yield from _fused_targets(prefix, attention.qkv, rows, encoding)
-    outputs = {"o_proj": Span.whole(config.hidden_size)}
+    outputs = {"o_proj": Shard.whole(config.hidden_size)}
     yield from _fused_targets(prefix, attention.out, outputs, encoding, queries)
     if attention.qk_norm_2D is not None:
         yield TensorTarget(f"{prefix}.q_norm.weight", attention.qk_norm_2D[0])
@@ -207,7 +207,7 @@ def _attention_targets(
 
 def mlp_targets(prefix: str, mlp: Mlp, encoding: WeightEncoding = AS_STORED) -> Iterator[Target]:
     """The tensors of one MLP."""
-    outputs = Span.whole(mlp.down.num_outputs)
+    outputs = Shard.whole(mlp.down.num_outputs)
     rows = {"gate_proj": mlp.features, "up_proj": mlp.features}
     yield from _fused_targets(prefix, mlp.gate_up, rows, encoding)
     yield from _fused_targets(prefix, mlp.down, {"down_proj": outputs}, encoding, mlp.features)
@@ -216,16 +216,16 @@ def mlp_targets(prefix: str, mlp: Mlp, encoding: WeightEncoding = AS_STORED) -> 
 def _fused_targets(
     prefix: str,
     linear: Linear,
-    rows: Mapping[str, Span],
+    rows: Mapping[str, Shard],
     encoding: WeightEncoding,
-    inputs: Span | None = None,
+    inputs: Shard | None = None,
 ) -> Iterator[Target]:
     """Targets of projections whose rows lie one after the other in `linear`."""
     first = 0
-    for name, span in rows.items():
+    for name, shard in rows.items():
         weight = f"{prefix}.{name}.weight"
-        yield ProjectionTarget(weight, linear, first, span, encoding, inputs)
+        yield ProjectionTarget(weight, linear, first, shard, encoding, inputs)
         if linear.bias_O is not None:
-            bias = linear.bias_O[first : first + span.length]
-            yield BiasTarget(f"{prefix}.{name}.bias", bias, span)
-        first += span.length
+            bias = linear.bias_O[first : first + shard.length]
+            yield BiasTarget(f"{prefix}.{name}.bias", bias, shard)
+        first += shard.length

@@ -30,12 +30,11 @@ class RankGroup:
     def join(cls, file: str, rank: int, num_ranks: int, device: torch.device) -> RankGroup:
         """Meet the others at a new file; returns when all are there."""
         store = dist.FileStore(file, num_ranks)  # type: ignore[attr-defined]  # not in `__all__`
-        if device.type != "cuda":
-            return cls(_gloo(store, rank, num_ranks), is_ordered=True)
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = _TIMEOUT
-        nccl = dist.ProcessGroupNCCL(store, rank, num_ranks, options)
-        return cls(nccl, is_ordered=False)
+        is_gpu = device.type == "cuda"
+        backend = (_nccl if is_gpu else _gloo)(store, rank, num_ranks)
+        group = cls(backend, is_ordered=not is_gpu)
+        group.broadcast(torch.zeros(1, device=device))  # NCCL meets at the first call
+        return group
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """The sum over ranks, the same bits on all; `x` may be overwritten.
@@ -80,3 +79,9 @@ def _gloo(store: Any, rank: int, num_ranks: int) -> Any:
     options._devices = [kind.create_device(hostname="127.0.0.1")]
     options._timeout = _TIMEOUT
     return kind(store, rank, num_ranks, options)
+
+
+def _nccl(store: Any, rank: int, num_ranks: int) -> Any:
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = _TIMEOUT
+    return dist.ProcessGroupNCCL(store, rank, num_ranks, options)

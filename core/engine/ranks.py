@@ -174,16 +174,20 @@ class RankProcess:
 class Ranks:
     """The ranks of one model as rank 0 sees them: `group`, and a process for each of the others."""
 
-    def __init__(self, group: RankGroup, processes: Sequence[RankProcess]) -> None:
+    def __init__(
+        self, group: RankGroup, processes: Sequence[RankProcess], stack: ExitStack
+    ) -> None:
         self.group = group
         self._processes = processes
+        self._stack = stack
 
     @classmethod
     def start(cls, config: Config, model: ResolvedModel, device: Device) -> Ranks:
         """Start the processes and meet them. Raises `SetupError`; then none is left."""
         num_ranks = config.device.tensor_parallel_size
         processes = [RankProcess(rank) for rank in range(1, num_ranks)]
-        with ExitStack() as stack, tempfile.TemporaryDirectory(prefix="triptych-") as folder:
+        with ExitStack() as stack:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="triptych-"))
             file = f"{folder}/ranks"
             setup = RankSetup(config=config, model=model, rank=0, meeting_file=file)
             for process in processes:
@@ -191,9 +195,7 @@ class Ranks:
                 process.start(_setup_of(process, setup))
             for process in processes:
                 process.expect(Phase, _START_TIMEOUT_S)
-            ranks = cls(setup.join(device), processes)
-            stack.pop_all()
-        return ranks
+            return cls(setup.join(device), processes, stack.pop_all())
 
     def tell_num_pages(self, num_pages: int) -> None:
         """Have them load their parts, with a cache of so many pages."""
@@ -224,8 +226,7 @@ class Ranks:
 
     def close(self) -> None:
         """End all of them."""
-        for process in self._processes:
-            process.close()
+        self._stack.close()
 
 
 class LeadingRunner:

@@ -18,7 +18,7 @@ from triptych.core.kernels.paged_attention import AttentionBatch, AttentionRule,
 from triptych.core.kernels.rope_write import HeadNorm, Rotation, rope_write
 from triptych.core.layers.linear import Linear
 from triptych.core.layers.parallel import row_parallel
-from triptych.core.layers.spans import HeadSpans
+from triptych.core.layers.shards import HeadShards
 
 if TYPE_CHECKING:
     from triptych.core.devices.rank_group import RankGroup
@@ -89,7 +89,7 @@ class AttentionConfig:
 
     `scale` is that of the scores, 1 / sqrt(head_dim) unless given. Weights of head norms
     may be centred (see `core.layers.norm`). `uses_local_rope`: see `DecoderConfig`. In a model that
-    is divided over ranks, heads are counted on this one, and `spans` says which of all they are.
+    is divided over ranks, heads are counted on this one, and `shards` says which of all they are.
     """
 
     hidden_size: int
@@ -104,7 +104,7 @@ class AttentionConfig:
     uses_local_rope: bool = False
     has_centred_qk_norm: bool = False
     scale: float | None = None
-    spans: HeadSpans | None = None
+    shards: HeadShards | None = None
 
 
 class Attention:

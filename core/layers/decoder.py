@@ -22,7 +22,7 @@ from triptych.core.layers.native_layers import NativeLayers, can_fuse
 from triptych.core.layers.norm import RMSNorm
 from triptych.core.layers.parallel import row_parallel, vocab_parallel
 from triptych.core.layers.rotary import RopeConfig, Rotary
-from triptych.core.layers.spans import Span
+from triptych.core.layers.shards import Shard
 
 if TYPE_CHECKING:
     from triptych.core.devices.rank_group import RankGroup
@@ -51,8 +51,8 @@ class DecoderConfig:
     embedding_scale: float = 1.0
     has_centred_norms: bool = False
     has_post_norms: bool = False
-    features: Span | None = None
-    vocabulary: Span | None = None
+    features: Shard | None = None
+    vocabulary: Shard | None = None
 
     def kv_layout(self, page_size: int, dtype: torch.dtype) -> KvLayout:
         """The cache this model needs."""
@@ -78,7 +78,7 @@ class Mlp:
         group: RankGroup | None = None,
     ) -> None:
         hidden, features, bias = config.hidden_size, config.intermediate_size, config.has_mlp_bias
-        self.features = config.features or Span.whole(features)
+        self.features = config.features or Shard.whole(features)
         self.gate_up = Linear(hidden, 2 * features, has_bias=bias, dtype=dtype, device=device)
         self.down = row_parallel(
             group, (features, hidden), has_bias=bias, dtype=dtype, device=device
@@ -243,7 +243,7 @@ class Decoder(DecoderStack):
         group: RankGroup | None = None,
     ) -> None:
         super().__init__(config, dtype=dtype, device=device, group=group)
-        self.vocabulary = config.vocabulary or Span.whole(config.vocab_size)
+        self.vocabulary = config.vocabulary or Shard.whole(config.vocab_size)
         sizes = config.hidden_size, self.vocabulary
         new = partial(vocab_parallel, group, *sizes, dtype=dtype, device=device)
         self.head = new()

@@ -1,7 +1,7 @@
 """Projections of a model that is divided over ranks.
 
 Owns what ranks tell each other within a step: sums of products whose inputs are divided, embedded
-tokens and logits of a divided vocabulary. Which part is whose is the business of `spans`.
+tokens and logits of a divided vocabulary. Which part is whose is the business of `shards`.
 
 Shapes: T tokens, I inputs, O outputs of this rank, V of all ranks.
 """
@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.linear import Linear
-from triptych.core.layers.spans import Span, even_span
+from triptych.core.layers.shards import Shard, even_shard
 
 if TYPE_CHECKING:
     from triptych.core.devices.rank_group import RankGroup
@@ -79,38 +79,38 @@ def row_parallel(
 def vocab_parallel(
     group: RankGroup | None,
     num_inputs: int,
-    span: Span,
+    shard: Shard,
     *,
     dtype: torch.dtype,
     device: torch.device,
 ) -> Linear:
     """An embedding or language head; its outputs are divided where there is a group."""
     if group is None:
-        return Linear(num_inputs, span.length, has_bias=False, dtype=dtype, device=device)
-    return VocabParallelLinear(num_inputs, span, dtype=dtype, device=device, group=group)
+        return Linear(num_inputs, shard.length, has_bias=False, dtype=dtype, device=device)
+    return VocabParallelLinear(num_inputs, shard, dtype=dtype, device=device, group=group)
 
 
 class VocabParallelLinear(Linear):
     """Each rank has some of the vocabulary. Logits come together on rank 0."""
 
-    __slots__ = ("_group", "_span")
+    __slots__ = ("_group", "_shard")
 
     def __init__(
         self,
         num_inputs: int,
-        span: Span,
+        shard: Shard,
         *,
         dtype: torch.dtype,
         device: torch.device,
         group: RankGroup,
     ) -> None:
-        super().__init__(num_inputs, span.length, has_bias=False, dtype=dtype, device=device)
-        self._span, self._group = span, group
+        super().__init__(num_inputs, shard.length, has_bias=False, dtype=dtype, device=device)
+        self._shard, self._group = shard, group
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """The weights of any outputs; one rank has each."""
-        local = ids - self._span.first
-        is_elsewhere = (local < 0) | (local >= self._span.length)
+        local = ids - self._shard.first
+        is_elsewhere = (local < 0) | (local >= self._shard.length)
         found = super().rows(local.masked_fill(is_elsewhere, 0))
         return self._group.sum(found.masked_fill(is_elsewhere.unsqueeze(1), 0))
 
@@ -122,11 +122,11 @@ class VocabParallelLinear(Linear):
     ) -> torch.Tensor:
         """All outputs on rank 0, `[T, V]`; elsewhere a view of that shape, for nobody to read."""
         assert residual_TO is None
-        num_ranks, total = self._group.num_ranks, self._span.total
+        num_ranks, total = self._group.num_ranks, self._shard.total
         y_TO = super().__call__(x_TI, out_dtype=out_dtype)
-        widest = even_span(total, 0, num_ranks).length
-        parts = self._group.gather(pad(y_TO, (0, widest - self._span.length)))
+        widest = even_shard(total, 0, num_ranks).length
+        parts = self._group.gather(pad(y_TO, (0, widest - self._shard.length)))
         if parts is None:
             return y_TO.new_zeros(()).expand(len(x_TI), total)
-        lengths = [even_span(total, rank, num_ranks).length for rank in range(num_ranks)]
+        lengths = [even_shard(total, rank, num_ranks).length for rank in range(num_ranks)]
         return torch.cat([part[:, :n] for part, n in zip(parts, lengths, strict=True)], dim=1)

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 from support.decoder_families import FAMILIES, TINY
 from support.decoder_rig import Rig, Row, decoder_rig
 from support.kernel_levels import LEVELS
-from support.rank_threads import RandomTensors, drive_divided
+from support.rank_threads import RandomTensors, StoredDecoder, drive_divided
+from triptych.core.config import ModelOptions
 from triptych.core.decoders import families
 from triptych.core.decoders.division import divide
 from triptych.core.decoders.families import read_decoder_config
 from triptych.core.errors import ConfigError
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.sampling_params import SamplingParams
+from triptych.core.weights.progress import SilentProgress
+from triptych.core.weights.resolve import EMBEDDED_REFERENCE, resolve
 
 _AXES = {"rope_scaling": {"rope_type": "default", "mrope_section": [2, 2, 2]}}
 _MORE: dict[str, dict[str, Any]] = {
@@ -88,7 +93,7 @@ def test_two_ranks_give_the_logits_of_one(name: str) -> None:
     assert_same(drive_divided(tensors, 2, drive), expected)
 
 
-@pytest.mark.parametrize("num_ranks", [3, 4, 6])
+@pytest.mark.parametrize("num_ranks", [3, 4])
 def test_more_ranks_than_key_heads_share_them(num_ranks: int) -> None:
     """6 query heads, 2 of keys; 80 features and 199 tokens do not divide evenly either."""
     tensors = tensors_of("llama-biased-tied")
@@ -126,6 +131,30 @@ def test_a_row_alone_and_in_a_batch_is_the_same_to_the_bit(
     alone, together = drive_divided(tensors_of("llama"), 3, drive_alone_and_together, native)
     for position, logits_V in alone.logits.items():
         assert torch.equal(logits_V, together.logits[position])
+
+
+@pytest.mark.embedded
+def test_the_embedded_model_token_for_token(
+    kernels_of: Callable[[str | None], NativeKernels],
+) -> None:
+    """9 heads in 3 groups: one rank has two of these. More in samples/benchmarks/divided.py."""
+    resolved = resolve(
+        EMBEDDED_REFERENCE, name=None, options=ModelOptions(), progress=SilentProgress()
+    )
+    stored, native = StoredDecoder(Path(resolved.folder)), kernels_of(LEVELS[0])
+    tokenizer = Tokenizer.from_file(str(stored.folder / "tokenizer.json"))
+
+    def answer(rig: Rig) -> list[list[int]]:
+        rows = [
+            rig.open(tokenizer.encode(text).ids)
+            for text in ("Once upon a time,", "def add(a, b):", "The capital of France is")
+        ]
+        rig.prefill(*rows)
+        rig.decode(*rows, num_steps=15)
+        return [row.tokens for row in rows]
+
+    expected = answer(decoder_rig(stored.decoder(native=native), native=native))
+    assert drive_divided(stored, 2, answer, native) == expected
 
 
 def test_scores_of_a_prompt() -> None:

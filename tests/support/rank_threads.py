@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,6 +20,7 @@ import torch.distributed as dist
 
 from support.decoder_rig import CPU, Rig
 from triptych.core.decoders.division import divide
+from triptych.core.decoders.native import NativeBlueprint
 from triptych.core.decoders.tensor_names import decoder_targets
 from triptych.core.devices.rank_group import RankGroup
 from triptych.core.engine.rank_sampler import FollowingSampler, LeadingSampler
@@ -29,6 +31,7 @@ from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.attention import KvCache, KvLayout
 from triptych.core.layers.decoder import Decoder, DecoderConfig
 from triptych.core.plan import Plan, TokenPlan
+from triptych.core.weights.tensors.checkpoint import Checkpoint
 
 T = TypeVar("T")
 _PATIENCE = timedelta(seconds=30)
@@ -84,8 +87,28 @@ class RandomTensors:
         return decoder
 
 
+@dataclass
+class StoredDecoder:
+    """The decoder in a folder, in float32, whole or one rank's part."""
+
+    folder: Path
+
+    def decoder(
+        self, group: RankGroup | None = None, native: NativeKernels | None = None
+    ) -> Decoder:
+        with Checkpoint.open(self.folder) as checkpoint:
+            blueprint = NativeBlueprint(
+                checkpoint.config, max_length=0, dtype=torch.float32, device=CPU, native=native
+            )
+            if group is not None:
+                blueprint.join(group)
+            return blueprint.build(checkpoint, lambda _: None)
+
+
 class PlanQueue:
-    """In place of `core.engine.ranks.Ranks`."""
+    """In place of `core.engine.ranks.Ranks`; `group` is there once rank 0 has joined."""
+
+    group: RankGroup
 
     def __init__(self, num_followers: int) -> None:
         self.queues = [queue.SimpleQueue[bytes]() for _ in range(num_followers)]
@@ -102,10 +125,8 @@ class PlanQueue:
 class LeadingRig(Rig):
     """A rig on rank 0."""
 
-    def __init__(
-        self, decoder: Decoder, group: RankGroup, ranks: PlanQueue, **options: Any
-    ) -> None:
-        self._group = group
+    def __init__(self, decoder: Decoder, ranks: PlanQueue, **options: Any) -> None:
+        self._group = ranks.group
         super().__init__(decoder, decoder.config.kv_layout(4, decoder.dtype), **options)
         self.runner = LeadingRunner(self.runner, ranks)
 
@@ -114,48 +135,64 @@ class LeadingRig(Rig):
 
 
 def drive_divided(
-    tensors: RandomTensors,
+    tensors: RandomTensors | StoredDecoder,
     num_ranks: int,
     drive: Callable[[Rig], T],
     native: NativeKernels | None = None,
     **options: Any,
 ) -> T:
     """What `drive` returns for a rig whose decoder is divided."""
+
+    def lead(ranks: PlanQueue) -> T:
+        decoder = tensors.decoder(ranks.group, native)
+        return drive(LeadingRig(decoder, ranks, native=native, **options))
+
+    def follow(group: RankGroup) -> TokenRunner:
+        decoder = tensors.decoder(group, native)
+        head_type = partial(TextHead, decoder, FollowingSampler(group))
+        layout = decoder.config.kv_layout(4, decoder.dtype)
+        return following_runner(head_type, layout, native=native, **options)
+
+    return lead_and_follow(num_ranks, lead, follow)
+
+
+def lead_and_follow(
+    num_ranks: int, lead: Callable[[PlanQueue], T], follow: Callable[[RankGroup], TokenRunner]
+) -> T:
+    """What `lead` returns on rank 0, while runners that `follow` makes run its plans."""
     plans = PlanQueue(num_ranks - 1)
 
     def work(group: RankGroup) -> T | None:
-        decoder = tensors.decoder(group, native)
-        if group.rank:
-            head_type = partial(TextHead, decoder, FollowingSampler(group))
-            layout = decoder.config.kv_layout(4, decoder.dtype)
-            follow(head_type, layout, plans.queues[group.rank - 1], native, **options)
-            return None
-        try:
-            return drive(LeadingRig(decoder, group, plans, native=native, **options))
-        finally:
-            plans.end()
+        if not group.rank:
+            plans.group = group
+            try:
+                return lead(plans)
+            finally:
+                plans.end()
+        runner = follow(group)
+        while message := plans.queues[group.rank - 1].get():
+            runner.launch(msgspec.msgpack.decode(message, type=TokenPlan))
+        return None
 
     result = on_ranks(num_ranks, work)[0]
     assert result is not None
     return result
 
 
-def follow(
+def following_runner(
     head_type: Callable[..., TokenHead],
     layout: KvLayout,
-    plans: queue.SimpleQueue[bytes],
+    *,
     native: NativeKernels | None = None,
     max_batch_size: int = 16,
     max_length: int = 96,
-) -> None:
-    """Run plans as another rank than 0, on as many pages as a rig has."""
+) -> TokenRunner:
+    """One of another rank than 0, over as many pages as a rig has."""
     num_pages = max_batch_size * -(-max_length // layout.page_size)
-    runner = TokenRunner(
+    return TokenRunner(
         head_type(max_batch_size=max_batch_size, device=CPU),
         KvCache(layout, num_pages, CPU, native),
         max_batch_size=max_batch_size,
         max_length=max_length,
         device=CPU,
     )
-    while message := plans.get():
-        runner.launch(msgspec.msgpack.decode(message, type=TokenPlan))
