@@ -45,15 +45,6 @@ class DeviceLoader:
             use_triton_cache(self._config.models.cache_dir, target, self._resolved.bundle)
         return ModelMemory(self._resolved, self._config, self._device, self._ledger, stack)
 
-    def check_undivided(self) -> None:
-        """Raise `ConfigError` where a model that is not divided is to be."""
-        num_ranks = self._config.device.tensor_parallel_size
-        if num_ranks > 1:
-            raise ConfigError(
-                f"--tensor-parallel-size {num_ranks}: {self.name} does not run on our decoder, and"
-                " other models are not divided; leave it out, or name a model of its families."
-            )
-
 
 class TokenLoader(DeviceLoader):
     """One model whose steps draw tokens over a paged cache."""

@@ -19,7 +19,7 @@ from triptych.core.devices.device import Device, share_cores
 from triptych.core.engine.loader import TokenLoader
 from triptych.core.engine.model_memory import ModelMemory
 from triptych.core.engine.text_head import CausalModel, TextHead, TokenSampler
-from triptych.core.errors import RankLost
+from triptych.core.errors import ConfigError, RankLost
 from triptych.core.grammar.vocabulary import GrammarVocabulary
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.attention import KvLayout
@@ -147,7 +147,10 @@ class LlmLoader(TokenLoader):
         if self._num_ranks == 1:
             return None
         if not isinstance(blueprint, NativeBlueprint):
-            self.check_undivided()
+            raise ConfigError(
+                f"--tensor-parallel-size {self._num_ranks}: {self.name} does not run on our decoder"
+                " and is not divided; leave it out, or name a model of the decoder's families."
+            )
         blueprint.check_divisible(self._num_ranks)
         from triptych.core.engine.ranks import Ranks
 
