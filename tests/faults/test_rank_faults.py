@@ -118,7 +118,7 @@ def test_two_ranks_answer_as_one_until_one_dies(folder: Path) -> None:
     outputs, took_s = asyncio.run(of_two())
     assert len(expected) == 40
     assert tokens_of(outputs) == expected
-    assert took_s < 1  # a promise to clients, not a speed: the peer's end of a socket says it
+    assert took_s < 10  # by the cut connection, and no timeout of the group's
     assert not ranks_of()
 
 
