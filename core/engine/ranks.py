@@ -26,7 +26,7 @@ from typing import Protocol
 import msgspec
 from msgspec import structs
 
-from triptych.core.config import Config
+from triptych.core.config import Config, ServerOptions
 from triptych.core.devices.device import Device, rank_device
 from triptych.core.devices.rank_group import RankGroup
 from triptych.core.engine.rank_sampler import LeadingSampler
@@ -250,12 +250,21 @@ class LeadingRunner:
 
 
 def _setup_of(process: RankProcess, setup: RankSetup) -> RankSetup:
-    """What one process is told of what all are."""
-    options = setup.config.device
+    """What one process is told of what all are.
+
+    It has no clients: it needs no keys, and no patience, which in a pipeline has no end and then
+    no form in JSON.
+    """
+    options, server = setup.config.device, setup.config.server
     device = replace(options, device=rank_device(options, process.rank))
+    patience_s = ServerOptions().stream_timeout_s
     return structs.replace(
         setup,
-        config=replace(setup.config, device=device),
+        config=replace(
+            setup.config,
+            device=device,
+            server=replace(server, api_key=(), api_key_file="", stream_timeout_s=patience_s),
+        ),
         rank=process.rank,
         plans_fd=process.plans_fd,
     )

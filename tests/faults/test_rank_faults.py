@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import transformers
 from support.serve_process import eventually
 from support.text_models import write_text_folder
 from triptych.compose import build_engine
-from triptych.core.config import Config, DeviceOptions, ModelOptions, ScheduleOptions
+from triptych.core.config import Config, DeviceOptions, ModelOptions, ScheduleOptions, ServerOptions
 from triptych.core.engine import ranks
 from triptych.core.errors import DeviceError, EngineDown, TriptychError
 from triptych.core.job import Output
@@ -61,6 +62,7 @@ def open_client(model: ResolvedModel, num_ranks: int) -> LocalClient:
         models=ModelOptions(model=(model.reference,)),
         device=device,
         schedule=ScheduleOptions(max_batch_size=4),
+        server=ServerOptions(stream_timeout_s=math.inf),  # as a pipeline has it
     )
     return LocalClient(build_engine(config, [model]))
 
