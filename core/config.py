@@ -158,6 +158,15 @@ class DeviceOptions:
         " (the KV cache gets free x share - weights).",
         within=SHARE,
     )
+    tensor_parallel_size: int = option(
+        1,
+        "Devices that a model is divided over, this many ranks in processes of their own: GPUs from"
+        " the one that --device names on, or those of `--device gpu:0,1`; on a CPU they share its"
+        " cores. For models on our own decoder.",
+        aliases=("--tp", "--tp-size"),
+        within=COUNT,
+        roles=TEXT,
+    )
     threads: int = option(
         0, "CPU threads of the engine; 0: one per core, within a CPU quota.", within=BOUND
     )

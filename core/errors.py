@@ -234,6 +234,12 @@ class DeviceError(SetupError):
     code = "device_error"
 
 
+class RankLost(DeviceError):
+    """One of the processes that a model is divided over failed or ended; all start again."""
+
+    code = "rank_lost"
+
+
 class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An error as it crosses a process boundary."""
 

@@ -9,7 +9,15 @@ from __future__ import annotations
 import logging
 from collections import deque
 
-from triptych.core.errors import DeviceError, InternalError, JobFailed, OutOfMemory, TriptychError
+from triptych.core.errors import (
+    DeviceError,
+    EngineDown,
+    InternalError,
+    JobFailed,
+    OutOfMemory,
+    RankLost,
+    TriptychError,
+)
 
 MAX_FAILED_STEPS_IN_A_ROW = 3
 MAX_NON_FINITE_JOBS = 3
@@ -73,6 +81,8 @@ def translate(error: Exception) -> TriptychError:
     """The error for the jobs of a step that raised `error`."""
     if isinstance(error, JobFailed):
         return error
+    if isinstance(error, RankLost):
+        return EngineDown("A device of the model was lost; the engine restarts.", retry_after_s=5.0)
     # torch's own out-of-memory errors, known by their text: schedulers do not import torch.
     if isinstance(error, MemoryError) or any(mark in str(error).lower() for mark in _NO_MEMORY):
         return OutOfMemory("A step did not fit in memory.")

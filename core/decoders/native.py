@@ -7,21 +7,24 @@ a checkpoint to a `Decoder` that is ready to run. Knows nothing of ledgers, page
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from triptych.core.decoders.division import divide
 from triptych.core.decoders.families import read_decoder_config
 from triptych.core.decoders.tensor_names import (
     AS_STORED,
     BARE,
     WHOLE,
     DecoderTensors,
+    ProjectionTarget,
     decoder_targets,
     embedding_target,
     is_unused,
 )
 from triptych.core.engine.text_head import CausalModel, logits_bytes
+from triptych.core.errors import ConfigError
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.attention import KvLayout
 from triptych.core.layers.decoder import Decoder, DecoderConfig
@@ -30,12 +33,16 @@ from triptych.core.weights.encoding import WeightEncoding
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.core.weights.tensors.loading import Target, load_tensors
 
+if TYPE_CHECKING:
+    from triptych.core.devices.rank_group import RankGroup
+
 
 class Blueprint(Protocol):
     """A model that is known but not yet loaded."""
 
     max_length: int
     vocab_size: int
+    dtype: torch.dtype
 
     def weight_bytes(self) -> int:
         """Device bytes of the weights once loaded."""
@@ -66,29 +73,47 @@ class NativeBlueprint:
         self.config = read_decoder_config(config, max_length=max_length)
         self.max_length = self.config.rope.max_length
         self.vocab_size = self.config.vocab_size
-        self._dtype = dtype
+        self.dtype = dtype
         self._device = device
         self._native = native
         self._encoding = encoding
+        self._group: RankGroup | None = None
+
+    def join(self, group: RankGroup) -> None:
+        """Be this rank's part of the model from now on; first `check_divisible`."""
+        self.config = divide(self.config, group.rank, group.num_ranks)
+        self._group = group
+
+    def check_divisible(self, num_ranks: int) -> None:
+        """Raise `ConfigError` for a model that cannot be divided by so many ranks."""
+        divide(self.config, 0, num_ranks)
+        sketch = Decoder(self.config, dtype=self.dtype, device=torch.device("meta"))
+        targets = decoder_targets(sketch, encoding=self._encoding)
+        formats = {t.format.name for t in targets if isinstance(t, ProjectionTarget) and t.format}
+        if formats:
+            raise ConfigError(
+                f"--tensor-parallel-size: weights in blocks ({', '.join(sorted(formats))}) are not"
+                " divided yet; give --quantization-encoding bfloat16, or leave it out."
+            )
 
     def weight_bytes(self) -> int:
         """Bytes of the parameters; a plain tied embedding counts twice where the head is packed."""
-        sketch = Decoder(self.config, dtype=self._dtype, device=torch.device("meta"))
+        sketch = Decoder(self.config, dtype=self.dtype, device=torch.device("meta"))
         embedding = embedding_target(sketch, encoding=self._encoding)
         targets: list[Target] = list(decoder_targets(sketch, encoding=self._encoding))
-        is_packed = self._native is not None or is_packable(self._dtype, self._device)
+        is_packed = self._native is not None or is_packable(self.dtype, self._device)
         if self.config.has_tied_embeddings and is_packed and embedding.format is None:
             targets.append(embedding)
-        return sum(target.num_bytes(self._dtype.itemsize) for target in targets)
+        return sum(target.num_bytes(self.dtype.itemsize) for target in targets)
 
     def activation_bytes(self, num_tokens: int, num_rows: int) -> int:
         """The most a step of so many tokens and sampled rows holds beside weights and cache."""
         values = num_tokens * position_values(self.config)
         if self._device.type == "cpu" and self._native is None:
             values += gathered_values(self.config, num_tokens, num_rows)
-        drawing = num_tokens * self.config.hidden_size * self._dtype.itemsize
+        drawing = num_tokens * self.config.hidden_size * self.dtype.itemsize
         drawing += logits_bytes(num_rows, self.vocab_size)
-        return max(values * self._dtype.itemsize, drawing)
+        return max(values * self.dtype.itemsize, drawing)
 
     def kv_layout(self, page_size: int, dtype: torch.dtype) -> KvLayout:
         """The cache this model needs."""
@@ -104,7 +129,7 @@ class NativeBlueprint:
 
         `part` is the decoder's in a checkpoint that holds more; the rest is left alone.
         """
-        decoder = Decoder(self.config, dtype=self._dtype, device=self._device)
+        decoder = Decoder(self.config, dtype=self.dtype, device=self._device, group=self._group)
         is_bare = f"{WHOLE.body}.norm.weight" not in checkpoint.tensors
         load_tensors(
             checkpoint,

@@ -6,7 +6,7 @@ slice, straight from the file; slices may be in blocks of integers.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,7 @@ from triptych.core.layers.attention import Attention
 from triptych.core.layers.decoder import Decoder, DecoderLayer, DecoderStack, Mlp
 from triptych.core.layers.linear import Linear
 from triptych.core.layers.norm import RMSNorm
+from triptych.core.layers.shards import HeadShards, Shard
 from triptych.core.weights.encoding import WeightEncoding
 from triptych.core.weights.tensors.checkpoint import Checkpoint, TensorSource
 from triptych.core.weights.tensors.loading import Target, TensorTarget
@@ -57,24 +58,33 @@ BARE = DecoderTensors("")
 
 @dataclass(frozen=True, slots=True)
 class ProjectionTarget:
-    """Rows of a projection, from `first` on; in blocks of integers as `encoding` says."""
+    """Rows of a projection, from `first` on; in blocks of integers as `encoding` says.
+
+    `rows` are those of the tensor that this rank has, and `inputs` the columns, if not all. Only
+    their part of the file is read.
+    """
 
     name: str
     linear: Linear
     first: int
-    num_rows: int
+    rows: Shard
     encoding: WeightEncoding
+    inputs: Shard | None = None
     is_vocabulary: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape it must have."""
-        return self.num_rows, self.linear.num_inputs
+        return self.rows.total, self._inputs.total
 
     @property
     def into(self) -> torch.Tensor:
         """The rows as plain numbers."""
-        return self.linear.weight_OI[self.first : self.first + self.num_rows]
+        return self.linear.weight_OI[self.first : self.first + self.rows.length]
+
+    @property
+    def _inputs(self) -> Shard:
+        return self.inputs or Shard.whole(self.linear.num_inputs)
 
     @property
     def format(self) -> BlockFormat | None:
@@ -86,15 +96,39 @@ class ProjectionTarget:
         """Put the tensor into the projection."""
         form = self.format
         if form is None:
-            self.into.copy_(source.read(self.name))
+            part = self.rows.slice, self._inputs.slice
+            self.into.copy_(source.read(self.name)[part])
             return
+        assert self.shape == self.into.shape, "blocks are not divided"
         packed = source.read_packed(self.name) if isinstance(source, Checkpoint) else None
         self.linear.hold(self.first, packed or quantise(source.read(self.name), form))
 
     def num_bytes(self, item_bytes: int) -> int:
         """Bytes in memory, plain numbers having so many each."""
         form, num_inputs = self.format, self.linear.num_inputs
-        return self.num_rows * (form.row_bytes(num_inputs) if form else num_inputs * item_bytes)
+        return self.rows.length * (form.row_bytes(num_inputs) if form else num_inputs * item_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class BiasTarget:
+    """The part `shard` of a projection's bias."""
+
+    name: str
+    into: torch.Tensor
+    shard: Shard
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape it must have."""
+        return (self.shard.total,)
+
+    def fill(self, source: TensorSource) -> None:
+        """Copy it into place."""
+        self.into.copy_(source.read(self.name)[self.shard.slice])
+
+    def num_bytes(self, item_bytes: int) -> int:
+        """Bytes in memory, numbers having so many each."""
+        return self.shard.length * item_bytes
 
 
 def decoder_targets(
@@ -103,7 +137,7 @@ def decoder_targets(
     """Every tensor the decoder needs, and where it goes."""
     yield embedding_target(decoder, part, encoding)
     if not decoder.config.has_tied_embeddings:
-        yield _vocabulary_target(part.head, decoder.head, encoding)
+        yield _vocabulary_target(decoder, part.head, decoder.head, encoding)
     yield from stack_targets(decoder, part.body, encoding)
 
 
@@ -111,11 +145,14 @@ def embedding_target(
     decoder: Decoder, part: DecoderTensors = WHOLE, encoding: WeightEncoding = AS_STORED
 ) -> ProjectionTarget:
     """The embedding's, which may be the head's, too."""
-    return _vocabulary_target(_below(part.body) + _EMBEDDING, decoder.embedding, encoding)
+    name = _below(part.body) + _EMBEDDING
+    return _vocabulary_target(decoder, name, decoder.embedding, encoding)
 
 
-def _vocabulary_target(name: str, linear: Linear, encoding: WeightEncoding) -> ProjectionTarget:
-    return ProjectionTarget(name, linear, 0, linear.num_outputs, encoding, is_vocabulary=True)
+def _vocabulary_target(
+    decoder: Decoder, name: str, linear: Linear, encoding: WeightEncoding
+) -> ProjectionTarget:
+    return ProjectionTarget(name, linear, 0, decoder.vocabulary, encoding, is_vocabulary=True)
 
 
 def stack_targets(
@@ -157,10 +194,12 @@ def _attention_targets(
     prefix: str, attention: Attention, encoding: WeightEncoding
 ) -> Iterator[Target]:
     config = attention.config
-    num_q, num_kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    sizes = {"q_proj": num_q, "k_proj": num_kv, "v_proj": num_kv}
-    yield from _fused_targets(prefix, attention.qkv, sizes, encoding)
-    yield from _fused_targets(prefix, attention.out, {"o_proj": config.hidden_size}, encoding)
+    shards = config.shards or HeadShards.whole(config.num_heads, config.num_kv_heads)
+    queries, keys = shards.queries.times(config.head_dim), shards.keys.times(config.head_dim)
+    rows = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
+    yield from _fused_targets(prefix, attention.qkv, rows, encoding)
+    outputs = {"o_proj": Shard.whole(config.hidden_size)}
+    yield from _fused_targets(prefix, attention.out, outputs, encoding, queries)
     if attention.qk_norm_2D is not None:
         yield TensorTarget(f"{prefix}.q_norm.weight", attention.qk_norm_2D[0])
         yield TensorTarget(f"{prefix}.k_norm.weight", attention.qk_norm_2D[1])
@@ -168,20 +207,25 @@ def _attention_targets(
 
 def mlp_targets(prefix: str, mlp: Mlp, encoding: WeightEncoding = AS_STORED) -> Iterator[Target]:
     """The tensors of one MLP."""
-    num_features = mlp.down.num_inputs
-    sizes = {"gate_proj": num_features, "up_proj": num_features}
-    yield from _fused_targets(prefix, mlp.gate_up, sizes, encoding)
-    yield from _fused_targets(prefix, mlp.down, {"down_proj": mlp.down.num_outputs}, encoding)
+    outputs = Shard.whole(mlp.down.num_outputs)
+    rows = {"gate_proj": mlp.features, "up_proj": mlp.features}
+    yield from _fused_targets(prefix, mlp.gate_up, rows, encoding)
+    yield from _fused_targets(prefix, mlp.down, {"down_proj": outputs}, encoding, mlp.features)
 
 
 def _fused_targets(
-    prefix: str, linear: Linear, sizes: dict[str, int], encoding: WeightEncoding
+    prefix: str,
+    linear: Linear,
+    rows: Mapping[str, Shard],
+    encoding: WeightEncoding,
+    inputs: Shard | None = None,
 ) -> Iterator[Target]:
     """Targets of projections whose rows lie one after the other in `linear`."""
     first = 0
-    for name, num_rows in sizes.items():
-        yield ProjectionTarget(f"{prefix}.{name}.weight", linear, first, num_rows, encoding)
+    for name, shard in rows.items():
+        weight = f"{prefix}.{name}.weight"
+        yield ProjectionTarget(weight, linear, first, shard, encoding, inputs)
         if linear.bias_O is not None:
-            bias = linear.bias_O[first : first + num_rows]
-            yield TensorTarget(f"{prefix}.{name}.bias", bias)
-        first += num_rows
+            bias = linear.bias_O[first : first + shard.length]
+            yield BiasTarget(f"{prefix}.{name}.bias", bias, shard)
+        first += shard.length

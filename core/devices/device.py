@@ -126,11 +126,29 @@ def _gpu_index(spec: str) -> int:
     numbers = (match[1] or "0").split(",")
     if len(numbers) > 1:
         raise DeviceError(
-            f"--device {spec}: one engine drives one device, since models are not yet split over"
-            f" several. Use --device gpu:{numbers[0]}, or start a server per GPU (gpu:"
+            f"--device {spec}: models are divided over as many GPUs as --tensor-parallel-size"
+            f" says. Give it, too, use --device gpu:{numbers[0]}, or start a server per GPU (gpu:"
             f"{', gpu:'.join(numbers)}) behind a balancer."
         )
     return int(numbers[0])
+
+
+def rank_device(options: DeviceOptions, rank: int) -> str:
+    """What `--device` means for one of the ranks that a model is divided over."""
+    spec = options.device
+    match = _SPEC.fullmatch(spec)
+    numbers = (match[1] or "0").split(",") if match else []
+    if len(numbers) > 1 and len(numbers) == options.tensor_parallel_size:
+        return f"gpu:{numbers[rank]}"
+    if len(numbers) > 1 or rank == 0 or not torch.cuda.is_available() or spec == "cpu":
+        return spec
+    return f"gpu:{int(numbers[0] if numbers else 0) + rank}"
+
+
+def share_cores(options: DeviceOptions) -> None:
+    """Leave the other ranks on this CPU their part of the cores, unless `--threads` says more."""
+    if not options.threads:
+        torch.set_num_threads(max(1, usable_cores().count // options.tensor_parallel_size))
 
 
 def open_device(options: DeviceOptions) -> tuple[Device, Ledger]:
@@ -143,7 +161,7 @@ def open_device(options: DeviceOptions) -> tuple[Device, Ledger]:
     torch.set_num_threads(num_threads)  # the native kernels take as many
     reason = f"--threads; {cores}" if options.threads else str(cores)
     _log.info("threads to compute with: %d (%s)", num_threads, reason)
-    device = Device.open(options.device)
+    device = Device.open(rank_device(options, 0))
     if options.enable_deterministic_inference and not device.is_cpu:
         raise DeviceError(
             "--enable-deterministic-inference: on a GPU the order of sums follows from the batch;"

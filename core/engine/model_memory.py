@@ -70,6 +70,7 @@ class ModelMemory:
         self._device = device
         self._ledger = ledger
         self._stack = stack
+        self.num_ranks = 1  # that the model is divided over
 
     def dtype(self, stored: torch.dtype, *, takes_blocks: bool = False) -> torch.dtype:
         """The type to compute in, for weights `stored` in some type.
@@ -88,9 +89,13 @@ class ModelMemory:
         """The CPU kernels, where the device and the options have them."""
         return open_kernels(self._config, self._bundle) if self._device.is_cpu else None
 
-    def reserve(self, purpose: str, num_bytes: int) -> None:
-        """Take bytes that are about to be allocated. Raises `MemoryBudgetExceeded`."""
+    def reserve(self, purpose: str, num_bytes: int, *, is_divided: bool = True) -> None:
+        """Take bytes that are about to be allocated, by every rank if what they are for is divided.
+
+        Raises `MemoryBudgetExceeded`.
+        """
         owner = f"{self._name}/{purpose}"
+        num_bytes *= self._num_shares if is_divided else 1
         self._stack.enter_context(self._ledger.reserve(owner, num_bytes)).commit()
 
     def show(self) -> None:
@@ -99,10 +104,22 @@ class ModelMemory:
             _log.info("memory: %s", line)
 
     @property
+    def _num_shares(self) -> int:
+        """How many ranks take as much of this device as this one: on a CPU all of them."""
+        return self.num_ranks if self._device.is_cpu else 1
+
+    @property
     def captures(self) -> bool:
         """Whether steps are to be captured. Raises `ConfigError` for options without effect."""
         wanted = self._config.device.device_graph_capture
         captures = not self._device.is_cpu if wanted is None else wanted
+        if self.num_ranks > 1:
+            if wanted:
+                raise ConfigError(
+                    "--device-graph-capture: steps of a divided model are not captured yet; leave"
+                    " it or --tensor-parallel-size out."
+                )
+            captures = False
         if self._config.debug.debug_verify_replay and not captures:
             raise ConfigError(
                 "--debug-verify-replay: no step is captured here; give --device-graph-capture, too."
@@ -134,7 +151,8 @@ class ModelMemory:
         One row of the whole context must fit, whatever the shares say. Returns their number.
         """
         pages_per_row = -(-max_length // layout.page_size)
-        room = self._ledger.available_bytes // layout.page_bytes - 1
+        page_bytes = layout.page_bytes * self._num_shares
+        room = self._ledger.available_bytes // page_bytes - 1
         if room < pages_per_row:
             raise MemoryBudgetExceeded(
                 f"The cache of {self._name} has room for {max(room, 0) * layout.page_size} tokens,"
@@ -143,10 +161,10 @@ class ModelMemory:
             )
         share = room // max(1, len(self._config.models.model))
         if self._config.cache.kv_cache_memory_mb:
-            share = self._config.cache.kv_cache_memory_mb * 2**20 // layout.page_bytes
+            share = self._config.cache.kv_cache_memory_mb * 2**20 // page_bytes
         elif self._device.is_cpu:
             cpu_bytes = int(self._ledger.capacity_bytes * _CPU_CACHE_SHARE)
-            share = min(share, cpu_bytes // layout.page_bytes)
+            share = min(share, cpu_bytes // page_bytes)
         most = pages_per_row * self._config.schedule.max_batch_size
         num_pages = max(pages_per_row, min(share, room, most))
         self.reserve("kv", (num_pages + 1) * layout.page_bytes)

@@ -25,7 +25,7 @@ from triptych.core.layers.attention import KvCache, PagedStep
 from triptych.core.plan import SlotStart, TokenRow, TokenRowResult
 from triptych.core.sampling.host_copy import HostCopy
 from triptych.core.sampling.logprobs import Logprobs
-from triptych.core.sampling.sampler import LOGIT_BYTES, SampledTokens, Sampler
+from triptych.core.sampling.sampler import LOGIT_BYTES
 from triptych.core.tokens import TokenLogprob
 
 _PROMPT_LOGITS_ROWS = 128  # positions scored at once for prompt log-probabilities
@@ -62,11 +62,47 @@ class CausalModel(Protocol):
         ...
 
 
+class DrawnTokens(Protocol):
+    """What a sampler drew: on the device for the next step, and on its way to the host."""
+
+    @property
+    def token_ids_B(self) -> torch.Tensor:  # noqa: N802 - a shape
+        """One id per row."""
+        ...
+
+    def to_results(self) -> tuple[TokenRowResult, ...]:
+        """Wait for the copies."""
+        ...
+
+
+class TokenSampler(Protocol):
+    """What this head asks of what draws; `core.sampling.sampler.Sampler` says more."""
+
+    def bind(self, start: SlotStart) -> None:
+        """Take a slot for a row."""
+        ...
+
+    def sample(
+        self,
+        logits_BV: torch.Tensor,
+        slots: Sequence[int],
+        positions: Sequence[int],
+        allowed: Sequence[bytes] = (),
+    ) -> DrawnTokens:
+        """Draw one token per row."""
+        ...
+
+
 class TextHead:
     """Drives a `CausalModel` with a `Sampler`."""
 
     def __init__(
-        self, model: CausalModel, sampler: Sampler, *, max_batch_size: int, device: torch.device
+        self,
+        model: CausalModel,
+        sampler: TokenSampler,
+        *,
+        max_batch_size: int,
+        device: torch.device,
     ) -> None:
         self._model = model
         self._sampler = sampler
@@ -151,7 +187,7 @@ class TextHead:
 
 def _results(
     rows: Sequence[TokenRow],
-    sampled: SampledTokens | None,
+    sampled: DrawnTokens | None,
     ending: Collection[int],
     states_EC: HostCopy | None,
     scores: Mapping[int, Sequence[_Scores]],

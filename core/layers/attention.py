@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,6 +19,11 @@ from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.kernels.paged_attention import AttentionBatch, AttentionRule, paged_attention
 from triptych.core.kernels.rope_write import HeadNorm, Rotation, rope_write
 from triptych.core.layers.linear import Linear
+from triptych.core.layers.parallel import row_parallel
+from triptych.core.layers.shards import HeadShards
+
+if TYPE_CHECKING:
+    from triptych.core.devices.rank_group import RankGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +93,8 @@ class AttentionConfig:
     """One layer's attention. `window` counts the tokens seen, itself included; `None`: all.
 
     `scale` is that of the scores, 1 / sqrt(head_dim) unless given. Weights of head norms
-    may be centred (see `core.layers.norm`). `uses_local_rope`: see `DecoderConfig`.
+    may be centred (see `core.layers.norm`). `uses_local_rope`: see `DecoderConfig`. In a model that
+    is divided over ranks, heads are counted on this one, and `shards` says which of all they are.
     """
 
     hidden_size: int
@@ -102,13 +109,20 @@ class AttentionConfig:
     uses_local_rope: bool = False
     has_centred_qk_norm: bool = False
     scale: float | None = None
+    shards: HeadShards | None = None
 
 
 class Attention:
     """Fused query-key-value projection, per-head norm, rotation, paged attention, output."""
 
     def __init__(
-        self, config: AttentionConfig, *, layer: int, dtype: torch.dtype, device: torch.device
+        self,
+        config: AttentionConfig,
+        *,
+        layer: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        group: RankGroup | None = None,
     ) -> None:
         self.config = config
         self.layer = layer
@@ -123,9 +137,9 @@ class Attention:
             dtype=dtype,
             device=device,
         )
-        self.out = Linear(
-            num_heads * head_dim,
-            config.hidden_size,
+        self.out = row_parallel(
+            group,
+            (num_heads * head_dim, config.hidden_size),
             has_bias=config.has_out_bias,
             dtype=dtype,
             device=device,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -20,7 +20,12 @@ from triptych.core.layers.attention import Attention, AttentionConfig, KvLayout,
 from triptych.core.layers.linear import Linear
 from triptych.core.layers.native_layers import NativeLayers, can_fuse
 from triptych.core.layers.norm import RMSNorm
+from triptych.core.layers.parallel import row_parallel, vocab_parallel
 from triptych.core.layers.rotary import RopeConfig, Rotary
+from triptych.core.layers.shards import Shard
+
+if TYPE_CHECKING:
+    from triptych.core.devices.rank_group import RankGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +34,8 @@ class DecoderConfig:
 
     `local_rope` turns the layers that use it. Embeddings are multiplied by `embedding_scale`.
     Weights of norms may be centred (see `core.layers.norm`), and there may be norms after
-    attention and MLP, too.
+    attention and MLP, too. In a model that is divided over ranks, `intermediate_size` and the heads
+    are this one's: `features` and `vocabulary` say which of all it has.
     """
 
     vocab_size: int
@@ -45,6 +51,8 @@ class DecoderConfig:
     embedding_scale: float = 1.0
     has_centred_norms: bool = False
     has_post_norms: bool = False
+    features: Shard | None = None
+    vocabulary: Shard | None = None
 
     def kv_layout(self, page_size: int, dtype: torch.dtype) -> KvLayout:
         """The cache this model needs."""
@@ -62,10 +70,19 @@ class DecoderConfig:
 class Mlp:
     """`down(act(gate(x)) * up(x))`, gate and up as one projection."""
 
-    def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        group: RankGroup | None = None,
+    ) -> None:
         hidden, features, bias = config.hidden_size, config.intermediate_size, config.has_mlp_bias
+        self.features = config.features or Shard.whole(features)
         self.gate_up = Linear(hidden, 2 * features, has_bias=bias, dtype=dtype, device=device)
-        self.down = Linear(features, hidden, has_bias=bias, dtype=dtype, device=device)
+        self.down = row_parallel(
+            group, (features, hidden), has_bias=bias, dtype=dtype, device=device
+        )
         self._gate = silu_and_mul if config.activation == "silu" else gelu_and_mul
 
     def __call__(self, x_TC: torch.Tensor, residual_TC: torch.Tensor | None) -> torch.Tensor:
@@ -77,13 +94,21 @@ class DecoderLayer:
     """Attention and MLP, each behind its norm; in some families each before one, too."""
 
     def __init__(
-        self, config: DecoderConfig, *, layer: int, dtype: torch.dtype, device: torch.device
+        self,
+        config: DecoderConfig,
+        *,
+        layer: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        group: RankGroup | None = None,
     ) -> None:
         new_norm = partial(_norm, config, dtype=dtype, device=device)
         self.input_norm = new_norm()
-        self.attention = Attention(config.attention[layer], layer=layer, dtype=dtype, device=device)
+        self.attention = Attention(
+            config.attention[layer], layer=layer, dtype=dtype, device=device, group=group
+        )
         self.mlp_norm = new_norm()
-        self.mlp = Mlp(config, dtype, device)
+        self.mlp = Mlp(config, dtype, device, group)
         self.post_norms = (new_norm(), new_norm()) if config.has_post_norms else None
 
     def prepare(self, native: NativeKernels | None = None) -> None:
@@ -141,20 +166,29 @@ class LateInputs:
 class DecoderStack:
     """Layers and final norm: from embedded positions to hidden states.
 
-    Parameters are allocated uninitialised: fill them, then call `prepare` once.
+    Parameters are allocated uninitialised: fill them, then call `prepare` once. With a `group` this
+    is one rank's part, and runs while the others run theirs.
     """
 
-    def __init__(self, config: DecoderConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        group: RankGroup | None = None,
+    ) -> None:
         self.config = config
         self.dtype = dtype
         self.layers = [
-            DecoderLayer(config, layer=layer, dtype=dtype, device=device)
+            DecoderLayer(config, layer=layer, dtype=dtype, device=device, group=group)
             for layer in range(len(config.attention))
         ]
         self.norm = _norm(config, dtype=dtype, device=device)
         self._rotary = Rotary(config.rope, device)
         local = config.local_rope
         self._local_rotary = None if local is None else Rotary(local, device)
+        self._is_divided = group is not None
         self._fused: NativeLayers | None = None
 
     def prepare(self, native: NativeKernels | None = None) -> None:
@@ -165,7 +199,7 @@ class DecoderStack:
         for layer in self.layers:
             layer.prepare(native)
         self.norm.prepare()
-        if native is not None and can_fuse(self):
+        if native is not None and not self._is_divided and can_fuse(self):
             self._fused = NativeLayers(self, native)
 
     def rotations(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -200,18 +234,20 @@ class DecoderStack:
 class Decoder(DecoderStack):
     """Embedding, layers, final norm, and the projection onto the vocabulary."""
 
-    def __init__(self, config: DecoderConfig, *, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__(config, dtype=dtype, device=device)
-        self.head = Linear(
-            config.hidden_size, config.vocab_size, has_bias=False, dtype=dtype, device=device
-        )
-        self.embedding = (
-            self.head
-            if config.has_tied_embeddings
-            else Linear(
-                config.hidden_size, config.vocab_size, has_bias=False, dtype=dtype, device=device
-            )
-        )
+    def __init__(
+        self,
+        config: DecoderConfig,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        group: RankGroup | None = None,
+    ) -> None:
+        super().__init__(config, dtype=dtype, device=device, group=group)
+        self.vocabulary = config.vocabulary or Shard.whole(config.vocab_size)
+        sizes = config.hidden_size, self.vocabulary
+        new = partial(vocab_parallel, group, *sizes, dtype=dtype, device=device)
+        self.head = new()
+        self.embedding = self.head if config.has_tied_embeddings else new()
 
     @property
     def vocab_size(self) -> int:

@@ -53,6 +53,18 @@ def test_a_process_does_not_load_the_others_half(modules, unwanted):
     assert not loaded_by(*modules) & unwanted
 
 
+def test_what_divides_models_is_loaded_where_one_is_divided_alone():
+    program = (
+        "import triptych.modalities.llm.engine.loader, sys;"
+        " print(*(name for name in sys.modules if 'rank' in name and 'triptych' in name));"
+        " import torch.distributed; print(torch.distributed.is_initialized())"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, check=True, text=True
+    )
+    assert run.stdout.split() == ["False"]
+
+
 def test_loading_diffusers_prints_no_warnings():
     program = "import triptych.modalities.diffusion.engine.loader"
     run = subprocess.run(

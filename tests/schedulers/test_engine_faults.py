@@ -7,7 +7,7 @@ import pytest
 from support.engine_seams import FakeFrames, FakeLoader, FrameRequest, FrameRunner
 from support.virtual_engine import Chat, World, answer, ask, prompt_of
 from triptych.core.config import Config, DebugOptions, DeviceOptions, ScheduleOptions
-from triptych.core.errors import DeviceError, OutOfMemory, WeightsError
+from triptych.core.errors import DeviceError, OutOfMemory, RankLost, WeightsError
 from triptych.core.plan import Plan
 from triptych.schedulers.health import EngineCrashed
 
@@ -99,15 +99,20 @@ def test_a_step_that_does_not_fit_is_tried_in_halves(error: Exception) -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [DeviceError("gone"), RuntimeError("CUDA error: an illegal memory access")]
+    ("error", "code"),
+    [
+        (DeviceError("gone"), "internal_error"),
+        (RuntimeError("CUDA error: an illegal memory access"), "internal_error"),
+        (RankLost("gone"), "engine_down"),
+    ],
 )
-def test_a_sticky_device_error_ends_the_engine(error: Exception) -> None:
+def test_a_sticky_device_error_ends_the_engine(error: Exception, code: str) -> None:
     frames = FakeFrames("voice")
     world = World([FakeLoader("voice", lambda: (frames, FrameRunner(errors={2: error})))])
     world.submit("frames", "voice", FrameRequest(num_frames=10))
     with pytest.raises(EngineCrashed, match="device"):
         world.engine.run()
-    assert world.outputs.error_code("frames") == "internal_error"
+    assert world.outputs.error_code("frames") == code
 
 
 def test_repeated_failures_end_the_engine_and_fail_every_job() -> None:

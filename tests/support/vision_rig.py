@@ -13,7 +13,10 @@ import torch
 
 from support.decoder_rig import CPU, Recorder, Rig, Row
 from support.picture_prompts import PicturePrompt, join_prompt
+from support.rank_threads import PlanQueue
 from support.vision_models import IMAGE_ID, encode
+from triptych.core.engine.rank_sampler import LeadingSampler
+from triptych.core.engine.ranks import LeadingRunner
 from triptych.core.frames import FIRST_FRAME_ID
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.pixels import Pixels
@@ -26,6 +29,7 @@ from triptych.modalities.vlm.engine.blueprint import VisionBlueprint
 from triptych.modalities.vlm.engine.encoder import open_cache
 from triptych.modalities.vlm.engine.fallback import FallbackVisionBlueprint
 from triptych.modalities.vlm.engine.head import VisionHead
+from triptych.modalities.vlm.engine.step_features import CachedFeatures, LeadingFeatures
 from triptych.modalities.vlm.processing.processor import PictureProcessor
 from triptych.modalities.vlm.scheduling import VisionLimits
 
@@ -48,7 +52,7 @@ class VisionRow(Row):
 
 
 class VisionRig(Rig):
-    """A rig around the model in `folder`."""
+    """A rig around the model in `folder`; with `ranks` it is rank 0, and they follow its plans."""
 
     def __init__(
         self,
@@ -56,6 +60,7 @@ class VisionRig(Rig):
         *,
         dtype: torch.dtype = torch.float32,
         native: NativeKernels | None = None,
+        ranks: PlanQueue | None = None,
         **options: Any,
     ) -> None:
         with Checkpoint.open(folder) as checkpoint:
@@ -64,6 +69,8 @@ class VisionRig(Rig):
             if is_known:
                 kind = partial(VisionBlueprint, native=native)
             blueprint = kind(checkpoint, max_length=0, dtype=dtype, device=CPU)
+            if ranks is not None:
+                blueprint.text.join(ranks.group)
             decoder, self.encoder = blueprint.build(lambda _: None)
         family = blueprint.family
         self.limits = VisionLimits(
@@ -75,8 +82,10 @@ class VisionRig(Rig):
         self.processor = PictureProcessor.open(folder, model="test")
         self.head_type = lambda model, sampler, **given: VisionHead(
             model,
-            sampler,
-            self.features,
+            sampler if ranks is None else LeadingSampler(sampler, ranks.group),
+            CachedFeatures(self.features)
+            if ranks is None
+            else LeadingFeatures(self.features, ranks.group),
             blueprint.traits,
             **given,
         )
@@ -84,6 +93,8 @@ class VisionRig(Rig):
         self.encode = encode
         options |= {"recorder": VisionRecorder, "max_length": 256, "native": native}
         super().__init__(decoder, layout, **options)
+        if ranks is not None:
+            self.runner = LeadingRunner(self.runner, ranks)
 
     def prompt(self, *parts: Part) -> PicturePrompt:
         prepared = [

@@ -5,6 +5,7 @@ Owns the order of these. Knows no HTTP.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -42,6 +43,8 @@ from triptych.modalities.llm.engine.loader import LlmLoader
 from triptych.schedulers.base import LoadedModel, ModelLoader
 from triptych.schedulers.staged import StagedScheduler, StageLimits
 
+_log = logging.getLogger(__name__)
+
 MAX_STEP_TEXTS = 256
 _CPU_STEP_TOKENS = 768
 """Larger steps are no faster on a CPU, whose caches they outgrow."""
@@ -52,6 +55,8 @@ def open_embedding_loader(
 ) -> ModelLoader:
     """What loads an embedding model: an encoder, or a decoder whose last state is taken."""
     if is_encoder(read_json(Path(resolved.folder) / "config.json")):
+        if config.device.tensor_parallel_size > 1:
+            _log.warning("%s is an encoder: it runs on one device, not divided", resolved.name)
         return EmbeddingLoader(resolved, config, device, ledger)
     return LlmLoader(resolved, config, device, ledger)
 

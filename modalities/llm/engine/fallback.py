@@ -76,7 +76,7 @@ class FallbackBlueprint:
         stated = context_length(lambda name: getattr(self._config, name, None))
         self.max_length: int = max_length or stated
         self.vocab_size: int = self._config.vocab_size
-        self._dtype = dtype
+        self.dtype = dtype
         self._device = device
         self._native = native
 
@@ -85,14 +85,14 @@ class FallbackBlueprint:
         with torch.device("meta"):
             sketch = self._kind(copy.deepcopy(self._config))
         num_values: int = sum(parameter.numel() for parameter in sketch.parameters())
-        return num_values * self._dtype.itemsize
+        return num_values * self.dtype.itemsize
 
     def activation_bytes(self, num_tokens: int, num_rows: int) -> int:
         """A generous guess: transformers fuses nothing."""
         config = self._config
         inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
         values: int = num_tokens * (12 * config.hidden_size + 4 * inner + self.max_length)
-        return values * self._dtype.itemsize + logits_bytes(num_rows, self.vocab_size)
+        return values * self.dtype.itemsize + logits_bytes(num_rows, self.vocab_size)
 
     def kv_layout(self, page_size: int, dtype: torch.dtype) -> KvLayout:
         """The layout that the configuration states; the first pass proves it."""
@@ -110,14 +110,14 @@ class FallbackBlueprint:
     def build(self, checkpoint: Checkpoint, report: Callable[[float], None]) -> FallbackModel:
         """Load through transformers, prove completeness, and try two tokens."""
         try:
-            model, info = load_whole(self._kind, checkpoint, config=self._config, dtype=self._dtype)
+            model, info = load_whole(self._kind, checkpoint, config=self._config, dtype=self.dtype)
         except RuntimeError as error:
             raise WeightsError("transformers cannot convert the weights of this model.") from error
         check_complete(info, checkpoint)
         pin_rope(model, self.max_length)
         pack_linears(model.to(self._device), self._native)
         built = FallbackModel(model.eval(), self.vocab_size)
-        built.prove(self.kv_layout(2, self._dtype), self._device)
+        built.prove(self.kv_layout(2, self.dtype), self._device)
         report(1.0)
         return built
 

@@ -8,68 +8,176 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from triptych.core.config import Config
 from triptych.core.decoders.families import is_native
 from triptych.core.decoders.native import Blueprint, NativeBlueprint
+from triptych.core.devices.device import Device, share_cores
 from triptych.core.engine.loader import TokenLoader
-from triptych.core.engine.text_head import TextHead
+from triptych.core.engine.model_memory import ModelMemory
+from triptych.core.engine.text_head import CausalModel, TextHead, TokenSampler
+from triptych.core.errors import ConfigError, RankLost
 from triptych.core.grammar.vocabulary import GrammarVocabulary
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.attention import KvLayout
 from triptych.core.lazy import load
+from triptych.core.ledger import Ledger
 from triptych.core.plan import Runner
 from triptych.core.weights.encoding import WeightEncoding
+from triptych.core.weights.resolve import ResolvedModel
+from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.core.weights.tensors.grouped import open_checkpoint
 from triptych.schedulers.base import LoadedModel
 from triptych.schedulers.guides import Guides
+from triptych.schedulers.health import EngineCrashed
 from triptych.schedulers.token import TokenScheduler
 
+if TYPE_CHECKING:
+    from triptych.core.devices.rank_group import RankGroup
+    from triptych.core.engine.ranks import Plans, Ranks
+
+Post = Callable[[Callable[[], None]], None]
 _FALLBACK = "triptych.modalities.llm.engine.fallback:FallbackBlueprint"
 
 
 class LlmLoader(TokenLoader):
     """Implements `schedulers.base.ModelLoader`."""
 
+    def __init__(
+        self, resolved: ResolvedModel, config: Config, device: Device, ledger: Ledger
+    ) -> None:
+        super().__init__(resolved, config, device, ledger)
+        self._num_ranks = config.device.tensor_parallel_size
+        if self._num_ranks > 1 and device.is_cpu:
+            share_cores(config.device)
+
     def load(self, report: Callable[[float], None]) -> LoadedModel:
         """Load the model; see `schedulers.base.ModelLoader.load`. On an error nothing is held."""
         with open_checkpoint(self._resolved.folder) as checkpoint, ExitStack() as stack:
             memory = self._memory(stack)
-            config, native = checkpoint.config, memory.native_kernels()
-            kind = self._kind(NativeBlueprint, _FALLBACK, native, is_known=is_native(config))
-            is_ours = kind is NativeBlueprint
-            dtype = memory.dtype(checkpoint.dtype, takes_blocks=is_ours)
-            sizes = self._sizes(dtype, native)
-            if is_ours:
-                wanted = self._config.models.quantization_encoding
-                sizes["encoding"] = WeightEncoding.of(
-                    wanted, checkpoint.tensors, checkpoint.encoding
-                )
-            blueprint: Blueprint = kind(config, **sizes)
-            memory.reserve("weights", blueprint.weight_bytes())
-            num_rows = self._config.schedule.max_batch_size
-            num_tokens = self._config.schedule.max_batch_input_tokens + num_rows
-            memory.reserve("activations", blueprint.activation_bytes(num_tokens, num_rows))
-            layout = blueprint.kv_layout(*memory.cache_format(dtype))
+            memory.num_ranks = self._num_ranks
+            native = memory.native_kernels()
+            blueprint = self._blueprint(checkpoint, memory, native)
+            ranks = self._start_ranks(blueprint, stack)
+            layout = self._reserve(blueprint, memory)
             max_length = blueprint.max_length
             graphs = self._graphs(memory, layout, max_length, blueprint.activation_bytes)
             num_pages = memory.reserve_pages(layout, max_length)
             memory.show()
-            device = self._device.torch
-            model = blueprint.build(checkpoint, report)
-            sampler = self._sampler(blueprint.vocab_size, native)
-            head = TextHead(model, sampler, max_batch_size=num_rows, device=device)
+            sampler: TokenSampler = self._sampler(blueprint.vocab_size, native)
+            if ranks is not None:
+                ranks.tell_num_pages(num_pages)
+                sampler = ranks.leading_sampler(sampler)
             runner = self._runner(
-                head, layout, num_pages, max_length=max_length, native=native, graphs=graphs
+                self._head(blueprint.build(checkpoint, report), sampler),
+                layout,
+                num_pages,
+                max_length=max_length,
+                native=native,
+                graphs=graphs,
             )
             stack.callback(runner.close)
             scheduler = TokenScheduler(**self._schedule(layout, num_pages, max_length))
-            return self._loaded(scheduler, runner, blueprint.vocab_size, stack)
+            return self._loaded(
+                scheduler,
+                runner if ranks is None else ranks.leading_runner(runner),
+                blueprint.vocab_size,
+                stack,
+                ranks,
+            )
+
+    def follow(self, plans: Plans, group: RankGroup, ready: Callable[[], None]) -> None:
+        """Implements `core.engine.ranks.RankLoader`."""
+        with open_checkpoint(self._resolved.folder) as checkpoint, ExitStack() as stack:
+            memory = self._memory(stack)
+            native = memory.native_kernels()
+            blueprint, build_head = self._follower(checkpoint, memory, native, group)
+            layout, num_pages = self._reserve(blueprint, memory), plans.num_pages()
+            memory.reserve("kv", (num_pages + 1) * layout.page_bytes)
+            runner = self._runner(
+                build_head(),
+                layout,
+                num_pages,
+                max_length=blueprint.max_length,
+                native=native,
+                graphs=None,
+            )
+            ready()
+            plans.run(runner)
+
+    def _follower(
+        self,
+        checkpoint: Checkpoint,
+        memory: ModelMemory,
+        native: NativeKernels | None,
+        group: RankGroup,
+    ) -> tuple[NativeBlueprint, Callable[[], TextHead]]:
+        """A rank's part of the model, and what loads it."""
+        from triptych.core.engine.rank_sampler import FollowingSampler
+
+        blueprint = self._blueprint(checkpoint, memory, native)
+        blueprint.join(group)
+
+        def build() -> TextHead:
+            return self._head(blueprint.build(checkpoint, unreported), FollowingSampler(group))
+
+        return blueprint, build
+
+    def _blueprint(
+        self, checkpoint: Checkpoint, memory: ModelMemory, native: NativeKernels | None
+    ) -> Any:
+        """The model, known but not loaded."""
+        config = checkpoint.config
+        kind = self._kind(NativeBlueprint, _FALLBACK, native, is_known=is_native(config))
+        is_ours = kind is NativeBlueprint
+        sizes = self._sizes(memory.dtype(checkpoint.dtype, takes_blocks=is_ours), native)
+        if is_ours:
+            wanted = self._config.models.quantization_encoding
+            sizes["encoding"] = WeightEncoding.of(wanted, checkpoint.tensors, checkpoint.encoding)
+        return kind(config, **sizes)
+
+    def _start_ranks(self, blueprint: Any, stack: ExitStack) -> Ranks | None:
+        """The other ranks, where there are to be any; `blueprint` becomes rank 0's part.
+
+        Raises `ConfigError` for a model that is not divided.
+        """
+        if self._num_ranks == 1:
+            return None
+        if not isinstance(blueprint, NativeBlueprint):
+            raise ConfigError(
+                f"--tensor-parallel-size {self._num_ranks}: {self.name} does not run on our decoder"
+                " and is not divided; leave it out, or name a model of the decoder's families."
+            )
+        blueprint.check_divisible(self._num_ranks)
+        from triptych.core.engine.ranks import Ranks
+
+        ranks = Ranks.start(self._config, self._resolved, self._device)
+        stack.callback(ranks.close)
+        blueprint.join(ranks.group)
+        return ranks
+
+    def _reserve(self, blueprint: Blueprint, memory: ModelMemory) -> KvLayout:
+        """Take what weights and steps need; returns the shape of the cache."""
+        num_rows = self._config.schedule.max_batch_size
+        num_tokens = self._config.schedule.max_batch_input_tokens + num_rows
+        memory.reserve("weights", blueprint.weight_bytes())
+        memory.reserve("activations", blueprint.activation_bytes(num_tokens, num_rows))
+        return blueprint.kv_layout(*memory.cache_format(blueprint.dtype))
+
+    def _head(self, model: CausalModel, sampler: TokenSampler) -> TextHead:
+        num_rows = self._config.schedule.max_batch_size
+        return TextHead(model, sampler, max_batch_size=num_rows, device=self._device.torch)
 
     def _loaded(
-        self, scheduler: TokenScheduler, runner: Runner, vocab_size: int, stack: ExitStack
+        self,
+        scheduler: TokenScheduler,
+        runner: Runner,
+        vocab_size: int,
+        stack: ExitStack,
+        ranks: Ranks | None = None,
     ) -> LoadedModel:
         """The model, whose answers may have to follow grammars; `stack` releases it."""
         open_vocabulary = partial(GrammarVocabulary.open, self._folder, self.name, vocab_size)
@@ -81,7 +189,7 @@ class LlmLoader(TokenLoader):
             scheduler=scheduler,
             runner=runner,
             close=stack.pop_all().close,
-            connect=scheduler.connect,
+            connect=partial(_connect, scheduler, ranks),
         )
 
     def _kind(
@@ -113,3 +221,19 @@ class LlmLoader(TokenLoader):
             "max_length": max_length,
             "namespace": self._namespace(layout, max_length),
         }
+
+
+def _connect(scheduler: TokenScheduler, ranks: Ranks | None, post: Post) -> None:
+    """Say how other threads have calls made on the loop's: by the scheduler's, and by a loss."""
+    scheduler.connect(post)
+    if ranks is not None:
+        ranks.watch(lambda error: post(partial(_crash, error)))
+
+
+def _crash(error: RankLost) -> None:
+    """On the loop's thread: end the engine."""
+    raise EngineCrashed(error.message)
+
+
+def unreported(share: float) -> None:
+    """How far a rank is: rank 0 says it for all."""

@@ -68,10 +68,13 @@ class AnyVisionBlueprint:
     @property
     def feature_bytes(self) -> int:
         """Bytes of one position's features."""
-        vision = self._config.vision_config
-        num_late = len(getattr(vision, "deepstack_visual_indexes", None) or ())
         hidden = int(self._config.text_config.hidden_size)
-        return hidden * (1 + num_late) * self.dtype.itemsize
+        return hidden * (1 + self.num_late) * self.dtype.itemsize
+
+    @property
+    def num_late(self) -> int:
+        """How many of the first layers are followed by more features."""
+        return len(getattr(self._config.vision_config, "deepstack_visual_indexes", None) or ())
 
     def encoder_bytes(self) -> int:
         """Device bytes of all but the language model."""
@@ -144,12 +147,12 @@ class VisionBlueprint(AnyVisionBlueprint):
         pack_linears(model, self._native)
         encoder = self._encoder(model)
         report(_ENCODER_SHARE)
-        decoder = self.text.build(
-            self._checkpoint,
-            lambda done: report(_ENCODER_SHARE + (1 - _ENCODER_SHARE) * done),
-            self._part,
-        )
-        return decoder, encoder
+        share = 1 - _ENCODER_SHARE
+        return self.build_decoder(lambda done: report(_ENCODER_SHARE + share * done)), encoder
+
+    def build_decoder(self, report: Callable[[float], None]) -> Decoder:
+        """Load the decoder alone."""
+        return self.text.build(self._checkpoint, report, self._part)
 
 
 def is_native(config: Mapping[str, Any]) -> bool:

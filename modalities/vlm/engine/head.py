@@ -1,8 +1,8 @@
 """Tokens of text and positions of pictures: what enters a language model with vision.
 
-Owns which positions of each slot a picture fills, and where they are in space. Features are read
-from the cache; the scheduler of a step holds references to those it needs. A step without pictures
-goes the way of a text model's. Implements `core.engine.token_runner.TokenHead`.
+Owns which positions of each slot a picture fills, and where they are in space. What fills them is
+found by `step_features`. A step without pictures goes the way of a text model's. Implements
+`core.engine.token_runner.TokenHead`.
 
 Shapes: T tokens of the step, F of them filled by pictures, P of a prompt, C hidden, S slots.
 """
@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from triptych.core.engine.text_head import CausalModel, TextHead
+from triptych.core.engine.text_head import CausalModel, TextHead, TokenSampler
 from triptych.core.engine.token_runner import StepLayout
 from triptych.core.frames import FIRST_FRAME_ID
 from triptych.core.kernels.paged_attention import Int64s
@@ -24,8 +24,7 @@ from triptych.core.layers.attention import KvCache, PagedStep
 from triptych.core.layers.decoder import LateInputs
 from triptych.core.plan import SlotStart, TokenRow
 from triptych.core.prompt_content import ContentSpan
-from triptych.core.sampling.sampler import Sampler
-from triptych.modalities.vlm.engine.encoder import FeatureCache, Features
+from triptych.modalities.vlm.engine.step_features import Part, StepFeatures
 
 
 class VisionTextModel(CausalModel, Protocol):
@@ -70,8 +69,8 @@ class VisionHead(TextHead):
     def __init__(
         self,
         model: VisionTextModel,
-        sampler: Sampler,
-        features: FeatureCache,
+        sampler: TokenSampler,
+        features: StepFeatures,
         traits: PlaceholderTraits,
         *,
         max_batch_size: int,
@@ -85,7 +84,7 @@ class VisionHead(TextHead):
         self._blocks: dict[int, Int64s] = {}  # by slot: [2, P], first and last position seen
         self._places: dict[int, Int64s] = {}  # by slot: [3, P], positions on three axes
         self._shifts_S = np.zeros(max_batch_size, dtype=np.int64)
-        self._filling: list[tuple[Features, int, int]] = []  # from and to, in order of position
+        self._filling: list[Part] = []  # in order of position
 
     def bind(self, start: SlotStart) -> None:
         """As for text; and note the slot's pictures."""
@@ -120,9 +119,7 @@ class VisionHead(TextHead):
                 continue
             for span in self._spans[row.slot]:
                 for low, high, feature in span.filling(row.start, row.start + row.num_tokens):
-                    self._filling.append(
-                        (self._look_up(span.digest), feature, feature + high - low)
-                    )
+                    self._filling.append((span.digest, feature, feature + high - low))
         laid_out = (step.token_ids_T, places, is_filled_T.nonzero()[0])
         if not self._blocks:
             return laid_out
@@ -163,22 +160,12 @@ class VisionHead(TextHead):
                 blocks_2P[:, first : first + length] = [[first], [first + length - 1]]
         return blocks_2P
 
-    def _look_up(self, digest: bytes) -> Features:
-        features = self._features.acquire(digest)
-        assert features is not None, "the scheduler holds what a step needs"
-        self._features.release(digest)
-        return features
-
     def _fill(self, x_TC: torch.Tensor, index_F: torch.Tensor) -> LateInputs | None:
         """Put features where they belong; what comes later is returned."""
-        parts = [features.hidden_NC[low:high] for features, low, high in self._filling]
-        x_TC.index_copy_(0, index_F, torch.cat(parts).to(x_TC.dtype))
-        late = [
-            features.late_LNC[:, low:high]
-            for features, low, high in self._filling
-            if features.late_LNC is not None
-        ]
-        return LateInputs(index_F, torch.cat(late, 1).to(x_TC.dtype)) if late else None
+        features = self._features.take(self._filling, x_TC)
+        x_TC.index_copy_(0, index_F, features.hidden_NC)
+        late_LFC = features.late_LNC
+        return None if late_LFC is None else LateInputs(index_F, late_LFC)
 
 
 def _with_chunks(values_AT: Int64s, step: StepLayout, by_slot: Mapping[int, Int64s]) -> Int64s:

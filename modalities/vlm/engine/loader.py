@@ -7,17 +7,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
+from triptych.core.decoders.native import NativeBlueprint
 from triptych.core.engine.model_memory import ModelMemory
+from triptych.core.engine.text_head import TextHead, TokenSampler
+from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.weights.tensors.checkpoint import Checkpoint
-from triptych.modalities.llm.engine.loader import LlmLoader
+from triptych.modalities.llm.engine.loader import LlmLoader, unreported
 from triptych.modalities.vlm.engine.blueprint import VisionBlueprint, is_native
 from triptych.modalities.vlm.engine.encoder import FeatureCache, open_cache
 from triptych.modalities.vlm.engine.fallback import FallbackVisionBlueprint
-from triptych.modalities.vlm.engine.head import VisionHead
+from triptych.modalities.vlm.engine.head import VisionHead, VisionTextModel
 from triptych.modalities.vlm.engine.runner import VisionRunner
+from triptych.modalities.vlm.engine.step_features import (
+    CachedFeatures,
+    FollowingFeatures,
+    LeadingFeatures,
+    StepFeatures,
+)
 from triptych.modalities.vlm.scheduling import VisionLimits, VisionResources, VisionScheduler
 from triptych.schedulers.base import LoadedModel
+
+if TYPE_CHECKING:
+    from triptych.core.devices.rank_group import RankGroup
 
 _STEP_PATCHES = 8192
 """Of pictures that are encoded together; a larger picture is encoded alone."""
@@ -37,29 +50,32 @@ class VisionLoader(LlmLoader):
         with Checkpoint.open(self._resolved.folder) as checkpoint, ExitStack() as stack:
             memory, device = self._memory(stack), self._device.torch
             native = memory.native_kernels()
-            is_known = is_native(checkpoint.config)
-            kind = self._kind(VisionBlueprint, _FALLBACK, native, is_known=is_known)
-            sizes = self._sizes(memory.dtype(checkpoint.dtype), native)
-            blueprint: Blueprint = kind(checkpoint, **sizes)
+            blueprint: Blueprint = self._blueprint(checkpoint, memory, native)
+            memory.num_ranks = self._num_ranks
+            ranks = self._start_ranks(blueprint.text, stack)
             family, max_length = blueprint.family, blueprint.text.max_length
-            features = self._reserve(memory, blueprint)
+            features = self._reserve_all(memory, blueprint)
             layout = blueprint.text.kv_layout(*memory.cache_format(blueprint.dtype))
             graphs = self._graphs(memory, layout, max_length, blueprint.text.activation_bytes)
             num_pages = memory.reserve_pages(layout, max_length)
             memory.show()
+            sampler: TokenSampler = self._sampler(blueprint.text.vocab_size, native)
+            source = CachedFeatures(features)
+            if ranks is not None:
+                ranks.tell_num_pages(num_pages)
+                sampler = ranks.leading_sampler(sampler)
+                source = LeadingFeatures(features, ranks.group)
             decoder, encoder = blueprint.build(report)
-            head = VisionHead(
-                decoder,
-                self._sampler(blueprint.text.vocab_size, native),
-                features,
-                blueprint.traits,
-                max_batch_size=self._config.schedule.max_batch_size,
-                device=device,
-            )
             tokens = self._runner(
-                head, layout, num_pages, max_length=max_length, native=native, graphs=graphs
+                self._vision_head(blueprint, decoder, sampler, source),
+                layout,
+                num_pages,
+                max_length=max_length,
+                native=native,
+                graphs=graphs,
             )
-            runner = VisionRunner(tokens, encoder, features, device)
+            leading = tokens if ranks is None else ranks.leading_runner(tokens)
+            runner = VisionRunner(leading, encoder, features, device)
             stack.callback(runner.close)
             shares = not family.whole_prompts
             scheduler = VisionScheduler(
@@ -73,16 +89,60 @@ class VisionLoader(LlmLoader):
                     ),
                 ),
             )
-            return self._loaded(scheduler, runner, blueprint.text.vocab_size, stack)
+            return self._loaded(scheduler, runner, blueprint.text.vocab_size, stack, ranks)
 
-    def _reserve(self, memory: ModelMemory, blueprint: Blueprint) -> FeatureCache:
+    def _follower(
+        self,
+        checkpoint: Checkpoint,
+        memory: ModelMemory,
+        native: NativeKernels | None,
+        group: RankGroup,
+    ) -> tuple[NativeBlueprint, Callable[[], TextHead]]:
+        """Of the decoder: the encoder is rank 0's, which sends features."""
+        from triptych.core.engine.rank_sampler import FollowingSampler
+
+        blueprint: VisionBlueprint = self._blueprint(checkpoint, memory, native)
+        blueprint.text.join(group)
+
+        def build() -> TextHead:
+            decoder = blueprint.build_decoder(unreported)
+            features = FollowingFeatures(group, blueprint.num_late)
+            return self._vision_head(blueprint, decoder, FollowingSampler(group), features)
+
+        return blueprint.text, build
+
+    def _blueprint(
+        self, checkpoint: Checkpoint, memory: ModelMemory, native: NativeKernels | None
+    ) -> Any:
+        """Decoder and encoder, known but not loaded."""
+        is_known = is_native(checkpoint.config)
+        kind = self._kind(VisionBlueprint, _FALLBACK, native, is_known=is_known)
+        return kind(checkpoint, **self._sizes(memory.dtype(checkpoint.dtype), native))
+
+    def _vision_head(
+        self,
+        blueprint: Blueprint,
+        decoder: VisionTextModel,
+        sampler: TokenSampler,
+        features: StepFeatures,
+    ) -> VisionHead:
+        return VisionHead(
+            decoder,
+            sampler,
+            features,
+            blueprint.traits,
+            max_batch_size=self._config.schedule.max_batch_size,
+            device=self._device.torch,
+        )
+
+    def _reserve_all(self, memory: ModelMemory, blueprint: Blueprint) -> FeatureCache:
         """All that does not depend on what else there is room for; returns the empty cache."""
         options, num_rows = self._config.schedule, self._config.schedule.max_batch_size
         num_tokens = options.max_batch_input_tokens + num_rows
         if blueprint.family.whole_prompts:
             num_tokens = max(num_tokens, blueprint.text.max_length + num_rows)
         memory.reserve("weights", blueprint.text.weight_bytes())
-        memory.reserve("vision-weights", blueprint.encoder_bytes())
+        memory.reserve("vision-weights", blueprint.encoder_bytes(), is_divided=False)
         activation_bytes = max(
             blueprint.text.activation_bytes(num_tokens, num_rows),
             blueprint.encoder_activation_bytes(2 * _STEP_PATCHES),
@@ -91,5 +151,5 @@ class VisionLoader(LlmLoader):
         max_entries = self._config.cache.max_vision_cache_entries
         wanted = max(max_entries * _PICTURE_FEATURES, _STEP_PATCHES) * blueprint.feature_bytes
         cache_bytes = min(wanted, int(_CACHE_SHARE * self._ledger.capacity_bytes))
-        memory.reserve("vision-cache", cache_bytes)
+        memory.reserve("vision-cache", cache_bytes, is_divided=False)
         return open_cache(cache_bytes, max_entries)

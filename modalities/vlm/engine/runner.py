@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,13 +19,16 @@ from triptych.core.sampling.host_copy import HostCopy
 from triptych.modalities.vlm.engine.encoder import FeatureCache, Features, PictureEncoder
 from triptych.modalities.vlm.plan import EncodePlan
 
+if TYPE_CHECKING:
+    from triptych.core.engine.ranks import LeadingRunner
+
 
 class VisionRunner:
     """Implements `core.plan.Runner` for the plans of `modalities.vlm.scheduling`."""
 
     def __init__(
         self,
-        tokens: TokenRunner,
+        tokens: TokenRunner | LeadingRunner,
         encoder: PictureEncoder,
         features: FeatureCache,
         device: torch.device,

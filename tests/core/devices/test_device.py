@@ -14,7 +14,7 @@ import torch
 
 from triptych.core.config import DeviceOptions
 from triptych.core.devices import device as device_module
-from triptych.core.devices.device import Device, open_device
+from triptych.core.devices.device import Device, open_device, rank_device
 from triptych.core.errors import DeviceError
 
 
@@ -69,6 +69,25 @@ def test_several_gpus_are_refused_with_what_to_do() -> None:
 def test_gpus_of_apple_are_refused_by_name(spec: str) -> None:
     with pytest.raises(DeviceError, match=rf"^--device {spec}: .*--device cpu"):
         Device.open(spec)
+
+
+@pytest.mark.parametrize(
+    ("spec", "names"),
+    [
+        ("gpu", ("gpu", "gpu:1")),
+        ("auto", ("auto", "gpu:1")),
+        ("gpu:2", ("gpu:2", "gpu:3")),
+        ("gpu:3,1", ("gpu:3", "gpu:1")),
+        ("gpu:0,1,2", ("gpu:0,1,2", "gpu:0,1,2")),  # `Device.open` refuses them
+        ("cpu", ("cpu", "cpu")),
+    ],
+)
+def test_the_devices_of_ranks(
+    monkeypatch: pytest.MonkeyPatch, spec: str, names: tuple[str, str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    options = DeviceOptions(device=spec, tensor_parallel_size=2)
+    assert tuple(rank_device(options, rank) for rank in range(2)) == names
 
 
 @pytest.mark.usefixtures("two_gpus")

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import transformers
@@ -131,6 +132,24 @@ def test_encodings_that_cannot_be_had(save: Save, fields: dict[str, str], messag
     options = config(models=ModelOptions(**fields))
     with pytest.raises(ConfigError, match=message):
         loader(save(), Ledger(64 * MIB), options).load(lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"models": ModelOptions(model_impl="transformers")}, "does not run on our decoder"),
+        ({"models": ModelOptions(quantization_encoding="q8_0")}, r"in blocks \(q8_0\) are not"),
+        ({"device": DeviceOptions(tensor_parallel_size=5)}, "divided by 4 at most"),
+    ],
+)
+def test_models_that_cannot_be_divided_are_refused_before_anything_starts(
+    save: Save, sections: dict[str, Any], message: str
+) -> None:
+    options = config(**{"device": DeviceOptions(tensor_parallel_size=2, threads=1)} | sections)
+    before = psutil.Process().children()
+    with pytest.raises(ConfigError, match=message):
+        loader(save(), Ledger(64 * MIB), options).load(lambda _: None)
+    assert psutil.Process().children() == before
 
 
 def test_pages_are_bounded_by_what_full_batches_can_use(save: Save) -> None:

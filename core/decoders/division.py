@@ -1,0 +1,43 @@
+"""One rank's part of a decoder: what its configuration is when the model is divided.
+
+Owns what is divided and how far that goes. Heads, features of MLPs and the vocabulary are; norms
+and the residual stream are whole on every rank (Shoeybi et al. 2019, arXiv:1909.08053).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from triptych.core.errors import ConfigError
+from triptych.core.layers.attention import AttentionConfig
+from triptych.core.layers.decoder import DecoderConfig
+from triptych.core.layers.shards import even_shard, feature_shard, head_shards
+
+
+def divide(config: DecoderConfig, rank: int, num_ranks: int) -> DecoderConfig:
+    """The configuration of `rank`. Raises `ConfigError` where there are too many ranks."""
+    most = min(
+        config.intermediate_size,
+        config.vocab_size,
+        *(layer.num_heads for layer in config.attention),
+    )
+    if num_ranks > most:
+        raise ConfigError(
+            f"--tensor-parallel-size {num_ranks}: this model can be divided by {most} at most, with"
+            " a query head for each; lower it."
+        )
+    features = feature_shard(config.intermediate_size, rank, num_ranks)
+    return replace(
+        config,
+        attention=tuple(_divide_heads(layer, rank, num_ranks) for layer in config.attention),
+        intermediate_size=features.length,
+        features=features,
+        vocabulary=even_shard(config.vocab_size, rank, num_ranks),
+    )
+
+
+def _divide_heads(config: AttentionConfig, rank: int, num_ranks: int) -> AttentionConfig:
+    shards = head_shards(config.num_heads, config.num_kv_heads, rank, num_ranks)
+    return replace(
+        config, num_heads=shards.queries.length, num_kv_heads=shards.keys.length, shards=shards
+    )

@@ -1,0 +1,76 @@
+"""Which part of a whole each rank of a divided model has: heads, features, the vocabulary.
+
+Owns the arithmetic. Knows no tensor and no process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_WIDEST_UNIT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """`length` items of a whole of `total`, from `first` on."""
+
+    first: int
+    length: int
+    total: int
+
+    @classmethod
+    def whole(cls, total: int) -> Shard:
+        """All of them."""
+        return cls(0, total, total)
+
+    @property
+    def slice(self) -> slice:
+        """Where they are in the whole."""
+        return slice(self.first, self.first + self.length)
+
+    def times(self, size: int) -> Shard:
+        """The same part, counted in items that are `size` times smaller."""
+        return Shard(self.first * size, self.length * size, self.total * size)
+
+
+def even_shard(total: int, rank: int, num_ranks: int) -> Shard:
+    """Parts in the order of ranks, as even as can be: the first ranks have one more."""
+    length, rest = divmod(total, num_ranks)
+    return Shard(rank * length + min(rank, rest), length + (rank < rest), total)
+
+
+def feature_shard(total: int, rank: int, num_ranks: int) -> Shard:
+    """As `even_shard`, in units that are whole vectors where there are enough of them."""
+    unit = _WIDEST_UNIT
+    while total % unit or total // unit < num_ranks:
+        unit //= 2
+    return even_shard(total // unit, rank, num_ranks).times(unit)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShards:
+    """A rank's query heads, and the key-value heads that these read."""
+
+    queries: Shard
+    keys: Shard
+
+    @classmethod
+    def whole(cls, num_heads: int, num_kv_heads: int) -> HeadShards:
+        """All heads."""
+        return cls(Shard.whole(num_heads), Shard.whole(num_kv_heads))
+
+
+def head_shards(num_heads: int, num_kv_heads: int, rank: int, num_ranks: int) -> HeadShards:
+    """Key-value heads with all their queries; where there are fewer than ranks, several share one.
+
+    Those have a copy of it each, and some of its queries. There are no more ranks than queries.
+    """
+    group_size = num_heads // num_kv_heads
+    if num_ranks <= num_kv_heads:
+        keys = even_shard(num_kv_heads, rank, num_ranks)
+        return HeadShards(keys.times(group_size), keys)
+    key = rank * num_kv_heads // num_ranks
+    sharing = [r for r in range(num_ranks) if r * num_kv_heads // num_ranks == key]
+    part = even_shard(group_size, sharing.index(rank), len(sharing))
+    queries = Shard(key * group_size + part.first, part.length, num_heads)
+    return HeadShards(queries, Shard(key, 1, num_kv_heads))

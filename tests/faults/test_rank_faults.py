@@ -1,0 +1,156 @@
+"""Ranks in processes of their own: they answer as one, and die with what they belong to."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import transformers
+
+from support.serve_process import eventually
+from support.text_models import write_text_folder
+from triptych.compose import build_engine
+from triptych.core.config import Config, DeviceOptions, ModelOptions, ScheduleOptions, ServerOptions
+from triptych.core.engine import ranks
+from triptych.core.errors import DeviceError, EngineDown, TriptychError
+from triptych.core.job import Output
+from triptych.core.sampling_params import SamplingParams
+from triptych.core.tokens import TokenRequest
+from triptych.core.weights.resolve import ResolvedModel
+from triptych.schedulers.local import LocalClient
+
+_SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
+_START = """
+import sys, time
+from test_rank_faults import open_client, model_in, ranks_of
+client = open_client(model_in(sys.argv[1]), 2)
+while not client.status().is_ready:
+    time.sleep(0.02)
+print(*(rank.pid for rank in ranks_of()), flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    torch.manual_seed(5)
+    config = transformers.LlamaConfig(
+        vocab_size=259, max_position_embeddings=1024, initializer_range=0.2, **_SIZES, **_HEADS
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    write_text_folder(folder, **config.to_dict() | {"architectures": ["LlamaForCausalLM"]})
+    return folder
+
+
+def model_in(folder: Path | str) -> ResolvedModel:
+    return ResolvedModel(name="tiny", reference="tiny", folder=str(folder), digest="00")
+
+
+def open_client(model: ResolvedModel, num_ranks: int) -> LocalClient:
+    device = DeviceOptions(device="cpu", tensor_parallel_size=num_ranks, threads=1)
+    config = Config(
+        models=ModelOptions(model=(model.reference,)),
+        device=device,
+        schedule=ScheduleOptions(max_batch_size=4),
+        server=ServerOptions(stream_timeout_s=math.inf),  # as a pipeline has it
+    )
+    return LocalClient(build_engine(config, [model]))
+
+
+def ranks_of(process: psutil.Process | None = None) -> list[psutil.Process]:
+    """The processes of ranks that a process has started."""
+    children = (process or psutil.Process()).children()
+    return [child for child in children if "triptych.rank_process" in child.cmdline()]
+
+
+def request(max_tokens: int) -> TokenRequest:
+    sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+    return TokenRequest(prompt_ids=tuple(range(3, 40)), sampling=sampling)
+
+
+async def ask(client: LocalClient, max_tokens: int = 40) -> list[Output]:
+    await client.load("tiny")
+    return [output async for output in client.submit("tiny", request(max_tokens), job_id="a")]
+
+
+def tokens_of(outputs: list[Output]) -> list[int]:
+    assert all(output.error is None for output in outputs)
+    return [token for output in outputs if output.payload for token in output.payload.token_ids]
+
+
+async def kill_while_asking(client: LocalClient) -> float:
+    """Kill the rank once a long answer has begun; how long it took until that ended."""
+    outputs = client.submit("tiny", request(900), job_id="b")
+    await anext(outputs)
+    ranks_of()[0].kill()
+    killed_s = time.monotonic()
+    with pytest.raises(EngineDown):
+        async for _ in outputs:
+            pass
+    return time.monotonic() - killed_s
+
+
+def test_two_ranks_answer_as_one_until_one_dies(folder: Path) -> None:
+    async def of_one() -> list[Output]:
+        client = open_client(model_in(folder), 1)
+        try:
+            return await ask(client)
+        finally:
+            await client.close()
+
+    async def of_two() -> tuple[list[Output], float]:
+        client = open_client(model_in(folder), 2)
+        outputs = await ask(client)
+        assert len(ranks_of()) == 1
+        took_s = await kill_while_asking(client)
+        await client.close()
+        return outputs, took_s
+
+    expected = tokens_of(asyncio.run(of_one()))
+    outputs, took_s = asyncio.run(of_two())
+    assert len(expected) == 40
+    assert tokens_of(outputs) == expected
+    assert took_s < 10  # by the cut connection, and no timeout of the group's
+    assert not ranks_of()
+
+
+def test_a_rank_that_cannot_start_fails_the_start(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranks, "rank_device", lambda options, rank: "gpu:77")
+    client = open_client(model_in(folder), 2)
+
+    async def load() -> TriptychError:
+        with pytest.raises(DeviceError) as caught:
+            await client.load("tiny")
+        await client.close()
+        return caught.value
+
+    assert "Rank 1: No GPU 77" in asyncio.run(load()).message
+    assert not ranks_of()
+
+
+def test_no_rank_outlives_a_parent_that_is_killed(folder: Path) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", _START, str(folder)],
+        cwd=Path(__file__).parent,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with parent:
+        assert parent.stdout is not None
+        (pid,) = map(int, parent.stdout.readline().split())
+        rank = psutil.Process(pid)
+        parent.kill()
+    eventually(lambda: not rank.is_running() or rank.status() == psutil.STATUS_ZOMBIE)

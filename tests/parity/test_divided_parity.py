@@ -1,0 +1,176 @@
+"""A decoder divided over ranks gives what the whole one gives: every family, through every path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from support.decoder_families import FAMILIES, TINY
+from support.decoder_rig import Rig, Row, decoder_rig
+from support.kernel_levels import LEVELS
+from support.rank_threads import RandomTensors, StoredDecoder, drive_divided
+from triptych.core.config import ModelOptions
+from triptych.core.decoders import families
+from triptych.core.decoders.division import divide
+from triptych.core.decoders.families import read_decoder_config
+from triptych.core.errors import ConfigError
+from triptych.core.kernels.native.library import NativeKernels
+from triptych.core.sampling_params import SamplingParams
+from triptych.core.weights.progress import SilentProgress
+from triptych.core.weights.resolve import EMBEDDED_REFERENCE, resolve
+
+_AXES = {"rope_scaling": {"rope_type": "default", "mrope_section": [2, 2, 2]}}
+_MORE: dict[str, dict[str, Any]] = {
+    "GemmaModel": {},
+    "Gemma3TextModel": {
+        "rope_parameters": {
+            "full_attention": {"rope_theta": 1e6},
+            "sliding_attention": {"rope_theta": 1e4},
+        },
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "sliding_window": 6,
+        "query_pre_attn_scalar": 16,
+    },
+    "Qwen2VLTextModel": _AXES,
+    "Qwen2_5_VLTextModel": _AXES,
+    "Qwen3VLTextModel": _AXES,
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    name: TINY | extra | {"architectures": [f"{family}ForCausalLM"]}
+    for name, (family, extra) in FAMILIES.items()
+} | {name: TINY | extra | {"architectures": [name]} for name, extra in _MORE.items()}
+
+
+def tensors_of(name: str, **edits: Any) -> RandomTensors:
+    return RandomTensors(read_decoder_config(CONFIGS[name] | edits))
+
+
+def prompt(length: int, seed: int) -> list[int]:
+    source = torch.Generator().manual_seed(seed)
+    return torch.randint(TINY["vocab_size"], (length,), generator=source).tolist()
+
+
+def drive(rig: Rig) -> list[Row]:
+    """Chunks, a mixed step, a shared prefix, a preempted row and draws that are not greedy."""
+    long = rig.open(prompt(29, 1))
+    rig.step((long, 13))
+    rig.step((long, 16))
+    short = rig.open(
+        prompt(5, 2), SamplingParams(temperature=1.1, top_p=0.9, seed=5, top_logprobs=3)
+    )
+    rig.step((long, 0), (short, 5))
+    rig.decode(long, short, num_steps=3)
+    shared = rig.open(long.tokens[:20])
+    rig.share(shared, long, 4)
+    rig.prefill(shared)
+    rig.preempt(short)
+    rig.prefill(short)
+    rig.decode(long, short, shared, num_steps=2)
+    return [long, short, shared]
+
+
+def assert_same(rows: list[Row], expected: list[Row]) -> None:
+    for row, wanted in zip(rows, expected, strict=True):
+        assert row.tokens == wanted.tokens
+        assert row.logits.keys() == wanted.logits.keys()
+        for position, logits_V in row.logits.items():
+            torch.testing.assert_close(logits_V, wanted.logits[position], atol=1e-5, rtol=1e-5)
+
+
+def test_every_native_family_is_here() -> None:
+    assert {config["architectures"][0] for config in CONFIGS.values()} == set(families.FAMILIES)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_two_ranks_give_the_logits_of_one(name: str) -> None:
+    tensors = tensors_of(name)
+    expected = drive(decoder_rig(tensors.decoder()))
+    assert_same(drive_divided(tensors, 2, drive), expected)
+
+
+@pytest.mark.parametrize("num_ranks", [3, 4])
+def test_more_ranks_than_key_heads_share_them(num_ranks: int) -> None:
+    """6 query heads, 2 of keys; 80 features and 199 tokens do not divide evenly either."""
+    tensors = tensors_of("llama-biased-tied")
+    expected = drive(decoder_rig(tensors.decoder()))
+    assert_same(drive_divided(tensors, num_ranks, drive), expected)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "Gemma3TextModel"])
+def test_on_the_native_kernels(
+    name: str, kernels_of: Callable[[str | None], NativeKernels]
+) -> None:
+    tensors, native = tensors_of(name), kernels_of(LEVELS[0])
+    expected = drive(decoder_rig(tensors.decoder(native=native), native=native))
+    assert_same(drive_divided(tensors, 2, drive, native), expected)
+
+
+def test_uneven_key_heads() -> None:
+    tensors = tensors_of("llama", num_attention_heads=9, num_key_value_heads=3)
+    expected = drive(decoder_rig(tensors.decoder()))
+    assert_same(drive_divided(tensors, 2, drive), expected)
+
+
+def test_a_row_alone_and_in_a_batch_is_the_same_to_the_bit(
+    kernels_of: Callable[[str | None], NativeKernels],
+) -> None:
+    """Three ranks: sums of two numbers do not show the order that they are added up in."""
+    native = kernels_of(LEVELS[0])
+
+    def drive_alone_and_together(rig: Rig) -> list[Row]:
+        rows = [rig.open(prompt(12, 3)) for _ in range(2)]
+        rig.prefill(rows[0])
+        rig.prefill(rig.open(prompt(7, 4)), rig.open(prompt(9, 5)), rows[1])
+        return rows
+
+    alone, together = drive_divided(tensors_of("llama"), 3, drive_alone_and_together, native)
+    for position, logits_V in alone.logits.items():
+        assert torch.equal(logits_V, together.logits[position])
+
+
+@pytest.mark.embedded
+def test_the_embedded_model_token_for_token(
+    kernels_of: Callable[[str | None], NativeKernels],
+) -> None:
+    """9 heads in 3 groups: one rank has two of these. More in samples/benchmarks/divided.py."""
+    resolved = resolve(
+        EMBEDDED_REFERENCE, name=None, options=ModelOptions(), progress=SilentProgress()
+    )
+    stored, native = StoredDecoder(Path(resolved.folder)), kernels_of(LEVELS[0])
+    tokenizer = Tokenizer.from_file(str(stored.folder / "tokenizer.json"))
+
+    def answer(rig: Rig) -> list[list[int]]:
+        rows = [
+            rig.open(tokenizer.encode(text).ids)
+            for text in ("Once upon a time,", "def add(a, b):", "The capital of France is")
+        ]
+        rig.prefill(*rows)
+        rig.decode(*rows, num_steps=15)
+        return [row.tokens for row in rows]
+
+    expected = answer(decoder_rig(stored.decoder(native=native), native=native))
+    assert drive_divided(stored, 2, answer, native) == expected
+
+
+def test_scores_of_a_prompt() -> None:
+    sampling = SamplingParams(temperature=0.0, prompt_logprobs=True, top_logprobs=2)
+
+    def scores(rig: Rig) -> list[float]:
+        row = rig.open(prompt(11, 6), sampling)
+        (result,) = rig.step((row, 11)).rows
+        return [entry.logprob for entry in result.prompt_logprobs]
+
+    tensors = tensors_of("llama")
+    expected = scores(decoder_rig(tensors.decoder()))
+    assert len(expected) == 10
+    assert drive_divided(tensors, 2, scores) == pytest.approx(expected, abs=1e-5)
+
+
+def test_more_ranks_than_heads_are_refused() -> None:
+    with pytest.raises(ConfigError, match="divided by 6 at most"):
+        divide(read_decoder_config(CONFIGS["llama"]), 0, 7)
