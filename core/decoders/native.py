@@ -51,7 +51,10 @@ class Blueprint(Protocol):
 
 
 class NativeBlueprint:
-    """Implements `Blueprint` with `core.layers.decoder`."""
+    """Implements `Blueprint` with `core.layers.decoder`.
+
+    If `is_deterministic` is set before it is built, rows do not depend on their batch on a GPU.
+    """
 
     def __init__(
         self,
@@ -70,6 +73,9 @@ class NativeBlueprint:
         self._device = device
         self._native = native
         self._encoding = encoding
+        if self.config.moe is not None and device.type == "cuda":
+            self._encoding = encoding.as_plain()
+        self.is_deterministic = False
 
     def weight_bytes(self) -> int:
         """Bytes of the parameters; a plain tied embedding counts twice where the head is packed."""
@@ -105,6 +111,8 @@ class NativeBlueprint:
         `part` is the decoder's in a checkpoint that holds more; the rest is left alone.
         """
         decoder = Decoder(self.config, dtype=self._dtype, device=self._device)
+        for linear in decoder.linears():
+            linear.is_deterministic = self.is_deterministic and self._device.type == "cuda"
         is_bare = f"{WHOLE.body}.norm.weight" not in checkpoint.tensors
         load_tensors(
             checkpoint,
@@ -121,6 +129,8 @@ def position_values(config: DecoderConfig) -> int:
     first = config.attention[0]
     num_heads = 2 * first.num_heads + 4 * first.num_kv_heads
     widest = max(3 * config.intermediate_size, num_heads * first.head_dim)
+    if (moe := config.moe) is not None:  # what each of a token's experts reads and gives
+        widest = max(widest, moe.num_chosen * (3 * moe.intermediate_size + config.hidden_size))
     return 4 * config.hidden_size + widest
 
 

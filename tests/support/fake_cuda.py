@@ -94,7 +94,9 @@ class FakeCuda:
             "graph_pool_handle": lambda: (0, 0),
             "is_bf16_supported": lambda *given: True,
             "mem_get_info": lambda device: (self.free_bytes,) * 2,
+            "empty_cache": lambda: None,
             "memory_reserved": lambda device: self.live_bytes,
+            "memory_snapshot": lambda pool, include_traces: [],
             "stream": lambda stream: nullcontext(),
             "synchronize": lambda device: self.fault("it is waited for"),
         }
@@ -196,6 +198,8 @@ class _Graph:
 
     def replay(self) -> None:
         self.gpu.num_replays += 1
+
+    def reset(self) -> None: ...
 
 
 _PROPERTIES = SimpleNamespace(name="Fake", multi_processor_count=132, major=9, minor=0)

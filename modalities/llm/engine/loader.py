@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -33,6 +33,8 @@ _FALLBACK = "triptych.modalities.llm.engine.fallback:FallbackBlueprint"
 class LlmLoader(TokenLoader):
     """Implements `schedulers.base.ModelLoader`."""
 
+    is_fixed_on_gpu: ClassVar[bool] = True
+
     def load(self, report: Callable[[float], None]) -> LoadedModel:
         """Load the model; see `schedulers.base.ModelLoader.load`. On an error nothing is held."""
         with open_checkpoint(self._resolved.folder) as checkpoint, ExitStack() as stack:
@@ -48,6 +50,8 @@ class LlmLoader(TokenLoader):
                     wanted, checkpoint.tensors, checkpoint.encoding
                 )
             blueprint: Blueprint = kind(config, **sizes)
+            if isinstance(blueprint, NativeBlueprint):
+                blueprint.is_deterministic = self._is_deterministic
             memory.reserve("weights", blueprint.weight_bytes())
             num_rows = self._config.schedule.max_batch_size
             num_tokens = self._config.schedule.max_batch_input_tokens + num_rows
