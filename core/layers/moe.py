@@ -50,6 +50,11 @@ class Expert:
     down: Linear
 
 
+def has_grouped_products(device: torch.device) -> bool:
+    """Whether all experts are one product there."""
+    return device.type == "cuda"
+
+
 class MoeMlp:
     """The sum of `weight * expert(x)` over a token's experts."""
 
@@ -69,7 +74,7 @@ class MoeMlp:
         self._gate = silu_and_mul if activation == "silu" else gelu_and_mul
         self._all: tuple[torch.Tensor, torch.Tensor] | None = None
         sizes = ((hidden_size, 2 * features), (features, hidden_size))
-        if device.type == "cuda":
+        if has_grouped_products(device):
             gate_up_EFC, down_ECF = self._all = (
                 torch.empty(num_experts, sizes[0][1], hidden_size, dtype=dtype, device=device),
                 torch.empty(num_experts, hidden_size, features, dtype=dtype, device=device),
