@@ -84,6 +84,7 @@ def test_a_step_that_raises_ends_its_jobs_alone(caplog: pytest.LogCaptureFixture
         MemoryError(),
         RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"),
         RuntimeError("CUDA error: out of memory"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
     ],
 )
@@ -99,7 +100,13 @@ def test_a_step_that_does_not_fit_is_tried_in_halves(error: Exception) -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [DeviceError("gone"), RuntimeError("CUDA error: an illegal memory access")]
+    "error",
+    [
+        DeviceError("gone"),
+        RuntimeError("CUDA error: an illegal memory access"),
+        RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"),
+        RuntimeError("Triton Error [HIP]: unspecified launch failure"),
+    ],
 )
 def test_a_sticky_device_error_ends_the_engine(error: Exception) -> None:
     frames = FakeFrames("voice")

@@ -39,6 +39,7 @@ _CPU = torch.device("cpu")
 _NONE = object()
 _MAX_FOLLOWED = 4096
 _SOURCES = re.compile("/(triptych|transformers|diffusers|torchaudio)/")
+_PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::linear", "aten::matmul"})
 _COPIES = frozenset({"aten::copy_", "aten::_to_copy"})
 _INDEXED = frozenset({"aten::index", "aten::index_put_", "aten::index_put"})
 _WHOLE = frozenset({"aten::scaled_dot_product_attention"})
@@ -50,7 +51,8 @@ class FakeCuda:
     """`with FakeCuda() as gpu`: `torch.device("cuda")` works inside, and its tensors are fake.
 
     `faults` are the waits found in steps, each with the line of ours that made it. `deliver` makes
-    what was copied to the host from zeros. `kernels` are those of ours that were called. Bytes
+    what was copied to the host from zeros. `kernels` are those of ours that were called, `products`
+    those of torch's libraries in steps. Bytes
     count the storages alive on the device.
     """
 
@@ -60,6 +62,7 @@ class FakeCuda:
     num_read: int = 0
     num_replays: int = 0
     kernels: set[str] = field(default_factory=set)
+    products: set[str] = field(default_factory=set)
     live_bytes: int = 0
     peak_bytes: int = 0
     phase: Literal["free", "launch", "result"] = "free"
@@ -256,6 +259,8 @@ class _Watch(TorchDispatchMode):
         name = _name(func)
         if func.namespace == "triptych":
             self._gpu.kernels.add(name.removeprefix("triptych::"))
+        if name in _PRODUCTS and self._gpu.phase == "launch":
+            self._gpu.products.add(name)
         if name == "aten::_local_scalar_dense" and (value := self._read(args[0])) is not None:
             return _on_host(torch.Tensor.item, (value,))
         if name in _COPIES and (copied := self._copied(name, args, options)) is not None:

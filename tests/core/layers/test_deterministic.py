@@ -26,14 +26,14 @@ ATTENTION = AttentionConfig(
 PLAIN = DecoderConfig(
     vocab_size=40,
     hidden_size=64,
-    intermediate_size=320,
+    intermediate_size=96,
     norm_eps=1e-5,
     attention=(ATTENTION,),
     rope=RopeConfig(num_rotated_dims=32, max_length=80, trained_length=80),
 )
 MOE = MoeConfig(num_experts=3, num_chosen=2, intermediate_size=32)
 EXPERTS = replace(PLAIN, moe=MOE)
-ROWS = ((1, 3), (1, 70), (1, 17), (66, 70), (5, 9))
+ROWS = ((1, 3), (1, 30), (65, 70), (5, 9))
 """New tokens and context: those with one are decoding; the batch has more tokens than a tile."""
 
 
@@ -89,7 +89,7 @@ def test_a_rows_logits_do_not_depend_on_its_batch(
     decoder = decoder_of(config)
     together_RV = logits_of(decoder, range(len(ROWS)))
     torch.testing.assert_close(together_RV, expected_RV, rtol=1e-3, atol=1e-3)
-    for rows in ([0], [1], [3], [1, 3], [0, 2, 4]):
+    for rows in ([0], [1, 3], [2]):
         assert torch.equal(logits_of(decoder, rows), together_RV[rows])
 
 
