@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -283,15 +284,18 @@ def test_steps_ahead_that_find_no_room_leave_those_before_them() -> None:
 @settings(max_examples=200, deadline=None)
 @given(
     sizes=st.lists(st.tuples(st.integers(0, 12), st.integers(1, 60)), min_size=1, max_size=200),
-    is_pool=st.booleans(),
+    new_backend=st.sampled_from(
+        [NativeCalls, *(partial(Recording, num_bytes=40, is_pool=pool) for pool in (False, True))]
+    ),
     num_ahead=st.integers(0, 4),
 )
 def test_whatever_comes_what_is_held_stays_within_what_is_reserved(
-    sizes: list[tuple[int, int]], is_pool: bool, num_ahead: int
+    sizes: list[tuple[int, int]],
+    new_backend: Callable[[], Recording | NativeCalls],
+    num_ahead: int,
 ) -> None:
     """Ahead and as they come; every answer that is replayed is right."""
-    backend = Recording(num_bytes=40, is_pool=is_pool)
-    captured = steps(backend, budget=1000)
+    captured = steps(new_backend(), budget=1000)
     with captured.ahead(spare_bytes=0):
         for key in range(num_ahead):
             assert captured.run(("ahead", key), doubled, [ones()]) is not None
