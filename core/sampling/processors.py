@@ -139,7 +139,8 @@ def mask_words(allowed: Sequence[bytes], vocab_size: int, device: torch.device) 
     num_bytes = 4 * -(-vocab_size // 32)
     everything = b"\xff" * num_bytes
     joined = bytearray().join((mask or everything)[:num_bytes] for mask in allowed)
-    return sent(torch.frombuffer(joined, dtype=torch.int32).view(len(allowed), -1), device)
+    words_BW = np.frombuffer(joined, np.int32).reshape(len(allowed), -1)
+    return sent(torch.from_numpy(words_BW), device)
 
 
 @cache

@@ -15,9 +15,10 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from support.decoder_families import FAMILIES, TINY, save_family
 from support.dry_run import DryRun, dry_run
-from support.fake_cuda import FakeCuda
+from support.fake_cuda import CUDA, FakeCuda
 from triptych.core.config import CacheOptions, Config, DeviceOptions, ModelOptions
 from triptych.core.errors import ConfigError
+from triptych.core.sampling.sampler import Sampler
 from triptych.core.sampling_params import SamplingParams
 from triptych.core.tokens import TokenDelta, TokenRequest
 from triptych.modalities.llm.engine.loader import LlmLoader
@@ -100,6 +101,15 @@ def test_steps_that_are_captured(gpu: FakeCuda, llama: Path, config: Config) -> 
     run_together(run, GREEDY, SAMPLINGS["random"])
     assert gpu.faults == []
     assert gpu.num_replays > 0
+
+
+def test_a_grammars_masks_are_read_by_the_kernel_that_draws(gpu: FakeCuda) -> None:
+    sampler = Sampler(vocab_size=199, max_batch_size=2, device=CUDA)
+    logits_BV = torch.zeros(2, 199, device=CUDA)
+    with gpu.launch(), torch.inference_mode():
+        sampler.sample(logits_BV, [0, 1], [5, 5], [b"", b"\x07" * 28])
+    assert gpu.kernels == {"sample_rows"}
+    assert gpu.faults == []
 
 
 def test_a_plain_step_brings_one_thing_back(gpu: FakeCuda, llama: Path, config: Config) -> None:
