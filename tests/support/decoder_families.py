@@ -50,6 +50,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "mixtral-of-all": ("Mixtral", {"num_local_experts": 2, "num_experts_per_tok": 2}),
     "qwen3-moe": (
         "Qwen3Moe",
         {
@@ -65,7 +66,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "num_experts": 4,
             "num_experts_per_tok": 2,
-            "moe_intermediate_size": 20,
+            "moe_intermediate_size": 24,
             "norm_topk_prob": True,
         },
     ),
