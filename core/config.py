@@ -211,9 +211,10 @@ class DeviceOptions:
     )
     enable_deterministic_inference: bool = option(
         False,
-        "Start only where what a token gets cannot depend on what else is in its batch: on a CPU"
-        " with our own decoder and kernels, where that holds anyway. Refused on a GPU, with"
-        " --cpu-kernels torch and for models that transformers runs.",
+        "Start only where what a token gets cannot depend on what else is in its batch: with our"
+        " own decoder and kernels, where on a CPU that holds anyway and a GPU's products are made"
+        " in fixed tiles. Refused with --cpu-kernels torch, for models that transformers runs, and"
+        " on a GPU for all but text models.",
     )
     seed: int = option(
         -1,

@@ -23,8 +23,12 @@ MAX_FAILED_STEPS_IN_A_ROW = 3
 MAX_NON_FINITE_JOBS = 3
 NON_FINITE_WINDOW_S = 60.0
 
-_STICKY = ("CUDA error", "HIP error", "device-side assert")
-"""After these every call to the device fails, until the process ends."""
+_STICKY = (
+    *("CUDA error", "HIP error", "device-side assert"),
+    *("illegal memory access", "misaligned address", "unspecified launch failure"),
+)
+"""After these every call to the device fails, until the process ends. Triton's errors do not begin
+as those of torch do."""
 _NO_MEMORY = ("out of memory", "can't allocate memory", "alloc_failed", "alloc failed")
 """In any case; CUDA calls some of these errors, too, and goes on."""
 

@@ -21,6 +21,7 @@ from triptych.core.decoders.hf_config import (
 )
 from triptych.core.errors import WeightsError
 from triptych.core.layers.decoder import DecoderConfig
+from triptych.core.layers.moe import MoeConfig
 
 Reader = Callable[[Mapping[str, Any], int], DecoderConfig]
 
@@ -109,6 +110,65 @@ def _qwen2(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
     base = replace(attention_of(fields), has_qkv_bias=True, has_out_bias=False)
     attention = tuple(replace(base, window=window) for window in _qwen_windows(fields))
     return decoder_of(fields, attention, max_length)
+
+
+class _MixtralConfig(_MistralConfig, frozen=True, kw_only=True):
+    sliding_window: Count | None = None
+    rope_theta: float = 1_000_000.0
+    num_local_experts: Count = 8
+    num_experts_per_tok: Count = 2
+
+
+class _Qwen3MoeConfig(_Qwen3Config, frozen=True, kw_only=True):
+    head_dim: Count | None = None
+    num_key_value_heads: Count | None = 4
+    num_experts: Count = 128
+    num_local_experts: Count | None = None  # the same, as newer transformers writes it
+    num_experts_per_tok: Count = 8
+    moe_intermediate_size: Count = 768
+    norm_topk_prob: bool = False
+    decoder_sparse_step: Count = 1
+    mlp_only_layers: tuple[int, ...] | None = None
+
+
+def _mixtral(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
+    """Mistral with experts in every layer."""
+    fields = parse(config, _MixtralConfig)
+    moe = MoeConfig(
+        num_experts=fields.num_local_experts,
+        num_chosen=fields.num_experts_per_tok,
+        intermediate_size=fields.intermediate_size,
+        has_mixtral_names=True,
+    )
+    base = replace(attention_of(fields), has_qkv_bias=False, has_out_bias=False)
+    attention = (replace(base, window=fields.sliding_window),) * fields.num_hidden_layers
+    return _with_experts(decoder_of(fields, attention, max_length), moe)
+
+
+def _qwen3_moe(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
+    """Qwen3 with experts in most layers."""
+    fields = parse(config, _Qwen3MoeConfig)
+    layers, every = range(fields.num_hidden_layers), fields.decoder_sparse_step
+    dense = fields.mlp_only_layers or ()
+    moe = MoeConfig(
+        num_experts=fields.num_local_experts or fields.num_experts,
+        num_chosen=fields.num_experts_per_tok,
+        intermediate_size=fields.moe_intermediate_size,
+        renormalizes=fields.norm_topk_prob,
+        dense_layers=frozenset(layer for layer in layers if layer in dense or (layer + 1) % every),
+    )
+    window = fields.sliding_window if fields.use_sliding_window else None
+    base = replace(attention_of(fields), qk_norm_eps=fields.rms_norm_eps, window=window)
+    attention = (base,) * fields.num_hidden_layers
+    return _with_experts(decoder_of(fields, attention, max_length), moe)
+
+
+def _with_experts(decoder: DecoderConfig, moe: MoeConfig) -> DecoderConfig:
+    if moe.num_chosen > moe.num_experts:
+        raise WeightsError(
+            f"config.json: a token cannot go through {moe.num_chosen} of {moe.num_experts} experts."
+        )
+    return replace(decoder, moe=moe)
 
 
 class _GemmaConfig(CausalLmConfig, frozen=True, kw_only=True):
@@ -204,6 +264,8 @@ FAMILIES: Mapping[str, Reader] = MappingProxyType(
         "MistralForCausalLM": _mistral,
         "Qwen2ForCausalLM": _qwen2,
         "Qwen3ForCausalLM": _qwen3,
+        "MixtralForCausalLM": _mixtral,
+        "Qwen3MoeForCausalLM": _qwen3_moe,
         "GemmaModel": _gemma,
         "Gemma3TextModel": _gemma3,
         "Qwen2VLTextModel": _qwen2_vl,

@@ -58,7 +58,10 @@ class Blueprint(Protocol):
 
 
 class NativeBlueprint:
-    """Implements `Blueprint` with `core.layers.decoder`."""
+    """Implements `Blueprint` with `core.layers.decoder`.
+
+    If `is_deterministic` is set before it is built, rows do not depend on their batch on a GPU.
+    """
 
     def __init__(
         self,
@@ -78,6 +81,9 @@ class NativeBlueprint:
         self._native = native
         self._encoding = encoding
         self._group: RankGroup | None = None
+        if self.config.moe is not None and device.type == "cuda":
+            self._encoding = encoding.as_plain()
+        self.is_deterministic = False
 
     def join(self, group: RankGroup) -> None:
         """Be this rank's part of the model from now on; first `check_divisible`."""
@@ -86,6 +92,10 @@ class NativeBlueprint:
 
     def check_divisible(self, num_ranks: int) -> None:
         """Raise `ConfigError` for a model that cannot be divided by so many ranks."""
+        if self.config.moe is not None:
+            raise ConfigError(
+                "--tensor-parallel-size: mixtures of experts are not divided yet; leave it out."
+            )
         divide(self.config, 0, num_ranks)
         sketch = Decoder(self.config, dtype=self.dtype, device=torch.device("meta"))
         targets = decoder_targets(sketch, encoding=self._encoding)
@@ -130,6 +140,8 @@ class NativeBlueprint:
         `part` is the decoder's in a checkpoint that holds more; the rest is left alone.
         """
         decoder = Decoder(self.config, dtype=self.dtype, device=self._device, group=self._group)
+        for linear in decoder.linears():
+            linear.is_deterministic = self.is_deterministic and self._device.type == "cuda"
         is_bare = f"{WHOLE.body}.norm.weight" not in checkpoint.tensors
         load_tensors(
             checkpoint,
@@ -146,6 +158,8 @@ def position_values(config: DecoderConfig) -> int:
     first = config.attention[0]
     num_heads = 2 * first.num_heads + 4 * first.num_kv_heads
     widest = max(3 * config.intermediate_size, num_heads * first.head_dim)
+    if (moe := config.moe) is not None:  # what each of a token's experts reads and gives
+        widest = max(widest, moe.num_chosen * (3 * moe.intermediate_size + config.hidden_size))
     return 4 * config.hidden_size + widest
 
 

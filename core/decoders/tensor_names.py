@@ -13,9 +13,11 @@ import torch
 
 from triptych.core.block_formats import BlockFormat
 from triptych.core.errors import WeightsError
+from triptych.core.kernels.packed_linear import HeldWeight
 from triptych.core.layers.attention import Attention
 from triptych.core.layers.decoder import Decoder, DecoderLayer, DecoderStack, Mlp
 from triptych.core.layers.linear import Linear
+from triptych.core.layers.moe import MoeMlp
 from triptych.core.layers.norm import RMSNorm
 from triptych.core.layers.shards import HeadShards, Shard
 from triptych.core.weights.encoding import WeightEncoding
@@ -54,6 +56,20 @@ class DecoderTensors:
 AS_STORED = WeightEncoding()
 WHOLE = DecoderTensors()
 BARE = DecoderTensors("")
+
+
+@dataclass(frozen=True, slots=True)
+class _ExpertNames:
+    """What a layer calls its mixture, and an expert its projections."""
+
+    module: str
+    gate: str
+    up: str
+    down: str
+
+
+_EXPERTS = _ExpertNames("mlp", "gate_proj", "up_proj", "down_proj")
+_MIXTRAL = _ExpertNames("block_sparse_moe", "w1", "w3", "w2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +116,20 @@ class ProjectionTarget:
             self.into.copy_(source.read(self.name)[part])
             return
         assert self.shape == self.into.shape, "blocks are not divided"
-        packed = source.read_packed(self.name) if isinstance(source, Checkpoint) else None
-        self.linear.hold(self.first, packed or quantise(source.read(self.name), form))
+        self.linear.hold(
+            self.first, self._read_held(source) or quantise(source.read(self.name), form)
+        )
+
+    def _read_held(self, source: TensorSource) -> HeldWeight | None:
+        """What the source has in small numbers. Rows of a vocabulary are looked up in blocks."""
+        if not isinstance(source, Checkpoint):
+            return None
+        is_stored = self.linear.takes_stored and not self.is_vocabulary
+        stored = source.read_stored(self.name) if is_stored else None
+        return stored or source.read_packed(self.name)
 
     def num_bytes(self, item_bytes: int) -> int:
-        """Bytes in memory, plain numbers having so many each."""
+        """The most bytes in memory, plain numbers having so many each."""
         form, num_inputs = self.format, self.linear.num_inputs
         return self.rows.length * (form.row_bytes(num_inputs) if form else num_inputs * item_bytes)
 
@@ -205,12 +230,31 @@ def _attention_targets(
         yield TensorTarget(f"{prefix}.k_norm.weight", attention.qk_norm_2D[1])
 
 
-def mlp_targets(prefix: str, mlp: Mlp, encoding: WeightEncoding = AS_STORED) -> Iterator[Target]:
-    """The tensors of one MLP."""
-    outputs = Shard.whole(mlp.down.num_outputs)
+def mlp_targets(
+    prefix: str, mlp: Mlp | MoeMlp, encoding: WeightEncoding = AS_STORED
+) -> Iterator[Target]:
+    """The tensors of one MLP, or of a mixture in its place."""
+    if isinstance(mlp, MoeMlp):
+        yield from _moe_targets(prefix, mlp, encoding)
+        return
     rows = {"gate_proj": mlp.features, "up_proj": mlp.features}
     yield from _fused_targets(prefix, mlp.gate_up, rows, encoding)
-    yield from _fused_targets(prefix, mlp.down, {"down_proj": outputs}, encoding, mlp.features)
+    rows = {"down_proj": Shard.whole(mlp.down.num_outputs)}
+    yield from _fused_targets(prefix, mlp.down, rows, encoding, mlp.features)
+
+
+def _moe_targets(prefix: str, moe: MoeMlp, encoding: WeightEncoding) -> Iterator[Target]:
+    """The tensors of a router and of all experts, by the names of the family."""
+    names = _MIXTRAL if moe.config.has_mixtral_names else _EXPERTS
+    prefix = f"{prefix.rpartition('.')[0]}.{names.module}"
+    yield TensorTarget(f"{prefix}.gate.weight", moe.router.weight_OI)
+    features = Shard.whole(moe.config.intermediate_size)
+    for number, expert in enumerate(moe.experts):
+        place = f"{prefix}.experts.{number}"
+        rows = {names.gate: features, names.up: features}
+        yield from _fused_targets(place, expert.gate_up, rows, encoding)
+        rows = {names.down: Shard.whole(expert.down.num_outputs)}
+        yield from _fused_targets(place, expert.down, rows, encoding)
 
 
 def _fused_targets(

@@ -162,11 +162,6 @@ def open_device(options: DeviceOptions) -> tuple[Device, Ledger]:
     reason = f"--threads; {cores}" if options.threads else str(cores)
     _log.info("threads to compute with: %d (%s)", num_threads, reason)
     device = Device.open(rank_device(options, 0))
-    if options.enable_deterministic_inference and not device.is_cpu:
-        raise DeviceError(
-            "--enable-deterministic-inference: on a GPU the order of sums follows from the batch;"
-            " use --device cpu, or leave it out."
-        )
     free_bytes = device.free_bytes()
     ledger = Ledger(int(free_bytes * options.device_memory_utilization))
     _log.info(

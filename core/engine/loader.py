@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import ClassVar
 
 from triptych.core.bundle.triton_cache import use_triton_cache
 from triptych.core.config import Config
@@ -27,7 +28,13 @@ from triptych.core.weights.resolve import ResolvedModel
 
 
 class DeviceLoader:
-    """One model and the device it goes to. `load` makes it a `schedulers.base.ModelLoader`."""
+    """One model and the device it goes to. `load` makes it a `schedulers.base.ModelLoader`.
+
+    With `is_fixed_on_gpu` the products of its models can have fixed tiles there, such that a row
+    does not depend on its batch.
+    """
+
+    is_fixed_on_gpu: ClassVar[bool] = False
 
     def __init__(
         self, resolved: ResolvedModel, config: Config, device: Device, ledger: Ledger
@@ -40,10 +47,24 @@ class DeviceLoader:
         self._ledger = ledger
 
     def _memory(self, stack: ExitStack) -> ModelMemory:
-        """The model's share of memory; what it reserves is released with `stack`."""
+        """The model's share of memory; what it reserves is released with `stack`.
+
+        Raises `ConfigError` where rows depend on their batch and must not.
+        """
+        if self._is_deterministic and not (self._device.is_cpu or self.is_fixed_on_gpu):
+            raise ConfigError(
+                f"--enable-deterministic-inference: on a GPU {self.name} sums as torch's libraries"
+                " do, in an order that follows from the batch; only text models on our decoder do"
+                " not. Use --device cpu, or leave it out."
+            )
         if target := self._device.target:
             use_triton_cache(self._config.models.cache_dir, target, self._resolved.bundle)
         return ModelMemory(self._resolved, self._config, self._device, self._ledger, stack)
+
+    @property
+    def _is_deterministic(self) -> bool:
+        """Whether rows may not depend on their batch."""
+        return self._config.device.enable_deterministic_inference
 
 
 class TokenLoader(DeviceLoader):
@@ -51,18 +72,18 @@ class TokenLoader(DeviceLoader):
 
     def _check_invariance(self, native: NativeKernels | None, *, is_native: bool) -> None:
         """Raise `ConfigError` where rows depend on their batch and must not."""
-        wanted = self._config.device.enable_deterministic_inference
-        if wanted and (native is None or not is_native):
+        has_kernels = native is not None or not self._device.is_cpu
+        if self._is_deterministic and not (has_kernels and is_native):
             raise ConfigError(
                 f"--enable-deterministic-inference: {self.name} runs on"
                 f" {'torch alone' if is_native else 'transformers'}, where sums follow from the"
-                " batch; serve it with our decoder and the CPU kernels, or leave it out."
+                " batch; serve it with our decoder and kernels, or leave it out."
             )
 
     def _cache(self, layout: KvLayout, num_pages: int, native: NativeKernels | None) -> KvCache:
         """The memory of the pages. Raises `ConfigError` as `_check_invariance` does."""
         kv = KvCache(layout, num_pages, self._device.torch, native)
-        if self._config.device.enable_deterministic_inference and kv.native is None:
+        if self._is_deterministic and self._device.is_cpu and kv.native is None:
             raise ConfigError(
                 f"--enable-deterministic-inference: the CPU kernels cannot hold the cache of"
                 f" {self.name} ({str(layout.dtype).removeprefix('torch.')}, pages of"
@@ -137,6 +158,7 @@ class TokenLoader(DeviceLoader):
             device=self._device.torch,
             graphs=graphs,
         )
+        runner.is_deterministic = self._is_deterministic
         if not self._device.is_cpu:
             runner.capture()
         return runner

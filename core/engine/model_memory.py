@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -20,7 +20,7 @@ from triptych.core.errors import ConfigError, MemoryBudgetExceeded
 from triptych.core.graphs.captured import CapturedSteps
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.attention import KvLayout
-from triptych.core.ledger import Ledger
+from triptych.core.ledger import Ledger, Reservation
 from triptych.core.memory_table import memory_table
 from triptych.core.weights.cache import WeightsCache
 from triptych.core.weights.encoding import plain_type
@@ -94,9 +94,13 @@ class ModelMemory:
 
         Raises `MemoryBudgetExceeded`.
         """
+        self._reserve(purpose, num_bytes * (self._num_shares if is_divided else 1))
+
+    def _reserve(self, purpose: str, num_bytes: int) -> Reservation:
         owner = f"{self._name}/{purpose}"
-        num_bytes *= self._num_shares if is_divided else 1
-        self._stack.enter_context(self._ledger.reserve(owner, num_bytes)).commit()
+        reservation = self._stack.enter_context(self._ledger.reserve(owner, num_bytes))
+        reservation.commit()
+        return reservation
 
     def show(self) -> None:
         """Log who gets what of the device; comes before weights are read."""
@@ -134,7 +138,7 @@ class ModelMemory:
         if not self.captures:
             return None
         try:
-            self.reserve("graphs", num_bytes)
+            reservation = self._reserve("graphs", num_bytes)
         except MemoryBudgetExceeded as error:
             _log.warning("steps run eagerly: %s", error.message)
             return None
@@ -143,6 +147,7 @@ class ModelMemory:
             self._device.torch,
             budget_bytes=num_bytes,
             verifies=self._config.debug.debug_verify_replay,
+            resize=partial(_resize, reservation),
         )
 
     def reserve_pages(self, layout: KvLayout, max_length: int) -> int:
@@ -169,3 +174,12 @@ class ModelMemory:
         num_pages = max(pages_per_row, min(share, room, most))
         self.reserve("kv", (num_pages + 1) * layout.page_bytes)
         return num_pages
+
+
+def _resize(reservation: Reservation, num_bytes: int) -> bool:
+    """Hold so many bytes instead; whether they are there."""
+    try:
+        reservation.resize(num_bytes)
+    except MemoryBudgetExceeded:
+        return False
+    return True

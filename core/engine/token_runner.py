@@ -98,8 +98,11 @@ class TokenHead(Protocol):
 class TokenRunner:
     """Implements `core.plan.Runner` for `TokenPlan`s.
 
-    With `graphs`, the last page before the cache's null page is theirs to write to.
+    With `graphs`, the last page before the cache's null page is theirs to write to. If
+    `is_deterministic`, attention adds up in an order that does not depend on the batch.
     """
+
+    is_deterministic = False
 
     def __init__(
         self,
@@ -143,9 +146,14 @@ class TokenRunner:
         return PendingTokens(results, wait)
 
     def capture(self) -> None:
-        """Capture decode steps of every size now, on padding alone."""
+        """Capture decode steps of every size now, on padding alone. They are kept."""
         if self._graphs is not None:
-            with torch.inference_mode(), self.stream.current():
+            steps, spare_bytes = self._graphs.steps, self._graphs.spare_bytes
+            with (
+                torch.inference_mode(),
+                self.stream.current(),
+                steps.ahead(spare_bytes=spare_bytes),
+            ):
                 for bucket in self._graphs.buckets.all():
                     self._replay((), bucket)
 
@@ -268,6 +276,7 @@ class TokenRunner:
             host_query_lengths_B=step.lengths_B,
             host_context_lengths_B=step.contexts_B,
             native=self._kv.native,
+            is_deterministic=self.is_deterministic,
         )
 
 

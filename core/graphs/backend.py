@@ -24,34 +24,74 @@ _NUM_WARM_UPS = 2  # libraries choose kernels and open handles on the first, all
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """A step that can be replayed. `num_bytes` is what holding it takes beside its inputs."""
+    """A step that can be replayed, until it is released."""
 
     replay: Call
-    num_bytes: int
+    release: Callable[[], None]
 
 
 class GraphBackend(Protocol):
     """Makes replays of steps. Used from one thread at a time."""
 
+    @property
+    def held_bytes(self) -> int:
+        """What the captured steps take beside their inputs, measured."""
+        ...
+
     def capture(self, run: Call) -> Captured:
         """Record `run`, which may be run for it, any number of times."""
+        ...
+
+    def another(self) -> GraphBackend:
+        """One for the same device, that shares no memory with this one."""
         ...
 
 
 class NativeCalls:
     """A CPU has nothing to record: a step is one native call already, and is made again."""
 
+    def __init__(self) -> None:
+        self._held: dict[object, int] = {}
+
+    @property
+    def held_bytes(self) -> int:
+        """What the calls return."""
+        return sum(self._held.values())
+
     def capture(self, run: Call) -> Captured:
         """The call itself, run once to learn what it returns."""
-        return Captured(run, sum(tensor.nbytes for tensor in run()))
+        key = object()
+        self._held[key] = sum(tensor.nbytes for tensor in run())
+        return Captured(run, lambda: self._held.__delitem__(key))
+
+    def another(self) -> GraphBackend:
+        """Like any other."""
+        return NativeCalls()
 
 
 class DeviceGraphs:
-    """Graphs of CUDA or HIP, all in one pool of memory: no two of them run at the same time."""
+    """Graphs of CUDA or HIP, all in one pool of memory: no two of them run at the same time.
+
+    What a graph that is released has taken serves those captured after it, and goes back to the
+    device with the last of them.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
+        self._num_graphs = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """The segments of the pool, as torch's allocator counts them."""
+        if not self._num_graphs:
+            return 0
+        segments = torch.cuda.memory_snapshot(self._pool, include_traces=False)
+        return sum(int(segment["total_size"]) for segment in segments)
+
+    def another(self) -> GraphBackend:
+        """With a pool of its own."""
+        return DeviceGraphs(self._device)
 
     def capture(self, run: Call) -> Captured:
         """Warm up beside the current stream, then record."""
@@ -73,15 +113,22 @@ class DeviceGraphs:
         graph = torch.cuda.CUDAGraph()
         # Other threads go on meanwhile: they wait for results and load models.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            before = torch.cuda.memory_reserved(self._device)  # entering gave unused memory back
-            outputs = run()
-        num_bytes = torch.cuda.memory_reserved(self._device) - before
+            outputs = list(run())
+        self._num_graphs += 1
 
         def replay() -> Tensors:
             graph.replay()
-            return outputs
+            return tuple(outputs)
 
-        return Captured(replay, max(num_bytes, 0))
+        def release() -> None:
+            graph.reset()
+            outputs.clear()
+            self._num_graphs -= 1
+            if not self._num_graphs:
+                torch.cuda.empty_cache()
+                self._pool = torch.cuda.graph_pool_handle()
+
+        return Captured(replay, release)
 
 
 def open_backend(device: torch.device) -> GraphBackend:

@@ -13,16 +13,21 @@ from triptych.core.graphs.captured import CapturedSteps
 
 _INTS_PER_ROW = 16  # positions, slots, lengths, and what heads add
 GPU_POOL_BYTES = 256 * 2**20
-"""What the graphs of a GPU share besides: room that libraries of products compute in, the parts of
-attention, and what is left of the segments that a pool grows by."""
+"""What is set aside, until the graphs of a GPU are captured and measured, for what they share: room
+that libraries of products compute in, the parts of attention, and what is left of the segments that
+a pool grows by."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeGraphs:
-    """Captured decode steps, and the sizes they come in."""
+    """Captured decode steps, and the sizes they come in.
+
+    `spare_bytes` are for what else is captured with the same `steps` as it is first run.
+    """
 
     steps: CapturedSteps
     buckets: DecodeBuckets
+    spare_bytes: int = 0
 
 
 def decode_graph_bytes(buckets: DecodeBuckets, step_bytes: Callable[[int], int]) -> int:

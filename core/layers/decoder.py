@@ -8,6 +8,7 @@ Shapes: T tokens, R rows of logits, C hidden, V vocabulary, F MLP features.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -18,6 +19,7 @@ from triptych.core.kernels.gated import gelu_and_mul, silu_and_mul
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.attention import Attention, AttentionConfig, KvLayout, PagedStep
 from triptych.core.layers.linear import Linear
+from triptych.core.layers.moe import MoeConfig, MoeMlp
 from triptych.core.layers.native_layers import NativeLayers, can_fuse
 from triptych.core.layers.norm import RMSNorm
 from triptych.core.layers.parallel import row_parallel, vocab_parallel
@@ -34,8 +36,9 @@ class DecoderConfig:
 
     `local_rope` turns the layers that use it. Embeddings are multiplied by `embedding_scale`.
     Weights of norms may be centred (see `core.layers.norm`), and there may be norms after
-    attention and MLP, too. In a model that is divided over ranks, `intermediate_size` and the heads
-    are this one's: `features` and `vocabulary` say which of all it has.
+    attention and MLP, too. With `moe` most MLPs are mixtures of experts. In a model that is divided
+    over ranks, `intermediate_size` and the heads are this one's: `features` and `vocabulary` say
+    which of all it has.
     """
 
     vocab_size: int
@@ -51,6 +54,7 @@ class DecoderConfig:
     embedding_scale: float = 1.0
     has_centred_norms: bool = False
     has_post_norms: bool = False
+    moe: MoeConfig | None = None
     features: Shard | None = None
     vocabulary: Shard | None = None
 
@@ -85,6 +89,10 @@ class Mlp:
         )
         self._gate = silu_and_mul if config.activation == "silu" else gelu_and_mul
 
+    def linears(self) -> Iterator[Linear]:
+        """Its projections."""
+        yield from (self.gate_up, self.down)
+
     def __call__(self, x_TC: torch.Tensor, residual_TC: torch.Tensor | None) -> torch.Tensor:
         """Adds to a residual where given."""
         return self.down(self._gate(self.gate_up(x_TC)), residual_TC)
@@ -108,7 +116,7 @@ class DecoderLayer:
             config.attention[layer], layer=layer, dtype=dtype, device=device, group=group
         )
         self.mlp_norm = new_norm()
-        self.mlp = Mlp(config, dtype, device, group)
+        self.mlp = _mlp(config, layer, dtype=dtype, device=device, group=group)
         self.post_norms = (new_norm(), new_norm()) if config.has_post_norms else None
 
     def prepare(self, native: NativeKernels | None = None) -> None:
@@ -116,8 +124,13 @@ class DecoderLayer:
         self.attention.prepare(native)
         for norm in (self.input_norm, self.mlp_norm, *(self.post_norms or ())):
             norm.prepare()
-        self.mlp.gate_up.prepare(native)
-        self.mlp.down.prepare(native)
+        for linear in self.mlp.linears():
+            linear.prepare(native)
+
+    def linears(self) -> Iterator[Linear]:
+        """Its projections."""
+        yield from (self.attention.qkv, self.attention.out)
+        yield from self.mlp.linears()
 
     def __call__(
         self,
@@ -143,6 +156,20 @@ class DecoderLayer:
 
 def _unchanged(x_TC: torch.Tensor) -> torch.Tensor:
     return x_TC
+
+
+def _mlp(
+    config: DecoderConfig,
+    layer: int,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    group: RankGroup | None,
+) -> Mlp | MoeMlp:
+    moe = config.moe
+    if moe is None or layer in moe.dense_layers:
+        return Mlp(config, dtype, device, group)
+    return MoeMlp(moe, config.hidden_size, config.activation, dtype=dtype, device=device)
 
 
 def _norm(config: DecoderConfig, *, dtype: torch.dtype, device: torch.device) -> RMSNorm:
@@ -202,6 +229,11 @@ class DecoderStack:
         if native is not None and not self._is_divided and can_fuse(self):
             self._fused = NativeLayers(self, native)
 
+    def linears(self) -> Iterator[Linear]:
+        """All projections."""
+        for layer in self.layers:
+            yield from layer.linears()
+
     def rotations(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosine and sine rows of a step's positions, for all layers."""
         return self._rotary.rows(positions, self.dtype)
@@ -258,6 +290,11 @@ class Decoder(DecoderStack):
         """As for a stack; the projection too."""
         super().prepare(native)
         self.head.prepare(native, keeps_rows=self.embedding is self.head)
+
+    def linears(self) -> Iterator[Linear]:
+        """All projections."""
+        yield from super().linears()
+        yield self.head
 
     def embed(self, token_ids_T: torch.Tensor) -> torch.Tensor:
         """What enters the layers: `x_TC`."""

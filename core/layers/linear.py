@@ -16,6 +16,7 @@ from triptych.core.devices.device import has_fast_cpu_bfloat16
 from triptych.core.kernels.dequantise import PackedTensor
 from triptych.core.kernels.native.arguments import DTYPES, NativeWeights
 from triptych.core.kernels.native.library import NativeKernels
+from triptych.core.kernels.packed_linear import HeldWeight, joined, packed_linear
 
 
 class Linear:
@@ -23,7 +24,7 @@ class Linear:
 
     On a CPU, `prepare` reorders the weight: into the layout of our kernels, or, where there are
     none, of oneDNN's in bfloat16. Both add the residual in float32. With our kernels a row's result
-    does not depend on the others.
+    does not depend on the others; on a GPU it does not if `is_deterministic` is set before that.
     """
 
     __slots__ = (
@@ -35,6 +36,7 @@ class Linear:
         "_parts",
         "_weight_OI",
         "bias_O",
+        "is_deterministic",
         "native",
         "num_inputs",
         "num_outputs",
@@ -51,12 +53,13 @@ class Linear:
     ) -> None:
         self.num_inputs, self.num_outputs = num_inputs, num_outputs
         self.bias_O = torch.empty(num_outputs, dtype=dtype, device=device) if has_bias else None
+        self.is_deterministic = False
         self.native: NativeWeights | None = None
         self._kernels: NativeKernels | None = None
         self._dtype, self._device = dtype, device
         self._weight_OI: torch.Tensor | None = None
-        self._blocks: dict[int, PackedTensor] = {}
-        self._parts: list[torch.Tensor | PackedTensor] = []
+        self._blocks: dict[int, HeldWeight] = {}
+        self._parts: list[torch.Tensor | HeldWeight] = []
         self._packed: torch.Tensor | None = None
 
     @classmethod
@@ -76,8 +79,13 @@ class Linear:
             self._weight_OI = torch.empty(shape, dtype=self._dtype, device=self._device)
         return self._weight_OI
 
-    def hold(self, first: int, weight: PackedTensor) -> None:
-        """Keep the rows from `first` on in their blocks."""
+    @property
+    def takes_stored(self) -> bool:
+        """Whether weights may be held as checkpoints of other programs store them."""
+        return self._device.type == "cuda"
+
+    def hold(self, first: int, weight: HeldWeight) -> None:
+        """Keep the rows from `first` on in their blocks, or as they are stored."""
         assert weight.shape[1] == self.num_inputs
         self._blocks[first] = weight.to(self._device)
 
@@ -93,23 +101,27 @@ class Linear:
         """
         if self.native is not None or self._packed is not None:
             return
-        self._parts = self._find_parts()
-        is_known = self._dtype in DTYPES
-        if native is not None and is_known and all(map(native.can_pack, self._parts)):
-            self._kernels, self.native = native, native.pack(*self._parts)
-        elif self._blocks:
+        parts = self._find_parts()
+        packable = [each for each in parts if isinstance(each, torch.Tensor | PackedTensor)]
+        is_known = self._dtype in DTYPES and len(packable) == len(parts)
+        if native is not None and is_known and all(map(native.can_pack, packable)):
+            self._kernels, self.native = native, native.pack(*packable)
+        elif self._blocks or self.is_deterministic:
+            self._parts = parts = joined(parts)
+            if len(parts) == 1 and not isinstance(parts[0], torch.Tensor):
+                self._blocks = {0: parts[0]}  # the last of those that it is made of go
             return
         elif is_packable(self._dtype, self._device):
             self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight_OI)
         else:
             return
-        self._blocks, self._parts = {}, []
+        self._blocks = {}
         if not keeps_rows or self.has_blocks:
             self._weight_OI = torch.empty(0, dtype=self._dtype, device=self._device)
 
-    def _find_parts(self) -> list[torch.Tensor | PackedTensor]:
+    def _find_parts(self) -> list[torch.Tensor | HeldWeight]:
         """The parts of the weight, in order: plain rows, and rows in blocks."""
-        parts: list[torch.Tensor | PackedTensor] = []
+        parts: list[torch.Tensor | HeldWeight] = []
         end = 0
         for first, packed in sorted(self._blocks.items(), key=lambda item: item[0]):
             if first > end:
@@ -127,6 +139,7 @@ class Linear:
             return self._kernels.rows(self.native, ids, self._dtype)
         if self._blocks:
             (packed,) = self._blocks.values()
+            assert isinstance(packed, PackedTensor)
             return packed.rows(ids).dequantise(self._dtype)
         return self.weight_OI.index_select(0, ids)
 
@@ -144,17 +157,25 @@ class Linear:
         if self.native is not None:
             assert self._kernels is not None
             return self._kernels.linear(x_TI, self.native, self.bias_O, residual_TO, out_dtype)
+        if self._blocks or self.is_deterministic:
+            return self._call_parts(x_TI, residual_TO, out_dtype or x_TI.dtype)
         y_TO = self._call_torch(x_TI, residual_TO)
         return y_TO if out_dtype is None else y_TO.to(out_dtype)
+
+    def _call_parts(
+        self, x_TI: torch.Tensor, residual_TO: torch.Tensor | None, out_dtype: torch.dtype
+    ) -> torch.Tensor:
+        parts = [
+            packed_linear(x_TI, weight, out_dtype, is_deterministic=self.is_deterministic)
+            for weight in self._parts
+        ]
+        y_TO = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        y_TO = y_TO if self.bias_O is None else y_TO.add_(self.bias_O)
+        return y_TO if residual_TO is None else y_TO.add_(residual_TO)
 
     def _call_torch(self, x_TI: torch.Tensor, residual_TO: torch.Tensor | None) -> torch.Tensor:
         if self._packed is not None:
             return self._call_packed(x_TI, self._packed, residual_TO)
-        if self._blocks:
-            parts = [_multiply(x_TI, weight) for weight in self._parts]
-            y_TO = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-            y_TO = y_TO if self.bias_O is None else y_TO.add_(self.bias_O)
-            return y_TO if residual_TO is None else y_TO.add_(residual_TO)
         if residual_TO is None:
             return linear(x_TI, self.weight_OI, self.bias_O)
         y_TO = torch.addmm(residual_TO, x_TI, self.weight_OI.t())
@@ -170,17 +191,6 @@ class Linear:
             y_TO = pointwise.binary(x_TI, residual_TO, packed, self.bias_O, "add")
         assert isinstance(y_TO, torch.Tensor)
         return y_TO
-
-
-def _multiply(x_TI: torch.Tensor, weight: torch.Tensor | PackedTensor) -> torch.Tensor:
-    if not isinstance(weight, PackedTensor):
-        return linear(x_TI, weight)
-    if x_TI.is_cuda:
-        from triptych.core.kernels.triton.gguf_linear import gguf_linear  # needs Triton
-
-        y_TO: torch.Tensor = gguf_linear(x_TI, weight.blocks_OB, weight.format.name, x_TI.dtype)
-        return y_TO
-    return linear(x_TI, weight.dequantise(x_TI.dtype))
 
 
 def is_packable(dtype: torch.dtype, device: torch.device) -> bool:

@@ -35,7 +35,9 @@ _ACTIVATIONS = MappingProxyType({"silu": 0, "gelu_tanh": 1})
 
 
 def can_fuse(decoder: DecoderStack) -> bool:
-    """Whether the layers of a prepared decoder are alike, and all their weights packed."""
+    """Whether a prepared decoder's layers are alike, have no experts, and all weights packed."""
+    if decoder.config.moe is not None:
+        return False
     heads = {
         (c.num_heads, c.num_kv_heads, c.head_dim, c.qk_norm_eps, c.scale, c.has_centred_qk_norm)
         for c in decoder.config.attention
@@ -45,7 +47,8 @@ def can_fuse(decoder: DecoderStack) -> bool:
 
 
 def _projections(layer: DecoderLayer) -> tuple[Linear, Linear, Linear, Linear]:
-    return layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down
+    qkv, out, gate_up, down = layer.linears()
+    return qkv, out, gate_up, down
 
 
 class NativeLayers:

@@ -131,6 +131,18 @@ def keep_allowed(logits_BV: torch.Tensor, allowed: Sequence[bytes]) -> torch.Ten
     return logits_BV.index_add(0, sent(torch.tensor(masked), device), added_RV)
 
 
+def mask_words(allowed: Sequence[bytes], vocab_size: int, device: torch.device) -> torch.Tensor:
+    """The masks of all rows as words of 32 tokens, `[B, W]`; a row without one may draw all.
+
+    What a kernel reads as it draws, in place of logits that are edited first.
+    """
+    num_bytes = 4 * -(-vocab_size // 32)
+    everything = b"\xff" * num_bytes
+    joined = bytearray().join((mask or everything)[:num_bytes] for mask in allowed)
+    words_BW = np.frombuffer(joined, np.int32).reshape(len(allowed), -1)
+    return sent(torch.from_numpy(words_BW), device)
+
+
 @cache
 def _added_by_byte(device: torch.device) -> torch.Tensor:
     """0 for a token whose bit is set, minus infinity for others: 256 bytes, 8 tokens each."""

@@ -33,7 +33,7 @@ from triptych.core.plan import SlotStart, TokenRowResult
 from triptych.core.sampling.filters import draw, nucleus_thresholds
 from triptych.core.sampling.host_copy import HostCopy
 from triptych.core.sampling.logprobs import Logprobs
-from triptych.core.sampling.processors import Penalties, SparseEdits, keep_allowed
+from triptych.core.sampling.processors import Penalties, SparseEdits, keep_allowed, mask_words
 from triptych.core.sampling.randomness import stream_key, uniforms
 from triptych.core.tokens import TokenLogprob
 
@@ -207,9 +207,8 @@ class Sampler:
         sent = self._send(rows, slots, position_B, wanted)
         logits_BV = logits_BV.float()
         edited_BV = self._edit(logits_BV, sent)
-        if any(allowed):
-            edited_BV = keep_allowed(logits_BV if edited_BV is None else edited_BV, allowed)
-        token_ids_B, is_finite_B = self._draw(logits_BV, sent, edited_BV)
+        masks = allowed if any(allowed) else ()
+        token_ids_B, is_finite_B = self._draw(logits_BV, sent, edited_BV, masks)
         if (index_R := sent.groups.get("penalties")) is not None:
             self._penalties.count(sent.slots_B[index_R], token_ids_B[index_R])
         return SampledTokens(
@@ -301,19 +300,26 @@ class Sampler:
         return edited_BV
 
     def _draw(
-        self, logits_BV: torch.Tensor, sent: _DeviceRows, edited_BV: torch.Tensor | None = None
+        self,
+        logits_BV: torch.Tensor,
+        sent: _DeviceRows,
+        edited_BV: torch.Tensor | None = None,
+        masks: Sequence[bytes] = (),
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Ids, by the edited logits where there are any, and which rows' logits are finite."""
         if logits_BV.is_cuda:
             from triptych.core.kernels.triton.sampling import sample_rows
 
+            words_BW = mask_words(masks, logits_BV.shape[1], self._device) if masks else None
             ids_B, is_finite_B = sample_rows(
-                logits_BV, edited_BV, None, self._shape_S4, sent.slots_B, sent.uniform_B
+                logits_BV, edited_BV, words_BW, self._shape_S4, sent.slots_B, sent.uniform_B
             )
             return ids_B, is_finite_B
         logits_BV = logits_BV.float()
         is_finite_B = torch.isfinite(logits_BV.sum(-1))
-        return self._draw_by_kind(logits_BV if edited_BV is None else edited_BV, sent), is_finite_B
+        edited_BV = logits_BV if edited_BV is None else edited_BV
+        edited_BV = keep_allowed(edited_BV, masks) if masks else edited_BV
+        return self._draw_by_kind(edited_BV, sent), is_finite_B
 
     def _draw_by_kind(self, logits_BV: torch.Tensor, sent: _DeviceRows) -> torch.Tensor:
         slots_B, uniform_B, groups = sent.slots_B, sent.uniform_B, sent.groups

@@ -7,7 +7,7 @@ made of these at load. Reads no tensor. No torch here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from triptych.core.block_formats import FORMATS, BlockFormat
 from triptych.core.config import ModelOptions
@@ -69,6 +69,18 @@ class WeightEncoding:
                 f" {', '.join(found) or 'plain'}; leave it out, or give a file of the other type."
             )
         return cls(wanted, stored)
+
+    def as_plain(self) -> WeightEncoding:
+        """All matrices as plain numbers, for a model of experts on a GPU.
+
+        Raises `ConfigError` where another form was asked for.
+        """
+        if self.wanted in FORMATS:
+            raise ConfigError(
+                f"--quantization-encoding {self.wanted}: experts are multiplied as plain numbers on"
+                " a GPU; leave it out, or use --device cpu."
+            )
+        return replace(self, wanted=_PLAIN)
 
     def format_of(
         self, name: str, num_inputs: int, *, is_vocabulary: bool = False

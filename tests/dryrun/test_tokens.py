@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers
+from safetensors.torch import load_file, save_file
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from support.decoder_families import FAMILIES, TINY, save_family
 from support.dry_run import DryRun, dry_run
-from support.fake_cuda import FakeCuda
+from support.fake_cuda import CUDA, FakeCuda
 from triptych.core.config import CacheOptions, Config, DeviceOptions, ModelOptions
+from triptych.core.errors import ConfigError
+from triptych.core.sampling.sampler import Sampler
 from triptych.core.sampling_params import SamplingParams
 from triptych.core.tokens import TokenDelta, TokenRequest
 from triptych.modalities.llm.engine.loader import LlmLoader
+from triptych.modalities.vlm.engine.loader import VisionLoader
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=3)
 SAMPLINGS = {
@@ -59,7 +66,8 @@ def test_each_family(
     run = dry_run(gpu, LlmLoader, tmp_path, config)
     run_together(run, GREEDY, SAMPLINGS["random"], GREEDY)
     assert run.runner.peaks.keys() >= {"prefill", "mixed", "decode"}
-    assert gpu.kernels >= {"paged_decode", "paged_prefill", "rope_write", "rms_norm", "gated"}
+    assert gpu.kernels >= {"paged_decode", "paged_prefill", "rope_write", "rms_norm"}
+    assert gpu.kernels >= ({"route", "moe_mlp"} if "experts" in str(extra) else {"gated"})
     assert gpu.faults == []
 
 
@@ -93,6 +101,15 @@ def test_steps_that_are_captured(gpu: FakeCuda, llama: Path, config: Config) -> 
     run_together(run, GREEDY, SAMPLINGS["random"])
     assert gpu.faults == []
     assert gpu.num_replays > 0
+
+
+def test_a_grammars_masks_are_read_by_the_kernel_that_draws(gpu: FakeCuda) -> None:
+    sampler = Sampler(vocab_size=199, max_batch_size=2, device=CUDA)
+    logits_BV = torch.zeros(2, 199, device=CUDA)
+    with gpu.launch(), torch.inference_mode():
+        sampler.sample(logits_BV, [0, 1], [5, 5], [b"", b"\x07" * 28])
+    assert gpu.kernels == {"sample_rows"}
+    assert gpu.faults == []
 
 
 def test_a_plain_step_brings_one_thing_back(gpu: FakeCuda, llama: Path, config: Config) -> None:
@@ -131,6 +148,95 @@ def test_weights_in_blocks(gpu: FakeCuda, llama: Path, config: Config, encoding:
     run = dry_run(gpu, LlmLoader, llama, replace(config, models=models))
     run_together(run, GREEDY, SAMPLINGS["random"])
     assert gpu.faults == []
+
+
+WIDE = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16, "num_attention_heads": 4}
+
+
+def as_int4(method: str, num_outputs: int, num_inputs: int) -> dict[str, torch.Tensor]:
+    """The tensors of a matrix in groups of 32 inputs."""
+    groups, words = num_inputs // 32, {"dtype": torch.int32}
+    zeros = torch.zeros(groups, num_outputs // 8, **words)
+    scales = torch.ones(groups, num_outputs, dtype=torch.float16)
+    if method == "awq":
+        packed = torch.zeros(num_inputs, num_outputs // 8, **words)
+        return {"qweight": packed, "qzeros": zeros, "scales": scales}
+    if method == "gptq":
+        packed = torch.zeros(num_inputs // 8, num_outputs, **words)
+        table = torch.arange(num_inputs).int() % groups
+        return {"qweight": packed, "qzeros": zeros, "scales": scales, "g_idx": table}
+    if method == "fp8":
+        weight = torch.zeros(num_outputs, num_inputs).to(torch.float8_e4m3fn)
+        return {"weight": weight, "weight_scale": torch.ones(1)}
+    packed = torch.zeros(num_outputs, num_inputs // 8, **words)
+    return {"weight_packed": packed, "weight_scale": scales.t().contiguous()}
+
+
+@pytest.mark.parametrize(
+    ("fields", "kernel"),
+    [
+        ({"quant_method": "gptq", "bits": 4}, "gptq_linear"),
+        ({"quant_method": "awq", "bits": 4}, "gptq_linear"),
+        ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "gptq_linear"),
+        ({"quant_method": "fp8"}, "fp8_linear"),
+    ],
+    ids=lambda each: each.get("quant_method") if isinstance(each, dict) else "",
+)
+def test_weights_as_they_are_stored(
+    gpu: FakeCuda, tmp_path: Path, config: Config, fields: dict[str, Any], kernel: str
+) -> None:
+    """Groups in the order of activations, too."""
+    with unset_fake_temporarily():
+        save_family(tmp_path, "Llama", **WIDE)
+        path = tmp_path / "model.safetensors"
+        tensors = load_file(path)
+        for name in [name for name in tensors if name.endswith("_proj.weight")]:
+            made = as_int4(fields["quant_method"], *tensors.pop(name).shape)
+            tensors |= {
+                f"{name.removesuffix('.weight')}.{part}": each for part, each in made.items()
+            }
+        save_file(tensors, path)
+    described = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(described | {"quantization_config": fields}))
+    run = dry_run(gpu, LlmLoader, tmp_path, config)
+    run_together(run, GREEDY, SAMPLINGS["random"])
+    assert kernel in gpu.kernels
+    assert gpu.faults == []
+
+
+def deterministic(config: Config, **options: Any) -> Config:
+    return replace(config, device=DeviceOptions(enable_deterministic_inference=True, **options))
+
+
+@pytest.mark.parametrize("family", ["llama-biased-tied", "qwen3-moe"])
+def test_steps_whose_rows_do_not_depend_on_their_batch(
+    gpu: FakeCuda, tmp_path: Path, config: Config, family: str
+) -> None:
+    name, extra = FAMILIES[family]
+    save_family(tmp_path, name, **extra)
+    run = dry_run(gpu, LlmLoader, tmp_path, deterministic(config))
+    run_together(run, GREEDY, SAMPLINGS["random"])
+    assert "linear" in gpu.kernels
+    assert gpu.products == set(), "none of a library's, which chooses by the number of rows"
+    assert gpu.num_replays > 0
+    assert gpu.faults == []
+
+
+def test_what_cannot_be_deterministic_is_refused(
+    gpu: FakeCuda, llama: Path, config: Config
+) -> None:
+    models = replace(config.models, model_impl="transformers")
+    with pytest.raises(ConfigError, match=r"^--enable-deterministic-inference: .* transformers"):
+        dry_run(gpu, LlmLoader, llama, deterministic(replace(config, models=models)))
+    with pytest.raises(ConfigError, match=r"^--enable-deterministic-inference: on a GPU tiny"):
+        dry_run(gpu, VisionLoader, llama, deterministic(config))
+
+
+def test_experts_in_blocks_are_refused(gpu: FakeCuda, tmp_path: Path, config: Config) -> None:
+    save_family(tmp_path, *FAMILIES["mixtral"][:1], **FAMILIES["mixtral"][1])
+    models = replace(config.models, quantization_encoding="q8_0")
+    with pytest.raises(ConfigError, match=r"^--quantization-encoding q8_0: experts"):
+        dry_run(gpu, LlmLoader, tmp_path, replace(config, models=models))
 
 
 @pytest.mark.parametrize(("family", "extra"), FALLBACKS.values(), ids=FALLBACKS)

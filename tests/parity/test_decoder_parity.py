@@ -155,6 +155,12 @@ def test_bfloat16_errs_no_more_than_transformers(
 ) -> None:
     """Through every path at once."""
     folder, reference = model
+    fields = reference.config.to_dict()
+    num_experts = fields.get("num_local_experts") or fields.get("num_experts") or 0
+    if num_experts > fields.get("num_experts_per_tok", 0):
+        pytest.skip(
+            "a token that goes to another expert, for a bit of rounding, errs by any amount"
+        )
     decoder = load_decoder(folder, dtype=torch.bfloat16, native=kernels)
     rig = decoder_rig(decoder, native=kernels)
     rows = [rig.open(prompt(n)) for n in (33, 21)]

@@ -84,6 +84,7 @@ def test_a_step_that_raises_ends_its_jobs_alone(caplog: pytest.LogCaptureFixture
         MemoryError(),
         RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"),
         RuntimeError("CUDA error: out of memory"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
     ],
 )
@@ -103,6 +104,8 @@ def test_a_step_that_does_not_fit_is_tried_in_halves(error: Exception) -> None:
     [
         (DeviceError("gone"), "internal_error"),
         (RuntimeError("CUDA error: an illegal memory access"), "internal_error"),
+        (RuntimeError("Triton Error [CUDA]: an illegal memory access"), "internal_error"),
+        (RuntimeError("Triton Error [HIP]: unspecified launch failure"), "internal_error"),
         (RankLost("gone"), "engine_down"),
     ],
 )

@@ -20,7 +20,7 @@ class CountingCalls(NativeCalls):
             self.num_replays += 1
             return captured.replay()
 
-        return Captured(replay, captured.num_bytes)
+        return Captured(replay, captured.release)
 
 
 def verified_steps(budget_bytes: int = 2**26) -> tuple[CapturedSteps, CountingCalls]:

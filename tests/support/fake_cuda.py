@@ -39,6 +39,7 @@ _CPU = torch.device("cpu")
 _NONE = object()
 _MAX_FOLLOWED = 4096
 _SOURCES = re.compile("/(triptych|transformers|diffusers|torchaudio)/")
+_PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::linear", "aten::matmul"})
 _COPIES = frozenset({"aten::copy_", "aten::_to_copy"})
 _INDEXED = frozenset({"aten::index", "aten::index_put_", "aten::index_put"})
 _WHOLE = frozenset({"aten::scaled_dot_product_attention"})
@@ -50,7 +51,8 @@ class FakeCuda:
     """`with FakeCuda() as gpu`: `torch.device("cuda")` works inside, and its tensors are fake.
 
     `faults` are the waits found in steps, each with the line of ours that made it. `deliver` makes
-    what was copied to the host from zeros. `kernels` are those of ours that were called. Bytes
+    what was copied to the host from zeros. `kernels` are those of ours that were called, `products`
+    those of torch's libraries in steps. Bytes
     count the storages alive on the device.
     """
 
@@ -60,6 +62,7 @@ class FakeCuda:
     num_read: int = 0
     num_replays: int = 0
     kernels: set[str] = field(default_factory=set)
+    products: set[str] = field(default_factory=set)
     live_bytes: int = 0
     peak_bytes: int = 0
     phase: Literal["free", "launch", "result"] = "free"
@@ -94,7 +97,9 @@ class FakeCuda:
             "graph_pool_handle": lambda: (0, 0),
             "is_bf16_supported": lambda *given: True,
             "mem_get_info": lambda device: (self.free_bytes,) * 2,
+            "empty_cache": lambda: None,
             "memory_reserved": lambda device: self.live_bytes,
+            "memory_snapshot": lambda pool, include_traces: [],
             "stream": lambda stream: nullcontext(),
             "synchronize": lambda device: self.fault("it is waited for"),
         }
@@ -197,6 +202,8 @@ class _Graph:
     def replay(self) -> None:
         self.gpu.num_replays += 1
 
+    def reset(self) -> None: ...
+
 
 _PROPERTIES = SimpleNamespace(name="Fake", multi_processor_count=132, major=9, minor=0)
 
@@ -252,6 +259,8 @@ class _Watch(TorchDispatchMode):
         name = _name(func)
         if func.namespace == "triptych":
             self._gpu.kernels.add(name.removeprefix("triptych::"))
+        if name in _PRODUCTS and self._gpu.phase == "launch":
+            self._gpu.products.add(name)
         if name == "aten::_local_scalar_dense" and (value := self._read(args[0])) is not None:
             return _on_host(torch.Tensor.item, (value,))
         if name in _COPIES and (copied := self._copied(name, args, options)) is not None:

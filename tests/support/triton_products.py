@@ -121,5 +121,5 @@ def _adapters() -> None:
     from triptych.core.kernels.triton.lora import launch_lora_add
 
     a_LRI, b_LOR = _tensor(8, 64, _FEATURES), _tensor(8, _FEATURES, 64)
-    scales_L, adapters_T = _tensor(8, dtype=torch.float32), _tensor(9, dtype=torch.int32)
-    launch_lora_add(_x(9), _x(9), a_LRI, b_LOR, scales_L, adapters_T)
+    scales_T, adapters_T = _tensor(9, dtype=torch.float32), _tensor(9, dtype=torch.int32)
+    launch_lora_add(_x(9), _x(9), a_LRI, b_LOR, scales_T, adapters_T)

@@ -82,12 +82,13 @@ def grouped_linear(
     *,
     pairs_per_row: int = 1,
     gate: str | None = None,
-    added_scale_E: torch.Tensor | None = None,
+    added_scale_P: torch.Tensor | None = None,
 ) -> None:
     """Write the product of each pair in `out`, `[P, O]`, or in parts, `[num_splits, P, O]`.
 
     With a `gate` the weights are `[E, 2 O, I]`, and what is written is `gate(first) * second`. With
-    `added_scale_E` the scaled product is added to what is there. Pairs left out keep what is there.
+    `added_scale_P` the product, times its pair's scale, is added to what is there. Pairs left out
+    keep what is there.
     """
     num_inputs, num_outputs = weight_EOI.shape[2], out.shape[-1]
     assert x_RI.shape[1] == num_inputs
@@ -100,7 +101,7 @@ def grouped_linear(
         weight_EOI,
         pairs.pairs_S,
         pairs.groups_of_tiles,
-        added_scale_E,
+        added_scale_P,
         out,
         pairs.num_pairs,
         num_tiles,
@@ -225,7 +226,7 @@ def _grouped_kernel(
     out_ptrs_MN = out_ptr + out_rows_M[:, None] * out_stride + outputs_N[None, :]
     mask_MN = is_pair_M[:, None] & (outputs_N < num_outputs)[None, :]
     if added_scale_ptr is not None:
-        total_MN *= tl.load(added_scale_ptr + group)
+        total_MN *= tl.load(added_scale_ptr + pairs_M, mask=is_pair_M, other=0)[:, None]
         total_MN += tl.load(out_ptrs_MN, mask=mask_MN, other=0).to(tl.float32)
     tl.store(out_ptrs_MN, total_MN.to(out_ptr.dtype.element_ty), mask=mask_MN)
 

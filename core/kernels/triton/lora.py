@@ -22,7 +22,7 @@ from triptych.core.kernels.triton.tiling import (
 )
 from triptych.core.kernels.triton.variant import Variant
 
-_MAX_RANK = 128
+MAX_RANK = 128
 
 
 def launch_lora_add(
@@ -30,16 +30,16 @@ def launch_lora_add(
     x_TI: torch.Tensor,
     a_LRI: torch.Tensor,
     b_LOR: torch.Tensor,
-    scales_L: torch.Tensor,
+    scales_T: torch.Tensor,
     adapters_T: torch.Tensor,
     deterministic: bool = False,
 ) -> None:
-    """Add `scale * b @ (a @ x)` of each row's adapter to `y_TO`, in place.
+    """Add `scale * b @ (a @ x)` of each row and its adapter to `y_TO`, in place.
 
     Smaller ranks are padded with zeros. A row whose adapter (int32) is -1 is left as it is. `y_TO`
-    may be a few columns of a wider result. Scales are float32.
+    may be a few columns of a wider result. Scales are float32, each row's its own.
     """
-    _check(y_TO, x_TI, a_LRI, b_LOR, scales_L, adapters_T)
+    _check(y_TO, x_TI, a_LRI, b_LOR, scales_T, adapters_T)
     num_adapters, rank, num_inputs = a_LRI.shape
     num_rows = ceil_div(len(x_TI), num_adapters)
     num_steps = ceil_div(num_inputs, STEP_INPUTS)
@@ -52,7 +52,7 @@ def launch_lora_add(
     grouped_linear(x_TI, a_LRI, pairs, parts_PTR, shrink)
     low_TR = add_parts(parts_PTR, x_TI.dtype) if is_split else parts_PTR[0]
     expand = Tiling(tiling.rows, tiling.outputs)
-    grouped_linear(low_TR, b_LOR, pairs, y_TO, expand, added_scale_E=scales_L)
+    grouped_linear(low_TR, b_LOR, pairs, y_TO, expand, added_scale_P=scales_T)
 
 
 lora_add = torch.library.custom_op(
@@ -66,11 +66,11 @@ def _(
     x_TI: torch.Tensor,
     a_LRI: torch.Tensor,
     b_LOR: torch.Tensor,
-    scales_L: torch.Tensor,
+    scales_T: torch.Tensor,
     adapters_T: torch.Tensor,
     deterministic: bool = False,
 ) -> None:
-    _check(y_TO, x_TI, a_LRI, b_LOR, scales_L, adapters_T)
+    _check(y_TO, x_TI, a_LRI, b_LOR, scales_T, adapters_T)
 
 
 def _check(
@@ -78,17 +78,17 @@ def _check(
     x_TI: torch.Tensor,
     a_LRI: torch.Tensor,
     b_LOR: torch.Tensor,
-    scales_L: torch.Tensor,
+    scales_T: torch.Tensor,
     adapters_T: torch.Tensor,
 ) -> None:
     num_adapters, rank, num_inputs = a_LRI.shape
-    assert are_on_one_device(y_TO, x_TI, a_LRI, b_LOR, scales_L, adapters_T)
-    assert rank <= _MAX_RANK
-    assert y_TO.shape[0] == x_TI.shape[0] == adapters_T.numel()
+    assert are_on_one_device(y_TO, x_TI, a_LRI, b_LOR, scales_T, adapters_T)
+    assert rank <= MAX_RANK
+    assert y_TO.shape[0] == x_TI.shape[0] == adapters_T.numel() == scales_T.numel()
     assert x_TI.shape[1] == num_inputs
     assert b_LOR.shape == (num_adapters, y_TO.shape[1], rank)
     assert x_TI.dtype == a_LRI.dtype == b_LOR.dtype
-    assert scales_L.dtype == torch.float32
+    assert scales_T.dtype == torch.float32
 
 
 def reference(
@@ -96,7 +96,7 @@ def reference(
     x_TI: torch.Tensor,
     a_LRI: torch.Tensor,
     b_LOR: torch.Tensor,
-    scales_L: torch.Tensor,
+    scales_T: torch.Tensor,
     adapters_T: torch.Tensor,
 ) -> torch.Tensor:
     """What `y_TO` becomes, row by row in float32."""
@@ -104,7 +104,7 @@ def reference(
     for row, adapter in enumerate(adapters_T.tolist()):
         if adapter >= 0:
             low_R = (a_LRI[adapter].float() @ x_TI[row].float()).to(x_TI.dtype).float()
-            out_TO[row] += scales_L[adapter] * (b_LOR[adapter].float() @ low_R)
+            out_TO[row] += scales_T[row] * (b_LOR[adapter].float() @ low_R)
     return out_TO.to(y_TO.dtype)
 
 

@@ -1,6 +1,6 @@
-"""Which experts a token is given to, and with what weights.
+"""Which experts a token is given to: `core.kernels.routing` in one pass over a token's logits.
 
-Owns top-k routing and its reference. Knows no experts.
+Owns the kernel. Knows no experts.
 
 Shapes: T tokens, E experts, C chosen experts of a token.
 """
@@ -25,12 +25,7 @@ def launch_route(
     renormalize: bool,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The weights in float32 and the numbers in int32 of the experts of each token, `[T, C]`.
-
-    The `num_chosen` best scores are chosen, the lower number of equals first; `bias_E` in float32
-    corrects the choice, not the weight (arXiv:2408.15664). With `renormalize` weights add up to
-    `scale`, and are the scores times `scale` otherwise.
-    """
+    """Weights and numbers of the experts of each token, as in `core.kernels.routing.route`."""
     num_tokens, num_experts = logits_TE.shape
     _check(logits_TE, num_chosen, scoring, bias_E)
     weights_TC, experts_TC = _empty(logits_TE, num_chosen)
@@ -86,25 +81,6 @@ def _empty(logits_TE: torch.Tensor, num_chosen: int) -> tuple[torch.Tensor, torc
         logits_TE.new_empty(shape, dtype=torch.float32),
         logits_TE.new_empty(shape, dtype=torch.int32),
     )
-
-
-def reference(
-    logits_TE: torch.Tensor,
-    num_chosen: int,
-    scoring: str,
-    bias_E: torch.Tensor | None,
-    renormalize: bool,
-    scale: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """In torch, in float32."""
-    logits = logits_TE.float()
-    scores_TE = logits.softmax(-1) if scoring == "softmax" else logits.sigmoid()
-    ranked_TE = scores_TE if bias_E is None else scores_TE + bias_E
-    experts_TC = ranked_TE.sort(dim=-1, descending=True, stable=True).indices[:, :num_chosen]
-    weights_TC = scores_TE.gather(1, experts_TC)
-    if renormalize:
-        weights_TC = weights_TC / weights_TC.sum(dim=-1, keepdim=True)
-    return weights_TC * scale, experts_TC.to(torch.int32)
 
 
 @triton.jit

@@ -50,43 +50,51 @@ def launch(
     """
     _check(x_BCT, past_SCL, slots_B, num_new_B, weight_OCW)
     num_rows, num_channels, num_new = x_BCT.shape
-    num_kept = past_SCL.shape[2]
     y_BOU = x_BCT.new_empty(num_rows, len(weight_OCW), num_outputs)
     is_by_channel = weight_OCW.shape[1] != num_channels
-    arguments = (x_BCT, past_SCL, slots_B, weight_OCW, bias_O, y_BOU)
-    sizes = (*x_BCT.stride(), num_channels, num_new, num_kept, num_outputs)
-    if is_by_channel:
-        _channel_kernel[
-            (num_rows, triton.cdiv(num_channels, _BLOCK_D), triton.cdiv(num_outputs, _BLOCK_U))
-        ](
-            *arguments,
-            *sizes,
-            stride,
-            dilation,
-            WIDTH=weight_OCW.shape[2],
-            BLOCK_D=_BLOCK_D,
-            BLOCK_U=_BLOCK_U,
-            num_warps=_NUM_WARPS,
-            num_stages=2,
-        )
-    else:
-        num_places = num_rows * num_outputs
-        _dense_kernel[(triton.cdiv(num_places, _BLOCK_M), triton.cdiv(len(weight_OCW), _BLOCK_O))](
-            *arguments,
-            *sizes,
-            len(weight_OCW),
-            num_places,
-            stride,
-            dilation,
-            WIDTH=weight_OCW.shape[2],
-            BLOCK_M=_BLOCK_M,
-            BLOCK_O=_BLOCK_O,
-            BLOCK_C=_BLOCK_C,
-            num_warps=_NUM_WARPS,
-            num_stages=2,
-        )
+    convolve = _convolve_channels if is_by_channel else _convolve_dense
+    convolve(
+        (x_BCT, past_SCL, slots_B, weight_OCW, bias_O, y_BOU),
+        (*x_BCT.stride(), num_channels, num_new, past_SCL.shape[2], num_outputs),
+        (stride, dilation),
+    )
     _keep_last(x_BCT, past_SCL, slots_B, num_new_B)
     return y_BOU
+
+
+def _convolve_channels(
+    tensors: tuple[Any, ...], sizes: tuple[int, ...], steps: tuple[int, int]
+) -> None:
+    """Each channel by itself."""
+    x_BCT, weight_OCW, num_outputs = tensors[0], tensors[3], sizes[-1]
+    num_rows, num_channels, _ = x_BCT.shape
+    grid = num_rows, triton.cdiv(num_channels, _BLOCK_D), triton.cdiv(num_outputs, _BLOCK_U)
+    _channel_kernel[grid](
+        *(*tensors, *sizes, *steps),
+        WIDTH=weight_OCW.shape[2],
+        BLOCK_D=_BLOCK_D,
+        BLOCK_U=_BLOCK_U,
+        num_warps=_NUM_WARPS,
+        num_stages=2,
+    )
+
+
+def _convolve_dense(
+    tensors: tuple[Any, ...], sizes: tuple[int, ...], steps: tuple[int, int]
+) -> None:
+    """All channels together, rows and output steps as one matrix product."""
+    num_output_channels, _, width = tensors[3].shape
+    num_places = len(tensors[0]) * sizes[-1]
+    grid = triton.cdiv(num_places, _BLOCK_M), triton.cdiv(num_output_channels, _BLOCK_O)
+    _dense_kernel[grid](
+        *(*tensors, *sizes, num_output_channels, num_places, *steps),
+        WIDTH=width,
+        BLOCK_M=_BLOCK_M,
+        BLOCK_O=_BLOCK_O,
+        BLOCK_C=_BLOCK_C,
+        num_warps=_NUM_WARPS,
+        num_stages=2,
+    )
 
 
 def _keep_last(
@@ -208,16 +216,9 @@ def _dense_kernel(
             step = output * stride + tap * dilation - num_kept
             is_wanted = is_place[:, None] & is_channel[None, :]
             window = _window(
-                of_past,
-                of_x,
-                channels[None, :],
-                step[:, None],
-                is_wanted,
-                num_kept,
-                num_new,
-                x_channel_stride,
-                x_step_stride,
-            )
+                of_past, of_x, channels[None, :], step[:, None], is_wanted,
+                num_kept, num_new, x_channel_stride, x_step_stride,
+            )  # fmt: skip
             weight = tl.load(
                 of_weight + channels[:, None] * WIDTH + tap,
                 mask=is_channel[:, None] & is_out[None, :],

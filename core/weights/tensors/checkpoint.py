@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from triptych.core.block_formats import FORMATS
 from triptych.core.errors import WeightsError
 from triptych.core.kernels.dequantise import PackedTensor
+from triptych.core.kernels.packed_linear import StoredWeight
 from triptych.core.weights.layout import (
     TensorInfo,
     read_header,
@@ -106,6 +107,10 @@ class Checkpoint:
         """A matrix in blocks of integers, mapped; `None` for any other tensor."""
         info = self._info(name)
         return PackedTensor(self._map(info), FORMATS[info.format]) if info.format else None
+
+    def read_stored(self, name: str) -> StoredWeight | None:
+        """A matrix of small numbers as the file has it, if a GPU multiplies that; else `None`."""
+        return None
 
     def _info(self, name: str) -> TensorInfo:
         info = self.tensors.get(name)

@@ -5,6 +5,9 @@ Owns what their tensors mean, and how they become blocks of `core.block_formats`
 of 8 bits are Q8_0. fp8 becomes Q8_0, too, whose error is a few times smaller than its own. So one
 set of kernels serves all of them. Weights in groups of 128 take a tenth more than in the file.
 
+A GPU has kernels for 4 bits and fp8 as they are stored (`read_stored`): no more memory than in the
+file, groups in any order, and the units for fp8 where there are some.
+
 Formats: AutoGPTQ's and AutoAWQ's packing, github.com/vllm-project/compressed-tensors.
 
 Shapes: O outputs, I inputs, G groups of inputs.
@@ -16,13 +19,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from triptych.core.block_formats import FORMATS
 from triptych.core.errors import WeightsError
 from triptych.core.kernels.dequantise import PackedTensor
+from triptych.core.kernels.packed_linear import Float8Weight, Int4Weight, StoredWeight
 from triptych.core.weights.layout import TensorInfo
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.core.weights.tensors.quantise import quantise
@@ -32,14 +36,15 @@ _SQUARE = 128  # side of what shares a scale in fp8 of blocks
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where in a word of AWQ's the eight columns are, in fours of bits."""
 Parts = Mapping[str, torch.Tensor]
+AnyWeight = TypeVar("AnyWeight", PackedTensor, StoredWeight)
 
 
 @dataclass(frozen=True, slots=True)
 class _Scheme:
     """One way of storing a matrix `X.weight`: as tensors X.`main` and others beside it.
 
-    `format` is what it becomes, of `pack`'s making; `shape` is read off the main tensor's. The
-    `name` is as `--quantization-encoding` says it, where it can.
+    `format` is what it becomes, of `pack`'s making; `keep` leaves it as it is, for a GPU. `shape`
+    is read off the main tensor's. The `name` is as `--quantization-encoding` says it, where it can.
     """
 
     name: str
@@ -48,6 +53,7 @@ class _Scheme:
     format: str
     shape: Callable[[tuple[int, ...]], tuple[int, ...]]
     pack: Callable[[Parts], PackedTensor]
+    keep: Callable[[Parts], StoredWeight] | None = None
 
 
 def open_checkpoint(folder: str | Path) -> Checkpoint:
@@ -72,11 +78,22 @@ class GroupedCheckpoint(Checkpoint):
 
     def read_packed(self, name: str) -> PackedTensor | None:
         """A quantised matrix in blocks; `None` for any other tensor. Raises `WeightsError`."""
-        parts = self._parts.get(name)
-        if parts is None:
+        if name not in self._parts:
             return super().read_packed(name)
+        return self._read(name, self._scheme.pack)
+
+    def read_stored(self, name: str) -> StoredWeight | None:
+        """A quantised matrix as it is; `None` for what is better in blocks, and any other tensor.
+
+        Raises `WeightsError`.
+        """
+        keep = self._scheme.keep
+        return None if keep is None or name not in self._parts else self._read(name, keep)
+
+    def _read(self, name: str, make: Callable[[Parts], AnyWeight]) -> AnyWeight:
+        parts = self._parts[name]
         try:
-            return self._scheme.pack({part: self._map(info) for part, info in parts.items()})
+            return make({part: self._map(info) for part, info in parts.items()})
         except WeightsError:
             raise
         except (RuntimeError, ValueError, KeyError) as error:
@@ -150,20 +167,46 @@ def _four_bits(
 
 
 def _gptq(parts: Parts, offset: int, is_symmetric: bool) -> PackedTensor:
-    scales_OG = parts["scales"].t()
+    if _group_table(parts) is not None:
+        raise WeightsError(
+            "The checkpoint has groups of inputs in the order of their activations (desc_act),"
+            " which a GPU alone multiplies; take one without."
+        )
     codes_OI = _nibbles(parts["qweight"], 1).flatten(0, 1).t().contiguous()
+    return _four_bits(codes_OI, parts["scales"].t(), _gptq_zeros(parts, offset, is_symmetric))
+
+
+def _keep_gptq(parts: Parts, offset: int, is_symmetric: bool) -> Int4Weight:
+    zeros_OG = _gptq_zeros(parts, offset, is_symmetric)
+    return Int4Weight(
+        parts["qweight"],
+        parts["scales"],
+        None if zeros_OG is None else parts["qzeros"],
+        _group_table(parts),
+        "gptq" if offset else "gptq_v2",
+    )
+
+
+def _gptq_zeros(parts: Parts, offset: int, is_symmetric: bool) -> torch.Tensor | None:
+    """`[O, G]`; none where groups are symmetric. Raises `ValueError` if they are not, then."""
     zeros_OG = _nibbles(parts["qzeros"], 2).flatten(1).t().float() + offset
-    num_inputs, num_groups = codes_OI.shape[1], scales_OG.shape[1]
-    if "g_idx" in parts:
-        in_order = torch.arange(num_inputs, dtype=torch.int32) // (num_inputs // num_groups)
-        if not torch.equal(parts["g_idx"].to(torch.int32), in_order):
-            raise WeightsError(
-                "The checkpoint has groups of inputs in the order of their activations (desc_act),"
-                " which is not supported; take one without."
-            )
-    if is_symmetric and not (zeros_OG == 8).all():
+    if not is_symmetric:
+        return zeros_OG
+    if not (zeros_OG == 8).all():
         raise ValueError("its zeros are not those of symmetric groups")
-    return _four_bits(codes_OI, scales_OG, None if is_symmetric else zeros_OG)
+    return None
+
+
+def _group_table(parts: Parts) -> torch.Tensor | None:
+    """The group of each input, where groups are not of consecutive ones."""
+    if "g_idx" not in parts:
+        return None
+    num_inputs, num_groups = 8 * len(parts["qweight"]), len(parts["scales"])
+    in_order = torch.arange(num_inputs, dtype=torch.int32) // (num_inputs // num_groups)
+    table_I = parts["g_idx"].to(torch.int32)
+    if table_I.shape != in_order.shape or not ((table_I >= 0) & (table_I < num_groups)).all():
+        raise ValueError("its groups of inputs are none of those that it has scales for")
+    return None if torch.equal(table_I, in_order) else table_I
 
 
 def _awq(parts: Parts) -> PackedTensor:
@@ -173,11 +216,26 @@ def _awq(parts: Parts) -> PackedTensor:
     return _four_bits(codes_OI, parts["scales"].t(), zeros_OG)
 
 
-def _pack_quantized(parts: Parts) -> PackedTensor:
+def _keep_awq(parts: Parts) -> Int4Weight:
+    return Int4Weight(parts["qweight"], parts["scales"], parts["qzeros"], None, "awq")
+
+
+def _check_symmetric(parts: Parts) -> None:
     if "weight_zero_point" in parts or "weight_g_idx" in parts:
         raise WeightsError(
             "compressed-tensors' 4 bits are read with symmetric groups in order alone."
         )
+
+
+def _keep_packed(parts: Parts) -> Int4Weight:
+    """The words are GPTQ's, transposed."""
+    _check_symmetric(parts)
+    words, scales = parts["weight_packed"].t(), parts["weight_scale"].t()
+    return Int4Weight(words, scales, None, None, "gptq_v2")
+
+
+def _pack_quantized(parts: Parts) -> PackedTensor:
+    _check_symmetric(parts)
     return _four_bits(_nibbles(parts["weight_packed"], 2).flatten(1), parts["weight_scale"], None)
 
 
@@ -191,13 +249,26 @@ def _whole_bytes(parts: Parts) -> PackedTensor:
     return PackedTensor(packed, FORMATS["q8_0"])
 
 
+def _keep_float8(parts: Parts) -> Float8Weight:
+    return Float8Weight(parts["weight"], _float8_scales(parts).contiguous())
+
+
+def _float8_scales(parts: Parts) -> torch.Tensor:
+    """One for all, `[1]`, `[O]`, or those of squares of 128, in float32. Raises `ValueError`."""
+    shape = parts["weight"].shape
+    squares = tuple(-(-size // _SQUARE) for size in shape)
+    scales = parts["weight_scale" if "weight_scale" in parts else "weight_scale_inv"].float()
+    if tuple(scales.shape) == squares and scales.numel() > 1:
+        return scales
+    if scales.numel() not in (1, shape[0]):
+        raise ValueError("its scales are not one for all, for each output, or for squares of 128")
+    return scales.reshape(-1)
+
+
 def _eight_bit_floats(parts: Parts) -> PackedTensor:
     """With a scale for all, for each output, or for squares of 128."""
-    weight_OI = parts["weight"].float()
-    scales = parts["weight_scale" if "weight_scale" in parts else "weight_scale_inv"].float()
-    if scales.dim() == 2 and scales.shape[1] > 1:
-        if scales.shape != tuple(-(-size // _SQUARE) for size in weight_OI.shape):
-            raise ValueError("its scales are not those of squares of 128")
+    weight_OI, scales = parts["weight"].float(), _float8_scales(parts)
+    if scales.dim() == 2:
         for dim in (0, 1):
             scales = scales.repeat_interleave(_SQUARE, dim=dim)
         scales = scales[: weight_OI.shape[0], : weight_OI.shape[1]]
@@ -219,11 +290,18 @@ def _gptq_scheme(offset: int, is_symmetric: bool) -> _Scheme:
         "q4_0" if is_symmetric else "q4_1",
         lambda shape: (shape[1], 8 * shape[0]),
         lambda parts: _gptq(parts, offset, is_symmetric),
+        lambda parts: _keep_gptq(parts, offset, is_symmetric),
     )
 
 
 _AWQ = _Scheme(
-    "awq", "qweight", ("qzeros", "scales"), "q4_1", lambda shape: (8 * shape[1], shape[0]), _awq
+    "awq",
+    "qweight",
+    ("qzeros", "scales"),
+    "q4_1",
+    lambda shape: (8 * shape[1], shape[0]),
+    _awq,
+    _keep_awq,
 )
 _FP8 = _Scheme(
     "float8_e4m3fn",
@@ -232,6 +310,7 @@ _FP8 = _Scheme(
     "q8_0",
     _same,
     _eight_bit_floats,
+    _keep_float8,
 )
 _COMPRESSED: Mapping[str, _Scheme] = MappingProxyType(
     {
@@ -242,6 +321,7 @@ _COMPRESSED: Mapping[str, _Scheme] = MappingProxyType(
             "q4_0",
             lambda shape: (shape[0], 8 * shape[1]),
             _pack_quantized,
+            _keep_packed,
         ),
         "int-quantized": _Scheme(
             "int8", "weight", ("weight_scale", "input_scale"), "q8_0", _same, _whole_bytes

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -45,6 +45,8 @@ _FALLBACK = "triptych.modalities.llm.engine.fallback:FallbackBlueprint"
 
 class LlmLoader(TokenLoader):
     """Implements `schedulers.base.ModelLoader`."""
+
+    is_fixed_on_gpu: ClassVar[bool] = True
 
     def __init__(
         self, resolved: ResolvedModel, config: Config, device: Device, ledger: Ledger
@@ -137,7 +139,10 @@ class LlmLoader(TokenLoader):
         if is_ours:
             wanted = self._config.models.quantization_encoding
             sizes["encoding"] = WeightEncoding.of(wanted, checkpoint.tensors, checkpoint.encoding)
-        return kind(config, **sizes)
+        blueprint = kind(config, **sizes)
+        if is_ours:
+            blueprint.is_deterministic = self._is_deterministic
+        return blueprint
 
     def _start_ranks(self, blueprint: Any, stack: ExitStack) -> Ranks | None:
         """The other ranks, where there are to be any; `blueprint` becomes rank 0's part.
@@ -150,6 +155,11 @@ class LlmLoader(TokenLoader):
             raise ConfigError(
                 f"--tensor-parallel-size {self._num_ranks}: {self.name} does not run on our decoder"
                 " and is not divided; leave it out, or name a model of the decoder's families."
+            )
+        if self._is_deterministic and not self._device.is_cpu:
+            raise ConfigError(
+                "--enable-deterministic-inference: sums of several GPUs follow from the batch; leave"
+                " it or --tensor-parallel-size out."
             )
         blueprint.check_divisible(self._num_ranks)
         from triptych.core.engine.ranks import Ranks

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ from triptych.schedulers.base import LoadedModel, ModelLoader
 
 _VOICES_BYTES = 8 * 2**20  # codes of a few thousand clips of 10 s
 _AUDIO_GRAPHS_BYTES = 64 * 2**20
+_DRAW_GRAPHS_BYTES = 64 * 2**20  # beside decode steps; the least used of them give way
 _LANGUAGE_SHARE = 0.8  # of the progress that is reported
 
 
@@ -95,6 +97,8 @@ class SpeechTokenLoader(TokenLoader):
                 max_length,
                 lambda num, _: blueprint.activation_bytes(num, num if draws else 0),
             )
+            if graphs is not None and draws:
+                graphs = replace(graphs, spare_bytes=_DRAW_GRAPHS_BYTES)
             num_pages = memory.reserve_pages(layout, max_length)
             memory.show()
             head = self._head(checkpoint, blueprint, setup, report, graphs)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from triptych.core.decoders.native import NativeBlueprint
 from triptych.core.engine.model_memory import ModelMemory
@@ -43,7 +43,9 @@ _FALLBACK = "triptych.modalities.vlm.engine.fallback:FallbackVisionBlueprint"
 
 
 class VisionLoader(LlmLoader):
-    """Implements `schedulers.base.ModelLoader`."""
+    """Implements `schedulers.base.ModelLoader`. Pictures are encoded together, by torch."""
+
+    is_fixed_on_gpu: ClassVar[bool] = False
 
     def load(self, report: Callable[[float], None]) -> LoadedModel:
         """Load the model; see `schedulers.base.ModelLoader.load`. On an error nothing is held."""

@@ -147,7 +147,7 @@ def test_targets_cover_every_parameter_once(architecture: str) -> None:
     holders += [p for layer in decoder.layers for p in (layer.attention, layer.mlp)]
     holders += [getattr(decoder, name) for name in ("embedding", "head", "norm")]
     for layer in decoder.layers:
-        holders += [layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down]
+        holders += layer.linears()
         holders += [layer.input_norm, layer.mlp_norm, *(layer.post_norms or ())]
     storages = {}
     for holder in holders:

@@ -30,13 +30,16 @@ class FakeGraph:
     def replay(self) -> None:
         self.cuda.log.append("replay")
 
+    def reset(self) -> None:
+        self.cuda.log.append("reset")
+
 
 class FakeCuda:
     """What the backend uses of torch.cuda. A capture takes `num_bytes` of the pool."""
 
     def __init__(self, num_bytes: int = 0) -> None:
         self.log: list[str] = []
-        self.num_reserved, self.num_bytes = 1000, num_bytes
+        self.num_bytes = num_bytes
         self.pools: list[object] = []
         self.current = "main"
 
@@ -52,8 +55,12 @@ class FakeCuda:
     def CUDAGraph(self) -> FakeGraph:  # noqa: N802 - torch's name
         return FakeGraph(self)
 
-    def memory_reserved(self, device: torch.device) -> int:
-        return self.num_reserved
+    def memory_snapshot(self, pool: object, *, include_traces: bool) -> list[dict[str, int]]:
+        assert not include_traces
+        return [{"total_size": self.num_bytes} for each in self.pools if each is pool]
+
+    def empty_cache(self) -> None:
+        self.log.append("empty")
 
     @contextmanager
     def stream(self, stream: FakeStream) -> Iterator[None]:
@@ -68,7 +75,6 @@ class FakeCuda:
     def graph(self, graph: FakeGraph, *, pool: object, capture_error_mode: str) -> Iterator[None]:
         assert capture_error_mode == "thread_local"
         self.pools.append(pool)
-        self.num_reserved -= 500  # unused memory goes back
         self.log.append("capture")
         self.current = "capture"
         try:
@@ -76,7 +82,6 @@ class FakeCuda:
         except BaseException:
             raise RuntimeError("the capture failed, and so did its end")  # noqa: B904
         self.current = "main"
-        self.num_reserved += self.num_bytes
         self.log.append("captured")
 
 
@@ -113,11 +118,29 @@ def test_a_step_is_warmed_up_beside_then_recorded_and_not_run_again(cuda: FakeCu
     assert cuda.log == ["replay"]
 
 
-def test_all_graphs_share_a_pool_whose_growth_is_told(cuda: FakeCuda) -> None:
+def test_all_graphs_share_a_pool_whose_segments_are_counted(cuda: FakeCuda) -> None:
     graphs = DeviceGraphs(GPU)
+    assert graphs.held_bytes == 0
     captured = [graphs.capture(list) for _ in range(3)]
     assert len(set(map(id, cuda.pools))) == 1
-    assert [each.num_bytes for each in captured] == [64, 64, 64]
+    assert graphs.held_bytes == 3 * 64
+    another = graphs.another()
+    another.capture(list)
+    assert another.held_bytes == 64
+    assert len(captured) == 3
+
+
+def test_the_pool_goes_back_with_the_last_of_its_graphs(cuda: FakeCuda) -> None:
+    graphs = DeviceGraphs(GPU)
+    first, second = [graphs.capture(list) for _ in range(2)]
+    cuda.log.clear()
+    first.release()
+    assert graphs.held_bytes == 2 * 64
+    second.release()
+    assert cuda.log == ["reset", "reset", "empty"]
+    assert graphs.held_bytes == 0
+    graphs.capture(list)
+    assert len(set(map(id, cuda.pools))) == 2
 
 
 def test_a_capture_that_fails_leaves_the_stream_as_it_was(
@@ -128,11 +151,11 @@ def test_a_capture_that_fails_leaves_the_stream_as_it_was(
             raise torch.OutOfMemoryError("no")
         return []
 
-    steps = CapturedSteps("m", GPU, budget_bytes=100, backend=DeviceGraphs(GPU))
+    steps = CapturedSteps("m", GPU, budget_bytes=200, backend=DeviceGraphs(GPU))
     assert steps.run("k", run, []) is None
     assert cuda.current == "main"
     assert "no memory is left" in caplog.text
-    assert steps.run("other", lambda _: [], []) == [], "which is tried all the same"
+    assert steps.run("other", lambda _: [], []) == (), "which is tried all the same"
 
 
 def test_a_cpu_makes_the_call_itself() -> None:
@@ -145,9 +168,11 @@ def test_a_cpu_makes_the_call_itself() -> None:
     backend = open_backend(torch.device("cpu"))
     assert isinstance(backend, NativeCalls)
     captured = backend.capture(run)
-    assert captured.num_bytes == 12
+    assert backend.held_bytes == 12
     captured.replay()
     assert len(calls) == 2
+    captured.release()
+    assert backend.held_bytes == 0
 
 
 def test_the_backend_follows_the_device(cuda: FakeCuda) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from triptych.core.graphs.backend import Call, Captured, NativeCalls, Tensors
 from triptych.core.graphs.captured import CapturedSteps, ReplayDiffers
@@ -14,25 +17,41 @@ CPU = torch.device("cpu")
 
 
 class Recording:
-    """Replays what a capture ran: with the tensors of that time, into the outputs of that time."""
+    """Replays what a capture ran: with the tensors of that time, into the outputs of that time.
 
-    def __init__(self, error: Exception | None = None, num_bytes: int = 0) -> None:
+    A step takes `num_bytes` beside its inputs; with `is_pool` that goes back with the last alone.
+    """
+
+    def __init__(
+        self, error: Exception | None = None, num_bytes: int = 0, *, is_pool: bool = False
+    ) -> None:
         self.error = error
         self.num_bytes = num_bytes
-        self.num_captures = 0
+        self.num_captures = self.num_live = self.held_bytes = 0
+        self.is_pool = is_pool
+
+    def another(self) -> Recording:
+        return Recording(self.error, self.num_bytes, is_pool=self.is_pool)
+
+    def release(self) -> None:
+        self.num_live -= 1
+        self.held_bytes -= 0 if self.is_pool else self.num_bytes
+        self.held_bytes *= self.num_live > 0
 
     def capture(self, run: Call) -> Captured:
         self.num_captures += 1
         if self.error is not None:
             raise self.error
         outputs = run()
+        self.num_live += 1
+        self.held_bytes += self.num_bytes
 
         def replay() -> Tensors:
             for output, fresh in zip(outputs, run(), strict=True):
                 output.copy_(fresh)
             return outputs
 
-        return Captured(replay, self.num_bytes)
+        return Captured(replay, self.release)
 
 
 def steps(
@@ -72,6 +91,7 @@ def test_each_key_is_captured_once() -> None:
 
 def test_bytes_are_those_of_inputs_and_of_what_is_held_beside() -> None:
     captured = steps(Recording(num_bytes=100))
+    assert captured.num_bytes == 0
     captured.run("a", doubled, [ones(8)])
     assert captured.num_bytes == 32 + 100
     native = steps(NativeCalls())
@@ -160,15 +180,132 @@ def test_steps_beyond_what_is_reserved_run_eagerly(
     assert f"{budget} are reserved" in caplog.text
 
 
-def test_no_more_is_tried_once_many_found_no_room(caplog: pytest.LogCaptureFixture) -> None:
-    backend = Recording(num_bytes=90)
+def test_once_many_found_no_room_others_are_tried_where_they_come_often(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    backend = Recording(num_bytes=200)
     captured = steps(backend, budget=130)
-    assert captured.run("first", doubled, [ones()]) is not None
     for key in range(100):
         assert captured.run(key, doubled, [ones()]) is None
-    assert backend.num_captures < 20
-    assert caplog.text.count("no others will be tried") == 1
-    assert captured.run("first", doubled, [ones()]) is not None
+    assert backend.num_captures == 8
+    assert len(caplog.messages) == 8
+    assert "of others none will be told" in caplog.messages[-1]
+    backend.num_bytes = 90
+    answers = [captured.run("small", doubled, [ones()]) for _ in range(40)]
+    assert answers[0] is None
+    assert answers[-1] is not None
+    assert captured.num_captured == 1
+
+
+def run_all(captured: CapturedSteps, *keys: object, times: int = 1) -> list[object]:
+    """The keys that are replayed, of those given in turn."""
+    found = []
+    for key in keys * times:
+        outputs = captured.run(key, doubled, [ones()])
+        found += [] if outputs is None else [key]
+    return found
+
+
+def test_the_least_recently_used_gives_way_to_what_comes_often() -> None:
+    backend = Recording(num_bytes=84)  # 100 with its inputs
+    captured = steps(backend, budget=300)
+    assert run_all(captured, "a", "b", "c") == ["a", "b", "c"]
+    assert run_all(captured, "d") == ["d"], "the first that finds no room drops one at once"
+    assert captured.num_captured == 3
+    assert run_all(captured, "b", "c", "d", "b") == ["b", "c", "d", "b"]
+    assert "e" in run_all(captured, "e", times=40)
+    assert run_all(captured, "d", "b", "e") == ["d", "b", "e"], "c was used before the others"
+    assert captured.num_bytes == 300
+    assert backend.num_live == 3
+
+
+def test_sizes_that_take_turns_beyond_the_room_are_not_captured_each_time() -> None:
+    backend = Recording(num_bytes=84)
+    captured = steps(backend, budget=300)
+    keys = tuple(range(10))
+    run_all(captured, *keys, times=40)
+    assert backend.num_captures <= 3 + 1 + len(keys) * 40 // 15
+
+
+def test_a_pool_that_does_not_shrink_is_begun_anew_for_a_step_that_fits_by_itself() -> None:
+    backend = Recording(num_bytes=84, is_pool=True)
+    captured = steps(backend, budget=250)
+    assert run_all(captured, "a", "b", "c") == ["a", "b", "c"]
+    assert captured.num_captured == 1
+    assert captured.num_bytes == 100
+    for _ in range(40):
+        assert captured.run("d", doubled, [ones(400)]) is None
+    assert run_all(captured, "c") == ["c"], "nothing gave way to what fits nowhere"
+
+
+def test_want_of_memory_is_met_with_that_of_others() -> None:
+    backend = Recording(num_bytes=84)
+    captured = steps(backend)
+
+    def body(inputs: Tensors) -> Tensors:
+        if captured.num_captured > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return doubled(inputs)
+
+    run_all(captured, "a", "b")
+    assert captured.run("c", body, [ones()]) is not None
+    assert captured.num_captured == 1
+
+
+def test_steps_captured_ahead_stay_and_are_accounted_for_as_measured() -> None:
+    accounts: list[int] = []
+
+    def resize(num_bytes: int) -> bool:
+        accounts.append(num_bytes)
+        return num_bytes <= 500
+
+    captured = CapturedSteps(
+        "m", CPU, budget_bytes=150, backend=Recording(num_bytes=84), resize=resize
+    )
+    with captured.ahead(spare_bytes=120):
+        assert run_all(captured, *"abc") == [*"abc"]
+    assert accounts == [200, 300, 420]
+    assert run_all(captured, 1, 2, times=20) != [], "there is room for one of them at a time"
+    assert captured.num_captured == 4
+    assert captured.num_bytes == 400
+    assert run_all(captured, *"abc") == [*"abc"]
+
+
+def test_steps_ahead_that_find_no_room_leave_those_before_them() -> None:
+    captured = CapturedSteps(
+        "m", CPU, budget_bytes=150, backend=Recording(num_bytes=84), resize=lambda n: n <= 300
+    )
+    with captured.ahead():
+        assert run_all(captured, *"abcde") == [*"abc"]
+    assert captured.num_captured == 3
+    assert captured.num_bytes == 300
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    sizes=st.lists(st.tuples(st.integers(0, 12), st.integers(1, 60)), min_size=1, max_size=200),
+    new_backend=st.sampled_from(
+        [NativeCalls, *(partial(Recording, num_bytes=40, is_pool=pool) for pool in (False, True))]
+    ),
+    num_ahead=st.integers(0, 4),
+)
+def test_whatever_comes_what_is_held_stays_within_what_is_reserved(
+    sizes: list[tuple[int, int]],
+    new_backend: Callable[[], Recording | NativeCalls],
+    num_ahead: int,
+) -> None:
+    """Ahead and as they come; every answer that is replayed is right."""
+    captured = steps(new_backend(), budget=1000)
+    with captured.ahead(spare_bytes=0):
+        for key in range(num_ahead):
+            assert captured.run(("ahead", key), doubled, [ones()]) is not None
+    for key, size in sizes:
+        outputs = captured.run((key, size), doubled, [torch.full((size,), float(key))])
+        assert captured.num_bytes <= 1000
+        if outputs is not None:
+            assert torch.equal(outputs[0], torch.full((size,), 2.0 * key))
+    for key in range(num_ahead):
+        assert captured.run(("ahead", key), doubled, [ones()]) is not None
 
 
 def test_a_failed_capture_leaves_the_state_as_it_was() -> None:
@@ -188,7 +325,7 @@ def test_a_replay_that_reads_another_tensor_than_eager_is_found_and_named() -> N
     def body(inputs: Tensors) -> Tensors:
         return [inputs[0] * weights[0]]
 
-    class Stale:
+    class Stale(NativeCalls):
         """Computes with what `weights` held when it was captured, as a graph would."""
 
         def capture(self, run: Call) -> Captured:
@@ -200,7 +337,7 @@ def test_a_replay_that_reads_another_tensor_than_eager_is_found_and_named() -> N
                 weights[0] = now
                 return outputs
 
-            return Captured(replay, 0)
+            return Captured(replay, lambda: None)
 
     captured = CapturedSteps("m", CPU, budget_bytes=10**6, verifies=True, backend=Stale())
     assert captured.run("4 rows", body, [ones()]) is not None
@@ -212,7 +349,7 @@ def test_a_replay_that_reads_another_tensor_than_eager_is_found_and_named() -> N
 def test_state_that_a_replay_leaves_otherwise_is_found() -> None:
     state = torch.zeros(4)
 
-    class Forgetful:
+    class Forgetful(NativeCalls):
         """Its replays give the right answer, and change nothing."""
 
         def capture(self, run: Call) -> Captured:
@@ -222,7 +359,7 @@ def test_state_that_a_replay_leaves_otherwise_is_found() -> None:
                 state.copy_(before)
                 return outputs
 
-            return Captured(replay, 0)
+            return Captured(replay, lambda: None)
 
     captured = CapturedSteps("m", CPU, budget_bytes=10**6, verifies=True, backend=Forgetful())
     with pytest.raises(ReplayDiffers, match="state"):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from support.gpu_rehearsal import rehearse_gpu
 from triptych.core.plan import SlotStart
 from triptych.core.sampling import host_copy
+from triptych.core.sampling import sampler as sampler_module
 from triptych.core.sampling.sampler import Sampler
 from triptych.core.sampling_params import SamplingParams
 
@@ -20,8 +22,11 @@ PARAMS = [
 ]
 
 
+ALLOWED = [b"", np.packbits(np.arange(64) % 3 == 0, bitorder="little").tobytes()]
+
+
 def drawn() -> tuple[list[list[int]], list[list[int]], list[bool]]:
-    """Three steps of four rows, then a frame of two codes for two of them."""
+    """Three steps of four rows, some with a grammar; a frame of two codes for two of them."""
     sampler = Sampler(vocab_size=50, max_batch_size=4, device=torch.device("cpu"))
     for slot, sampling in enumerate(PARAMS):
         sampler.bind(
@@ -31,7 +36,8 @@ def drawn() -> tuple[list[list[int]], list[list[int]], list[bool]]:
     ids = []
     for step in range(3):
         logits = torch.randn(4, 50, generator=generator) * 3
-        sampled = sampler.sample(logits, [2, 0, 3, 1], [2 + step] * 4)
+        masks = [ALLOWED[(row + step) % 2] for row in range(4)] if step else ()
+        sampled = sampler.sample(logits, [2, 0, 3, 1], [2 + step] * 4, masks)
         ids.append(sampled.token_ids_B.tolist())
     frame = sampler.frame_sampler([1, 2], [2, 2], 2)
     logits = torch.randn(2, 2, 50, generator=generator)
@@ -46,4 +52,9 @@ def test_tokens_are_those_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     rehearse_gpu(monkeypatch)
     # What pins memory and records events needs the device itself.
     monkeypatch.setattr(host_copy.HostCopy, "__init__", lambda copy, tensor: None)
+    forbidden: list[object] = []
+    monkeypatch.setattr(sampler_module, "keep_allowed", forbidden.append)
     assert drawn() == expected
+    masked = [token for row, token in enumerate(expected[0][1]) if (row + 1) % 2]
+    assert all(token % 3 == 0 for token in masked)
+    assert forbidden == [], "masks are the kernel's"

@@ -7,7 +7,7 @@ run without adapters passes nothing of this.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,6 +22,7 @@ from triptych.modalities.diffusion.engine.adapters.branches import (
     Layer,
     joined,
     share_of,
+    stacked,
 )
 from triptych.modalities.diffusion.engine.adapters.files import (
     LowRank,
@@ -52,10 +53,12 @@ class Adapters:
     def __init__(
         self, parts: Mapping[str, Any], pairs: Mapping[str, Sequence[LowRank]], max_in_run: int
     ) -> None:
-        self._branches: dict[str, Branches] = {}
+        branches: dict[str, dict[Layer, AdapterBranch]] = {}
         for name, found in pairs.items():
             with naming(f"adapter {name}"):
-                self._branches[name] = dict(_bound(pair, parts) for pair in found)
+                branches[name] = dict(_bound(pair, parts) for pair in found)
+        _stack(branches.values())
+        self._branches: Mapping[str, Branches] = branches
         self._max_in_run = max_in_run
         denoiser = denoiser_of(parts)
         self._device = next(denoiser.parameters()).device
@@ -131,6 +134,15 @@ class Adapters:
         ]
         with joined(shares):
             yield
+
+
+def _stack(adapters: Collection[dict[Layer, AdapterBranch]]) -> None:
+    """Those beside one layer, one by one: what a stack is made of is let go before the next."""
+    for layer in {layer for branches in adapters for layer in branches}:
+        beside = [branches for branches in adapters if layer in branches]
+        found = stacked([branches[layer] for branches in beside])
+        for branches, branch in zip(beside, found, strict=True):
+            branches[layer] = branch
 
 
 def _check_rank(pairs: Sequence[LowRank], max_rank: int) -> None:

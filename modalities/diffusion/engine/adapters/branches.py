@@ -1,17 +1,19 @@
 """Low-rank branches beside a module's own output, for each row of a batch its own.
 
-Owns the arithmetic, and the hooks that add it for the length of one run. Knows no file and no
-request: the scales are arguments.
+Owns the arithmetic, and the hooks that add it for the length of one run. On a GPU the adapters of
+one rank are one operation, in which each row goes through its own. Knows no file and no request:
+the scales are arguments.
 
 Legend: R rows, K parts of a row (what models fold into the batch), r rank.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -20,15 +22,49 @@ from torch.nn.functional import conv2d, linear
 from triptych.core.devices.transfer import sent
 
 Layer = nn.Linear | nn.Conv2d
+_MAX_RANK = 128
+"""Of the operation for a stack."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AdapterStack:
+    """The branches of several adapters beside one linear layer: `[L, r, in]` and `[L, out, r]`."""
+
+    down: Tensor
+    up: Tensor
+
+    def add(self, inputs: Tensor, output: Tensor, rows: _RowAdapters) -> None:
+        """Add to each row what its adapter gives, in one operation, which needs a GPU."""
+        from triptych.core.kernels.triton.lora import lora_add
+
+        x_TI, y_TO = inputs.flatten(0, -2).to(self.down.dtype), output.view(-1, output.shape[-1])
+        num_parts = len(x_TI) // len(rows.adapters)
+        scales_T, adapters_T = (
+            each.repeat_interleave(num_parts) for each in (rows.scales, rows.adapters)
+        )
+        lora_add(y_TO, x_TI, self.down, self.up, scales_T, adapters_T)
+
+
+@dataclass(frozen=True, slots=True)
+class _RowAdapters:
+    """For each row of a run a place in a stack, or -1, in int32, and a scale in float32."""
+
+    adapters: Tensor
+    scales: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterBranch:
-    """One adapter's share of one layer: `[r, in]` and `[out, r]`, or kernels of those channels."""
+    """One adapter's share of one layer: `[r, in]` and `[out, r]`, or kernels of those channels.
+
+    Both may be views of a `stack`, at a `place`.
+    """
 
     layer: Layer
     down: Tensor
     up: Tensor
+    stack: AdapterStack | None = None
+    place: int = -1
 
     def __call__(self, inputs: Tensor, scales: Tensor) -> Tensor:
         """What is added to the layer's output for these inputs; `scales` are one, or one each."""
@@ -46,12 +82,17 @@ class AdapterBranch:
 class Share:
     """How strongly an adapter acts on the rows of a run: `scales`, float32, one of each of `rows`.
 
-    Without `rows` there is one scale, for all alike.
+    Without `rows` there is one scale, for all alike. `of_rows` has all rows' scales on the host.
     """
 
     scales: Tensor
     rows: Tensor | None
-    num_rows: int
+    of_rows: Sequence[float]
+
+    @property
+    def num_rows(self) -> int:
+        """Of the run."""
+        return len(self.of_rows)
 
     def add(self, branch: AdapterBranch, inputs: Tensor, output: Tensor) -> Tensor:
         """The output with the branch's share added in place; nothing else refers to it yet.
@@ -61,18 +102,21 @@ class Share:
         """
         if self.rows is None:
             return output.add_(branch(inputs, self.scales))
-        of_rows = inputs.unflatten(0, (self.num_rows, -1))
+        split = inputs.unflatten(0, (self.num_rows, -1))
         if inputs.is_cpu:
             folded = output.unflatten(0, (self.num_rows, -1))
             for row, scale in zip(self.rows.tolist(), self.scales, strict=True):
-                folded[row] += branch(of_rows[row], scale)
+                folded[row] += branch(split[row], scale)
             return output
-        chosen = of_rows[self.rows]
+        chosen = split[self.rows]
         num_parts = chosen.shape[1]
         added = branch(chosen.flatten(0, 1), self.scales.repeat_interleave(num_parts))
         folded = output.unflatten(0, (self.num_rows, num_parts))
         folded.index_add_(0, self.rows, added.unflatten(0, chosen.shape[:2]))
         return output
+
+
+_Part: TypeAlias = tuple[AdapterBranch, Share]
 
 
 @contextmanager
@@ -83,9 +127,31 @@ def joined(shares: Sequence[tuple[Mapping[Layer, AdapterBranch], Share]]) -> Ite
         for branches, share in shares:
             for layer, branch in branches.items():
                 of_layer.setdefault(layer, []).append((branch, share))
+        sent_rows: dict[object, _RowAdapters] = {}
         for layer, parts in of_layer.items():
-            stack.callback(layer.register_forward_hook(_hook(parts)).remove)
+            together, rest = _stacked_parts(parts, sent_rows)
+            stack.callback(layer.register_forward_hook(_hook(together, rest)).remove)
         yield
+
+
+def stacked(branches: Sequence[AdapterBranch]) -> list[AdapterBranch]:
+    """The branches of several adapters beside one layer, those of one rank as views of a stack.
+
+    Convolutions, high ranks and what is not on a GPU stay as they are.
+    """
+    by_rank: defaultdict[int, list[int]] = defaultdict(list)
+    for index, branch in enumerate(branches):
+        rank = len(branch.down)
+        if isinstance(branch.layer, nn.Linear) and branch.down.is_cuda and rank <= _MAX_RANK:
+            by_rank[rank].append(index)
+    found = list(branches)
+    for indexes in by_rank.values():
+        down = torch.stack([branches[index].down for index in indexes])
+        both = AdapterStack(down, torch.stack([branches[index].up for index in indexes]))
+        for place, index in enumerate(indexes):
+            layer = branches[index].layer
+            found[index] = AdapterBranch(layer, down[place], both.up[place], both, place)
+    return found
 
 
 def share_of(scales: Sequence[float], device: torch.device) -> Share:
@@ -96,12 +162,58 @@ def share_of(scales: Sequence[float], device: torch.device) -> Share:
     return Share(
         scales=sent(torch.tensor(chosen, dtype=torch.float32), device),
         rows=None if is_alike else sent(torch.tensor(rows), device),
-        num_rows=len(scales),
+        of_rows=tuple(scales),
     )
 
 
-def _hook(parts: Sequence[tuple[AdapterBranch, Share]]) -> Any:
+def _stacked_parts(
+    parts: Sequence[_Part], sent_rows: dict[object, _RowAdapters]
+) -> tuple[list[tuple[AdapterStack, _RowAdapters]], list[_Part]]:
+    """What is added in one operation, one adapter of a stack for each row, and the other parts.
+
+    What acts on all rows alike stays with torch, as plain products of them all. `sent_rows` are
+    those that are on the device already.
+    """
+    rounds: list[tuple[AdapterStack, list[_Part]]] = []
+    rest = []
+    for part in parts:
+        branch, share = part
+        if branch.stack is None or share.rows is None:
+            rest.append(part)
+            continue
+        for stack, others in rounds:
+            if stack is branch.stack and not any(_overlaps(share, each) for _, each in others):
+                others.append(part)
+                break
+        else:
+            rounds.append((branch.stack, [part]))
+    return [(stack, _rows_of(others, sent_rows)) for stack, others in rounds], rest
+
+
+def _overlaps(first: Share, second: Share) -> bool:
+    return any(a and b for a, b in zip(first.of_rows, second.of_rows, strict=True))
+
+
+def _rows_of(parts: Sequence[_Part], sent_rows: dict[object, _RowAdapters]) -> _RowAdapters:
+    places, scales = [-1] * parts[0][1].num_rows, [0.0] * parts[0][1].num_rows
+    for branch, share in parts:
+        for row, scale in enumerate(share.of_rows):
+            if scale:
+                places[row], scales[row] = branch.place, scale
+    key = (tuple(places), tuple(scales))
+    if key not in sent_rows:
+        device = parts[0][0].down.device
+        sent_rows[key] = _RowAdapters(
+            sent(torch.tensor(places, dtype=torch.int32), device),
+            sent(torch.tensor(scales, dtype=torch.float32), device),
+        )
+    return sent_rows[key]
+
+
+def _hook(together: Sequence[tuple[AdapterStack, _RowAdapters]], parts: Sequence[_Part]) -> Any:
     def add(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        for stack, rows in together:
+            stack.add(inputs[0], output, rows)
         for branch, share in parts:
             output = share.add(branch, inputs[0], output)
         return output

@@ -22,7 +22,7 @@ def random_batch(
         normal(num_rows, num_inputs).to(dtype),
         (normal(NUM_ADAPTERS, rank, num_inputs) * 0.1).to(dtype),
         (normal(NUM_ADAPTERS, NUM_OUTPUTS, rank) * 0.1).to(dtype),
-        torch.rand(NUM_ADAPTERS, generator=generator),
+        torch.rand(num_rows, generator=generator),
         torch.randint(-1, NUM_ADAPTERS, (num_rows,), generator=generator, dtype=torch.int32),
     )
 
@@ -66,11 +66,12 @@ def test_the_result_may_be_columns_of_a_wider_one() -> None:
 
 
 def test_in_deterministic_mode_a_row_does_not_depend_on_its_batch() -> None:
-    y_TO, x_TI, *adapters, adapters_T = random_batch(70, 16, num_inputs=512)
+    y_TO, x_TI, a_LRI, b_LOR, scales_T, adapters_T = random_batch(70, 16, num_inputs=512)
     together_TO = y_TO.clone()
-    launch_lora_add(together_TO, x_TI, *adapters, adapters_T, deterministic=True)
+    launch_lora_add(together_TO, x_TI, a_LRI, b_LOR, scales_T, adapters_T, deterministic=True)
     for row in (0, 33, 69):
         own = slice(row, row + 1)
         alone_TO = y_TO[own].clone()
-        launch_lora_add(alone_TO, x_TI[own], *adapters, adapters_T[own], deterministic=True)
+        of_row = scales_T[own], adapters_T[own]
+        launch_lora_add(alone_TO, x_TI[own], a_LRI, b_LOR, *of_row, deterministic=True)
         assert torch.equal(alone_TO[0], together_TO[row])

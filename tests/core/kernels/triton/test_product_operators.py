@@ -88,7 +88,7 @@ def test_adapters_are_added_in_place() -> None:
         y_TO, x_TI = _empty(T, NUM_OUTPUTS), _empty(T, NUM_INPUTS)
         version = y_TO._version
         a_LRI, b_LOR = _empty(E, 8, NUM_INPUTS), _empty(E, NUM_OUTPUTS, 8)
-        lora_add(y_TO, x_TI, a_LRI, b_LOR, _float32(E), _words(T))
+        lora_add(y_TO, x_TI, a_LRI, b_LOR, _float32(T), _words(T))
     assert y_TO._version > version
 
 

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from triptych.core.kernels.triton.routing import launch_route, reference
+from triptych.core.kernels.routing import reference
+from triptych.core.kernels.triton.routing import launch_route
 
 
 @pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])

@@ -12,6 +12,8 @@ import torch
 from safetensors.torch import save_file
 
 from triptych.core.errors import WeightsError
+from triptych.core.kernels.packed_linear import Float8Weight
+from triptych.core.kernels.triton.gptq_linear import dequantize
 from triptych.core.weights.tensors.grouped import open_checkpoint
 
 NUM_INPUTS, NUM_OUTPUTS, GROUP = 128, 16, 64
@@ -66,6 +68,23 @@ def read(folder: Path) -> tuple[torch.Tensor, str]:
         return packed.dequantise(torch.float32), info.format
 
 
+def held_on_a_gpu(folder: Path) -> torch.Tensor:
+    """The values of the one matrix as a GPU holds it."""
+    with open_checkpoint(folder) as checkpoint:
+        weight = checkpoint.read_stored("a.b.weight")
+        assert checkpoint.read_stored("norm.weight") is None
+        assert weight is not None
+        assert weight.shape == checkpoint.tensors["a.b.weight"].shape
+    if isinstance(weight, Float8Weight):
+        scale = weight.scale.view(-1, 1)
+        if weight.scale.dim() == 2:
+            scale = weight.scale.repeat_interleave(128, 0).repeat_interleave(128, 1)
+            scale = scale[: len(weight.weight_OI)]
+        return weight.weight_OI.float() * scale
+    tensors = weight.qweight, weight.scales_RO, weight.zeros, weight.group_of_input_I
+    return dequantize(*tensors, weight.layout).t()
+
+
 def gptq(zeros_GO: torch.Tensor, offset: int = 1) -> Tensors:
     return {
         "qweight": words(CODES_IO, 0),
@@ -82,6 +101,7 @@ def test_gptq(checkpoint_format: str, tmp_path: Path) -> None:
     values, form = read(saved(tmp_path, fields, tensors))
     assert form == "q4_1"
     torch.testing.assert_close(values, values_of(ZEROS_GO), atol=2e-3, rtol=0)
+    torch.testing.assert_close(held_on_a_gpu(tmp_path), values_of(ZEROS_GO))
 
 
 def test_symmetric_gptq_is_exact(tmp_path: Path) -> None:
@@ -90,13 +110,16 @@ def test_symmetric_gptq_is_exact(tmp_path: Path) -> None:
     values, form = read(saved(tmp_path, fields, gptq(zeros_GO)))
     assert form == "q4_0"
     assert torch.equal(values, values_of(zeros_GO))
+    assert torch.equal(held_on_a_gpu(tmp_path), values)
 
 
-def test_groups_in_another_order_are_refused(tmp_path: Path) -> None:
+def test_groups_in_another_order_are_for_a_gpu(tmp_path: Path) -> None:
     tensors = {**gptq(ZEROS_GO), "g_idx": torch.arange(NUM_INPUTS, dtype=torch.int32) % NUM_GROUPS}
     folder = saved(tmp_path, {"quant_method": "gptq", "bits": 4}, tensors)
     with pytest.raises(WeightsError, match="desc_act"):
         read(folder)
+    zeros_IO, scales_IO = (each.repeat(GROUP, 1) for each in (ZEROS_GO, SCALES_GO))
+    torch.testing.assert_close(held_on_a_gpu(folder), ((CODES_IO - zeros_IO) * scales_IO.float()).T)
 
 
 def test_awq(tmp_path: Path) -> None:
@@ -109,6 +132,7 @@ def test_awq(tmp_path: Path) -> None:
     fields = {"quant_method": "awq", "bits": 4, "version": "gemm"}
     values, _ = read(saved(tmp_path, fields, tensors))
     torch.testing.assert_close(values, values_of(ZEROS_GO), atol=2e-3, rtol=0)
+    torch.testing.assert_close(held_on_a_gpu(tmp_path), values_of(ZEROS_GO))
 
 
 def compressed(form: str) -> dict[str, str]:
@@ -123,6 +147,7 @@ def test_compressed_tensors_of_4_bits(tmp_path: Path) -> None:
     }
     values, _ = read(saved(tmp_path, compressed("pack-quantized"), tensors))
     assert torch.equal(values, values_of(torch.full_like(ZEROS_GO, 8)))
+    assert torch.equal(held_on_a_gpu(tmp_path), values)
 
 
 def test_compressed_tensors_of_8_bits(tmp_path: Path) -> None:
@@ -147,6 +172,7 @@ def test_fp8(shape: tuple[int, ...], tmp_path: Path) -> None:
     expected = stored.float() * spread
     own_error = (stored.float() - weight_OI).norm() / weight_OI.norm()
     assert (values - expected).norm() < 0.4 * own_error * expected.norm()
+    assert torch.equal(held_on_a_gpu(tmp_path), expected)
 
 
 @pytest.mark.parametrize("scales", [{}, {"weight_scale_inv": torch.ones(1, 4)}])
