@@ -45,10 +45,10 @@ from triptych.modalities.llm.api.grammars import GrammarChecker
 from triptych.modalities.llm.api.multimodal import Message, words_of
 from triptych.modalities.llm.api.specials import SpecialTokens, ensure_special
 from triptych.modalities.llm.api.template import ChatTemplate, cut, marked
+from triptych.modalities.llm.api.tools.fields import ConversationFields
 from triptych.modalities.llm.api.tools.forced import answer_constraint
 from triptych.modalities.llm.api.tools.formats import AnswerSyntax
 from triptych.modalities.llm.api.tools.parser import AnswerParser
-from triptych.modalities.llm.api.tools.prompt import MessageFields
 from triptych.modalities.llm.api.tools.schema import Offer
 from triptych.modalities.llm.api.tools.thinking import thinking_rules
 
@@ -70,7 +70,7 @@ class TextModel:
     default_sampling: Mapping[str, float]
     template: ChatTemplate | None
     template_tokens: Mapping[str, str]
-    fields: MessageFields
+    fields: ConversationFields
     tokenizer_info: Mapping[str, Any]
     """What tokenizer_config.json says, but for places of files, and the chat template."""
     answers: AnswerSyntax
@@ -129,7 +129,7 @@ class TextModel:
             default_sampling=_default_sampling(generation),
             template=template,
             template_tokens=tokens,
-            fields=MessageFields(source),
+            fields=ConversationFields(source, answers.calls),
             tokenizer_info=_tokenizer_info(tokenizer_config, source),
             answers=answers,
             thinking=_thinking(answers, tokenizer, options, resolved.name),
@@ -146,6 +146,10 @@ class TextModel:
         """Begin what the first conversation would otherwise wait for."""
         if self.template is not None:
             self.template.start()
+
+    def warm(self) -> None:
+        """Begin what the first answer in a form would otherwise wait for."""
+        self.grammars.start()
 
     async def close(self) -> None:
         """End what `start` began, and the processes that check grammars."""
@@ -224,9 +228,11 @@ class TextModel:
                 param="messages",
             )
         values = {"add_generation_prompt": True, **template_kwargs, **self.template_tokens}
+        size = text_size([messages, tools])
+        messages, tools = await on_text_thread(size, self.fields, messages, tools)
         if tools:
             values["tools"] = tools
-        return await self.template.render(list(map(self.fields, messages)), **values)
+        return await self.template.render(messages, **values)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of token ids. Raises `InvalidRequest` for unknown ids."""
