@@ -82,6 +82,7 @@ class LlmLoader(TokenLoader):
             runner=runner,
             close=stack.pop_all().close,
             connect=scheduler.connect,
+            warm=guides.warm,
         )
 
     def _kind(
