@@ -149,7 +149,7 @@ def _one_call_each(messages: Sequence[_Fields]) -> Iterator[_Fields]:
             waiting = {}
         elif (called := waiting.pop(message["tool_call_id"], None)) is not None:
             yield called
-        calls = message.get("tool_calls") or ()
+        calls: Sequence[_Fields] = message.get("tool_calls") or ()
         if len(calls) < 2:
             yield message
             continue
