@@ -45,12 +45,12 @@ from triptych.modalities.llm.api.grammars import GrammarChecker
 from triptych.modalities.llm.api.multimodal import Message, words_of
 from triptych.modalities.llm.api.specials import SpecialTokens, ensure_special
 from triptych.modalities.llm.api.template import ChatTemplate, cut, marked
-from triptych.modalities.llm.api.tools.fields import ConversationFields
 from triptych.modalities.llm.api.tools.forced import answer_constraint
 from triptych.modalities.llm.api.tools.formats import AnswerSyntax
 from triptych.modalities.llm.api.tools.parser import AnswerParser
 from triptych.modalities.llm.api.tools.schema import Offer
 from triptych.modalities.llm.api.tools.thinking import thinking_rules
+from triptych.modalities.llm.api.tools.traits import TemplateTraits
 
 _PROMPT_END = 16  # tokens: enough to see whether the prompt has opened the thoughts
 _MANY_CHARS = 2**17
@@ -70,7 +70,7 @@ class TextModel:
     default_sampling: Mapping[str, float]
     template: ChatTemplate | None
     template_tokens: Mapping[str, str]
-    fields: ConversationFields
+    traits: TemplateTraits
     tokenizer_info: Mapping[str, Any]
     """What tokenizer_config.json says, but for places of files, and the chat template."""
     answers: AnswerSyntax
@@ -129,7 +129,7 @@ class TextModel:
             default_sampling=_default_sampling(generation),
             template=template,
             template_tokens=tokens,
-            fields=ConversationFields(source, answers.calls),
+            traits=TemplateTraits(source, answers.calls),
             tokenizer_info=_tokenizer_info(tokenizer_config, source),
             answers=answers,
             thinking=_thinking(answers, tokenizer, options, resolved.name),
@@ -229,7 +229,7 @@ class TextModel:
             )
         values = {"add_generation_prompt": True, **template_kwargs, **self.template_tokens}
         size = text_size([messages, tools])
-        messages, tools = await on_text_thread(size, self.fields, messages, tools)
+        messages, tools = await on_text_thread(size, self.traits, messages, tools)
         if tools:
             values["tools"] = tools
         return await self.template.render(messages, **values)

@@ -12,7 +12,6 @@ from types import MappingProxyType
 
 from triptych.core.config import ModelOptions
 from triptych.core.errors import ConfigError
-from triptych.modalities.llm.api.tools.fields import told_by
 from triptych.modalities.llm.api.tools.harmony import harmony
 from triptych.modalities.llm.api.tools.json_calls import (
     MarkedJson,
@@ -22,6 +21,7 @@ from triptych.modalities.llm.api.tools.json_calls import (
 )
 from triptych.modalities.llm.api.tools.parser import AnswerParser, Thinking, words_alone
 from triptych.modalities.llm.api.tools.pieces import ReadCalls, ToolSchemas
+from triptych.modalities.llm.api.tools.traits import told_by
 from triptych.modalities.llm.api.tools.written_calls import TaggedParameters, pythonic
 
 _DEEPSEEK = "<｜tool▁{}｜>".format  # noqa: RUF001 - DeepSeek's tokens have these characters

@@ -45,7 +45,7 @@ def _reads_tools(template: str) -> bool:
     return "tools" in meta.find_undeclared_variables(environment().parse(template))
 
 
-class ConversationFields:
+class TemplateTraits:
     """How one `template` takes conversations of a model that writes `calls` in that format."""
 
     def __init__(self, template: str, calls: str = "hermes") -> None:

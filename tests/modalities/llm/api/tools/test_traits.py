@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from triptych.modalities.llm.api.template_child import environment
-from triptych.modalities.llm.api.tools.fields import ConversationFields, told_by
+from triptych.modalities.llm.api.tools.traits import TemplateTraits, told_by
 
 CALL = {
     "id": "a",
@@ -22,7 +22,7 @@ TEXT = '{"city": "Zürich", "days": [1]}'
 
 def rendered(template: str, message: dict[str, Any]) -> str:
     """What a template makes of a message."""
-    (taken,), _ = ConversationFields(template)([message])
+    (taken,), _ = TemplateTraits(template)([message])
     return environment().from_string(template).render(message=taken)
 
 
@@ -54,7 +54,7 @@ def test_thoughts_have_the_name_that_a_template_gives_them() -> None:
     assert rendered(own, {"role": "assistant", "content": "Words."}) == "|Words."
     usual = own.replace("message.thinking", "message.reasoning_content")
     assert rendered(usual, CALLING) == "Hm.|Words."
-    (taken,), _ = ConversationFields(usual)([CALLING])
+    (taken,), _ = TemplateTraits(usual)([CALLING])
     assert "thinking" not in taken
 
 
@@ -77,7 +77,7 @@ TOOLS = [{"type": "function", "function": {"name": "get_time"}}]
 
 def conversation(template: str, calls: str = "hermes") -> str:
     """What a template makes of a conversation with two calls."""
-    messages, tools = ConversationFields(template, calls)(CONVERSATION, TOOLS)
+    messages, tools = TemplateTraits(template, calls)(CONVERSATION, TOOLS)
     return environment().from_string(template).render(messages=messages, tools=tools)
 
 
@@ -103,7 +103,7 @@ def test_ids_that_mistral_would_reject_become_short_ones() -> None:
     assert (again, once_more) == (second, first)
     assert first != second
     own = [{**CALLS[0], "id": "a1b2c3d4e"}]
-    (taken,), _ = ConversationFields(template)([{"role": "assistant", "tool_calls": own}])
+    (taken,), _ = TemplateTraits(template)([{"role": "assistant", "tool_calls": own}])
     assert taken["tool_calls"][0]["id"] == "a1b2c3d4e"
 
 
@@ -114,7 +114,7 @@ def test_a_template_of_llama_gets_one_call_in_a_message_with_its_result() -> Non
         "{{ m.content }}{{ (m.tool_calls or [{}])[0].id }};{% endfor %}"
     )
     assert conversation(template) == "Hi.;call_2;Noon.;I look.toolu_01;Sun.;"
-    (*_, last), _ = ConversationFields(template)(CONVERSATION[:3])
+    (*_, last), _ = TemplateTraits(template)(CONVERSATION[:3])
     assert last["tool_calls"] == [CALLS[0]], "a call that has no result is not lost"
 
 
@@ -158,7 +158,7 @@ def test_kimi_s_first_template_gets_calls_and_results_as_text() -> None:
 @pytest.mark.parametrize("system", [[], [{"role": "system", "content": "Be brief."}]])
 def test_tools_are_in_the_system_message_where_phi_looks_for_them(system: list[Any]) -> None:
     template = "{% for message in messages %}{{ message['tools'] }};{% endfor %}"
-    messages, tools = ConversationFields(template)([*system, CONVERSATION[0]], TOOLS)
+    messages, tools = TemplateTraits(template)([*system, CONVERSATION[0]], TOOLS)
     assert (messages[0]["tools"], tools) == ('[{"name": "get_time"}]', ())
     assert messages[0]["content"] == ("Be brief." if system else "")
     assert len(messages) == 2
