@@ -35,6 +35,10 @@ FindLink: TypeAlias = "Callable[[str, Request], Fetched | None]"
 """What a URL of this server's own names, for the caller of a request."""
 
 
+def _has_nothing_to_warm() -> None:
+    """Most modalities have what they need once they are open."""
+
+
 def no_link(url: str, request: Request) -> None:
     """No URL leads here."""
 
@@ -114,9 +118,11 @@ class ApiSetup:
 class ApiPart:
     """What a modality adds to the app. Its routes are there without a model, too, and say so.
 
-    `dialects` are the APIs beside OpenAI's that its routes speak.
+    `dialects` are the APIs beside OpenAI's that its routes speak. `warm` begins what a first
+    request of some kind would wait for.
     """
 
     routers: Sequence[APIRouter] = ()
     cards: Sequence[ModelCard] = ()
     dialects: Sequence[Dialect] = ()
+    warm: Callable[[], None] = _has_nothing_to_warm

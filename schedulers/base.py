@@ -115,12 +115,16 @@ def _needs_no_way(post: Callable[[Callable[[], None]], None]) -> None:
     """Most models have no threads of their own."""
 
 
+def _has_nothing_to_warm() -> None:
+    """Most models have what they need once they are loaded."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
     """A model ready to run: its policy, its device work, and how to release both.
 
     `connect` is told, on the loop's thread and before any job, how other threads have a call made
-    there.
+    there. `warm` begins, on threads of its own, what a first request of some kind would wait for.
     """
 
     name: str
@@ -128,6 +132,7 @@ class LoadedModel:
     runner: Runner
     close: Callable[[], None]
     connect: Callable[[Callable[[Callable[[], None]], None]], None] = _needs_no_way
+    warm: Callable[[], None] = _has_nothing_to_warm
 
 
 class ModelLoader(Protocol):

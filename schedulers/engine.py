@@ -154,6 +154,11 @@ class Engine:
         """Report steps to `on_steps` from now on, or no longer."""
         self._executors.post(partial(self._step_log.switch, is_on))
 
+    def warm(self) -> None:
+        """On the loop's thread: have models begin what a first request of some kind waits for."""
+        for loaded in self._models.ready.values():
+            loaded.warm()
+
     def drain(self) -> None:
         """Take no new job; `run` returns when those in flight are finished."""
         self._executors.post(self._drain)

@@ -23,6 +23,7 @@ from triptych.core.errors import InternalError, TriptychError
 from triptych.core.grammar.compiler import GrammarCompiler
 from triptych.core.grammar.matcher import Allowance, TokenMatcher
 from triptych.core.grammar.vocabulary import GrammarVocabulary
+from triptych.core.logs import fields
 from triptych.core.sampling_params import SamplingParams
 from triptych.core.tokens import TokenRequest
 from triptych.schedulers.executors import Clock, Executor
@@ -99,7 +100,7 @@ class Guides:
     """The guides of one model's rows. All methods belong to the loop's thread.
 
     `found` gets what is found, on that thread, too. Nothing is made before the first grammar comes:
-    neither the threads, by `start`, nor the vocabulary.
+    neither the threads, by `start`, nor the vocabulary; or before `warm` asks for it.
     """
 
     def __init__(
@@ -121,6 +122,11 @@ class Guides:
     def connect(self, post: Post) -> None:
         """Say how the threads reach the loop's."""
         self._post = post
+
+    def warm(self) -> None:
+        """Have made what the first grammar would wait for."""
+        _, slow = self._open_threads()
+        slow.put(self._open_compiler)
 
     def begin(self, row: Followed) -> None:
         """Compile a row's grammar, and find its first mask."""
@@ -186,14 +192,26 @@ class Guides:
             _log.exception("a grammar could not be followed")
             return InternalError("The grammar could not be followed; the server's log says why.")
 
-    def _match(self, request: TokenRequest) -> TokenMatcher:
+    def _open_compiler(self) -> None:
+        try:
+            self._known_compiler()
+        except Exception:  # whoever needs it is told
+            _log.exception("the vocabulary of grammars could not be made")
+
+    def _known_compiler(self) -> GrammarCompiler:
+        """The compiler; the first call, which takes seconds, is the slow thread's."""
         if self._compiler is None:
+            started_s = self._clock()
             self._compiler = GrammarCompiler(self._open_vocabulary())
-        matcher = self._compiler.compile(request.grammar)
+            elapsed_s = round(self._clock() - started_s, 3)
+            _log.info("grammars can be followed", extra=fields(elapsed_s=elapsed_s))
+        return self._compiler
+
+    def _match(self, request: TokenRequest) -> TokenMatcher:
+        compiler = self._known_compiler()
+        matcher = compiler.compile(request.grammar)
         sampling = request.sampling
-        return TokenMatcher(
-            matcher, self._compiler.vocabulary, sampling, is_jumping=_may_jump(sampling)
-        )
+        return TokenMatcher(matcher, compiler.vocabulary, sampling, is_jumping=_may_jump(sampling))
 
 
 def _may_jump(sampling: SamplingParams) -> bool:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support.child_processes import renderers_from_now
-from support.http import until
+from support.http import FakeEngine, until
 from support.text_models import write_text_folder
 from triptych import api_process
 from triptych.compose import ChildSetup
@@ -26,6 +28,22 @@ class Line(ControlLine):
 
     def send(self, message: FromChild) -> None:
         pass
+
+
+async def test_what_can_wait_begins_when_the_engine_is_ready(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before that it would slow the engine's start down."""
+    monkeypatch.setattr(api_process, "WARM_CHECK_S", 0.0)
+    engine = FakeEngine()
+    engine.state = replace(engine.state, is_ready=False)
+    begun: list[bool] = []
+    warming = asyncio.create_task(api_process._warm(engine, lambda: begun.append(True)))
+    await asyncio.sleep(0.01)
+    assert not begun
+    engine.state = replace(engine.state, is_ready=True)
+    await asyncio.wait_for(warming, 10)
+    assert begun == [True]
 
 
 async def test_chat_templates_end_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

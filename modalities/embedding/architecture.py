@@ -1,12 +1,12 @@
 """How the encoder families name their parts, as data.
 
-Owns what differs between BERT's descendants: names of tensors and of configuration fields, where
-positions begin. Knows no torch.
+Owns what differs between BERT's descendants, ModernBERT among them: names of tensors and of
+configuration fields, where positions begin, how far layers see. Knows no torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -19,13 +19,14 @@ class Names:
     """Tensor names of one family, below an optional `prefix`. `layer` holds the layer's number.
 
     Those of `score_` belong to the two projections of a cross-encoder, with no prefix before them.
+    A family without names of keys and values has all three in that of queries.
     """
 
     prefix: str
     layer: str
     query: str
-    key: str
-    value: str
+    key: str = ""
+    value: str = ""
     output: str
     output_norm: str
     up: str
@@ -37,6 +38,7 @@ class Names:
     fields: Mapping[str, str] = field(default_factory=dict)
     score_dense: str = "classifier.dense"
     score_activation: str = "Tanh"
+    score_norm: str = ""
     score_output: str = "classifier.out_proj"
 
 
@@ -93,6 +95,23 @@ FAMILIES: Mapping[str, Names] = MappingProxyType(
                 }
             ),
         ),
+        "modernbert": Names(
+            prefix="model.",
+            layer="layers.{}",
+            query="attn.Wqkv",
+            output="attn.Wo",
+            output_norm="mlp_norm",
+            up="mlp.Wi",
+            down="mlp.Wo",
+            down_norm="",
+            has_segments=False,
+            score_dense="head.dense",
+            score_norm="head.norm",
+            score_output="classifier",
+            fields=MappingProxyType(
+                {"hidden_act": "hidden_activation", "layer_norm_eps": "norm_eps"}
+            ),
+        ),
         "mpnet": Names(
             prefix="mpnet.",
             layer="encoder.layer.{}",
@@ -113,9 +132,22 @@ FAMILIES: Mapping[str, Names] = MappingProxyType(
 ACTIVATIONS = ("gelu", "relu", "gelu_new", "gelu_pytorch_tanh", "silu")
 
 
+_SCORE_ACTIVATIONS: Mapping[str, str] = MappingProxyType(
+    {"gelu": "GELU", "relu": "ReLU", "tanh": "Tanh"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerReach:
+    """How far a layer with rotary positions sees to either side (0: all), and their base."""
+
+    window: int
+    theta: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderSizes:
-    """What a config.json says of an encoder."""
+    """What a config.json says of an encoder. Rotary positions have `reaches`, one of each layer."""
 
     names: Names
     vocab_size: int
@@ -129,6 +161,12 @@ class EncoderSizes:
     norm_eps: float
     activation: str
     num_buckets: int = 0
+    reaches: tuple[LayerReach, ...] = ()
+    has_attention_bias: bool = True
+    has_mlp_bias: bool = True
+    has_norm_bias: bool = True
+    has_score_bias: bool = True
+    score_activation: str = "Tanh"
 
     @property
     def max_length(self) -> int:
@@ -162,12 +200,49 @@ class EncoderSizes:
             num_positions=int(value("max_position_embeddings", 512)),
             first_position=padding + 1 if names.offsets_positions else 0,
             num_segments=int(config.get("type_vocab_size", 2)) if names.has_segments else 0,
-            norm_eps=float(config.get("layer_norm_eps", 1e-12)),
+            norm_eps=float(value("layer_norm_eps", 1e-12)),
             activation=activation,
             num_buckets=int(config.get("relative_attention_num_buckets", 32))
             if names.relative_bias
             else 0,
+            **_rotary(config, int(value("num_hidden_layers")))
+            if config.get("model_type") == "modernbert"
+            else {"score_activation": names.score_activation},
         )
+
+
+def _rotary(config: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
+    """What ModernBERT's configurations say beside BERT's, in their older form, too."""
+    activation = str(config.get("classifier_activation", "gelu"))
+    if activation not in _SCORE_ACTIVATIONS:
+        raise WeightsError(f"The classifier's activation {activation!r} is not known here.")
+    return {
+        "reaches": tuple(_reaches(config, num_layers)),
+        "has_attention_bias": bool(config.get("attention_bias", False)),
+        "has_mlp_bias": bool(config.get("mlp_bias", False)),
+        "has_norm_bias": bool(config.get("norm_bias", False)),
+        "has_score_bias": bool(config.get("classifier_bias", False)),
+        "score_activation": _SCORE_ACTIVATIONS[activation],
+    }
+
+
+def _reaches(config: Mapping[str, Any], num_layers: int) -> Iterator[LayerReach]:
+    every = int(config.get("global_attn_every_n_layers", 3))
+    kinds = config.get("layer_types") or [
+        "sliding_attention" if number % every else "full_attention" for number in range(num_layers)
+    ]
+    rotary = config.get("rope_parameters") or {}
+    window = int(config.get("local_attention", 128)) // 2
+    known = {
+        "full_attention": (0, config.get("global_rope_theta", 160_000.0)),
+        "sliding_attention": (window, config.get("local_rope_theta", 10_000.0)),
+    }
+    scaled = [part for part in rotary.values() if part and part.get("rope_type") != "default"]
+    if config.get("rope_scaling") or scaled or len(kinds) != num_layers or set(kinds) - set(known):
+        raise WeightsError("The encoder's rotary positions, or its layers, are not known here.")
+    for kind in kinds:
+        window, theta = known[kind]
+        yield LayerReach(window, float((rotary.get(kind) or {}).get("rope_theta", theta)))
 
 
 def is_encoder(config: Mapping[str, Any]) -> bool:

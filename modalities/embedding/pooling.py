@@ -15,6 +15,7 @@ import msgspec
 from triptych.core.errors import WeightsError
 from triptych.core.typed import decode_json
 from triptych.core.weights.layout import read_json, read_json_if_there
+from triptych.modalities.embedding.architecture import is_cross_encoder
 
 Pooling = Literal["mean", "mean_sqrt", "max", "cls", "last"]
 
@@ -40,6 +41,14 @@ class PoolingSpec:
     dense: tuple[str, ...] = ()
     max_length: int = 0
     prompts: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, folder: Path, config: Mapping[str, Any], default: Pooling = "mean") -> PoolingSpec:
+        """A folder's own, or that of a cross-encoder, which makes its score of the pooled state."""
+        if is_cross_encoder(config):
+            mode: Pooling = "mean" if config.get("classifier_pooling") == "mean" else "cls"
+            return cls(mode=mode, normalizes=False)
+        return cls.read(folder, default)
 
     @classmethod
     def read(cls, folder: Path, default: Pooling = "mean") -> PoolingSpec:
@@ -73,10 +82,6 @@ class PoolingSpec:
             max_length=int(sizes.get("max_seq_length") or 0),
             prompts={str(name): str(text) for name, text in prompts.items() if text},
         )
-
-
-CROSS_ENCODER = PoolingSpec(mode="cls", normalizes=False)
-"""The first token's state becomes the score of a pair."""
 
 
 def _read_modules(file: Path) -> list[dict[str, str]]:

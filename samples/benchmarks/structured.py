@@ -1,17 +1,15 @@
-"""What structured output costs: decoding and the first token, with and without a grammar.
+"""What an answer in a form costs: the first token and decoding, with and without a grammar.
 
     python samples/benchmarks/structured.py --output docs/benchmarks
-    python samples/benchmarks/structured.py --batches --schemas 1000
-    python samples/benchmarks/structured.py --batches --suite suite/tests/draft2020-12
+    python samples/benchmarks/structured.py --model FILE.gguf --llama llama-env/bin/python
 
-Three kinds of answers take turns in one process, on the same model, with the same prompts and
-seeds: free ones; ones by a pattern that allows any text (all that a mask costs, and nothing
-gained); and ones by a JSON schema of many long names (where forced tokens are computed together).
-Beside the medians stands the median of each repeat's ratio to its free answers.
-`--stall` measures how long the event loop and free answers stand still while hostile schemas are
-checked. `--schemas` counts how many of so many random schemas end with an answer that validates,
-at temperature 1; `--suite` does so with the schemas in a folder of the JSON Schema test suite
-(https://github.com/json-schema-org/JSON-Schema-Test-Suite).
+Three kinds of answers take turns in one process, each turn beginning with another, on the same
+model, with the same prompts and seeds: free ones; ones by a schema of free strings, in which no
+token is forced (all that a grammar costs, and nothing gained); and ones by a schema of long names,
+where forced tokens are computed together. A first turn, which compiles, does not count. Medians of
+the turns, and of their ratios to the free answer of the same turn; how many tokens were
+forced. With `--llama`, an interpreter that has llama-cpp-python, llama.cpp takes its turns between
+ours with the same file and schema, one answer at a time.
 """
 
 from __future__ import annotations
@@ -21,36 +19,40 @@ import asyncio
 import json
 import os
 import platform
-import random
 import statistics
+import subprocess
 import time
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from triptych import ChatPipeline
-from triptych.core.errors import RequestError, TriptychError
 
 NAMES = [f"the_{word}_of_the_thing" for word in ("name", "age", "kind", "size", "price", "colour")]
-PERSON = {
+THING = {
     "type": "object",
     "properties": {name: {"type": "string", "maxLength": 24} for name in NAMES},
     "required": NAMES,
     "additionalProperties": False,
 }
+STRINGS = {"type": "array", "items": {"type": "string"}, "minItems": 200}
+FREE = "free"
 KINDS: Mapping[str, Mapping[str, Any]] = {
-    "free": {"ignore_eos": True},
-    "any text": {"ignore_eos": True, "guided_regex": r"(.|\n)*"},
-    "schema": {"guided_json": {"type": "array", "items": PERSON, "minItems": 20}},
+    FREE: {"ignore_eos": True},
+    "strings": {"guided_json": STRINGS},
+    "names": {"guided_json": {"type": "array", "items": THING, "minItems": 20}},
 }
-HOSTILE: Sequence[Mapping[str, Any]] = (
-    {"guided_json": {"enum": ["x" * 100 + str(n) for n in range(10_000)]}},
-    {"guided_json": '{"properties":{"a":' * 1000 + "{}" + "}}" * 1000},
-    {"guided_regex": "(x{1000}){1000}"},
-    {"guided_regex": "(.{1,500}){1,500}"},
-    {"guided_grammar": "start: " + " ".join(['"a"?'] * 20_000)},
-)
+LLAMA = Path(__file__).with_name("structured_llama.py")
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One batch of answers: tokens per second after the first, seconds until it, tokens forced."""
+
+    rate: float
+    first_s: float
+    forced: float = 0.0
 
 
 class Asker:
@@ -69,10 +71,8 @@ class Asker:
                 num_tokens += len(delta.token_ids)
         return moments, num_tokens
 
-    async def batch(
-        self, size: int, num_tokens: int, options: Mapping[str, Any]
-    ) -> tuple[float, float]:
-        """Tokens per second after the first, and milliseconds until it, of so many at once."""
+    async def batch(self, size: int, num_tokens: int, options: Mapping[str, Any]) -> Turn:
+        """So many answers at once."""
         given = {"temperature": 1.0, "max_tokens": num_tokens, **options}
         answers = await asyncio.gather(
             *(self.answer(index, {**given, "seed": index}) for index in range(size))
@@ -80,174 +80,107 @@ class Asker:
         begun_s = min(moments[1] for moments, _ in answers)
         ended_s = max(moments[-1] for moments, _ in answers)
         first_s = statistics.median(moments[1] - moments[0] for moments, _ in answers)
-        return sum(count - 1 for _, count in answers) / (ended_s - begun_s), first_s * 1e3
+        total = sum(count for _, count in answers)
+        forced = total - sum(len(moments) - 1 for moments, _ in answers)
+        return Turn((total - size) / (ended_s - begun_s), first_s, forced / total)
 
 
-async def stall(asker: Asker) -> dict[str, float]:
-    """The longest the event loop stood still, and the longest gap of a free answer, in ms.
+class Llama:
+    """llama.cpp in a child process that answers when it is asked."""
 
-    On a busy machine most of the former is time that others had: `loop_work_ms` is the loop's own.
-    """
-    gaps, work = [0.0], [0.0]
+    def __init__(self, python: str, model: str, num_threads: int) -> None:
+        command = [python, str(LLAMA), model, str(num_threads), json.dumps(STRINGS)]
+        self._child = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
 
-    async def tick() -> None:
-        last, spent = time.perf_counter(), time.thread_time()
-        while True:
-            await asyncio.sleep(0.001)
-            now, spent_now = time.perf_counter(), time.thread_time()
-            gaps[0] = max(gaps[0], now - last - 0.001)
-            work[0] = max(work[0], spent_now - spent)
-            last, spent = now, spent_now
+    def answer(self, kind: str, num_tokens: int) -> Turn:
+        """One answer, free or by the schema of strings."""
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        print(kind, num_tokens, file=self._child.stdin, flush=True)
+        rate, first_s = map(float, self._child.stdout.readline().split())
+        return Turn(rate, first_s)
 
-    async def free() -> float:
-        moments, _ = await asker.answer(0, {"ignore_eos": True, "max_tokens": 200})
-        return max(after - before for before, after in pairwise(moments[1:]))
-
-    alone_s = await free()
-    ticking = asyncio.create_task(tick())
-    beside = asyncio.create_task(free())
-    while not beside.done():
-        for options in HOSTILE:
-            try:
-                await asker.answer(1, {**options, "max_tokens": 8})
-            except RequestError:
-                await asyncio.sleep(0)
-    ticking.cancel()
-    return {
-        "loop_ms": gaps[0] * 1e3,
-        "loop_work_ms": work[0] * 1e3,
-        "gap_beside_ms": await beside * 1e3,
-        "gap_alone_ms": alone_s * 1e3,
-    }
+    def close(self) -> None:
+        """End the process."""
+        self._child.communicate()
 
 
-def random_schema(rng: random.Random, depth: int = 3) -> dict[str, Any]:
-    """A schema of the keywords that people use."""
-    kinds = ["string", "integer", "number", "boolean", "null", "enum", "pattern", "format"]
-    kind = rng.choice(kinds + ["object", "object", "array", "anyOf"] * (depth > 0))
-    if kind == "object":
-        names = [rng.choice("abcdefgh") * rng.randint(1, 4) for _ in range(rng.randint(0, 4))]
-        properties = {name: random_schema(rng, depth - 1) for name in names}
-        required = [name for name in properties if rng.random() < 0.7]
-        return {"type": "object", "properties": properties, "required": required}
-    if kind == "array":
-        return {"type": "array", "items": random_schema(rng, depth - 1), "maxItems": 3}
-    if kind == "anyOf":
-        return {"anyOf": [random_schema(rng, depth - 1) for _ in range(2)]}
-    low = rng.randint(-99, 99)
-    plain: dict[str, dict[str, Any]] = {
-        "string": {"type": "string", "minLength": rng.randint(0, 2), "maxLength": 12},
-        "integer": {"type": "integer", "minimum": low, "maximum": low + rng.randint(0, 999)},
-        "number": {"type": "number", "exclusiveMinimum": low, "maximum": low + 10},
-        "enum": {"enum": rng.sample(["red", 1, None, True, "a b", {"x": [1]}], 3)},
-        "pattern": {"type": "string", "pattern": rng.choice(["^[a-f]{2,6}$", "^(ab|c)+$"])},
-        "format": {"type": "string", "format": rng.choice(["date", "uuid", "email", "ipv4"])},
-    }
-    return plain.get(kind, {"type": kind})
+def take_turns(kinds: Mapping[str, Callable[[], Turn]], num_turns: int) -> dict[str, list[Turn]]:
+    """Turns of each kind, but for the first; every turn begins with the next kind."""
+    names = list(kinds)
+    turns: dict[str, list[Turn]] = {name: [] for name in names}
+    for number in range(num_turns + 1):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            turn = kinds[name]()
+            turns[name] += [turn] if number else []
+    return turns
 
 
-def suite_schemas(folder: Path) -> list[Any]:
-    """The schemas of a folder of the JSON Schema test suite, each once."""
-    groups = (json.loads(file.read_text("utf-8")) for file in sorted(folder.rglob("*.json")))
-    found = {json.dumps(case["schema"]): case["schema"] for group in groups for case in group}
-    return list(found.values())
-
-
-async def validate(asker: ChatPipeline, schemas: Sequence[Any]) -> dict[str, Any]:
-    """What became of answers to these schemas, and which of them are wrong."""
-    import jsonschema
-    from jsonschema import validators
-
-    ends = ("valid", "invalid", "unchecked", "cut off", "refused", "failed")
-    counts: dict[str, Any] = dict.fromkeys(ends, 0)
-    wrong: list[Any] = []
-
-    async def one(seed: int, schema: Any) -> str:
-        options = {"temperature": 1.0, "seed": seed, "max_tokens": 160}
-        try:
-            options["guided_json"] = schema if isinstance(schema, dict) else json.dumps(schema)
-            (answer,) = await asker._replies(["Some JSON, please."], options)
-        except TriptychError as error:
-            is_refusal = isinstance(error, RequestError)
-            wrong.append([schema, f"{type(error).__name__}: {error.message}"])
-            return "refused" if is_refusal else "failed"
-        if answer.finish_reason == "length":
-            return "cut off"
-        try:
-            value = json.loads(answer.text)
-            checker = validators.validator_for(schema, validators.Draft202012Validator)
-            checker(schema, format_checker=checker.FORMAT_CHECKER).validate(value)
-        except Exception as error:
-            wrong.append([schema, answer.text, f"{type(error).__name__}: {str(error)[:200]}"])
-            is_wrong = isinstance(error, ValueError | jsonschema.ValidationError)
-            return "invalid" if is_wrong else "unchecked"  # a pattern that Python cannot read
-        return "valid"
-
-    for first in range(0, len(schemas), 32):
-        batch = enumerate(schemas[first : first + 32], first)
-        for end in await asyncio.gather(*(one(seed, schema) for seed, schema in batch)):
-            counts[end] += 1
-        print(first, counts, flush=True)
-    return {**counts, "wrong": wrong}
-
-
-def ratios(
-    rows: Sequence[tuple[float, float]], free: Sequence[tuple[float, float]]
-) -> tuple[float, float]:
-    """Medians of rates and first tokens over those of the free answers of the same repeat."""
-    pairs = list(zip(rows, free, strict=True))
-    slower, later = ([row[n] / base[n] for row, base in pairs] for n in (0, 1))
-    return statistics.median(slower), statistics.median(later)
+def report(title: str, turns: Mapping[str, Sequence[Turn]], free: str) -> dict[str, Any]:
+    """Print medians, and return them with every turn."""
+    base = turns[free]
+    found: dict[str, Any] = {}
+    for name, own in turns.items():
+        pairs = list(zip(own, base, strict=True))
+        row = {
+            "tokens_per_s": statistics.median(turn.rate for turn in own),
+            "rate_over_free": statistics.median(turn.rate / other.rate for turn, other in pairs),
+            "first_token_ms": 1e3 * statistics.median(turn.first_s for turn in own),
+            "first_over_free": statistics.median(
+                turn.first_s / other.first_s for turn, other in pairs
+            ),
+            "forced": statistics.median(turn.forced for turn in own),
+        }
+        print(
+            f"{title} {name:8} {row['tokens_per_s']:7.1f} tok/s ({row['rate_over_free']:.3f}),"
+            f" first token {row['first_token_ms']:7.1f} ms ({row['first_over_free']:.3f}),"
+            f" {row['forced']:4.0%} forced",
+            flush=True,
+        )
+        found[name] = {**row, "turns": [[turn.rate, turn.first_s] for turn in own]}
+    return found
 
 
 def main() -> None:
     """Measure, print, and write `structured.json`."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--model", help="the embedded one without")
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 32])
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--stall", action="store_true")
-    parser.add_argument("--schemas", type=int, default=0)
-    parser.add_argument("--first", type=int, default=0, help="the seed of the first schema")
-    parser.add_argument("--suite", type=Path, help="a folder of the JSON Schema test suite")
-    parser.add_argument("--threads", type=int, default=0, help="of the engine")
+    parser.add_argument("--turns", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--llama", help="an interpreter with llama-cpp-python; needs --model")
     parser.add_argument("--output", type=Path, help="a folder for structured.json")
     args = parser.parse_args()
-    found: dict[str, Any] = {"cores": os.cpu_count(), "machine": platform.processor(), "rows": {}}
+    found: dict[str, Any] = {"cores": os.cpu_count(), "machine": platform.processor()}
     sizes = {"max_length": 1024, "max_batch_size": 32, "threads": args.threads}
-    with ChatPipeline.from_pretrained(**sizes) as chat:
+    model = [args.model] if args.model else []
+    llama = Llama(args.llama, args.model, args.threads) if args.llama else None
+    with ChatPipeline.from_pretrained(*model, **sizes) as chat:
         asker, run = Asker(chat), chat._loop.run
         for size in args.batches:
-            rows: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
-            for repeat in range(args.repeats + 1):  # the first one compiles and fills caches
-                for kind, options in KINDS.items():
-                    row = run(asker.batch(size, args.tokens, options))
-                    rows[kind] += [row] if repeat else []
-            found["rows"][size] = {
-                kind: {
-                    "tokens_per_s": [round(rate, 1) for rate, _ in row],
-                    "first_token_ms": [round(first, 1) for _, first in row],
-                }
-                for kind, row in rows.items()
-            }
-            for kind, row in rows.items():
-                rate, first = (statistics.median(column) for column in zip(*row, strict=True))
-                slower, later = ratios(row, rows["free"])
-                print(
-                    f"{size:3} rows, {kind:9} {rate:7.1f} tok/s ({slower:.3f}), first token"
-                    f" {first:7.1f} ms ({later:.3f})",
-                    flush=True,
-                )
-        if args.stall:
-            found["stall"] = run(stall(asker))
-            print(found["stall"])
-        schemas = [random_schema(random.Random(args.first + n)) for n in range(args.schemas)]
-        if args.suite:
-            schemas += suite_schemas(args.suite)
-        if schemas:
-            found["schemas"] = run(validate(chat, schemas))
-            for case in found["schemas"]["wrong"]:
-                print(json.dumps(case))
+
+            def ours(options: Mapping[str, Any], size: int = size) -> Turn:
+                turn: Turn = run(asker.batch(size, args.tokens, options))
+                return turn
+
+            kinds = {kind: lambda given=given: ours(given) for kind, given in KINDS.items()}
+            if llama is not None and size == 1:
+                for kind in (FREE, "strings"):
+                    kinds[f"{kind} in llama.cpp"] = lambda kind=kind: llama.answer(
+                        kind, args.tokens
+                    )
+            turns = take_turns(kinds, args.turns)
+            theirs = {name: each for name, each in turns.items() if "llama" in name}
+            own = {name: each for name, each in turns.items() if name not in theirs}
+            found[f"{size} rows"] = report(f"{size:3} rows,", own, FREE)
+            if theirs:
+                found["llama.cpp"] = report("  1 row, ", theirs, f"{FREE} in llama.cpp")
+    if llama is not None:
+        llama.close()
     if args.output:
         text = json.dumps(found, indent=1) + "\n"
         (args.output / "structured.json").write_text(text, encoding="utf-8")

@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 from triptych.compose import ChildSetup, build_app, build_codec
 from triptych.core import logs
+from triptych.core.client import EngineClient
 from triptych.core.collector import rest_collector, resume_collector
 from triptych.core.heap import give_large_blocks_back
 from triptych.core.transport.control import Beat, ControlLine, Phase, Ready, run_child
@@ -20,6 +22,7 @@ from triptych.core.transport.remote import RemoteClient
 from triptych.core.typed import decode_json
 
 BEAT_S = 1.0
+WARM_CHECK_S = 0.5
 STALL_BUDGET_S = 30.0
 """A loop that does not come round within this is stuck, however busy the machine."""
 
@@ -54,11 +57,21 @@ async def _run(line: ControlLine, setup: ChildSetup) -> None:
         line.send(Phase("listen", server.url))
         line.send(Ready())
 
+    warming = asyncio.create_task(_warm(client, app.state.warm))
     listener = socket.socket(fileno=setup.listener_fd)
     await serve(app, setup.config, on_started=on_started, listener=listener)
+    warming.cancel()
     await app.state.close()
     await client.close()
     beating.cancel()
+
+
+async def _warm(client: EngineClient, warm: Callable[[], None]) -> None:
+    """Begin it when the engine is ready, whose start it would slow down."""
+    while True:
+        if client.status().is_ready:
+            return warm()
+        await asyncio.sleep(WARM_CHECK_S)
 
 
 async def _beat(line: ControlLine) -> None:

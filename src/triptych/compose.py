@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from functools import reduce
+from functools import partial, reduce
 from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from triptych.core.metrics import DEVICE_INFO, series
 from triptych.core.transport.messages import MessageCodec
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities import registry
-from triptych.modalities.modality import ApiSetup, modality_of
+from triptych.modalities.modality import ApiPart, ApiSetup, modality_of
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -74,8 +74,8 @@ def build_engine(config: Config, models: Sequence[ResolvedModel]) -> Engine:
 def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineClient) -> FastAPI:
     """The HTTP app in front of `client`.
 
-    `app.state.start` goes on with what an earlier run left; `app.state.close` ends what the app's
-    services have started.
+    `app.state.start` goes on with what an earlier run left; `app.state.warm` begins what a first
+    request of some kind would wait for; `app.state.close` ends what the services have started.
     """
     from triptych.core.http.app import create_app
     from triptych.core.http.batches.routes import batches_router
@@ -127,8 +127,14 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
     batches.serve(app)
     ending.push_async_callback(batches.close)
     app.state.start = batches.start
+    app.state.warm = partial(_warm, parts)
     app.state.close = ending.aclose
     return app
+
+
+def _warm(parts: Sequence[ApiPart]) -> None:
+    for part in parts:
+        part.warm()
 
 
 def _by_role(models: Sequence[ResolvedModel]) -> Mapping[str, Sequence[ResolvedModel]]:

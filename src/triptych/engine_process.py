@@ -44,7 +44,7 @@ def _run(line: ControlLine, setup: ChildSetup, build: BuildEngine) -> None:
     engine = build(setup.config, setup.models)
     line.send(Phase("engine", _library_note()))
     server = EngineServer(engine, Path(setup.folder), build_codec())
-    report = StartReport(line)
+    report = StartReport(line, engine.warm)
 
     def on_beat(beat: Heartbeat) -> None:
         server.send_beat(beat)
@@ -61,10 +61,11 @@ def _run(line: ControlLine, setup: ChildSetup, build: BuildEngine) -> None:
 
 
 class StartReport:
-    """Turns heartbeats into notes for the supervisor."""
+    """Turns heartbeats into notes for the supervisor, and calls `warm` once all is ready."""
 
-    def __init__(self, line: ControlLine) -> None:
+    def __init__(self, line: ControlLine, warm: Callable[[], None]) -> None:
         self._line = line
+        self._warm = warm
         self._loaded: set[str] = set()
         self._is_ready = False
 
@@ -81,6 +82,7 @@ class StartReport:
             self._is_ready = True
             resume_collector()
             self._line.send(Ready())
+            self._warm()
 
 
 def _library_note() -> str:

@@ -14,7 +14,7 @@ import pytest
 
 from support.guided import EOS, VOCABULARY, GuidedWorld, guided_request, ids_of
 from support.virtual_engine import Chat, World, ask
-from triptych.core.errors import EngineDown, OutOfMemory
+from triptych.core.errors import EngineDown, OutOfMemory, WeightsError
 from triptych.core.grammar.vocabulary import GrammarVocabulary
 from triptych.core.plan import TokenPlan
 from triptych.core.tokens import TokenRequest
@@ -168,6 +168,39 @@ def test_a_slow_grammar_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> No
     world.calls.extend(calls[:-1])
     world.run()
     assert len(world.ids("0")) == len(world.ids("1")) == 12 > before
+
+
+def test_what_the_first_grammar_needs_is_made_ahead() -> None:
+    """On the thread that compiles, once the engine says so: the first grammar waits no more."""
+    world = GuidedWorld()
+    opened: list[GrammarVocabulary] = []
+    guides = world.scheduler.guides  # type: ignore[attr-defined]
+    guides._open_vocabulary = lambda: opened.append(VOCABULARY) or VOCABULARY
+    assert not world.calls, "nothing is made before"
+    guides.warm()
+    assert (len(world.calls), opened) == (1, [])
+    assert world.find()
+    assert opened == [VOCABULARY]
+    world.answer(guided_request("p", PATTERN))
+    assert opened == [VOCABULARY]
+
+
+def test_what_cannot_be_made_ahead_is_told_to_who_needs_it() -> None:
+    world = GuidedWorld()
+    guides = world.scheduler.guides  # type: ignore[attr-defined]
+
+    def damaged() -> GrammarVocabulary:
+        raise WeightsError("The tokenizer is damaged.")
+
+    guides._open_vocabulary = damaged
+    guides.warm()
+    assert world.find()
+    world.submit("job", guided_request("p", PATTERN))
+    world.run()
+    final = world.outputs.final("job")
+    assert final is not None
+    assert final.error is not None
+    assert final.error.code == "weights_error"
 
 
 def test_a_model_without_guides_refuses_by_name() -> None:

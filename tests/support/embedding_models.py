@@ -22,6 +22,13 @@ _SIZES = {
     "num_hidden_layers": 2,
     "max_position_embeddings": 64,
 }
+_MODERN: dict[str, Any] = {
+    **_SIZES,
+    "num_hidden_layers": 4,
+    "local_attention": 16,
+    **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0),
+    **dict.fromkeys(("cls_token_id", "sep_token_id"), 0),
+}
 _DISTILLED = {"dim": 32, "hidden_dim": 48, "n_heads": 4, "n_layers": 2}
 FAMILIES: dict[str, Any] = {
     "bert": lambda: transformers.BertModel(transformers.BertConfig(**_SIZES)),
@@ -34,6 +41,12 @@ FAMILIES: dict[str, Any] = {
     "distilbert": lambda: transformers.DistilBertModel(
         transformers.DistilBertConfig(
             vocab_size=len(WORDS), max_position_embeddings=64, activation="relu", **_DISTILLED
+        )
+    ),
+    "modernbert": lambda: transformers.ModernBertModel(transformers.ModernBertConfig(**_MODERN)),
+    "modernbert-biased": lambda: transformers.ModernBertModel(
+        transformers.ModernBertConfig(
+            **_MODERN, attention_bias=True, mlp_bias=True, norm_bias=True, global_rope_theta=500.0
         )
     ),
     "mpnet": lambda: transformers.MPNetModel(transformers.MPNetConfig(**_SIZES, pad_token_id=1)),
@@ -62,6 +75,14 @@ CROSS_ENCODERS: dict[str, Any] = {
             vocab_size=len(WORDS), max_position_embeddings=64, **_DISTILLED, **_SCORER
         )
     ),
+    "modernbert": lambda: transformers.ModernBertForSequenceClassification(
+        transformers.ModernBertConfig(**_MODERN, **_SCORER, classifier_pooling="cls")
+    ),
+    "modernbert-mean": lambda: transformers.ModernBertForSequenceClassification(
+        transformers.ModernBertConfig(
+            **_MODERN, **_SCORER, classifier_pooling="mean", classifier_bias=True
+        )
+    ),
     "mpnet": lambda: transformers.MPNetForSequenceClassification(
         transformers.MPNetConfig(**_SIZES, **_SCORER, pad_token_id=1)
     ),
@@ -79,7 +100,7 @@ def save_cross_encoder(
     model = CROSS_ENCODERS[kind]().eval()
     with torch.no_grad():
         for name, value in model.named_parameters():
-            if not name.endswith(("LayerNorm.weight", "layer_norm.weight")):
+            if not name.endswith(("LayerNorm.weight", "layer_norm.weight", "norm.weight")):
                 value.normal_(std=0.3)
     model.save_pretrained(folder)
     save_tokenizer(folder)

@@ -26,7 +26,7 @@ from triptych.modalities.embedding.architecture import (
     is_cross_encoder,
     is_encoder,
 )
-from triptych.modalities.embedding.pooling import CROSS_ENCODER, Pooling, PoolingSpec
+from triptych.modalities.embedding.pooling import Pooling, PoolingSpec
 
 _WIDTH_FIELDS = ("hidden_size", "n_embd", "d_model")
 """What decoders call the length of their states in config.json."""
@@ -83,7 +83,7 @@ class EmbeddingModel:
         is_causal = not is_encoder(config)
         scores = is_cross_encoder(config)
         pooling: Pooling = "last" if is_causal else "mean"
-        spec = CROSS_ENCODER if scores else PoolingSpec.read(folder, pooling)
+        spec = PoolingSpec.of(folder, config, pooling)
         sizes = _causal_sizes(config, options) if is_causal else EncoderSizes.read(config)
         if is_causal and (spec.mode != "last" or spec.dense):
             raise WeightsError(

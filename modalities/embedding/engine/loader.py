@@ -29,14 +29,14 @@ from triptych.modalities.embedding.architecture import (
     is_cross_encoder,
     is_encoder,
 )
-from triptych.modalities.embedding.engine.encoder import Encoder
+from triptych.modalities.embedding.engine.encoder import encoder_bytes, load_encoder
 from triptych.modalities.embedding.engine.runner import (
     STAGE,
     Embedder,
     load_dense,
     load_score_head,
 )
-from triptych.modalities.embedding.pooling import CROSS_ENCODER, PoolingSpec
+from triptych.modalities.embedding.pooling import PoolingSpec
 from triptych.modalities.embedding.scheduling import BatchPace
 from triptych.modalities.embedding.wire import EmbedRequest
 from triptych.modalities.llm.engine.loader import LlmLoader
@@ -71,14 +71,14 @@ class EmbeddingLoader(DeviceLoader):
             dtype, device = memory.dtype(checkpoint.dtype), self._device.torch
             sizes = EncoderSizes.read(checkpoint.config)
             scores = is_cross_encoder(checkpoint.config)
-            spec = CROSS_ENCODER if scores else PoolingSpec.read(self._folder)
+            spec = PoolingSpec.of(self._folder, checkpoint.config)
             step_tokens = self._config.schedule.max_batch_input_tokens
             if self._device.is_cpu:
                 step_tokens = min(step_tokens, _CPU_STEP_TOKENS)
-            memory.reserve("weights", Encoder.weight_bytes(checkpoint, dtype))
+            memory.reserve("weights", encoder_bytes(checkpoint, dtype))
             memory.reserve("activations", activation_bytes(sizes, step_tokens, dtype))
             memory.show()
-            encoder = Encoder.load(checkpoint, dtype=dtype, device=device, report=report)
+            encoder = load_encoder(checkpoint, dtype=dtype, device=device, report=report)
             if scores:
                 dense = load_score_head(checkpoint, sizes, device)
             else:

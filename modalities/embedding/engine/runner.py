@@ -23,7 +23,7 @@ from triptych.core.staged_plan import Stage
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.core.weights.tensors.loading import TensorTarget, load_tensors
 from triptych.modalities.embedding.architecture import EncoderSizes
-from triptych.modalities.embedding.engine.encoder import Encoder
+from triptych.modalities.embedding.engine.packed_texts import PackedEncoder, both
 from triptych.modalities.embedding.pooling import PoolingSpec
 from triptych.modalities.embedding.wire import EmbedDelta, EmbedRequest
 
@@ -50,7 +50,7 @@ class Embedder:
     """An encoder and what stands behind it. Without `pools` a text yields a vector per token."""
 
     def __init__(
-        self, encoder: Encoder, spec: PoolingSpec, dense: nn.Module, *, pools: bool = True
+        self, encoder: PackedEncoder, spec: PoolingSpec, dense: nn.Module, *, pools: bool = True
     ) -> None:
         self._encoder = encoder
         self._spec = spec
@@ -117,18 +117,20 @@ class _Fetch:
 
 
 def load_score_head(checkpoint: Checkpoint, sizes: EncoderSizes, device: torch.device) -> nn.Module:
-    """A cross-encoder's projections of the first token's state to a score, in float32."""
-    names = sizes.names
-    dense = nn.Linear(sizes.hidden_size, sizes.hidden_size, device=device)
-    output = nn.Linear(sizes.hidden_size, 1, device=device)
-    targets = [
-        TensorTarget(f"{name}.{part}", value)
-        for name, layer in ((names.score_dense, dense), (names.score_output, output))
-        for part, value in layer.named_parameters()
-    ]
+    """A cross-encoder's projections of a pair's state to a score, in float32."""
+    names, hidden = sizes.names, sizes.hidden_size
+    dense = nn.Linear(hidden, hidden, bias=sizes.has_score_bias, device=device)
+    output = nn.Linear(hidden, 1, device=device)
+    named: list[tuple[str, nn.Linear | nn.LayerNorm]] = [(names.score_dense, dense)]
+    layers: list[nn.Module] = [dense, _PROJECTIONS[sizes.score_activation]()]
+    if names.score_norm:
+        norm = nn.LayerNorm(hidden, sizes.norm_eps, bias=sizes.has_norm_bias, device=device)
+        named.append((names.score_norm, norm))
+        layers.append(norm)
+    named.append((names.score_output, output))
+    targets = [target for name, layer in named for target in both(name, layer)]
     load_tensors(checkpoint, targets, ignored=lambda name: True)
-    activation = _PROJECTIONS[names.score_activation]()
-    return nn.Sequential(dense, activation, output).requires_grad_(False)
+    return nn.Sequential(*layers, output).requires_grad_(False)
 
 
 def load_dense(folder: Path, spec: PoolingSpec, device: torch.device) -> nn.Module:

@@ -32,7 +32,7 @@ _MAX_KEPT: Final = 128
 
 
 class GrammarChecker:
-    """Checks grammars over the tokens of one model. Starts nothing before the first one."""
+    """Checks grammars over the tokens of one model. Starts nothing before it must."""
 
     def __init__(self, folder: Path, vocab_size: int) -> None:
         self._args = {"folder": str(folder), "vocab_size": vocab_size}
@@ -53,6 +53,12 @@ class GrammarChecker:
         self._kept.move_to_end(key)
         return self._kept[key]
 
+    def start(self) -> None:
+        """Begin to start a child, for which the first grammar would otherwise wait."""
+        if self._pool is None:
+            self._pool = self._open_pool()
+            self._pool.start(1)
+
     async def close(self) -> None:
         """End the children."""
         if self._pool is not None:
@@ -60,13 +66,7 @@ class GrammarChecker:
 
     async def _compile(self, constraint: Constraint, form: bytes, around: bytes) -> str:
         if self._pool is None:
-            self._pool = DecodePool(
-                [grammar_child.__name__],
-                num_children=_NUM_CHILDREN,
-                limits=LIMITS,
-                args=self._args,
-                things="grammars",
-            )
+            self._pool = self._open_pool()
         try:
             checked = await self._pool.run(
                 "check", form + around, kind=constraint.kind, form_bytes=len(form)
@@ -74,6 +74,15 @@ class GrammarChecker:
         except RequestError as error:
             raise _about(error, constraint.param) from error
         return str(checked.data, "utf-8")
+
+    def _open_pool(self) -> DecodePool:
+        return DecodePool(
+            [grammar_child.__name__],
+            num_children=_NUM_CHILDREN,
+            limits=LIMITS,
+            args=self._args,
+            things="grammars",
+        )
 
 
 def _about(error: RequestError, param: str) -> RequestError:

@@ -7,8 +7,9 @@ What surrounds every route (keys, limits, errors, disconnects) is `core.http`'s.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -79,7 +80,12 @@ def open_api(setup: ApiSetup) -> ApiPart:
         ollama_router(service, listed, setup.find_link),
         *_responses(service, setup),
     ]
-    return ApiPart(routers, cards, [ANTHROPIC, OLLAMA])
+    return ApiPart(routers, cards, [ANTHROPIC, OLLAMA], partial(_warm, texts))
+
+
+def _warm(texts: Sequence[TextModel]) -> None:
+    for text in texts:
+        text.warm()
 
 
 def _responses(service: LlmService, setup: ApiSetup) -> list[APIRouter]:

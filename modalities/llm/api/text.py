@@ -49,9 +49,9 @@ from triptych.modalities.llm.api.template import ChatTemplate, cut, marked
 from triptych.modalities.llm.api.tools.forced import answer_constraint
 from triptych.modalities.llm.api.tools.formats import AnswerSyntax
 from triptych.modalities.llm.api.tools.parser import AnswerParser
-from triptych.modalities.llm.api.tools.prompt import MessageFields
 from triptych.modalities.llm.api.tools.schema import Offer
 from triptych.modalities.llm.api.tools.thinking import thinking_rules
+from triptych.modalities.llm.api.tools.traits import TemplateTraits
 
 _PROMPT_END = 16  # tokens: enough to see whether the prompt has opened the thoughts
 _MANY_CHARS = 2**17
@@ -71,7 +71,7 @@ class TextModel:
     default_sampling: Mapping[str, float]
     template: ChatTemplate | None
     template_tokens: Mapping[str, str]
-    fields: MessageFields
+    traits: TemplateTraits
     tokenizer_info: Mapping[str, Any]
     """What tokenizer_config.json says, but for places of files, and the chat template."""
     answers: AnswerSyntax
@@ -130,7 +130,7 @@ class TextModel:
             default_sampling=_default_sampling(generation),
             template=template,
             template_tokens=tokens,
-            fields=MessageFields(source),
+            traits=TemplateTraits(source, answers.calls),
             tokenizer_info=_tokenizer_info(tokenizer_config, source),
             answers=answers,
             thinking=_thinking(answers, tokenizer, options, resolved.name),
@@ -147,6 +147,10 @@ class TextModel:
         """Begin what the first conversation would otherwise wait for."""
         if self.template is not None:
             self.template.start()
+
+    def warm(self) -> None:
+        """Begin what the first answer in a form would otherwise wait for."""
+        self.grammars.start()
 
     async def close(self) -> None:
         """End what `start` began, and the processes that check grammars."""
@@ -225,9 +229,11 @@ class TextModel:
                 param="messages",
             )
         values = {"add_generation_prompt": True, **template_kwargs, **self.template_tokens}
+        size = text_size([messages, tools])
+        messages, tools = await on_text_thread(size, self.traits, messages, tools)
         if tools:
             values["tools"] = tools
-        return await self.template.render(list(map(self.fields, messages)), **values)
+        return await self.template.render(messages, **values)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of token ids. Raises `InvalidRequest` for unknown ids."""

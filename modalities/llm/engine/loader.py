@@ -158,8 +158,8 @@ class LlmLoader(TokenLoader):
             )
         if self._is_deterministic and not self._device.is_cpu:
             raise ConfigError(
-                "--enable-deterministic-inference: sums of several GPUs follow from the batch; leave"
-                " it or --tensor-parallel-size out."
+                "--enable-deterministic-inference: sums of several GPUs follow from the batch;"
+                " leave it or --tensor-parallel-size out."
             )
         blueprint.check_divisible(self._num_ranks)
         from triptych.core.engine.ranks import Ranks
@@ -200,6 +200,7 @@ class LlmLoader(TokenLoader):
             runner=runner,
             close=stack.pop_all().close,
             connect=partial(_connect, scheduler, ranks),
+            warm=guides.warm,
         )
 
     def _kind(

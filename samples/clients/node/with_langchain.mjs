@@ -42,6 +42,7 @@ async function structured(server, method) {
 }
 
 const jsonSchema = (server) => structured(server, "jsonSchema");
+const jsonMode = (server) => structured(server, "jsonMode");
 const functionCalling = (server) => structured(server, "functionCalling");
 
 async function agent(server) {
@@ -60,4 +61,4 @@ async function agent(server) {
   return said(messages.at(-1).text, "24.9");
 }
 
-await runChecks("langchain", [invoke, stream, jsonSchema, functionCalling, agent]);
+await runChecks("langchain", [invoke, stream, jsonSchema, functionCalling, jsonMode, agent]);

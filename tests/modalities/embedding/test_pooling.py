@@ -12,7 +12,7 @@ from torch import nn
 from support.embedding_models import save, write, write_modules
 from triptych.core.errors import WeightsError
 from triptych.core.weights.tensors.checkpoint import Checkpoint
-from triptych.modalities.embedding.engine.encoder import Encoder
+from triptych.modalities.embedding.engine.encoder import load_encoder
 from triptych.modalities.embedding.engine.runner import Embedder, load_dense
 from triptych.modalities.embedding.pooling import PoolingSpec
 from triptych.modalities.embedding.wire import EmbedRequest
@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 def vectors(folder: Path) -> torch.Tensor:
     spec = PoolingSpec.read(folder)
     with Checkpoint.open(folder) as checkpoint:
-        encoder = Encoder.load(checkpoint, dtype=torch.float32, device=CPU)
+        encoder = load_encoder(checkpoint, dtype=torch.float32, device=CPU)
     embedder = Embedder(encoder, spec, load_dense(folder, spec, CPU))
     request = EmbedRequest(texts=TEXTS)
     with torch.inference_mode():
@@ -35,7 +35,7 @@ def vectors(folder: Path) -> torch.Tensor:
 
 def states(folder: Path) -> list[torch.Tensor]:
     with Checkpoint.open(folder) as checkpoint, torch.inference_mode():
-        return Encoder.load(checkpoint, dtype=torch.float32, device=CPU)(TEXTS)
+        return load_encoder(checkpoint, dtype=torch.float32, device=CPU)(TEXTS)
 
 
 @pytest.mark.parametrize(

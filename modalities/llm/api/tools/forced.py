@@ -1,12 +1,14 @@
 """Grammars of answers that call tools: where a call is required, or must follow its schema.
 
 Owns what is written around the arguments, in Lark's notation (see `core.grammar.source`). Families
-whose marks are special tokens write forced calls as a list in JSON.
+whose marks are special tokens write forced calls as a list in JSON. Where a call need not be, what
+begins like one becomes one: a mark does, or the name of a tool in an object that has none.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -16,8 +18,13 @@ from triptych.core.grammar.source import Constraint, tidy_schema
 from triptych.modalities.llm.api.tools.formats import AnswerSyntax
 from triptych.modalities.llm.api.tools.schema import Offer, Tool
 
-_OPEN, _CLOSE = "<tool_call>", "\n</tool_call>"
+_OPEN, _NEXT, _CLOSE = "<tool_call>", "\n<tool_call>", "\n</tool_call>"
 _ANYTHING = "/(?s:.*)/"
+_WORDS_OR_CALLS = frozenset({"hermes", "llama3-json"})
+"""Formats in which calls may be the object alone."""
+_SPACES = r"[ \t\n\r]*"
+_FENCE = rf"(```(json)?|<tools>){_SPACES}"
+_OBJECT = rf'\{{{_SPACES}("type"{_SPACES}:{_SPACES}"function"{_SPACES},{_SPACES})?"name"'
 _NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({"properties": {}})
 
 
@@ -32,13 +39,19 @@ def answer_constraint(
     """
     form = None if offer.is_required else form
     is_marked = syntax.calls == "hermes"
-    may_call = any(form is not None or tool.function.strict for tool in offer.tools)
-    has_calls = offer.is_required or (is_marked and may_call)
+    is_strict = any(tool.function.strict for tool in offer.tools)
+    may_call = bool(offer.tools) and is_marked if form else syntax.calls in _WORDS_OR_CALLS
+    has_calls = offer.is_required or (may_call and (form is not None or is_strict))
     if not has_calls and not (form is not None and thoughts_end):
         return form
     rules = [f"start: {'thoughts ' if thoughts_end else ''}answer"]
     if has_calls:
-        rules += _marked(offer, has_form=form is not None) if is_marked else _listed(offer)
+        if not (offer.is_required or form):
+            rules += _words_or_calls(offer, is_marked=is_marked)
+        elif is_marked:
+            rules += _marked(offer, has_form=form is not None)
+        else:
+            rules += _listed(offer)
         rules += _calls(offer)
     else:
         rules.append("answer: @form")
@@ -49,20 +62,51 @@ def answer_constraint(
 
 
 def _marked(offer: Offer, *, has_form: bool) -> Sequence[str]:
-    """Calls between marks; where they are not required text goes before them, or in their place."""
-    mark, next_mark = _quoted(_OPEN), _quoted("\n" + _OPEN)
-    body = f'"\\n" call {_quoted(_CLOSE)}'
-    calls = "body" if offer.has_one_call else f"body ({next_mark} body)*"
-    if offer.is_required:
-        return (f"answer: {mark} {calls}", f"body: {body}")
-    if has_form:
-        return (f"answer: @form | {mark} {calls}", f"body: {body}")
-    return (
-        f"answer: WORDS | words_before {calls}",
-        f"body: {body}",
-        f"words_before[suffix={mark}]: {_ANYTHING}",
-        f"WORDS: ~({_ANYTHING} {mark} {_ANYTHING})",
-    )
+    """Calls between marks, or what has the form."""
+    form = "@form | " if has_form else ""
+    return (f"answer: {form}{_quoted(_OPEN)} marked", *_between_marks(offer))
+
+
+def _between_marks(offer: Offer) -> Sequence[str]:
+    """What follows the first mark."""
+    calls = "body" if offer.has_one_call else f"body ({_quoted(_NEXT)} body)*"
+    return (f"marked: {calls}", f'body: "\\n" call {_quoted(_CLOSE)}')
+
+
+def _words_or_calls(offer: Offer, *, is_marked: bool) -> Iterator[str]:
+    """Calls, with or without marks, or words that do not begin with one."""
+    heads = _heads(offer, has_fence=is_marked)
+    unlike = f"~(/{'|'.join(heads)}/ {_ANYTHING})"
+    separator = _SPACES if is_marked else f"{_SPACES};?{_SPACES}"
+    more = "" if offer.has_one_call else f"(/{separator}/ bare)*"
+    if is_marked:
+        yield "answer: WORDS | words_before marked | calls"
+        yield from _between_marks(offer)
+        yield f"words_before[suffix={_quoted(_OPEN)}]: UNLIKE"
+        yield f"WORDS: ~({_ANYTHING} {_quoted(_OPEN)} {_ANYTHING}) & UNLIKE"
+    else:
+        yield "answer: UNLIKE | calls"
+    yield f"UNLIKE: {unlike}"
+    yield f"calls: bare {more}"
+    yield "bare: " + " | ".join(f"bare_{index}" for index in range(len(heads)))
+    for index, head in enumerate(heads):
+        number = index % len(offer.tools)
+        end = "FENCE_END" if index >= len(offer.tools) else ""
+        yield f"bare_{index}: head_{index} ARGUMENTS arguments_{number} END {end}"
+        yield f"head_{index}[lazy]: /{head}/"
+    yield rf'ARGUMENTS: /{_SPACES},{_SPACES}"(arguments|parameters)"{_SPACES}:{_SPACES}/'
+    yield rf"END: /{_SPACES}\}}/"
+    if is_marked:
+        yield rf"FENCE_END: /{_SPACES}(```|<\/tools>)/"
+
+
+def _heads(offer: Offer, *, has_fence: bool) -> Sequence[str]:
+    """How a call without marks begins, for each tool, alone and then in a fence."""
+    alone = [
+        rf'{_OBJECT}{_SPACES}:{_SPACES}"{re.escape(tool.function.name)}"' for tool in offer.tools
+    ]
+    openings = ("", _FENCE) if has_fence else ("",)
+    return [f"{_SPACES}{opening}{head}" for opening in openings for head in alone]
 
 
 def _listed(offer: Offer) -> Sequence[str]:

@@ -6,7 +6,6 @@ too), and how a chat template gives a format away.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -22,6 +21,7 @@ from triptych.modalities.llm.api.tools.json_calls import (
 )
 from triptych.modalities.llm.api.tools.parser import AnswerParser, Thinking, words_alone
 from triptych.modalities.llm.api.tools.pieces import ReadCalls, ToolSchemas
+from triptych.modalities.llm.api.tools.traits import told_by
 from triptych.modalities.llm.api.tools.written_calls import TaggedParameters, pythonic
 
 _DEEPSEEK = "<｜tool▁{}｜>".format  # noqa: RUF001 - DeepSeek's tokens have these characters
@@ -116,17 +116,20 @@ _MARKS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("<tool_call>", "<function="), "qwen3-coder"),
     (("<tool_call>", "<arg_key>"), "glm"),
     (("<|tool_calls_section_begin|>",), "kimi-k2"),
+    (("tool_declare<|im_middle|>",), "kimi-k2"),
     ((_DEEPSEEK_SEPARATOR, "```json"), "deepseek-v3"),
     ((_DEEPSEEK_SEPARATOR,), "deepseek-v31"),
     (("[TOOL_CALLS]", "[ARGS]"), "mistral-named"),
     (("[TOOL_CALLS]",), "mistral"),
     (("<|tool_call|>", "<|/tool_call|>"), "phi4-mini"),
     (("functools[",), "phi4-mini"),
+    (("<|tool|>", "<|/tool|>"), "phi4-mini"),
     (("<|tool_call|>",), "granite"),
     (("<tool_call>",), "hermes"),
-    (("<|python_start|>",), "llama4-pythonic"),
     (('"parameters"', "<|python_tag|>"), "llama3-json"),
     (('{"name": function name, "parameters":',), "llama3-json"),
+    (("[func_name1(",), "llama4-pythonic"),
+    (("<|python_start|>",), "llama4-pythonic"),
 )
 
 
@@ -148,13 +151,17 @@ class AnswerSyntax:
         """What the operator says, or else the chat template. Raises `ConfigError`."""
         calls = _named("--tool-call-parser", options.tool_call_parser, CALL_FORMATS)
         thinking = _named("--reasoning-parser", options.reasoning_parser, THINKING_FORMATS)
-        calls = call_format_of(template) if calls is None else calls
+        is_told = told_by(template)
+        if calls is None:
+            calls = call_format_of(template)
+            if not is_told and calls != "harmony":  # which is the form of all that gpt-oss says
+                calls = "hermes"
         thinking = thinking_format_of(template) if thinking is None else thinking
         thought_marks = {THINKING_FORMATS[thinking].open} if thinking else set()
         return cls(
             calls,
             thinking,
-            is_told=re.search(r"\btools\b", template) is not None,
+            is_told=is_told,
             has_special_marks=calls not in _PLAIN or not thought_marks.isdisjoint(specials),
         )
 

@@ -24,6 +24,7 @@ from triptych.modalities.llm.api.tools.source import TextSource
 
 _ARGUMENTS = ("arguments", "parameters")
 _NUMBERED = re.compile(r"[:\[]")
+_PYTHON_START, _PYTHON_END = "<|python_start|>", "<|python_end|>"
 _FENCES = ("```json", "```", "<tools>")
 _FENCE_ENDS = ("```", "</tools>")
 _Attempt = Generator[AnswerPiece | None, None, bool]
@@ -104,18 +105,31 @@ class NamedJson:
 
 
 def bare_json(source: TextSource, tools: ToolSchemas) -> Reading:
-    """Llama 3: the answer is a call, or several with a semicolon between them, of known tools."""
+    """Llama 3 and 4: the answer is a call, or several, of known tools.
+
+    Llama 4 may say something between marks of its own first. A semicolon between calls is as good
+    as nothing.
+    """
     source.taken = ""
     yield from source.spaces()
-    yield from source.begins("<|python_tag|>")
+    mark = yield from source.any_of(("<|python_tag|>", _PYTHON_START))
     yield from source.spaces()
-    is_call = (yield from source.next()) == "{"
-    if not is_call and source.taken:
-        yield Words(source.taken)
+    is_call = yield from _begins_call(source)
+    if mark == _PYTHON_START and not is_call:
+        yield from source.until((_PYTHON_END,), Words)
+        source.taken = ""
+        yield from source.spaces()
+        is_call = yield from _begins_call(source)
     while is_call and (yield from _object(source, tools)):
         yield from source.spaces()
-        is_call = yield from source.begins(";")
+        if (yield from source.begins(_PYTHON_END)):
+            source.taken = ""
         yield from source.spaces()
+        yield from source.begins(";")
+        yield from source.spaces()
+        is_call = yield from _begins_call(source)
+    if source.taken:
+        yield Words(source.taken)
     yield from source.until((), Words)
 
 
@@ -128,29 +142,39 @@ def listed_json(source: TextSource, tools: ToolSchemas) -> Reading:
 
 
 def _unmarked_call(source: TextSource, known: ToolSchemas) -> _Attempt:
-    """A call as small models write it: the object alone, or in a fence; its name comes first.
-
-    An answer in JSON that is none is text as soon as its first key says so.
-    """
+    """A call as small models write it: the object alone, or in a fence."""
     source.taken = ""
     yield from source.spaces()
     fence = yield from source.any_of(_FENCES)
     yield from source.spaces()
-    before = len(source.taken)
-    is_call = yield from source.begins("{")
-    yield from source.spaces()
-    is_call = is_call and (yield from source.begins('"name"'))
-    if not is_call:
+    if not (yield from _begins_call(source)):
         if source.taken:
             yield Words(source.taken)
         return False
-    source.put_back(source.taken[before:])
     if not (yield from _object(source, known)):
         return False
     if fence:
         yield from source.spaces()
         yield from source.closing(_FENCE_ENDS)
     return True
+
+
+def _begins_call(source: TextSource) -> Generator[None, None, bool]:
+    """Whether an object that may be a call is next: it begins with a name, or its type before that.
+
+    An answer in JSON that is none is text as soon as a key says so. Reads nothing.
+    """
+    before = len(source.taken)
+    is_call = yield from source.begins("{")
+    yield from source.spaces()
+    parts = ['"name"']
+    if is_call and (yield from source.begins('"type"')):
+        parts = [":", '"function"', ",", *parts]
+    for part in parts:
+        yield from source.spaces()
+        is_call = is_call and (yield from source.begins(part))
+    source.put_back(source.taken[before:])
+    return is_call
 
 
 def json_calls(source: TextSource, known: ToolSchemas | None = None) -> _Attempt:

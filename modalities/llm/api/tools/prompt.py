@@ -1,14 +1,12 @@
-"""Tools and thoughts in a prompt, as a chat template wants them.
+"""Tools in a prompt, where a chat template knows none.
 
-Owns the words with which a model whose template knows no tools is told of them, of calls and of
-their results (the format is Hermes's, which `formats` reads), and the fields that some templates
-name or fill otherwise.
+Owns the words with which a model is told of them, of calls and of their results. The format is
+Hermes's, which `formats` reads.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,39 +21,6 @@ To call a function, write its name and its arguments as JSON within tags:
 <tool_call>
 {{"name": "...", "arguments": {{...}}}}
 </tool_call>"""
-
-
-_OWN_THOUGHTS = re.compile(r"""message(\.|\[['"])thinking\b""")
-_TEXT_ARGUMENTS = re.compile(
-    r"""\+ *\w+((\.|\[['"])\w+(['"]\])?)*(\.|\[['"])arguments(['"]\])? *(\+|[-}])"""
-)
-
-
-class MessageFields:
-    """What a template calls the thoughts of a message, and how it takes the arguments of calls."""
-
-    def __init__(self, template: str) -> None:
-        self._has_own_thoughts = _OWN_THOUGHTS.search(template) is not None
-        self._joins_arguments = _TEXT_ARGUMENTS.search(template) is not None
-
-    def __call__(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The message as the template takes it.
-
-        One that names thoughts `thinking` shows thoughts or words before a call, not both.
-        """
-        calls = message.get("tool_calls")
-        if calls and self._joins_arguments:
-            message = {**message, "tool_calls": [_with_text(call) for call in calls]}
-        if self._has_own_thoughts and (thoughts := message.get("reasoning_content")):
-            message = {**message, "thinking": thoughts, **({"content": ""} if calls else {})}
-        return message
-
-
-def _with_text(call: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The call with its arguments as text, for a template that joins it to others."""
-    function = call["function"]
-    arguments = json.dumps(function["arguments"], ensure_ascii=False)
-    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def in_words(
@@ -80,12 +45,13 @@ def _in_words(message: Mapping[str, Any]) -> Mapping[str, Any]:
     calls = message.get("tool_calls")
     if not calls:
         return message
-    texts = [_call(call["function"]) for call in calls]
+    texts = [call_in_words(call["function"]) for call in calls]
     kept = {name: value for name, value in message.items() if name != "tool_calls"}
     return {**kept, "content": _joined(message.get("content"), *texts)}
 
 
-def _call(function: Mapping[str, Any]) -> str:
+def call_in_words(function: Mapping[str, Any]) -> str:
+    """A call as Hermes's models write it."""
     call = {"name": function["name"], "arguments": function["arguments"]}
     return f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>"
 

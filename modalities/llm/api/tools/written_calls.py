@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,7 +71,7 @@ class TaggedParameters:
             value, end = yield from source.before((self.value_close,))
             if not end:  # the text is over
                 return
-            entry = f"{json.dumps(key.strip())}: {_as_json(value, _type_of(schema, key.strip()))}"
+            entry = f"{json.dumps(key.strip())}: {_as_json(value, _kinds_of(schema, key.strip()))}"
             yield CallArguments(separator + entry)
             separator = ", "
             yield from source.spaces()
@@ -136,6 +136,10 @@ def _calls_of(tree: ast.expr, tools: ToolSchemas) -> list[tuple[str, dict[str, A
 
 
 _JSON_NAMES = {"true": "True", "false": "False", "null": "None"}
+_JSON_OF_PYTHON = {python: name for name, python in _JSON_NAMES.items()}
+_EMPTY = ("null", "None")
+_OPENED = {"[": "array", "{": "object"}
+_UNIONS = ("anyOf", "oneOf")
 
 
 def _literal(value: ast.expr) -> Any:
@@ -146,20 +150,42 @@ def _literal(value: ast.expr) -> Any:
     return ast.literal_eval(ast.unparse(value))
 
 
-def _type_of(schema: Mapping[str, Any], key: str) -> Any:
+def _kinds_of(schema: Mapping[str, Any], key: str) -> frozenset[str]:
+    """The types that a value may have; none where the schema does not say."""
     properties = schema.get("properties")
     entry = properties.get(key) if isinstance(properties, Mapping) else None
-    return entry.get("type") if isinstance(entry, Mapping) else None
+    if not isinstance(entry, Mapping):
+        return frozenset()
+    entries = [entry, *(part for word in _UNIONS for part in _listed(entry.get(word)))]
+    kinds = (kind for each in entries if isinstance(each, Mapping) for kind in _types(each))
+    return frozenset(kind for kind in kinds if isinstance(kind, str))
 
 
-def _as_json(value: str, kind: Any) -> str:
+def _types(entry: Mapping[str, Any]) -> Sequence[Any]:
+    given = entry.get("type")
+    return given if isinstance(given, list) else [given]
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list) else ()
+
+
+def _is_text(word: str, kinds: frozenset[str]) -> bool:
+    """Whether a value is a string, and not one of the other things that it may be."""
+    if "string" not in kinds or (word in _EMPTY and "null" in kinds):
+        return False
+    return _OPENED.get(word[:1]) not in kinds
+
+
+def _as_json(value: str, kinds: frozenset[str]) -> str:
     """One line break at either end belongs to the tags."""
     value = value.removeprefix("\n").removesuffix("\n")
-    if kind != "string":
+    word = value.strip()
+    if not _is_text(word, kinds):
         try:
             return json.dumps(json.loads(value), ensure_ascii=False, allow_nan=False)
         except (ValueError, RecursionError):
             pass
-        if kind in ("boolean", "null") and value.strip() in ("True", "False", "None"):
-            return {"True": "true", "False": "false", "None": "null"}[value.strip()]
+        if word in _JSON_OF_PYTHON and not kinds.isdisjoint({"boolean", "null"}):
+            return _JSON_OF_PYTHON[word]
     return json.dumps(value, ensure_ascii=False)

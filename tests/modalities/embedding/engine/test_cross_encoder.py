@@ -12,9 +12,9 @@ from support.embedding_models import CROSS_ENCODERS, save_cross_encoder
 from triptych.core.errors import WeightsError
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.modalities.embedding.architecture import EncoderSizes, is_cross_encoder
-from triptych.modalities.embedding.engine.encoder import Encoder
+from triptych.modalities.embedding.engine.encoder import load_encoder
 from triptych.modalities.embedding.engine.runner import Embedder, load_score_head
-from triptych.modalities.embedding.pooling import CROSS_ENCODER
+from triptych.modalities.embedding.pooling import PoolingSpec
 from triptych.modalities.embedding.wire import EmbedRequest
 
 CPU = torch.device("cpu")
@@ -31,9 +31,10 @@ PAIRS = [
 
 def scores(folder: Path, pairs: list[tuple[list[int], list[int]]]) -> list[float]:
     with Checkpoint.open(folder) as checkpoint:
-        encoder = Encoder.load(checkpoint, dtype=torch.float32, device=CPU)
+        encoder = load_encoder(checkpoint, dtype=torch.float32, device=CPU)
+        spec = PoolingSpec.of(folder, checkpoint.config)
         head = load_score_head(checkpoint, EncoderSizes.read(checkpoint.config), CPU)
-    embedder = Embedder(encoder, CROSS_ENCODER, head)
+    embedder = Embedder(encoder, spec, head)
     request = EmbedRequest(
         texts=tuple((*first, *second) for first, second in pairs),
         second_starts=tuple(len(first) for first, _ in pairs),

@@ -17,14 +17,16 @@ from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.native_linear import pack_linears
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.modalities.embedding.architecture import EncoderSizes
-from triptych.modalities.embedding.engine.encoder import Encoder, _grouped
+from triptych.modalities.embedding.engine import rotary_encoder
+from triptych.modalities.embedding.engine.encoder import load_encoder
+from triptych.modalities.embedding.engine.packed_texts import PackedEncoder, grouped
 
 TEXTS = [[5, 6, 7], [9] * 40, [11, 12, 13, 14], [8], list(range(4, 60)), [10, 11, 12, 13]]
 
 
-def load(folder: Path, dtype: torch.dtype = torch.float32) -> Encoder:
+def load(folder: Path, dtype: torch.dtype = torch.float32) -> PackedEncoder:
     with Checkpoint.open(folder) as checkpoint:
-        return Encoder.load(checkpoint, dtype=dtype, device=torch.device("cpu"))
+        return load_encoder(checkpoint, dtype=dtype, device=torch.device("cpu"))
 
 
 @torch.inference_mode()
@@ -98,7 +100,7 @@ def test_groups_hold_every_text_once_and_waste_little(
     lengths: list[int], max_padding: float
 ) -> None:
     lengths.sort()
-    groups = list(_grouped(lengths, max_padding))
+    groups = list(grouped(lengths, max_padding))
     assert [length for _, members in groups for length in members] == lengths
     starts = [first for first, _ in groups]
     assert starts == [
@@ -106,6 +108,29 @@ def test_groups_hold_every_text_once_and_waste_little(
     ]
     for _, members in groups:
         assert len(members) * max(members) <= max_padding * sum(members)
+
+
+def test_blocks_of_a_long_text_see_their_windows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A window's queries go in blocks; these are shorter than the text."""
+    monkeypatch.setattr(rotary_encoder, "_BLOCK", 5)
+    save(tmp_path, "modernbert")
+    model, encoder = build("modernbert"), load(tmp_path)
+    encoder.max_padding = 1.2
+    texts = [list(range(4, 64)), [7] * 58]
+    for text, states in zip(texts, encoder(texts), strict=True):
+        torch.testing.assert_close(states, expected(model, text), atol=1e-5, rtol=0)
+
+
+def test_older_configurations_say_where_a_layer_sees_all() -> None:
+    sizes = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 1}
+    config = {"model_type": "modernbert", **sizes, "num_hidden_layers": 3, "local_attention": 8}
+    read = EncoderSizes.read({**config, "global_attn_every_n_layers": 2, "local_rope_theta": 100.0})
+    windows = [(reach.window, reach.theta) for reach in read.reaches]
+    assert windows == [(0, 160_000.0), (4, 100.0), (0, 160_000.0)]
+    with pytest.raises(WeightsError, match="rotary positions"):
+        EncoderSizes.read({**config, "rope_scaling": {"type": "linear", "factor": 2.0}})
 
 
 def test_the_vocabulary_is_the_tokenizers() -> None:

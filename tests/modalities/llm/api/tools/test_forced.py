@@ -8,6 +8,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from triptych.core.grammar.source import Constraint, ConstraintKind, to_grammar
+from triptych.core.limits import MAX_TOOLS
 from triptych.modalities.llm.api.tools.forced import answer_constraint
 from triptych.modalities.llm.api.tools.formats import AnswerSyntax
 from triptych.modalities.llm.api.tools.pieces import Answer
@@ -54,6 +55,18 @@ def fits(
     return bool(matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting())
 
 
+def read(text: str, offer: Offer, syntax: AnswerSyntax) -> Answer:
+    parser = syntax.parser(offer.schemas, "", is_forced=False)
+    return Answer.of([*parser.push(text), *parser.finish()])
+
+
+WORDS = (
+    '{"name": "Ada", "arguments": {"city": "Berlin"}}',
+    '{"name": "get_weather_of", "arguments": {"city": "Berlin"}}',
+    '{"names": ["get_weather"]}',
+)
+
+
 @pytest.mark.parametrize(
     ("text", "is_fit"),
     [
@@ -73,6 +86,76 @@ def test_a_required_call_is_all_that_is_written(text: str, is_fit: bool) -> None
     assert fits(text, offer, AnswerSyntax()) is is_fit
     thought = f"Hm, {hermes(BERLIN)}?</think>{text}"
     assert fits(thought, offer, AnswerSyntax(thinking="think"), "</think>") is is_fit
+
+
+LLAMA = AnswerSyntax(calls="llama3-json")
+FENCED = f"```json\n{PARIS}\n```"
+
+
+@pytest.mark.parametrize("separator", ["", "\n", " "])
+@pytest.mark.parametrize(
+    ("text", "is_fit"),
+    [
+        (PARIS, True),
+        (BERLIN, False),
+        (PARIS.replace(" ", ""), True),
+        (BERLIN.replace(" ", ""), False),
+        (PARIS.replace('{"name"', '{ "type": "function", "name"'), True),
+        (BERLIN.replace('{"name"', '{ "type": "function", "name"'), False),
+        (TIME.replace("{}", '{"zone": 1}'), True),
+        (TIME.replace("{}", "1"), False),
+        (f"{PARIS} Sunny.", False),
+        *((words, True) for words in WORDS),
+        (f"Write {BERLIN}.", True),
+        ("Sunny.", True),
+        ("", True),
+    ],
+)
+@pytest.mark.parametrize("syntax", [AnswerSyntax(), LLAMA], ids=["hermes", "llama"])
+def test_what_begins_like_a_call_without_marks_follows_its_schema(
+    syntax: AnswerSyntax, text: str, is_fit: bool, separator: str
+) -> None:
+    offer = Offer.of(TOOLS, "auto")
+    assert fits(separator + text, offer, syntax) is is_fit
+    if text.startswith("{") and '"get_time"' not in text:
+        called = read(separator + text, offer, syntax)
+        assert bool(called.calls) is (text not in WORDS), "what is held is what is read as a call"
+
+
+def test_several_calls_without_marks_follow_their_schemas() -> None:
+    offer = Offer.of(TOOLS, "auto")
+    for syntax, text in ((AnswerSyntax(), f"{TIME}\n{PARIS}"), (LLAMA, f"{TIME}; {PARIS}")):
+        assert fits(text, offer, syntax)
+        assert not fits(text.replace("Paris", "Berlin"), offer, syntax)
+        assert len(read(text, offer, syntax).calls) == 2
+        assert not fits(text, Offer.of(TOOLS, "auto", is_parallel=False), syntax)
+
+
+def test_a_call_in_a_fence_follows_its_schema() -> None:
+    offer = Offer.of(TOOLS, "auto")
+    assert fits(FENCED, offer, AnswerSyntax())
+    assert not fits(FENCED.replace("Paris", "Berlin"), offer, AnswerSyntax())
+    assert not fits(f"{FENCED} So.", offer, AnswerSyntax())
+    assert fits("```json\n{}\n``` So.", offer, AnswerSyntax())
+    assert fits(FENCED.replace("Paris", "Berlin"), offer, LLAMA), "it reads none there"
+
+
+def test_a_call_between_marks_does_not_excuse_one_before_it() -> None:
+    offer = Offer.of(TOOLS, "auto")
+    assert not fits(f"{BERLIN}\n{hermes(PARIS)}", offer, AnswerSyntax())
+    assert fits(f"I look. {hermes(PARIS)}", offer, AnswerSyntax())
+
+
+def test_many_strict_tools_are_followed() -> None:
+    function = {"parameters": CITY, "strict": True}
+    tools = [
+        Tool.model_validate({"type": "function", "function": {"name": f"tool.no-{n}", **function}})
+        for n in range(MAX_TOOLS)
+    ]
+    text = PARIS.replace("get_weather", "tool.no-99")
+    for syntax in (AnswerSyntax(), LLAMA):
+        assert fits(text, Offer.of(tools, "auto"), syntax)
+        assert not fits(text.replace("Paris", "Rom"), Offer.of(tools, "auto"), syntax)
 
 
 def test_a_named_tool_is_called_once() -> None:

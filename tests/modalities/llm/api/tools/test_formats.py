@@ -1,4 +1,4 @@
-"""Answers with calls and thoughts, in every family's family, however the text is cut."""
+"""Answers with calls and thoughts, in every family's format, however the text is cut."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from triptych.core.config import ModelOptions
 from triptych.modalities.llm.api.tools.formats import (
     ALIASES,
     CALL_FORMATS,
     THINKING_FORMATS,
+    AnswerSyntax,
     call_format_of,
     thinking_format_of,
 )
@@ -45,6 +47,10 @@ def deepseek(text: str) -> str:
     return text.replace("<tool", "<\uff5ctool").replace("_>", "\uff5c>").replace("_", "\u2581")
 
 
+# Turns of an assistant as the models' published chat templates write them, or tell models to: those
+# of Qwen 2.5 and 3, Granite 3 and 4, Phi-4-mini, Mistral Small 3.1 and Nemo, Llama 3.1, 3.2 and 4,
+# Qwen3-Coder, GLM-4.5, Seed-OSS, DeepSeek V3 and V3.1, Kimi K2; vLLM's for Llama's Python; OpenAI's
+# description of harmony. The rest is what these models write instead.
 ANSWERS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     (
         "hermes",
@@ -66,6 +72,27 @@ ANSWERS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         "granite",
         '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}},'
         ' {"name": "get_time"}]',
+        "",
+        [PARIS, TIME],
+    ),
+    (
+        "granite",
+        'Yes.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}\n'
+        '</tool_call>\n<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>',
+        "Yes.",
+        [PARIS, TIME],
+    ),
+    (
+        "granite",
+        '<|tool_call|> {"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}'
+        '<|tool_call|> {"name": "get_time", "arguments": {}}',
+        "",
+        [PARIS, TIME],
+    ),
+    (
+        "phi4-mini",
+        '<|tool_call|>[{"type": "function", "name": "get_weather", "arguments": {"city": "Paris",'
+        ' "days": 2}}, {"name": "get_time", "parameters": {}}]<|/tool_call|>',
         "",
         [PARIS, TIME],
     ),
@@ -96,7 +123,32 @@ ANSWERS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         "",
         [PARIS, TIME],
     ),
+    (
+        "llama3-json",
+        '{"name": "get_weather", "parameters": {"city": "Paris", "days": 2}}',
+        "",
+        [PARIS],
+    ),
+    (
+        "llama3-json",
+        '<|python_start|>I look.<|python_end|>{"name": "get_weather", "parameters": {"city":'
+        ' "Paris", "days": 2}}{"name": "get_time", "parameters": {}}',
+        "I look.",
+        [PARIS, TIME],
+    ),
+    (
+        "llama3-json",
+        '<|python_start|>{"name": "get_time", "parameters": {}}<|python_end|>',
+        "",
+        [TIME],
+    ),
     ("llama4-pythonic", "[get_weather(city='Paris', days=2), get_time()]", "", [PARIS, TIME]),
+    (
+        "llama4-pythonic",
+        '<|python_start|>[get_weather(city="Paris", days=2)]<|python_end|>',
+        "",
+        [PARIS],
+    ),
     (
         "qwen3-coder",
         "Sure.\n<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n"
@@ -148,6 +200,14 @@ ANSWERS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         "<|tool_calls_section_end|>",
         "",
         [PARIS, TIME],
+    ),
+    (
+        "kimi-k2",
+        "I look.<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:12"
+        '<|tool_call_argument_begin|>{"city": "Paris", "days": 2}<|tool_call_end|>'
+        "<|tool_calls_section_end|>",
+        "I look.",
+        [PARIS],
     ),
     (
         "harmony",
@@ -250,6 +310,7 @@ def test_plain_text_is_left_as_it_is(family: str, text: str) -> None:
         ("hermes", 'Write {"name": "get_time", "arguments": {}}.'),
         ("llama3-json", '{"name": "unknown", "parameters": {}}'),
         ("llama3-json", '{"answer": 42}'),
+        ("llama3-json", "<|python_tag|>print(1)"),
         ("llama4-pythonic", "[1, 2, 3]"),
         ("llama4-pythonic", "[get_weather(*cities)]"),
         ("llama4-pythonic", "[rm(path='/')]"),
@@ -372,6 +433,58 @@ def test_thoughts_come_before_the_answer(name: str, is_open: bool) -> None:
 
 def test_an_answer_without_thoughts_keeps_its_white_space() -> None:
     assert read("\n  Yes. \n", "hermes", thinking="think") == Answer(text="\n  Yes. \n")
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"type": "string"}, "75", "75"),
+        ({"type": ["string", "null"]}, "75", "75"),
+        ({"type": ["string", "null"]}, "None", None),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "75", "75"),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "null", None),
+        ({"anyOf": [{"type": "string"}, {"type": "array"}]}, '["a"]', ["a"]),
+        ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, "[a", "[a"),
+        ({"anyOf": [{"type": "boolean"}, {"type": "null"}]}, "True", True),
+        ({"anyOf": [{"type": "boolean"}, {"type": "null"}]}, "False", False),
+        ({"type": "integer"}, "75", 75),
+        ({"oneOf": "wrong"}, "75", 75),
+        ({}, "None", "None"),
+    ],
+)
+def test_values_are_of_the_types_that_a_parameter_may_have(
+    schema: dict[str, Any], text: str, value: Any
+) -> None:
+    """An optional text of pydantic's is a union, and no number even if it looks like one."""
+    parser = AnswerParser(None, CALL_FORMATS["glm"], {"f": {"properties": {"a": schema}}})
+    call = f"<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>{text}</arg_value>\n</tool_call>"
+    assert loaded(Answer.of([*parser.push(call), *parser.finish()])) == [("f", {"a": value})]
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        (
+            '{{ tools }}Respond in the format {"name": function name, "parameters": ...}',
+            "llama3-json",
+        ),
+        (
+            '{{ tools }}{"name": function name, "parameters": ...}<|python_start|><|python_end|>',
+            "llama3-json",
+        ),
+        ("{{ tools }}[func_name1(params_name1=params_value1...)]", "llama4-pythonic"),
+        ("<|tool|>{{ message['tools'] }}<|/tool|>", "phi4-mini"),
+        ("{{ '<|im_system|>tool_declare<|im_middle|>' }}{{ tools }}", "kimi-k2"),
+        ("{% if tools %}respond only with <|tool_call|>{% endif %}", "granite"),
+        ("{{ tools }}<tool_call>", "hermes"),
+        (deepseek("{% for tool in message['tool_calls'] %}<tool_sep_>{% endfor %}"), "hermes"),
+    ],
+)
+def test_a_model_has_the_format_of_its_template(template: str, name: str) -> None:
+    """One that its template tells of no tools is told of Hermes's, and writes them."""
+    syntax = AnswerSyntax.of(template, ModelOptions(), ())
+    assert syntax.calls == name
+    assert syntax.is_told is not template.startswith("{% for")
 
 
 def test_formats_are_known_by_templates() -> None:
