@@ -28,13 +28,13 @@ class Linear:
 
     __slots__ = (
         "_blocks",
-        "_device",
-        "_dtype",
         "_kernels",
         "_packed",
         "_parts",
         "_weight_OI",
         "bias_O",
+        "device",
+        "dtype",
         "native",
         "num_inputs",
         "num_outputs",
@@ -53,7 +53,7 @@ class Linear:
         self.bias_O = torch.empty(num_outputs, dtype=dtype, device=device) if has_bias else None
         self.native: NativeWeights | None = None
         self._kernels: NativeKernels | None = None
-        self._dtype, self._device = dtype, device
+        self.dtype, self.device = dtype, device
         self._weight_OI: torch.Tensor | None = None
         self._blocks: dict[int, PackedTensor] = {}
         self._parts: list[torch.Tensor | PackedTensor] = []
@@ -73,18 +73,27 @@ class Linear:
         """The plain weight, to be filled; allocated when it is first asked for."""
         if self._weight_OI is None:
             shape = self.num_outputs, self.num_inputs
-            self._weight_OI = torch.empty(shape, dtype=self._dtype, device=self._device)
+            self._weight_OI = torch.empty(shape, dtype=self.dtype, device=self.device)
         return self._weight_OI
 
     def hold(self, first: int, weight: PackedTensor) -> None:
         """Keep the rows from `first` on in their blocks."""
         assert weight.shape[1] == self.num_inputs
-        self._blocks[first] = weight.to(self._device)
+        self._blocks[first] = weight.to(self.device)
 
     @property
     def has_blocks(self) -> bool:
         """Whether some of the weight is in blocks of integers."""
         return bool(self._blocks) if self.native is None else self.native.has_blocks
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the weight in memory."""
+        if self.native is not None:
+            return self.native.num_bytes
+        plain = self._weight_OI if self._packed is None else self._packed
+        num_bytes = 0 if plain is None else plain.nbytes
+        return num_bytes + sum(packed.blocks_OB.nbytes for packed in self._blocks.values())
 
     def prepare(self, native: NativeKernels | None = None, *, keeps_rows: bool = False) -> None:
         """Pack the loaded weight; the plain copy is dropped unless it is shared.
@@ -94,18 +103,18 @@ class Linear:
         if self.native is not None or self._packed is not None:
             return
         self._parts = self._find_parts()
-        is_known = self._dtype in DTYPES
+        is_known = self.dtype in DTYPES
         if native is not None and is_known and all(map(native.can_pack, self._parts)):
             self._kernels, self.native = native, native.pack(*self._parts)
         elif self._blocks:
             return
-        elif is_packable(self._dtype, self._device):
+        elif is_packable(self.dtype, self.device):
             self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight_OI)
         else:
             return
         self._blocks, self._parts = {}, []
         if not keeps_rows or self.has_blocks:
-            self._weight_OI = torch.empty(0, dtype=self._dtype, device=self._device)
+            self._weight_OI = torch.empty(0, dtype=self.dtype, device=self.device)
 
     def _find_parts(self) -> list[torch.Tensor | PackedTensor]:
         """The parts of the weight, in order: plain rows, and rows in blocks."""
@@ -124,10 +133,10 @@ class Linear:
         """The weights of some outputs, `[len(ids), I]`."""
         if self.native is not None and self.native.has_blocks:
             assert self._kernels is not None
-            return self._kernels.rows(self.native, ids, self._dtype)
+            return self._kernels.rows(self.native, ids, self.dtype)
         if self._blocks:
             (packed,) = self._blocks.values()
-            return packed.rows(ids).dequantise(self._dtype)
+            return packed.rows(ids).dequantise(self.dtype)
         return self.weight_OI.index_select(0, ids)
 
     def __call__(

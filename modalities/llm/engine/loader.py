@@ -10,18 +10,17 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-import torch
-
 from triptych.core.decoders.families import is_native
 from triptych.core.decoders.native import Blueprint, NativeBlueprint
 from triptych.core.engine.loader import TokenLoader
+from triptych.core.engine.model_memory import ModelMemory
 from triptych.core.engine.text_head import TextHead
 from triptych.core.grammar.vocabulary import GrammarVocabulary
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.attention import KvLayout
 from triptych.core.lazy import load
 from triptych.core.plan import Runner
-from triptych.core.weights.encoding import WeightEncoding
+from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.core.weights.tensors.grouped import open_checkpoint
 from triptych.schedulers.base import LoadedModel
 from triptych.schedulers.guides import Guides
@@ -40,13 +39,8 @@ class LlmLoader(TokenLoader):
             config, native = checkpoint.config, memory.native_kernels()
             kind = self._kind(NativeBlueprint, _FALLBACK, native, is_known=is_native(config))
             is_ours = kind is NativeBlueprint
-            dtype = memory.dtype(checkpoint.dtype, takes_blocks=is_ours)
-            sizes = self._sizes(dtype, native)
-            if is_ours:
-                wanted = self._config.models.quantization_encoding
-                sizes["encoding"] = WeightEncoding.of(
-                    wanted, checkpoint.tensors, checkpoint.encoding
-                )
+            sizes = self._sizes(memory, checkpoint, native, takes_blocks=is_ours)
+            dtype = sizes["dtype"]
             blueprint: Blueprint = kind(config, **sizes)
             memory.reserve("weights", blueprint.weight_bytes())
             num_rows = self._config.schedule.max_batch_size
@@ -93,14 +87,24 @@ class LlmLoader(TokenLoader):
         self._check_invariance(native, is_native=is_ours)
         return ours if is_ours else load(fallback)
 
-    def _sizes(self, dtype: torch.dtype, native: NativeKernels | None) -> dict[str, Any]:
-        """What every blueprint is opened with."""
-        return {
+    def _sizes(
+        self,
+        memory: ModelMemory,
+        checkpoint: Checkpoint,
+        native: NativeKernels | None,
+        *,
+        takes_blocks: bool,
+    ) -> dict[str, Any]:
+        """What every blueprint is opened with; one that takes blocks, with their encoding, too."""
+        sizes = {
             "max_length": self._config.models.max_length,
-            "dtype": dtype,
+            "dtype": memory.dtype(checkpoint.dtype, takes_blocks=takes_blocks),
             "device": self._device.torch,
             "native": native,
         }
+        if not takes_blocks:
+            return sizes
+        return sizes | {"encoding": memory.encoding(checkpoint)}
 
     def _schedule(
         self, layout: KvLayout, num_pages: int, max_length: int, *, shares: bool = True

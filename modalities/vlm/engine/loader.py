@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from triptych.core.engine.model_memory import ModelMemory
-from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.core.weights.tensors.grouped import open_checkpoint
 from triptych.modalities.llm.engine.loader import LlmLoader
 from triptych.modalities.vlm.engine.blueprint import VisionBlueprint, is_native
 from triptych.modalities.vlm.engine.encoder import FeatureCache, open_cache
@@ -34,12 +34,13 @@ class VisionLoader(LlmLoader):
 
     def load(self, report: Callable[[float], None]) -> LoadedModel:
         """Load the model; see `schedulers.base.ModelLoader.load`. On an error nothing is held."""
-        with Checkpoint.open(self._resolved.folder) as checkpoint, ExitStack() as stack:
+        with open_checkpoint(self._resolved.folder) as checkpoint, ExitStack() as stack:
             memory, device = self._memory(stack), self._device.torch
             native = memory.native_kernels()
             is_known = is_native(checkpoint.config)
             kind = self._kind(VisionBlueprint, _FALLBACK, native, is_known=is_known)
-            sizes = self._sizes(memory.dtype(checkpoint.dtype), native)
+            takes_blocks = kind is VisionBlueprint
+            sizes = self._sizes(memory, checkpoint, native, takes_blocks=takes_blocks)
             blueprint: Blueprint = kind(checkpoint, **sizes)
             family, max_length = blueprint.family, blueprint.text.max_length
             features = self._reserve(memory, blueprint)
