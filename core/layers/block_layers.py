@@ -54,6 +54,8 @@ class BlockEmbedding(nn.Embedding):
         nn.Module.__init__(self)  # not `Embedding`'s, which would allocate
         self.num_embeddings, self.embedding_dim = table.num_embeddings, table.embedding_dim
         self.padding_idx, self.max_norm = table.padding_idx, table.max_norm
+        self.norm_type, self.scale_grad_by_freq = table.norm_type, table.scale_grad_by_freq
+        self.sparse = table.sparse
         self._blocks, self._dtype = blocks.to(where.device), where.dtype
         self.weight = nothing(blocks.shape, where.dtype, where.device)
 

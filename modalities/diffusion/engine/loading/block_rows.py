@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triptych.core.block_formats import BlockFormat
 from triptych.core.kernels.dequantise import PackedTensor
 
 _BY_ROW: frozenset[Callable[..., Any]] = frozenset(
@@ -24,18 +23,15 @@ _SAME: frozenset[Callable[..., Any]] = frozenset({Tensor.clone, Tensor.contiguou
 class BlockRows(Tensor):
     """The bytes of a matrix's rows. To everything but a change of rows it is its values."""
 
-    format: BlockFormat
+    packed: PackedTensor
     values_dtype: torch.dtype
 
     @classmethod
     def of(cls, packed: PackedTensor, dtype: torch.dtype) -> BlockRows:
         """The matrix, whose values are of a type."""
-        return _wrapped(packed.blocks_OB, packed.format, dtype)
-
-    @property
-    def packed(self) -> PackedTensor:
-        """The blocks."""
-        return PackedTensor(self.as_subclass(Tensor), self.format)
+        rows = packed.blocks_OB.as_subclass(BlockRows)
+        rows.packed, rows.values_dtype = packed, dtype
+        return rows
 
     @property
     def shape(self) -> torch.Size:  # type: ignore[override]
@@ -51,25 +47,16 @@ class BlockRows(Tensor):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         options = dict(kwargs or {})
-        if func is Tensor.as_subclass:
-            return super().__torch_function__(func, types, args, options)
-        rows = list(_rows_in((args, options)))
-        forms = {(each.format, each.values_dtype) for each in rows}
-        if len(forms) > 1 or not _keeps_rows(func, args, options):
-            taken = _mapped((args, options), lambda each: each.packed.dequantise(each.values_dtype))
-            return func(*taken[0], **taken[1])
-        (form, dtype), *_ = forms
-        plain = _mapped((args, options), lambda each: each.packed.blocks_OB)
-        found = func(*plain[0], **plain[1])
+        kinds = {(each.packed.format, each.values_dtype) for each in _rows_in((args, options))}
+        if len(kinds) > 1 or not _keeps_rows(func, args, options):
+            given = _mapped((args, options), lambda rows: rows.packed.dequantise(rows.values_dtype))
+            return func(*given[0], **given[1])
+        ((form, dtype),) = kinds
+        given = _mapped((args, options), lambda rows: rows.packed.blocks_OB)
+        found = func(*given[0], **given[1])
         if isinstance(found, Tensor):
-            return _wrapped(found, form, dtype)
-        return tuple(_wrapped(part, form, dtype) for part in found)
-
-
-def _wrapped(blocks_OB: Tensor, form: BlockFormat, dtype: torch.dtype) -> BlockRows:
-    rows = blocks_OB.as_subclass(BlockRows)
-    rows.format, rows.values_dtype = form, dtype
-    return rows
+            return cls.of(PackedTensor(found, form), dtype)
+        return tuple(cls.of(PackedTensor(part, form), dtype) for part in found)
 
 
 def _keeps_rows(func: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> bool:

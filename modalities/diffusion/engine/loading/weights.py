@@ -165,4 +165,4 @@ def read_rows(weights: Weights, name: str) -> Tensor:
 
 
 def _format_of(tensor: Tensor) -> str:
-    return tensor.format.name if isinstance(tensor, BlockRows) else ""
+    return tensor.packed.format.name if isinstance(tensor, BlockRows) else ""
