@@ -81,7 +81,7 @@ def open_diffusers_module(
     What the class computes in float32 in any case stays in it. `is_foreign`: tensors may be named
     as the model was published.
     """
-    module: nn.Module = sketch(kind, weights.config)
+    module = sketch(kind, weights.config)
     if is_foreign and any(t.name not in weights.tensors for t in _targets(module, weights)):
         weights = in_own_names(module, weights)
     exact = frozenset(module._keep_in_fp32_modules or ())
@@ -92,7 +92,8 @@ def open_diffusers_module(
         place.drop()
     allocate(module, holding.device, holding.dtype)
     load_tensors(weights, [*_targets(module, weights), *blocks], report=report)
-    return module
+    loaded: nn.Module = module
+    return loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +159,8 @@ def held_bytes(kind: Any, weights: Weights, holding: Holding, *, is_foreign: boo
     for place in block_places(module, encoding):
         num_bytes += place.num_bytes
         place.drop()
-    return num_bytes + item_bytes * sum(each.numel() for each in module.state_dict().values())
+    num_plain = sum(int(each.numel()) for each in module.state_dict().values())
+    return num_bytes + num_plain * item_bytes
 
 
 def is_of_diffusers(kind: Any) -> bool:
