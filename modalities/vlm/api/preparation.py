@@ -25,7 +25,6 @@ from typing import Protocol, Self
 
 import msgspec
 
-from triptych import __version__
 from triptych.core.config import Config
 from triptych.core.errors import WeightsError
 from triptych.core.lazy import load
@@ -176,7 +175,7 @@ def remembered_facts(models: Sequence[ResolvedModel], cache_dir: str) -> tuple[V
 
     They are of this content, and of these versions. A folder that cannot be written to is no error.
     """
-    versions = (__version__, version("transformers"))
+    versions = (version("triptych"), version("transformers"))
     known = msgspec.msgpack.encode((versions, [model.digest for model in models]))
     file = WeightsCache.open(cache_dir).facts / f"{hashlib.sha256(known).hexdigest()}.json"
     with suppress(OSError, msgspec.MsgspecError):
