@@ -51,3 +51,5 @@ FORMATS: Mapping[str, BlockFormat] = MappingProxyType(
     }
 )
 """By name, as `--quantization-encoding` and, in capitals, GGUF files say it."""
+BLOCK_ENCODINGS = ("q8_0", "q6_k", "q4_k", "q4_1", "q4_0")
+"""Those that plain weights are made into when they are asked for."""

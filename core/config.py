@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from triptych.core.block_formats import BLOCK_ENCODINGS
 from triptych.core.options.declaration import (
     ANSWERS,
     BOUND,
@@ -74,11 +75,11 @@ class ModelOptions:
         "How weights are held. `auto`: as they are stored, but GGUF files of less than 256 MiB are"
         " taken out of their blocks."
         " float32, bfloat16 and float16 are those of `--dtype`, and take blocks apart. q8_0 to q4_0"
-        " are GGUF's types: a file's own, or, for chat and embeddings, made of plain weights at"
-        " load. float8_e4m3fn and gptq are for checkpoints that are.",
+        " are GGUF's types: a file's own, or made of plain weights at load; an image model's"
+        " autoencoder stays plain. float8_e4m3fn and gptq are for checkpoints that are.",
         choices=(
             *("auto", "float32", "bfloat16", "float16"),
-            *("q8_0", "q6_k", "q4_k", "q4_1", "q4_0", "float8_e4m3fn", "gptq"),
+            *(*BLOCK_ENCODINGS, "float8_e4m3fn", "gptq"),
         ),
     )
     model_override: tuple[str, ...] = option(
@@ -86,7 +87,8 @@ class ModelOptions:
         "One field of one part of an image model, as PART.FIELD=VALUE; repeat for several. PART is"
         " its name in model_index.json; FIELD is `path` (a folder or hub id instead of the part's"
         " own), `weight_path` (a safetensors or GGUF file instead of its weights) or"
-        " `quantization_encoding` (float32, bfloat16 or float16, to hold it in).",
+        " `quantization_encoding` (how to hold it: float32, bfloat16, float16, q8_0, q6_k, q4_k,"
+        " q4_1, q4_0, or float8_e4m3fn for a file that is).",
         roles=("image",),
     )
     revision: str = option(

@@ -23,8 +23,9 @@ from triptych.core.layers.attention import KvLayout
 from triptych.core.ledger import Ledger, Reservation
 from triptych.core.memory_table import memory_table
 from triptych.core.weights.cache import WeightsCache
-from triptych.core.weights.encoding import plain_type
+from triptych.core.weights.encoding import WeightEncoding, plain_type
 from triptych.core.weights.resolve import ResolvedModel
+from triptych.core.weights.tensors.checkpoint import Checkpoint
 
 _DTYPES = MappingProxyType(
     {
@@ -79,6 +80,11 @@ class ModelMemory:
         """
         wanted = plain_type(self._config.models, takes_blocks=takes_blocks)
         return _DTYPES.get(wanted) or self._device.compute_dtype(stored)
+
+    def encoding(self, checkpoint: Checkpoint) -> WeightEncoding:
+        """How its weights are held. Raises `ConfigError` where it has those of others alone."""
+        wanted = self._config.models.quantization_encoding
+        return WeightEncoding.of(wanted, checkpoint.tensors, checkpoint.encoding)
 
     def cache_format(self, dtype: torch.dtype) -> tuple[int, torch.dtype]:
         """Tokens per page and the type of keys and values, for a model that computes in `dtype`."""

@@ -30,6 +30,11 @@ class PackedTensor:
         num_outputs, row_bytes = self.blocks_OB.shape
         return num_outputs, row_bytes // self.format.num_bytes * self.format.num_inputs
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in memory."""
+        return self.blocks_OB.nbytes
+
     def rows(self, ids: torch.Tensor) -> PackedTensor:
         """Some of its outputs."""
         return PackedTensor(self.blocks_OB.index_select(0, ids), self.format)

@@ -41,6 +41,12 @@ class Int4Weight:
         words_per_input = 1 if self.layout == "awq" else 8
         return self.scales_RO.shape[1], words_per_input * len(self.qweight)
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in memory."""
+        held = self.qweight, self.scales_RO, self.zeros, self.group_of_input_I
+        return sum(each.nbytes for each in held if each is not None)
+
     def to(self, device: torch.device) -> Int4Weight:
         """The same on a device."""
         zeros, groups = (
@@ -63,6 +69,11 @@ class Float8Weight:
         """Outputs and inputs."""
         num_outputs, num_inputs = self.weight_OI.shape
         return num_outputs, num_inputs
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in memory."""
+        return self.weight_OI.nbytes + self.scale.nbytes
 
     def to(self, device: torch.device) -> Float8Weight:
         """The same on a device."""

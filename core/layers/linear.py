@@ -29,13 +29,13 @@ class Linear:
 
     __slots__ = (
         "_blocks",
-        "_device",
-        "_dtype",
         "_kernels",
         "_packed",
         "_parts",
         "_weight_OI",
         "bias_O",
+        "device",
+        "dtype",
         "is_deterministic",
         "native",
         "num_inputs",
@@ -56,7 +56,7 @@ class Linear:
         self.is_deterministic = False
         self.native: NativeWeights | None = None
         self._kernels: NativeKernels | None = None
-        self._dtype, self._device = dtype, device
+        self.dtype, self.device = dtype, device
         self._weight_OI: torch.Tensor | None = None
         self._blocks: dict[int, HeldWeight] = {}
         self._parts: list[torch.Tensor | HeldWeight] = []
@@ -76,23 +76,32 @@ class Linear:
         """The plain weight, to be filled; allocated when it is first asked for."""
         if self._weight_OI is None:
             shape = self.num_outputs, self.num_inputs
-            self._weight_OI = torch.empty(shape, dtype=self._dtype, device=self._device)
+            self._weight_OI = torch.empty(shape, dtype=self.dtype, device=self.device)
         return self._weight_OI
 
     @property
     def takes_stored(self) -> bool:
         """Whether weights may be held as checkpoints of other programs store them."""
-        return self._device.type == "cuda"
+        return self.device.type == "cuda"
 
     def hold(self, first: int, weight: HeldWeight) -> None:
         """Keep the rows from `first` on in their blocks, or as they are stored."""
         assert weight.shape[1] == self.num_inputs
-        self._blocks[first] = weight.to(self._device)
+        self._blocks[first] = weight.to(self.device)
 
     @property
     def has_blocks(self) -> bool:
         """Whether some of the weight is in blocks of integers."""
         return bool(self._blocks) if self.native is None else self.native.has_blocks
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the weight in memory."""
+        if self.native is not None:
+            return self.native.num_bytes
+        plain = self._weight_OI if self._packed is None else self._packed
+        num_bytes = 0 if plain is None else plain.nbytes
+        return num_bytes + sum(held.num_bytes for held in self._blocks.values())
 
     def prepare(self, native: NativeKernels | None = None, *, keeps_rows: bool = False) -> None:
         """Pack the loaded weight; the plain copy is dropped unless it is shared.
@@ -103,7 +112,7 @@ class Linear:
             return
         parts = self._find_parts()
         packable = [each for each in parts if isinstance(each, torch.Tensor | PackedTensor)]
-        is_known = self._dtype in DTYPES and len(packable) == len(parts)
+        is_known = self.dtype in DTYPES and len(packable) == len(parts)
         if native is not None and is_known and all(map(native.can_pack, packable)):
             self._kernels, self.native = native, native.pack(*packable)
         elif self._blocks or self.is_deterministic:
@@ -111,13 +120,13 @@ class Linear:
             if len(parts) == 1 and not isinstance(parts[0], torch.Tensor):
                 self._blocks = {0: parts[0]}  # the last of those that it is made of go
             return
-        elif is_packable(self._dtype, self._device):
+        elif is_packable(self.dtype, self.device):
             self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight_OI)
         else:
             return
         self._blocks = {}
         if not keeps_rows or self.has_blocks:
-            self._weight_OI = torch.empty(0, dtype=self._dtype, device=self._device)
+            self._weight_OI = torch.empty(0, dtype=self.dtype, device=self.device)
 
     def _find_parts(self) -> list[torch.Tensor | HeldWeight]:
         """The parts of the weight, in order: plain rows, and rows in blocks."""
@@ -136,11 +145,11 @@ class Linear:
         """The weights of some outputs, `[len(ids), I]`."""
         if self.native is not None and self.native.has_blocks:
             assert self._kernels is not None
-            return self._kernels.rows(self.native, ids, self._dtype)
+            return self._kernels.rows(self.native, ids, self.dtype)
         if self._blocks:
             (packed,) = self._blocks.values()
             assert isinstance(packed, PackedTensor)
-            return packed.rows(ids).dequantise(self._dtype)
+            return packed.rows(ids).dequantise(self.dtype)
         return self.weight_OI.index_select(0, ids)
 
     def __call__(

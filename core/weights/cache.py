@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 class WeightsCache:
     """Entries under `root`/models. All methods may be called by several processes at once.
 
-    `kernels`, `triton` and `bundles` are where others keep theirs.
+    `kernels`, `triton`, `bundles` and `facts` are where others keep theirs.
     """
 
     def __init__(self, root: Path) -> None:
@@ -51,6 +51,7 @@ class WeightsCache:
         self.kernels = root / "kernels"
         self.triton = root / "triton"
         self.bundles = root / "bundles"
+        self.facts = root / "facts"
 
     @classmethod
     def open(cls, cache_dir: str) -> WeightsCache:

@@ -15,7 +15,8 @@ from triptych.core.errors import ConfigError
 from triptych.core.weights.layout import TensorInfo
 
 AUTO = "auto"
-STORED_ONLY = ("float8_e4m3fn", "gptq")
+FLOAT8 = "float8_e4m3fn"
+STORED_ONLY = (FLOAT8, "gptq")
 """What only a checkpoint can bring."""
 MIN_BLOCK_BYTES = 256 * 2**20
 """GGUF files with less in blocks are taken apart, unless asked for: memory is no matter there, and
@@ -32,8 +33,8 @@ def plain_type(options: ModelOptions, *, takes_blocks: bool = False) -> str:
     if encoding in FORMATS or encoding in STORED_ONLY:
         if not takes_blocks:
             raise ConfigError(
-                f"--quantization-encoding {encoding} is for language models on our decoder; leave"
-                " it out, or write float32, bfloat16 or float16."
+                f"--quantization-encoding {encoding} is for image models and for language models on"
+                " our decoder; leave it out, or write float32, bfloat16 or float16."
             )
         return dtype
     if AUTO not in (dtype, encoding) and dtype != encoding:

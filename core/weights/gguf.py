@@ -90,6 +90,17 @@ def read_values(file: GgufFile, tensor: GgufTensor, dtype: str) -> Array:
     return np.concatenate(chunks).reshape(tensor.shape)
 
 
+def read_blocks(file: GgufFile, tensor: GgufTensor, dtype: str) -> Array:
+    """The bytes of a matrix in blocks, by row. Raises `WeightsError` as `read_values` does."""
+    return np.concatenate([rows for rows, _ in _check(file, tensor, dtype)])
+
+
+def block_format(tensor: GgufTensor) -> str:
+    """The format that a matrix is kept in, or none."""
+    name = tensor.kind.name.lower()
+    return name if len(tensor.shape) == 2 and name in FORMATS else ""
+
+
 @dataclass(frozen=True, slots=True)
 class _Stored:
     """A tensor as the safetensors file has it."""
@@ -103,7 +114,7 @@ def _write_tensors(
 ) -> None:
     sources = {name: file.tensors[source] for name, source in model.tensors.items()}
     progress.start("Converting", sum(tensor.num_bytes for tensor in sources.values()))
-    formats = {name: form for name, tensor in sources.items() if (form := _format_of(tensor))}
+    formats = {name: form for name, tensor in sources.items() if (form := block_format(tensor))}
 
     def chunks_of(name: str) -> Iterator[Array]:
         tensor, order = sources[name], model.row_order(name)
@@ -119,12 +130,6 @@ def _write_tensors(
         for name, tensor in sources.items()
     }
     _write_safetensors(target, stored, formats, chunks_of)
-
-
-def _format_of(tensor: GgufTensor) -> str:
-    """The format that a matrix is kept in, or none."""
-    name = tensor.kind.name.lower()
-    return name if len(tensor.shape) == 2 and name in FORMATS else ""
 
 
 def _rows(file: GgufFile, tensor: GgufTensor, row_order: Array | None) -> Iterator[Array]:
@@ -150,7 +155,7 @@ def _convert(
 
 
 def _check(
-    file: GgufFile, tensor: GgufTensor, dtype: str, row_order: Array | None
+    file: GgufFile, tensor: GgufTensor, dtype: str, row_order: Array | None = None
 ) -> Iterator[tuple[Array, int]]:
     """The raw rows, a few at a time, that `_convert` finds no fault with."""
     raw = _rows(file, tensor, row_order)

@@ -173,6 +173,8 @@ def _of_part(
             f"{part.name} has no safetensors; other weights are an unsafe format, since loading"
             " them can run code."
         )
-    wanted = _VARIANTS.get(override.quantization_encoding or plain_type(options), "")
+    wanted = _VARIANTS.get(
+        override.quantization_encoding or plain_type(options, takes_blocks=True), ""
+    )
     order = (wanted, "", *_VARIANTS.values(), *sorted(variants))
     return small + variants[next(variant for variant in order if variant in variants)]

@@ -11,10 +11,13 @@ import re
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
+from triptych.core.block_formats import BLOCK_ENCODINGS
 from triptych.core.config import ModelOptions
 from triptych.core.errors import ConfigError, WeightsError
+from triptych.core.weights.encoding import FLOAT8
 
-ENCODINGS = ("float32", "bfloat16", "float16")
+PLAIN_TYPES = ("float32", "bfloat16", "float16")
+ENCODINGS = (*PLAIN_TYPES, *BLOCK_ENCODINGS, FLOAT8)
 _SPELLING = re.compile(r"(?P<part>\w+)\.(?P<field>\w+)=(?P<value>.+)")
 _HUB_FILE = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)/(?P<file>.+)")
 
@@ -24,7 +27,7 @@ class PartOverride:
     """What a part takes instead of its own; empty: its own.
 
     `path`: a folder or hub id for its folder. `weight_path`: a safetensors or GGUF file for its
-    weights. `quantization_encoding`: the type to hold it in.
+    weights. `quantization_encoding`: how it is held.
     """
 
     path: str = ""
@@ -78,8 +81,7 @@ def read_overrides(options: ModelOptions) -> dict[str, PartOverride]:
             raise ConfigError(f"--model-override gives {part}.{field} twice.")
         if field == "quantization_encoding" and value not in ENCODINGS:
             raise ConfigError(
-                f"{part}.{field} is one of {', '.join(ENCODINGS)}, not {value!r:.40}; the types of"
-                " a GGUF file are recognised: give it as weight_path."
+                f"{part}.{field} is one of {', '.join(ENCODINGS)}, not {value!r:.40}."
             )
         found[part] = replace(override, **{field: value})
     return found

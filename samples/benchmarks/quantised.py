@@ -2,12 +2,17 @@
 
 Writes SmolLM2-135M as GGUF files of the types asked for, from the embedded model's, and for each:
 loaded memory beside the file's; logits and perplexity beside those of the same file taken apart
-into float32; decode steps of 1, 8 and 32 rows over 512 tokens of past, in turns with our bfloat16
-decoder and, given a Python that has llama-cpp-python, with llama.cpp on the same file. Figures are
-medians of turns, and of the ratios within a turn.
+into float32, and how far these are from the given model's: the format's own error; decode steps of
+1, 8 and 32 rows over 512 tokens of past, in turns with our bfloat16 decoder and, given a Python
+that has llama-cpp-python, with llama.cpp on the same file. Figures are medians of turns, and of the
+ratios within a turn.
 
     python samples/benchmarks/quantised.py MODEL.gguf --kinds q8_0 q4_0
     python samples/benchmarks/quantised.py MODEL.gguf --llama ~/peers/llama/bin/python
+    python samples/benchmarks/quantised.py MODEL.gguf --turns 0 --windows windows.jsonl
+
+`--windows` is a file that keeps what was computed of each window of text: an interrupted run goes
+on from there.
 
 On a machine that others use, `--cpu-time` with one thread counts the seconds of processors, which
 waiting for one does not lengthen.
@@ -23,7 +28,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -56,6 +60,7 @@ from triptych.core.weights.tensors.quantise import quantise
 CPU = torch.device("cpu")
 ROWS = (1, 8, 32)
 WINDOW = 512
+Figures = dict[str, float]
 
 
 def write_as(kind: str, source: Path, target: Path) -> None:
@@ -148,37 +153,63 @@ def score(
         return decoder.logits(decoder.forward(ids_T, positions_T, PagedStep(kv, batch)))
 
 
-@dataclass(slots=True)
-class Closeness:
-    """Negative log-likelihoods summed, and the squared error of logits."""
-
-    own: float = 0.0
-    reference: float = 0.0
-    error: float = 0.0
-    size: float = 0.0
-
-    def add(self, own_TV: torch.Tensor, reference_TV: torch.Tensor, ids_T: torch.Tensor) -> None:
-        """One window's."""
-        self.own += torch.nn.functional.cross_entropy(own_TV[:-1], ids_T[1:]).item()
-        self.reference += torch.nn.functional.cross_entropy(reference_TV[:-1], ids_T[1:]).item()
-        self.error += (own_TV - reference_TV).square().sum().item()
-        self.size += (reference_TV - reference_TV.mean(-1, keepdim=True)).square().sum().item()
+COMPUTED_IN = ("float32", "bfloat16")
 
 
-def compare(folder: Path, kind: str, num_tokens: int, native: NativeKernels) -> dict[str, float]:
-    """Perplexity of our decoder and of the reference, and the error of logits."""
-    own = load(folder, kind, torch.bfloat16, native)
-    reference = load(folder, "float32", torch.float32, native)
-    text, closeness = read_text(folder, num_tokens), Closeness()
-    for ids_T in text:
-        closeness.add(score(own, ids_T, native), score(reference, ids_T, native), ids_T)
-        print(f"  {closeness}", end="\r", flush=True)
-    return {
-        "tokens": text.numel(),
-        "perplexity": math.exp(closeness.own / len(text)),
-        "reference_perplexity": math.exp(closeness.reference / len(text)),
-        "logits_error": math.sqrt(closeness.error / closeness.size),
+def closeness(decoders: dict[str, Decoder], ids_T: torch.Tensor, native: NativeKernels) -> Figures:
+    """Of one window: mean negative log-likelihoods, and squares of logits' differences.
+
+    `error_*` is what our kernels add to the file's values computed in float32, the reference;
+    `format_error` is the reference's own distance from the original weights.
+    """
+    logits = {name: score(decoder, ids_T, native) for name, decoder in decoders.items()}
+    found = {
+        f"loss_{name}": torch.nn.functional.cross_entropy(values_TV[:-1], ids_T[1:]).item()
+        for name, values_TV in logits.items()
     }
+    reference_TV = logits["reference"]
+    for dtype in COMPUTED_IN:
+        found[f"error_{dtype}"] = (logits[dtype] - reference_TV).square().sum().item()
+    found["format_error"] = (reference_TV - logits["original"]).square().sum().item()
+    found["size"] = (reference_TV - reference_TV.mean(-1, keepdim=True)).square().sum().item()
+    return found
+
+
+def compare(
+    folder: Path, original: Path, kind: str, args: argparse.Namespace, native: NativeKernels
+) -> Figures:
+    """Perplexities, and errors of logits relative to the reference's."""
+    decoders = {
+        dtype: load(folder, kind, getattr(torch, dtype), native) for dtype in COMPUTED_IN
+    } | {
+        "reference": load(folder, "float32", torch.float32, native),
+        "original": load(original, "float32", torch.float32, native),
+    }
+    text, windows = read_text(folder, args.tokens), read_windows(args.windows, kind)
+    for index, ids_T in enumerate(text):
+        if index in windows:
+            continue
+        windows[index] = closeness(decoders, ids_T, native)
+        if args.windows:
+            with args.windows.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"kind": kind, "window": index, **windows[index]}) + "\n")
+        print(f"  {kind}: {len(windows)} of {len(text)} windows", end="\r", flush=True)
+    sums = {name: sum(windows[index][name] for index in range(len(text))) for name in windows[0]}
+    found = {"tokens": float(text.numel())}
+    for name, total in sums.items():
+        if name.startswith("loss_"):
+            found[name.replace("loss", "perplexity")] = math.exp(total / len(text))
+        elif "error" in name:
+            found[name] = math.sqrt(total / sums["size"])
+    return found
+
+
+def read_windows(file: Path | None, kind: str) -> dict[int, Figures]:
+    """What an earlier run found, by window."""
+    if file is None or not file.is_file():
+        return {}
+    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    return {line.pop("window"): line for line in lines if line.pop("kind") == kind}
 
 
 class Llama:
@@ -282,7 +313,11 @@ def measure(kind: str, args: argparse.Namespace, native: NativeKernels, scratch:
         with llama(args.llama, file, args.clock) as peer:
             figures["steps"] = report(kind, time_steps((own, plain), peer, native, args))
     if args.tokens:
-        figures["closeness"] = compare(folder, kind, args.tokens, native)
+        original = scratch / "original"
+        if not original.exists():
+            original.mkdir()
+            convert_gguf(args.model, original, SilentProgress())
+        figures["closeness"] = compare(folder, original, kind, args, native)
         print(f"  {figures['closeness']}", flush=True)
     return figures
 
@@ -304,6 +339,7 @@ def main() -> None:
         default="perf_counter",
     )
     parser.add_argument("--tokens", type=int, default=20_000, help="of perplexity; 0: none")
+    parser.add_argument("--windows", type=Path, help="a file to go on from, by window of text")
     parser.add_argument("--output", type=Path, help="a JSON file for the figures")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)

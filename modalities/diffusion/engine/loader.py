@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -93,16 +94,22 @@ class DiffusionLoader(DeviceLoader):
     def _open_components(self, memory: ModelMemory, report: Callable[[float], None]) -> Components:
         folder, options = self._resolved.folder, self._config.models
         verify_if_sealed(Path(folder))
-        for part, num_bytes in component_bytes(folder, options, dtype=memory.dtype).items():
+        dtype = partial(memory.dtype, takes_blocks=True)
+        for part, num_bytes in component_bytes(folder, options, dtype=dtype).items():
             memory.reserve(part, num_bytes)
-        if num_bytes := adapter_bytes(self._config, dtype=memory.dtype):
+        if num_bytes := adapter_bytes(self._config, dtype=dtype):
             memory.reserve("adapters", num_bytes)
         memory.reserve("prompts", _PROMPTS_BYTES)
         memory.show()
-        components = open_components(
-            folder, options, device=self._device.torch, dtype=memory.dtype, report=report
-        )
         native = memory.native_kernels()
+        components = open_components(
+            folder,
+            options,
+            device=self._device.torch,
+            dtype=dtype,
+            report=report,
+            native=native,
+        )
         for part in components.parts.values():
             if isinstance(part, nn.Module):
                 pack_linears(part, native)

@@ -10,8 +10,6 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-
 from triptych.core.config import Config
 from triptych.core.decoders.families import is_native
 from triptych.core.decoders.native import Blueprint, NativeBlueprint
@@ -26,7 +24,6 @@ from triptych.core.layers.attention import KvLayout
 from triptych.core.lazy import load
 from triptych.core.ledger import Ledger
 from triptych.core.plan import Runner
-from triptych.core.weights.encoding import WeightEncoding
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.core.weights.tensors.grouped import open_checkpoint
@@ -135,11 +132,7 @@ class LlmLoader(TokenLoader):
         config = checkpoint.config
         kind = self._kind(NativeBlueprint, _FALLBACK, native, is_known=is_native(config))
         is_ours = kind is NativeBlueprint
-        sizes = self._sizes(memory.dtype(checkpoint.dtype, takes_blocks=is_ours), native)
-        if is_ours:
-            wanted = self._config.models.quantization_encoding
-            sizes["encoding"] = WeightEncoding.of(wanted, checkpoint.tensors, checkpoint.encoding)
-        blueprint = kind(config, **sizes)
+        blueprint = kind(config, **self._sizes(memory, checkpoint, native, takes_blocks=is_ours))
         if is_ours:
             blueprint.is_deterministic = self._is_deterministic
         return blueprint
@@ -212,14 +205,24 @@ class LlmLoader(TokenLoader):
         self._check_invariance(native, is_native=is_ours)
         return ours if is_ours else load(fallback)
 
-    def _sizes(self, dtype: torch.dtype, native: NativeKernels | None) -> dict[str, Any]:
-        """What every blueprint is opened with."""
-        return {
+    def _sizes(
+        self,
+        memory: ModelMemory,
+        checkpoint: Checkpoint,
+        native: NativeKernels | None,
+        *,
+        takes_blocks: bool,
+    ) -> dict[str, Any]:
+        """What every blueprint is opened with; one that takes blocks, with their encoding, too."""
+        sizes = {
             "max_length": self._config.models.max_length,
-            "dtype": dtype,
+            "dtype": memory.dtype(checkpoint.dtype, takes_blocks=takes_blocks),
             "device": self._device.torch,
             "native": native,
         }
+        if not takes_blocks:
+            return sizes
+        return sizes | {"encoding": memory.encoding(checkpoint)}
 
     def _schedule(
         self, layout: KvLayout, num_pages: int, max_length: int, *, shares: bool = True

@@ -27,6 +27,7 @@ from triptych.core.ledger import Ledger
 from triptych.core.weights.layout import read_json
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.core.weights.tensors.grouped import open_checkpoint
 from triptych.modalities.tts.engine.codecs.decoder import StreamingDecoder
 from triptych.modalities.tts.engine.codecs.protocol import SpeechCodec
 from triptych.modalities.tts.engine.frame_head import FrameHead
@@ -74,7 +75,7 @@ class SpeechTokenLoader(TokenLoader):
 
     def load(self, report: Callable[[float], None]) -> LoadedModel:
         """Load the model; see `schedulers.base.ModelLoader.load`. On an error nothing is held."""
-        with Checkpoint.open(self._resolved.folder) as checkpoint, ExitStack() as stack:
+        with open_checkpoint(self._resolved.folder) as checkpoint, ExitStack() as stack:
             memory = self._memory(stack)
             setup = self._setup(memory, checkpoint)
             blueprint = open_blueprint(checkpoint.config, setup)
@@ -128,9 +129,10 @@ class SpeechTokenLoader(TokenLoader):
             options=self._config.speech,
             max_length=self._config.models.max_length,
             max_batch_size=self._config.schedule.max_batch_size + memory.captures,
-            dtype=memory.dtype(checkpoint.dtype),
+            dtype=memory.dtype(checkpoint.dtype, takes_blocks=True),
             device=self._device.torch,
             native=memory.native_kernels(),
+            encoding=memory.encoding(checkpoint),
         )
 
     def _reserve(self, memory: ModelMemory, blueprint: SpeechBlueprint) -> None:

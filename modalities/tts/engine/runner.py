@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torchaudio
 
 from triptych.core.content_cache import ContentCache
 from triptych.core.devices.device import end_of_work
@@ -254,6 +253,8 @@ class VoiceReader:
         pcm_S = sent(torch.frombuffer(bytearray(clip.pcm), dtype=torch.float32), self._device)
         rate = self._codec.decoder.sample_rate
         if clip.sample_rate != rate:
+            import torchaudio  # takes long, and few clips need it
+
             pcm_S = torchaudio.functional.resample(pcm_S, clip.sample_rate, rate)
         return self._codec.encode(pcm_S)
 

@@ -3,7 +3,8 @@
 Owns the way there, through a limited child (`processing.worker`), and a bounded memory of what came
 out, by content: a picture that comes again is neither decoded nor processed. transformers knows the
 defaults of every configuration, but loads torch where it finds it, which the API process must not:
-so `processing.probe`, run as a program, is asked for them. Knows no prompts.
+so `processing.probe`, run as a program, is asked for them, once: a later start finds the answer in
+the cache folder. Knows no prompts.
 """
 
 from __future__ import annotations
@@ -13,9 +14,13 @@ import dataclasses
 import hashlib
 import subprocess
 import sys
+import tempfile
 from collections import OrderedDict
 from collections.abc import Awaitable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
 from typing import Protocol, Self
 
 import msgspec
@@ -27,6 +32,7 @@ from triptych.core.media.child import DecodeLimits, DecodePool
 from triptych.core.media.fetch import Fetched
 from triptych.core.media.pictures import PictureLimits
 from triptych.core.typed import decode_json, decode_msgpack
+from triptych.core.weights.cache import WeightsCache
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.vlm.prepared import FactsReply, PreparedPicture, VisionFacts
 
@@ -162,6 +168,27 @@ def _key(file: Fetched, model: str, max_pixels: int, tenant: str) -> bytes:
     digest = hashlib.sha256(msgspec.msgpack.encode((model, max_pixels, file.media_type, tenant)))
     digest.update(file.data)
     return digest.digest()
+
+
+def remembered_facts(models: Sequence[ResolvedModel], cache_dir: str) -> tuple[VisionFacts, ...]:
+    """The facts of each model, asked for unless an earlier start did. Raises as `ask_facts` does.
+
+    They are of this content, and of these versions. A folder that cannot be written to is no error.
+    """
+    versions = (version("triptych"), version("transformers"))
+    known = msgspec.msgpack.encode((versions, [model.digest for model in models]))
+    file = WeightsCache.open(cache_dir).facts / f"{hashlib.sha256(known).hexdigest()}.json"
+    with suppress(OSError, msgspec.MsgspecError):
+        facts = msgspec.json.decode(file.read_bytes(), type=FactsReply).facts
+        if len(facts) == len(models):
+            return facts
+    facts = ask_facts([model.folder for model in models])
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as made:
+            made.write(msgspec.json.encode(FactsReply(facts)))
+        Path(made.name).replace(file)
+    return facts
 
 
 def ask_facts(folders: Sequence[str]) -> tuple[VisionFacts, ...]:

@@ -35,7 +35,7 @@ from triptych.modalities.modality import ApiPart, ApiSetup
 from triptych.modalities.vlm.api.preparation import (
     PictureProcessorCache,
     PooledPreparation,
-    ask_facts,
+    remembered_facts,
 )
 from triptych.modalities.vlm.prepared import PreparedPicture, VisionFacts
 
@@ -224,7 +224,7 @@ def open_api(setup: ApiSetup) -> ApiPart:
     models, config = setup.models["vision"], setup.config
     if not models:
         return ApiPart()
-    facts = ask_facts([model.folder for model in models])
+    facts = remembered_facts(models, config.models.cache_dir)
     prepare = PooledPreparation(models, config)
     setup.ending.push_async_callback(prepare.close)
     pictures = PictureProcessorCache.from_config(prepare, config)

@@ -18,11 +18,14 @@ from transformers.models.auto.modeling_auto import (
 
 from triptych.core.decoders.families import is_native as is_native_decoder
 from triptych.core.decoders.native import NativeBlueprint
-from triptych.core.decoders.tensor_names import DecoderTensors
+from triptych.core.decoders.tensor_names import AS_STORED, DecoderTensors
 from triptych.core.kernels.native.library import NativeKernels
+from triptych.core.layers.block_layers import BlockDevice, block_places, hold_blocks
 from triptych.core.layers.decoder import Decoder
 from triptych.core.layers.native_linear import pack_linears
+from triptych.core.weights.encoding import WeightEncoding
 from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.core.weights.tensors.quantise import quantise
 from triptych.modalities.vlm.configs.config import open_image_processor, read_config
 from triptych.modalities.vlm.configs.families import FAMILIES, family_of
 from triptych.modalities.vlm.engine.encoder import (
@@ -107,6 +110,7 @@ class VisionBlueprint(AnyVisionBlueprint):
         dtype: torch.dtype,
         device: torch.device,
         native: NativeKernels | None = None,
+        encoding: WeightEncoding = AS_STORED,
     ) -> None:
         config = read_config(checkpoint.config)
         if rank := getattr(config, "adapter_rank", 0):
@@ -120,7 +124,18 @@ class VisionBlueprint(AnyVisionBlueprint):
             dtype=dtype,
             device=device,
             native=native,
+            encoding=encoding,
         )
+        self._encoding = encoding
+
+    def encoder_bytes(self) -> int:
+        """Device bytes of all but the language model."""
+        sketch, num_bytes = encoder_sketch(self._config, self._kind), 0
+        for place in block_places(sketch, self._encoding):
+            num_bytes += place.num_bytes
+            place.drop()
+        num_values = sum(int(parameter.numel()) for parameter in sketch.parameters())
+        return num_bytes + num_values * self.dtype.itemsize
 
     @property
     def traits(self) -> PlaceholderTraits:
@@ -143,7 +158,13 @@ class VisionBlueprint(AnyVisionBlueprint):
         names = [name for name in self._checkpoint.tensors if not self._part.holds(name)]
         model = load_encoder(
             self._checkpoint, self._config, self._kind, dtype=self.dtype, names=names
-        ).to(self._device)
+        )
+        hold_blocks(
+            model,
+            block_places(model, self._encoding),
+            lambda place, weight: quantise(weight, place.format),
+            BlockDevice(device=self._device, dtype=self.dtype, native=self._native),
+        )
         pack_linears(model, self._native)
         encoder = self._encoder(model)
         report(_ENCODER_SHARE)

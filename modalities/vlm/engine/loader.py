@@ -14,6 +14,7 @@ from triptych.core.engine.model_memory import ModelMemory
 from triptych.core.engine.text_head import TextHead, TokenSampler
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.core.weights.tensors.grouped import open_checkpoint
 from triptych.modalities.llm.engine.loader import LlmLoader, unreported
 from triptych.modalities.vlm.engine.blueprint import VisionBlueprint, is_native
 from triptych.modalities.vlm.engine.encoder import FeatureCache, open_cache
@@ -49,7 +50,7 @@ class VisionLoader(LlmLoader):
 
     def load(self, report: Callable[[float], None]) -> LoadedModel:
         """Load the model; see `schedulers.base.ModelLoader.load`. On an error nothing is held."""
-        with Checkpoint.open(self._resolved.folder) as checkpoint, ExitStack() as stack:
+        with open_checkpoint(self._resolved.folder) as checkpoint, ExitStack() as stack:
             memory, device = self._memory(stack), self._device.torch
             native = memory.native_kernels()
             blueprint: Blueprint = self._blueprint(checkpoint, memory, native)
@@ -119,7 +120,9 @@ class VisionLoader(LlmLoader):
         """Decoder and encoder, known but not loaded."""
         is_known = is_native(checkpoint.config)
         kind = self._kind(VisionBlueprint, _FALLBACK, native, is_known=is_known)
-        return kind(checkpoint, **self._sizes(memory.dtype(checkpoint.dtype), native))
+        takes_blocks = kind is VisionBlueprint
+        sizes = self._sizes(memory, checkpoint, native, takes_blocks=takes_blocks)
+        return kind(checkpoint, **sizes)
 
     def _vision_head(
         self,

@@ -73,5 +73,5 @@ def test_the_type_of_activations() -> None:
     assert of("auto", "q8_0") == "auto"
     with pytest.raises(ConfigError, match="do not agree"):
         of("float32", "bfloat16")
-    with pytest.raises(ConfigError, match="q8_0 is for language models on our decoder"):
+    with pytest.raises(ConfigError, match="q8_0 is for image models and for language models on"):
         of("auto", "q8_0", takes_blocks=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -149,14 +150,16 @@ def _open_tuner(
     device, ledger = open_device(config.device)
     with ExitStack() as stack:
         memory = ModelMemory(model, config, device, ledger, stack)
-        sizes = component_bytes(model.folder, config.models, dtype=memory.dtype)
+        dtype = partial(memory.dtype, takes_blocks=True)
+        sizes = component_bytes(model.folder, config.models, dtype=dtype)
         memory.reserve("weights", sum(sizes.values()))
         components = open_components(
             model.folder,
             config.models,
             device=device.torch,
-            dtype=memory.dtype,
+            dtype=dtype,
             report=lambda share: None,
+            native=memory.native_kernels(),
         )
         recipe = open_recipe(components.pipeline, components.parts)
         yield recipe, Tuner(recipe, Denoiser(open_model(recipe.model)), batch_size=batch_size)

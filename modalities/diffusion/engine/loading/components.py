@@ -7,7 +7,6 @@ says otherwise. How a module is made and filled is `modules.py`, which classes t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +14,13 @@ from typing import Any
 
 import torch
 
+from triptych.core.block_formats import BLOCK_ENCODINGS
 from triptych.core.config import ModelOptions
 from triptych.core.errors import ConfigError, WeightsError
+from triptych.core.kernels.native.library import NativeKernels
+from triptych.core.weights.encoding import AUTO, FLOAT8
 from triptych.core.weights.layout import read_json
-from triptych.core.weights.overrides import PartOverride, read_overrides
+from triptych.core.weights.overrides import PLAIN_TYPES, PartOverride, read_overrides
 from triptych.core.weights.pipeline_index import (
     PipelineComponent,
     PipelineIndex,
@@ -28,9 +30,10 @@ from triptych.core.weights.pipeline_index import (
 )
 from triptych.modalities.diffusion.engine.loading.classes import class_of, part_in
 from triptych.modalities.diffusion.engine.loading.modules import (
+    Holding,
     Report,
+    held_bytes,
     is_of_diffusers,
-    num_values,
     open_diffusers_module,
     open_transformers_module,
 )
@@ -47,6 +50,8 @@ def open_reader(kind: Any, folder: Path) -> Any:
         ) from error
 
 
+_FOR_ALL = (*BLOCK_ENCODINGS, FLOAT8, "gptq")
+"""Encodings that `--quantization-encoding` gives to every part but the autoencoder."""
 DtypeOf = Callable[[torch.dtype], torch.dtype]
 """From the type that weights are stored in to the one to hold and compute in."""
 
@@ -66,7 +71,10 @@ class Components:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """One part before it is loaded. `file` has its weights where its folder does not."""
+    """One part before it is loaded. `file` has its weights where its folder does not.
+
+    `encoding` is the one asked for: a plain type, or blocks; empty: as stored.
+    """
 
     part: PipelineComponent
     kind: Any
@@ -76,11 +84,18 @@ class _Plan:
 
     def dtype(self, weights: Weights, dtype: DtypeOf) -> torch.dtype:
         """The type to hold it in. An autoencoder that overflows in float16 says so."""
-        if self.encoding:
+        if self.encoding in PLAIN_TYPES:
             return getattr(torch, self.encoding)  # type: ignore[no-any-return]
         held = dtype(weights.dtype)
         overflows = held is torch.float16 and weights.config.get("force_upcast")
         return torch.float32 if overflows else held
+
+    def holding(
+        self, weights: Weights, dtype: DtypeOf, device: torch.device, native: NativeKernels | None
+    ) -> Holding:
+        """How to hold it on a device."""
+        held = self.dtype(weights, dtype)
+        return Holding(device=device, dtype=held, wanted=self.encoding or AUTO, native=native)
 
 
 def open_components(
@@ -90,8 +105,11 @@ def open_components(
     device: torch.device,
     dtype: DtypeOf,
     report: Report,
+    native: NativeKernels | None = None,
 ) -> Components:
     """Load every part of the model in `folder`; `report` gets the share of bytes done, 0 to 1.
+
+    On a CPU weights in blocks are packed for the `native` kernels.
 
     Raises `WeightsError` naming part, file and tensor where anything is missing, damaged, of an
     unknown class, or left over, and `ConfigError` for an override that fits nothing. Nothing is
@@ -108,7 +126,17 @@ def open_components(
         with naming(name):
             if plan.part.has_weights:
                 progress = _share_of(report, done / total, sizes[name] / total)
-                parts[name] = _open_module(plan, device, dtype, progress)
+                build = (
+                    open_diffusers_module
+                    if is_of_diffusers(plan.kind)
+                    else open_transformers_module
+                )
+                with open_weights(plan.folder, plan.file) as weights:
+                    holding = plan.holding(weights, dtype, device, native)
+                    is_foreign = plan.file is not None
+                    parts[name] = build(
+                        plan.kind, weights, holding, progress, is_foreign=is_foreign
+                    )
                 done += sizes[name]
             elif name == "scheduler":
                 parts[name] = read_json(plan.folder / "scheduler_config.json")
@@ -128,11 +156,11 @@ def component_bytes(folder: str | Path, options: ModelOptions, *, dtype: DtypeOf
     for plan in _plan(read_pipeline(Path(folder)), Path(folder), options):
         if plan.part.has_weights:
             with naming(plan.part.name), open_weights(plan.folder, plan.file) as weights:
-                if plan.file is None:
-                    count = sum(math.prod(info.shape) for info in weights.tensors.values())
-                else:  # it may hold other parts, too
-                    count = num_values(plan.kind, weights.config)
-                sizes[plan.part.name] = count * plan.dtype(weights, dtype).itemsize
+                holding = plan.holding(weights, dtype, torch.device("meta"), None)
+                is_foreign = plan.file is not None
+                sizes[plan.part.name] = held_bytes(
+                    plan.kind, weights, holding, is_foreign=is_foreign
+                )
     return sizes
 
 
@@ -162,22 +190,10 @@ def _plan_part(
         if not part.has_weights and (file or override.quantization_encoding):
             raise ConfigError(f"{name} has no weights; --model-override takes its path.")
         kind = None if name == "scheduler" else class_of(part)
-    return _Plan(
-        part=part, kind=kind, folder=folder, file=file, encoding=override.quantization_encoding
-    )
-
-
-def _open_module(plan: _Plan, device: torch.device, dtype: DtypeOf, report: Report) -> Any:
-    build = open_diffusers_module if is_of_diffusers(plan.kind) else open_transformers_module
-    with open_weights(plan.folder, plan.file) as weights:
-        return build(
-            plan.kind,
-            weights,
-            device=device,
-            dtype=plan.dtype(weights, dtype),
-            report=report,
-            is_foreign=plan.file is not None,
-        )
+    encoding = override.quantization_encoding
+    if not encoding and name != "vae" and options.quantization_encoding in _FOR_ALL:
+        encoding = options.quantization_encoding
+    return _Plan(part=part, kind=kind, folder=folder, file=file, encoding=encoding)
 
 
 def _share_of(report: Report, begin: float, length: float) -> Report:

@@ -1,21 +1,31 @@
 """A part's module from its configuration and tensors: diffusers' classes, and transformers'.
 
-Owns construction without memory, and the fill. No code of a checkpoint runs: the class is ours to
-choose (`classes.py`), its configuration is cut down to plain fields, tensors are safetensors.
+Owns construction without memory, and the fill: plain, or in blocks of integers. No code of a
+checkpoint runs: the class is ours to choose (`classes.py`), its configuration is cut down to plain
+fields, tensors are safetensors.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from triptych.core.block_formats import FORMATS
 from triptych.core.errors import WeightsError
+from triptych.core.kernels.dequantise import PackedTensor
+from triptych.core.kernels.native.library import NativeKernels
+from triptych.core.layers.block_layers import BlockDevice, BlockPlace, block_places, hold_blocks
+from triptych.core.weights.encoding import AUTO, FLOAT8, WeightEncoding
 from triptych.core.weights.quiet import errors_only, without_progress_bar
+from triptych.core.weights.tensors.checkpoint import TensorSource
 from triptych.core.weights.tensors.loading import MAX_NAMED, TensorTarget, load_tensors
+from triptych.core.weights.tensors.quantise import quantise
 from triptych.modalities.diffusion.engine.loading.originals import in_own_names, text_in_own_names
 from triptych.modalities.diffusion.engine.loading.weights import Weights, unfit
 
@@ -39,33 +49,90 @@ class _WithoutMemory(TorchFunctionMode):
         return func(*args, **options)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holding:
+    """Where a part's weights go, the type that is computed in, and the `wanted` encoding."""
+
+    device: torch.device
+    dtype: torch.dtype
+    wanted: str = AUTO
+    native: NativeKernels | None = None
+
+    def on(self, dtype: torch.dtype) -> BlockDevice:
+        """Where blocks go, beside which this type is computed in."""
+        return BlockDevice(device=self.device, dtype=dtype, native=self.native)
+
+
+def encoding_of(weights: Weights, wanted: str) -> WeightEncoding:
+    """The wish for these weights. Raises `ConfigError` where they have others alone.
+
+    Floats of eight bits are held as Q8_0, whose error is a few times smaller than their own.
+    """
+    if wanted == FLOAT8 and weights.dtype is torch.float8_e4m3fn:
+        wanted = "q8_0"
+    return WeightEncoding.of(wanted, weights.tensors)
+
+
 def open_diffusers_module(
-    kind: Any,
-    weights: Weights,
-    *,
-    device: torch.device,
-    dtype: torch.dtype,
-    report: Report,
-    is_foreign: bool = False,
+    kind: Any, weights: Weights, holding: Holding, report: Report, *, is_foreign: bool = False
 ) -> nn.Module:
     """A model of diffusers with these weights. Raises `WeightsError` naming the tensor.
 
     What the class computes in float32 in any case stays in it. `is_foreign`: tensors may be named
     as the model was published.
     """
-    module: nn.Module = sketch(kind, weights.config)
+    module = sketch(kind, weights.config)
     if is_foreign and any(t.name not in weights.tensors for t in _targets(module, weights)):
         weights = in_own_names(module, weights)
-    allocate(module, device, dtype)
-    load_tensors(weights, _targets(module, weights), report=report)
-    return module
+    exact = frozenset(module._keep_in_fp32_modules or ())
+    blocks = []
+    for place in block_places(module, encoding_of(weights, holding.wanted)):
+        dtype = _dtype_of(place.name, place.layer.weight, holding.dtype, exact)
+        blocks.append(_BlockTarget(place, holding.on(dtype)))
+        place.drop()
+    allocate(module, holding.device, holding.dtype)
+    load_tensors(weights, [*_targets(module, weights), *blocks], report=report)
+    loaded: nn.Module = module
+    return loaded
+
+
+@dataclass(frozen=True, slots=True)
+class _BlockTarget:
+    """A layer whose weight is to be in blocks; see `core.weights.tensors.loading.Target`."""
+
+    place: BlockPlace
+    where: BlockDevice
+
+    @property
+    def name(self) -> str:
+        return self.place.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.place.shape
+
+    def fill(self, source: TensorSource) -> None:
+        self.place.put(_blocks_of(source, self.place), self.where)
+
+    def num_bytes(self, item_bytes: int) -> int:
+        return self.place.num_bytes
+
+
+def _blocks_of(source: Any, place: BlockPlace) -> PackedTensor:
+    """A weight in blocks: the checkpoint's own, or made of its plain values."""
+    packed: PackedTensor | None = source.read_packed(place.name)
+    return quantise(source.read(place.name), place.format) if packed is None else packed
 
 
 def sketch(kind: Any, config: Mapping[str, Any]) -> Any:
-    """A model of diffusers without memory behind its weights.
+    """A model without memory behind its weights.
 
-    Fields that the class does not have stay readable in its `config`: pipelines look at some.
+    Fields that a class of diffusers does not have stay readable in its `config`: pipelines look at
+    some.
     """
+    if not is_of_diffusers(kind):
+        with torch.device("meta"):
+            return kind(transformers_config(kind, config))
     fields = _plain(config)
     with (
         unfit(f"config.json is not usable as {kind.__name__}"),
@@ -75,14 +142,25 @@ def sketch(kind: Any, config: Mapping[str, Any]) -> Any:
         return kind.from_config(fields).eval().requires_grad_(False)
 
 
-def num_values(kind: Any, config: Mapping[str, Any]) -> int:
-    """How many numbers a part's weights are, by its configuration alone."""
-    if is_of_diffusers(kind):
-        module = sketch(kind, config)
-    else:
-        with torch.device("meta"):
-            module = kind(transformers_config(kind, config))
-    return sum(tensor.numel() for tensor in module.state_dict().values())
+def held_bytes(kind: Any, weights: Weights, holding: Holding, *, is_foreign: bool) -> int:
+    """Bytes that a part takes, by its configuration and its tensors' headers alone.
+
+    `is_foreign`: the file may hold other parts, too.
+    """
+    encoding = encoding_of(weights, holding.wanted)
+    item_bytes, infos = holding.dtype.itemsize, weights.tensors.values()
+    if any(encoding.format_of(info.name, info.shape[-1]) for info in infos if info.format):
+        plain = sum(math.prod(info.shape) for info in infos if not info.format)
+        return plain * item_bytes + sum(info.num_bytes for info in infos if info.format)
+    if not is_foreign and encoding.wanted not in FORMATS:
+        return sum(math.prod(info.shape) for info in infos) * item_bytes
+    module = sketch(kind, weights.config)
+    num_bytes = 0
+    for place in block_places(module, encoding):
+        num_bytes += place.num_bytes
+        place.drop()
+    num_plain = sum(int(each.numel()) for each in module.state_dict().values())
+    return num_bytes + num_plain * item_bytes
 
 
 def is_of_diffusers(kind: Any) -> bool:
@@ -102,13 +180,7 @@ def allocate(module: Any, device: torch.device, dtype: torch.dtype) -> None:
 
 
 def open_transformers_module(
-    kind: Any,
-    weights: Weights,
-    *,
-    device: torch.device,
-    dtype: torch.dtype,
-    report: Report,
-    is_foreign: bool = False,
+    kind: Any, weights: Weights, holding: Holding, report: Report, *, is_foreign: bool = False
 ) -> nn.Module:
     """A model of transformers, by its own loading: names have changed with its releases.
 
@@ -123,14 +195,21 @@ def open_transformers_module(
             None,
             config=config,
             state_dict=state,
-            dtype=dtype,
+            dtype=holding.dtype,
             ignore_mismatched_sizes=True,  # they are reported, and refused below
             output_loading_info=True,
         )
     _check_complete(info, weights)
+    loaded: nn.Module = module.eval().requires_grad_(False)
+    places = block_places(loaded, encoding_of(weights, holding.wanted))
+
+    def blocks_of(place: BlockPlace, weight: Tensor) -> PackedTensor:
+        stored = place.name in weights.tensors and weights.read_packed(place.name)
+        return stored or quantise(weight, place.format)
+
+    hold_blocks(loaded, places, blocks_of, holding.on(holding.dtype))
     report(1.0)
-    moved: nn.Module = module.to(device).eval().requires_grad_(False)
-    return moved
+    return loaded
 
 
 def transformers_config(kind: Any, config: Mapping[str, Any]) -> Any:

@@ -15,7 +15,12 @@ from diffusers.loaders.single_file_utils import convert_open_clip_checkpoint
 from torch import Tensor
 
 from triptych.core.errors import WeightsError
-from triptych.modalities.diffusion.engine.loading.weights import HeldWeights, Weights, unfit
+from triptych.modalities.diffusion.engine.loading.weights import (
+    HeldWeights,
+    Weights,
+    read_rows,
+    unfit,
+)
 
 _UNPROJECTED = "text_encoders.clip_l.transformer."  # SD3 takes the pooled vector as it is
 _OPEN_CLIPS = ("cond_stage_model.model.", "conditioner.embedders.1.model.")  # SD 2, SDXL's second
@@ -35,7 +40,7 @@ def in_own_names(module: Any, weights: Weights) -> Weights:
     known = SINGLE_FILE_LOADABLE_CLASSES.get(kind)
     if known is None:
         raise WeightsError(f"{_file(weights)} does not name its tensors as {kind} does.")
-    tensors = {name: weights.read(name) for name in weights.tensors}
+    tensors = {name: read_rows(weights, name) for name in weights.tensors}
     convert = known["checkpoint_mapping_fn"]
     problem = f"{_file(weights)} holds no {kind} as it is known"
     with unfit(problem):
@@ -52,7 +57,7 @@ def text_in_own_names(config: Any, weights: Weights) -> Weights:
     for prefix in _TEXT_PREFIXES:
         own = [name for name in names if name.startswith(prefix)]
         if own and _width(weights, own) == width:
-            tensors = {name: weights.read(name) for name in own}
+            tensors = {name: read_rows(weights, name) for name in own}
             return HeldWeights(_converted_text(config, prefix, tensors), weights)
     return weights
 

@@ -15,11 +15,14 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 
+from triptych.core.block_formats import FORMATS
 from triptych.core.errors import WeightsError
-from triptych.core.weights.gguf import output_dtype, read_values
+from triptych.core.kernels.dequantise import PackedTensor
+from triptych.core.weights.gguf import block_format, output_dtype, read_blocks, read_values
 from triptych.core.weights.gguf_header import GgufFile, open_gguf
 from triptych.core.weights.layout import TensorInfo, read_json
 from triptych.core.weights.tensors.checkpoint import Checkpoint, TensorSource
+from triptych.modalities.diffusion.engine.loading.block_rows import BlockRows
 
 UNFIT = (
     ArithmeticError,
@@ -65,6 +68,10 @@ class Weights(TensorSource, Protocol):
         """The type to hold them in by default."""
         ...
 
+    def read_packed(self, name: str) -> PackedTensor | None:
+        """A matrix in blocks of integers; `None` for any other tensor."""
+        ...
+
 
 @contextmanager
 def open_weights(folder: Path, file: Path | None) -> Iterator[Weights]:
@@ -81,7 +88,7 @@ def open_weights(folder: Path, file: Path | None) -> Iterator[Weights]:
 
 
 class GgufWeights:
-    """Tensors of a GGUF file, dequantised one at a time as they are read."""
+    """Tensors of a GGUF file, one at a time: matrices in their blocks, or dequantised."""
 
     def __init__(self, file: GgufFile, config: Mapping[str, Any]) -> None:
         self.config = config
@@ -89,7 +96,7 @@ class GgufWeights:
         self._type = output_dtype(file)
         self.dtype = _GGUF_DTYPES[self._type]
         self.tensors = {
-            name: TensorInfo(name, self._shape(name), self._type, file.name)
+            name: TensorInfo(name, self._shape(name), self._type, file.name, self._format(name))
             for name in file.tensors
         }
 
@@ -97,6 +104,19 @@ class GgufWeights:
         """The tensor's values, in bfloat16 where the file is quantised."""
         values = read_values(self._file, self._file.tensors[name], self._type)
         return torch.from_numpy(values).view(self.dtype).reshape(self.tensors[name].shape)
+
+    def read_packed(self, name: str) -> PackedTensor | None:
+        """A matrix in blocks. Raises `WeightsError` for what is not finite."""
+        form = self.tensors[name].format
+        if not form:
+            return None
+        blocks = read_blocks(self._file, self._file.tensors[name], self._type)
+        return PackedTensor(torch.from_numpy(blocks), FORMATS[form])
+
+    def _format(self, name: str) -> str:
+        """That of blocks, unless the tensor was flattened to have them."""
+        is_flat = _SHAPE_KEY + name in self._file.metadata
+        return "" if is_flat else block_format(self._file.tensors[name])
 
     def _shape(self, name: str) -> tuple[int, ...]:
         """As the model has it: some files flatten what has blocks of another length."""
@@ -118,10 +138,31 @@ class HeldWeights:
         self._values = dict(values)
         file = next(iter(given.tensors.values())).file
         self.tensors = {
-            name: TensorInfo(name, tuple(tensor.shape), "F32", file)
+            name: TensorInfo(name, tuple(tensor.shape), "F32", file, _format_of(tensor))
             for name, tensor in values.items()
         }
 
     def read(self, name: str) -> Tensor:
         """The tensor, once."""
-        return self._values.pop(name)
+        value = self._values.pop(name)
+        if isinstance(value, BlockRows):
+            return value.packed.dequantise(value.values_dtype)
+        return value
+
+    def read_packed(self, name: str) -> PackedTensor | None:
+        """A matrix in blocks, once."""
+        value = self._values[name]
+        if not isinstance(value, BlockRows):
+            return None
+        del self._values[name]
+        return value.packed
+
+
+def read_rows(weights: Weights, name: str) -> Tensor:
+    """A tensor for a conversion of names, in its blocks where it has any."""
+    packed = weights.read_packed(name)
+    return weights.read(name) if packed is None else BlockRows.of(packed, weights.dtype)
+
+
+def _format_of(tensor: Tensor) -> str:
+    return tensor.packed.format.name if isinstance(tensor, BlockRows) else ""

@@ -20,12 +20,14 @@ from numpy.typing import NDArray
 
 from triptych.core.config import SpeechOptions
 from triptych.core.decoders.native import position_values
+from triptych.core.decoders.tensor_names import AS_STORED
 from triptych.core.engine.text_head import CausalModel
 from triptych.core.frames import END_FRAME_ID, frame_id
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.attention import KvLayout
 from triptych.core.layers.decoder import DecoderConfig
 from triptych.core.sampling.sampler import LOGIT_BYTES
+from triptych.core.weights.encoding import WeightEncoding
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.core.weights.tensors.loading import Target, load_tensors
 from triptych.modalities.tts.engine.codecs.loading import HubCodec
@@ -64,6 +66,7 @@ class SpeechSetup:
     dtype: torch.dtype
     device: torch.device
     native: NativeKernels | None = None
+    encoding: WeightEncoding = AS_STORED
 
 
 class SpeechBlueprint(Protocol):

@@ -35,6 +35,7 @@ from triptych.core.layers.decoder import DecoderConfig, DecoderStack
 from triptych.core.layers.linear import Linear
 from triptych.core.plan import StepCodes
 from triptych.core.sampling.sampler import LOGIT_BYTES, FrameSampler
+from triptych.core.weights.encoding import WeightEncoding
 from triptych.core.weights.tensors.loading import Target, TensorTarget
 from triptych.modalities.tts.engine.codecs.loading import HubCodec
 from triptych.modalities.tts.engine.frame_head import FrameDraws, FrameInputs
@@ -133,13 +134,16 @@ class CsmModel:
             config, self.codebooks, max_batch_size=max_batch_size, dtype=dtype, device=device
         )
 
-    def targets(self, codebooks_name: str) -> Iterator[Target]:
-        """Every tensor, and the view it goes to; `codebooks_name` is where the codes' table is."""
+    def targets(self, codebooks_name: str, encoding: WeightEncoding) -> Iterator[Target]:
+        """Every tensor, and the view it goes to; the layers' are held as `encoding` says.
+
+        `codebooks_name` is where the codes' table is.
+        """
         yield TensorTarget("embed_text_tokens.weight", self.text_WC)
         yield TensorTarget(codebooks_name, self.codebooks.weight_EC)
         yield TensorTarget("lm_head.weight", self.head.weight_OI)
-        yield from stack_targets(self.backbone, "backbone_model")
-        yield from self.depth.targets("depth_decoder")
+        yield from stack_targets(self.backbone, "backbone_model", encoding)
+        yield from self.depth.targets("depth_decoder", encoding)
 
     def prepare(self, native: NativeKernels | None = None) -> None:
         """Bring the loaded weights into the layout the step uses."""
@@ -196,9 +200,9 @@ class DepthDecoder:
         self._max_batch_size = max_batch_size
         self._positions_Q = torch.arange(self._num_codes, device=device)
 
-    def targets(self, prefix: str) -> Iterator[Target]:
+    def targets(self, prefix: str, encoding: WeightEncoding) -> Iterator[Target]:
         """As `CsmModel.targets`."""
-        yield from stack_targets(self._stack, f"{prefix}.model")
+        yield from stack_targets(self._stack, f"{prefix}.model", encoding)
         yield TensorTarget(
             f"{prefix}.model.inputs_embeds_projector.weight", self._projector.weight_OI
         )
@@ -300,7 +304,7 @@ class CsmBlueprint(CloningBlueprint[CsmModel]):
     def targets(self, model: CsmModel, names: Collection[str] = ()) -> Iterable[Target]:
         """Both decoders share a table of codes, which a checkpoint has under one name or both."""
         held = [name for name in _CODEBOOK_NAMES if name in names] or _CODEBOOK_NAMES
-        return model.targets(held[0])
+        return model.targets(held[0], self._setup.encoding)
 
     def is_unused(self, name: str) -> bool:
         """The codec is loaded by itself; both decoders' tables of codes are one."""

@@ -38,6 +38,7 @@ from triptych.core.layers.decoder import DecoderConfig, DecoderLayer, DecoderSta
 from triptych.core.layers.linear import Linear
 from triptych.core.plan import StepCodes
 from triptych.core.sampling.sampler import FrameSampler
+from triptych.core.weights.encoding import WeightEncoding
 from triptych.core.weights.tensors.loading import Target, TensorTarget
 from triptych.modalities.tts.configs.higgs import CODEC_FOLDER
 from triptych.modalities.tts.engine.codecs.loading import HubCodec
@@ -108,18 +109,18 @@ class HiggsModel:
         self.draw_state: Sequence[torch.Tensor] = (self._num_ended_S,)
         self._order_Q = torch.arange(self.num_codes, device=device)
 
-    def targets(self) -> Iterator[Target]:
-        """Every tensor, and the view it goes to."""
+    def targets(self, encoding: WeightEncoding) -> Iterator[Target]:
+        """Every tensor, and the view it goes to; the layers' are held as `encoding` says."""
         yield TensorTarget("model.embed_tokens.weight", self.text_WC)
         name = "model.embed_audio_tokens.embed_audio_tokens.weight"
         yield TensorTarget(name, self.codebooks.weight_EC)
         yield TensorTarget("audio_lm_head.weight", self.head.weight_OI)
-        yield from stack_targets(self.words, "model")
+        yield from stack_targets(self.words, "model", encoding)
         for index, layer in enumerate(self.sound.layers):
             prefix = f"model.layers.{index}.audio"
             yield TensorTarget(f"{prefix}_input_layernorm.weight", layer.input_norm.weight_C)
             yield TensorTarget(f"{prefix}_post_attention_layernorm.weight", layer.mlp_norm.weight_C)
-            yield from mlp_targets(f"{prefix}_mlp", layer.mlp)
+            yield from mlp_targets(f"{prefix}_mlp", layer.mlp, encoding)
 
     def prepare(self, native: NativeKernels | None = None) -> None:
         """Bring the loaded weights into the layout the step uses."""
@@ -202,7 +203,7 @@ class HiggsBlueprint(CloningBlueprint[HiggsModel]):
 
     def targets(self, model: HiggsModel, names: Collection[str] = ()) -> Iterable[Target]:
         """Every tensor has one name."""
-        return model.targets()
+        return model.targets(self._setup.encoding)
 
     def is_unused(self, name: str) -> bool:
         """What writes words, and offsets that follow from the configuration."""

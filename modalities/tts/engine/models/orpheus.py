@@ -35,6 +35,7 @@ class OrpheusBlueprint(NativeBlueprint, SpeechBlueprint):
             dtype=setup.dtype,
             device=setup.device,
             native=setup.native,
+            encoding=setup.encoding,
         )
         self._block = read_speech_block(config)
         self._codec = HubCodec(setup.folder / self._block.codec, setup.options, native=setup.native)

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from support.pictures import picture, saved
@@ -16,14 +17,17 @@ from triptych.core.frames import FIRST_FRAME_ID
 from triptych.core.media.fetch import Fetched
 from triptych.core.prompt_content import Array
 from triptych.core.tokens import TokenRequest
+from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.api.multimodal import PictureSource
+from triptych.modalities.vlm.api import preparation
 from triptych.modalities.vlm.api.preparation import (
     InProcessPreparation,
     PictureProcessorCache,
     ask_facts,
+    remembered_facts,
 )
 from triptych.modalities.vlm.api.prompt_encoder import RUN, VisionPromptEncoder
-from triptych.modalities.vlm.prepared import PreparedPicture
+from triptych.modalities.vlm.prepared import PreparedPicture, VisionFacts
 from triptych.modalities.vlm.processing.probe import read_facts
 
 CONFIG = Config(server=ServerOptions(), vision=VisionOptions(max_pictures=3))
@@ -168,6 +172,28 @@ async def test_tenants_share_nothing_of_a_picture(encoder: VisionPromptEncoder) 
 def test_facts_are_read_without_torch_and_are_the_same(tmp_path: Path) -> None:
     model = write_vision_folder(tmp_path)
     assert ask_facts([model.folder]) == (read_facts(model.folder),)
+
+
+def test_facts_are_asked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    facts = (VisionFacts("<image>", {"vocab_size": 7}),)
+
+    def ask(folders: list[str]) -> tuple[VisionFacts, ...]:
+        asked.append(folders)
+        return facts
+
+    monkeypatch.setattr(preparation, "ask_facts", ask)
+    one = ResolvedModel(name="a", reference="a", folder="here", digest="1")
+    other = msgspec.structs.replace(one, digest="2")
+    for model in (one, one, other, one):
+        assert remembered_facts([model], str(tmp_path)) == facts
+    assert len(asked) == 2
+    for each in (tmp_path / "facts").iterdir():
+        each.write_bytes(b"{")
+    assert remembered_facts([one], str(tmp_path)) == facts
+    assert len(asked) == 3
+    (tmp_path / "file").write_bytes(b"")
+    assert remembered_facts([one], str(tmp_path / "file")) == facts
 
 
 class Kitchen:

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from triptych.core.decoders.tensor_names import stack_targets
+from triptych.core.decoders.tensor_names import AS_STORED, stack_targets
 from triptych.core.devices.transfer import sent
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.attention import AttentionConfig, KvCache, PagedStep
@@ -36,6 +36,7 @@ from triptych.core.layers.native_linear import pack_linears
 from triptych.core.layers.rotary import RopeConfig
 from triptych.core.plan import StepCodes
 from triptych.core.sampling.sampler import FrameSampler
+from triptych.core.weights.encoding import WeightEncoding
 from triptych.core.weights.tensors.loading import Target, TensorTarget
 from triptych.modalities.tts.configs.voice import AcousticConfig, CodecConfig, VoiceConfig
 from triptych.modalities.tts.engine.frame_head import FrameDraws, FrameInputs
@@ -182,9 +183,9 @@ class AcousticModel:
         self._held_SL = torch.zeros_like(self._due_SL)
         self._prompts: dict[int, Sequence[int]] = {}
 
-    def targets(self) -> Iterator[Target]:
-        """Every tensor of the checkpoint that the model needs."""
-        yield from stack_targets(self.stack, "talker.stack")
+    def targets(self, encoding: WeightEncoding = AS_STORED) -> Iterator[Target]:
+        """Every tensor of the checkpoint that the model needs; the layers' are held so."""
+        yield from stack_targets(self.stack, "talker.stack", encoding)
         for name, tensor in self.ends.state_dict().items():
             yield TensorTarget(f"talker.{name}", tensor)
 

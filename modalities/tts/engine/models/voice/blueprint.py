@@ -76,7 +76,7 @@ class VoiceBlueprint(FrameBlueprint[AcousticModel]):
 
     def targets(self, model: AcousticModel, names: Collection[str] = ()) -> Iterable[Target]:
         """Every tensor has one name."""
-        return model.targets()
+        return model.targets(self._setup.encoding)
 
     def is_unused(self, name: str) -> bool:
         """The codec is loaded by itself."""

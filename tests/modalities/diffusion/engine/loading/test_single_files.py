@@ -153,7 +153,7 @@ def test_a_quantised_transformer_is_near_the_float_one(tmp_path: Path) -> None:
     [
         ("unet", "not understood"),
         ("unet.color=red", "fields path, weight_path, quantization_encoding"),
-        ("unet.quantization_encoding=q4_k", "give it as weight_path"),
+        ("unet.quantization_encoding=gptq", "is one of float32, .*, q8_0, .* not 'gptq'"),
         ("transformer.quantization_encoding=float16", "names the part 'transformer'; .* unet"),
         ("tokenizer.quantization_encoding=float16", "has no weights"),
         ("os.path=/tmp", "names the part 'os'"),
