@@ -25,6 +25,7 @@ from triptych.core.options.declaration import (
     option,
 )
 from triptych.core.options.media import ImageOptions, SpeechOptions, VisionOptions
+from triptych.core.options.replicas import ReplicaOptions
 from triptych.core.options.store import StoreOptions
 
 __all__ = (
@@ -34,6 +35,7 @@ __all__ = (
     "DeviceOptions",
     "ImageOptions",
     "ModelOptions",
+    "ReplicaOptions",
     "ScheduleOptions",
     "ServerOptions",
     "SpeechOptions",
@@ -480,4 +482,5 @@ class Config:
     vision: VisionOptions = VisionOptions()
     server: ServerOptions = ServerOptions()
     store: StoreOptions = StoreOptions()
+    replicas: ReplicaOptions = ReplicaOptions()
     debug: DebugOptions = DebugOptions()

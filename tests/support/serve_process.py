@@ -61,13 +61,14 @@ def eventually(condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:
 
 
 class Server:
-    """A running `triptych serve`."""
+    """A running `triptych serve`, with the options of `$LIVE_SERVER_OPTIONS` beside its own."""
 
     def __init__(self, *arguments: str, log: Path, port: int = 0, engine: str = "fake") -> None:
         self.port = port or free_port()
         self.log = log
         self._log_file = log.open("wb")
         argv = [sys.executable, "-m", __name__, engine, "--port", str(self.port), *arguments]
+        argv += os.environ.get("LIVE_SERVER_OPTIONS", "").split()
         env = os.environ | {"PYTHONPATH": str(TESTS)}
         self.process = subprocess.Popen(argv, stderr=self._log_file, stdout=self._log_file, env=env)
         self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60)
