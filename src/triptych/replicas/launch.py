@@ -11,9 +11,10 @@ import os
 import signal
 import threading
 import time
+from typing import Any
 
 from triptych.core import logs
-from triptych.core.config import ServerOptions
+from triptych.core.config import Config, ServerOptions
 from triptych.core.errors import ConfigError, SetupError
 from triptych.core.options.table import Resolved
 from triptych.modalities.registry import resolve_models
@@ -74,21 +75,23 @@ def _join(plan: ReplicaPlan, resolved: Resolved, startup: Startup) -> None:
     import ray
 
     started_s = time.monotonic()
-    quiet = {"log_to_driver": resolved.config.server.log_level == "debug"}
-    if plan.address:
-        try:
-            ray.init(address=plan.address, **quiet)
-        except (ConnectionError, ValueError) as error:
-            raise SetupError(f"There is no Ray cluster at --ray-address {plan.address}.") from error
-    else:
-        threads = plan.engine_config(resolved.config).device.threads
-        ray.init(
-            num_cpus=max(os.cpu_count() or 1, plan.most * threads),
-            include_dashboard=False,
-            object_store_memory=_OBJECT_STORE_BYTES,
-            **quiet,
-        )
+    where = {"address": plan.address} if plan.address else _own_cluster(plan, resolved.config)
+    try:
+        ray.init(**where, log_to_driver=resolved.config.server.log_level == "debug")
+    except Exception as error:  # Ray has no type of its own for this
+        place = f"at --ray-address {plan.address}" if plan.address else "to be started here"
+        raise SetupError(f"There is no Ray cluster {place}: {error}") from error
     startup.phase("ray", time.monotonic() - started_s, plan.address or "a cluster of its own")
+
+
+def _own_cluster(plan: ReplicaPlan, config: Config) -> dict[str, Any]:
+    """A cluster on this machine that counts a core for each thread of all replicas."""
+    threads = plan.engine_config(config).device.threads
+    return {
+        "num_cpus": max(os.cpu_count() or 1, plan.most * threads),
+        "include_dashboard": False,
+        "object_store_memory": _OBJECT_STORE_BYTES,
+    }
 
 
 def _deploy(resolved: Resolved, plan: ReplicaPlan, startup: Startup) -> None:
