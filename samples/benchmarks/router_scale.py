@@ -16,6 +16,7 @@ import heapq
 import itertools
 import json
 import random
+import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -37,6 +38,7 @@ NUM_PAGES = 1024
 TOKEN_S = 1e-4  # a device that reads 10,000 tokens a second
 ANSWER_TOKEN_S = 5e-4  # and writes 2,000, for all rows together
 REPORT_S = 1.0
+PAUSE_S = 5.0  # of a user between turns
 POLICIES: tuple[RoutingPolicy, ...] = ("predicted", "round-robin")
 
 
@@ -170,7 +172,8 @@ class World:
         self.events: list[tuple[float, int, str, object]] = []
         self.waits_s: list[float] = []
         self.num_held = self.num_asked = 0
-        self.router_s = self.keys_s = 0.0
+        self.router_s: list[float] = []
+        self.keys_s: list[float] = []
 
     def run(self, num_requests: int) -> Outcome:
         """Until so many requests were sent; the first fifth warms the caches up."""
@@ -193,8 +196,8 @@ class World:
             wait_p99_s=waits[int(0.99 * len(waits))],
             utilisation=sum(each.busy_s for each in self.devices.values())
             / (now_s * len(self.devices)),
-            router_us=1e6 * self.router_s / num_requests,
-            keys_us=1e6 * self.keys_s / num_requests,
+            router_us=1e6 * statistics.median(self.router_s),
+            keys_us=1e6 * statistics.median(self.keys_s),
         )
 
     def _at(self, at_s: float, kind: str, what: object) -> None:
@@ -216,7 +219,7 @@ class World:
         self.num_asked += len(conversation.tokens)
         self._at(device.free_s, "end", (request_id, name))
         if conversation.num_left:
-            self._at(device.free_s + self.traffic.pause_s(1 / 20), "turn", conversation)
+            self._at(device.free_s + self.traffic.pause_s(1 / PAUSE_S), "turn", conversation)
 
     def _route(self, request_id: str, request: TokenRequest) -> str:
         begun_s = time.perf_counter()
@@ -225,15 +228,13 @@ class World:
         name = self.router.choose(routed)
         assert name is not None
         self.router.begin(request_id, name, routed)
-        self.router_s += time.perf_counter() - keyed_s
-        self.keys_s += keyed_s - begun_s
+        self.router_s.append(time.perf_counter() - keyed_s)
+        self.keys_s.append(keyed_s - begun_s)
         return name
 
     def _end(self, now_s: float, what: object) -> None:
         request_id, name = what  # type: ignore[misc]
-        begun_s = time.perf_counter()
         self.router.end(request_id)
-        self.router_s += time.perf_counter() - begun_s
         device = self.devices[name]
         device.num_waiting -= 1
         device.jobs.end()
@@ -302,8 +303,8 @@ def main() -> None:
     """Simulate, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--replicas", type=int, nargs="+", default=[2, 10, 30, 100, 300, 1000])
-    parser.add_argument("--requests", type=int, default=60, help="of each replica")
-    parser.add_argument("--rate", type=float, default=4.0, help="requests a second and replica")
+    parser.add_argument("--requests", type=int, default=150, help="of each replica")
+    parser.add_argument("--rate", type=float, default=6.0, help="requests a second and replica")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
     args = parser.parse_args()
