@@ -236,7 +236,7 @@ def _resolving(folder: Path) -> set[str]:
 
 
 def _serving(place: str) -> set[str]:
-    """What a start reads: the plan of replicas, and the supervisor, whose children leave at once."""
+    """What a start reads: the plan, and the supervisor, whose children leave at once."""
     leave = (sys.executable, "-c", "raise SystemExit(3)")
     options = Config(models=ModelOptions(model=(place,)), server=ServerOptions(port=0))
     config, seen = watched(options)
