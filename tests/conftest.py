@@ -40,11 +40,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("no_cover")
 
 
+def pytest_collection() -> None:
+    """No collection of garbage while modules are imported: almost all that they make stays."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """What the modules hold stays until the end: no collection of garbage looks at it again.
 
     It is a million objects, and each app that a test builds brings on a full collection.
     """
+    gc.enable()
     gc.collect()
     gc.freeze()
 

@@ -20,7 +20,7 @@ from support.full_app import MODELS, FullApp, open_full_app
 from triptych.core.http.sse import described
 
 BENCHMARKS = Path(__file__).parents[2] / "samples" / "benchmarks"
-NUM_CASES = 1500
+NUM_CASES = 800
 
 
 def fuzzer(app: FastAPI) -> Any:

@@ -1,6 +1,7 @@
 import logging
 import shutil
 import stat
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,16 +19,26 @@ from triptych.core.lookups import Lookup, listening
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("base") / "kernels")
+def built(kernels_of: Callable[[str], NativeKernels]) -> Path:
+    return kernels_of("portable").path
 
 
 @pytest.fixture
 def folder(built: Path, tmp_path: Path) -> Path:
-    """A private copy of the folder with the built library."""
+    """A private folder with the built library."""
     copy = tmp_path / "kernels"
-    shutil.copytree(built.parent, copy)
+    copy.mkdir()
+    shutil.copy(built, copy)
     return copy
+
+
+@pytest.fixture
+def one_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sources that take no time to compile."""
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    (sources / "one.c").write_text("int one(void) { return 1; }")
+    monkeypatch.setattr(build_module, "_SOURCES", sources)
 
 
 def no_compiler(*_: object) -> None:
@@ -46,8 +57,10 @@ def test_the_folder_is_private(folder: Path) -> None:
     assert [path.suffix for path in folder.iterdir()] == [".so"]
 
 
-def test_a_damaged_library_is_built_again(folder: Path) -> None:
-    (path,) = folder.iterdir()
+@pytest.mark.usefixtures("one_source")
+def test_a_damaged_library_is_built_again(tmp_path: Path) -> None:
+    folder = tmp_path / "kernels"
+    path = build(folder)
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
@@ -56,22 +69,14 @@ def test_a_damaged_library_is_built_again(folder: Path) -> None:
     assert list(folder.iterdir()) == [rebuilt]
 
 
-def test_other_sources_make_another_library(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sources = tmp_path / "sources"
-    sources.mkdir()
-    (sources / "one.c").write_text("int one(void) { return 1; }")
-    monkeypatch.setattr(build_module, "_SOURCES", sources)
+@pytest.mark.usefixtures("one_source")
+def test_other_sources_make_another_library(folder: Path) -> None:
     build(folder)
     assert len(list(folder.iterdir())) == 2
 
 
-def test_concurrent_builds_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sources = tmp_path / "sources"
-    sources.mkdir()
-    (sources / "one.c").write_text("int one(void) { return 1; }")
-    monkeypatch.setattr(build_module, "_SOURCES", sources)
+@pytest.mark.usefixtures("one_source")
+def test_concurrent_builds_agree(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as threads:
         paths = set(threads.map(build, [tmp_path / "kernels"] * 4))
     assert set((tmp_path / "kernels").iterdir()) == paths
@@ -115,22 +120,22 @@ def test_torch_builds_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "kernels").exists()
 
 
-def test_a_level_is_honoured_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernels = NativeKernels.open("auto", tmp_path, "portable")
+def test_a_level_is_honoured_or_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = NativeKernels.open("auto", folder, "portable")
     assert kernels is not None
     assert kernels.level == "portable"
     with pytest.raises(DeviceError, match="--cpu-kernels turns off"):
-        NativeKernels.open("torch", tmp_path, "portable")
+        NativeKernels.open("torch", folder, "portable")
     monkeypatch.setattr(build_module, "_macros", lambda *_: frozenset())
     with pytest.raises(DeviceError, match="no avx2: use --cpu-isa portable"):
-        NativeKernels.open("auto", tmp_path, "avx2")
+        NativeKernels.open("auto", folder, "avx2")
     monkeypatch.setattr(build_module, "_COMPILERS", ("no-such-compiler",))
     with pytest.raises(DeviceError, match="No native kernels: no C compiler"):
-        NativeKernels.open("auto", tmp_path, "avx2")
+        NativeKernels.open("auto", folder, "avx2")
 
 
 def test_where_the_system_refuses_a_level_the_next_one_serves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def without_permission(folder: Path, level: str) -> Path:
         if level == "avx2":
@@ -139,7 +144,7 @@ def test_where_the_system_refuses_a_level_the_next_one_serves(
 
     monkeypatch.setattr(library_module, "supported_levels", lambda: ("avx2", "portable"))
     monkeypatch.setattr(library_module, "build", without_permission)
-    kernels = NativeKernels.open("auto", tmp_path)
+    kernels = NativeKernels.open("auto", folder)
     assert kernels is not None
     assert kernels.level == "portable"
 
