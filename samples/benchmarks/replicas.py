@@ -3,8 +3,8 @@
     pip install 'triptych[ray]'
     python samples/benchmarks/replicas.py --output docs/benchmarks/replicas.md
 
-Each replica has one thread. `prefixes`: groups of chats share a long beginning, more of them than
-one replica's cache holds; by predicted seconds and in turn. `kill`: SIGKILL of an engine under
+Each replica has one thread. `prefixes`: groups of three chats share a long beginning, six groups
+at a time; by predicted seconds and in turn. `kill`: SIGKILL of an engine under
 load. `upgrade`: the same command once more, with `--ray-address`, under load.
 """
 
@@ -35,8 +35,9 @@ from pages import markdown_table, write_section
 MODEL = "smollm2-135m-instruct"
 OPTIONS = ("--model", MODEL, "--threads", "1", "--max-length", "2048", "--max-batch-size", "16")
 CACHE_MB = 96  # about 4,000 tokens
-NUM_GROUPS = 16
-NUM_OF_GROUP = 5
+NUM_GROUPS = 24
+NUM_OF_GROUP = 3
+NUM_AT_ONCE = 6
 SHARED_WORDS = 300
 START_S = 300.0
 
@@ -120,15 +121,18 @@ def environment(folder: str) -> dict[str, str]:
 
 
 def questions(seed: int) -> list[str]:
-    """Every group's words and a question, in random order."""
+    """Every group's words and a question; some groups at a time, each of them in random order."""
     words = ["river", "stone", "cloud", "amber", "north", "seven", "paper", "light", "wheel"]
     order = random.Random(seed)
     asked = []
-    for group in range(NUM_GROUPS):
-        own = random.Random(group)
-        shared = " ".join(own.choice(words) for _ in range(SHARED_WORDS))
-        asked += [f"{shared}. Question {number}: what now?" for number in range(NUM_OF_GROUP)]
-    order.shuffle(asked)
+    for first in range(0, NUM_GROUPS, NUM_AT_ONCE):
+        together = []
+        for group in range(first, first + NUM_AT_ONCE):
+            own = random.Random(group)
+            shared = " ".join(own.choice(words) for _ in range(SHARED_WORDS))
+            together += [f"{shared}. Question {n}: what now?" for n in range(NUM_OF_GROUP)]
+        order.shuffle(together)
+        asked += together
     return asked
 
 
