@@ -3,7 +3,7 @@
 Owns the choice, and the account of what was sent where. Everything is in seconds: the work before a
 request on a replica's device, less what is saved by what the replica holds (a beginning of the
 prompt, an adapter), plus what it must load first. So a request follows its prefix only as far as
-that is quicker than to go where there is least to do. Belongs to one thread.
+the work spared is worth the wait. Belongs to one thread.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ UNKNOWN_JOB_S = 0.1
 UNKNOWN_TOKEN_S = 1e-5
 ADAPTER_S = 0.01
 """What a replica saves that ran a request's adapter lately."""
+SAVED_WEIGHT = 2.0
+"""What is saved counts for the request itself, and for those that would wait behind its work."""
 MODEL_S = 10.0
 """What it takes to load a model that is not in memory."""
 
@@ -216,7 +218,8 @@ class ReplicaRouter:
             done_s -= ADAPTER_S
         for level in range(len(masks) - 1, -1, -1):
             if masks[level] & bit:
-                done_s -= CUTS[level] * report.token_s.get(request.model, UNKNOWN_TOKEN_S)
+                token_s = report.token_s.get(request.model, UNKNOWN_TOKEN_S)
+                done_s -= SAVED_WEIGHT * _num_held(request, level) * token_s
                 break
         return done_s
 
@@ -226,3 +229,9 @@ class ReplicaRouter:
         self._num_chosen += 1
         names = list(self._replicas)
         return names[self._num_chosen % len(names)]
+
+
+def _num_held(request: RoutedRequest, level: int) -> float:
+    """Tokens likely to be held where this level is: its own, and half of those to the next one."""
+    beyond = CUTS[level + 1] if level + 1 < len(CUTS) else request.num_tokens
+    return (CUTS[level] + min(beyond, request.num_tokens)) / 2

@@ -11,6 +11,7 @@ from triptych.core.router.report import LoadReport
 from triptych.core.router.request import CUTS, RoutedRequest, prefix_keys
 from triptych.core.router.router import (
     ADAPTER_S,
+    SAVED_WEIGHT,
     UNKNOWN_JOB_S,
     UNKNOWN_TOKEN_S,
     ReplicaRouter,
@@ -61,10 +62,10 @@ def test_requests_without_a_prefix_go_where_there_is_least_to_do() -> None:
 
 def test_a_prefix_is_followed_as_far_as_it_saves_time() -> None:
     router = of_three()
-    request = prompt(0, 1024)  # saves a second
+    request = prompt(0, 512)  # saves half a second, which counts twice
     home = send(router, "0", request)
     sent = [send(router, str(i), request) for i in range(1, 6)]
-    assert sent == [home] * 5, "until its queue is as long as what is saved"
+    assert sent == [home] * 5, "until its queue is as long as that"
     assert send(router, "6", request) != home
 
 
@@ -195,7 +196,7 @@ class RandomTraffic(RuleBasedStateMachine):
             return
         assert name in self.alive, "the dead get nothing"
         least_s = min(map(self.router.load_s, self.alive))
-        saved_s = num_tokens * max(TOKEN_S, UNKNOWN_TOKEN_S) + ADAPTER_S
+        saved_s = SAVED_WEIGHT * num_tokens * max(TOKEN_S, UNKNOWN_TOKEN_S) + ADAPTER_S
         assert self.router.load_s(name) <= least_s + saved_s, "balance is bounded by what is saved"
         self.num_sent += 1
         self.router.begin(str(self.num_sent), name, request)
