@@ -81,7 +81,7 @@ class Server:
         if self.process.poll() is None:
             self.signal()  # twice: at once, but leaving nothing behind
             self.signal(signal.SIGINT)
-        self.process.wait(30)
+        self.process.wait(60)
         self._log_file.close()
         print(self.output)  # shown where a test fails
 
@@ -95,10 +95,10 @@ class Server:
         return openai.OpenAI(base_url=url, api_key="none", max_retries=0)
 
     def health(self) -> dict[str, Any]:
-        """What `/readyz` says; an empty dict while there is no answer."""
+        """What `/readyz` says; an empty dict while there is no answer, or a proxy's own."""
         try:
             return dict(self.client.get("/readyz").json())
-        except httpx.TransportError:
+        except (httpx.TransportError, ValueError):
             return {}
 
     def wait_ready(self, num_restarts: int = 0) -> None:

@@ -11,7 +11,9 @@ import os
 import signal
 import threading
 import time
-from typing import Any
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, NoReturn
 
 from triptych.core import logs
 from triptych.core.config import Config, ServerOptions
@@ -43,12 +45,12 @@ def launch(resolved: Resolved, plan: ReplicaPlan) -> int:
     stopped = threading.Event()
     _resolve(resolved, startup)
     _join(plan, resolved, startup)
-    for number in (signal.SIGTERM, signal.SIGINT):  # Ray has set its own
-        signal.signal(number, lambda *_: stopped.set())
     try:
+        _on_signals(_leave)  # Ray has set its own; there is nothing to drain yet
         _deploy(resolved, plan, startup)
         if plan.address:
             return 0
+        _on_signals(lambda *given: _leave(*given) if stopped.is_set() else stopped.set())
         stopped.wait()
         _log.info("shutting down: finishing what is in flight")
         serve.delete(APPLICATION)
@@ -56,6 +58,15 @@ def launch(resolved: Resolved, plan: ReplicaPlan) -> int:
     finally:
         ray.shutdown()
     return 0
+
+
+def _on_signals(handler: Callable[[int, FrameType | None], object]) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, handler)
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def _resolve(resolved: Resolved, startup: Startup) -> None:
