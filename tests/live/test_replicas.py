@@ -108,7 +108,9 @@ def test_errors_are_typed(server: Server, client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as unknown:
         client.chat.completions.create(model="none", messages=[{"role": "user", "content": "x"}])
     assert unknown.value.code == "model_not_found"
-    assert server.client.post("/v1/chat/completions", content=b"{").status_code == 400
+    headers = {"content-type": "application/json"}
+    broken = server.client.post("/v1/chat/completions", content=b"{", headers=headers)
+    assert broken.status_code == 400
 
 
 def test_an_upgrade_keeps_answering(server: Server, client: openai.OpenAI) -> None:
