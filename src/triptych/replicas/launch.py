@@ -92,7 +92,8 @@ def _join(plan: ReplicaPlan, resolved: Resolved, startup: Startup) -> None:
     except Exception as error:  # Ray has no type of its own for this
         place = f"at --ray-address {plan.address}" if plan.address else "to be started here"
         raise SetupError(f"There is no Ray cluster {place}: {error}") from error
-    startup.phase("ray", time.monotonic() - started_s, plan.address or "a cluster of its own")
+    address = ray.get_runtime_context().gcs_address
+    startup.phase("ray", time.monotonic() - started_s, f"cluster {address}")
 
 
 def _own_cluster(plan: ReplicaPlan, config: Config) -> dict[str, Any]:
