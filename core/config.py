@@ -227,9 +227,11 @@ class CacheOptions:
     )
     kv_cache_format: str = option(
         "auto",
-        "Type of cached keys and values; `auto` follows the weights' compute type.",
+        "Type of cached keys and values; `auto` follows the weights' compute type."
+        " float8_e4m3fn and int8, with a scale for each token and head, take half of bfloat16's"
+        " memory.",
         aliases=("--kv-cache-dtype",),
-        choices=("auto", "float32", "bfloat16", "float16"),
+        choices=("auto", "float32", "bfloat16", "float16", "float8_e4m3fn", "int8"),
     )
     kv_cache_memory_mb: int = option(
         0,

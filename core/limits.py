@@ -73,7 +73,7 @@ MIN_FILE_LIFETIME_S = 3600
 MAX_BATCHES_LISTED = 100
 MAX_BATCH_LINES = 50_000
 MAX_ACTIVE_BATCHES = 64
-"""Batches of all callers that wait or run."""
+"""Batches of one caller that wait or run."""
 MAX_BATCH_WINDOW_S = 7 * 86400
 
 # Sampling

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
 
@@ -60,6 +60,13 @@ def split_series(series: str) -> tuple[str, dict[str, str]]:
         for key, value in _LABEL.findall(match[2] or "")
     }
     return match[1], labels
+
+
+def labelled(series: Mapping[str, float], name: str) -> Iterator[tuple[dict[str, str], float]]:
+    """The series of that name, by their labels."""
+    for key, value in series.items():
+        if key.startswith(name + "{"):
+            yield split_series(key)[1], value
 
 
 class Histogram:

@@ -33,6 +33,9 @@ _DTYPES = MappingProxyType(
         "float16": torch.float16,
     }
 )
+_PAGE_DTYPES = MappingProxyType(
+    {**_DTYPES, "float8_e4m3fn": torch.float8_e4m3fn, "int8": torch.int8}
+)
 _CPU_CACHE_SHARE = 0.25  # of the ledger: a laptop has other things to do with its memory
 
 _log = logging.getLogger(__name__)
@@ -79,7 +82,7 @@ class ModelMemory:
     def cache_format(self, dtype: torch.dtype) -> tuple[int, torch.dtype]:
         """Tokens per page and the type of keys and values, for a model that computes in `dtype`."""
         options = self._config.cache
-        return options.kv_cache_page_size, _DTYPES.get(options.kv_cache_format, dtype)
+        return options.kv_cache_page_size, _PAGE_DTYPES.get(options.kv_cache_format, dtype)
 
     def native_kernels(self) -> NativeKernels | None:
         """The CPU kernels, where the device and the options have them."""

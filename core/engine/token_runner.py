@@ -118,7 +118,7 @@ class TokenRunner:
         self._page_size = page_size
         shape = (max_batch_size + 1, -(-max_length // page_size))
         self._page_table = np.zeros(shape, dtype=np.int64)
-        self._page_table[-1] = len(kv.k_pages[0]) - 2
+        self._page_table[-1] = kv.num_pages - 2
         self._num_pages = np.zeros(max_batch_size, dtype=np.int64)
         self._graphs = graphs
         self._uploads = Uploads(device)

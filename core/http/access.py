@@ -10,7 +10,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -55,7 +55,7 @@ class Access:
         state["request_id"] = given if _SANE_ID.fullmatch(given) else f"req-{state['call_id']}"
         state["principal"] = Principal()
         state["dialect"] = dialect_of(scope, self._dialects, OPENAI)
-        answer = _StampedResponse(send, state["request_id"], state["dialect"].id_header)
+        answer = _StampedResponse(send, state["dialect"].id_headers(state["request_id"]))
         started_s = time.perf_counter()
         try:
             await self._app(scope, receive, answer.send)
@@ -89,9 +89,9 @@ class Access:
 class _StampedResponse:
     """Stamps the request id on an answer and remembers its status."""
 
-    def __init__(self, send: Send, request_id: str, id_header: str) -> None:
+    def __init__(self, send: Send, id_headers: Mapping[str, str]) -> None:
         self._send = send
-        self._id_headers = dict.fromkeys(filter(None, ("x-request-id", id_header)), request_id)
+        self._id_headers = id_headers
         self.status = 0
 
     async def send(self, message: Message) -> None:

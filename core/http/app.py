@@ -7,15 +7,19 @@ routers.
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Sequence, Set
 from importlib.metadata import version
 from typing import Any
 
-from fastapi import APIRouter, FastAPI
+import msgspec
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 
 from triptych.core.client import EngineClient
 from triptych.core.config import Config, ServerOptions
@@ -47,6 +51,25 @@ class _App(FastAPI):
         return document
 
 
+class _Reference:
+    """The document of an app's routes, made when it is first asked for."""
+
+    def __init__(self, app: _App) -> None:
+        self._app = app
+        self._lock = threading.Lock()
+        self._document = b""
+
+    async def show(self, request: Request) -> Response:
+        """The document. It takes half a second to make, so a thread does that."""
+        document = self._document or await asyncio.to_thread(self._made)
+        return Response(document, media_type="application/json")
+
+    def _made(self) -> bytes:
+        with self._lock:
+            self._document = self._document or msgspec.json.encode(self._app.openapi())
+        return self._document
+
+
 def create_app(
     config: Config,
     client: EngineClient,
@@ -59,9 +82,9 @@ def create_app(
 
     `dialects` are the APIs that `routers` speak beside OpenAI's.
 
-    `app.state` holds `options`, `metrics`, `in_flight`, `keyring`, `upload_budget`, `tasks`,
-    `routes` and `shelf`, an empty one, for routes and for the server. Raises `ConfigError` for API
-    keys that cannot be read.
+    `app.state` holds `options`, `dialects`, `metrics`, `in_flight`, `keyring`, `upload_budget`,
+    `tasks`, `routes` and `shelf`, an empty one, for routes and for the server. Raises `ConfigError`
+    for API keys that cannot be read.
     """
     metrics = HttpMetrics()
     in_flight = InFlight()
@@ -69,6 +92,7 @@ def create_app(
     app = _App(
         title="Triptych",
         version=version("triptych"),
+        openapi_url=None,  # made on the event loop
         docs_url=None,  # they load scripts from elsewhere; the page has its own
         redoc_url=None,
         redirect_slashes=False,  # a redirect would trust the Host header
@@ -80,6 +104,7 @@ def create_app(
         },
     )
     app.state.options = config.server
+    app.state.dialects = tuple(dialects)
     app.state.metrics = metrics
     app.state.in_flight = in_flight
     app.state.keyring = keyring
@@ -91,6 +116,7 @@ def create_app(
     metrics.watch(client.status, lambda: len(in_flight))
     health = health_router(client.status, lambda: in_flight.is_draining)
     events = engine_events_router(EngineEvents(client, cards, in_flight))
+    app.add_route("/openapi.json", _Reference(app).show, include_in_schema=False)
     routes = list(app.routes)
     for router in (*routers, health, metrics_router(metrics), events, models_router(cards)):
         routes += router.routes

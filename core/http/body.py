@@ -33,7 +33,8 @@ from triptych.core.text.threads import on_text_thread
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 # Some strings and what is between them, so that no other thread waits long for the next.
 _STRETCH = re.compile(rb'(?!\Z)[^"]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"?[^"]*+){0,4096}', re.DOTALL)
-_LARGE_BYTES = 2**18
+_LARGE_BYTES = 2**14
+"""A body of so many empty messages takes milliseconds to validate."""
 _JSON = "application/json"
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")

@@ -11,29 +11,36 @@ from starlette.requests import Request
 
 from triptych.core.caller import Caller, Principal
 from triptych.core.config import ServerOptions
+from triptych.core.http.auth import OWN_PRINCIPAL
 from triptych.core.http.metrics import HttpMetrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """`call_id` is unique; `request_id` is what the caller knows the request by."""
+    """`call_id` is unique; `request_id` is what the caller knows the request by.
+
+    The engine may take `limit_s` for it: a batch has a window for all of its lines.
+    """
 
     request_id: str
     call_id: str
     principal: Principal
     arrived_s: float
+    limit_s: float | None
     options: ServerOptions
     metrics: HttpMetrics
 
     @classmethod
     def of(cls, request: Request) -> Context:
         """The context of `request`."""
+        options: ServerOptions = request.app.state.options
         return cls(
             request_id=request.state.request_id,
             call_id=request.state.call_id,
             principal=request.state.principal,
             arrived_s=request.state.arrived_s,
-            options=request.app.state.options,
+            limit_s=None if OWN_PRINCIPAL in request.scope else options.request_timeout_s,
+            options=options,
             metrics=request.app.state.metrics,
         )
 
@@ -43,5 +50,5 @@ class Context:
         return Caller(
             call_id=self.call_id,
             principal=self.principal,
-            deadline_s=self.options.request_timeout_s,
+            deadline_s=self.limit_s,
         )

@@ -36,6 +36,10 @@ class Dialect:
     error: Callable[[TriptychError, str], BaseModel]
     status: Callable[[TriptychError], int] = own_status
 
+    def id_headers(self, request_id: str) -> dict[str, str]:
+        """The headers by which an answer tells the id of its request."""
+        return dict.fromkeys(filter(None, ("x-request-id", self.id_header)), request_id)
+
     def matches(self, scope: Scope) -> bool:
         """Whether a request is of this API."""
         path = scope["path"]

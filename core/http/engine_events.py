@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
@@ -19,11 +19,12 @@ from starlette.responses import Response
 from triptych.core.client import EngineClient, EngineStatus
 from triptych.core.errors import Overloaded
 from triptych.core.http.body import read_body
+from triptych.core.http.context import Context
 from triptych.core.http.disconnect import InFlight
 from triptych.core.http.errors import ERROR_RESPONSES
 from triptych.core.http.models import ModelCard
 from triptych.core.http.sse import EventStream, described
-from triptych.core.metrics import DEVICE_BUDGET, DEVICE_BYTES, DEVICE_INFO, series, split_series
+from triptych.core.metrics import DEVICE_BUDGET, DEVICE_BYTES, DEVICE_INFO, labelled, series
 from triptych.core.transport.messages import (
     Heartbeat,
     ModelStatus,
@@ -34,6 +35,7 @@ from triptych.core.transport.messages import (
 
 INTERVAL_S = 0.25
 MAX_READERS = 32
+"""With one API key; those of another are not kept waiting."""
 MAX_BUFFERED = 4096
 
 
@@ -203,21 +205,22 @@ class EngineEvents:
         self._tasks = {card.id: card.task for card in cards}
         self._in_flight = in_flight
         self._clock = clock
-        self._num_readers = 0
+        self._num_readers: Counter[str] = Counter()
 
-    def open(self) -> AsyncGenerator[BaseModel, None]:
-        """A stream for one more reader. Raises `Overloaded` where there are enough."""
-        if self._num_readers >= MAX_READERS:
+    def open(self, owner: str) -> AsyncGenerator[BaseModel, None]:
+        """A stream for one more reader. Raises `Overloaded` where its owner has enough."""
+        if self._num_readers[owner] >= MAX_READERS:
             raise Overloaded(
-                f"{MAX_READERS} readers follow the engine's events already.", retry_after_s=10.0
+                f"{MAX_READERS} readers of yours follow the engine's events already.",
+                retry_after_s=10.0,
             )
-        return self._follow()
+        return self._follow(owner)
 
-    async def _follow(self) -> AsyncGenerator[BaseModel, None]:
+    async def _follow(self, owner: str) -> AsyncGenerator[BaseModel, None]:
         buffer = _StepBuffer(self._tasks)
         leave = self._client.watch(buffer.take)
         told: int | str | None = None
-        self._num_readers += 1
+        self._num_readers[owner] += 1
         try:
             while not self._in_flight.is_draining:
                 told, news = self._news(told)
@@ -228,7 +231,7 @@ class EngineEvents:
                 await asyncio.sleep(INTERVAL_S)
         finally:
             leave()
-            self._num_readers -= 1
+            self._num_readers[owner] -= 1
 
     def _news(self, told: int | str | None) -> tuple[int | str, list[BaseModel]]:
         """Events of the engine's life and state, after one was told of the engine `told`.
@@ -294,21 +297,14 @@ def _activity(status: ModelStatus, task: str, beat: Heartbeat) -> ModelActivity:
 def _memory(beat: Heartbeat) -> DeviceMemory:
     owners = [
         OwnedMemory(owner=labels["owner"], num_bytes=int(value))
-        for labels, value in _labelled(beat, DEVICE_BYTES)
+        for labels, value in labelled(beat.gauges, DEVICE_BYTES)
     ]
     budget_bytes = int(beat.gauges.get(DEVICE_BUDGET, 0))
     return DeviceMemory(budget_bytes=budget_bytes, owners=owners)
 
 
 def _device(beat: Heartbeat) -> str:
-    return next((labels["device"] for labels, _ in _labelled(beat, DEVICE_INFO)), "")
-
-
-def _labelled(beat: Heartbeat, name: str) -> Iterator[tuple[dict[str, str], float]]:
-    """The series of a gauge, by their labels."""
-    for key, value in beat.gauges.items():
-        if key.startswith(name + "{"):
-            yield split_series(key)[1], value
+    return next((labels["device"] for labels, _ in labelled(beat.gauges, DEVICE_INFO)), "")
 
 
 def _moment(seconds: float) -> float:
@@ -319,17 +315,18 @@ def _moment(seconds: float) -> float:
 def engine_events_router(events: EngineEvents) -> APIRouter:
     """`/v1/engine/events`."""
     router = APIRouter(responses=ERROR_RESPONSES, tags=["engine"])
-    stream: dict[str, Any] = {
+    answer: dict[str, Any] = {
         "description": "Events, for as long as they are read.",
         "content": described(EngineStarted, EngineStopped, EngineState, EngineSteps),
     }
 
-    @router.get("/v1/engine/events", response_class=Response, responses={200: stream})
+    @router.get("/v1/engine/events", response_class=Response, responses={200: answer})
     async def follow_engine(request: Request) -> EventStream:
         """What the engine does, step by step."""
         options = request.app.state.options
         await read_body(request, options.max_request_bytes)  # from here on a client's end is seen
         request.state.watcher.lift_limit()
-        return EventStream(events.open(), heartbeat_s=options.heartbeat_s, end=b"", is_named=True)
+        stream = events.open(Context.of(request).principal.owner)
+        return EventStream(stream, heartbeat_s=options.heartbeat_s, end=b"", is_named=True)
 
     return router

@@ -45,9 +45,10 @@ class HttpServer:
 
     async def run(self, wire: WireLimits, on_started: Callable[[HttpServer], None]) -> None:
         """Serve until stopped."""
+        protocol = partial(GuardedProtocol, wire=wire, dialects=self._app.state.dialects)
         config = uvicorn.Config(
             self._app,
-            http=cast("type[asyncio.Protocol]", partial(GuardedProtocol, wire=wire)),
+            http=cast("type[asyncio.Protocol]", protocol),
             ws="none",
             lifespan="off",
             log_config=None,

@@ -29,6 +29,12 @@ HEARTBEAT = b": waiting\n\n"
 _logger = logging.getLogger(__name__)
 
 
+class WrittenDocument(BaseModel):
+    """A document as JSON, where that was written elsewhere: nothing else of it is sent."""
+
+    json_line: bytes
+
+
 class EventStream(Response):
     """Streams documents as they come.
 
@@ -71,7 +77,7 @@ class EventStream(Response):
         try:
             async with aclosing(self._documents) as documents:
                 async for document in documents:
-                    await writer.write(self._frame(document))
+                    await writer.write(self._frame(await self._written(document)))
             if self._end:
                 await writer.write(self._end)
         except asyncio.CancelledError:
@@ -88,6 +94,10 @@ class EventStream(Response):
             heart.cancel()
         await writer.end()
 
+    async def _written(self, document: BaseModel) -> BaseModel:
+        """The document; one that takes long to write, as a `WrittenDocument`."""
+        return document
+
     def _last_words(self, error: BaseException, scope: Scope) -> BaseModel:
         """The last document of a stream that breaks off."""
         return error_document(error, scope)
@@ -95,7 +105,7 @@ class EventStream(Response):
     def _frame(self, document: BaseModel) -> bytes:
         name = getattr(document, "type", "") if self._is_named else ""
         event = f"event: {name}\n" if name else ""
-        return f"{event}data: {document.model_dump_json(exclude_unset=True)}\n\n".encode()
+        return f"{event}data: ".encode() + _json_line(document) + b"\n\n"
 
 
 class LineStream(EventStream):
@@ -107,7 +117,13 @@ class LineStream(EventStream):
         super().__init__(documents, heartbeat_s=math.inf, end=b"")
 
     def _frame(self, document: BaseModel) -> bytes:
-        return document.model_dump_json(exclude_unset=True).encode() + b"\n"
+        return _json_line(document) + b"\n"
+
+
+def _json_line(document: BaseModel) -> bytes:
+    if isinstance(document, WrittenDocument):
+        return document.json_line
+    return document.model_dump_json(exclude_unset=True).encode()
 
 
 class _Writer:

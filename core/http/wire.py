@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -24,7 +24,8 @@ from triptych.core.errors import (
     RequestTimeout,
     TriptychError,
 )
-from triptych.core.http.errors import error_response
+from triptych.core.http.dialects import Dialect, dialect_of
+from triptych.core.http.errors import OPENAI, error_response
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +48,16 @@ class GuardedProtocol(HttpToolsProtocol):
     """uvicorn's HTTP/1.1 connection, guarded against clients that send too slowly or too much.
 
     One timer bounds what comes in, first the head and then the body; another what goes out.
+    Refusals are in the words of the API that is asked: one of `dialects`, or OpenAI's.
     """
 
-    def __init__(self, *, wire: WireLimits, **uvicorn_parts: Any) -> None:
+    def __init__(
+        self, *, wire: WireLimits, dialects: Sequence[Dialect] = (), **uvicorn_parts: Any
+    ) -> None:
         super().__init__(**uvicorn_parts)
         self._wire = wire
+        self._dialects = dialects
+        self.url = b""
         self._timer: asyncio.TimerHandle | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
         self._is_in_head = False
@@ -176,14 +182,20 @@ class GuardedProtocol(HttpToolsProtocol):
             self.cycle.disconnected = True  # the app waits for the body
             self.cycle.message_event.set()
         request_id = f"req-{uuid.uuid4().hex}"
-        response = error_response(error, request_id)
-        response.headers["x-request-id"] = request_id
+        dialect = dialect_of(self._known(), self._dialects, OPENAI)
+        response = error_response(error, request_id, dialect)
+        response.headers.update(dialect.id_headers(request_id))
         phrase = HTTPStatus(response.status_code).phrase
         lines = [f"HTTP/1.1 {response.status_code} {phrase}".encode(), b"connection: close"]
         lines += [name + b": " + value for name, value in response.raw_headers]
         self.transport.write(b"\r\n".join([*lines, b"", response.body]))
         self.transport.close()
         self._watch_unread(None)
+
+    def _known(self) -> dict[str, Any]:
+        """What there is of a scope, in whatever part of a head."""
+        path = self.url.partition(b"?")[0].decode("latin-1")
+        return {"path": path, "headers": self.headers or []}
 
     def _watch_unread(self, last_num_bytes: int | None) -> None:
         """Drop the connection once its client reads nothing for `linger_s`."""

@@ -21,6 +21,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from triptych.core.devices.transfer import sent
+from triptych.core.kernels.kv_pages import KvPages, read_cells, write_cells
 from triptych.core.kernels.native.library import NativeKernels
 
 Int64s = npt.NDArray[np.int64]
@@ -35,7 +36,8 @@ class AttentionRule:
     `window` counts them, itself included; `None`: all. A score is `scale` times the product of
     query and key; a `soft_cap` bends it to less than that: `cap * tanh(score / cap)`. `sinks_H` are
     scores of a key that every token sees besides and that has no value (Xiao et al. 2023,
-    arXiv:2309.17453). The cache holds keys divided by `k_scale` and values divided by `v_scale`.
+    arXiv:2309.17453). The cache holds keys divided by `k_scale` and values divided by `v_scale`,
+    beside what the cells' own scales are.
     """
 
     scale: float
@@ -88,31 +90,28 @@ class AttentionBatch:
 def write_pages(
     k_TKD: torch.Tensor,
     v_TKD: torch.Tensor,
-    k_pages_NPKD: torch.Tensor,
-    v_pages_NPKD: torch.Tensor,
+    pages: KvPages,
     batch: AttentionBatch,
 ) -> None:
-    """Store this step's keys and values at `batch.write_slots_T`, casting to the cache's type."""
+    """Store this step's keys and values at `batch.write_slots_T`, as cells of the cache's type."""
     assert k_TKD.shape == v_TKD.shape
-    assert k_TKD.shape[1:] == k_pages_NPKD.shape[2:]
+    assert k_TKD.shape[1:] == pages.k_NPKD.shape[2:]
     if batch.native is not None:
-        batch.native.write_pages(k_TKD, v_TKD, k_pages_NPKD, v_pages_NPKD, batch)
+        batch.native.write_pages(k_TKD, v_TKD, pages, batch)
         return
     if k_TKD.is_cuda:
         from triptych.core.kernels.triton.rope_write import rope_write
 
         none = (None, 0.0, None, None, False)  # neither norm nor rotation
-        rope_write(k_TKD, v_TKD, *none, k_pages_NPKD, v_pages_NPKD, batch.write_slots_T)
+        rope_write(k_TKD, v_TKD, *none, *pages, batch.write_slots_T)
         return
-    slots, dtype = batch.write_slots_T, k_pages_NPKD.dtype
-    k_pages_NPKD.flatten(0, 1).index_copy_(0, slots, k_TKD.to(dtype))
-    v_pages_NPKD.flatten(0, 1).index_copy_(0, slots, v_TKD.to(dtype))
+    write_cells(k_TKD, pages.k_NPKD, pages.k_scale_NPK, batch.write_slots_T)
+    write_cells(v_TKD, pages.v_NPKD, pages.v_scale_NPK, batch.write_slots_T)
 
 
 def paged_attention(
     q_THD: torch.Tensor,
-    k_pages_NPKD: torch.Tensor,
-    v_pages_NPKD: torch.Tensor,
+    pages: KvPages,
     batch: AttentionBatch,
     rule: AttentionRule,
 ) -> torch.Tensor:
@@ -121,27 +120,24 @@ def paged_attention(
     A token sees itself and those before it, within the window if there is one; and its block.
     Runs on `batch.native` where there is one. Returns `out_THD` in the type of `q_THD`.
     """
-    (_, num_heads, head_dim), (*_, num_kv_heads, page_dim) = q_THD.shape, k_pages_NPKD.shape
-    assert k_pages_NPKD.shape == v_pages_NPKD.shape
+    (_, num_heads, head_dim), (*_, num_kv_heads, page_dim) = q_THD.shape, pages.k_NPKD.shape
+    pages.check()
     assert head_dim == page_dim
     assert num_heads % num_kv_heads == 0
     assert q_THD.stride(2) == 1
-    assert k_pages_NPKD.is_contiguous()
-    assert v_pages_NPKD.is_contiguous()
     assert batch.page_table_BM.dtype == batch.write_slots_T.dtype == torch.int64
     if batch.native is not None:
         assert rule.is_plain, "the native kernels know scale and window alone"
         return batch.native.paged_attention(
-            q_THD, k_pages_NPKD, v_pages_NPKD, batch, scale=rule.scale, window=rule.window
+            q_THD, pages, batch, scale=rule.scale, window=rule.window
         )
     run = _on_gpu if q_THD.is_cuda else _reference
-    return run(q_THD, k_pages_NPKD, v_pages_NPKD, batch, rule)
+    return run(q_THD, pages, batch, rule)
 
 
 def _on_gpu(
     q_THD: torch.Tensor,
-    k_pages_NPKD: torch.Tensor,
-    v_pages_NPKD: torch.Tensor,
+    pages: KvPages,
     batch: AttentionBatch,
     rule: AttentionRule,
 ) -> torch.Tensor:
@@ -150,20 +146,21 @@ def _on_gpu(
     from triptych.core.kernels.triton.paged_decode import paged_decode
     from triptych.core.kernels.triton.paged_prefill import paged_prefill
 
-    pages, num_decode = (as_stored(k_pages_NPKD), as_stored(v_pages_NPKD)), batch.num_decode_rows
+    scales, num_decode = (pages.k_scale_NPK, pages.v_scale_NPK), batch.num_decode_rows
+    cached = (as_stored(pages.k_NPKD), as_stored(pages.v_NPKD), *scales)
     weighing = (rule.scale * rule.k_scale, rule.window, rule.soft_cap, rule.v_scale)
     out_THD = q_THD.new_empty(q_THD.shape)
     if num_decode:
         rows = slice(num_decode)
         paged_decode(
-            *(q_THD[rows], *pages, batch.page_table_BM[rows], batch.context_lengths_B[rows]),
+            *(q_THD[rows], *cached, batch.page_table_BM[rows], batch.context_lengths_B[rows]),
             *(out_THD[rows], rule.sinks_H, *weighing, batch.is_deterministic),
         )
     if len(batch.query_starts_B) > num_decode:
         rows = slice(num_decode, None)
         blocks_2T = None if batch.blocks_2T is None else batch.blocks_2T[:, rows]
         paged_prefill(
-            *(q_THD[rows], *pages, batch.page_table_BM[rows], batch.context_lengths_B[rows]),
+            *(q_THD[rows], *cached, batch.page_table_BM[rows], batch.context_lengths_B[rows]),
             *(batch.query_starts_B[rows], num_decode),
             *(out_THD[rows], blocks_2T, rule.sinks_H, *weighing),
         )
@@ -172,18 +169,16 @@ def _on_gpu(
 
 def _reference(
     q_THD: torch.Tensor,
-    k_pages_NPKD: torch.Tensor,
-    v_pages_NPKD: torch.Tensor,
+    pages: KvPages,
     batch: AttentionBatch,
     rule: AttentionRule,
 ) -> torch.Tensor:
     """Gather the keys of rows of similar length into one padded block; SDPA per block."""
     window = rule.window
     if window not in batch.groups:
-        batch.groups[window] = _plan_groups(batch, k_pages_NPKD.shape[:2], window)
+        batch.groups[window] = _plan_groups(batch, pages.k_NPKD.shape[:2], window)
     groups = batch.groups[window]
-    k_slots, v_slots = k_pages_NPKD.flatten(0, 1), v_pages_NPKD.flatten(0, 1)
-    outs = [_attend_group(q_THD, k_slots, v_slots, group, rule) for group in groups]
+    outs = [_attend_group(q_THD, pages, group, rule) for group in groups]
     if len(groups) == 1 and groups[0].query_index_L is None:
         return outs[0]
     out_THD = torch.empty_like(q_THD, memory_format=torch.contiguous_format)
@@ -206,18 +201,17 @@ class _RowGroup:
 
 def _attend_group(
     q_THD: torch.Tensor,
-    k_slots: torch.Tensor,
-    v_slots: torch.Tensor,
+    pages: KvPages,
     group: _RowGroup,
     rule: AttentionRule,
 ) -> torch.Tensor:
-    (num_heads, head_dim), num_kv_heads = q_THD.shape[1:], k_slots.shape[1]
+    (num_heads, head_dim), num_kv_heads = q_THD.shape[1:], pages.k_NPKD.shape[2]
     index = group.query_index_L
     q_LHD = q_THD if index is None else q_THD.index_select(0, index)
     kv_shape = (group.num_rows, -1, num_kv_heads, head_dim)
     k_GKSD, v_GKSD = (
-        _gather(slots, group.key_slots_L).view(kv_shape).transpose(1, 2).to(q_THD.dtype)
-        for slots in (k_slots, v_slots)
+        read_cells(cells, scale, group.key_slots_L, q_THD.dtype).view(kv_shape).transpose(1, 2)
+        for cells, scale in ((pages.k_NPKD, pages.k_scale_NPK), (pages.v_NPKD, pages.v_scale_NPK))
     )
     mask, scale = group.mask_G1QS, rule.scale
     if not rule.is_plain:
@@ -236,12 +230,6 @@ def _attend_group(
         q, k_GKSD, v_GKSD, attn_mask=mask, scale=scale, enable_gqa=q.shape[1] != k_GKSD.shape[1]
     )
     return out.transpose(1, 2).reshape(-1, num_heads, head_dim)
-
-
-def _gather(slots: torch.Tensor, index_L: torch.Tensor) -> torch.Tensor:
-    if slots.dtype.itemsize > 1:
-        return slots.index_select(0, index_L)
-    return slots.view(torch.uint8).index_select(0, index_L).view(slots.dtype)
 
 
 def _weigh(

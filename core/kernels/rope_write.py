@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from triptych.core.kernels.kv_pages import KvPages
 from triptych.core.kernels.paged_attention import AttentionBatch, write_pages
 from triptych.core.kernels.rms_norm import rms_norm
 from triptych.core.kernels.rotary import rotary
@@ -38,15 +39,15 @@ def rope_write(
     qkv_TXD: torch.Tensor,
     norm: HeadNorm | None,
     rotation: Rotation | None,
-    pages: tuple[torch.Tensor, torch.Tensor],
+    pages: KvPages,
     batch: AttentionBatch,
 ) -> torch.Tensor:
     """Norm and turn query and key heads, write keys and values. Returns `q_THD`.
 
-    `qkv_TXD` has the heads of queries, keys and values in that order; `pages` are those of keys
-    and of values, `[N, P, K, D]`, whose type is cast to (float8 saturates).
+    `qkv_TXD` has the heads of queries, keys and values in that order. What is written is of the
+    type of `pages`.
     """
-    num_kv_heads = pages[0].shape[2]
+    num_kv_heads = pages.k_NPKD.shape[2]
     qk_TXD, v_TKD = qkv_TXD.tensor_split((qkv_TXD.shape[1] - num_kv_heads,), dim=1)
     if qkv_TXD.is_cuda:
         from triptych.core.kernels.triton.rope_write import rope_write as on_gpu
@@ -68,5 +69,5 @@ def rope_write(
             qk_TXD, rotation.cos_T1R, rotation.sin_T1R, is_interleaved=rotation.is_interleaved
         )
     q_THD, k_TKD = qk_TXD.tensor_split((-num_kv_heads,), dim=1)
-    write_pages(k_TKD, v_TKD, *pages, batch)
+    write_pages(k_TKD, v_TKD, pages, batch)
     return q_THD

@@ -9,9 +9,11 @@ Shapes: T tokens, C hidden, H query heads, K key-value heads, D head dim, N page
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 
+from triptych.core.kernels.kv_pages import KvPages, head_bytes
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.kernels.paged_attention import AttentionBatch, AttentionRule, paged_attention
 from triptych.core.kernels.rope_write import HeadNorm, Rotation, rope_write
@@ -32,19 +34,19 @@ class KvLayout:
     @property
     def page_bytes(self) -> int:
         """Bytes of one page: keys and values of all layers."""
-        num_values = self.num_layers * self.page_size * self.num_kv_heads * self.head_dim
-        return 2 * num_values * self.dtype.itemsize
+        num_heads = self.num_layers * self.page_size * self.num_kv_heads
+        return 2 * num_heads * head_bytes(self.head_dim, self.dtype)
 
 
 class KvCache:
-    """Keys and values of all layers, `[N, P, K, D]` each, allocated once.
+    """Keys and values of all layers, allocated once: `pages` has an entry for each.
 
     Holds one page more than asked for: the null page (see `core.kernels.paged_attention`). On a
     CPU, `native` are the kernels that read and write it, if it is within their limits: a page then
     has the order of native/pages.h. `None` leaves that to torch.
     """
 
-    __slots__ = ("k_pages", "layout", "native", "v_pages")
+    __slots__ = ("layout", "native", "pages")
 
     def __init__(
         self,
@@ -57,16 +59,19 @@ class KvCache:
         self.layout = layout
         is_held = native is not None and native.can_hold(layout.num_heads, shape[1:], layout.dtype)
         self.native = native if is_held else None
-        # Left as the system hands them out: a host page that is never used takes no memory.
-        self.k_pages, self.v_pages = (
-            [
-                torch.empty(shape, dtype=layout.dtype, device=device)
-                for _ in range(layout.num_layers)
-            ]
-            for _ in range(2)
-        )
-        for pages in (*self.k_pages, *self.v_pages):
-            pages[-1].zero_()
+        self.pages = [KvPages.empty(shape, layout.dtype, device) for _ in range(layout.num_layers)]
+        for tensor in self.tensors:
+            tensor[-1].zero_()
+
+    @property
+    def num_pages(self) -> int:
+        """How many there are, the null page among them."""
+        return len(self.pages[0].k_NPKD)
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """All that pages consist of; the first axis of each is pages."""
+        return tuple(chain.from_iterable(pages.tensors for pages in self.pages))
 
 
 @dataclass(slots=True)
@@ -156,7 +161,7 @@ class Attention:
         assert is_ready, "prepare() comes before the first step"
         qkv_TXD = self.qkv(x_TC).unflatten(1, (-1, config.head_dim))
         rotation = Rotation(*cos_sin) if config.uses_rope else None
-        k_pages, v_pages = step.kv.k_pages[self.layer], step.kv.v_pages[self.layer]
-        q_THD = rope_write(qkv_TXD, self._head_norm, rotation, (k_pages, v_pages), batch)
-        out_THD = paged_attention(q_THD, k_pages, v_pages, batch, self._rule)
+        pages = step.kv.pages[self.layer]
+        q_THD = rope_write(qkv_TXD, self._head_norm, rotation, pages, batch)
+        out_THD = paged_attention(q_THD, pages, batch, self._rule)
         return self.out(out_THD.flatten(1), residual_TC)

@@ -21,6 +21,7 @@ from triptych.core.kernels.native.arguments import (
     LayerPointers,
     ProjectionPointers,
     StepArguments,
+    point_to_pages,
     pointer,
 )
 from triptych.core.kernels.native.library import NativeKernels, attention_arguments
@@ -93,8 +94,8 @@ class NativeLayers:
 
     def _bind(self, kv: KvCache) -> None:
         """Point the layers at a cache; mostly there is one for good."""
-        for layer, k_pages, v_pages in zip(self._layers, kv.k_pages, kv.v_pages, strict=True):
-            layer.k_pages, layer.v_pages = k_pages.data_ptr(), v_pages.data_ptr()
+        for layer, pages in zip(self._layers, kv.pages, strict=True):
+            point_to_pages(layer, pages)
         self._kv = kv
 
     def _run(
@@ -118,7 +119,7 @@ class NativeLayers:
         config, num_tokens = self._config, len(x_TC)
         assert x_TC.is_contiguous()
         shape = (num_tokens, self._num_heads, self._head_dim)
-        attention = attention_arguments(paged.batch, paged.kv.k_pages[0], shape, x_TC.dtype)
+        attention = attention_arguments(paged.batch, paged.kv.pages[0], shape, x_TC.dtype)
         attention.scale = self._scale
         scratch = x_TC.new_empty(num_tokens * self._scratch_size)
         quantised = self._native.quantised(num_tokens, self._widest_blocks)

@@ -6,12 +6,15 @@ Owns the ways in which vocabularies spell bytes. Knows no model and no text.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from tokenizers import Tokenizer
 
 from triptych.core.text.byte_level import unspell
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+_NUM_KEPT = 2**14
+"""Tokens whose bytes are at hand: the likeliest come again and again among alternatives."""
 
 
 class TokenBytes:
@@ -22,9 +25,13 @@ class TokenBytes:
         self._added = tokenizer.get_added_tokens_decoder()
         decoder = tokenizer.decoder
         self._is_byte_level = decoder is not None and b'"ByteLevel"' in decoder.__getstate__()
+        self._kept = lru_cache(_NUM_KEPT)(self._read)
 
     def __call__(self, token_id: int) -> bytes:
         """The token's bytes; none for an id without a token."""
+        return self._kept(token_id)
+
+    def _read(self, token_id: int) -> bytes:
         if (added := self._added.get(token_id)) is not None:
             return str(added.content).encode()
         token = self._tokenizer.id_to_token(token_id)

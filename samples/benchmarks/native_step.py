@@ -79,12 +79,12 @@ def make_decoder(dtype: torch.dtype, native: NativeKernels) -> Decoder:
 
 
 def make_step(
-    decoder: Decoder, kv: KvCache, num_rows: int, num_tokens: int
+    decoder: Decoder, kv: KvCache, num_rows: int, num_tokens: int, context: int = CONTEXT
 ) -> Callable[[], torch.Tensor]:
-    """A call that runs the `num_tokens` of each row that end at `CONTEXT`, and scores the last."""
-    lengths, contexts = np.full(num_rows, num_tokens), np.full(num_rows, CONTEXT)
+    """A call that runs the `num_tokens` of each row that end at `context`, and scores the last."""
+    lengths, contexts = np.full(num_rows, num_tokens), np.full(num_rows, context)
     table_BM = torch.arange(num_rows * PAGES_PER_ROW).view(num_rows, -1)
-    positions_T = torch.arange(CONTEXT - num_tokens, CONTEXT).repeat(num_rows)
+    positions_T = torch.arange(context - num_tokens, context).repeat(num_rows)
     row_T = torch.arange(num_rows).repeat_interleave(num_tokens)
     pages_T = table_BM[row_T, positions_T // PAGE_SIZE]
     starts = torch.arange(num_rows) * num_tokens
@@ -125,7 +125,7 @@ def measure(isa: str, dtype: torch.dtype, folder: Path, num_turns: int) -> None:
     assert native is not None
     decoder = make_decoder(dtype, native)
     kv = KvCache(SHAPE.kv_layout(PAGE_SIZE, dtype), MAX_ROWS * PAGES_PER_ROW, CPU, native)
-    for pages in (*kv.k_pages, *kv.v_pages):
+    for pages in kv.tensors:
         pages.normal_()
     num_bytes = (LAYER_WEIGHTS + HEAD_WEIGHTS) * dtype.itemsize
     read = torch.ones(num_bytes // 4)

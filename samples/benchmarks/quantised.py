@@ -121,9 +121,18 @@ def read_text(folder: Path, num_tokens: int) -> torch.Tensor:
     return torch.tensor(ids[: num_windows * WINDOW]).view(num_windows, WINDOW)
 
 
-def score(decoder: Decoder, ids_T: torch.Tensor, native: NativeKernels | None) -> torch.Tensor:
-    """Logits of a window, computed as one prompt."""
-    kv = KvCache(decoder.config.kv_layout(PAGE_SIZE, decoder.dtype), PAGES_PER_ROW, CPU, native)
+def score(
+    decoder: Decoder,
+    ids_T: torch.Tensor,
+    native: NativeKernels | None,
+    cache: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Logits of a window, computed as one prompt; keys and values of the decoder's type or another.
+
+    A prompt reads its keys back from the pages.
+    """
+    layout = decoder.config.kv_layout(PAGE_SIZE, cache or decoder.dtype)
+    kv = KvCache(layout, PAGES_PER_ROW, CPU, native)
     length, positions_T = np.array([len(ids_T)]), torch.arange(len(ids_T))
     batch = AttentionBatch(
         page_table_BM=torch.arange(PAGES_PER_ROW).view(1, -1),
@@ -232,7 +241,7 @@ def time_steps(
         for decoder in decoders:
             layout = decoder.config.kv_layout(PAGE_SIZE, decoder.dtype)
             kv = KvCache(layout, num_rows * PAGES_PER_ROW, CPU, native)
-            for pages in (*kv.k_pages, *kv.v_pages):
+            for pages in kv.tensors:
                 pages.normal_()
             calls.append(partial(elapsed_s, make_step(decoder, kv, num_rows, 1)))
         if peer is not None:

@@ -77,6 +77,19 @@ def look_up_price(item: str) -> str:
     return f"{price} euros" if price else f"error: no {item}; there are {', '.join(PRICES)}"
 
 
+PRICE_FUNCTION = {
+    "name": look_up_price.__name__,
+    "description": "Looks up the price of an item.",
+    "parameters": {
+        "type": "object",
+        "properties": {"item": {"type": "string"}},
+        "required": ["item"],
+        "additionalProperties": False,
+    },
+}
+"""The same tool for clients that take a schema."""
+
+
 def _value(node: ast.expr) -> float:
     match node:
         case ast.Constant(value=int() | float() as number):

@@ -9,16 +9,19 @@ from typing import Any
 
 from anthropic import Anthropic
 from checks import Server, run_checks, said
-from tasks import INSTRUCTIONS, MAX_TOKENS, PRICE_QUESTION, QUESTION, look_up_price
+from tasks import (
+    INSTRUCTIONS,
+    MAX_TOKENS,
+    PRICE_FUNCTION,
+    PRICE_QUESTION,
+    QUESTION,
+    look_up_price,
+)
 
-TOOL = {
-    "name": "look_up_price",
-    "description": "Looks up the price of an item.",
-    "input_schema": {
-        "type": "object",
-        "properties": {"item": {"type": "string"}},
-        "required": ["item"],
-    },
+TOOL: Any = {
+    "name": PRICE_FUNCTION["name"],
+    "description": PRICE_FUNCTION["description"],
+    "input_schema": PRICE_FUNCTION["parameters"],
 }
 
 

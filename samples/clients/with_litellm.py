@@ -14,6 +14,7 @@ from tasks import (
     INSTRUCTIONS,
     MAX_TOKENS,
     PERSON_TEXT,
+    PRICE_FUNCTION,
     PRICE_QUESTION,
     QUESTION,
     Person,
@@ -57,9 +58,7 @@ def stream(server: Server) -> str:
 
 def tools(server: Server) -> str:
     """A call that is required, its result, and an answer."""
-    parameters = {"type": "object", "properties": {"item": {"type": "string"}}}
-    function = {"name": "look_up_price", "parameters": {**parameters, "required": ["item"]}}
-    asked = asking(server) | {"tools": [{"type": "function", "function": function}]}
+    asked = asking(server) | {"tools": [{"type": "function", "function": PRICE_FUNCTION}]}
     messages = [{"role": "system", "content": INSTRUCTIONS}, *question(PRICE_QUESTION)]
     reply: Any = litellm.completion(messages=messages, tool_choice="required", **asked)
     messages.append(reply.choices[0].message)

@@ -14,6 +14,7 @@ from tasks import (
     INSTRUCTIONS,
     MAX_TOKENS,
     PERSON_TEXT,
+    PRICE_FUNCTION,
     PRICE_QUESTION,
     QUESTION,
     Person,
@@ -22,18 +23,7 @@ from tasks import (
 
 OPTIONS: Any = {"temperature": 0, "max_tokens": MAX_TOKENS}
 RESPONSE_OPTIONS: Any = {"temperature": 0, "max_output_tokens": MAX_TOKENS}
-SCHEMA = {
-    "type": "object",
-    "properties": {"item": {"type": "string"}},
-    "required": ["item"],
-    "additionalProperties": False,
-}
-FUNCTION = {
-    "name": "look_up_price",
-    "description": "Looks up the price of an item.",
-    "parameters": SCHEMA,
-    "strict": True,
-}
+FUNCTION: Any = {**PRICE_FUNCTION, "strict": True}
 
 
 def client_of(server: Server) -> OpenAI:

@@ -103,14 +103,24 @@ def test_a_plain_step_brings_one_thing_back(gpu: FakeCuda, llama: Path, config: 
 
 
 @pytest.mark.parametrize(
-    ("dtype", "cache"), [("bfloat16", "auto"), ("float16", "auto"), ("float32", "bfloat16")]
+    ("dtype", "cache", "captures"),
+    [
+        ("bfloat16", "auto", False),
+        ("float16", "auto", False),
+        ("float32", "bfloat16", False),
+        ("bfloat16", "float8_e4m3fn", False),
+        ("bfloat16", "int8", False),
+        ("bfloat16", "int8", True),
+    ],
 )
 def test_types_of_weights_and_cache(
-    gpu: FakeCuda, llama: Path, config: Config, dtype: str, cache: str
+    gpu: FakeCuda, llama: Path, config: Config, dtype: str, cache: str, captures: bool
 ) -> None:
     models = ModelOptions(dtype=dtype, cache_dir=config.models.cache_dir)
     cached = CacheOptions(kv_cache_page_size=16, kv_cache_format=cache)
-    run = dry_run(gpu, LlmLoader, llama, replace(config, models=models, cache=cached))
+    device = DeviceOptions(device_graph_capture=captures)
+    choices = replace(config, models=models, cache=cached, device=device)
+    run = dry_run(gpu, LlmLoader, llama, choices)
     run_together(run, GREEDY, GREEDY)
     assert gpu.faults == []
 

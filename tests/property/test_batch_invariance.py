@@ -204,6 +204,18 @@ def test_logits_are_bitwise_those_of_the_request_alone(
         assert_same(driver, str(index), logits, deltas)
 
 
+@pytest.mark.parametrize("cache", [torch.int8, torch.float8_e4m3fn])
+def test_pages_of_one_byte_a_cell_change_nothing_of_that(
+    kernels: NativeKernels, cache: torch.dtype
+) -> None:
+    decoder = decoder_of("windows-without-rope", "bfloat16", kernels)
+    driver = live(decoder, decoder.config.kv_layout(MIXED.page_size, cache), kernels, MIXED)
+    torch.set_num_threads(1)
+    whole = decoder.config.kv_layout(64, cache)
+    for index, visit in enumerate(MIXED.visits):
+        assert_same(driver, str(index), *alone(decoder, whole, kernels, visit.request(index)))
+
+
 def test_the_mixed_schedule_reaches_every_case(kernels: NativeKernels) -> None:
     """Prefix hits, evictions, preemptions, chunks of prompts beside answers, one who leaves."""
     decoder = decoder_of("gqa-32", "bfloat16", kernels)

@@ -66,13 +66,22 @@ def go_through(driver: BatchDriver, seed: int, num_turns: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "window", "num_turns"), [(torch.bfloat16, None, 1200), (torch.float32, 19, 200)]
+    ("dtype", "cache", "window", "num_turns"),
+    [
+        (torch.bfloat16, torch.bfloat16, None, 1200),
+        (torch.float32, torch.float32, 19, 200),
+        (torch.bfloat16, torch.int8, None, 100),
+    ],
 )
 def test_replays_are_bitwise_eager(
-    native: NativeKernels, dtype: torch.dtype, window: int | None, num_turns: int
+    native: NativeKernels,
+    dtype: torch.dtype,
+    cache: torch.dtype,
+    window: int | None,
+    num_turns: int,
 ) -> None:
     decoder = random_decoder(config(window), dtype, native)
-    layout = decoder.config.kv_layout(PAGE_SIZE, dtype)
+    layout = decoder.config.kv_layout(PAGE_SIZE, cache)
     steps, backend = verified_steps()
     buckets = DecodeBuckets.choose(MAX_ROWS - 2, -(-MAX_LENGTH // PAGE_SIZE))
     options = {"num_pages": 90, "depth": 2, "max_batch_size": MAX_ROWS}

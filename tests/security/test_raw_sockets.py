@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,7 @@ from support.http import (
     read_all,
     until,
 )
+from support.other_apis import other_apis_app
 from triptych.core.http.server import HttpServer
 from triptych.core.http.wire import WireLimits
 
@@ -102,6 +104,26 @@ def test_what_cannot_be_parsed_is_answered_in_the_shape_of_errors(server: HttpSe
     error = json.loads(body)["error"]
     assert error["code"] == "invalid_request"
     assert f"x-request-id: {error['request_id']}".encode() in head
+
+
+def test_a_refusal_is_in_the_words_of_the_api_that_is_asked(tmp_path: Path) -> None:
+    def document(path: str, body: bytes, *headers: str) -> Any:
+        head, _, answered = sent(server, post(path, body, *headers)).partition(b"\r\n\r\n")
+        assert (b"\r\nrequest-id: " in head) is (b"request_id" in answered and is_anthropic)
+        return json.loads(answered)
+
+    chunked, coded = "Transfer-Encoding: chunked", "Transfer-Encoding: gzip"
+    with live(other_apis_app(tmp_path, FakeEngine())) as server:
+        is_anthropic = True
+        for found in (
+            document("/v1/messages", b"zz\r\n", chunked),
+            document(CHAT, b"", "anthropic-version: 1", coded),
+            document("/v1/messages/count_tokens?beta=true", b"", "X: " + "x" * 40_000),
+        ):
+            assert (found["type"], found["error"]["type"]) == ("error", "invalid_request_error")
+        is_anthropic = False
+        assert isinstance(document("/api/chat", b"zz\r\n", chunked)["error"], str)
+        assert document("/v1/messagesque", b"", coded)["error"]["code"] == "invalid_request"
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "gzip, identity"])

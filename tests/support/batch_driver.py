@@ -120,8 +120,8 @@ class BatchDriver(SchedulerDriver):
             model=MODEL, pool=self.pool, options=schedule, max_length=MAX_LENGTH, namespace=b"w"
         )
         kv = KvCache(layout, num_pages + (graphs is not None), CPU, native)
-        for pages in (*kv.k_pages, *kv.v_pages):
-            pages[:-1].fill_(math.nan)
+        for tensor in kv.tensors:
+            tensor[:-1].fill_(math.nan if tensor.is_floating_point() else 77)
         self._sampler = LogitsKeeper(
             vocab_size=model.vocab_size, max_batch_size=num_slots, device=CPU, native=native
         )

@@ -64,6 +64,7 @@ class FakeEngine:
     state: EngineStatus = READY
     submitted: dict[str, TokenRequest] = field(default_factory=dict)
     models: list[str] = field(default_factory=list)
+    deadlines_s: list[float | None] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     num_steps: int = 0
@@ -81,6 +82,7 @@ class FakeEngine:
     ) -> AsyncGenerator[Output, None]:
         self.submitted[job_id] = request
         self.models.append(model)
+        self.deadlines_s.append(deadline_s)
         ended = False
         try:
             async for delta in self._deltas(request):

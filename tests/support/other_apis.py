@@ -1,15 +1,22 @@
-"""The app with the APIs of Anthropic and Ollama, in front of a made-up engine."""
+"""The app with the APIs of Anthropic and Ollama, in front of a made-up engine.
+
+The fixtures are for a `conftest` to import. One app of each kind is for all tests of a module: the
+process that runs its template takes a while to start.
+"""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
+import pytest
 from fastapi import APIRouter, FastAPI
 from safetensors.numpy import save_file
 
-from support.http import FakeEngine, make_service
+from support.http import FakeEngine, in_process, make_service
 from support.text_models import write_text_folder
 from triptych.core.config import Config, ModelOptions, ServerOptions
 from triptych.core.http.app import create_app
@@ -50,3 +57,45 @@ def other_apis_app(
     cards = [card_of(model) for model in service.models.values()]
     config = Config(server=ServerOptions(**server))
     return create_app(config, engine, routers, cards, dialects=DIALECTS)
+
+
+@pytest.fixture(scope="module")
+def idle_app(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
+    """An app where nothing comes to the engine."""
+    engine = FakeEngine(error=AssertionError("it was asked"))
+    return other_apis_app(tmp_path_factory.mktemp("idle"), engine)
+
+
+@pytest.fixture(scope="module")
+def shared_engine() -> FakeEngine:
+    return FakeEngine()
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory, shared_engine: FakeEngine) -> FastAPI:
+    return other_apis_app(tmp_path_factory.mktemp("app"), shared_engine)
+
+
+@pytest.fixture(scope="module")
+def thinking_app(tmp_path_factory: pytest.TempPathFactory, shared_engine: FakeEngine) -> FastAPI:
+    return other_apis_app(tmp_path_factory.mktemp("thinking"), shared_engine, models=THINKS)
+
+
+@pytest.fixture
+def engine(shared_engine: FakeEngine) -> FakeEngine:
+    """The engine, as new."""
+    vars(shared_engine).update(vars(FakeEngine()))
+    return shared_engine
+
+
+@pytest.fixture
+async def client(app: FastAPI, engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
+    async with in_process(app) as client:
+        yield client
+
+
+@pytest.fixture
+async def thinker(thinking_app: FastAPI, engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
+    engine.answer = f"<think>Hm, well.</think>I look.\n{CALL}\n{CALL}"
+    async with in_process(thinking_app) as client:
+        yield client

@@ -16,7 +16,7 @@ def attention_keys(target: CompileTarget) -> dict[str, tuple[str, str]]:
     from triptych.core.kernels.triton import paged_decode, paged_prefill
 
     case = make_case([(1, 40)] * 2, PagedShape(32, 8, 128, 32), (torch.bfloat16,) * 2, 0)
-    pages, batch = (case.k_pages, case.v_pages), case.batch
+    pages, batch = case.pages, case.batch
     table, lengths, starts = map(
         _at_odd_place, (batch.page_table_BM, batch.context_lengths_B, batch.query_starts_B)
     )

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from support.triton_launches import key_of_variant, keys_of_launches
+from triptych.core.kernels.kv_pages import KvPages
 from triptych.core.kernels.triton.compile import CompileTarget
 
 BF16 = torch.bfloat16
@@ -101,14 +102,15 @@ def _rope_write() -> Launches:
 
     qkv, norm = torch.empty(1, 48, 128, dtype=BF16), torch.empty(40, 128, dtype=BF16)
     rows, slots = torch.empty(1, 1, 128, dtype=BF16), torch.zeros(1, dtype=torch.int64)
-    pages = torch.empty(1, 16, 8, 128, dtype=BF16)
-    small = pages.to(torch.float8_e4m3fn)
+    plain, float8, int8 = (
+        KvPages.empty((1, 16, 8, 128), dtype, torch.device("cpu"))
+        for dtype in (BF16, torch.float8_e4m3fn, torch.int8)
+    )
     qk, v = qkv[:, :40], qkv[:, 40:]
     return {
-        "rope": lambda: launch(qk, v, None, 0.0, rows, rows, False, pages, pages, slots),
-        "norm_rope_float8": lambda: launch(
-            qk, v, norm, 1e-6, rows, rows, False, small, small, slots
-        ),
+        "rope": lambda: launch(qk, v, None, 0.0, rows, rows, False, *plain, slots),
+        "norm_rope_float8": lambda: launch(qk, v, norm, 1e-6, rows, rows, False, *float8, slots),
+        "norm_rope_int8": lambda: launch(qk, v, norm, 1e-6, rows, rows, False, *int8, slots),
     }
 
 

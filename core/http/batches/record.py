@@ -88,10 +88,11 @@ class BatchRecord(msgspec.Struct, kw_only=True):
 
 
 def create(table: DocumentTable, key: Key, record: BatchRecord, expires_s: float) -> None:
-    """Keep a new batch. Raises `Overloaded` where too many are waiting."""
-    if len(table.with_status(KIND, _ACTIVE)) >= MAX_ACTIVE_BATCHES:
+    """Keep a new batch. Raises `Overloaded` where too many of its owner's are waiting."""
+    own = [each for each in table.with_status(KIND, _ACTIVE) if each.key.owner == key.owner]
+    if len(own) >= MAX_ACTIVE_BATCHES:
         raise Overloaded(
-            f"{MAX_ACTIVE_BATCHES} batches are in progress here, as many as there may be; try"
+            f"{MAX_ACTIVE_BATCHES} batches of yours are in progress, as many as there may be; try"
             " again later.",
             retry_after_s=60.0,
         )

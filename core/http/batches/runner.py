@@ -7,6 +7,7 @@ before it left. What happens within one is `work`'s.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
@@ -48,10 +49,25 @@ class BatchRunner:
         self._gate = LineGate(app.state.in_flight, self._num_places)
 
     async def start(self) -> None:
-        """Go on with batches that an earlier run of the server left."""
+        """Go on with batches that an earlier run of the server left, once the store has them."""
         assert self._app is not None, "somebody has to answer"
         if not self._shelf.is_there:
             return
+        try:
+            await self._resume()
+        except Unavailable as error:
+            _log.warning("batches wait for the store: %s", error.message)
+            self._keep(asyncio.create_task(self._resume_later()))
+
+    async def _resume_later(self) -> None:
+        while True:
+            await asyncio.sleep(STORE_PAUSE_S)
+            with contextlib.suppress(Unavailable):
+                await self._resume()
+                return
+
+    async def _resume(self) -> None:
+        assert self._app is not None
         for key, record in await self._shelf.store.call(records.active):
             if key in self._works:
                 continue
@@ -136,8 +152,13 @@ class BatchRunner:
     def _begin(self, key: Key, record: BatchRecord, principal: Principal) -> None:
         work = self._works[key] = self._work(key, record)
         task = asyncio.create_task(self._run(work, principal))
+        # A task that is cancelled before its first step runs no `finally`.
+        task.add_done_callback(lambda _: self._works.pop(key))
+        self._keep(task)
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)
-        task.add_done_callback(partial(self._forget, key))
+        task.add_done_callback(self._tasks.discard)
 
     async def _run(self, work: BatchWork, principal: Principal) -> None:
         assert self._app is not None
@@ -159,8 +180,3 @@ class BatchRunner:
         except Exception:  # nobody waits for this task: the batch and the log have to say it
             _log.exception("a batch failed")
             await work.fail(BatchFault("internal_error", "The batch failed: the log says why."))
-
-    def _forget(self, key: Key, task: asyncio.Task[None]) -> None:
-        """A task that is cancelled before its first step runs no `finally`."""
-        del self._works[key]
-        self._tasks.discard(task)

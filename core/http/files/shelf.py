@@ -10,11 +10,12 @@ import math
 import secrets
 import time
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Literal
 
 import msgspec
 
-from triptych.core.errors import NotFound, UnsupportedOption
+from triptych.core.errors import InvalidRequest, NotFound, UnsupportedOption
 from triptych.core.store.documents import Document, DocumentTable, Key, Page
 from triptych.core.store.store import DocumentStore
 from triptych.core.typed import decode_json
@@ -109,7 +110,18 @@ class FileShelf:
 
         Raises `InvalidRequest` where `page.after` is none of them.
         """
-        return await self.store.call(_page, owner, page, purpose)
+        files: list[StoredFile] = []
+        part = replace(page, limit=_LISTED_TOGETHER)
+        is_last = False
+        while len(files) < page.limit and not is_last:  # others come to use the store, too
+            try:
+                found, is_last, part = await self.store.call(_part, owner, part, purpose)
+            except InvalidRequest:
+                if part.after == page.after:
+                    raise
+                return await self.listed(owner, page, purpose)  # its last was deleted meanwhile
+            files += found
+        return files[: page.limit]
 
     def content(self, owner: str, file_id: str) -> AsyncGenerator[bytes, None]:
         """The bytes of a file, piece by piece; it ends early where that is deleted."""
@@ -138,23 +150,18 @@ def _keep(table: DocumentTable, document: Document, data: bytes | bytearray) -> 
     table.append(document.key, data)
 
 
-def _page(
+def _part(
     table: DocumentTable, owner: str, page: Page, purpose: Purpose | None
-) -> list[StoredFile]:
-    """Reads on where files are left out."""
-    files: list[StoredFile] = []
-    after = page.after
-    while len(files) < page.limit:
-        part = Page(limit=_LISTED_TOGETHER, after=after, is_descending=page.is_descending)
-        found = table.listed(owner, _KIND, part)
-        for document in found:
-            file = _file(document, document.content_bytes)
-            if document.status != _GROWING and purpose in (None, file.about.purpose):
-                files.append(file)
-        if len(found) < _LISTED_TOGETHER:
-            break
-        after = found[-1].key.id
-    return files[: page.limit]
+) -> tuple[list[StoredFile], bool, Page]:
+    """Of a page those that are shown, whether it was the last, and the next one."""
+    found = table.listed(owner, _KIND, page)
+    shown = (each for each in found if each.status != _GROWING)
+    files = [_file(each, each.content_bytes) for each in shown]
+    if purpose is not None:
+        files = [file for file in files if file.about.purpose == purpose]
+    if len(found) < page.limit:
+        return files, True, page
+    return files, False, replace(page, after=found[-1].key.id)
 
 
 def _file(document: Document, num_bytes: int) -> StoredFile:

@@ -13,7 +13,11 @@ from typing import NamedTuple
 
 import torch
 
+from triptych.core.kernels.kv_pages import KvPages
+
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+PAGE_DTYPES = DTYPES | {torch.int8: 16, torch.float8_e4m3fn: 17}
+"""Of cells in pages; the last two have no other use."""
 FIRST_BLOCKS = 2  # the first number of a format in blocks
 
 
@@ -68,11 +72,19 @@ class NativeWeights:
         return ProjectionPointers(self.pointers, pointer(bias_O), len(self.pointers))
 
 
+PAGE_POINTERS = tuple(
+    (name, ctypes.c_void_p) for name in ("k_pages", "v_pages", "k_scales", "v_scales")
+)
+"""In the order of `KvPages`."""
+
+
 class AttentionArguments(ctypes.Structure):
     """`Attention` in kernels.h."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("q", "k_pages", "v_pages", "out")),
+        ("q", ctypes.c_void_p),
+        *PAGE_POINTERS,
+        ("out", ctypes.c_void_p),
         *((name, ctypes.c_void_p) for name in ("page_table", "context_lengths", "query_starts")),
         ("blocks", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("num_rows", "num_tokens", "q_stride")),
@@ -124,7 +136,7 @@ class LayerPointers(ctypes.Structure):
         *((name, ProjectionPointers) for name in ("qkv", "out", "gate_up", "down")),
         *((name, ctypes.c_void_p) for name in ("input_norm", "qk_norm", "attention_post_norm")),
         *((name, ctypes.c_void_p) for name in ("mlp_norm", "mlp_post_norm")),
-        *((name, ctypes.c_void_p) for name in ("k_pages", "v_pages")),
+        *PAGE_POINTERS,
         *((name, ctypes.c_int32) for name in ("window", "rotation")),
     )
 
@@ -143,6 +155,12 @@ class StepArguments(ctypes.Structure):
         *((name, ctypes.c_float) for name in ("eps", "qk_eps")),
         ("attention", AttentionArguments),
     )
+
+
+def point_to_pages(arguments: AttentionArguments | LayerPointers, pages: KvPages) -> None:
+    """Have a structure point to the pages of a layer."""
+    for (name, _), tensor in zip(PAGE_POINTERS, pages, strict=True):
+        setattr(arguments, name, pointer(tensor))
 
 
 def pointer(tensor: torch.Tensor | None) -> int | None:

@@ -7,12 +7,14 @@
  * up in order. Tiles and segments lie at fixed positions of the sequence and a query skips what it
  * may not see, so its result depends neither on how its prompt was cut into chunks nor on the other
  * rows nor on the threads. Sums are float32. Over a bfloat16 cache, queries and probabilities are
- * bfloat16, too, and multiplied in pairs; over a float32 cache everything is float32.
+ * bfloat16, too, and multiplied in pairs; so over a cache of bytes, whose cells bfloat16 holds exactly.
+ * Over a float32 cache everything is float32.
  */
 #include <stddef.h>
 #include <stdlib.h>
 
 #include "attention_block.h"
+#include "cells.h"
 #include "pool.h"
 
 #define SEGMENT (4 * TILE)
@@ -63,6 +65,16 @@ static void copy_halves(const Attention *a, Block *b, int first, int num, const 
         }
 }
 
+INLINE int has_small_cells(const Attention *a) { return size_of(a->kv_dtype) == 1; }
+
+static void widen_block(const Attention *a, const void *cells, bf16 *to) {
+    int64_t size = (int64_t)tokens_per_block(a) * a->head_dim;
+    if (a->kv_dtype == INT8)
+        widen(cells, to, size, INT8);
+    else
+        widen(cells, to, size, FLOAT8);
+}
+
 /* Zeros stand for what lies past the end: weights of nothing times whatever is there may be NaN. */
 static void copy_tile(const Attention *a, Block *b, const Tile *t, int64_t head) {
     int tokens = tokens_per_block(a), has_words = !b->is_bf16 || has_pairs(a);
@@ -72,6 +84,13 @@ static void copy_tile(const Attention *a, Block *b, const Tile *t, int64_t head)
     for (int j = 0; j < t->num_keys; j += tokens) {
         int64_t at = block_of(a, t->slots[j], head);
         const void *keys = (const char *)a->k_pages + at, *values = (const char *)a->v_pages + at;
+        bf16 wide_k[MAX_DIM * TILE], wide_v[MAX_DIM * TILE];
+        if (has_small_cells(a)) {
+            widen_block(a, keys, wide_k);
+            widen_block(a, values, wide_v);
+            keys = wide_k;
+            values = wide_v;
+        }
         int num = t->num_keys - j < tokens ? t->num_keys - j : tokens;
         (has_words ? copy_words : copy_halves)(a, b, j, num, keys, values);
     }
@@ -79,7 +98,20 @@ static void copy_tile(const Attention *a, Block *b, const Tile *t, int64_t head)
     b->values = b->v;
 }
 
+static void open_scales(const Attention *a, Block *b, const Tile *t, int64_t head) {
+    int tokens = tokens_per_block(a);
+    memset(b->k_scales, 0, sizeof b->k_scales);
+    memset(b->v_scales, 0, sizeof b->v_scales);
+    for (int j = 0; j < t->num_keys; j += tokens) {
+        int64_t at = scale_at(a, t->slots[j], head);
+        int num = t->num_keys - j < tokens ? t->num_keys - j : tokens;
+        convert(a->k_scales + at, BFLOAT16, b->k_scales + j, FLOAT32, num);
+        convert(a->v_scales + at, BFLOAT16, b->v_scales + j, FLOAT32, num);
+    }
+}
+
 static void open_tile(const Attention *a, Block *b, const Tile *t, int64_t head) {
+    if (b->has_scales) open_scales(a, b, t, head);
     if (t->num_keys < TILE || tokens_per_block(a) < TILE || a->head_dim != b->dim) {
         copy_tile(a, b, t, head);
         return;
@@ -87,6 +119,11 @@ static void open_tile(const Attention *a, Block *b, const Tile *t, int64_t head)
     int64_t at = block_of(a, t->slots[0], head);
     b->keys = (const uint32_t *)((const char *)a->k_pages + at);
     b->values = (const uint32_t *)((const char *)a->v_pages + at);
+    if (!has_small_cells(a)) return;
+    widen_block(a, b->keys, (bf16 *)b->k);
+    widen_block(a, b->values, (bf16 *)b->v);
+    b->keys = b->k;
+    b->values = b->v;
 }
 
 /* ---- some queries of one row, for one key-value head or for all of them ----------------------- */
@@ -162,7 +199,8 @@ INLINE int padded_dim(const Attention *a) {
 }
 
 static void open_block(const Attention *a, Block *b, const Work *w) {
-    b->is_bf16 = a->kv_dtype == BFLOAT16;
+    b->is_bf16 = a->kv_dtype != FLOAT32;
+    b->has_scales = a->k_scales != NULL;
     b->dim = padded_dim(a);
     pack_queries(a, b, w, rows_of(a, w));
 }

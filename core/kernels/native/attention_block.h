@@ -2,7 +2,8 @@
  *
  * The queries of one key-value head are the rows of a small matrix product. Its other side are keys
  * as [D][TILE] (bfloat16: [D / 2][TILE][2]) and values as [TILE][D] ([TILE / 2][D][2]): a block of a
- * page, where it lies, or, if it is not that large or has cells that are not to be seen, a copy.
+ * page, where it lies, or, if it is not that large, has cells that are not to be seen or cells of a byte, a
+ * copy. Scales of cells are applied to scores and to probabilities.
  */
 #pragma once
 
@@ -41,9 +42,10 @@ typedef struct {
     _Alignas(64) uint32_t q[MAX_QUERIES * MAX_DIM];
     _Alignas(64) uint32_t k[MAX_DIM * TILE];
     _Alignas(64) uint32_t v[MAX_DIM * TILE];
+    _Alignas(64) float k_scales[TILE], v_scales[TILE]; /* the tile's, where cells have scales */
     const uint32_t *keys, *values; /* the tile's, in a page or copied to k and v */
     Sums sums;
-    int dim, is_bf16;
+    int dim, is_bf16, has_scales;
 } Block;
 
 static const ivec IOTA = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -219,6 +221,10 @@ INLINE int clamp_to_tile(int64_t offset) {
 static void softmax_tile(Block *b, int m, KeyRange range, int64_t first_key, float scale) {
     vec s0 = load(b->scores + m * TILE) * scale;
     vec s1 = load(b->scores + m * TILE + LANES) * scale;
+    if (b->has_scales) {
+        s0 *= load(b->k_scales);
+        s1 *= load(b->k_scales + LANES);
+    }
     int last = clamp_to_tile(range.last - first_key), first = clamp_to_tile(range.first - first_key);
     if (last < TILE - 1) {
         s0 = blend(IOTA <= last, s0, splat(-INFINITY));
@@ -242,5 +248,9 @@ static void softmax_tile(Block *b, int m, KeyRange range, int64_t first_key, flo
     }
     vec p0 = exp_vec(s0 - b->sums.peaks[m]), p1 = exp_vec(s1 - b->sums.peaks[m]);
     b->sums.weights[m] += p0 + p1;
+    if (b->has_scales) {
+        p0 *= load(b->v_scales);
+        p1 *= load(b->v_scales + LANES);
+    }
     store_probs(b, m, p0, p1);
 }

@@ -213,6 +213,8 @@ static int attend_layer(const Glue *g) {
     a.q = t->qkv;
     a.k_pages = layer->k_pages;
     a.v_pages = layer->v_pages;
+    a.k_scales = layer->k_scales;
+    a.v_scales = layer->v_scales;
     a.out = t->mixed;
     a.q_stride = width;
     a.window = layer->window;

@@ -5,11 +5,14 @@
 
 #include "vector.h"
 
-/* Pages lie as pages.h describes. `blocks`, where given, are [2][num_tokens]: the first and the last position of the block that a
- * token sees as a whole. A window of 0 has no end. */
+/* Pages lie as pages.h describes; scales are those of INT8 pages, otherwise NULL. `blocks`, where given,
+ * are [2][num_tokens]: the first and the last position of the block that a token sees as a whole. A
+ * window of 0 has no end. */
 typedef struct {
     const void *q;
-    void *k_pages, *v_pages, *out;
+    void *k_pages, *v_pages;
+    bf16 *k_scales, *v_scales;
+    void *out;
     const int64_t *page_table, *context_lengths, *query_starts, *blocks;
     int64_t num_rows, num_tokens, q_stride, table_stride;
     int32_t num_heads, num_kv_heads, head_dim, page_shift; /* a page holds 2^page_shift tokens */
@@ -84,6 +87,7 @@ typedef struct {
     Projection qkv, out, gate_up, down;
     const void *input_norm, *qk_norm, *attention_post_norm, *mlp_norm, *mlp_post_norm;
     void *k_pages, *v_pages;
+    bf16 *k_scales, *v_scales;
     int32_t window, rotation;
 } Layer;
 

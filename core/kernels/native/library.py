@@ -20,16 +20,19 @@ import torch
 
 from triptych.core.errors import BundleError, DeviceError
 from triptych.core.kernels.dequantise import PackedTensor
+from triptych.core.kernels.kv_pages import KvPages
 from triptych.core.kernels.native.arena import Arena
 from triptych.core.kernels.native.arguments import (
     DTYPES,
     FIRST_BLOCKS,
+    PAGE_DTYPES,
     AttentionArguments,
     LinearArguments,
     NativeWeights,
     PackedWeight,
     SnakeArguments,
     StepArguments,
+    point_to_pages,
     pointer,
 )
 from triptych.core.kernels.native.build import (
@@ -166,7 +169,7 @@ class NativeKernels:
         """Whether pages of this shape and type, for so many query heads, are within the limits."""
         page_size, num_kv_heads, head_dim = shape_PKD
         return (
-            dtype in DTYPES
+            dtype in PAGE_DTYPES
             and head_dim <= _MAX_HEAD_DIM
             and num_heads // num_kv_heads <= _MAX_GROUP
             and page_size.bit_count() == 1
@@ -176,23 +179,20 @@ class NativeKernels:
         self,
         k_TKD: torch.Tensor,
         v_TKD: torch.Tensor,
-        k_pages_NPKD: torch.Tensor,
-        v_pages_NPKD: torch.Tensor,
+        pages: KvPages,
         batch: AttentionBatch,
     ) -> None:
         """`core.kernels.paged_attention.write_pages`, in the order of native/pages.h."""
         k_TKD, v_TKD = (_readable(x).contiguous() for x in (k_TKD, v_TKD))
-        arguments = attention_arguments(batch, k_pages_NPKD, k_TKD.shape, k_TKD.dtype)
-        arguments.k_pages = k_pages_NPKD.data_ptr()
-        arguments.v_pages = v_pages_NPKD.data_ptr()
+        arguments = attention_arguments(batch, pages, k_TKD.shape, k_TKD.dtype)
+        point_to_pages(arguments, pages)
         slots_T = batch.write_slots_T
         self._library.write_pages(arguments, slots_T.data_ptr(), k_TKD.data_ptr(), v_TKD.data_ptr())
 
     def paged_attention(
         self,
         q_THD: torch.Tensor,
-        k_pages_NPKD: torch.Tensor,
-        v_pages_NPKD: torch.Tensor,
+        pages: KvPages,
         batch: AttentionBatch,
         *,
         scale: float,
@@ -203,10 +203,9 @@ class NativeKernels:
         if q_THD.stride(1) != q_THD.shape[2]:
             q_THD = q_THD.contiguous()
         out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype)
-        arguments = attention_arguments(batch, k_pages_NPKD, q_THD.shape, q_THD.dtype)
+        arguments = attention_arguments(batch, pages, q_THD.shape, q_THD.dtype)
+        point_to_pages(arguments, pages)
         arguments.q = q_THD.data_ptr()
-        arguments.k_pages = k_pages_NPKD.data_ptr()
-        arguments.v_pages = v_pages_NPKD.data_ptr()
         arguments.out = out_THD.data_ptr()
         arguments.q_stride = q_THD.stride(0)
         arguments.window = window or 0
@@ -388,13 +387,13 @@ def packed_shape(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> tuple
 
 def attention_arguments(
     batch: AttentionBatch,
-    k_pages_NPKD: torch.Tensor,
+    pages: KvPages,
     shape_THD: torch.Size | tuple[int, int, int],
     dtype: torch.dtype,
 ) -> AttentionArguments:
     """What the layers of a step have in common. `dtype` is that of queries and result."""
     num_tokens, num_heads, head_dim = shape_THD
-    _, page_size, num_kv_heads, _ = k_pages_NPKD.shape
+    _, page_size, num_kv_heads, _ = pages.k_NPKD.shape
     table_BM = batch.page_table_BM
     return AttentionArguments(
         page_table=table_BM.data_ptr(),
@@ -409,7 +408,7 @@ def attention_arguments(
         head_dim=head_dim,
         page_shift=page_size.bit_length() - 1,
         q_dtype=DTYPES[dtype],
-        kv_dtype=DTYPES[k_pages_NPKD.dtype],
+        kv_dtype=PAGE_DTYPES[pages.k_NPKD.dtype],
         num_threads=torch.get_num_threads(),
     )
 

@@ -1,36 +1,56 @@
 /* Keys and values of new tokens into their pages. */
+#include "cells.h"
 #include "pages.h"
 #include "pool.h"
 
 #define TOKENS 16 /* that one task stores */
 
-INLINE void store_words(uint32_t *block, const uint32_t *row, int64_t num_words, int64_t lane,
-                        int64_t stride) {
-    for (int64_t i = 0; i < num_words; i++) block[i * stride + lane] = row[i];
+/* A head's row as cells of a type. Returns the scale of those that have one. */
+static float convert_row(const void *x, int dtype, void *cells, int cell_dtype, int64_t size) {
+    if (cell_dtype == FLOAT32 || cell_dtype == BFLOAT16) {
+        convert(x, dtype, cells, cell_dtype, size);
+        return 1.0f;
+    }
+    _Alignas(64) float row[MAX_DIM + LANES];
+    convert(x, dtype, row, FLOAT32, size);
+    store(row + size, splat(0.0f)); /* fills the last vector up */
+    float scale = cell_dtype == INT8 ? scale_of(row, size) : 1.0f;
+    for (int64_t i = 0; i < size; i += LANES)
+        if (cell_dtype == INT8)
+            store_int8((char *)cells + i, load(row + i), scale);
+        else
+            store_float8((char *)cells + i, load(row + i));
+    return scale;
 }
 
-INLINE void store_halves(bf16 *block, const bf16 *row, int64_t num, int64_t first, int64_t stride) {
-    for (int64_t i = 0; i < num; i++) block[first + i * stride] = row[i];
+INLINE void scatter(char *to, const char *from, int64_t num, int64_t stride, const size_t unit) {
+    for (int64_t i = 0; i < num; i++) memcpy(to + i * stride, from + (size_t)i * unit, unit);
+}
+
+/* `num` units of 1, 2 or 4 bytes, so many bytes apart. */
+static void scatter_units(char *to, const void *from, int64_t num, int64_t stride, int64_t unit) {
+    switch (unit) {
+        case 1: scatter(to, from, num, stride, 1); break;
+        case 2: scatter(to, from, num, stride, 2); break;
+        default: scatter(to, from, num, stride, 4);
+    }
 }
 
 void store_head(const Attention *a, int64_t slot, int64_t head, const void *k, const void *v) {
     _Alignas(64) uint32_t row[MAX_DIM];
     int64_t size = a->head_dim, tokens = tokens_per_block(a), lane = slot % tokens;
-    int64_t at = block_of(a, slot, head);
+    int64_t at = block_of(a, slot, head), cell = size_of(a->kv_dtype), word = word_bytes(a);
     char *keys = (char *)a->k_pages + at, *values = (char *)a->v_pages + at;
-    convert(k, a->q_dtype, row, a->kv_dtype, size);
-    if (a->kv_dtype == FLOAT32)
-        store_words((uint32_t *)keys, row, size, lane, tokens);
-    else if (has_pairs(a))
-        store_words((uint32_t *)keys, row, size / 2, lane, tokens);
-    else
-        store_halves((bf16 *)keys, (bf16 *)row, size, lane, tokens);
-    convert(v, a->q_dtype, row, a->kv_dtype, size);
+    float k_scale = convert_row(k, a->q_dtype, row, a->kv_dtype, size);
+    scatter_units(keys + lane * word, row, size * cell / word, tokens * word, word);
+    float v_scale = convert_row(v, a->q_dtype, row, a->kv_dtype, size);
     if (has_pairs(a))
-        store_halves((bf16 *)values, (bf16 *)row, size, lane / 2 * 2 * size + lane % 2, 2);
+        scatter_units(values + lane / 2 * size * word + lane % 2 * cell, row, size, word, cell);
     else
-        memcpy(values + lane * size * size_of(a->kv_dtype), row,
-               (size_t)(size * size_of(a->kv_dtype)));
+        memcpy(values + lane * size * cell, row, (size_t)(size * cell));
+    if (!a->k_scales) return;
+    write_as(a->k_scales, scale_at(a, slot, head), k_scale, BFLOAT16);
+    write_as(a->v_scales, scale_at(a, slot, head), v_scale, BFLOAT16);
 }
 
 typedef struct {

@@ -40,9 +40,10 @@ typedef uint16_t bf16;
 typedef float reg __attribute__((vector_size(4 * REG)));
 typedef uint32_t ureg __attribute__((vector_size(4 * REG)));
 
-enum { FLOAT32 = 0, BFLOAT16 = 1 };
+/* Those of one byte are of cells in pages alone (cells.h). `arguments.py` has the numbers, too. */
+enum { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 16, FLOAT8 = 17 };
 
-INLINE int64_t size_of(int dtype) { return dtype == BFLOAT16 ? 2 : 4; }
+INLINE int64_t size_of(int dtype) { return dtype == FLOAT32 ? 4 : dtype == BFLOAT16 ? 2 : 1; }
 
 INLINE vec splat(float x) { return (vec){0} + x; }
 

@@ -1,7 +1,8 @@
-"""Float8 (e4m3) as its bits: a conversion that every GPU can do, whatever its instructions.
+"""Numbers as cells of storage, and back: float8 (e4m3) as its bits, int8, or a type of its own.
 
-Owns the conversion both ways. Writing rounds to nearest even; what lies beyond the range saturates,
-and NaN stays NaN. Storage is seen as uint8.
+Owns the conversions, which every GPU can do, whatever its instructions. Writing rounds to nearest
+even; what lies beyond the range saturates. Float8 is seen as uint8, and its NaN stays NaN. Cells of
+int8 hold multiples of a scale, which is the caller's to load and store.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ def to_stored(values, dtype: tl.constexpr):
     """Float32 as values of storage: cast to `dtype`, or the bits of float8 where that is uint8."""
     if dtype == tl.uint8:
         return _e4m3_bits(values)
+    elif dtype == tl.int8:
+        nearest = (values + 12582912.0) - 12582912.0  # 1.5 * 2 ** 23: no fraction is left
+        return tl.minimum(tl.maximum(nearest, -127.0), 127.0).to(tl.int8)
     else:
         return values.to(dtype)
 
@@ -33,7 +37,29 @@ def dequantized(x, DTYPE: tl.constexpr):
         bits = x.to(tl.uint32)
         bits = ((bits & 0x80) << 24) | ((bits & 0x7F) << 20)
         x = bits.to(tl.float32, bitcast=True) * 1.329227995784916e36
+    elif x.dtype == tl.int8:
+        x = x.to(tl.float32)
     return x.to(DTYPE)
+
+
+@triton.jit
+def int8_scale(peak_bits):
+    """Scales whose 127-fold is the largest value, given as its `size_bits`."""
+    return (peak_bits.to(tl.float32, bitcast=True) / 127.0).to(tl.bfloat16)
+
+
+@triton.jit
+def divided(values, scale):
+    """`values / scale`: zeros by a scale that divides nothing, of zeros or of what is no number."""
+    scale = scale.to(tl.float32)
+    divides = (scale > 0) & (scale < float("inf"))
+    return tl.where(divides, values, 0.0) / tl.where(divides, scale, 1.0)
+
+
+@triton.jit
+def size_bits(values):
+    """The bits of absolute values, which are in order as integers; NaN's are the largest."""
+    return tl.abs(values).to(tl.int32, bitcast=True)
 
 
 @triton.jit

@@ -29,14 +29,22 @@ def attend_block(
     max_M,
     sum_M,
     out_MD,
+    k_scale_N,
+    v_scale_N,
     scale,
     soft_cap,
+    HAS_SCALES: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
     IS_MASKED: tl.constexpr,
 ):
-    """Take one block of keys into the state of a tile. `scale` is positive."""
+    """Take one block of keys into the state of a tile. `scale` is positive.
+
+    With `HAS_SCALES` keys and values are multiples of `k_scale_N` and `v_scale_N`.
+    """
     no_scores_MN = tl.zeros([q_MD.shape[0], k_DN.shape[1]], tl.float32)
     scores_MN = dot(q_MD, k_DN, no_scores_MN)
+    if HAS_SCALES:
+        scores_MN *= k_scale_N[None, :]
     factor = scale * LOG2E
     if HAS_SOFT_CAP:
         # tanh(x) = 1 - 2 / (e^2x + 1), which is right at both infinities.
@@ -49,6 +57,8 @@ def attend_block(
     probs_MN = tl.exp2(scores_MN * factor - shift_M[:, None])
     rescale_M = tl.exp2(max_M - shift_M)
     sum_M = sum_M * rescale_M + tl.sum(probs_MN, 1)
+    if HAS_SCALES:
+        probs_MN *= v_scale_N[None, :]
     out_MD = out_MD * rescale_M[:, None]
     out_MD = dot(probs_MN.to(v_ND.dtype), v_ND, out_MD)
     return new_max_M, sum_M, out_MD

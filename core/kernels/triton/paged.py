@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from triptych.core.kernels.kv_pages import KvPages
 from triptych.core.kernels.triton.variant import Variant
 
 _CONSTANTS = ("HAS_", "IS_")
@@ -22,22 +23,20 @@ _TYPES = {"table_ptr": "*i64", "lengths_ptr": "*i64", "starts_ptr": "*i64", "blo
 UPLOADED = tuple(_TYPES)
 """What comes over with a step, one behind the other: their alignments differ from step to step."""
 _OPTIONAL = {"sinks_ptr": "HAS_SINKS", "blocks_ptr": "HAS_BLOCKS"}
+_OPTIONAL |= dict.fromkeys(("k_scale_ptr", "v_scale_ptr"), "HAS_SCALES")
 _TYPES |= {"partial_ptr": "*fp32", "log_sums_ptr": "*fp32"}
 
 
 def check_paged(
     q_THD: torch.Tensor,
-    k_pages_NPKD: torch.Tensor,
-    v_pages_NPKD: torch.Tensor,
+    pages: KvPages,
     out_THD: torch.Tensor,
     sinks_H: torch.Tensor | None,
     scale: float,
 ) -> None:
     """The contract of both kinds of rows."""
-    assert k_pages_NPKD.shape == v_pages_NPKD.shape
-    assert k_pages_NPKD.dtype == v_pages_NPKD.dtype
-    assert k_pages_NPKD.is_contiguous()
-    assert v_pages_NPKD.is_contiguous()
+    pages.check()
+    k_pages_NPKD = pages.k_NPKD
     assert q_THD.shape[2] == k_pages_NPKD.shape[3]
     assert q_THD.shape[1] % k_pages_NPKD.shape[2] == 0
     assert q_THD.stride(2) == 1
@@ -59,13 +58,21 @@ def paged_cells(
     is_seen_N,
     kv_head,
     NUM_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
 ):
-    """Where the keys of a row's positions begin, counted in values, in int64."""
+    """Where the keys of a row's positions lie, counted in heads, in int64."""
     page_N = tl.load(table_ptr + position_N // PAGE_SIZE, mask=is_seen_N, other=0)
     slot_N = page_N.to(tl.int64) * PAGE_SIZE + position_N % PAGE_SIZE
-    return (slot_N * NUM_KV_HEADS + kv_head) * HEAD_DIM
+    return slot_N * NUM_KV_HEADS + kv_head
+
+
+@triton.jit
+def cell_scales(scale_ptr, cell_N, is_seen_N, HAS_SCALES: tl.constexpr):
+    """The scales of keys, or of values, that lie at `cell_N`; 1 where there are none."""
+    if HAS_SCALES:
+        return tl.load(scale_ptr + cell_N, mask=is_seen_N, other=0.0).to(tl.float32)
+    else:
+        return tl.full([1], 1.0, tl.float32)
 
 
 def paged_variant(

@@ -21,6 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
+from triptych.core.kernels.kv_pages import KvPages
 from triptych.core.kernels.triton.float8 import dequantized
 from triptych.core.kernels.triton.online_softmax import (
     attend_block,
@@ -30,6 +31,7 @@ from triptych.core.kernels.triton.online_softmax import (
 from triptych.core.kernels.triton.paged import (
     UPLOADED,
     block_d,
+    cell_scales,
     check_paged,
     paged_cells,
     paged_variant,
@@ -49,6 +51,8 @@ def launch_paged_decode(
     q_BHD: torch.Tensor,
     k_pages_NPKD: torch.Tensor,
     v_pages_NPKD: torch.Tensor,
+    k_scale_NPK: torch.Tensor | None,
+    v_scale_NPK: torch.Tensor | None,
     page_table_BM: torch.Tensor,
     context_lengths_B: torch.Tensor,
     out_BHD: torch.Tensor,
@@ -64,7 +68,8 @@ def launch_paged_decode(
     `scale` includes that of the keys. Grids follow from shapes: a row may be as long as its page
     table, and one of length 0 gets zeros.
     """
-    check_paged(q_BHD, k_pages_NPKD, v_pages_NPKD, out_BHD, sinks_H, scale)
+    pages = KvPages(k_pages_NPKD, v_pages_NPKD, k_scale_NPK, v_scale_NPK)
+    check_paged(q_BHD, pages, out_BHD, sinks_H, scale)
     (num_rows, num_heads, head_dim), page_size = q_BHD.shape, k_pages_NPKD.shape[1]
     num_tiles = k_pages_NPKD.shape[2] * triton.cdiv(*_heads_per_tile(q_BHD, k_pages_NPKD))
     max_keys = page_table_BM.shape[1] * page_size
@@ -78,7 +83,9 @@ def launch_paged_decode(
     for first in range(0, num_rows, rows_at_once):
         rows = slice(first, first + rows_at_once)
         _launch(
-            (q_BHD[rows], k_pages_NPKD, v_pages_NPKD, page_table_BM[rows], context_lengths_B[rows]),
+            q_BHD[rows],
+            pages,
+            (page_table_BM[rows], context_lengths_B[rows]),
             sinks_H,
             out_BHD[rows],
             (scale, soft_cap or 0.0, v_scale, window or 0),
@@ -88,7 +95,9 @@ def launch_paged_decode(
 
 
 def _launch(
-    inputs: tuple[torch.Tensor, ...],
+    q_BHD: torch.Tensor,
+    pages: KvPages,
+    rows: tuple[torch.Tensor, torch.Tensor],
     sinks_H: torch.Tensor | None,
     out_BHD: torch.Tensor,
     numbers: tuple[float, float, float, int],
@@ -96,11 +105,11 @@ def _launch(
     *,
     is_whole: bool,
 ) -> None:
-    q_BHD, k_pages_NPKD, _, table_BM, lengths_B = inputs
+    table_BM, lengths_B = rows
     _, soft_cap, v_scale, window = numbers
     num_rows, num_heads, head_dim = q_BHD.shape
-    _, page_size, num_kv_heads, _ = k_pages_NPKD.shape
-    group, block_h = _heads_per_tile(q_BHD, k_pages_NPKD)
+    _, page_size, num_kv_heads, _ = pages.k_NPKD.shape
+    group, block_h = _heads_per_tile(q_BHD, pages.k_NPKD)
     shape = (0, 0, 0, 0) if is_whole else (num_rows, splits.count, num_heads, head_dim)
     partial_BSHD = q_BHD.new_empty(shape, dtype=torch.float32)
     log_sums_BSH = q_BHD.new_empty(shape[:3], dtype=torch.float32)
@@ -114,7 +123,7 @@ def _launch(
         "num_stages": _NUM_STAGES,
     }
     _attend_split[(num_rows, num_kv_heads * triton.cdiv(group, block_h), splits.count)](
-        *(*inputs, sinks_H, out_BHD, partial_BSHD, log_sums_BSH),
+        *(q_BHD, *pages, *rows, sinks_H, out_BHD, partial_BSHD, log_sums_BSH),
         *(*numbers, splits.size, splits.count),
         *(table_BM.stride(0), q_BHD.stride(0), q_BHD.stride(1)),
         NUM_KV_HEADS=num_kv_heads,
@@ -122,6 +131,7 @@ def _launch(
         BLOCK_H=block_h,
         BLOCK_N=_block_n(head_dim, q_BHD.dtype),
         HAS_SOFT_CAP=soft_cap > 0,
+        HAS_SCALES=pages.k_scale_NPK is not None,
         IS_WHOLE=is_whole,
         **constants,
     )
@@ -144,6 +154,8 @@ def _(
     q_BHD: torch.Tensor,
     k_pages_NPKD: torch.Tensor,
     v_pages_NPKD: torch.Tensor,
+    k_scale_NPK: torch.Tensor | None,
+    v_scale_NPK: torch.Tensor | None,
     page_table_BM: torch.Tensor,
     context_lengths_B: torch.Tensor,
     out_BHD: torch.Tensor,
@@ -151,7 +163,8 @@ def _(
     scale: float,
     *_: object,
 ) -> None:
-    check_paged(q_BHD, k_pages_NPKD, v_pages_NPKD, out_BHD, sinks_H, scale)
+    pages = KvPages(k_pages_NPKD, v_pages_NPKD, k_scale_NPK, v_scale_NPK)
+    check_paged(q_BHD, pages, out_BHD, sinks_H, scale)
 
 
 def _heads_per_tile(q_BHD: torch.Tensor, k_pages_NPKD: torch.Tensor) -> tuple[int, int]:
@@ -210,6 +223,8 @@ def _attend_split(
     q_ptr,
     k_ptr,
     v_ptr,
+    k_scale_ptr,
+    v_scale_ptr,
     table_ptr,
     lengths_ptr,
     sinks_ptr,
@@ -235,6 +250,7 @@ def _attend_split(
     HAS_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
     IS_WHOLE: tl.constexpr,
 ):
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
@@ -271,12 +287,12 @@ def _attend_split(
             is_seen_N,
             kv_head,
             NUM_KV_HEADS,
-            HEAD_DIM,
             PAGE_SIZE,
         )
+        cell_ND = cell_N[:, None] * HEAD_DIM + dim_D
         is_read_ND = is_seen_N[:, None] & is_dim_D
-        k_ND = tl.load(k_ptr + cell_N[:, None] + dim_D, mask=is_read_ND, other=0)
-        v_ND = tl.load(v_ptr + cell_N[:, None] + dim_D, mask=is_read_ND, other=0)
+        k_ND = tl.load(k_ptr + cell_ND, mask=is_read_ND, other=0)
+        v_ND = tl.load(v_ptr + cell_ND, mask=is_read_ND, other=0)
         max_H, sum_H, out_HD = attend_block(
             q_HD,
             dequantized(tl.trans(k_ND), q_HD.dtype),
@@ -285,8 +301,11 @@ def _attend_split(
             max_H,
             sum_H,
             out_HD,
+            cell_scales(k_scale_ptr, cell_N, is_seen_N, HAS_SCALES),
+            cell_scales(v_scale_ptr, cell_N, is_seen_N, HAS_SCALES),
             scale,
             soft_cap,
+            HAS_SCALES,
             HAS_SOFT_CAP,
             IS_MASKED=True,
         )
@@ -361,7 +380,7 @@ def _join_splits(
 
 
 def variants() -> tuple[Variant, ...]:
-    """Llama 3 8B over bfloat16, Gemma 2 9B over float8, and GPT-OSS 20B."""
+    """Llama 3 8B over bfloat16 and int8, Gemma 2 9B over float8, and GPT-OSS 20B."""
     common = {"PAGE_SIZE": 32, "BLOCK_H": 16, "BLOCK_N": 64, "BLOCK_S": _SPLITS_PER_STEP}
     common |= {"num_warps": _NUM_WARPS, "num_stages": _NUM_STAGES}
     llama = {**common, "NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": 128, "BLOCK_D": 128}
@@ -371,10 +390,12 @@ def variants() -> tuple[Variant, ...]:
     float8 = paged_variant(
         "split_float8", _attend_split, gemma, "HAS_WINDOW", "HAS_SOFT_CAP", cache="*u8"
     )
+    int8 = paged_variant("split_int8", _attend_split, llama, "HAS_SCALES", cache="*i8")
     whole = paged_variant("whole", _attend_split, gpt_oss, "HAS_WINDOW", "HAS_SINKS", "IS_WHOLE")
     return (
         paged_variant("split", _attend_split, llama),
         float8,
+        int8,
         whole,
         paged_variant("join", _join_splits, llama),
     )

@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from triptych.core.kernels.kv_pages import KvPages
 from triptych.core.kernels.triton.float8 import dequantized
 from triptych.core.kernels.triton.online_softmax import (
     attend_block,
@@ -24,6 +25,7 @@ from triptych.core.kernels.triton.online_softmax import (
 from triptych.core.kernels.triton.paged import (
     UPLOADED,
     block_d,
+    cell_scales,
     check_paged,
     paged_cells,
     paged_variant,
@@ -37,6 +39,8 @@ def launch_paged_prefill(
     q_THD: torch.Tensor,
     k_pages_NPKD: torch.Tensor,
     v_pages_NPKD: torch.Tensor,
+    k_scale_NPK: torch.Tensor | None,
+    v_scale_NPK: torch.Tensor | None,
     page_table_BM: torch.Tensor,
     context_lengths_B: torch.Tensor,
     query_starts_B: torch.Tensor,
@@ -54,7 +58,8 @@ def launch_paged_prefill(
     `query_starts_B` counts from `first_token` on, which is where `q_THD` begins. `scale` includes
     that of the keys. The grid follows from shapes alone. Rows of length 0 get zeros.
     """
-    check_paged(q_THD, k_pages_NPKD, v_pages_NPKD, out_THD, sinks_H, scale)
+    pages = KvPages(k_pages_NPKD, v_pages_NPKD, k_scale_NPK, v_scale_NPK)
+    check_paged(q_THD, pages, out_THD, sinks_H, scale)
     _check_blocks(q_THD, blocks_2T)
     (num_tokens, num_heads, head_dim), num_rows = q_THD.shape, len(query_starts_B)
     if not num_tokens:
@@ -65,7 +70,7 @@ def launch_paged_prefill(
     # A row has one tile more at most than its tokens fill.
     num_tiles = triton.cdiv(num_tokens, block_m // group) + num_rows
     _attend_tile[(num_tiles, num_kv_heads)](
-        *(q_THD, k_pages_NPKD, v_pages_NPKD, page_table_BM, context_lengths_B, query_starts_B),
+        *(q_THD, *pages, page_table_BM, context_lengths_B, query_starts_B),
         *(blocks_2T, sinks_H, out_THD),
         *(scale, soft_cap or 0.0, v_scale, window or 0),
         *(first_token, num_tokens, num_rows, 0 if blocks_2T is None else blocks_2T.stride(0)),
@@ -81,6 +86,7 @@ def launch_paged_prefill(
         HAS_WINDOW=window is not None,
         HAS_SOFT_CAP=soft_cap is not None,
         HAS_SINKS=sinks_H is not None,
+        HAS_SCALES=k_scale_NPK is not None,
         num_warps=_NUM_WARPS,
         num_stages=_NUM_STAGES,
     )
@@ -96,6 +102,8 @@ def _(
     q_THD: torch.Tensor,
     k_pages_NPKD: torch.Tensor,
     v_pages_NPKD: torch.Tensor,
+    k_scale_NPK: torch.Tensor | None,
+    v_scale_NPK: torch.Tensor | None,
     page_table_BM: torch.Tensor,
     context_lengths_B: torch.Tensor,
     query_starts_B: torch.Tensor,
@@ -106,7 +114,8 @@ def _(
     scale: float,
     *_: object,
 ) -> None:
-    check_paged(q_THD, k_pages_NPKD, v_pages_NPKD, out_THD, sinks_H, scale)
+    pages = KvPages(k_pages_NPKD, v_pages_NPKD, k_scale_NPK, v_scale_NPK)
+    check_paged(q_THD, pages, out_THD, sinks_H, scale)
     _check_blocks(q_THD, blocks_2T)
 
 
@@ -138,6 +147,8 @@ def _attend_tile(
     q_ptr,
     k_ptr,
     v_ptr,
+    k_scale_ptr,
+    v_scale_ptr,
     table_ptr,
     lengths_ptr,
     starts_ptr,
@@ -166,6 +177,7 @@ def _attend_tile(
     HAS_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
 ):
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
@@ -219,9 +231,9 @@ def _attend_tile(
                 position_N = block + tl.arange(0, BLOCK_N)
                 is_read_N = position_N < end_key
                 cell_N = paged_cells(
-                    table_ptr, position_N, is_read_N, kv_head, NUM_KV_HEADS, HEAD_DIM, PAGE_SIZE
+                    table_ptr, position_N, is_read_N, kv_head, NUM_KV_HEADS, PAGE_SIZE
                 )
-                cell_ND = cell_N[:, None] + dim_D
+                cell_ND = cell_N[:, None] * HEAD_DIM + dim_D
                 is_read_ND = is_read_N[:, None] & (dim_D < HEAD_DIM)
                 k_ND = tl.load(k_ptr + cell_ND, mask=is_read_ND, other=0)
                 v_ND = tl.load(v_ptr + cell_ND, mask=is_read_ND, other=0)
@@ -236,8 +248,11 @@ def _attend_tile(
                     max_M,
                     sum_M,
                     out_MD,
+                    cell_scales(k_scale_ptr, cell_N, is_read_N, HAS_SCALES),
+                    cell_scales(v_scale_ptr, cell_N, is_read_N, HAS_SCALES),
                     scale,
                     soft_cap,
+                    HAS_SCALES,
                     HAS_SOFT_CAP,
                     IS_MASKED=is_cut == 1,
                 )
@@ -267,7 +282,7 @@ def _row_of_tile(starts_ptr, tile, first_token, num_rows, BLOCK_Q: tl.constexpr)
 
 
 def variants() -> tuple[Variant, ...]:
-    """Llama 3 8B over bfloat16, Gemma 3 with pictures over float8, and GPT-OSS 20B."""
+    """Llama 3 8B over bfloat16 and int8, Gemma 3 with pictures over float8, and GPT-OSS 20B."""
     common = {"PAGE_SIZE": 32, "num_warps": _NUM_WARPS, "num_stages": _NUM_STAGES}
     llama = common | _shape(32, 8, 128)
     gemma = common | _shape(16, 8, 256)
@@ -276,6 +291,7 @@ def variants() -> tuple[Variant, ...]:
     return (
         paged_variant("causal", _attend_tile, llama),
         paged_variant("blocks_float8", _attend_tile, gemma, *flags, cache="*u8"),
+        paged_variant("causal_int8", _attend_tile, llama, "HAS_SCALES", cache="*i8"),
         paged_variant("window_sinks", _attend_tile, gpt_oss, "HAS_WINDOW", "HAS_SINKS"),
     )
 

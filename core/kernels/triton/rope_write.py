@@ -14,7 +14,14 @@ import torch
 import triton
 import triton.language as tl
 
-from triptych.core.kernels.triton.float8 import as_stored, to_stored
+from triptych.core.kernels.kv_pages import KvPages
+from triptych.core.kernels.triton.float8 import (
+    as_stored,
+    divided,
+    int8_scale,
+    size_bits,
+    to_stored,
+)
 from triptych.core.kernels.triton.variant import Variant
 
 _HEADS = 4
@@ -31,10 +38,13 @@ def launch(
     is_interleaved: bool,
     k_pages_NPKD: torch.Tensor,
     v_pages_NPKD: torch.Tensor,
+    k_scale_NPK: torch.Tensor | None,
+    v_scale_NPK: torch.Tensor | None,
     write_slots_T: torch.Tensor,
 ) -> torch.Tensor:
     """Returns `q_THD`, contiguous. A token with a slot below 0 is not written."""
-    _check(qk_TXD, v_TKD, norm_XD, cos_T1R, sin_T1R, k_pages_NPKD, v_pages_NPKD, write_slots_T)
+    pages = KvPages(k_pages_NPKD, v_pages_NPKD, k_scale_NPK, v_scale_NPK)
+    _check(qk_TXD, v_TKD, norm_XD, cos_T1R, sin_T1R, pages, write_slots_T)
     num_tokens, num_qk_heads, head_dim = qk_TXD.shape
     num_kv_heads = v_TKD.shape[1]
     q_THD = _new_queries(qk_TXD, k_pages_NPKD)
@@ -51,6 +61,8 @@ def launch(
             q_THD,
             as_stored(k_pages_NPKD),
             as_stored(v_pages_NPKD),
+            k_scale_NPK,
+            v_scale_NPK,
             write_slots_T,
             *qk_TXD.stride()[:2],
             *v_TKD.stride()[:2],
@@ -63,6 +75,7 @@ def launch(
             BLOCK_REST=triton.next_power_of_2(rest) if rest else 0,
             IS_INTERLEAVED=is_interleaved,
             HEADS=_HEADS,
+            HAS_SCALES=k_scale_NPK is not None,
             num_warps=_HEADS,
             num_stages=2,
         )
@@ -72,7 +85,7 @@ def launch(
 rope_write = torch.library.custom_op(
     "triptych::rope_write",
     launch,
-    mutates_args=("k_pages_NPKD", "v_pages_NPKD"),
+    mutates_args=("k_pages_NPKD", "v_pages_NPKD", "k_scale_NPK", "v_scale_NPK"),
     device_types="cuda",
 )
 
@@ -88,9 +101,12 @@ def _(
     is_interleaved: bool,
     k_pages_NPKD: torch.Tensor,
     v_pages_NPKD: torch.Tensor,
+    k_scale_NPK: torch.Tensor | None,
+    v_scale_NPK: torch.Tensor | None,
     write_slots_T: torch.Tensor,
 ) -> torch.Tensor:
-    _check(qk_TXD, v_TKD, norm_XD, cos_T1R, sin_T1R, k_pages_NPKD, v_pages_NPKD, write_slots_T)
+    pages = KvPages(k_pages_NPKD, v_pages_NPKD, k_scale_NPK, v_scale_NPK)
+    _check(qk_TXD, v_TKD, norm_XD, cos_T1R, sin_T1R, pages, write_slots_T)
     return _new_queries(qk_TXD, k_pages_NPKD)
 
 
@@ -105,16 +121,12 @@ def _check(
     norm_XD: torch.Tensor | None,
     cos_T1R: torch.Tensor | None,
     sin_T1R: torch.Tensor | None,
-    k_pages_NPKD: torch.Tensor,
-    v_pages_NPKD: torch.Tensor,
+    pages: KvPages,
     write_slots_T: torch.Tensor,
 ) -> None:
     assert qk_TXD.stride(2) == v_TKD.stride(2) == 1
-    assert v_TKD.shape == (len(qk_TXD), *k_pages_NPKD.shape[2:])
-    assert k_pages_NPKD.shape == v_pages_NPKD.shape
-    assert k_pages_NPKD.dtype == v_pages_NPKD.dtype
-    assert k_pages_NPKD.is_contiguous()
-    assert v_pages_NPKD.is_contiguous()
+    pages.check()
+    assert v_TKD.shape == (len(qk_TXD), *pages.k_NPKD.shape[2:])
     assert write_slots_T.shape == qk_TXD.shape[:1]
     assert write_slots_T.is_contiguous()
     if norm_XD is not None:
@@ -140,6 +152,8 @@ def _kernel(
     q_ptr,
     k_pages_ptr,
     v_pages_ptr,
+    k_scale_ptr,
+    v_scale_ptr,
     slots_ptr,
     qk_token_stride,
     qk_head_stride,
@@ -154,6 +168,7 @@ def _kernel(
     BLOCK_REST: tl.constexpr,
     IS_INTERLEAVED: tl.constexpr,
     HEADS: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
 ):
     """Some heads of one token: queries, keys and values are numbered through.
 
@@ -171,11 +186,11 @@ def _kernel(
     slot = tl.load(slots_ptr + token)
     is_written = slot >= 0
     into_q = q_ptr + (token * num_heads + heads) * HEAD_DIM
-    into_k = k_pages_ptr + (slot * num_kv_heads + heads - num_heads) * HEAD_DIM
-    into_v = v_pages_ptr + (slot * num_kv_heads + v_head) * HEAD_DIM
+    k_cell, v_cell = slot * num_kv_heads + heads - num_heads, slot * num_kv_heads + v_head
+    into_k, into_v = k_pages_ptr + k_cell * HEAD_DIM, v_pages_ptr + v_cell * HEAD_DIM
     norms = heads * HEAD_DIM
 
-    squares = tl.zeros([HEADS, 1], tl.float32)
+    squares, peak_bits = tl.zeros([HEADS, 1], tl.float32), tl.zeros([HEADS, 1], tl.int32)
     if BLOCK_HALF > 0:
         pairs = tl.arange(0, BLOCK_HALF)[None, :]
         is_pair = pairs < HALF
@@ -183,44 +198,44 @@ def _kernel(
         seconds = firsts + (1 if IS_INTERLEAVED else HALF)
         first = _loaded(from_qk, from_v, is_turned, is_value, firsts, is_pair)
         second = _loaded(from_qk, from_v, is_turned, is_value, seconds, is_pair)
-        if norm_ptr is not None:
-            squares += tl.sum(first * first + second * second, axis=1, keep_dims=True)
+        squares += tl.sum(first * first + second * second, axis=1, keep_dims=True)
     if BLOCK_REST > 0:
         rests = 2 * HALF + tl.arange(0, BLOCK_REST)[None, :]
         is_rest = rests < HEAD_DIM
         rest = _loaded(from_qk, from_v, is_turned, is_value, rests, is_rest)
-        if norm_ptr is not None:
-            squares += tl.sum(rest * rest, axis=1, keep_dims=True)
+        squares += tl.sum(rest * rest, axis=1, keep_dims=True)
     scale = tl.rsqrt(squares / HEAD_DIM + eps) if norm_ptr is not None else 1.0
 
     if BLOCK_HALF > 0:
-        if norm_ptr is not None:
-            first = _normed(first, scale, norm_ptr + norms + firsts, is_turned & is_pair)
-            second = _normed(second, scale, norm_ptr + norms + seconds, is_turned & is_pair)
+        first = _normed(first, scale, norm_ptr, norms + firsts, is_turned & is_pair)
+        second = _normed(second, scale, norm_ptr, norms + seconds, is_turned & is_pair)
         row = token * (2 * HALF) + pairs
-        cos = tl.load(cos_ptr + row, mask=is_pair, other=0.0).to(tl.float32)
-        sin = tl.load(sin_ptr + row, mask=is_pair, other=0.0).to(tl.float32)
-        new_first = tl.where(is_turned, first * cos + second * sin, first)
-        cos = tl.load(cos_ptr + row + HALF, mask=is_pair, other=0.0).to(tl.float32)
-        sin = tl.load(sin_ptr + row + HALF, mask=is_pair, other=0.0).to(tl.float32)
-        new_second = tl.where(is_turned, second * cos + first * sin, second)
-        is_query = (heads < num_heads) & is_pair
-        tl.store(into_q + firsts, new_first.to(q_ptr.dtype.element_ty), mask=is_query)
-        tl.store(into_q + seconds, new_second.to(q_ptr.dtype.element_ty), mask=is_query)
-        stored = to_stored(new_first, k_pages_ptr.dtype.element_ty)
-        tl.store(into_k + firsts, stored, mask=is_key & is_pair & is_written)
-        tl.store(into_v + firsts, stored, mask=is_value & is_pair & is_written)
-        stored = to_stored(new_second, k_pages_ptr.dtype.element_ty)
-        tl.store(into_k + seconds, stored, mask=is_key & is_pair & is_written)
-        tl.store(into_v + seconds, stored, mask=is_value & is_pair & is_written)
+        turned_first = _turned(first, second, cos_ptr + row, sin_ptr + row, is_turned, is_pair)
+        row += HALF
+        second = _turned(second, first, cos_ptr + row, sin_ptr + row, is_turned, is_pair)
+        first = turned_first
+        peak_bits = _larger_bits(_larger_bits(peak_bits, first), second)
     if BLOCK_REST > 0:
-        if norm_ptr is not None:
-            rest = _normed(rest, scale, norm_ptr + norms + rests, is_turned & is_rest)
-        is_query = (heads < num_heads) & is_rest
-        tl.store(into_q + rests, rest.to(q_ptr.dtype.element_ty), mask=is_query)
-        stored = to_stored(rest, k_pages_ptr.dtype.element_ty)
-        tl.store(into_k + rests, stored, mask=is_key & is_rest & is_written)
-        tl.store(into_v + rests, stored, mask=is_value & is_rest & is_written)
+        rest = _normed(rest, scale, norm_ptr, norms + rests, is_turned & is_rest)
+        peak_bits = _larger_bits(peak_bits, rest)
+    cell_scale = int8_scale(peak_bits)
+    if HAS_SCALES:
+        tl.store(k_scale_ptr + k_cell, cell_scale, mask=is_key & is_written)
+        tl.store(v_scale_ptr + v_cell, cell_scale, mask=is_value & is_written)
+
+    is_query = heads < num_heads
+    is_key, is_value = is_key & is_written, is_value & is_written
+    if BLOCK_HALF > 0:
+        tl.store(into_q + firsts, first.to(q_ptr.dtype.element_ty), mask=is_query & is_pair)
+        tl.store(into_q + seconds, second.to(q_ptr.dtype.element_ty), mask=is_query & is_pair)
+        _store_cells(into_k + firsts, first, cell_scale, is_key & is_pair, HAS_SCALES)
+        _store_cells(into_v + firsts, first, cell_scale, is_value & is_pair, HAS_SCALES)
+        _store_cells(into_k + seconds, second, cell_scale, is_key & is_pair, HAS_SCALES)
+        _store_cells(into_v + seconds, second, cell_scale, is_value & is_pair, HAS_SCALES)
+    if BLOCK_REST > 0:
+        tl.store(into_q + rests, rest.to(q_ptr.dtype.element_ty), mask=is_query & is_rest)
+        _store_cells(into_k + rests, rest, cell_scale, is_key & is_rest, HAS_SCALES)
+        _store_cells(into_v + rests, rest, cell_scale, is_value & is_rest, HAS_SCALES)
 
 
 @triton.jit
@@ -232,22 +247,49 @@ def _loaded(from_qk, from_v, is_turned, is_value, dims, is_dim):
 
 
 @triton.jit
-def _normed(values, scale, weight_ptrs, is_turned):
-    """Scaled by the head's norm, except for values: they have none."""
-    weight = tl.load(weight_ptrs, mask=is_turned, other=0.0)
-    normed = (values * scale).to(weight.dtype).to(tl.float32) * weight.to(tl.float32)
-    return tl.where(is_turned, normed, values)
+def _normed(values, scale, norm_ptr, offsets, is_turned):
+    """Scaled by the head's norm where there is one, except for values: they have none."""
+    if norm_ptr is None:
+        return values
+    else:
+        weight = tl.load(norm_ptr + offsets, mask=is_turned, other=0.0)
+        normed = (values * scale).to(weight.dtype).to(tl.float32) * weight.to(tl.float32)
+        return tl.where(is_turned, normed, values)
+
+
+@triton.jit
+def _turned(values, others, cos_ptrs, sin_ptrs, is_turned, is_pair):
+    """One half of the pairs, turned; those of values as they were."""
+    cos = tl.load(cos_ptrs, mask=is_pair, other=0.0).to(tl.float32)
+    sin = tl.load(sin_ptrs, mask=is_pair, other=0.0).to(tl.float32)
+    return tl.where(is_turned, values * cos + others * sin, values)
+
+
+@triton.jit
+def _larger_bits(peak_bits, values):
+    """The larger one of a head's largest size and those of `values`, as bits."""
+    return tl.maximum(peak_bits, tl.max(size_bits(values), axis=1, keep_dims=True))
+
+
+@triton.jit
+def _store_cells(into, values, cell_scale, is_stored, HAS_SCALES: tl.constexpr):
+    """Store keys, or values, as the pages have them."""
+    if HAS_SCALES:
+        values = divided(values, cell_scale)
+    tl.store(into, to_stored(values, into.dtype.element_ty), mask=is_stored)
 
 
 def variants() -> tuple[Variant, ...]:
-    """Plain, with head norms and a float8 cache, partial and interleaved, and the write alone."""
+    """Plain, with head norms over float8 and int8, partial and interleaved, and the write alone."""
     return tuple(
         _variant(name, pages, has_norm, half, rest, is_interleaved)
         for name, pages, has_norm, half, rest, is_interleaved in (
             ("rope", "*bf16", False, 64, 0, False),
             ("norm_rope_float8", "*u8", True, 64, 0, False),
+            ("norm_rope_int8", "*i8", True, 64, 0, False),
             ("partial_interleaved_rope", "*bf16", False, 32, 64, True),
             ("write_float8", "*u8", False, 0, 128, False),
+            ("write_int8", "*i8", False, 0, 128, False),
         )
     )
 
@@ -262,12 +304,15 @@ def _variant(
         "BLOCK_REST": rest,
         "IS_INTERLEAVED": is_interleaved,
         "HEADS": _HEADS,
+        "HAS_SCALES": pages == "*i8",
     }
     constants |= {} if has_norm else {"norm_ptr": None}
     constants |= {} if half else {"cos_ptr": None, "sin_ptr": None}
+    constants |= {} if pages == "*i8" else {"k_scale_ptr": None, "v_scale_ptr": None}
     values = ("qk_ptr", "v_ptr", "norm_ptr", "cos_ptr", "sin_ptr", "q_ptr")
     pointers = dict.fromkeys(values, "*bf16")
-    pointers |= {"k_pages_ptr": pages, "v_pages_ptr": pages, "slots_ptr": "*i64"}
+    pointers |= {"k_pages_ptr": pages, "v_pages_ptr": pages}
+    pointers |= {"k_scale_ptr": "*bf16", "v_scale_ptr": "*bf16", "slots_ptr": "*i64"}
     strides = ("qk_token_stride", "qk_head_stride", "v_token_stride", "v_head_stride")
     counts = {"num_heads": "i32", "num_kv_heads": "i32", "eps": "fp32"}
     signature = {

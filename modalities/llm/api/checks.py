@@ -6,7 +6,6 @@ HTTP.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -65,13 +64,28 @@ def check_request(request: TokenRequest, seed: int, model: TextModel) -> None:
         raise UnsupportedOption(
             "prompt_logprobs is not offered with pictures: leave it out.", param="prompt_logprobs"
         )
-    least_content_id = FIRST_FRAME_ID if request.contents else math.inf
-    words = (token_id for token_id in prompt_ids if token_id < least_content_id)
-    if any(not 0 <= token_id < model.vocab_size for token_id in words):
-        raise InvalidRequest(f"Token ids lie between 0 and {model.vocab_size - 1}.", param="prompt")
     if len(prompt_ids) + request.sampling.max_tokens > model.context_length:
         raise ContextLengthExceeded(
             f"{model.name} takes {model.context_length} tokens of context: {len(prompt_ids)} of"
             f" prompt and {request.sampling.max_tokens} of output do not fit. Shorten the prompt or"
             " lower max_tokens."
+        )
+    _check_thoughts(request)
+    words: Sequence[int] = prompt_ids
+    if request.contents:
+        words = [token_id for token_id in prompt_ids if token_id < FIRST_FRAME_ID]
+    if words and not 0 <= min(words) <= max(words) < model.vocab_size:
+        raise InvalidRequest(f"Token ids lie between 0 and {model.vocab_size - 1}.", param="prompt")
+
+
+def _check_thoughts(request: TokenRequest) -> None:
+    """Where thoughts are ended, nothing may keep their end from being drawn."""
+    rules, sampling = request.thinking, request.sampling
+    if rules is None or rules.max_tokens is None or not sampling.min_tokens:
+        return
+    if {*rules.closes, *rules.ending} & set(sampling.stop_token_ids):
+        raise InvalidRequest(
+            "stop_token_ids has a token that ends thoughts, and min_tokens keeps such tokens from"
+            " being drawn, but there is a budget of thoughts: leave one of the three out.",
+            param="min_tokens",
         )

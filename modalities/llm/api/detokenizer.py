@@ -14,7 +14,8 @@ from tokenizers.decoders import DecodeStream
 
 from triptych.core.tokens import TokenLogprob
 
-_PRIMING_TOKENS = 8  # enough prompt to decide whether the first new token keeps its leading space
+PRIMING_TOKENS = 8
+"""Enough of a prompt to decide whether the first new token keeps its leading space."""
 
 
 Released = tuple[str, tuple[TokenLogprob, ...]]
@@ -77,7 +78,7 @@ class Detokenizer:
     ) -> None:
         self._tokenizer = tokenizer
         self._stream = DecodeStream(
-            ids=list(prompt_ids[-_PRIMING_TOKENS:]), skip_special_tokens=not shows_special
+            ids=list(prompt_ids[-PRIMING_TOKENS:]), skip_special_tokens=not shows_special
         )
         self._filter = StopFilter(stops, is_shown=shows_stop)
         self.stop: str | None = None

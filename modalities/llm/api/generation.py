@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from fastapi import Request
@@ -25,12 +26,17 @@ from triptych.core.http.data_urls import data_urls
 from triptych.core.http.files.reading import StoredFiles
 from triptych.core.logs import fields
 from triptych.core.media.fetch import Fetched
+from triptych.core.text.threads import on_text_thread_if_long
 from triptych.core.tokens import TokenRequest
+from triptych.modalities.llm.api.messages import ImageFilePart, Message
 from triptych.modalities.llm.api.protocol import ChatRequest, CompletionRequest, SamplingFields
 from triptych.modalities.llm.api.replies import UsageTotals
-from triptych.modalities.llm.api.service import LlmService, SampleDelta, TextCall
+from triptych.modalities.llm.api.samples import SampleDelta, TextCall
+from triptych.modalities.llm.api.service import LlmService
+from triptych.modalities.llm.api.tools.schema import Offer
 from triptych.modalities.modality import FindLink
 
+Fields = list[dict[str, Any]]
 _logger = logging.getLogger(__name__)
 
 
@@ -74,17 +80,33 @@ async def encode_conversation(
         return kept.find(url) or urls.find(url) or find_link(url, request)
 
     try:
-        for part in (part for message in body.messages for part in message.files):
-            await kept.read(part.url, part.image_file.file_id)
-        messages = [message.for_template(find) for message in body.messages]
+        pictures = [part for message in body.messages for part in message.pictures]
+        for part in pictures:
+            if isinstance(part, ImageFilePart):
+                await kept.read(part.url, part.image_file.file_id)
+        files = {part.url: find(part.url) for part in pictures}
+        messages, tools = await for_template(request, body.messages, body.offer, files)
         tenant = Context.of(request).principal.tenant
-        tools = body.offer.for_template()
         return await service.encode_chat(
             body.model, messages, tools=tools, tenant=tenant, **body.template_options()
         )
     finally:
         urls.close()
         kept.close()
+
+
+async def for_template(
+    request: Request,
+    messages: Sequence[Message],
+    offer: Offer,
+    files: Mapping[str, Fetched | None] = MappingProxyType({}),
+) -> tuple[Fields, Fields]:
+    """Messages, with the `files` in their URLs, and tools of a request as encoders take them."""
+
+    def work() -> tuple[Fields, Fields]:
+        return [message.for_template(files.get) for message in messages], offer.for_template()
+
+    return await on_text_thread_if_long(len(await request.body()), work)
 
 
 def fitted(

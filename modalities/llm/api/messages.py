@@ -7,7 +7,7 @@ alternative. Knows no route and no template.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
 
 from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
 
@@ -36,11 +36,38 @@ TemplateOptions = Annotated[
 ]
 _SWITCHES = ("enable_thinking", "thinking")
 _FILE_URL = "triptych-file:\n"
+_OWN = {
+    *("role", "content", "cache_control", "provider_specific_fields", "reasoning", "tool_calls")
+}
+"""Fields of a message that a template has otherwise, or not at all."""
 
 
 def is_list(value: Any) -> str:
     """The tag of a union of a list and something else."""
     return ":list" if isinstance(value, list) else ":text"
+
+
+PartT = TypeVar("PartT")
+TextOrParts: TypeAlias = Annotated[
+    Annotated[Text, Tag(":text")]
+    | Annotated[
+        list[PartT], Field(max_length=limits.MAX_CONTENT_PARTS, fail_fast=True), Tag(":list")
+    ],
+    Discriminator(is_list),
+]
+"""A content, as other APIs have it."""
+
+
+def few_parts(value: Any) -> Any:
+    """Messages or items, of which nothing was looked at yet. Raises `InvalidRequest`."""
+    if not isinstance(value, list):
+        return value
+    fields = (each for each in value if isinstance(each, dict))
+    contents = (part for each in fields for part in (each.get("content"), each.get("output")))
+    num_parts = sum(len(content) for content in contents if isinstance(content, list))
+    if num_parts > limits.MAX_CONVERSATION_PARTS:
+        raise InvalidRequest(f"A conversation has at most {limits.MAX_CONVERSATION_PARTS} parts.")
+    return value
 
 
 class CacheControl(Strict):
@@ -86,12 +113,16 @@ class ImagePart(Strict):
     image_url: ImageUrl
     cache_control: CacheControl | None = inert("cache_control")
 
+    @property
+    def url(self) -> str:
+        """Where it is, or what stands for it in the body."""
+        return self.image_url.url
+
     def source(self, find: FindFile) -> PictureSource:
         """The picture, with what `find` knows of its URL."""
-        url = self.image_url.url
-        file = find(url)
+        file = find(self.url)
         is_coarse = self.image_url.detail == "low"
-        return PictureSource("" if file else url, file, is_coarse)
+        return PictureSource("" if file else self.url, file, is_coarse)
 
 
 class ImageFile(Strict):
@@ -191,28 +222,31 @@ class Message(Strict):
         return "".join(part.text for part in self.content if isinstance(part, TextPart))
 
     @property
-    def files(self) -> list[ImageFilePart]:
-        """The pictures that are kept here."""
+    def pictures(self) -> list[ImagePart | ImageFilePart]:
+        """What of the content is pictures."""
         parts = () if isinstance(self.content, str) else self.content
-        return [part for part in parts if isinstance(part, ImageFilePart)]
+        return [part for part in parts if not isinstance(part, TextPart)]
 
     def for_template(self, find: FindFile = lambda url: None) -> dict[str, Any]:
         """The message as encoders of prompts take it; chat templates know no developers.
 
         What URLs of pictures hold is asked of `find`.
         """
-        own = {"cache_control", "provider_specific_fields", "reasoning", "tool_calls"}
-        fields = self.model_dump(exclude_none=True, exclude=own)
+        fields = self.model_dump(exclude_none=True, exclude=_OWN)
         if self.reasoning is not None:
             fields["reasoning_content"] = self.reasoning
         if self.tool_calls:
             fields["tool_calls"] = [call.for_template() for call in self.tool_calls]
-        if not isinstance(self.content, str):
-            fields["content"] = [
+        content: str | list[str | PictureSource]
+        if isinstance(self.content, str):
+            content = self.content
+        else:
+            content = [
                 part.text if isinstance(part, TextPart) else part.source(find)
                 for part in self.content
             ]
-        return {**fields, "role": "system" if self.role == "developer" else self.role}
+        role = "system" if self.role == "developer" else self.role
+        return {"role": role, "content": content, **fields}
 
 
 def check_tool_messages(messages: Sequence[Message]) -> None:

@@ -21,14 +21,14 @@ from triptych.core.typed import convert
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.api.constraints import ConstraintFields, constraint_of
 from triptych.modalities.llm.api.multimodal import Message, PictureSource
-from triptych.modalities.llm.api.service import (
+from triptych.modalities.llm.api.samples import (
     FinishReason,
-    LlmService,
     SampleDelta,
     TextCall,
     TokenText,
     TokenUsage,
 )
+from triptych.modalities.llm.api.service import LlmService
 from triptych.modalities.llm.api.text import TextModel
 from triptych.modalities.llm.api.tools.pieces import Answer, ToolUse, Words
 from triptych.modalities.llm.api.tools.schema import NamedTool, Offer, Tool, ToolCall

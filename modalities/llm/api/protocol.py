@@ -9,7 +9,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import AfterValidator, Discriminator, Field, StringConstraints, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    model_validator,
+)
 
 from triptych.core import limits
 from triptych.core.errors import InvalidRequest, UnsupportedOption
@@ -20,6 +28,7 @@ from triptych.modalities.llm.api.messages import (
     Message,
     TemplateFields,
     check_tool_messages,
+    few_parts,
     is_list,
 )
 from triptych.modalities.llm.api.tools.schema import Offer, ToolChoice, Tools
@@ -89,7 +98,9 @@ Stop = Annotated[
     Discriminator(is_list),
 ]
 Messages = Annotated[
-    list[Message], Field(min_length=1, max_length=limits.MAX_MESSAGES, fail_fast=True)
+    list[Message],
+    Field(min_length=1, max_length=limits.MAX_MESSAGES, fail_fast=True),
+    BeforeValidator(few_parts),
 ]
 _Batch = Field(min_length=1, max_length=limits.MAX_PROMPTS, fail_fast=True)
 Prompt = Annotated[
@@ -396,9 +407,10 @@ class _PromptFields(TemplateFields):
     model: Name | None = Field(default=None, description="The first that writes text, if absent.")
     tools: Tools | None = None
 
-    def offered(self) -> list[dict[str, Any]]:
-        """The tools as chat templates take them."""
-        return Offer.of(self.tools or (), None).for_template()
+    @property
+    def offer(self) -> Offer:
+        """The tools that the model is told of."""
+        return Offer.of(self.tools or (), None)
 
 
 class TemplateRequest(_PromptFields):

@@ -11,14 +11,10 @@ from string import ascii_letters, digits
 from typing import Any, Literal
 
 from pydantic import BaseModel
+from typing_extensions import TypedDict
 
 from triptych.core.http.models import ModelCard
-from triptych.modalities.llm.api.service import (
-    FinishReason,
-    SampleDelta,
-    TokenText,
-    TokenUsage,
-)
+from triptych.modalities.llm.api.samples import FinishReason, SampleDelta, TokenText, TokenUsage
 from triptych.modalities.llm.api.text import TextModel
 
 _LEAST_LOGPROB = -9999.0  # OpenAI's
@@ -73,11 +69,13 @@ class ChatLogprobs(BaseModel):
     refusal: None = None
 
 
-class PromptLogprob(BaseModel):
+class PromptLogprob(TypedDict):
     """A token of the prompt, or one that might have been; its rank where it is among the likeliest.
 
     The shape is vLLM's, as is that of all that is said of prompts.
     """
+
+    # A plain dict: of hundreds of thousands of objects Python's collector would make a pause.
 
     logprob: float
     rank: int | None

@@ -7,7 +7,7 @@ What surrounds every route (keys, limits, errors, disconnects) is `core.http`'s.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from typing import Any
 
@@ -20,7 +20,8 @@ from triptych.core.http.body import StrictRoute
 from triptych.core.http.context import Context
 from triptych.core.http.data_urls import DataUrlRoute
 from triptych.core.http.errors import ERROR_RESPONSES
-from triptych.core.http.sse import EventStream, described
+from triptych.core.http.json_writer import write_json
+from triptych.core.http.sse import EventStream, WrittenDocument, described
 from triptych.core.options.declaration import Role
 from triptych.core.text.threads import on_text_thread
 from triptych.core.tokens import TokenRequest
@@ -38,6 +39,7 @@ from triptych.modalities.llm.api.protocol import (
 from triptych.modalities.llm.api.replies import (
     ChatChunk,
     ChatReply,
+    Chunk,
     CompletionReply,
     UsageReply,
     card_of,
@@ -45,7 +47,8 @@ from triptych.modalities.llm.api.replies import (
 from triptych.modalities.llm.api.responses.answering import Answering
 from triptych.modalities.llm.api.responses.conversations import conversations_router
 from triptych.modalities.llm.api.responses.routes import responses_router
-from triptych.modalities.llm.api.service import LlmService, SampleDelta
+from triptych.modalities.llm.api.samples import SampleDelta
+from triptych.modalities.llm.api.service import LlmService
 from triptych.modalities.llm.api.shapes import AnswerDetails, ChatShape, CompletionShape, Shape
 from triptych.modalities.llm.api.text import TextModel
 from triptych.modalities.llm.api.tokenizer_routes import add_tokenizer, encode_prompt
@@ -164,8 +167,8 @@ async def _answer(
     return Response(document, media_type="application/json")
 
 
-def _document(shape: Shape, samples: list[list[SampleDelta]], usage: UsageReply) -> str:
-    return shape.reply(samples, usage).model_dump_json(exclude_unset=True)
+def _document(shape: Shape, samples: list[list[SampleDelta]], usage: UsageReply) -> bytes:
+    return write_json(shape.reply(samples, usage))
 
 
 async def _documents(
@@ -174,9 +177,26 @@ async def _documents(
     usage = generation.usage
     async with aclosing(generation.deltas) as stream:
         async for delta in stream:
-            for chunk in shape.chunks(delta):
-                if body.has_running_usage:
-                    chunk.usage = usage.total()
-                yield chunk
+            running = usage.total() if body.has_running_usage else None
+            if delta.prompt is not None and delta.has_echo:
+                num_tokens = len(delta.prompt.token_ids)
+                for written in await on_text_thread(num_tokens, _written, shape, delta, running):
+                    yield written
+            else:
+                for chunk in _chunks(shape, delta, running):
+                    yield chunk
     if body.has_usage_chunk:
         yield shape.usage_chunk(usage.total())
+
+
+def _chunks(shape: Shape, delta: SampleDelta, running: UsageReply | None) -> Iterator[Chunk]:
+    for chunk in shape.chunks(delta):
+        if running is not None:
+            chunk.usage = running
+        yield chunk
+
+
+def _written(shape: Shape, delta: SampleDelta, running: UsageReply | None) -> list[WrittenDocument]:
+    return [
+        WrittenDocument(json_line=write_json(chunk)) for chunk in _chunks(shape, delta, running)
+    ]

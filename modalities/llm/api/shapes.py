@@ -11,7 +11,7 @@ import hashlib
 import time
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from itertools import chain
@@ -42,7 +42,7 @@ from triptych.modalities.llm.api.replies import (
     finite_logprob,
     new_call_id,
 )
-from triptych.modalities.llm.api.service import PromptTokens, SampleDelta, TokenText
+from triptych.modalities.llm.api.samples import PromptTokens, SampleDelta, TokenText
 from triptych.modalities.llm.api.text import TextModel
 from triptych.modalities.llm.api.tools.pieces import (
     Answer,
@@ -142,9 +142,9 @@ class Shape(ABC):
         fields = {"object": kind.model_fields["object"].default, "choices": choices, **more}
         return kind(**self._head, **fields)
 
-    def _shown(self, entries: Sequence[TokenText]) -> list[TokenText]:
+    def _shown(self, entries: Iterable[TokenText]) -> Iterator[TokenText]:
         """Tokens with as many alternatives as were asked for, under the names that were."""
-        return [self._named(each, self._details.num_top_logprobs or 0) for each in entries]
+        return (self._named(each, self._details.num_top_logprobs or 0) for each in entries)
 
     def _named(self, entry: TokenText, num_top: int) -> TokenText:
         top = tuple(self._named(each, 0) for each in entry.top[:num_top])
@@ -242,38 +242,43 @@ class CompletionShape(Shape):
     def chunks(self, delta: SampleDelta) -> Iterator[Chunk]:
         """At most one event."""
         has_ids = self._details.has_token_ids and bool(delta.prompt or delta.drawn_ids)
-        if delta.text or delta.logprobs or has_ids or delta.finish_reason is not None:
+        has_more = delta.text or delta.logprobs or has_ids or delta.has_echo
+        if has_more or delta.finish_reason is not None:
             choice = self._choice(delta.index, [delta])
             yield self._made(CompletionReply, [choice], **self._no_usage)
 
     def _choice(self, index: int, deltas: Sequence[SampleDelta]) -> CompletionChoice:
-        entries = [entry for delta in deltas for entry in delta.logprobs]
-        return CompletionChoice(
+        prompt = deltas[0].prompt
+        text, tokens = prompt.echo() if prompt and prompt.echo else ("", ())
+        entries = chain(tokens, *(delta.logprobs for delta in deltas))
+        choice = CompletionChoice(
             index=index,
-            text="".join(delta.text for delta in deltas),
+            text=text + "".join(delta.text for delta in deltas),
             logprobs=self._logprobs(index, entries) if self._has_logprobs else None,
             finish_reason=deltas[-1].finish_reason,
-            **self._of_prompt(deltas[0].prompt),
             **self._ids(deltas),
         )
+        return choice.model_copy(update=self._of_prompt(prompt))
 
-    def _logprobs(self, index: int, given: Sequence[TokenText]) -> CompletionLogprobs:
-        """The first token of a prompt has no log-probability."""
-        entries = self._shown(given)
-        return CompletionLogprobs(
-            tokens=[entry.text for entry in entries],
-            token_logprobs=[
-                None if entry.logprob is None else finite_logprob(entry.logprob)
-                for entry in entries
-            ],
-            top_logprobs=[
-                None
-                if entry.logprob is None
-                else {top.text: finite_logprob(top.logprob or 0.0) for top in (*entry.top, entry)}
-                for entry in entries
-            ],
-            text_offset=[self._offsets[index].next(entry.shown) for entry in entries],
+    def _logprobs(self, index: int, given: Iterable[TokenText]) -> CompletionLogprobs:
+        """The first token of a prompt has no log-probability.
+
+        The lists are not validated: other threads would wait for that.
+        """
+        found = CompletionLogprobs.model_construct(
+            tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[]
         )
+        for entry in self._shown(given):
+            logprob, top = None, None
+            if entry.logprob is not None:
+                logprob = finite_logprob(entry.logprob)
+                top = {each.text: finite_logprob(each.logprob or 0.0) for each in entry.top}
+                top[entry.text] = logprob
+            found.tokens.append(entry.text)
+            found.token_logprobs.append(logprob)
+            found.top_logprobs.append(top)
+            found.text_offset.append(self._offsets[index].next(entry.shown))
+        return found
 
 
 def _message(answer: Answer) -> AnswerMessage:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -40,7 +41,7 @@ from triptych.core.text.tokenizer import (
 from triptych.core.tokens import ThinkingRules, TokenRequest
 from triptych.core.weights.layout import count_field, read_json, read_json_if_there
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.llm.api.detokenizer import Detokenizer
+from triptych.modalities.llm.api.detokenizer import PRIMING_TOKENS, Detokenizer
 from triptych.modalities.llm.api.grammars import GrammarChecker
 from triptych.modalities.llm.api.multimodal import Message, words_of
 from triptych.modalities.llm.api.specials import SpecialTokens, ensure_special
@@ -243,8 +244,9 @@ class TextModel:
 
         `shows` is what `Detokenizer` takes.
         """
-        words = [token_id for token_id in prompt_ids if token_id < self.vocab_size]
-        return Detokenizer(self.tokenizer, words, stops, **shows)
+        words = (token_id for token_id in reversed(prompt_ids) if token_id < self.vocab_size)
+        end = [*islice(words, PRIMING_TOKENS)][::-1]
+        return Detokenizer(self.tokenizer, end, stops, **shows)
 
     def answer_parser(self, prompt_ids: Sequence[int], offer: Offer) -> AnswerParser | None:
         """What takes an answer to this prompt apart; `None` where it is all text."""
@@ -328,11 +330,14 @@ def text_size(given: Any) -> int:
     size, rest = 0, [given]
     while rest and size < _MANY_CHARS:
         value = rest.pop()
-        size += len(value) if isinstance(value, str) else _ENTRY_CHARS
-        if isinstance(value, Mapping):
-            rest.extend(value.values())
-        elif isinstance(value, list | tuple):
+        if isinstance(value, str):
+            size += len(value)
+            continue
+        size += _ENTRY_CHARS
+        if isinstance(value, list | tuple):
             rest.extend(value)
+        elif isinstance(value, Mapping):
+            rest.extend(value.values())
     return size
 
 

@@ -6,12 +6,17 @@ llama.cpp (apply-template). Without the name of a model they are about the first
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
 
 from triptych.core.errors import InvalidRequest, NotFound
+from triptych.core.http.json_writer import write_json
 from triptych.core.limits import MAX_NAME_CHARS
+from triptych.core.text.threads import on_text_thread_if_long
+from triptych.modalities.llm.api.generation import for_template
 from triptych.modalities.llm.api.multimodal import pictures_of
 from triptych.modalities.llm.api.protocol import (
     CompletionRequest,
@@ -21,28 +26,27 @@ from triptych.modalities.llm.api.protocol import (
 )
 from triptych.modalities.llm.api.replies import Prompt, Tokens
 from triptych.modalities.llm.api.service import LlmService
+from triptych.modalities.llm.api.text import TextModel
 
 
 def add_tokenizer(router: APIRouter, service: LlmService, *, has_info: bool) -> None:
     """The routes of all tokenizers that `service` has, and what they are if that `has_info`."""
 
-    @router.post("/tokenize", response_model_exclude_unset=True)
-    @router.post("/v1/tokenize", response_model_exclude_unset=True)
-    async def tokenize(body: TokenizeRequest) -> Tokens:
+    @router.post("/tokenize", response_model=Tokens)
+    @router.post("/v1/tokenize", response_model=Tokens)
+    async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         """Token ids of a text, or of a conversation as the model would read it."""
         model = service.model(body.model or service.first)
         if body.messages is None:
             ids = await encode_prompt(service, body, body.prompt or "")
         else:
-            messages = [message.for_template() for message in body.messages]
+            messages, tools = await for_template(request, body.messages, body.offer)
             options = body.template_options()
-            tools = body.offered()
             prompt = await service.encode_chat(model.name, messages, tools=tools, **options)
             ids = prompt.prompt_ids
-        reply = Tokens(tokens=list(ids), count=len(ids), max_model_len=model.context_length)
-        if body.return_token_strs:
-            reply.token_strs = [model.token_bytes(one).decode(errors="replace") for one in ids]
-        return reply
+        has_texts = bool(body.return_token_strs)
+        document = await on_text_thread_if_long(len(ids), _tokens, model, ids, has_texts)
+        return Response(document, media_type="application/json")
 
     @router.post("/detokenize")
     @router.post("/v1/detokenize")
@@ -53,13 +57,13 @@ def add_tokenizer(router: APIRouter, service: LlmService, *, has_info: bool) -> 
         return Prompt(prompt=await service.decode(name, body.tokens, skip_special_tokens=skips))
 
     @router.post("/apply-template")
-    async def apply_template(body: TemplateRequest) -> Prompt:
+    async def apply_template(body: TemplateRequest, request: Request) -> Prompt:
         """A conversation as one text, as the model would read it."""
-        messages = [message.for_template() for message in body.messages]
+        messages, tools = await for_template(request, body.messages, body.offer)
         if pictures_of(messages):
             raise InvalidRequest("A picture cannot be written as text.", param="messages")
         prompt = await service.render_chat(
-            body.model or service.first, messages, tools=body.offered(), **body.template_options()
+            body.model or service.first, messages, tools=tools, **body.template_options()
         )
         return Prompt(prompt=prompt)
 
@@ -71,6 +75,13 @@ def add_tokenizer(router: APIRouter, service: LlmService, *, has_info: bool) -> 
         if not has_info:
             raise NotFound("Not shown here: start with --enable-tokenizer-info-endpoint.")
         return dict(service.model(model or service.first).tokenizer_info)
+
+
+def _tokens(model: TextModel, ids: Sequence[int], has_texts: bool) -> bytes:
+    reply = Tokens(tokens=list(ids), count=len(ids), max_model_len=model.context_length)
+    if has_texts:
+        reply.token_strs = [model.token_bytes(one).decode(errors="replace") for one in ids]
+    return write_json(reply)
 
 
 async def encode_prompt(

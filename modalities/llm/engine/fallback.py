@@ -214,13 +214,12 @@ def _attend(
     shape = (layout.num_kv_heads, layout.head_dim)
     if not layer < layout.num_layers or k_TKD.shape[1:] != shape or v_TKD.shape[1:] != shape:
         raise WeightsError(refusal("its layers cache keys and values of different shapes"))
-    k_pages, v_pages = step.kv.k_pages[layer], step.kv.v_pages[layer]
-    write_pages(k_TKD, v_TKD, k_pages, v_pages, step.batch)
+    pages = step.kv.pages[layer]
+    write_pages(k_TKD, v_TKD, pages, step.batch)
     scale, window = options.get("scaling"), options.get("sliding_window")
     out_THD = paged_attention(
         q_THD,
-        k_pages,
-        v_pages,
+        pages,
         step.batch,
         AttentionRule(
             scale=1 / math.sqrt(layout.head_dim) if scale is None else scale, window=window

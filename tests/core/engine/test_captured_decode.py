@@ -80,12 +80,12 @@ def test_batches_beyond_the_largest_bucket_run_eagerly(decoder: Decoder) -> None
 def test_padding_writes_to_its_own_page_alone(decoder: Decoder) -> None:
     rig, _ = captured_rig(decoder)
     rows = open_rows(rig, 3)
-    for pages in (*rig.kv.k_pages, *rig.kv.v_pages):
+    for pages in rig.kv.tensors:
         pages.zero_()
     rig.decode(*rows)
     own = {row.pages[(row.num_cached - 1) // rig.page_size] for row in rows}
-    padding_page, null_page = len(rig.kv.k_pages[0]) - 2, len(rig.kv.k_pages[0]) - 1
-    for pages in (*rig.kv.k_pages, *rig.kv.v_pages):
+    padding_page, null_page = rig.kv.num_pages - 2, rig.kv.num_pages - 1
+    for pages in rig.kv.tensors:
         written = set(pages.flatten(1).any(dim=1).nonzero().flatten().tolist())
         assert written == own | {padding_page}
         assert null_page not in written

@@ -88,13 +88,13 @@ def test_a_slot_forgets_its_last_row(decoder: Decoder) -> None:
     rig = decoder_rig(decoder)
     curious = SamplingParams(temperature=0.0, prompt_logprobs=True)
     first = rig.runner.launch(prefill_plan(0, (9, 8, 7, 6, 5), curious)).result().rows[0]
-    for pages in (*rig.kv.k_pages, *rig.kv.v_pages):
+    for pages in rig.kv.tensors:
         pages.zero_()
     second = rig.runner.launch(prefill_plan(0, (0, 1, 2, 3, 4))).result().rows[0]
     assert first.prompt_logprobs
     assert not second.prompt_logprobs
     assert second.token_ids == first.token_ids
-    is_written = rig.kv.k_pages[0].flatten(1).any(dim=1)
+    is_written = rig.kv.pages[0].k_NPKD.flatten(1).any(dim=1)
     assert is_written.nonzero().flatten().tolist() == [0, 1, 2, 3, 4]
 
 
@@ -134,7 +134,7 @@ class PoisonedModel(Recorder):
         hidden_TC = super().forward(ids, positions, step)
         is_poison_T = ids == 66
         hidden_TC[is_poison_T] = torch.nan
-        for pages in (*step.kv.k_pages, *step.kv.v_pages):
+        for pages in step.kv.tensors:
             pages.flatten(0, 1)[step.batch.write_slots_T[is_poison_T]] = torch.nan
         return hidden_TC
 
@@ -183,10 +183,10 @@ def test_a_step_behind_one_that_could_not_start_writes_to_its_own_pages(
         patch.setattr(Sampler, "bind", fail)
         with pytest.raises(OutOfMemory):
             rig.runner.launch(prefill_plan(0, (0, 1, 2, 3, 4)))
-    for pages in (*rig.kv.k_pages, *rig.kv.v_pages):
+    for pages in rig.kv.tensors:
         pages.zero_()
     rig.runner.launch(decode_plan(0, len(PROMPT)))
-    is_written = rig.kv.k_pages[0].flatten(1).any(dim=1)
+    is_written = rig.kv.pages[0].k_NPKD.flatten(1).any(dim=1)
     assert is_written.nonzero().flatten().tolist() == [4]
 
 

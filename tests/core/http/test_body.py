@@ -157,7 +157,7 @@ async def test_large_bodies_are_read_beside_the_event_loop(is_large: bool) -> No
         return body.threads
 
     async with in_process(create_app(Config(), FakeEngine(), [router])) as client:
-        text = "x" * (2**20 if is_large else 10)
+        text = "x" * (2**14 if is_large else 10)
         first, *_ = (await client.post("/seen", json={"text": text, "number": 1})).json()
         assert first.startswith("triptych-") is is_large
         error = refused(await client.post("/seen", json={"text": text, "number": "one"}))

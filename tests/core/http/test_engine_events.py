@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,7 +16,9 @@ from fastapi import FastAPI
 from support.engine_events import PATH, following, next_of
 from support.http import READY, FakeEngine, in_process, live, make_app, until
 from triptych.core.client import EngineStatus
+from triptych.core.errors import Overloaded
 from triptych.core.http import engine_events
+from triptych.core.http.disconnect import InFlight
 from triptych.core.metrics import DEVICE_BUDGET, DEVICE_BYTES, DEVICE_INFO, series
 from triptych.core.step_feed import StepFeed, StepSink
 from triptych.core.transport.messages import (
@@ -190,6 +193,21 @@ def test_a_slow_reader_loses_the_oldest_steps(monkeypatch: pytest.MonkeyPatch) -
     assert [step.start_s for step in event.steps] == list(range(5, 15))
     assert event.num_dropped == 15 + 5 * STEP.num_steps
     assert buffer.event(20.0) is None
+
+
+async def test_readers_of_one_key_leave_room_for_another_s(
+    tmp_path: Path, engine: WatchedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_events, "MAX_READERS", 1)
+    events = engine_events.EngineEvents(engine, [], InFlight())
+    first = events.open("alice")
+    await anext(first)
+    with pytest.raises(Overloaded):
+        events.open("alice")
+    async with aclosing(events.open("bob")) as other:
+        await anext(other)
+    await first.aclose()
+    events.open("alice")
 
 
 def test_too_many_readers_are_refused(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from triptych.core.kernels.kv_pages import KvPages
 from triptych.core.kernels.paged_attention import (
     AttentionBatch,
     AttentionRule,
@@ -27,8 +28,7 @@ class Case:
     """Rows with a past; their keys and values dense for the reference and paged for us."""
 
     q_THD: torch.Tensor
-    k_pages: torch.Tensor
-    v_pages: torch.Tensor
+    pages: KvPages
     batch: AttentionBatch
     dense: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 
@@ -71,8 +71,9 @@ def make_case(rows: list[tuple[int, int]], dtype: torch.dtype = torch.float32) -
     )
     new_k = torch.cat([k[-n:] for (_, k, _), (n, _) in zip(dense, rows, strict=True)])
     new_v = torch.cat([v[-n:] for (_, _, v), (n, _) in zip(dense, rows, strict=True)])
-    write_pages(new_k, new_v, k_pages, v_pages, batch)
-    return Case(torch.cat([q for q, _, _ in dense]), k_pages, v_pages, batch, dense)
+    pages = KvPages(k_pages, v_pages)
+    write_pages(new_k, new_v, pages, batch)
+    return Case(torch.cat([q for q, _, _ in dense]), pages, batch, dense)
 
 
 def expected(case: Case, rule: AttentionRule) -> torch.Tensor:
@@ -112,7 +113,7 @@ BATCHES = {
 def test_against_plain_attention(rows: list[tuple[int, int]], window: int | None) -> None:
     """Unwritten cells hold NaN and unused page-table entries garbage: neither may be seen."""
     case, rule = make_case(rows), AttentionRule(scale=0.3, window=window)
-    out_THD = paged_attention(case.q_THD, case.k_pages, case.v_pages, case.batch, rule)
+    out_THD = paged_attention(case.q_THD, case.pages, case.batch, rule)
     torch.testing.assert_close(out_THD, expected(case, rule), atol=1e-5, rtol=1e-5)
 
 
@@ -123,31 +124,32 @@ def test_soft_caps_and_sinks(soft_cap: float | None, has_sinks: bool, window: in
     case = make_case(BATCHES["everything"])
     sinks_H = torch.linspace(-2, 4, NUM_HEADS) if has_sinks else None
     rule = AttentionRule(scale=0.9, window=window, soft_cap=soft_cap, sinks_H=sinks_H)
-    out_THD = paged_attention(case.q_THD, case.k_pages, case.v_pages, case.batch, rule)
+    out_THD = paged_attention(case.q_THD, case.pages, case.batch, rule)
     torch.testing.assert_close(out_THD, expected(case, rule), atol=1e-5, rtol=1e-5)
 
 
 def test_a_cache_in_float8_with_scales() -> None:
     case, rule = make_case(BATCHES["everything"]), AttentionRule(scale=0.3, k_scale=0.5, v_scale=2)
-    pages = case.k_pages.to(torch.float8_e4m3fn), case.v_pages.to(torch.float8_e4m3fn)
-    out_THD = paged_attention(case.q_THD, *pages, case.batch, rule)
-    case.dense = [(q, *(x.to(pages[0].dtype).float() for x in kv)) for q, *kv in case.dense]
+    dtype = torch.float8_e4m3fn
+    pages = KvPages(case.pages.k_NPKD.to(dtype), case.pages.v_NPKD.to(dtype))
+    out_THD = paged_attention(case.q_THD, pages, case.batch, rule)
+    case.dense = [(q, *(x.to(dtype).float() for x in kv)) for q, *kv in case.dense]
     torch.testing.assert_close(out_THD, expected(case, rule), atol=1e-5, rtol=1e-5)
 
 
 def test_half_precision_queries_over_a_float32_cache() -> None:
     case = make_case(BATCHES["everything"])
     half = case.q_THD.bfloat16()
-    out_THD = paged_attention(half, case.k_pages, case.v_pages, case.batch, PLAIN)
+    out_THD = paged_attention(half, case.pages, case.batch, PLAIN)
     assert out_THD.dtype is torch.bfloat16
     torch.testing.assert_close(out_THD.float(), expected(case, PLAIN), atol=0.05, rtol=0.05)
 
 
 def test_writing_casts_to_the_cache() -> None:
     case = make_case([(1, 3), (2, 2)], torch.bfloat16)
-    assert case.k_pages.dtype is torch.bfloat16
+    assert case.pages.k_NPKD.dtype is torch.bfloat16
     slot = case.batch.write_slots_T[0]
-    assert torch.equal(case.k_pages.flatten(0, 1)[slot], case.dense[0][1][-1])
+    assert torch.equal(case.pages.k_NPKD.flatten(0, 1)[slot], case.dense[0][1][-1])
 
 
 def test_without_a_gpu_triton_is_not_imported() -> None:
@@ -162,6 +164,6 @@ def test_without_a_gpu_triton_is_not_imported() -> None:
 def test_shapes_that_do_not_fit_are_refused() -> None:
     case = make_case([(1, 3)])
     with pytest.raises(AssertionError):
-        paged_attention(case.q_THD[..., :4], case.k_pages, case.v_pages, case.batch, PLAIN)
+        paged_attention(case.q_THD[..., :4], case.pages, case.batch, PLAIN)
     with pytest.raises(AssertionError):
-        paged_attention(case.q_THD[:, :5], case.k_pages, case.v_pages, case.batch, PLAIN)
+        paged_attention(case.q_THD[:, :5], case.pages, case.batch, PLAIN)

@@ -64,7 +64,7 @@ def step_of(decoder: Decoder) -> tuple[torch.Tensor, torch.Tensor, PagedStep]:
     """A row of one token over a past of six, and a chunk of five over a past of two."""
     kv = KvCache(decoder.config.kv_layout(PAGE, torch.float32), NUM_PAGES, CPU)
     generator = torch.Generator().manual_seed(1)
-    for pages in (*kv.k_pages, *kv.v_pages):
+    for pages in kv.tensors:
         pages.copy_(torch.randn(pages.shape, generator=generator))
         pages[-1].zero_()
     lengths, contexts = np.array([1, 5]), np.array([7, 7])
@@ -112,7 +112,7 @@ def test_a_step_equals_torch(name: str, monkeypatch: pytest.MonkeyPatch) -> None
             seen = count_calls(monkeypatch)
         ids_T, positions_T, step = step_of(decoder)
         hidden_TC = decoder.run(decoder.embed(ids_T), positions_T, step, late)
-        results.append((hidden_TC, *step.kv.k_pages, *step.kv.v_pages))
+        results.append((hidden_TC, *step.kv.tensors))
     monkeypatch.undo()
     assert seen == {"rms_norm": 1, "add_rms_norm": 4, "rope_write": 2} | (
         {"rms_norm": 5} if name == "gemma" else {}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from support.native_pages import in_native_order
+from support.native_pages import in_native_order, pages_of
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.kernels.paged_attention import AttentionBatch
 from triptych.core.layers.attention import AttentionConfig, KvCache, PagedStep
@@ -75,12 +75,13 @@ def run(
         decoder.config.kv_layout(PAGE_SIZE, cache), pages_per_row * len(ROWS), CPU, kernels
     )
     generator = torch.Generator().manual_seed(1)
-    for both in zip(kv.k_pages, kv.v_pages, strict=True):
-        past = torch.randn(2, *both[0].shape, generator=generator).bfloat16().to(cache)
+    for pages in kv.pages:
+        past = torch.randn(2, *pages.k_NPKD.shape, generator=generator).bfloat16()
         past[:, -1] = 0
-        filled = past if kv.native is None else in_native_order(*past, kv.native)
-        for pages, values in zip(both, filled, strict=True):
-            pages.copy_(values)
+        filled = pages_of(*past, cache)
+        filled = filled if kv.native is None else in_native_order(filled, kv.native)
+        for tensor, values in zip(pages.tensors, filled.tensors, strict=True):
+            tensor.copy_(values)
     table_BM = torch.arange(pages_per_row * len(ROWS)).view(len(ROWS), -1)[rows]
     row_T = np.repeat(np.arange(len(rows)), lengths)
     starts = np.cumsum(lengths) - lengths
@@ -105,7 +106,7 @@ def error(logits: torch.Tensor, exact: torch.Tensor) -> float:
     return ((logits.float() - exact).square().mean() / exact.square().mean()).sqrt().item()
 
 
-@pytest.mark.parametrize("cache", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("cache", [torch.bfloat16, torch.float32, torch.int8, torch.float8_e4m3fn])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_as_close_to_float32_as_torch_in_bfloat16(
     kernels: NativeKernels, variant: str, cache: torch.dtype
@@ -118,13 +119,16 @@ def test_as_close_to_float32_as_torch_in_bfloat16(
     assert error(ours, exact) < max(1.1 * error(by_torch, exact), 0.01)
 
 
+@pytest.mark.parametrize("cache", [torch.bfloat16, torch.int8])
 @pytest.mark.parametrize("variant", ["llama", "heads of 64"])
-def test_a_row_is_bitwise_the_same_in_any_batch(kernels: NativeKernels, variant: str) -> None:
+def test_a_row_is_bitwise_the_same_in_any_batch(
+    kernels: NativeKernels, variant: str, cache: torch.dtype
+) -> None:
     decoder = make_decoder(variant, torch.bfloat16, kernels)
-    together = run(decoder, list(range(len(ROWS))), kernels, torch.bfloat16)
+    together = run(decoder, list(range(len(ROWS))), kernels, cache)
     for row, expected in enumerate(together.split([length for length, _ in ROWS])):
-        assert torch.equal(run(decoder, [row], kernels, torch.bfloat16), expected)
-    last_two = run(decoder, [1, 3], kernels, torch.bfloat16)
+        assert torch.equal(run(decoder, [row], kernels, cache), expected)
+    last_two = run(decoder, [1, 3], kernels, cache)
     assert torch.equal(last_two[1:], together[-40:])
 
 

@@ -10,11 +10,10 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from triptych.core import limits
 from triptych.core.errors import UnsupportedOption
 from triptych.core.http.fields import JsonObject, Name, Strict, Text, inert, without_refused
 from triptych.modalities.llm.api.anthropic import unsupported
-from triptych.modalities.llm.api.messages import CacheControl, is_list
+from triptych.modalities.llm.api.messages import CacheControl, TextOrParts
 from triptych.modalities.llm.api.tools.schema import ToolName
 
 
@@ -139,18 +138,7 @@ class ToolResultBlock(Strict):
 
     type: Literal["tool_result"]
     tool_use_id: Name
-    content: (
-        Annotated[
-            Annotated[Text, Tag(":text")]
-            | Annotated[
-                list[ResultBlock],
-                Field(max_length=limits.MAX_CONTENT_PARTS, fail_fast=True),
-                Tag(":list"),
-            ],
-            Discriminator(is_list),
-        ]
-        | None
-    ) = None
+    content: TextOrParts[ResultBlock] | None = None
     is_error: bool | None = Field(default=None, description="The text begins with `Error:` then.")
     cache_control: CacheControl | None = inert("cache_control")
 

@@ -1,7 +1,6 @@
 """The requests of Anthropic's API, field by field.
 
-Owns what each field may be: honoured, accepted as inert (it asks for nothing that could change an
-answer here), or refused by name with the alternative; any other name is an unknown field.
+Owns what each field may be, by the rules of `core.http.fields`.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from itertools import groupby, takewhile
 from operator import attrgetter
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from triptych.core import limits
 from triptych.core.errors import InvalidRequest, UnsupportedOption
@@ -25,7 +24,7 @@ from triptych.modalities.llm.api.anthropic.blocks import (
     ToolUseBlock,
 )
 from triptych.modalities.llm.api.constraints import JsonSchema
-from triptych.modalities.llm.api.messages import CacheControl, is_list
+from triptych.modalities.llm.api.messages import CacheControl, TextOrParts, few_parts
 from triptych.modalities.llm.api.protocol import StopString, within
 from triptych.modalities.llm.api.tools.schema import ToolName
 
@@ -43,15 +42,7 @@ class Turn(Strict):
     """One message of a conversation."""
 
     role: Literal["user", "assistant", "system"]
-    content: Annotated[
-        Annotated[Text, Tag(":text")]
-        | Annotated[
-            list[Block],
-            Field(max_length=limits.MAX_CONTENT_PARTS, fail_fast=True),
-            Tag(":list"),
-        ],
-        Discriminator(is_list),
-    ]
+    content: TextOrParts[Block]
 
     @model_validator(mode="after")
     def _check_blocks(self) -> Self:
@@ -259,20 +250,11 @@ class ConversationFields(Strict):
 
     model: Name
     messages: Annotated[
-        list[Turn], Field(min_length=1, max_length=limits.MAX_MESSAGES, fail_fast=True)
+        list[Turn],
+        Field(min_length=1, max_length=limits.MAX_MESSAGES, fail_fast=True),
+        BeforeValidator(few_parts),
     ]
-    system: (
-        Annotated[
-            Annotated[Text, Tag(":text")]
-            | Annotated[
-                list[TextBlock],
-                Field(max_length=limits.MAX_CONTENT_PARTS, fail_fast=True),
-                Tag(":list"),
-            ],
-            Discriminator(is_list),
-        ]
-        | None
-    ) = None
+    system: TextOrParts[TextBlock] | None = None
     tools: (
         Annotated[list[ToolDefinition], Field(max_length=limits.MAX_TOOLS, fail_fast=True)] | None
     ) = None
@@ -292,11 +274,6 @@ class ConversationFields(Strict):
 
     @model_validator(mode="after")
     def _check_conversation(self) -> Self:
-        if sum(len(turn.blocks) for turn in self.messages) > limits.MAX_CONVERSATION_PARTS:
-            raise InvalidRequest(
-                f"The conversation has over {limits.MAX_CONVERSATION_PARTS} blocks.",
-                param="messages",
-            )
         check_calls(self.messages)
         return self
 

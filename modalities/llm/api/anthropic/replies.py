@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from triptych.modalities.llm.api.anthropic.protocol import ShownThoughts
 from triptych.modalities.llm.api.generation import Generation
 from triptych.modalities.llm.api.replies import UsageReply, new_call_id
-from triptych.modalities.llm.api.service import SampleDelta
+from triptych.modalities.llm.api.samples import SampleDelta
 from triptych.modalities.llm.api.tools.pieces import (
     AnswerPiece,
     CallArguments,

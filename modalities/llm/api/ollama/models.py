@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from triptych.core.client import EngineStatus
 from triptych.core.errors import UnknownModel
-from triptych.core.metrics import series
+from triptych.core.metrics import DEVICE_BYTES, DEVICE_INFO, labelled
 from triptych.core.once import once
 from triptych.core.text.context_length import context_length
 from triptych.core.weights.layout import TensorInfo, read_json, read_layout, weight_files
@@ -60,6 +60,7 @@ class ListedModel(BaseModel):
     size: int
     digest: str
     details: ModelDetails
+    size_vram: int | None = None
     expires_at: str | None = None
     context_length: int | None = None
 
@@ -188,8 +189,10 @@ class Catalogue:
         for name in filter(self._models.__contains__, ready):
             listed = await self._listed(name)
             files = await asyncio.to_thread(self._files[name])
+            num_bytes = _held(name, gauges)
             held = {
-                "size": _held(name, gauges),
+                "size": num_bytes,
+                "size_vram": num_bytes if _is_gpu(gauges) else 0,
                 "expires_at": _FOR_EVER,
                 "context_length": self._known(name, files).context_length,
             }
@@ -254,5 +257,9 @@ def _rounded(count: int) -> str:
 
 
 def _held(name: str, gauges: Mapping[str, float]) -> int:
-    owned = series("triptych_device_memory_bytes", owner=f"{name}/").removesuffix('"}')
-    return round(sum(value for gauge, value in gauges.items() if gauge.startswith(owned)))
+    owned = labelled(gauges, DEVICE_BYTES)
+    return round(sum(held for labels, held in owned if labels["owner"].startswith(f"{name}/")))
+
+
+def _is_gpu(gauges: Mapping[str, float]) -> bool:
+    return any(labels["device"] != "cpu" for labels, _ in labelled(gauges, DEVICE_INFO))

@@ -1,7 +1,6 @@
 """The requests of Ollama's API, field by field.
 
-Owns what each field may be: honoured, accepted as inert (it asks for nothing that could change an
-answer here), or refused by name with the alternative; any other name is an unknown field.
+Owns what each field may be, by the rules of `core.http.fields`.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from triptych.modalities.llm.api.replies import (
     chat_logprob,
     new_call_id,
 )
-from triptych.modalities.llm.api.service import SampleDelta
+from triptych.modalities.llm.api.samples import SampleDelta
 from triptych.modalities.llm.api.tools.pieces import CallArguments, CallStart, Thought, Words
 from triptych.modalities.llm.api.translation import written_arguments
 

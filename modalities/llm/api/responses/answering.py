@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from fastapi import Request
@@ -25,10 +25,11 @@ from triptych.core.errors import (
 )
 from triptych.core.http.context import Context
 from triptych.core.http.errors import to_public
+from triptych.core.http.json_writer import write_json
 from triptych.core.http.sse import log_broken
 from triptych.core.media.fetch import Fetched
 from triptych.core.store.store import DocumentStore
-from triptych.core.text.threads import on_text_thread
+from triptych.core.text.threads import on_text_thread_if_long
 from triptych.core.tokens import TokenRequest
 from triptych.modalities.llm.api.generation import (
     Generation,
@@ -37,11 +38,12 @@ from triptych.modalities.llm.api.generation import (
     encode_conversation,
 )
 from triptych.modalities.llm.api.protocol import ChatRequest
-from triptych.modalities.llm.api.responses.archive import Archive, Belongings, History, Shown
+from triptych.modalities.llm.api.responses.archive import Archive, KeptRequest, ReplyFields
 from triptych.modalities.llm.api.responses.background import BackgroundRun, BackgroundRuns
 from triptych.modalities.llm.api.responses.builder import ResponseBuilder
-from triptych.modalities.llm.api.responses.conversation import chat_fields, in_own_words, renamed
+from triptych.modalities.llm.api.responses.conversation import chat_fields, renamed, with_own_names
 from triptych.modalities.llm.api.responses.events import ResponseEvent
+from triptych.modalities.llm.api.responses.history import History
 from triptych.modalities.llm.api.responses.items import (
     ItemReference,
     KeptItem,
@@ -56,12 +58,11 @@ from triptych.modalities.llm.api.responses.pictures import (
 )
 from triptych.modalities.llm.api.responses.protocol import ResponseInput, ResponseRequest
 from triptych.modalities.llm.api.responses.replies import ResponseReply, begun
-from triptych.modalities.llm.api.service import LlmService, SampleDelta
+from triptych.modalities.llm.api.samples import SampleDelta
+from triptych.modalities.llm.api.service import LlmService
 from triptych.modalities.modality import FindLink, no_link
 
 Events = AsyncGenerator[ResponseEvent, None]
-_LONG_BYTES = 2**14
-"""Of what is sent and what goes before: more is read on a thread."""
 _PATIENCE_S = 0.05
 """For a stream's first events; work that is not let in is refused before."""
 _log = logging.getLogger(__name__)
@@ -88,9 +89,9 @@ class PendingAnswer:
     generation: Generation
 
     @property
-    def given(self) -> Belongings:
+    def kept_request(self) -> KeptRequest:
         """What is kept of the request."""
-        return Belongings(self.items, self.pictures)
+        return KeptRequest(self.items, self.pictures)
 
     async def made(
         self, first: Iterable[ResponseEvent], *, patience_s: float | None = None
@@ -158,7 +159,7 @@ class Answering:
             raise _nothing_kept()
         return self._archive
 
-    async def shown(self, owner: str, response_id: str) -> Shown:
+    async def shown(self, owner: str, response_id: str) -> ReplyFields:
         """An answer, as far as it is made. Raises `NotFound`."""
         run = self.runs.find(owner, response_id)
         if run is not None:
@@ -171,11 +172,8 @@ class Answering:
         """The prompt of a request, and its pictures if it is kept. Raises what is wrong with it."""
         history = await self._history(body, Context.of(request).principal.owner)
         num_bytes = len(await request.body()) + history.num_bytes
-        with in_own_words():
-            if num_bytes <= _LONG_BYTES:
-                conversation = _understood(body, history)
-            else:
-                conversation = await on_text_thread(num_bytes, _understood, body, history)
+        with with_own_names():
+            conversation = await on_text_thread_if_long(num_bytes, _understood, body, history)
             sent = sent_pictures(conversation.urls, request) if is_kept else {}
             prompt = await self._encode(conversation, request)
         pictures = HeldPictures.of(request)
@@ -195,7 +193,9 @@ class Answering:
         response_id = f"resp_{context.call_id}"
         fields = begun(body, response_id, model.default_sampling, is_kept=is_stored)
         builder = ResponseBuilder(fields, has_logprobs=body.has_logprobs)
-        with in_own_words():
+        if body.background:  # nobody waits for it
+            context = replace(context, limit_s=None)
+        with with_own_names():
             generation = await begin(self._service, prepared.chat, context, [prepared.prompt])
         owner, items = context.principal.owner, prepared.items
         return PendingAnswer(owner, items, prepared.pictures, builder, generation)
@@ -203,7 +203,7 @@ class Answering:
     async def whole(self, answer: PendingAnswer) -> ResponseReply:
         """The answer, when it is all there."""
         try:
-            with in_own_words():
+            with with_own_names():
                 async with aclosing(answer.made(answer.builder.begin())) as events:
                     async for _ in events:
                         pass
@@ -239,14 +239,14 @@ class Answering:
         archive, builder = self.archive, answer.builder
 
         async def start() -> None:
-            await archive.begin(answer.owner, builder.response, answer.given)
+            await archive.begin(answer.owner, builder.response, answer.kept_request)
             if builder.response.conversation is None:
                 answer.pictures.close()
 
         async def keep(events: Sequence[ResponseEvent]) -> None:
             try:
                 lines = await asyncio.to_thread(_lines, events if is_streamed else ())
-                await archive.complete(answer.owner, builder.response, answer.given, lines)
+                await archive.complete(answer.owner, builder.response, answer.kept_request, lines)
             finally:
                 answer.pictures.close()
 
@@ -261,7 +261,7 @@ class Answering:
         if self._archive is None or not (response.store or response.conversation):
             return
         try:
-            await self._archive.complete(answer.owner, response, answer.given)
+            await self._archive.complete(answer.owner, response, answer.kept_request)
         except (StoreFull, Unavailable) as error:
             if response.conversation is not None:
                 raise
@@ -274,7 +274,7 @@ class Answering:
         places = (body.previous_response_id, body.conversation_id)
         if places == (None, None) and not item_ids:
             return History([], [])
-        return await self.archive.history(owner, *places, item_ids)
+        return await self.archive.history.read(owner, *places, item_ids)
 
     async def _encode(self, conversation: _Conversation, request: Request) -> TokenRequest:
         kept = HeldPictures.of(request)
@@ -332,4 +332,4 @@ def _nothing_kept() -> UnsupportedOption:
 
 
 def _lines(events: Iterable[ResponseEvent]) -> bytes:
-    return b"".join(event.model_dump_json(exclude_unset=True).encode() + b"\n" for event in events)
+    return b"".join(write_json(event) + b"\n" for event in events)

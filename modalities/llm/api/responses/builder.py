@@ -43,7 +43,7 @@ from triptych.modalities.llm.api.responses.replies import (
     ResponseStatus,
     ResponseUsage,
 )
-from triptych.modalities.llm.api.service import FinishReason, SampleDelta
+from triptych.modalities.llm.api.samples import FinishReason, SampleDelta
 from triptych.modalities.llm.api.tools.pieces import (
     AnswerPiece,
     CallArguments,

@@ -47,7 +47,10 @@ _NAMES: Mapping[str, str] = MappingProxyType(
         "response_format": "text.format",
     }
 )
-_NAME = re.compile(r"\b(max_completion_tokens|max_tokens|reasoning_effort|response_format)\b")
+_NAME = re.compile(
+    r"\b(max_completion_tokens|max_tokens|reasoning_effort|response_format)\b"
+    r"|\b(messages)\[\d+\](?:\[\d+\]|\.\w+)*"  # chat has other ones than were sent
+)
 
 
 def chat_fields(body: ResponseInput, items: Sequence[KeptItem]) -> Fields:
@@ -73,7 +76,7 @@ def chat_fields(body: ResponseInput, items: Sequence[KeptItem]) -> Fields:
 
 
 @contextmanager
-def in_own_words() -> Iterator[None]:
+def with_own_names() -> Iterator[None]:
     """Say errors about the chat request as errors about the body it was made of."""
     try:
         yield
@@ -85,7 +88,7 @@ def renamed(error: TriptychError) -> TriptychError:
     """The error with this API's names of fields."""
     word = re.match(r"\w*", error.param or "")
     param = _NAMES.get(word[0] if word else "", error.param)
-    message = _NAME.sub(lambda found: _NAMES[found[0]], error.message)
+    message = _NAME.sub(lambda found: _NAMES[found[1] or found[2]], error.message)
     said = copy.copy(error)
     said.args, said.message, said.param = (message,), message, param
     return said
@@ -101,7 +104,21 @@ def _messages(instructions: str | None, items: Sequence[KeptItem]) -> list[Field
         said.append(item.text)
         num_leading += 1
     messages = [{"role": "system", "content": _BETWEEN.join(said)}] if said else []
+    _check_outputs(items)
     return [*messages, *_turns(items[num_leading:])]
+
+
+def _check_outputs(items: Sequence[KeptItem]) -> None:
+    called: set[str] = set()
+    for item in items:
+        if isinstance(item, FunctionCallItem) and item.status != "incomplete":
+            called.add(item.call_id)
+        elif isinstance(item, FunctionOutputItem) and item.call_id not in called:
+            raise InvalidRequest(
+                "A function_call_output has the call_id of a function_call before it, and"
+                f" {item.call_id[:80]!a} is of none.",
+                param="input",
+            )
 
 
 @dataclass(slots=True)

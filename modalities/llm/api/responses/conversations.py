@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import APIRouter, Path, Request
 from starlette.responses import Response
 
 from triptych.core.http.body import StrictRoute
@@ -17,9 +17,11 @@ from triptych.core.http.context import Context
 from triptych.core.http.errors import ERROR_RESPONSES
 from triptych.core.limits import MAX_NAME_CHARS
 from triptych.modalities.llm.api.responses.answering import Answering
-from triptych.modalities.llm.api.responses.archive import CONVERSATION, Belongings, Sought
+from triptych.modalities.llm.api.responses.archive import FoundPage, KeptRequest
 from triptych.modalities.llm.api.responses.items import KeptItem, new_id
+from triptych.modalities.llm.api.responses.layout import CONVERSATION
 from triptych.modalities.llm.api.responses.lists import (
+    Included,
     ItemPage,
     PageQuery,
     item_list,
@@ -30,7 +32,6 @@ from triptych.modalities.llm.api.responses.pictures import picture_urls, sent_pi
 from triptych.modalities.llm.api.responses.protocol import (
     ConversationChange,
     ConversationRequest,
-    Includes,
     ItemsRequest,
 )
 from triptych.modalities.llm.api.responses.replies import (
@@ -62,8 +63,8 @@ def _add_conversations(router: APIRouter, answering: Answering) -> None:
             created_at=int(time.time()),
             metadata=body.metadata or {},
         )
-        given = _belongings(body.items or (), request)
-        await answering.archive.add_conversation(_owner(request), reply.model_dump(), given)
+        kept = _kept_request(body.items or (), request)
+        await answering.archive.add_conversation(_owner(request), reply.model_dump(), kept)
         return reply
 
     router.add_api_route(
@@ -94,9 +95,11 @@ def _add_conversations(router: APIRouter, answering: Answering) -> None:
 def _add_items(router: APIRouter, answering: Answering) -> None:
     async def add_items(conversation_id: _Id, body: ItemsRequest, request: Request) -> Response:
         """Add items to a conversation."""
-        owner, given = _owner(request), _belongings(body.items, request)
-        added = await answering.archive.extend(owner, conversation_id, given)
-        return await item_list(answering.archive, owner, Sought(added, has_more=False), PageQuery())
+        owner, kept = _owner(request), _kept_request(body.items, request)
+        added = await answering.archive.extend(owner, conversation_id, kept)
+        return await item_list(
+            answering.archive, owner, FoundPage(added, has_more=False), PageQuery()
+        )
 
     router.add_api_route(
         f"{_ONE}/items",
@@ -118,14 +121,12 @@ def _add_items(router: APIRouter, answering: Answering) -> None:
         conversation_id: _Id,
         item_id: _Id,
         request: Request,
-        include: Annotated[Includes | None, Query()] = None,
-        include_list: Annotated[Includes | None, Query(alias="include[]")] = None,
+        include: Included,
     ) -> Response:
         """One item of a conversation."""
         owner = _owner(request)
         item = await answering.archive.item(owner, conversation_id, item_id)
-        wanted = [*(include or ()), *(include_list or ())]
-        return await json_answer(await shown_item(answering.archive, owner, item, wanted))
+        return await json_answer(await shown_item(answering.archive, owner, item, include))
 
     @router.delete(f"{_ONE}/items/{{item_id}}")
     async def delete_item(
@@ -136,9 +137,9 @@ def _add_items(router: APIRouter, answering: Answering) -> None:
         return ConversationReply(**shown)
 
 
-def _belongings(items: Sequence[KeptItem], request: Request) -> Belongings:
+def _kept_request(items: Sequence[KeptItem], request: Request) -> KeptRequest:
     """The items as they are kept, with their pictures."""
-    return Belongings(items, sent_pictures(picture_urls(items), request))
+    return KeptRequest(items, sent_pictures(picture_urls(items), request))
 
 
 def _owner(request: Request) -> str:

@@ -10,6 +10,7 @@ from typing import Annotated, Literal, Self
 import msgspec
 from pydantic import BaseModel, Field
 
+from triptych.core.http.sse import WrittenDocument
 from triptych.core.typed import decode_json
 from triptych.modalities.llm.api.replies import ChatLogprob
 from triptych.modalities.llm.api.responses.replies import (
@@ -123,16 +124,14 @@ class ErrorEvent(ResponseEvent):
     param: str | None
 
 
-class KeptEvent(ResponseEvent):
-    """An event as it was kept: its `line` of JSON, of which nothing else is read."""
-
-    line: bytes
+class WrittenEvent(ResponseEvent, WrittenDocument):
+    """An event as JSON: just written, or as it was kept."""
 
     @classmethod
-    def of(cls, line: bytes) -> Self:
-        """The event of that line."""
+    def kept(cls, line: bytes) -> Self:
+        """The event that was kept as that line, of which nothing else is read."""
         head = decode_json(line, _Head)
-        return cls(type=head.type, sequence_number=head.sequence_number, line=line)
+        return cls(type=head.type, sequence_number=head.sequence_number, json_line=line)
 
 
 class _Head(msgspec.Struct):
@@ -140,6 +139,8 @@ class _Head(msgspec.Struct):
     sequence_number: int
 
 
+WHOLE_EVENTS = (ResponseState, OutputItemEvent, ContentPartEvent, OutputTextDone)
+"""Those that may say all of an answer again, log-probabilities included."""
 STREAM_EVENTS: tuple[type[ResponseEvent], ...] = (
     ResponseState,
     OutputItemEvent,

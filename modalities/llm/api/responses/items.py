@@ -24,7 +24,7 @@ from triptych.core.http.fields import (
     inert,
     without_refused,
 )
-from triptych.modalities.llm.api.messages import is_list
+from triptych.modalities.llm.api.messages import TextOrParts
 from triptych.modalities.llm.api.responses import unsupported
 from triptych.modalities.llm.api.tools.schema import ToolName
 
@@ -145,13 +145,7 @@ Content: TypeAlias = Annotated[
     | Annotated[RefusalContent, Tag(":refusal")],
     Discriminator(_part_kind),
 ]
-Contents: TypeAlias = Annotated[
-    Annotated[Text, Tag(":text")]
-    | Annotated[
-        list[Content], Field(max_length=limits.MAX_CONTENT_PARTS, fail_fast=True), Tag(":list")
-    ],
-    Discriminator(is_list),
-]
+Contents: TypeAlias = TextOrParts[Content]
 
 
 class Item(Entry):

@@ -21,8 +21,8 @@ from triptych.core.store.documents import Page
 from triptych.modalities.llm.api.responses.archive import (
     MAX_PAGE_BYTES,
     Archive,
-    Shown,
-    Sought,
+    FoundPage,
+    ReplyFields,
 )
 from triptych.modalities.llm.api.responses.items import is_kept_picture
 from triptych.modalities.llm.api.responses.protocol import Include, Includes
@@ -31,6 +31,17 @@ _PICTURES = "message.input_image.image_url"
 
 
 _NO_ENDS: Mapping[str, str | None] = MappingProxyType({"first_id": None, "last_id": None})
+
+
+def _included(
+    include: Annotated[Includes | None, Query()] = None,
+    include_list: Annotated[Includes | None, Query(alias="include[]")] = None,
+) -> list[Include]:
+    return [*(include or ()), *(include_list or ())]
+
+
+Included = Annotated[list[Include], Depends(_included)]
+"""What is to be shown besides; clients write such a list in two ways."""
 
 
 class PageQuery(BaseModel):
@@ -48,23 +59,20 @@ class PageQuery(BaseModel):
 
 
 def _page(
+    include: Included,
     after: Annotated[str, Query(max_length=MAX_NAME_CHARS)] = "",
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Literal["asc", "desc"] = "desc",
-    include: Annotated[Includes | None, Query()] = None,
-    include_list: Annotated[Includes | None, Query(alias="include[]")] = None,
 ) -> PageQuery:
-    return PageQuery(
-        after=after, limit=limit, order=order, include=[*(include or ()), *(include_list or ())]
-    )
+    return PageQuery(after=after, limit=limit, order=order, include=include)
 
 
 ItemPage = Annotated[PageQuery, Depends(_page)]
 
 
-async def item_list(archive: Archive, owner: str, found: Sought, page: PageQuery) -> Response:
+async def item_list(archive: Archive, owner: str, found: FoundPage, page: PageQuery) -> Response:
     """The list that is returned; with pictures it may be shorter, and the next has more."""
-    items: list[Shown] = []
+    items: list[ReplyFields] = []
     num_bytes, has_more = 0, found.has_more
     for item in found.items:
         shown = await shown_item(archive, owner, item, page.include)
@@ -77,20 +85,20 @@ async def item_list(archive: Archive, owner: str, found: Sought, page: PageQuery
     return await json_answer({"object": "list", "data": items, **ends, "has_more": has_more})
 
 
-async def json_answer(document: Shown) -> Response:
+async def json_answer(document: ReplyFields) -> Response:
     """A document that may be long, as it is returned."""
     encoded = await asyncio.to_thread(msgspec.json.encode, document)
     return Response(encoded, media_type="application/json")
 
 
-def _parts(item: Shown) -> list[dict[str, Any]]:
+def _parts(item: ReplyFields) -> list[dict[str, Any]]:
     content = item.get("content")
     return content if isinstance(content, list) else []
 
 
 async def shown_item(
-    archive: Archive, owner: str, item: Shown, include: Iterable[str] = ()
-) -> Shown:
+    archive: Archive, owner: str, item: ReplyFields, include: Iterable[str] = ()
+) -> ReplyFields:
     """An item with the pictures in it, as data URLs, or without."""
     if not any(is_kept_picture(part.get("image_url")) for part in _parts(item)):
         return item

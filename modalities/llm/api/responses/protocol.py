@@ -1,14 +1,13 @@
 """The requests of the Responses API, field by field.
 
-Owns what each field may be: honoured, accepted as inert (it asks for nothing that could change an
-answer here), or refused by name with the alternative; any other name is an unknown field.
+Owns what each field may be, by the rules of `core.http.fields`.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from triptych.core import limits
 from triptych.core.errors import InvalidRequest, UnsupportedOption
@@ -23,7 +22,7 @@ from triptych.core.http.fields import (
 )
 from triptych.core.limits import SAMPLING_RANGES
 from triptych.modalities.llm.api.constraints import JsonSchema
-from triptych.modalities.llm.api.messages import is_list
+from triptych.modalities.llm.api.messages import few_parts, is_list
 from triptych.modalities.llm.api.protocol import within
 from triptych.modalities.llm.api.responses import unsupported
 from triptych.modalities.llm.api.responses.items import InputItem, KeptItem, type_of
@@ -200,6 +199,7 @@ class ResponseInput(NullIsAbsent):
             ],
             Discriminator(is_list),
             AfterValidator(_not_empty),
+            BeforeValidator(few_parts),
         ]
         | None
     ) = Field(default=None, description="A text of the user's, or items.")

@@ -22,19 +22,22 @@ from triptych.core.http.context import Context
 from triptych.core.http.data_urls import DataUrlRoute, FilePlace
 from triptych.core.http.disconnect import DisconnectWatcher
 from triptych.core.http.errors import ERROR_RESPONSES, to_public
+from triptych.core.http.json_writer import write_json
 from triptych.core.http.sse import EventStream, described
 from triptych.core.limits import MAX_NAME_CHARS
+from triptych.core.text.threads import on_text_thread
 from triptych.modalities.llm.api.responses.answering import Answering
-from triptych.modalities.llm.api.responses.archive import RESPONSE
 from triptych.modalities.llm.api.responses.background import BackgroundRun
 from triptych.modalities.llm.api.responses.conversation import renamed
 from triptych.modalities.llm.api.responses.events import (
     STREAM_EVENTS,
+    WHOLE_EVENTS,
     ErrorEvent,
-    KeptEvent,
     ResponseEvent,
+    WrittenEvent,
 )
-from triptych.modalities.llm.api.responses.lists import ItemPage, item_list, json_answer
+from triptych.modalities.llm.api.responses.layout import RESPONSE
+from triptych.modalities.llm.api.responses.lists import Included, ItemPage, item_list, json_answer
 from triptych.modalities.llm.api.responses.protocol import ResponseInput, ResponseRequest
 from triptych.modalities.llm.api.responses.replies import (
     InputTokens,
@@ -45,6 +48,11 @@ from triptych.modalities.llm.api.responses.replies import (
 
 ResponseId = Annotated[str, Path(min_length=1, max_length=MAX_NAME_CHARS)]
 _ROUTE = "/v1/responses"
+_Obfuscation = Annotated[
+    bool | None, Query(description="Accepted, and without effect: chunks are not padded.")
+]
+_MANY_EVENTS = 64
+"""Behind so many an answer is long: what says all of it again is written on a thread."""
 _STREAM: dict[int | str, dict[str, Any]] = {
     200: {
         "model": ResponseReply,
@@ -70,11 +78,16 @@ class ResponseStream(EventStream):
         super().__init__(events, heartbeat_s=heartbeat_s, end=b"", is_named=True)
         self._next_number = 0
 
+    async def _written(self, document: BaseModel) -> BaseModel:
+        if not isinstance(document, WHOLE_EVENTS) or document.sequence_number <= _MANY_EVENTS:
+            return document
+        number = document.sequence_number
+        line = await on_text_thread(number, write_json, document)
+        return WrittenEvent(type=document.type, sequence_number=number, json_line=line)
+
     def _frame(self, document: BaseModel) -> bytes:
         if isinstance(document, ResponseEvent):
             self._next_number = document.sequence_number + 1
-        if isinstance(document, KeptEvent):
-            return f"event: {document.type}\ndata: ".encode() + document.line + b"\n\n"
         return super()._frame(document)
 
     def _last_words(self, error: BaseException, scope: Scope) -> BaseModel:
@@ -106,10 +119,10 @@ def _add_making(router: APIRouter, answering: Answering) -> None:
             run = await answering.in_background(answer, request, is_streamed=bool(body.stream))
             if body.stream:
                 return ResponseStream(_followed(run, -1, request), heartbeat_s)
-            return _json(run.response)
+            return await _json(run.response)
         if body.stream:
             return ResponseStream(answering.streamed(answer, request), heartbeat_s)
-        return _json(await answering.whole(answer))
+        return await _json(await answering.whole(answer))
 
     async def count_input_tokens(body: ResponseInput, request: Request) -> InputTokens:
         """How many tokens a prompt has, made as for an answer."""
@@ -126,10 +139,15 @@ def _add_finding(router: APIRouter, answering: Answering) -> None:
     async def show_response(
         response_id: ResponseId,
         request: Request,
+        include: Included,
         stream: bool = False,
+        include_obfuscation: _Obfuscation = None,
         starting_after: Annotated[int | None, Query(ge=-1, le=2**31)] = None,
     ) -> Response:
-        """An answer; with `stream` the events of one in the background, from any place on."""
+        """An answer; with `stream` the events of one in the background, from any place on.
+
+        It is shown as it was made, whatever `include` says.
+        """
         owner, heartbeat_s = _owner(request), Context.of(request).options.heartbeat_s
         if starting_after is not None and not stream:
             raise InvalidRequest("starting_after goes with stream=true.", param="starting_after")
@@ -206,7 +224,7 @@ async def _replayed(
     async with aclosing(lines):
         async for line in lines:
             is_streamed = True
-            event = KeptEvent.of(line)
+            event = WrittenEvent.kept(line)
             if event.sequence_number > after:
                 yield event
     if not is_streamed:
@@ -216,8 +234,10 @@ async def _replayed(
         )
 
 
-def _json(reply: BaseModel) -> Response:
-    return Response(reply.model_dump_json(exclude_unset=True), media_type="application/json")
+async def _json(reply: ResponseReply) -> Response:
+    num_tokens = 0 if reply.usage is None else reply.usage.total_tokens
+    document = await on_text_thread(num_tokens, write_json, reply)
+    return Response(document, media_type="application/json")
 
 
 def _owner(request: Request) -> str:

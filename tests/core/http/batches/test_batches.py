@@ -417,15 +417,19 @@ async def test_the_counts_are_what_the_files_have(tmp_path: Path) -> None:
         assert counted == len(await results(client, batch["output_file_id"])) > 0
 
 
-async def test_so_many_batches_and_no_more_wait(tmp_path: Path) -> None:
+async def test_so_many_batches_of_one_key_and_no_more_wait(tmp_path: Path) -> None:
     engine = FakeEngine(gate=threading.Event())
-    made = make_stored_app(tmp_path, engine)
+    made = make_stored_app(tmp_path, engine, api_key=("alice", "bob"))
     async with running(made), in_process(made.app) as client:
+        client.headers["authorization"] = "Bearer alice"
         file_id = await upload(client, [chat_line("a")])
         body = {"input_file_id": file_id, "endpoint": PATH, "completion_window": "24h"}
         replies = [await client.post("/v1/batches", json=body) for _ in range(MAX_ACTIVE_BATCHES)]
         made_ids = [reply.json()["id"] for reply in replies]
         assert refused(await client.post("/v1/batches", json=body), 503)["code"] == "overloaded"
+        client.headers["authorization"] = "Bearer bob"
+        await begin(client, [chat_line("a")])
+        client.headers["authorization"] = "Bearer alice"
         first = (await client.get("/v1/batches", params={"limit": 20})).json()
         assert [each["id"] for each in first["data"]] == made_ids[:-21:-1]
         assert first["has_more"]
@@ -553,6 +557,31 @@ async def test_a_store_that_fails_for_a_while_ends_no_batch(
         assert {records.write, records.end} < failed
 
 
+async def test_a_start_waits_for_a_store_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "STORE_PAUSE_S", 0.01)
+    engine = FakeEngine(gate=threading.Event())
+    assert engine.gate is not None
+    made = make_stored_app(tmp_path, engine)
+    async with running(made), in_process(made.app) as client:
+        batch = await begin(client, [chat_line("a")])
+        await until(lambda: len(engine.running) == 1)
+        await made.batches.close()
+        call, failures = made.shelf.store.call, [Unavailable("The disk does not answer.")] * 3
+
+        async def failing(*args: Any, **kwargs: Any) -> Any:
+            if failures:
+                raise failures.pop()
+            return await call(*args, **kwargs)
+
+        monkeypatch.setattr(made.shelf.store, "call", failing)
+        await made.batches.start()
+        engine.gate.set()
+        await until(lambda: not failures)
+        assert (await ended(client, batch))["status"] == "completed"
+
+
 async def test_a_batch_that_nothing_runs_can_be_cancelled(tmp_path: Path) -> None:
     made = make_stored_app(tmp_path, FakeEngine(gate=threading.Event()), num_places=1)
     async with running(made), in_process(made.app) as client:
@@ -574,3 +603,4 @@ async def test_a_line_takes_longer_than_a_client_waits(tmp_path: Path) -> None:
         await asyncio.sleep(0.4)
         engine.gate.set()
         assert (await ended(client, batch))["request_counts"]["completed"] == 1
+    assert engine.deadlines_s == [None]

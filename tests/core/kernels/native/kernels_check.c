@@ -100,7 +100,7 @@ static double dot_keys(const void *q, const void *k, int token, int head, int ke
     return sum;
 }
 
-static void check_attention(int dtype) {
+static void check_attention(int dtype, int cells) {
     void *q = random_values(TOKENS * HEADS * DIM, dtype), *out = random_values(TOKENS * HEADS * DIM, dtype);
     void *k = random_values(TOKENS * KV_HEADS * DIM, dtype);
     void *v = random_values(TOKENS * KV_HEADS * DIM, dtype);
@@ -110,11 +110,16 @@ static void check_attention(int dtype) {
                    .context_lengths = &context, .query_starts = &start, .num_rows = 1,
                    .num_tokens = TOKENS, .q_stride = HEADS * DIM, .table_stride = TOKENS / PAGE,
                    .num_heads = HEADS, .num_kv_heads = KV_HEADS, .head_dim = DIM, .page_shift = 3,
-                   .q_dtype = dtype, .kv_dtype = dtype, .num_threads = 2, .scale = 0.2f};
+                   .q_dtype = dtype, .kv_dtype = cells, .num_threads = 2, .scale = 0.2f};
     int64_t slots[TOKENS];
     for (int i = 0; i < TOKENS; i++) slots[i] = i;
-    a.k_pages = malloc((size_t)(TOKENS * KV_HEADS * DIM * size_of(dtype)));
-    a.v_pages = malloc((size_t)(TOKENS * KV_HEADS * DIM * size_of(dtype)));
+    a.k_pages = malloc((size_t)(TOKENS * KV_HEADS * DIM * size_of(cells)));
+    a.v_pages = malloc((size_t)(TOKENS * KV_HEADS * DIM * size_of(cells)));
+    if (cells == INT8) {
+        a.k_scales = malloc(sizeof(bf16) * TOKENS * KV_HEADS);
+        a.v_scales = malloc(sizeof(bf16) * TOKENS * KV_HEADS);
+    }
+    double tolerance = cells == FLOAT8 ? 0.02 : cells == INT8 ? 0.01 : dtype == BFLOAT16 ? 0.01 : 1e-4;
     write_pages(&a, slots, k, v);
     num_wrong += paged_attention(&a);
     for (int token = 0; token < TOKENS; token++)
@@ -127,10 +132,11 @@ static void check_attention(int dtype) {
                 for (int key = 0; key <= token; key++)
                     sum += weights[key] * read_as(v, (key * KV_HEADS + head / 2) * DIM + i, dtype);
                 float value = read_as(out, (token * HEADS + head) * DIM + i, dtype);
-                expect(value, sum / total, dtype == BFLOAT16 ? 0.01 : 1e-4);
+                expect(value, sum / total, tolerance);
             }
         }
     free(q), free(k), free(v), free(out), free(a.k_pages), free(a.v_pages);
+    free(a.k_scales), free(a.v_scales);
 }
 
 int main(void) {
@@ -139,7 +145,9 @@ int main(void) {
             for (int64_t inputs = 1; inputs < 70; inputs += 9) check_linear(rows, 45, inputs, dtype);
         check_linear(3, 33, 1100, dtype);
         check_linear(200, 32, 64, dtype);
-        check_attention(dtype);
+        check_attention(dtype, dtype);
+        check_attention(dtype, INT8);
+        check_attention(dtype, FLOAT8);
     }
     static const int block_bytes[] = {34, 18, 20, 22, 24, 144, 176, 210};
     for (int i = 0; i < 8; i++) {

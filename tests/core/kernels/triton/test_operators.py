@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
 from triptych.core.kernels import adaln, gated
+from triptych.core.kernels.kv_pages import KvPages
 from triptych.core.kernels.paged_attention import AttentionBatch, write_pages
 from triptych.core.kernels.rms_norm import add_rms_norm, rms_norm
 from triptych.core.kernels.rope_write import HeadNorm, Rotation, rope_write
@@ -36,10 +37,10 @@ def batch_on(device: torch.device) -> AttentionBatch:
 
 def written(device: torch.device) -> object:
     qkv = torch.rand(2, 8, 16, device=device, dtype=torch.bfloat16)
-    pages = tuple(torch.zeros(3, 4, 2, 16, device=device, dtype=torch.bfloat16) for _ in range(2))
+    pages = KvPages.empty((3, 4, 2, 16), torch.int8, device)
     norm = HeadNorm(torch.rand(6, 16, device=device), 1e-6)
     rows = torch.rand(2, 1, 16, device=device, dtype=torch.bfloat16)
-    write_pages(qkv[:, 4:6], qkv[:, 6:], *pages, batch_on(device))
+    write_pages(qkv[:, 4:6], qkv[:, 6:], pages, batch_on(device))
     rope_write(qkv, None, None, pages, batch_on(device))
     return rope_write(qkv, norm, Rotation(rows, rows), pages, batch_on(device))
 

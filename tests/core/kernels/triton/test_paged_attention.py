@@ -10,13 +10,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from support.paged_case import PagedCase, PagedShape, make_batch, make_case
 from triptych.core.kernels import paged_attention as operation
+from triptych.core.kernels.kv_pages import KvPages
 from triptych.core.kernels.paged_attention import AttentionRule
 
 pytest.importorskip("triton")
 
 from triptych.core.kernels.triton import paged_decode, paged_prefill
 
-FLOAT, HALF, BFLOAT, FLOAT8 = torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn
+FLOAT, HALF, BFLOAT = torch.float32, torch.float16, torch.bfloat16
+FLOAT8, INT8 = torch.float8_e4m3fn, torch.int8
 
 # Of values near 1: probabilities and results are rounded to the type of the queries.
 TOLERANCE = {FLOAT: 1e-5, HALF: 2e-3, BFLOAT: 2e-2}
@@ -40,19 +42,15 @@ def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(case: PagedCase, rule: AttentionRule, *, is_deterministic: bool = False) -> torch.Tensor:
     batch = replace(case.batch, is_deterministic=is_deterministic)
-    return operation._on_gpu(case.q_THD, case.k_pages, case.v_pages, batch, rule)
-
-
-def exact(case: PagedCase, rule: AttentionRule) -> torch.Tensor:
-    widened = PagedCase(case.q_THD.float(), case.k_pages.float(), case.v_pages.float(), case.batch)
-    return widened.attend(rule)
+    return operation._on_gpu(case.q_THD, case.pages, batch, rule)
 
 
 def check(case: PagedCase, rule: AttentionRule, *, is_deterministic: bool = False) -> None:
     out_THD = run(case, rule, is_deterministic=is_deterministic)
     assert out_THD.dtype is case.q_THD.dtype
     tolerance = TOLERANCE[out_THD.dtype]
-    torch.testing.assert_close(out_THD.float(), exact(case, rule), atol=tolerance, rtol=tolerance)
+    expected = case.exact().attend(rule)
+    torch.testing.assert_close(out_THD.float(), expected, atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("is_deterministic", [False, True])
@@ -87,7 +85,7 @@ def test_the_tiles_of_float32(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("dtype", [HALF, BFLOAT])
-@pytest.mark.parametrize("stored", ["as the queries", FLOAT8])
+@pytest.mark.parametrize("stored", ["as the queries", FLOAT8, INT8])
 def test_types(dtype: torch.dtype, stored: str | torch.dtype) -> None:
     dtypes = (dtype, stored if isinstance(stored, torch.dtype) else dtype)
     case = make_case([(1, 5), (1, 300), (40, 90)], PagedShape(4, 2, 32, 16), dtypes, 3)
@@ -126,7 +124,7 @@ def test_padding_rows_are_zero_and_harmless() -> None:
     table_BM = torch.nn.functional.pad(batch.page_table_BM, (0, 30, 0, 2), value=2**40)
     padded = make_batch(table_BM, [1] * 5, [40, 300, 7, 0, 0])
     q_THD = torch.nn.functional.pad(case.q_THD, (0, 0, 0, 0, 0, 2), value=torch.nan)
-    wider = PagedCase(q_THD[:, :4], case.k_pages, case.v_pages, padded)
+    wider = PagedCase(q_THD[:, :4], case.pages, padded)
     for is_deterministic in (False, True):
         out_THD = run(wider, AttentionRule(scale=0.2), is_deterministic=is_deterministic)
         torch.testing.assert_close(out_THD[:3], expected, atol=2e-6, rtol=2e-6)
@@ -151,7 +149,7 @@ def test_cutting_a_prompt_into_chunks_changes_nothing() -> None:
     table_BM, rule, chunks = whole.batch.page_table_BM, AttentionRule(scale=0.2, window=50), []
     for first, last in ((0, 2), (2, 39), (39, 90)):
         batch = make_batch(table_BM, [last - first], [last])
-        case = PagedCase(whole.q_THD[first:last], whole.k_pages, whole.v_pages, batch)
+        case = PagedCase(whole.q_THD[first:last], whole.pages, batch)
         chunks.append(run(case, rule))
     assert torch.equal(torch.cat(chunks), run(whole, rule))
 
@@ -177,10 +175,11 @@ def test_splits_hold_every_key_of_a_row(max_keys: int, window: int | None) -> No
             assert (length - 1) // splits.size - first // splits.size < splits.count
 
 
-def test_fake_tensors_of_a_gpu_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("stored", [FLOAT8, INT8])
+def test_fake_tensors_of_a_gpu_pass(stored: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """As operators, without their launchers: nothing is read back, no device is mixed."""
     monkeypatch.undo()
-    case = make_case([*DECODE, *CHUNKS], PagedShape(6, 2, 64, 16), (BFLOAT, FLOAT8), 1)
+    case = make_case([*DECODE, *CHUNKS], PagedShape(6, 2, 64, 16), (BFLOAT, stored), 1)
     with FakeTensorMode(allow_non_fake_inputs=False) as mode:
 
         def fake(x: torch.Tensor) -> torch.Tensor:
@@ -188,9 +187,9 @@ def test_fake_tensors_of_a_gpu_pass(monkeypatch: pytest.MonkeyPatch) -> None:
 
         names = ("page_table_BM", "context_lengths_B", "query_starts_B", "write_slots_T")
         batch = replace(case.batch, **{name: fake(getattr(case.batch, name)) for name in names})
-        pages = fake(case.k_pages), fake(case.v_pages)
+        pages = KvPages(*(None if each is None else fake(each) for each in case.pages))
         rule = AttentionRule(scale=0.2, window=9, soft_cap=3.0)
-        out_THD = operation.paged_attention(fake(case.q_THD), *pages, batch, rule)
+        out_THD = operation.paged_attention(fake(case.q_THD), pages, batch, rule)
     assert out_THD.shape == case.q_THD.shape
     assert out_THD.dtype is BFLOAT
     assert out_THD.is_cuda

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 import torch
 
+from triptych.core.kernels.kv_pages import KvPages
 from triptych.core.kernels.paged_attention import AttentionBatch, write_pages
 from triptych.core.kernels.rope_write import HeadNorm, Rotation, rope_write
 from triptych.core.kernels.rotary import rotary
@@ -74,9 +75,12 @@ def batch_of(slots: torch.Tensor) -> AttentionBatch:
     )
 
 
-def pages_of(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
+def pages_of(case: Case) -> KvPages:
     shape = (NUM_PAGES, PAGE, case.num_kv_heads, case.head_dim)
-    return torch.zeros(shape, dtype=case.pages), torch.zeros(shape, dtype=case.pages)
+    pages = KvPages.empty(shape, case.pages, torch.device("cpu"))
+    for tensor in pages.tensors:
+        tensor.zero_()
+    return pages
 
 
 def projection(case: Case, num_tokens: int) -> tuple[torch.Tensor, HeadNorm | None]:
@@ -93,10 +97,10 @@ def run(
     qkv: torch.Tensor,
     norm: HeadNorm | None,
     rotation: Rotation | None,
-    pages: tuple[torch.Tensor, torch.Tensor],
+    pages: KvPages,
     slots: torch.Tensor,
 ) -> torch.Tensor:
-    num_qk_heads = qkv.shape[1] - pages[0].shape[2]
+    num_qk_heads = qkv.shape[1] - pages.k_NPKD.shape[2]
     weight, eps = (None, 0.0) if norm is None else (norm.weight_XD, norm.eps)
     cos, sin = (None, None) if rotation is None else (rotation.cos_T1R, rotation.sin_T1R)
     is_interleaved = rotation is not None and rotation.is_interleaved
@@ -116,7 +120,7 @@ def test_equals_one_after_the_other(case: Case, num_tokens: int) -> None:
     found = run(qkv, norm, rotation, pages, slots)
     tolerance = {"rtol": TOLERANCES[case.dtype], "atol": TOLERANCES[case.dtype]}
     torch.testing.assert_close(found, expected, **tolerance)
-    for written, wanted in zip(pages, expected_pages, strict=True):
+    for written, wanted in zip(pages.tensors, expected_pages.tensors, strict=True):
         torch.testing.assert_close(written, wanted, **tolerance)
         assert written.flatten(0, 1)[slots].any(-1).all()
 
@@ -131,16 +135,55 @@ def test_float8_pages_hold_rounded_values() -> None:
     exact, pages = pages_of(Case()), pages_of(case)
     rope_write(qkv, norm, rotation, exact, batch_of(slots))
     run(qkv, norm, rotation, pages, slots)
-    for stored, values in zip(pages, exact, strict=True):
+    for stored, values in zip(pages.tensors, exact.tensors, strict=True):
         # Half of the last of three bits; below 2 ** -6, half of 2 ** -9.
         torch.testing.assert_close(stored.float(), values, rtol=2**-4, atol=2**-10)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(pages=torch.int8, norm=torch.float32),
+        Case(pages=torch.int8, num_rotated=6, head_dim=20, num_kv_heads=3, num_heads=3),
+        Case(pages=torch.int8, num_rotated=0, head_dim=18),
+    ],
+)
+def test_int8_pages_hold_multiples_of_scales(case: Case) -> None:
+    (qkv, norm), rotation = projection(case, 4), rotation_of(case, 4)
+    qkv[3, -1] = 0
+    slots = torch.tensor([9, 0, 4, 2])
+    exact, pages = pages_of(replace(case, pages=torch.float32)), pages_of(case)
+    rope_write(qkv, norm, rotation, exact, batch_of(slots))
+    run(qkv, norm, rotation, pages, slots)
+    for values, cells, scale in zip(exact.tensors, pages[:2], pages[2:], strict=True):
+        assert scale is not None
+        # The interpreter cuts scales off, where a GPU rounds them.
+        largest = values.abs().amax(3) / 127
+        torch.testing.assert_close(scale.float(), largest, rtol=2**-7, atol=0)
+        nearest = (values / scale.float().clamp(min=1e-9).unsqueeze(3)).round().clamp(-127, 127)
+        difference = (cells - nearest).abs()  # values differ in the last bit, so ties may
+        assert difference.max() <= 1
+        assert difference.mean() < 1e-3
+        assert cells.flatten(0, 1)[slots[:3]].abs().amax(2).eq(127).all()
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_what_is_no_number_makes_its_head_none(bad: float) -> None:
+    case, slots = Case(pages=torch.int8, num_rotated=0), torch.tensor([3, 1])
+    qkv, _ = projection(case, 2)
+    qkv[1, case.num_heads, 4] = bad
+    pages = pages_of(case)
+    run(qkv, None, None, pages, slots)
+    assert pages.k_scale_NPK is not None
+    is_bad = ~pages.k_scale_NPK.flatten(0, 1).float().isfinite()
+    assert is_bad.nonzero().tolist() == [[1, 0]]
 
 
 def test_a_token_without_a_slot_is_not_written() -> None:
     case = Case()
     (qkv, norm), pages = projection(case, 2), pages_of(case)
     run(qkv, norm, rotation_of(case, 2), pages, torch.tensor([-1, 6]))
-    for written in pages:
+    for written in pages.tensors:
         slots = written.flatten(0, 1).flatten(1).any(-1)
         assert slots.nonzero().flatten().tolist() == [6]
 
@@ -150,9 +193,9 @@ def test_writes_keys_and_values_without_queries() -> None:
     wide = torch.randn(2, case.num_kv_heads, 3, case.head_dim)
     k, v = (part.transpose(0, 1) for part in wide)  # heads first, as transformers has them
     pages, expected_pages = pages_of(case), pages_of(case)
-    write_pages(k, v, *expected_pages, batch_of(slots))
+    write_pages(k, v, expected_pages, batch_of(slots))
     assert launch(k, v, None, 0.0, None, None, False, *pages, slots).shape == (3, 0, 10)
-    for written, wanted in zip(pages, expected_pages, strict=True):
+    for written, wanted in zip(pages.tensors, expected_pages.tensors, strict=True):
         assert torch.equal(written, wanted)
 
 

@@ -24,7 +24,8 @@ from triptych.core.sampling_params import SamplingParams
 from triptych.core.tokens import TokenDelta, TokenLogprob, TokenRequest
 from triptych.modalities.llm.api import service as service_module
 from triptych.modalities.llm.api.checks import sampling_params
-from triptych.modalities.llm.api.service import LlmService, SampleDelta, TextCall
+from triptych.modalities.llm.api.samples import SampleDelta, TextCall
+from triptych.modalities.llm.api.service import LlmService
 from triptych.modalities.llm.api.text import TextModel
 from triptych.schedulers.admission import Admission
 
@@ -137,10 +138,20 @@ async def test_logprobs_carry_text_and_bytes(model: TextModel) -> None:
     assert entries[0].top[0].token_id == entries[0].token_id
 
 
-async def test_echo_brings_the_prompt_first(model: TextModel) -> None:
-    client = ScriptedClient(saying(model, "!"))
-    deltas = await collect(service(model, client), call(model, echo=True))
-    assert "".join(delta.text for delta in deltas) == "hi!"
+def echo_of(delta: SampleDelta) -> tuple[str, list[float | None]]:
+    """What a sample's text begins with, and its log-probabilities."""
+    assert delta.prompt is not None
+    assert delta.prompt.echo is not None
+    text, tokens = delta.prompt.echo()
+    return text, [token.logprob for token in tokens]
+
+
+async def test_the_first_delta_has_the_echo(model: TextModel) -> None:
+    client = ScriptedClient(saying(model, "!?"))
+    first, *rest = await collect(service(model, client), call(model, echo=True))
+    assert echo_of(first) == ("hi", [])
+    assert first.text + "".join(delta.text for delta in rest) == "!?"
+    assert not any(delta.has_echo for delta in rest)
 
 
 async def test_echoed_logprobs_begin_without_one(model: TextModel) -> None:
@@ -154,15 +165,15 @@ async def test_echoed_logprobs_begin_without_one(model: TextModel) -> None:
     scored = SamplingParams(max_tokens=32, prompt_logprobs=True)
     serving = service(model, ScriptedClient(script))
     (delta,) = await collect(serving, call(model, echo=True, sampling=scored))
-    assert [entry.logprob for entry in delta.logprobs] == [None, -2.0]
+    assert echo_of(delta) == ("hi", [None, -2.0])
 
 
 async def test_a_prompt_of_one_token_still_reports_it(model: TextModel) -> None:
     scored = SamplingParams(max_tokens=1, prompt_logprobs=True)
     one = call(model, echo=True, sampling=scored, prompts=(model.encode_text("h"),))
-    deltas = await collect(service(model, ScriptedClient(saying(model, "i"))), one)
-    entries = [entry for delta in deltas for entry in delta.logprobs]
-    assert [(entry.text, entry.logprob) for entry in entries] == [("h", None), ("i", -0.5)]
+    first, *_ = await collect(service(model, ScriptedClient(saying(model, "i"))), one)
+    assert echo_of(first) == ("h", [None])
+    assert [(entry.text, entry.logprob) for entry in first.logprobs] == [("i", -0.5)]
 
 
 async def test_errors_come_before_anything_is_submitted(model: TextModel) -> None:

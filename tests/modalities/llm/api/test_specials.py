@@ -158,12 +158,12 @@ async def test_an_open_message_in_parts_goes_on_with_its_last(folder: ResolvedMo
 
 
 def test_a_space_that_a_tokenizer_leaves_out_is_not_counted() -> None:
-    from triptych.modalities.llm.api.service import TokenText, _as_shown
+    from triptych.modalities.llm.api.samples import TokenText, _as_shown
 
     word = TokenText(token_id=5, text=" a", data=b" a", shown=b" a", logprob=-1.0)
     special = replace(word, shown=b"")
     assert [token.shown for token in _as_shown((special, word, word), "a a")] == [b"", b"a", b" a"]
-    assert _as_shown((special, word), " a") == (special, word)
+    assert list(_as_shown((special, word), " a")) == [special, word]
 
 
 async def test_usage_comes_with_every_chunk_where_asked(client: httpx.AsyncClient) -> None:

@@ -273,11 +273,17 @@ def test_incomplete_weights_are_refused_by_tensor_and_file(
     assert ledger.by_owner() == {}
 
 
-def test_the_cache_keeps_its_own_type(save: Save) -> None:
-    ledger = Ledger(64 * MIB)
-    models, cache = ModelOptions(dtype="bfloat16"), CacheOptions(kv_cache_format="float32")
-    loader(save(), ledger, config(models=models, cache=cache)).load(lambda _: None)
-    assert pages_of(ledger) == 4 * (256 // 32)  # counted at four bytes a value
+@pytest.mark.parametrize(
+    ("cache", "head_bytes"),
+    [("auto", 16), ("float32", 32), ("float8_e4m3fn", 8), ("int8", 10)],
+)
+def test_the_cache_keeps_its_own_type(save: Save, cache: str, head_bytes: int) -> None:
+    ledger, options = Ledger(64 * MIB), CacheOptions(kv_cache_format=cache)
+    models = ModelOptions(dtype="bfloat16")
+    loader(save(), ledger, config(models=models, cache=options)).load(lambda _: None)
+    layers, page, kv_heads, num_pages = 2, 32, 2, 4 * (256 // 32) + 1
+    page_bytes = 2 * layers * page * kv_heads * head_bytes
+    assert ledger.by_owner()["tiny/kv"] == num_pages * page_bytes
 
 
 @pytest.mark.parametrize("captures", [None, True])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from triptych.modalities.llm.api.anthropic.replies import Event, MessageShape, whole_message
 from triptych.modalities.llm.api.generation import Generation
 from triptych.modalities.llm.api.replies import UsageTotals
-from triptych.modalities.llm.api.service import FinishReason, SampleDelta, TokenUsage
+from triptych.modalities.llm.api.samples import FinishReason, SampleDelta, TokenUsage
 from triptych.modalities.llm.api.tools.formats import CALL_FORMATS, THINKING_FORMATS
 from triptych.modalities.llm.api.tools.parser import AnswerParser
 

@@ -230,7 +230,7 @@ async def test_blocks_are_bounded(idle_app: FastAPI, monkeypatch: pytest.MonkeyP
     messages = [{"role": "user", "content": [TEXT] * 4}] * 2
     async with in_process(idle_app) as client:
         reply = await client.post(PATH, json=message(messages=messages))
-    assert "over 7 blocks" in reply.json()["error"]["message"]
+    assert "at most 7 parts" in reply.json()["error"]["message"]
 
 
 async def test_bodies_are_translated_on_a_thread(

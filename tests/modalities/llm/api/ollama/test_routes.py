@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,10 @@ import pytest
 from fastapi import FastAPI
 
 from support.http import ANSWER, READY, FakeEngine, in_process
-from support.other_apis import CALL, THINKS, WEATHER_SCHEMA, other_apis_app
+from support.other_apis import WEATHER_SCHEMA, other_apis_app
 from triptych.core.client import EngineStatus
 from triptych.core.errors import EngineDown, RateLimited
+from triptych.core.metrics import DEVICE_INFO, series
 from triptych.core.transport.messages import Heartbeat, ModelStatus
 from triptych.modalities.llm.api.generation import chat_request
 from triptych.modalities.llm.api.ollama.conversation import chat_fields
@@ -54,50 +54,7 @@ async def told(client: httpx.AsyncClient, engine: FakeEngine) -> str:
     return text
 
 
-@pytest.fixture(scope="module")
-def idle_app(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
-    """An app where nothing comes to the engine."""
-    engine = FakeEngine(error=AssertionError("it was asked"))
-    return other_apis_app(tmp_path_factory.mktemp("idle"), engine)
-
-
-# One app of each kind for all: the process that runs its template takes a while to start.
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest.fixture(scope="module")
-def shared_engine() -> FakeEngine:
-    return FakeEngine()
-
-
-@pytest.fixture(scope="module")
-def app(tmp_path_factory: pytest.TempPathFactory, shared_engine: FakeEngine) -> FastAPI:
-    return other_apis_app(tmp_path_factory.mktemp("app"), shared_engine)
-
-
-@pytest.fixture(scope="module")
-def thinking_app(tmp_path_factory: pytest.TempPathFactory, shared_engine: FakeEngine) -> FastAPI:
-    return other_apis_app(tmp_path_factory.mktemp("thinking"), shared_engine, models=THINKS)
-
-
-@pytest.fixture
-def engine(shared_engine: FakeEngine) -> FakeEngine:
-    """The engine, as new."""
-    vars(shared_engine).update(vars(FakeEngine()))
-    return shared_engine
-
-
-@pytest.fixture
-async def client(app: FastAPI, engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
-    async with in_process(app) as client:
-        yield client
-
-
-@pytest.fixture
-async def thinker(thinking_app: FastAPI, engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
-    engine.answer = f"<think>Hm, well.</think>I look.\n{CALL}\n{CALL}"
-    async with in_process(thinking_app) as client:
-        yield client
 
 
 async def test_an_answer(client: httpx.AsyncClient) -> None:
@@ -148,11 +105,12 @@ async def test_the_time_of_loading(
     assert (loads, body["load_duration"]) == (["tiny"], 0)
 
 
-def with_tiny(**status: Any) -> EngineStatus:
+def with_tiny(device: str = "cpu", **status: Any) -> EngineStatus:
     models = (ModelStatus(model="tiny", **status),)
     held = {'triptych_device_memory_bytes{owner="tiny/weights"}': 100.0}
     held['triptych_device_memory_bytes{owner="tiny/kv"}'] = 20.0
     held['triptych_device_memory_bytes{owner="tiny2/kv"}'] = 3.0
+    held[series(DEVICE_INFO, device=device)] = 1
     beat = Heartbeat(
         turn=1,
         phase="idle",
@@ -442,7 +400,10 @@ async def test_the_models(client: httpx.AsyncClient, engine: FakeEngine) -> None
     assert (await client.get("/api/ps")).json() == {"models": []}
     engine.state = with_tiny(state="ready")
     (loaded,) = (await client.get("/api/ps")).json()["models"]
-    assert (loaded["size"], loaded["context_length"]) == (120, 4096)
+    assert (loaded["size"], loaded["size_vram"], loaded["context_length"]) == (120, 0, 4096)
+    engine.state = with_tiny(device="gpu:0 (some GPU)", state="ready")
+    (loaded,) = (await client.get("/api/ps")).json()["models"]
+    assert (loaded["size"], loaded["size_vram"]) == (120, 120)
     version = (await client.get("/api/version")).json()["version"]
     assert tuple(map(int, version.split("."))) >= (0, 6, 4), "what coding assistants ask for"
     assert (await client.post("/api/pull", json={"model": "tiny"})).json() == {"status": "success"}

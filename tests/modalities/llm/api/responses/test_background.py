@@ -106,6 +106,18 @@ async def test_followed_from_beyond_its_events(tmp_path: Path) -> None:
     assert [event["sequence_number"] for event in whole] == list(range(len(whole)))
 
 
+@pytest.mark.parametrize(("fields", "deadline_s"), [({}, 600.0), ({"background": True}, None)])
+async def test_nobody_waits_for_one(
+    tmp_path: Path, fields: dict[str, Any], deadline_s: float | None
+) -> None:
+    engine = FakeEngine()
+    with responses_app(tmp_path, engine, request_timeout_s=600.0) as app:
+        async with in_process(app) as client:
+            name = (await post(client, **fields))["id"]
+            assert (await ended(client, name))["status"] == "completed"
+    assert engine.deadlines_s == [deadline_s]
+
+
 async def test_followed_later(tmp_path: Path) -> None:
     with responses_app(tmp_path, FakeEngine()) as app:
         async with in_process(app) as client:

@@ -24,8 +24,8 @@ from support.responses_app import ask_for, check_order, responses_app
 from support.text_models import byte_tokenizer
 from triptych.core.errors import Draining
 from triptych.core.store.store import DocumentStore
-from triptych.modalities.llm.api.responses import archive
-from triptych.modalities.llm.api.responses.archive import Archive, Belongings
+from triptych.modalities.llm.api.responses import archive, history
+from triptych.modalities.llm.api.responses.archive import Archive, KeptRequest
 from triptych.modalities.llm.api.responses.items import MessageItem
 from triptych.modalities.llm.api.responses.protocol import ResponseRequest
 from triptych.modalities.llm.api.responses.replies import UNFINISHED, ResponseReply
@@ -61,7 +61,7 @@ async def test_a_restart_loses_nothing(tmp_path: Path) -> None:
 async def test_what_was_being_made_at_a_crash_has_failed(tmp_path: Path) -> None:
     body = ResponseRequest.model_validate(ask_for(background=True))
     begun = ResponseReply(status="queued", **first_fields(body, "resp_1", {}, is_kept=True))
-    given = Belongings([MessageItem(role="user", content="hi")], {})
+    given = KeptRequest([MessageItem(role="user", content="hi")], {})
     path = str(tmp_path / "kept.db")
     store = opened(path)
     await Archive(store, max_bytes=1000).begin("", begun, given)
@@ -227,8 +227,8 @@ async def test_items_that_are_referred_to_are_bounded(tmp_path: Path) -> None:
 
 
 async def test_a_chain_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive, "_BATCH", 2)
-    monkeypatch.setattr(archive, "MAX_MESSAGES", 10)
+    monkeypatch.setattr(history, "_BATCH", 2)
+    monkeypatch.setattr(history, "MAX_MESSAGES", 10)
     engine = FakeEngine(answer="ok")
     with responses_app(tmp_path, engine) as app:
         async with in_process(app) as client:

@@ -11,7 +11,7 @@ import pytest
 from support.http import FakeEngine, in_process, refused
 from support.responses_app import ask_for, call_of, responses_app
 from triptych.core.config import ModelOptions
-from triptych.core.errors import Overloaded, UnknownModel
+from triptych.core.errors import InvalidRequest, Overloaded, UnknownModel
 from triptych.modalities.llm.api.responses import unsupported
 from triptych.modalities.llm.api.responses.conversation import chat_fields, renamed
 from triptych.modalities.llm.api.responses.items import KEPT_ITEM
@@ -87,7 +87,7 @@ def test_parts_of_a_message() -> None:
     assert messages({**said("assistant", ""), "content": [answer, refusal]}) == [
         said("assistant", "bno")
     ]
-    assert messages({**RESULT, "output": texts})[0]["content"] == "ab"
+    assert messages(CALL, {**RESULT, "output": texts})[-1]["content"] == "ab"
 
 
 def test_the_other_fields() -> None:
@@ -236,6 +236,17 @@ async def test_what_is_refused(tmp_path: Path, fields: dict[str, Any], param: st
     assert not engine.submitted
 
 
+@pytest.mark.parametrize("differs", [{}, {"call_id": "c2"}, {"status": "incomplete"}])
+async def test_a_result_without_its_call(tmp_path: Path, differs: dict[str, str]) -> None:
+    with responses_app(tmp_path, FakeEngine()) as app:
+        async with in_process(app) as client:
+            before = [{**CALL, **differs}] if differs else []
+            reply = await client.post("/v1/responses", json=ask_for([*before, RESULT, CALL]))
+    error = refused(reply)
+    assert error["param"] == "input"
+    assert "function_call_output has the call_id of a function_call" in error["message"]
+
+
 async def test_a_result_of_ten_megabytes(tmp_path: Path) -> None:
     with responses_app(tmp_path, FakeEngine()) as app:
         async with in_process(app) as client:
@@ -262,6 +273,11 @@ async def test_what_is_asked_of_lists(tmp_path: Path) -> None:
                 {"include[]": "everything"},
             ):
                 refused(await get(client, path, **params))
+            for field in ("include", "include[]"):
+                error = refused(await get(client, f"/v1/responses/{name}", **{field: "everything"}))
+                assert error["param"] == f"{field}[0]"
+                known = {field: "message.output_text.logprobs", "include_obfuscation": False}
+                assert (await get(client, f"/v1/responses/{name}", **known)).status_code == 200
             refused(await get(client, f"/v1/responses/{name}", stream=True))
             refused(await get(client, f"/v1/responses/{name}", starting_after=3))
             nothing = (await get(client, f"/v1/conversations/{empty}/items")).json()
@@ -284,6 +300,8 @@ def test_an_error_in_this_api_s_words_is_the_same_error() -> None:
     late = renamed(Overloaded("max_tokens", param="messages[1]", retry_after_s=5))
     assert (late.message, late.param, str(late)) == ("max_output_tokens", "input", late.message)
     assert late.retry_after_s == 5
+    place = InvalidRequest("It is in messages[3].tool_calls[0] of these messages.")
+    assert renamed(place).message == "It is in input of these messages."
 
 
 async def test_log_probabilities_are_of_the_words(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import jsonschema
 import pytest
 from tokenizers import AddedToken
@@ -50,13 +51,18 @@ def open_model(
     return TextModel.open(resolved, ModelOptions(**options))
 
 
-async def submitted(model: TextModel, **fields: Any) -> ThinkingRules | None:
-    """What the engine is told of thoughts for a request with these fields."""
-    engine = FakeEngine()
+async def asked(model: TextModel, engine: FakeEngine, **fields: Any) -> httpx.Response:
+    """The answer to a request with these fields."""
     service = LlmService(engine, [model], Admission(options=ScheduleOptions()))
     app = create_app(Config(), engine, [llm_router(service)])
     async with in_process(app) as client:
-        reply = await client.post(PATH, json=chat(max_tokens=1, **fields))
+        return await client.post(PATH, json=chat(max_tokens=1, **fields))
+
+
+async def submitted(model: TextModel, **fields: Any) -> ThinkingRules | None:
+    """What the engine is told of thoughts for a request with these fields."""
+    engine = FakeEngine()
+    reply = await asked(model, engine, **fields)
     assert reply.status_code == 200, reply.text
     (request,) = engine.submitted.values()
     return request.thinking
@@ -134,6 +140,16 @@ async def test_the_engine_counts_thoughts_that_the_prompt_opens(tmp_path: Path) 
     assert newline in rules.blanks
     assert await submitted(model) is None
     assert await submitted(model, thinking_budget=-1) is None
+
+
+async def test_nothing_keeps_thoughts_from_their_end(tmp_path: Path) -> None:
+    model = open_model(tmp_path, OPENING, MARKS["think"])
+    fields: dict[str, Any] = {"min_tokens": 1, "stop_token_ids": [260]}
+    error = refused(await asked(model, FakeEngine(), thinking_budget=7, **fields))
+    assert error["param"] == "min_tokens"
+    assert await submitted(model, **fields) is None
+    fields["stop_token_ids"] = [5]
+    assert await submitted(model, thinking_budget=7, **fields) is not None
 
 
 async def test_a_form_waits_for_the_end_of_thoughts(tmp_path: Path) -> None:

@@ -1,0 +1,113 @@
+"""One layer's keys and values in pages: the types of cells, and their conversion in torch.
+
+Owns the formats. Knows nothing of who reads or writes them, or of the order within a page that
+kernels of a CPU keep.
+
+Cells of a byte take half of bfloat16's memory. `float8_e4m3fn` holds values as they are, with four
+significant bits, up to 448. `int8` holds multiples of a scale that each token has for each head:
+the largest value of those is 127. A scale for a page would have to grow as tokens come, and what
+is there already would be rounded again: what a row holds would depend on how its prompt was cut.
+Scales are bfloat16 (two bytes for a head's 64 or 128), and values are divided by what was stored.
+
+Shapes: T tokens, N pages, P tokens per page, K key-value heads, D head dim.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+_SCALE_TYPE = torch.bfloat16
+_MAX_INT8 = 127
+_MAX_FLOAT8 = 448.0
+
+
+class KvPages(NamedTuple):
+    """Keys and values, and their scales where cells are int8."""
+
+    k_NPKD: torch.Tensor
+    v_NPKD: torch.Tensor
+    k_scale_NPK: torch.Tensor | None = None
+    v_scale_NPK: torch.Tensor | None = None
+
+    @classmethod
+    def empty(
+        cls, shape_NPKD: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device
+    ) -> KvPages:
+        """Left as the system hands them out: a host page that is never used takes no memory."""
+        k_NPKD, v_NPKD = (torch.empty(shape_NPKD, dtype=dtype, device=device) for _ in range(2))
+        if dtype is not torch.int8:
+            return cls(k_NPKD, v_NPKD)
+        shape_NPK = shape_NPKD[:3]
+        scales = (torch.empty(shape_NPK, dtype=_SCALE_TYPE, device=device) for _ in range(2))
+        return cls(k_NPKD, v_NPKD, *scales)
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Those that there are."""
+        return tuple(tensor for tensor in self if tensor is not None)
+
+    def check(self) -> None:
+        """Assert that all of it has one shape and one type."""
+        assert self.k_NPKD.shape == self.v_NPKD.shape
+        assert self.k_NPKD.dtype == self.v_NPKD.dtype
+        has_scales = self.k_NPKD.dtype is torch.int8
+        for scale_NPK in (self.k_scale_NPK, self.v_scale_NPK):
+            assert (scale_NPK is not None) == has_scales
+            assert scale_NPK is None or scale_NPK.shape == self.k_NPKD.shape[:3]
+            assert scale_NPK is None or scale_NPK.dtype is _SCALE_TYPE
+        assert all(tensor.is_contiguous() for tensor in self.tensors)
+
+
+def head_bytes(head_dim: int, dtype: torch.dtype) -> int:
+    """Bytes of one head of one token, of keys as of values."""
+    scale_bytes = _SCALE_TYPE.itemsize if dtype is torch.int8 else 0
+    return head_dim * dtype.itemsize + scale_bytes
+
+
+def quantised(x_TKD: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Cells of a type, and their scales if it has any. NaN and infinity make the scale one."""
+    if dtype is torch.float8_e4m3fn:
+        return x_TKD.float().clamp(-_MAX_FLOAT8, _MAX_FLOAT8).to(dtype), None
+    if dtype is not torch.int8:
+        return x_TKD.to(dtype), None
+    scale_TK = (x_TKD.float().abs().amax(2) / _MAX_INT8).to(_SCALE_TYPE)
+    divisor_TK1 = scale_TK.float().unsqueeze(2)
+    divides_TK1 = (divisor_TK1 > 0) & divisor_TK1.isfinite()
+    multiples_TKD = torch.where(divides_TK1, x_TKD.float() / divisor_TK1, 0.0)
+    return multiples_TKD.round().clamp(-_MAX_INT8, _MAX_INT8).to(dtype), scale_TK
+
+
+def write_cells(
+    x_TKD: torch.Tensor,
+    cells_NPKD: torch.Tensor,
+    scale_NPK: torch.Tensor | None,
+    slots_T: torch.Tensor,
+) -> None:
+    """Store a step's keys, or its values, at `slots_T`, which are `page * P + offset`."""
+    cells_TKD, scale_TK = quantised(x_TKD, cells_NPKD.dtype)
+    _addressable(cells_NPKD).flatten(0, 1).index_copy_(0, slots_T, _addressable(cells_TKD))
+    if scale_NPK is not None:
+        assert scale_TK is not None
+        scale_NPK.flatten(0, 1).index_copy_(0, slots_T, scale_TK)
+
+
+def read_cells(
+    cells_NPKD: torch.Tensor,
+    scale_NPK: torch.Tensor | None,
+    slots_L: torch.Tensor,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """The keys, or the values, at some slots, `[L, K, D]`, as numbers of a type."""
+    cells_LKD = _addressable(cells_NPKD).flatten(0, 1).index_select(0, slots_L)
+    x_LKD = cells_LKD.view(cells_NPKD.dtype)
+    if scale_NPK is None:
+        return x_LKD.to(dtype)
+    scale_LK1 = scale_NPK.flatten(0, 1).index_select(0, slots_L).unsqueeze(2)
+    return (x_LKD.float() * scale_LK1.float()).to(dtype)
+
+
+def _addressable(cells: torch.Tensor) -> torch.Tensor:
+    """As a type that torch copies by index, which float8 is not."""
+    return cells.view(torch.uint8) if cells.dtype is torch.float8_e4m3fn else cells

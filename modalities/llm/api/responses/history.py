@@ -1,0 +1,191 @@
+"""What goes before an answer: the answers or the conversation that it goes on from.
+
+Owns how those are found and read, some at a time so that others come to use the store, too, and
+how much may go before an answer. Knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import msgspec
+
+from triptych.core.errors import InvalidRequest, NotFound, PayloadTooLarge
+from triptych.core.limits import MAX_MESSAGES
+from triptych.core.store.documents import DocumentTable, Key
+from triptych.core.store.store import DocumentStore
+from triptych.core.typed import decode_json
+from triptych.modalities.llm.api.responses.layout import (
+    CONVERSATION,
+    INPUT,
+    ITEM,
+    OUTPUT,
+    RESPONSE,
+    found,
+    walk,
+    within,
+)
+from triptych.modalities.llm.api.responses.replies import UNFINISHED
+
+_BATCH, _BATCH_BYTES = 64, 2**20
+"""What one transaction reads of what may be long."""
+Entry = TypeVar("Entry")
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What goes before an answer, and what items its input refers to, each as JSON."""
+
+    before: list[bytes]
+    referred: list[bytes]
+
+    @property
+    def num_bytes(self) -> int:
+        """The length of it all."""
+        return sum(map(len, self.before)) + sum(map(len, self.referred))
+
+
+class HistoryReader:
+    """Reads what `owner`s have in `store`, for one answer at most `max_bytes`."""
+
+    def __init__(self, store: DocumentStore, *, max_bytes: int) -> None:
+        self._store = store
+        self._max_bytes = max_bytes
+
+    async def read(
+        self,
+        owner: str,
+        response_id: str | None,
+        conversation_id: str | None,
+        item_ids: Sequence[str],
+    ) -> History:
+        """All up to the end of that answer or conversation, and the items of those ids.
+
+        Raises `NotFound`, `InvalidRequest`, and `PayloadTooLarge` for more than may be sent.
+        """
+        allowance, before, referred = _Allowance(self._max_bytes), [], []
+        if response_id is not None:
+            before = await self._chain(Key(RESPONSE, response_id, owner), allowance)
+        elif conversation_id is not None:
+            key = Key(CONVERSATION, conversation_id, owner)
+            before = await self._store.call(_conversation, key, allowance)
+        for some in _batches(item_ids):
+            find = partial(_referred, owner=owner, conversation_id=conversation_id or "")
+            referred += await self._store.call(find, some, allowance)
+        return History(before, referred)
+
+    async def _chain(self, last: Key, allowance: _Allowance) -> list[bytes]:
+        """Some links at a time, so that others come to use the store, too."""
+        links: list[Key] = []
+        key: Key | None = last
+        while key is not None:
+            some, key = await self._store.call(_links, key, MAX_MESSAGES - len(links))
+            links += some
+        bodies = []
+        for keys in _batches(links[::-1]):
+            bodies += await self._store.call(_linked, keys, allowance)
+        return bodies
+
+
+class _Link(msgspec.Struct):
+    """What of an answer matters for those that go on from it."""
+
+    status: str
+    conversation: dict[str, str] | None = None
+    previous_response_id: str | None = None
+
+
+class _Allowance:
+    """How much may go before an answer, in bytes and items."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._num_bytes = self._num_items = 0
+
+    def take(self, body: bytes) -> bytes:
+        """One more item. Raises `PayloadTooLarge`."""
+        self._num_bytes += len(body)
+        self._num_items += 1
+        if self._num_bytes > self._max_bytes or self._num_items > MAX_MESSAGES:
+            raise PayloadTooLarge(
+                f"What goes before is over {self._max_bytes} bytes or {MAX_MESSAGES} items: begin"
+                " anew."
+            )
+        return body
+
+
+def _batches(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
+    return (entries[start : start + _BATCH] for start in range(0, len(entries), _BATCH))
+
+
+def _links(table: DocumentTable, key: Key, most: int) -> tuple[list[Key], Key | None]:
+    """Some answers of a chain, the last first, and the one before them."""
+    links: list[Key] = []
+    num_bytes = 0
+    while len(links) < _BATCH and num_bytes < _BATCH_BYTES:
+        if len(links) == most:
+            raise PayloadTooLarge(
+                f"Over {MAX_MESSAGES} responses go before this one.", param="previous_response_id"
+            )
+        body, link = _link(table, key)
+        num_bytes += len(body)
+        links.append(key)
+        if link.previous_response_id is None:
+            return links, None
+        key = Key(RESPONSE, link.previous_response_id, key.owner)
+    return links, key
+
+
+def _link(table: DocumentTable, key: Key) -> tuple[bytes, _Link]:
+    """An answer that others may go on from, as it is kept, and what of it matters for them."""
+    document = found(table, key, "previous_response_id")
+    link = decode_json(document.body, _Link)
+    if link.status in UNFINISHED:
+        raise InvalidRequest(
+            f"The response {key.id[:80]!a} is still being made: wait for its end.",
+            param="previous_response_id",
+        )
+    if link.conversation:
+        raise InvalidRequest(
+            f"The response {key.id[:80]!a} is part of a conversation: go on with conversation"
+            f" {link.conversation['id']!a}.",
+            param="previous_response_id",
+        )
+    return document.body, link
+
+
+def _linked(table: DocumentTable, keys: Sequence[Key], allowance: _Allowance) -> list[bytes]:
+    """Input and output of answers."""
+    for key in keys:
+        found(table, key, "previous_response_id")
+    table.renew(*keys)
+    children = (walk(table, key, kind) for key in keys for kind in (INPUT, OUTPUT))
+    return [allowance.take(child.body) for some in children for child in some]
+
+
+def _conversation(table: DocumentTable, key: Key, allowance: _Allowance) -> list[bytes]:
+    found(table, key, "conversation")
+    table.renew(key)
+    return [allowance.take(item.body) for item in walk(table, key, ITEM)]
+
+
+def _referred(
+    table: DocumentTable,
+    item_ids: Sequence[str],
+    allowance: _Allowance,
+    *,
+    owner: str,
+    conversation_id: str,
+) -> list[bytes]:
+    """Items of answers, or of a conversation."""
+    bodies = []
+    for item_id in item_ids:
+        inside = Key(ITEM, within(conversation_id, item_id), owner)
+        document = table.get(Key(OUTPUT, item_id, owner)) or table.get(inside)
+        if document is None:
+            raise NotFound(f"There is no item {item_id[:80]!a} here.", param="input")
+        bodies.append(allowance.take(document.body))
+    return bodies

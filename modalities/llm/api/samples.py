@@ -1,0 +1,256 @@
+"""One sample of an answer: what a call asks for, and what each step adds to it.
+
+Owns the way from a job's token deltas to text: detokenising, stop strings, log-probabilities, an
+echoed prompt, the answer taken apart, counts. Knows neither how jobs run nor HTTP.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Literal
+
+from triptych.core.caller import Caller
+from triptych.core.tokens import TokenDelta, TokenLogprob, TokenRequest
+from triptych.modalities.llm.api.detokenizer import Detokenizer
+from triptych.modalities.llm.api.text import TextModel
+from triptych.modalities.llm.api.tools.pieces import AnswerPiece, CallStart, Words
+from triptych.modalities.llm.api.tools.schema import Offer
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextCall:
+    """What is a call's own, beside its requests: each of those is sampled `num_samples` times.
+
+    The service sets the requests' `seed` (without one here it draws one) and `sample_index`. With
+    `echo` each sample begins with its prompt. Where there is an `offer` of tools, even of none, the
+    text is taken apart into thoughts, words and calls. The text has special tokens and what ended
+    it only where the call `shows` them.
+    """
+
+    model: str
+    num_samples: int = 1
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    echo: bool = False
+    shows_special: bool = False
+    shows_stop: bool = False
+    offer: Offer | None = None
+    caller: Caller = field(default_factory=Caller)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenText:
+    """One token with its text, bytes and log-probability (`None` for the first of a prompt).
+
+    `shown` are those of its bytes that the answer's text has: none of a special token.
+    """
+
+    token_id: int
+    text: str
+    data: bytes
+    shown: bytes
+    logprob: float | None
+    top: tuple[TokenText, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenUsage:
+    """Tokens of one sample so far; the output counts a stop token, which costs a step too.
+
+    Prompt tokens count those that pictures fill, which are `num_image_tokens`. Of the pictures
+    `num_cached_images` did not have to be encoded, and `num_reasoning_tokens` of the output are
+    thoughts.
+    """
+
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+    num_image_tokens: int = 0
+    num_cached_images: int = 0
+    num_reasoning_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptTokens:
+    """The ids of a prompt and, where its log-probabilities were asked for, its tokens.
+
+    `echo` tells the text that the sample's own begins with, and its tokens; `None` where there is
+    none. Both take long where there are many tokens, which are made one by one: all of them at once
+    would keep Python's collector busy, and everybody waiting.
+    """
+
+    token_ids: tuple[int, ...]
+    tokens: Callable[[], Iterator[TokenText]]
+    echo: Callable[[], tuple[str, Iterator[TokenText]]] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleDelta:
+    """What one step added to one sample (`index` = prompt index x n + sample index).
+
+    `pieces` are the text taken apart, where that was asked for. The first delta has the `prompt`,
+    whose echo is not yet in the `text`.
+    """
+
+    index: int
+    text: str
+    pieces: tuple[AnswerPiece, ...] | None
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenText, ...]
+    finish_reason: FinishReason | None
+    stop_reason: str | int | None
+    usage: TokenUsage
+    prompt: PromptTokens | None = None
+
+    @property
+    def has_echo(self) -> bool:
+        """Whether the sample begins with its prompt, and this is where."""
+        return self.prompt is not None and self.prompt.echo is not None
+
+    @property
+    def drawn_ids(self) -> tuple[int, ...]:
+        """The tokens that the model drew, one that ended the sample among them."""
+        end = self.stop_reason
+        return (*self.token_ids, end) if isinstance(end, int) else self.token_ids
+
+    @property
+    def shown(self) -> tuple[AnswerPiece, ...]:
+        """The pieces; the text is one, where it was not taken apart."""
+        if self.pieces is not None:
+            return self.pieces
+        return (Words(self.text),) if self.text else ()
+
+
+class SampleText:
+    """Turns one job's token deltas into text deltas."""
+
+    def __init__(self, index: int, request: TokenRequest, model: TextModel, call: TextCall) -> None:
+        self._index = index
+        self._model = model
+        self._num_prompt_tokens = len(request.prompt_ids)
+        self._num_image_tokens = sum(entry.span.num_features for entry in request.contents)
+        self._num_cached_tokens = 0
+        self._num_cached_images = 0
+        self._num_output_tokens = 0
+        self._parser = (
+            None if call.offer is None else model.answer_parser(request.prompt_ids, call.offer)
+        )
+        has_special_marks = self._parser is not None and model.answers.has_special_marks
+        self._detokenizer: Detokenizer = model.detokenizer(
+            request.prompt_ids,
+            call.stop,
+            shows_special=call.shows_special or has_special_marks,
+            shows_stop=call.shows_stop,
+        )
+        self._call = call
+        self._most_calls = 1 if call.offer and call.offer.has_one_call else math.inf
+        self._num_calls = 0
+        self._num_reasoning_tokens = 0
+        self._prompt_ids = request.prompt_ids
+        self._scores_prompt = request.sampling.prompt_logprobs
+
+    def push(self, delta: TokenDelta) -> SampleDelta:
+        """The text delta of one engine delta; the first also carries the prompt."""
+        self._num_cached_tokens = max(self._num_cached_tokens, delta.num_cached_tokens)
+        self._num_cached_images = max(self._num_cached_images, delta.num_cached_contents)
+        num_tokens = len(delta.token_ids) + (delta.stop_token_id is not None)
+        self._num_output_tokens += num_tokens
+        shown_ids = delta.token_ids
+        if self._call.shows_stop and delta.stop_token_id is not None:
+            shown_ids = (*shown_ids, delta.stop_token_id)
+        text, logprobs = self._detokenizer.push(shown_ids, delta.logprobs)
+        stop = self._detokenizer.stop
+        finish: FinishReason | None = None
+        if stop is not None:
+            finish = "stop"
+        elif delta.finish_reason is not None:
+            finish = "length" if delta.finish_reason == "length" else "stop"
+            rest, rest_logprobs = self._detokenizer.flush()
+            text, logprobs = text + rest, logprobs + rest_logprobs
+        pieces, finish = self._parsed(text, finish)
+        if self._parser is not None and self._parser.is_in_thoughts:
+            self._num_reasoning_tokens += num_tokens
+        return SampleDelta(
+            index=self._index,
+            text=text,
+            pieces=pieces,
+            token_ids=delta.token_ids,
+            logprobs=tuple(map(self._token_text, logprobs)),
+            finish_reason=finish,
+            stop_reason=delta.stop_token_id if stop is None else stop,
+            usage=TokenUsage(
+                num_prompt_tokens=self._num_prompt_tokens,
+                num_cached_tokens=self._num_cached_tokens,
+                num_output_tokens=self._num_output_tokens,
+                num_image_tokens=self._num_image_tokens,
+                num_cached_images=self._num_cached_images,
+                num_reasoning_tokens=self._num_reasoning_tokens,
+            ),
+            prompt=self._take_prompt(delta),
+        )
+
+    def _parsed(
+        self, text: str, finish: FinishReason | None
+    ) -> tuple[tuple[AnswerPiece, ...] | None, FinishReason | None]:
+        """What further text is made of; an answer with calls ends because of them."""
+        if self._parser is None:
+            return None, finish
+        found = self._parser.push(text) + (self._parser.finish() if finish else [])
+        pieces: list[AnswerPiece] = []
+        for piece in found:
+            self._num_calls += isinstance(piece, CallStart)
+            if self._num_calls > self._most_calls:
+                return tuple(pieces), "tool_calls"
+            pieces.append(piece)
+        return tuple(pieces), "tool_calls" if finish == "stop" and self._num_calls else finish
+
+    def _take_prompt(self, delta: TokenDelta) -> PromptTokens | None:
+        """The prompt, once."""
+        ids, self._prompt_ids = self._prompt_ids, ()
+        if not ids:
+            return None
+        tokens = partial(self._scored, ids, delta.prompt_logprobs)
+        echo = partial(self._echo, ids, tokens) if self._call.echo else None
+        return PromptTokens(token_ids=ids, tokens=tokens, echo=echo)
+
+    def _scored(self, ids: tuple[int, ...], entries: Sequence[TokenLogprob]) -> Iterator[TokenText]:
+        if self._scores_prompt:
+            yield self._plain_token(ids[0], None)  # it has no entry of its own
+            yield from map(self._token_text, entries)
+
+    def _echo(
+        self, ids: tuple[int, ...], tokens: Callable[[], Iterator[TokenText]]
+    ) -> tuple[str, Iterator[TokenText]]:
+        text = self._model.decode(ids, skip_special_tokens=not self._call.shows_special)
+        return text, _as_shown(tokens(), text)
+
+    def _token_text(self, entry: TokenLogprob) -> TokenText:
+        top = tuple(self._plain_token(token_id, logprob) for token_id, logprob in entry.top)
+        return self._plain_token(entry.token_id, entry.logprob, top)
+
+    def _plain_token(
+        self, token_id: int, logprob: float | None, top: tuple[TokenText, ...] = ()
+    ) -> TokenText:
+        data = self._model.token_bytes(token_id)
+        text = data.decode("utf-8", errors="replace")
+        is_hidden = self._model.token_bytes.is_special(token_id) and not self._call.shows_special
+        shown = b"" if is_hidden else data
+        return TokenText(
+            token_id=token_id, text=text, data=data, shown=shown, logprob=logprob, top=top
+        )
+
+
+def _as_shown(tokens: Iterable[TokenText], text: str) -> Iterator[TokenText]:
+    """The tokens of `text` from its beginning, where some tokenizers leave out a space."""
+    has_begun = text.startswith(" ")
+    for token in tokens:
+        if not has_begun and token.shown.startswith(b" "):
+            yield replace(token, shown=token.shown[1:])
+        else:
+            yield token
+        has_begun = has_begun or bool(token.shown)
