@@ -6,8 +6,8 @@ process; `core.transport.remote.RemoteClient` talks to an engine process.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from triptych.core.job import Output
@@ -17,7 +17,11 @@ from triptych.core.transport.messages import Heartbeat, ModelStatus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStatus:
-    """The engine as its client sees it. `beat_age_s` is the time since its last heartbeat."""
+    """The engine as its client sees it. `beat_age_s` is the time since its last heartbeat.
+
+    Where there are replicas this is all of them as one, `num_replicas` are ready, and `by_replica`
+    has the heartbeat of each.
+    """
 
     is_ready: bool
     is_alive: bool
@@ -27,6 +31,8 @@ class EngineStatus:
     models: tuple[ModelStatus, ...]
     last_beat: Heartbeat | None
     reason: str = ""
+    num_replicas: int = 1
+    by_replica: Mapping[str, Heartbeat] = field(default_factory=dict)
 
 
 class OutputStream(Protocol):

@@ -26,6 +26,7 @@ from triptych.core.options.declaration import (
     option,
 )
 from triptych.core.options.media import ImageOptions, SpeechOptions, VisionOptions
+from triptych.core.options.replicas import ReplicaOptions
 from triptych.core.options.store import StoreOptions
 
 __all__ = (
@@ -35,6 +36,7 @@ __all__ = (
     "DeviceOptions",
     "ImageOptions",
     "ModelOptions",
+    "ReplicaOptions",
     "ScheduleOptions",
     "ServerOptions",
     "SpeechOptions",
@@ -494,4 +496,5 @@ class Config:
     vision: VisionOptions = VisionOptions()
     server: ServerOptions = ServerOptions()
     store: StoreOptions = StoreOptions()
+    replicas: ReplicaOptions = ReplicaOptions()
     debug: DebugOptions = DebugOptions()

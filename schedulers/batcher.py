@@ -21,6 +21,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from triptych.core.errors import OutOfMemory, Overloaded, TriptychError, to_info
 from triptych.core.job import Job, JobState, Output
 from triptych.core.plan import Plan, StepResult
+from triptych.schedulers.backlog import JobSeconds
 from triptych.schedulers.base import Proposal, SchedulerStats
 from triptych.schedulers.cost import CostModel
 
@@ -98,6 +99,7 @@ class Batcher(ABC, Generic[JobT, DraftT, RowT]):
         self._counters: dict[str, float] = dict.fromkeys(counters, 0)
         self._step_budget_s = math.inf
         self._version = 0
+        self._job_seconds = JobSeconds()
 
     # What others ask.
 
@@ -165,6 +167,7 @@ class Batcher(ABC, Generic[JobT, DraftT, RowT]):
         assert plan.step_id == next(iter(self._steps)), "steps end in the order they began"
         step = self._close(plan.step_id)
         self._learn(step, plan.kind, result)
+        self._job_seconds.spend(result.elapsed_s)
         for row, found in zip(step.rows, result.rows, strict=True):
             row.unit.num_in_flight -= 1
             if not self._is_void(row):
@@ -193,11 +196,19 @@ class Batcher(ABC, Generic[JobT, DraftT, RowT]):
     def stats(self) -> SchedulerStats:
         """Counts for metrics."""
         num_waiting = self._num_waiting()
+        num_running = len(self._jobs) - num_waiting
         num_paused = sum(opened.is_paused for opened in self._jobs.values())
+        seconds = self._job_seconds
+        left_s = seconds.left_s(num_waiting=num_waiting, num_running=num_running)
         return SchedulerStats(
             num_waiting=num_waiting,
-            num_running=len(self._jobs) - num_waiting,
-            gauges={"jobs_paused": num_paused, **self._gauges()},
+            num_running=num_running,
+            gauges={
+                "jobs_paused": num_paused,
+                "job_seconds": seconds.mean_s,
+                "backlog_seconds": left_s,
+                **self._gauges(),
+            },
             counters=dict(self._counters),
         )
 
@@ -290,6 +301,7 @@ class Batcher(ABC, Generic[JobT, DraftT, RowT]):
         job = opened.job
         job.state = state
         del self._jobs[job.job_id]
+        self._job_seconds.end()
         self._left(opened)
         info = None if error is None else to_info(error)
         job.sink(Output(job_id=job.job_id, payload=payload, is_final=True, error=info))

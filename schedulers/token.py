@@ -26,6 +26,7 @@ from triptych.schedulers.token_draft import UNCONSTRAINED
 from triptych.schedulers.token_state import ScheduledRow, SequenceState
 
 _LEAST_TOKENS = 32  # of prompts in a step whose time is a measurement of them
+_USUAL_TOKENS = 256  # the length that the seconds of a prompt's token are told for
 _CHUNK = "prompt_chunk"  # the work of a step by the tokens of its prompts alone
 
 
@@ -126,7 +127,11 @@ class TokenScheduler(Batcher[TokenJob, TokenStepDraft, Any]):
         return len(self._state.waiting) + len(self._state.held_back)
 
     def _gauges(self) -> dict[str, float]:
-        return self.tokens.gauges()
+        gauges = self.tokens.gauges()
+        if self.costs.is_timed(_CHUNK, {"tokens": 0}):
+            chunk_s = self.costs.trend(_CHUNK, {"tokens": _USUAL_TOKENS})
+            gauges["token_seconds"] = chunk_s / _USUAL_TOKENS
+        return gauges
 
     # Steps.
 

@@ -26,7 +26,7 @@ class ModelHealth(BaseModel):
 
 
 class Health(BaseModel):
-    """The server's state. `reason` says why it is not ready.
+    """The server's state, of all `num_replicas` that are ready. `reason` says why it is not ready.
 
     Where there are API keys, models are told to those who send one.
     """
@@ -37,6 +37,7 @@ class Health(BaseModel):
     is_ready: bool
     is_draining: bool
     num_restarts: int
+    num_replicas: int
     models: list[ModelHealth]
 
 
@@ -91,6 +92,7 @@ def _describe(now: EngineStatus, *, is_ok: bool, is_draining: bool) -> Health:
         is_ready=now.is_ready,
         is_draining=is_draining,
         num_restarts=now.num_restarts,
+        num_replicas=now.num_replicas,
         models=[
             ModelHealth(
                 model=model.model,

@@ -19,6 +19,7 @@ from starlette.responses import Response
 
 from triptych.core.client import EngineStatus
 from triptych.core.metrics import HISTOGRAM_BOUNDS, split_series
+from triptych.core.router.beats import labelled
 from triptych.core.transport.messages import Heartbeat
 
 _HELP = "Reported by the engine."
@@ -151,8 +152,11 @@ class EngineCollector(Collector):
         }
         yield from _families(state, "gauge")
         yield from _families({"triptych_engine_restarts_total": now.num_restarts}, "counter")
-        if now.last_beat is not None:
-            yield from _from_heartbeat(now.last_beat)
+        if now.by_replica:
+            yield from _families({"triptych_replicas_ready": now.num_replicas}, "gauge")
+        beat = labelled(now.by_replica) or now.last_beat
+        if beat is not None:
+            yield from _from_heartbeat(beat)
 
     def describe(self) -> list[Metric]:
         """Nothing: what there is depends on what the engine reports."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial, reduce
 from operator import or_
 from pathlib import Path
@@ -44,6 +45,12 @@ class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[ResolvedModel, ...]
     folder: str
     listener_fd: int = -1
+
+
+def with_models(config: Config, models: Sequence[ResolvedModel]) -> Config:
+    """`config`, naming `models`: those served by default share memory with others all the same."""
+    references = tuple(model.reference for model in models)
+    return replace(config, models=replace(config.models, model=references))
 
 
 def build_codec() -> MessageCodec:

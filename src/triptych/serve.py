@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,10 +23,11 @@ from typing import NoReturn
 
 import msgspec
 
-from triptych.compose import ChildSetup, build_codec
+from triptych.compose import ChildSetup, build_codec, with_models
 from triptych.core import logs
 from triptych.core.errors import DamagedWeights
 from triptych.core.http.listener import bind, url_of
+from triptych.core.lazy import load
 from triptych.core.logs import fields
 from triptych.core.lookups import Lookup, listening
 from triptych.core.options.declaration import ENVIRONMENT_PREFIX
@@ -39,6 +40,7 @@ from triptych.core.transport.supervisor import ChildSpec, Policy, Supervisor
 from triptych.core.weights.manifest import leaving_weights_unread
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.registry import resolve_models
+from triptych.replicas.plan import ReplicaPlan
 from triptych.startup import Startup
 
 ENGINE = "engine"
@@ -53,7 +55,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until stopped. Raises `SetupError` in one actionable line."""
-    return serve(resolve_with_sources(args))
+    resolved = resolve_with_sources(args)
+    plan = ReplicaPlan.of(resolved.config)
+    if plan.needs_ray:
+        launch: Callable[[Resolved, ReplicaPlan], int] = load("triptych.replicas.launch:launch")
+        return launch(resolved, plan)
+    return serve(resolved)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,9 +101,7 @@ def _supervise(
     folder: Path,
 ) -> int:
     """Run the children until stopped. Raises what one of them cannot start for."""
-    # Models served by default share memory with the others all the same.
-    references = tuple(model.reference for model in models)
-    config = replace(resolved.config, models=replace(resolved.config.models, model=references))
+    config = with_models(resolved.config, models)
     setup = ChildSetup(
         config=config,
         models=models,

@@ -39,6 +39,7 @@ from triptych.core.options.table import Resolved, declared
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import resolve_all
 from triptych.modalities.registry import resolve_models, role_of
+from triptych.replicas.plan import ReplicaPlan
 from triptych.schedulers.local import LocalClient
 
 NAME = "tiny"
@@ -235,10 +236,11 @@ def _resolving(folder: Path) -> set[str]:
 
 
 def _serving(place: str) -> set[str]:
-    """What the supervisor reads, whose children leave at once."""
+    """What a start reads: the plan, and the supervisor, whose children leave at once."""
     leave = (sys.executable, "-c", "raise SystemExit(3)")
     options = Config(models=ModelOptions(model=(place,)), server=ServerOptions(port=0))
     config, seen = watched(options)
+    ReplicaPlan.of(config)
     with pytest.raises(SetupError, match="3 crashes"):
         serve.serve(
             Resolved(config, Resolved.of(options).sources),

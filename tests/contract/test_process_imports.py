@@ -23,7 +23,10 @@ def loaded_by(*modules):
 @pytest.mark.parametrize(
     ("modules", "unwanted"),
     [
-        (["triptych.serve"], {"torch", "transformers", "fastapi", "uvicorn", "tokenizers"}),
+        (
+            ["triptych.serve"],
+            {"torch", "transformers", "fastapi", "uvicorn", "tokenizers", "ray"},
+        ),
         (
             [
                 "triptych.api_process",
@@ -34,11 +37,11 @@ def loaded_by(*modules):
                 "triptych.modalities.recognition.api.routes",
                 "triptych.modalities.recognition.source",
             ],
-            {"torch", "transformers"},
+            {"torch", "transformers", "ray"},
         ),
         (
             ["triptych.engine_process", "triptych.schedulers.engine"],
-            {"torch", "fastapi", "uvicorn", "starlette", "pydantic", "tokenizers"},
+            {"torch", "fastapi", "uvicorn", "starlette", "pydantic", "tokenizers", "ray"},
         ),
         (
             [

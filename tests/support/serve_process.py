@@ -61,13 +61,14 @@ def eventually(condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:
 
 
 class Server:
-    """A running `triptych serve`."""
+    """A running `triptych serve`, with the options of `$LIVE_SERVER_OPTIONS` beside its own."""
 
     def __init__(self, *arguments: str, log: Path, port: int = 0, engine: str = "fake") -> None:
         self.port = port or free_port()
         self.log = log
         self._log_file = log.open("wb")
         argv = [sys.executable, "-m", __name__, engine, "--port", str(self.port), *arguments]
+        argv += os.environ.get("LIVE_SERVER_OPTIONS", "").split()
         env = os.environ | {"PYTHONPATH": str(TESTS)}
         self.process = subprocess.Popen(argv, stderr=self._log_file, stdout=self._log_file, env=env)
         self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60)
@@ -80,7 +81,7 @@ class Server:
         if self.process.poll() is None:
             self.signal()  # twice: at once, but leaving nothing behind
             self.signal(signal.SIGINT)
-        self.process.wait(30)
+        self.process.wait(60)
         self._log_file.close()
         print(self.output)  # shown where a test fails
 
@@ -94,10 +95,10 @@ class Server:
         return openai.OpenAI(base_url=url, api_key="none", max_retries=0)
 
     def health(self) -> dict[str, Any]:
-        """What `/readyz` says; an empty dict while there is no answer."""
+        """What `/readyz` says; an empty dict while there is no answer, or a proxy's own."""
         try:
             return dict(self.client.get("/readyz").json())
-        except httpx.TransportError:
+        except (httpx.TransportError, ValueError):
             return {}
 
     def wait_ready(self, num_restarts: int = 0) -> None:

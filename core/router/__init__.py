@@ -1,0 +1,1 @@
+"""Which of several replicas gets a request, and the client that speaks for all of them."""

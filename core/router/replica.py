@@ -1,0 +1,99 @@
+"""The replica's end: jobs that come as bytes, and what its engine says of itself.
+
+Owns the way between `Submit` and `Outputs` and an `EngineClient`, which runs the engine. Knows
+nothing of how bytes travel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+import msgspec
+
+from triptych.core.client import EngineClient
+from triptych.core.errors import EngineDown, TriptychError, to_info
+from triptych.core.job import Output
+from triptych.core.router.beats import ReplicaBeat
+from triptych.core.router.report import LoadReport
+from triptych.core.transport.messages import MessageCodec, Outputs, StepReport, Submit
+
+_WATCHED_S = 5.0
+"""How long steps are recorded after somebody asked for them."""
+_MAX_REPORTS = 256
+
+
+class Replica:
+    """One replica: an engine with a name."""
+
+    def __init__(
+        self, name: str, client: EngineClient, codec: MessageCodec, *, page_size: int
+    ) -> None:
+        self._name = name
+        self._client = client
+        self._codec = codec
+        self._page_size = page_size
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._steps: list[StepReport] = []
+        self._expiry: asyncio.TimerHandle | None = None
+        self._leave: Callable[[], None] = lambda: None
+
+    async def run(self, message: bytes) -> AsyncGenerator[bytes, None]:
+        """Run the job of a `Submit`; its `Outputs`. Closing this cancels it."""
+        submit = self._codec.to_engine(message)
+        assert isinstance(submit, Submit), "the ingress sends jobs here"
+        job_id = submit.job_id
+        stream = self._client.submit(
+            submit.model, submit.request, job_id=job_id, deadline_s=submit.deadline_s
+        )
+        try:
+            async with aclosing(stream) as outputs:
+                async for output in outputs:
+                    yield self._codec.encode(Outputs((output,)))
+        except TriptychError as error:
+            failed = Output(job_id=job_id, is_final=True, error=to_info(error))
+            yield self._codec.encode(Outputs((failed,)))
+
+    def beat(self, *, is_watching: bool) -> bytes:
+        """A `ReplicaBeat`; with the steps since the last one while somebody watches."""
+        if is_watching:
+            self._watch()
+        steps, self._steps = tuple(self._steps), []
+        return self._encode(ReplicaBeat.of(self._name, self._client.status(), steps))
+
+    def load_report(self) -> LoadReport:
+        """What the router needs to know."""
+        beat = self._client.status().last_beat
+        return LoadReport() if beat is None else LoadReport.of(beat, self._page_size)
+
+    async def load(self, model: str) -> None:
+        """Load a model; raises what loading raised."""
+        await self._client.load(model)
+
+    def check(self) -> None:
+        """Raise `EngineDown` where this replica must be replaced."""
+        status = self._client.status()
+        budget_s = status.last_beat.stall_budget_s if status.last_beat else status.beat_age_s
+        if not status.is_alive or status.beat_age_s > budget_s:
+            raise EngineDown(status.reason or "The engine makes no progress.")
+
+    async def close(self) -> None:
+        """Stop the engine."""
+        await self._client.close()
+
+    def _watch(self) -> None:
+        """Record steps until nobody has asked for a while."""
+        if self._expiry is not None:
+            self._expiry.cancel()
+        else:
+            self._leave = self._client.watch(self._note)
+        self._expiry = asyncio.get_running_loop().call_later(_WATCHED_S, self._unwatch)
+
+    def _unwatch(self) -> None:
+        self._expiry = None
+        self._leave()
+
+    def _note(self, report: StepReport) -> None:
+        if len(self._steps) < _MAX_REPORTS:
+            self._steps.append(report)

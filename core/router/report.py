@@ -1,0 +1,50 @@
+"""What a replica says of its load: seconds of work before a new request, and what a request costs.
+
+Owns the report and how it follows from an engine's heartbeat. The seconds are those of the cost
+models in the engine's schedulers.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from triptych.core.metrics import split_series
+from triptych.core.transport.messages import Heartbeat
+
+BACKLOG_SECONDS = "backlog_seconds"
+JOB_SECONDS = "job_seconds"
+PREFILL_SECONDS = "token_seconds"
+
+
+class LoadReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A replica's load. `job_s` and `token_s` are seconds of a job and a prompt's token, by model.
+
+    Of its device's work `backlog_s` is left; `cache_tokens` go into its pages, of which `page_use`
+    (0 to 1) is in use. `ready` names the models in memory.
+    """
+
+    backlog_s: float = 0.0
+    job_s: dict[str, float] = {}
+    token_s: dict[str, float] = {}
+    cache_tokens: int = 0
+    page_use: float = 0.0
+    ready: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, beat: Heartbeat, page_size: int) -> LoadReport:
+        """The load that `beat` tells of, of an engine with pages of so many tokens."""
+        found: dict[str, dict[str, float]] = {}
+        for name, value in beat.gauges.items():
+            gauge, labels = split_series(name)
+            if "model" in labels:
+                found.setdefault(gauge.removeprefix("triptych_"), {})[labels["model"]] = value
+        num_pages = sum(found.get("kv_pages", {}).values())
+        num_leased = sum(found.get("kv_pages_leased", {}).values())
+        return cls(
+            backlog_s=sum(found.get(BACKLOG_SECONDS, {}).values()),
+            job_s=found.get(JOB_SECONDS, {}),
+            token_s=found.get(PREFILL_SECONDS, {}),
+            cache_tokens=int(num_pages * page_size),
+            page_use=num_leased / num_pages if num_pages else 0.0,
+            ready=tuple(each.model for each in beat.models if each.state == "ready"),
+        )

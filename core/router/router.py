@@ -1,0 +1,237 @@
+"""Which replica gets a request: the one where it is predicted to be done first.
+
+Owns the choice, and the account of what was sent where. Everything is in seconds: the work before a
+request on a replica's device, less what is saved by what the replica holds (a beginning of the
+prompt, an adapter), plus what it must load first. So a request follows its prefix only as far as
+the work spared is worth the wait. Belongs to one thread.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Iterator, Sequence
+from heapq import heapify, heappop, heappush
+from typing import Literal
+
+from triptych.core.router.prefix_index import PrefixIndex
+from triptych.core.router.report import LoadReport
+from triptych.core.router.request import CUTS, RoutedRequest
+
+RoutingPolicy = Literal["predicted", "round-robin"]
+
+UNKNOWN_JOB_S = 0.1
+"""What a job counts for of a model whose jobs were not timed yet."""
+UNKNOWN_TOKEN_S = 1e-5
+ADAPTER_S = 0.01
+"""What a replica saves that ran a request's adapter lately."""
+SAVED_WEIGHT = 2.0
+"""What is saved counts for the request itself, and for those that would wait behind its work."""
+MODEL_S = 10.0
+"""What it takes to load a model that is not in memory."""
+
+_MAX_HOLDERS = 8  # looked at of those that hold a prefix, besides the one with least to do
+_KEYS_PER_REPLICA = 4096
+_MAX_ADAPTER_KEYS = 4096
+_SPARE_SLOTS = 64
+
+
+class _Replica:
+    """What is known of one replica."""
+
+    __slots__ = ("job_s", "load_s", "name", "own_s", "report", "reported_own_s", "slot", "tie")
+
+    def __init__(self, name: str, slot: int, tie: float) -> None:
+        self.name = name
+        self.slot = slot
+        self.tie = tie  # of several routers each has its own order of equals
+        self.report = LoadReport()
+        self.load_s = 0.0
+        self.own_s = 0.0
+        self.reported_own_s = 0.0
+
+    def refresh(self) -> None:
+        """The load: as reported, and what this router has added to it or seen ended since."""
+        since_s = self.own_s - self.reported_own_s
+        self.load_s = max(0.0, self.report.backlog_s + since_s)
+
+
+class ReplicaRouter:
+    """Chooses among the replicas that were added and not removed.
+
+    `choose` reads; `begin` and `end` keep the account of what was really sent.
+    """
+
+    def __init__(self, policy: RoutingPolicy = "predicted", *, seed: int | None = None) -> None:
+        self._policy = policy
+        self._random = random.Random(seed)  # noqa: S311 - for ties
+        self._replicas: dict[str, _Replica] = {}
+        self._by_slot: dict[int, _Replica] = {}
+        self._num_slots = 0
+        self._alive = 0
+        self._heap: list[tuple[float, float, str]] = []
+        self._prefixes = PrefixIndex(0)
+        self._adapters: dict[int, int] = {}
+        self._in_flight: dict[str, tuple[_Replica, float]] = {}
+        self._num_chosen = 0
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._replicas
+
+    @property
+    def names(self) -> Collection[str]:
+        """The replicas that may be chosen."""
+        return self._replicas.keys()
+
+    def load_s(self, name: str) -> float:
+        """Seconds of work before a request that goes to this replica now."""
+        return self._replicas[name].load_s
+
+    def update(self, names: Collection[str]) -> None:
+        """These are the replicas, and no others."""
+        for name in [name for name in self._replicas if name not in names]:
+            self.remove(name)
+        for name in names:
+            if name not in self._replicas:
+                self._add(name)
+
+    def remove(self, name: str) -> None:
+        """A replica is dead, or drains: it gets nothing more."""
+        replica = self._replicas.pop(name, None)
+        if replica is not None:
+            del self._by_slot[replica.slot]
+            self._alive &= ~(1 << replica.slot)
+            self._resize()
+
+    def report(self, name: str, report: LoadReport) -> None:
+        """What a replica says of itself; of one that is not there any more it is ignored."""
+        replica = self._replicas.get(name)
+        if replica is not None and report != replica.report:
+            replica.report, replica.reported_own_s = report, replica.own_s
+            self._move(replica)
+            self._resize()
+
+    def choose(self, request: RoutedRequest) -> str | None:
+        """The replica for a request; `None` where there is none."""
+        if self._policy == "round-robin":
+            return self._next_in_turn()
+        least = self._least()
+        if least is None:
+            return None
+        masks = self._prefixes.holders(request.keys)
+        best, best_s = least, self._done_s(least, request, masks)
+        for replica in self._holders(request, masks):
+            done_s = self._done_s(replica, request, masks)
+            if done_s < best_s:
+                best, best_s = replica, done_s
+        return best.name
+
+    def begin(self, request_id: str, name: str, request: RoutedRequest) -> None:
+        """A request was sent to a replica."""
+        replica = self._replicas.get(name)
+        if replica is None:
+            return
+        seconds = replica.report.job_s.get(request.model, UNKNOWN_JOB_S)
+        self._in_flight[request_id] = replica, seconds
+        replica.own_s += seconds
+        self._move(replica)
+        self._prefixes.add(request.keys, replica.slot)
+        if request.adapter:
+            self._adapters[request.adapter] = (
+                self._adapters.pop(request.adapter, 0) | 1 << replica.slot
+            )
+            if len(self._adapters) > _MAX_ADAPTER_KEYS:
+                del self._adapters[next(iter(self._adapters))]
+
+    def end(self, request_id: str) -> None:
+        """A request is over, well or not; an unknown one is ignored."""
+        found = self._in_flight.pop(request_id, None)
+        if found is not None:
+            replica, seconds = found
+            replica.own_s -= seconds
+            if replica.name in self._replicas:
+                self._move(replica)
+
+    def _add(self, name: str) -> None:
+        if self._num_slots > 2 * len(self._replicas) + _SPARE_SLOTS:
+            self._forget_slots()
+        replica = _Replica(name, self._num_slots, self._random.random())
+        self._num_slots += 1
+        self._replicas[name] = self._by_slot[replica.slot] = replica
+        self._alive |= 1 << replica.slot
+        self._resize()
+        self._move(replica)
+
+    def _forget_slots(self) -> None:
+        """Number the replicas anew, after many have come and gone: what they hold is learned."""
+        self._prefixes.clear()
+        self._adapters.clear()
+        self._num_slots = len(self._replicas)
+        self._by_slot = dict(enumerate(self._replicas.values()))
+        self._alive = (1 << self._num_slots) - 1
+        for slot, replica in self._by_slot.items():
+            replica.slot = slot
+
+    def _resize(self) -> None:
+        replicas = self._replicas.values()
+        self._prefixes.max_keys = _KEYS_PER_REPLICA * len(replicas)
+        self._prefixes.capacity_tokens = sum(each.report.cache_tokens for each in replicas)
+
+    def _move(self, replica: _Replica) -> None:
+        """A replica's load has changed: what the heap has of it before is out of date."""
+        replica.refresh()
+        if len(self._heap) > 4 * len(self._replicas) + _SPARE_SLOTS:
+            self._heap = [(each.load_s, each.tie, each.name) for each in self._replicas.values()]
+            heapify(self._heap)
+        else:
+            heappush(self._heap, (replica.load_s, replica.tie, replica.name))
+
+    def _least(self) -> _Replica | None:
+        """The replica with least to do."""
+        while self._heap:
+            load_s, _, name = self._heap[0]
+            replica = self._replicas.get(name)
+            if replica is not None and replica.load_s == load_s:
+                return replica
+            heappop(self._heap)
+        return None
+
+    def _holders(self, request: RoutedRequest, masks: Sequence[int]) -> Iterator[_Replica]:
+        """Some that hold most of the prompt, or the adapter; those with the longest part first."""
+        seen = 0
+        for mask in (*reversed(masks), self._adapters.get(request.adapter, 0)):
+            left = mask & self._alive & ~seen
+            while left:
+                bit = left & -left
+                left ^= bit
+                seen |= bit
+                yield self._by_slot[bit.bit_length() - 1]
+                if seen.bit_count() >= _MAX_HOLDERS:
+                    return
+
+    def _done_s(self, replica: _Replica, request: RoutedRequest, masks: Sequence[int]) -> float:
+        """Seconds until a request would be done there, less what is alike everywhere."""
+        report, bit = replica.report, 1 << replica.slot
+        done_s = replica.load_s
+        if report.ready and request.model not in report.ready:
+            done_s += MODEL_S
+        if self._adapters.get(request.adapter, 0) & bit:
+            done_s -= ADAPTER_S
+        for level in range(len(masks) - 1, -1, -1):
+            if masks[level] & bit:
+                token_s = report.token_s.get(request.model, UNKNOWN_TOKEN_S)
+                done_s -= SAVED_WEIGHT * _num_held(request, level) * token_s
+                break
+        return done_s
+
+    def _next_in_turn(self) -> str | None:
+        if not self._replicas:
+            return None
+        self._num_chosen += 1
+        names = list(self._replicas)
+        return names[self._num_chosen % len(names)]
+
+
+def _num_held(request: RoutedRequest, level: int) -> float:
+    """Tokens likely to be held where this level is: its own, and half of those to the next one."""
+    beyond = CUTS[level + 1] if level + 1 < len(CUTS) else request.num_tokens
+    return (CUTS[level] + min(beyond, request.num_tokens)) / 2

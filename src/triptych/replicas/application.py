@@ -1,0 +1,91 @@
+"""The application that Ray Serve deploys, from a configuration; also for Serve's config files.
+
+applications:
+- name: triptych
+import_path: triptych.replicas.application:build
+args: { model: [...], replicas: 2..8 }
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from ray import serve
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+
+from triptych.core.config import Config
+from triptych.core.options.table import make_config
+from triptych.replicas.deployments import EngineReplica, Ingress
+from triptych.replicas.plan import ReplicaPlan
+
+REPORT_S = 1.0
+"""How often routers and the autoscaler hear of a replica's load."""
+_HEALTH_S = 2.0
+_DRAIN_SLACK_S = 5.0
+_MAX_REQUESTS = 1_000_000  # the ingress admits; engines queue
+
+
+def build(args: dict[str, Any]) -> serve.Application:
+    """The application with these options, named as in Triptych's own files."""
+    lists = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in args.items()
+    }
+    config = make_config(lists)
+    return application(config, ReplicaPlan.of(config))
+
+
+def application(config: Config, plan: ReplicaPlan) -> serve.Application:
+    """An ingress in front of the replicas of `plan`."""
+    engine_config = plan.engine_config(config)
+    encode = msgspec.json.encode
+    drain_s = config.server.drain_timeout_s
+    common = {
+        "max_ongoing_requests": _MAX_REQUESTS,
+        "graceful_shutdown_timeout_s": drain_s + _DRAIN_SLACK_S,
+        "graceful_shutdown_wait_loop_s": 0.2,
+        "health_check_period_s": _HEALTH_S,
+    }
+    engines = serve.deployment(EngineReplica).options(
+        name="engine",
+        ray_actor_options=_resources(engine_config),
+        request_router_config=RequestRouterConfig(
+            request_router_class="triptych.replicas.request_router:PredictedSecondsRouter",
+            request_router_kwargs={"policy": plan.routing},
+            request_routing_stats_period_s=REPORT_S,
+        ),
+        **_scale(plan),
+        **common,
+    )
+    ingress = serve.deployment(serve.ingress()(Ingress)).options(
+        name="ingress", num_replicas=1, ray_actor_options={"num_cpus": 0}, **common
+    )
+    bound: serve.Application = ingress.bind(
+        encode(plan.ingress_config(config)), engines.bind(encode(engine_config))
+    )
+    return bound
+
+
+def _resources(config: Config) -> dict[str, float]:
+    """What Ray sets aside for an engine."""
+    if config.device.device.startswith(("gpu", "cuda")):
+        return {"num_gpus": 1, "num_cpus": 1}
+    return {"num_cpus": config.device.threads}
+
+
+def _scale(plan: ReplicaPlan) -> dict[str, Any]:
+    if plan.least == plan.most:
+        return {"num_replicas": plan.most}
+    policy = AutoscalingPolicy(
+        policy_function="triptych.replicas.scaling:QueueScaling",
+        policy_kwargs={"target_queue_s": plan.queue_s},
+    )
+    return {
+        "autoscaling_config": AutoscalingConfig(
+            min_replicas=plan.least,
+            max_replicas=plan.most,
+            policy=policy,
+            metrics_interval_s=REPORT_S,
+            look_back_period_s=5 * REPORT_S,
+        )
+    }

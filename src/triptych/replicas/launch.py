@@ -1,0 +1,131 @@
+"""`triptych serve --replicas`: start or join a Ray cluster, deploy, and stay until stopped.
+
+Owns the order of the start and the end. On a cluster that was there before, the command deploys (or
+upgrades what is deployed, replica by replica) and leaves; a cluster of its own ends with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, NoReturn
+
+from triptych.core import logs
+from triptych.core.config import Config, ServerOptions
+from triptych.core.errors import ConfigError, SetupError
+from triptych.core.options.table import Resolved
+from triptych.modalities.registry import resolve_models
+from triptych.replicas.plan import ReplicaPlan
+from triptych.startup import Startup
+
+APPLICATION = "triptych"
+_OBJECT_STORE_BYTES = 256 * 2**20  # requests and outputs pass by in small messages
+_log = logging.getLogger(__name__)
+
+
+def launch(resolved: Resolved, plan: ReplicaPlan) -> int:
+    """Serve `plan`; returns the exit code. Raises `SetupError` in one actionable line."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere
+    try:
+        import ray
+        from ray import serve
+    except ImportError as error:
+        raise ConfigError(
+            "--replicas and --ray-address run on Ray, which is not installed:"
+            " pip install 'triptych[ray]'."
+        ) from error
+    options = resolved.config.server
+    logs.configure(options)
+    startup = Startup(options)
+    stopped = threading.Event()
+    _resolve(resolved, startup)
+    _join(plan, resolved, startup)
+    try:
+        _on_signals(_leave)  # Ray has set its own; there is nothing to drain yet
+        _deploy(resolved, plan, startup)
+        if plan.address:
+            return 0
+        _on_signals(lambda *given: _leave(*given) if stopped.is_set() else stopped.set())
+        stopped.wait()
+        _log.info("shutting down: finishing what is in flight")
+        serve.delete(APPLICATION)
+        serve.shutdown()
+    finally:
+        ray.shutdown()
+    return 0
+
+
+def _on_signals(handler: Callable[[int, FrameType | None], object]) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, handler)
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+def _resolve(resolved: Resolved, startup: Startup) -> None:
+    """Bring the models here, so that what cannot be had is told at once."""
+    started_s = time.monotonic()
+    progress = startup.progress()
+    try:
+        models = resolve_models(resolved, progress)
+    finally:
+        progress.stop()
+    names = ", ".join(model.name for model in models)
+    startup.phase("resolve", time.monotonic() - started_s, names)
+
+
+def _join(plan: ReplicaPlan, resolved: Resolved, startup: Startup) -> None:
+    """Connect to the cluster of `plan`, or start one with room for all replicas."""
+    import ray
+
+    started_s = time.monotonic()
+    where = {"address": plan.address} if plan.address else _own_cluster(plan, resolved.config)
+    try:
+        ray.init(**where, log_to_driver=resolved.config.server.log_level == "debug")
+    except Exception as error:  # Ray has no type of its own for this
+        place = f"at --ray-address {plan.address}" if plan.address else "to be started here"
+        raise SetupError(f"There is no Ray cluster {place}: {error}") from error
+    address = ray.get_runtime_context().gcs_address
+    startup.phase("ray", time.monotonic() - started_s, f"cluster {address}")
+
+
+def _own_cluster(plan: ReplicaPlan, config: Config) -> dict[str, Any]:
+    """A cluster on this machine that counts a core for each thread of all replicas."""
+    threads = plan.engine_config(config).device.threads
+    return {
+        "num_cpus": max(os.cpu_count() or 1, plan.most * threads),
+        "include_dashboard": False,
+        "object_store_memory": _OBJECT_STORE_BYTES,
+    }
+
+
+def _deploy(resolved: Resolved, plan: ReplicaPlan, startup: Startup) -> None:
+    from ray import serve
+
+    from triptych.replicas.application import application
+
+    options = resolved.config.server
+    started_s = time.monotonic()
+    serve.start(http_options={"host": options.host, "port": options.port})
+    try:
+        serve.run(application(resolved.config, plan), name=APPLICATION)
+    except RuntimeError as error:
+        raise SetupError(f"The replicas did not start: {error}") from error
+    startup.phase("deploy", time.monotonic() - started_s, _count(plan))
+    startup.ready(_url(options))
+
+
+def _count(plan: ReplicaPlan) -> str:
+    many = str(plan.most) if plan.least == plan.most else f"{plan.least} to {plan.most}"
+    return f"{many} replicas"
+
+
+def _url(options: ServerOptions) -> str:
+    return f"http://{options.host}:{options.port}"

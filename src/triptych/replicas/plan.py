@@ -1,0 +1,92 @@
+"""How many replicas, and where: what the options ask for, checked before anything is started.
+
+Owns what cannot go together with replicas, by name. Imports nothing of Ray.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, replace
+from typing import Self
+
+from triptych.core.config import Config
+from triptych.core.errors import ConfigError
+
+_COUNT = re.compile(r"(\d{1,4})(?:\.\.(\d{1,4}))?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaPlan:
+    """`least` to `most` replicas on the Ray cluster at `address`; empty: one of their own."""
+
+    least: int
+    most: int
+    address: str
+    routing: str
+    queue_s: float
+
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """The plan of `config`. Raises `ConfigError` for what replicas cannot have."""
+        options = config.replicas
+        found = _COUNT.fullmatch(options.replicas)
+        least, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+        if not 1 <= least <= most:
+            raise ConfigError(
+                f"--replicas {options.replicas}: write a number from 1, as 2, or a range, as 1..4."
+            )
+        plan = cls(
+            least=least,
+            most=most,
+            address=options.ray_address,
+            routing=options.replica_routing,
+            queue_s=options.replica_queue_s,
+        )
+        if plan.needs_ray:
+            _refuse_what_is_one(config)
+        return plan
+
+    @property
+    def needs_ray(self) -> bool:
+        """Whether a plain process tree would not do."""
+        return self.most > 1 or bool(self.address)
+
+    def engine_config(self, config: Config) -> Config:
+        """What each engine goes by: no keys, and its share of this machine's threads."""
+        threads = config.device.threads or max(1, (os.cpu_count() or 1) // self.most)
+        return replace(
+            config,
+            server=replace(config.server, api_key=(), api_key_file=""),
+            device=replace(config.device, threads=threads),
+        )
+
+    def ingress_config(self, config: Config) -> Config:
+        """What the ingress goes by: it admits as much as all replicas together take."""
+        options = config.schedule
+        return replace(
+            config,
+            schedule=replace(
+                options,
+                max_batch_size=options.max_batch_size * self.most,
+                max_queue_size=options.max_queue_size * self.most,
+                max_queue_tokens=options.max_queue_tokens * self.most,
+            ),
+        )
+
+
+def _refuse_what_is_one(config: Config) -> None:
+    server, device = config.server, config.device
+    refused = {
+        "--headless": server.headless,
+        "--external-engine": server.external_engine,
+        "--zmq-endpoint-base": bool(server.zmq_endpoint_base),
+        "--port 0": server.port == 0,
+        f"--device {device.device}": ":" in device.device,
+    }
+    given = [flag for flag, is_given in refused.items() if is_given]
+    if given:
+        raise ConfigError(
+            f"{', '.join(given)} {'are' if given[1:] else 'is'} for one engine; Ray places and"
+            " connects replicas. Leave it out."
+        )

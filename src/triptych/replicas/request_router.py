@@ -1,0 +1,68 @@
+"""Ray Serve's request router, choosing by predicted seconds.
+
+Owns the translation between Serve's replicas and requests and `core.router`. Lives in the ingress,
+on the loop of Serve's routers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+
+from triptych.core.router.report import LoadReport
+from triptych.core.router.request import RoutedRequest
+from triptych.core.router.router import ReplicaRouter, RoutingPolicy
+
+
+class PredictedSecondsRouter(RequestRouter):
+    """Sends each request to where it is predicted to be done first."""
+
+    def initialize_state(self, **kwargs: Any) -> None:
+        """Called once by Serve, with what the deployment configured."""
+        policy: RoutingPolicy = kwargs["policy"]
+        self._router = ReplicaRouter(policy)
+        self._by_name: dict[str, RunningReplica] = {}
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        """Take in who there is, and what each last said of its load."""
+        self._by_name = {each.replica_id.unique_id: each for each in replicas}
+        self._router.update(self._by_name.keys())
+        for name, replica in self._by_name.items():
+            if replica.routing_stats:
+                self._router.report(name, msgspec.convert(replica.routing_stats, LoadReport))
+        super().update_replicas(replicas)
+
+    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
+        """Send nothing more there; Serve has noticed before its controller."""
+        self._router.remove(replica_id.unique_id)
+        super().on_replica_actor_died(replica_id)
+
+    async def choose_replicas(
+        self,
+        candidate_replicas: list[RunningReplica],
+        pending_request: PendingRequest | None = None,
+    ) -> list[list[RunningReplica]]:
+        """The one replica for a request, which counts as sent from here on.
+
+        Serve asks again where the replica did not take it.
+        """
+        if pending_request is None:
+            return [candidate_replicas]
+        routed: RoutedRequest = pending_request.args[0]
+        request_id = pending_request.metadata.internal_request_id
+        self._router.end(request_id)
+        pending_request.routing_context.should_backoff = True
+        name = self._router.choose(routed)
+        if name is None:
+            return []
+        self._router.begin(request_id, name, routed)
+        pending_request.future.add_done_callback(
+            lambda future: self._router.end(request_id) if future.cancelled() else None
+        )
+        return [[self._by_name[name]]]
+
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        """A request that was sent is over, well or not."""
+        self._router.end(internal_request_id)

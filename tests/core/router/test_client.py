@@ -1,0 +1,166 @@
+"""The client of several replicas, in front of engines that make tokens up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+import pytest
+
+from support.http import ANSWER, FakeEngine
+from triptych.core.errors import Draining, EngineDown, InvalidRequest, TriptychError
+from triptych.core.job import Output
+from triptych.core.router import client as module
+from triptych.core.router.client import MAX_TRIES, ReplicaLost, ReplicatedClient
+from triptych.core.router.replica import Replica
+from triptych.core.router.request import RoutedRequest
+from triptych.core.router.router import ReplicaRouter
+from triptych.core.sampling_params import SamplingParams
+from triptych.core.tokens import TokenDelta, TokenRequest
+from triptych.core.transport.messages import MessageCodec, StepReport
+
+CODEC = MessageCodec(request=TokenRequest, payload=TokenDelta)
+REQUEST = TokenRequest(prompt_ids=tuple(range(100)), sampling=SamplingParams(max_tokens=99))
+
+
+@dataclass
+class LocalReplicas:
+    """Replicas in this process, chosen by the real router. `lost` ones end what they run."""
+
+    engines: dict[str, FakeEngine]
+    lost: set[str] = field(default_factory=set)
+    sent: list[str] = field(default_factory=list)
+    loaded: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.router = ReplicaRouter(seed=0)
+        self.router.update(self.engines)
+        self.replicas = {
+            name: Replica(name, engine, CODEC, page_size=16)  # type: ignore[arg-type]
+            for name, engine in self.engines.items()
+        }
+
+    async def run(self, routed: RoutedRequest, message: bytes) -> AsyncGenerator[bytes, None]:
+        name = self.router.choose(routed)
+        if name is None:
+            raise ReplicaLost
+        self.sent.append(name)
+        async for packet in self.replicas[name].run(message):
+            if name in self.lost:
+                self.router.remove(name)
+                raise ReplicaLost
+            yield packet
+
+    async def beats(self, *, is_watching: bool) -> Sequence[bytes]:
+        alive = [each for name, each in self.replicas.items() if name not in self.lost]
+        return [each.beat(is_watching=is_watching) for each in alive]
+
+    async def load(self, model: str) -> None:
+        self.loaded.append(model)
+
+    async def close(self) -> None: ...
+
+
+@asynccontextmanager
+async def serving(replicas: LocalReplicas) -> AsyncIterator[ReplicatedClient]:
+    client = ReplicatedClient(replicas, CODEC, stream_timeout_s=0.2)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def outputs(client: ReplicatedClient, job_id: str = "job") -> list[Output]:
+    return [output async for output in client.submit("m", REQUEST, job_id=job_id)]
+
+
+async def test_a_job_is_answered_by_one_replica() -> None:
+    replicas = LocalReplicas({"a": FakeEngine(), "b": FakeEngine()})
+    async with serving(replicas) as client:
+        found = await outputs(client)
+        assert sum(len(each.payload.token_ids) for each in found if each.payload) == len(ANSWER)
+        assert found[-1].is_final
+        assert len(replicas.sent) == 1
+
+
+async def test_a_job_that_has_not_begun_goes_to_another_replica() -> None:
+    replicas = LocalReplicas({"a": FakeEngine(), "b": FakeEngine()})
+    first = replicas.router.choose(RoutedRequest("m"))
+    assert first is not None
+    replicas.lost.add(first)
+    async with serving(replicas) as client:
+        assert (await outputs(client))[-1].is_final
+    assert len(set(replicas.sent)) == 2
+
+
+async def test_a_replica_that_drains_has_not_begun() -> None:
+    engines = {"a": FakeEngine(error=Draining("bye")), "b": FakeEngine()}
+    replicas = LocalReplicas(engines)
+    async with serving(replicas) as client:
+        for number in range(6):
+            with suppress(TriptychError):  # all of its tries may meet the one that drains
+                assert (await outputs(client, str(number)))[-1].is_final
+    assert "b" in replicas.sent
+
+
+async def test_a_job_that_has_begun_ends_with_a_typed_error() -> None:
+    replicas = LocalReplicas({"a": FakeEngine(step_s=0.01, is_endless=True)})
+    async with serving(replicas) as client:
+        stream = client.submit("m", REQUEST, job_id="job")
+        assert not (await anext(stream)).is_final
+        replicas.lost.add("a")
+        with pytest.raises(EngineDown, match="replica that worked on this was lost"):
+            [output async for output in stream]
+
+
+async def test_without_replicas_jobs_end_after_some_tries() -> None:
+    replicas = LocalReplicas({"a": FakeEngine()})
+    replicas.lost.add("a")
+    async with serving(replicas) as client:
+        with pytest.raises(EngineDown, match="before it began"):
+            await outputs(client)
+    assert len(replicas.sent) < MAX_TRIES
+
+
+async def test_errors_of_the_engine_arrive_as_they_are() -> None:
+    replicas = LocalReplicas({"a": FakeEngine(error=InvalidRequest("no", param="x"))})
+    async with serving(replicas) as client:
+        with pytest.raises(InvalidRequest, match="no"):
+            await outputs(client)
+
+
+async def test_a_reader_that_leaves_cancels_the_job() -> None:
+    engine = FakeEngine(step_s=0.005, is_endless=True)
+    async with serving(LocalReplicas({"a": engine})) as client:
+        stream = client.submit("m", REQUEST, job_id="job")
+        await anext(stream)
+        await stream.aclose()
+        async with asyncio.timeout(5):
+            while engine.running:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+    assert engine.cancelled == ["job"]
+
+
+async def test_the_state_of_all_and_their_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BEAT_S", 0.01)
+    replicas = LocalReplicas({"a": WatchedEngine(), "b": WatchedEngine()})
+    async with serving(replicas) as client:
+        seen: list[StepReport] = []
+        leave = client.watch(seen.append)
+        async with asyncio.timeout(5):
+            while not seen or client.status().num_replicas < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        leave()
+        assert client.status().is_ready
+        await client.load("m")
+    assert replicas.loaded == ["m"]
+
+
+class WatchedEngine(FakeEngine):
+    """Reports one step to whoever watches."""
+
+    def watch(self, sink):  # type: ignore[no-untyped-def]
+        sink(StepReport())
+        return lambda: None

@@ -1,0 +1,89 @@
+"""What is decided before Ray is asked: how many replicas, what they cannot have, when to scale."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from triptych import cli
+from triptych.core.config import Config, DeviceOptions, ReplicaOptions, ServerOptions
+from triptych.core.errors import ConfigError
+from triptych.replicas.plan import ReplicaPlan
+from triptych.replicas.scaling import PAGE_USE, QUEUE_S, QueueScaling, replicas_needed
+
+
+def plan_of(replicas: str, **options: object) -> ReplicaPlan:
+    return ReplicaPlan.of(Config(replicas=ReplicaOptions(replicas=replicas), **options))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "least", "most"), [("1", 1, 1), ("3", 3, 3), ("2..8", 2, 8), ("1..1", 1, 1)]
+)
+def test_a_number_or_a_range(given: str, least: int, most: int) -> None:
+    plan = plan_of(given)
+    assert (plan.least, plan.most) == (least, most)
+    assert plan.needs_ray == (most > 1)
+
+
+@pytest.mark.parametrize("given", ["0", "", "two", "3..2", "0..2", "-1", "1...2", "99999"])
+def test_what_is_no_count_is_refused(given: str) -> None:
+    with pytest.raises(ConfigError, match="--replicas"):
+        plan_of(given)
+
+
+def test_one_replica_on_a_cluster_needs_ray() -> None:
+    options = ReplicaOptions(ray_address="auto")
+    assert ReplicaPlan.of(Config(replicas=options)).needs_ray
+
+
+@pytest.mark.parametrize(
+    ("options", "flag"),
+    [
+        ({"server": ServerOptions(headless=True)}, "--headless"),
+        ({"server": ServerOptions(external_engine=True)}, "--external-engine"),
+        ({"server": ServerOptions(port=0)}, "--port 0"),
+        ({"server": ServerOptions(zmq_endpoint_base="/x")}, "--zmq-endpoint-base"),
+        ({"device": DeviceOptions(device="gpu:1")}, "--device gpu:1"),
+    ],
+)
+def test_what_is_for_one_engine_is_refused_by_name(options: dict[str, object], flag: str) -> None:
+    plan_of("1", **options)
+    with pytest.raises(ConfigError, match=flag):
+        plan_of("2", **options)
+
+
+def test_engines_get_no_keys_and_their_share_of_threads() -> None:
+    config = Config(server=ServerOptions(api_key=("secret",), api_key_file="keys"))
+    plan = plan_of("2")
+    engine = plan.engine_config(config)
+    assert (engine.server.api_key, engine.server.api_key_file) == ((), "")
+    assert engine.device.threads >= 1
+    given = replace(config, device=DeviceOptions(threads=3))
+    assert plan.engine_config(given).device.threads == 3
+    ingress = plan.ingress_config(config)
+    assert ingress.server.api_key == ("secret",)
+    assert ingress.schedule.max_queue_size == 2 * config.schedule.max_queue_size
+
+
+def test_replicas_follow_the_work() -> None:
+    assert replicas_needed({"a": 0.0}, {"a": 0.0}, target_queue_s=2.0) == 1
+    assert replicas_needed({"a": 5.0, "b": 2.0}, {}, target_queue_s=2.0) == 4
+    assert replicas_needed({"a": 0.1, "b": 0.1}, {"a": 0.9, "b": 0.95}, target_queue_s=2.0) == 3
+
+
+def test_the_policy_keeps_what_there_is_until_it_knows_more() -> None:
+    policy = QueueScaling(target_queue_s=1.0)
+    unknown = SimpleNamespace(aggregated_metrics={}, target_num_replicas=3)
+    assert policy(unknown) == (3, {})
+    known = {QUEUE_S: {"a": 4.0}, PAGE_USE: {"a": 0.1}}
+    assert policy(SimpleNamespace(aggregated_metrics=known, target_num_replicas=1)) == (4, {})
+
+
+def test_without_ray_the_command_says_what_to_install(capsys: pytest.CaptureFixture[str]) -> None:
+    if importlib.util.find_spec("ray"):
+        pytest.skip("Ray is installed")
+    assert cli.main(["serve", "--replicas", "2"]) == 2
+    assert "pip install 'triptych[ray]'" in capsys.readouterr().err
