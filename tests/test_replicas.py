@@ -11,7 +11,7 @@ import pytest
 from triptych import cli
 from triptych.core.config import Config, DeviceOptions, ReplicaOptions, ServerOptions
 from triptych.core.errors import ConfigError
-from triptych.replicas.plan import ReplicaPlan
+from triptych.replicas.plan import ReplicaPlan, engine_resources
 from triptych.replicas.scaling import PAGE_USE, QUEUE_S, QueueScaling, replicas_needed
 
 
@@ -66,6 +66,38 @@ def test_engines_get_no_keys_and_their_share_of_threads() -> None:
     ingress = plan.ingress_config(config)
     assert ingress.server.api_key == ("secret",)
     assert ingress.schedule.max_queue_size == 2 * config.schedule.max_queue_size
+
+
+@pytest.mark.parametrize(
+    ("device", "has_gpus", "expected"),
+    [
+        ("cpu", True, {"num_cpus": 6}),
+        ("auto", False, {"num_cpus": 6}),
+        ("auto", True, {"num_gpus": 2, "num_cpus": 2}),
+        ("default", True, {"num_gpus": 2, "num_cpus": 2}),
+        ("gpu", False, {"num_gpus": 2, "num_cpus": 2}),
+    ],
+)
+def test_ray_sets_aside_what_all_ranks_of_an_engine_take(
+    device: str, has_gpus: bool, expected: dict[str, int]
+) -> None:
+    options = DeviceOptions(device=device, threads=3, tensor_parallel_size=2)
+    assert engine_resources(options, has_gpus=has_gpus) == expected
+
+
+def test_more_replicas_than_gpus_are_refused() -> None:
+    options = DeviceOptions(device="auto", tensor_parallel_size=2)
+    for num_gpus in (0, 4):
+        plan_of("2").check_room(options, num_gpus)
+    with pytest.raises(ConfigError, match="--replicas 2 take 4 GPUs, of which there are 3"):
+        plan_of("2").check_room(options, 3)
+    plan_of("2").check_room(DeviceOptions(device="cpu"), 1)
+
+
+def test_ranks_of_all_replicas_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 12)
+    config = Config(device=DeviceOptions(tensor_parallel_size=3))
+    assert plan_of("2").engine_config(config).device.threads == 2
 
 
 def test_replicas_follow_the_work() -> None:

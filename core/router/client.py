@@ -47,7 +47,7 @@ class Replicas(Protocol):
         """
 
     async def beats(self, *, is_watching: bool) -> Sequence[bytes]:
-        """A `ReplicaBeat` of each replica that answers."""
+        """A `ReplicaBeat` of each replica. Raises `TimeoutError` where one does not answer."""
 
     async def load(self, model: str) -> None:
         """Have every replica load a model; raises what loading raised."""
@@ -94,7 +94,8 @@ class ReplicatedClient:
         routed = RoutedRequest.of(model, request)
         self._gates[job_id] = asyncio.Event()
         self._gates[job_id].set()
-        self._jobs[job_id] = asyncio.create_task(self._run(job_id, routed, message))
+        task = self._jobs[job_id] = asyncio.create_task(self._run(job_id, routed, message))
+        task.add_done_callback(lambda _: self._forget(job_id))
         return stream
 
     def status(self) -> EngineStatus:
@@ -134,9 +135,11 @@ class ReplicatedClient:
         except Exception:  # the boundary of a job: its reader must not wait for ever
             _log.exception("a job could not be followed")
             self._streams.fail(job_id, _lost("The way to its replica failed"))
-        finally:
-            self._jobs.pop(job_id, None)
-            self._gates.pop(job_id, None)
+
+    def _forget(self, job_id: str) -> None:
+        """A job's task is over; one that was cancelled at once has not even begun."""
+        self._jobs.pop(job_id, None)
+        self._gates.pop(job_id, None)
 
     async def _try(self, job_id: str, routed: RoutedRequest, message: bytes) -> bool:
         """Follow a job on one replica; false if that was lost, and no output of it has come."""
@@ -180,11 +183,19 @@ class ReplicatedClient:
             try:
                 packed = await self._replicas.beats(is_watching=len(self._feed) > 0)
                 self._take([self._decode_beat(each) for each in packed])
+            except TimeoutError:
+                self._keep()
             except (msgspec.MsgspecError, ReplicaLost) as error:
                 _log.warning("no news of the replicas: %s", error)
             except Exception:  # asking must go on, whatever came back
                 _log.exception("the replicas could not be asked")
             await asyncio.sleep(BEAT_S)
+
+    def _keep(self) -> None:
+        """A replica that does not answer is replaced in time: until then the others are well."""
+        now_s = time.monotonic()
+        self._beats = {name: (now_s, beat) for name, (_, beat) in self._beats.items()}
+        _log.warning("a replica does not answer")
 
     def _take(self, beats: Sequence[ReplicaBeat]) -> None:
         now_s = time.monotonic()

@@ -25,22 +25,35 @@ _MAX_REPORTS = 256
 
 
 class Replica:
-    """One replica: an engine with a name."""
+    """One replica: an engine with a name. `end_process` is called where the engine is gone."""
 
     def __init__(
-        self, name: str, client: EngineClient, codec: MessageCodec, *, page_size: int
+        self,
+        name: str,
+        client: EngineClient,
+        codec: MessageCodec,
+        *,
+        page_size: int,
+        end_process: Callable[[], object],
     ) -> None:
         self._name = name
         self._client = client
         self._codec = codec
         self._page_size = page_size
+        self._end_process = end_process
         self._encode = msgspec.msgpack.Encoder().encode
         self._steps: list[StepReport] = []
         self._expiry: asyncio.TimerHandle | None = None
         self._leave: Callable[[], None] = lambda: None
 
     async def run(self, message: bytes) -> AsyncGenerator[bytes, None]:
-        """Run the job of a `Submit`; its `Outputs`. Closing this cancels it."""
+        """Run the job of a `Submit`; its `Outputs`. Closing this cancels it.
+
+        A replica without an engine would refuse faster than any other works, and so get every job
+        until its health is asked for.
+        """
+        if not self._client.status().is_alive:
+            self._end_process()
         submit = self._codec.to_engine(message)
         assert isinstance(submit, Submit), "the ingress sends jobs here"
         job_id = submit.job_id

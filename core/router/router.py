@@ -100,15 +100,15 @@ class ReplicaRouter:
         if replica is not None:
             del self._by_slot[replica.slot]
             self._alive &= ~(1 << replica.slot)
-            self._resize()
+            self._resize(-replica.report.cache_tokens)
 
     def report(self, name: str, report: LoadReport) -> None:
         """What a replica says of itself; of one that is not there any more it is ignored."""
         replica = self._replicas.get(name)
         if replica is not None and report != replica.report:
+            self._resize(report.cache_tokens - replica.report.cache_tokens)
             replica.report, replica.reported_own_s = report, replica.own_s
             self._move(replica)
-            self._resize()
 
     def choose(self, request: RoutedRequest) -> str | None:
         """The replica for a request; `None` where there is none."""
@@ -158,7 +158,7 @@ class ReplicaRouter:
         self._num_slots += 1
         self._replicas[name] = self._by_slot[replica.slot] = replica
         self._alive |= 1 << replica.slot
-        self._resize()
+        self._resize(0)
         self._move(replica)
 
     def _forget_slots(self) -> None:
@@ -171,10 +171,10 @@ class ReplicaRouter:
         for slot, replica in self._by_slot.items():
             replica.slot = slot
 
-    def _resize(self) -> None:
-        replicas = self._replicas.values()
-        self._prefixes.max_keys = _KEYS_PER_REPLICA * len(replicas)
-        self._prefixes.capacity_tokens = sum(each.report.cache_tokens for each in replicas)
+    def _resize(self, num_tokens: int) -> None:
+        """The caches together hold so many tokens more; a sum anew would be over all replicas."""
+        self._prefixes.max_keys = _KEYS_PER_REPLICA * len(self._replicas)
+        self._prefixes.capacity_tokens += num_tokens
 
     def _move(self, replica: _Replica) -> None:
         """A replica's load has changed: what the heap has of it before is out of date."""

@@ -11,17 +11,19 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import ray
 from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
 from triptych.core.config import Config
 from triptych.core.options.table import make_config
 from triptych.replicas.deployments import EngineReplica, Ingress
-from triptych.replicas.plan import ReplicaPlan
+from triptych.replicas.plan import ReplicaPlan, engine_resources
 
 REPORT_S = 1.0
 """How often routers and the autoscaler hear of a replica's load."""
 _HEALTH_S = 2.0
+_HANGS_S = 10.0  # thrice in a row, and Serve replaces it
 _DRAIN_SLACK_S = 5.0
 _MAX_REQUESTS = 1_000_000  # the ingress admits; engines queue
 
@@ -45,10 +47,11 @@ def application(config: Config, plan: ReplicaPlan) -> serve.Application:
         "graceful_shutdown_timeout_s": drain_s + _DRAIN_SLACK_S,
         "graceful_shutdown_wait_loop_s": 0.2,
         "health_check_period_s": _HEALTH_S,
+        "health_check_timeout_s": _HANGS_S,
     }
     engines = serve.deployment(EngineReplica).options(
         name="engine",
-        ray_actor_options=_resources(engine_config),
+        ray_actor_options=engine_resources(engine_config.device, has_gpus=_has_gpus()),
         request_router_config=RequestRouterConfig(
             request_router_class="triptych.replicas.request_router:PredictedSecondsRouter",
             request_router_kwargs={"policy": plan.routing},
@@ -66,11 +69,9 @@ def application(config: Config, plan: ReplicaPlan) -> serve.Application:
     return bound
 
 
-def _resources(config: Config) -> dict[str, float]:
-    """What Ray sets aside for an engine."""
-    if config.device.device.startswith(("gpu", "cuda")):
-        return {"num_gpus": 1, "num_cpus": 1}
-    return {"num_cpus": config.device.threads}
+def _has_gpus() -> bool:
+    """Whether the cluster has any; without one (`serve build`) there is nothing to ask."""
+    return bool(ray.is_initialized() and ray.cluster_resources().get("GPU", 0))
 
 
 def _scale(plan: ReplicaPlan) -> dict[str, Any]:

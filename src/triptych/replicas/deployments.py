@@ -7,7 +7,10 @@ the app's.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,13 +56,15 @@ class EngineReplica:
             client,
             build_codec(),
             page_size=config.cache.kv_cache_page_size,
+            end_process=partial(os._exit, 1),
         )
         await _loaded(client)
 
     async def run(self, routed: RoutedRequest, message: bytes) -> AsyncGenerator[bytes, None]:
         """Run a job; `routed` was for the router."""
-        async for packet in self._replica.run(message):
-            yield packet
+        async with aclosing(self._replica.run(message)) as packets:
+            async for packet in packets:
+                yield packet
 
     async def beat(self, is_watching: bool) -> bytes:
         """What the ingress tells of this replica."""
@@ -129,7 +134,7 @@ class ServeReplicas:
             response.cancel()
 
     async def beats(self, *, is_watching: bool) -> Sequence[bytes]:
-        """A `ReplicaBeat` of each replica that answers in time."""
+        """A `ReplicaBeat` of each replica (`core.router.client.Replicas`)."""
         found = await self._ask("beat", is_watching)
         return [each for each in found if isinstance(each, bytes)]
 
@@ -148,7 +153,7 @@ class ServeReplicas:
         try:
             response = self._handle.broadcast(method, argument)
             found = await response.results_async(timeout_s=timeout_s, return_exceptions=True)
-        except (RayError, RayServeException, TimeoutError) as error:
+        except (RayError, RayServeException) as error:
             raise ReplicaLost(type(error).__name__) from error
         return list(found)
 

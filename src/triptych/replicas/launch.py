@@ -98,21 +98,26 @@ def _join(plan: ReplicaPlan, resolved: Resolved, startup: Startup) -> None:
 
 def _own_cluster(plan: ReplicaPlan, config: Config) -> dict[str, Any]:
     """A cluster on this machine that counts a core for each thread of all replicas."""
-    threads = plan.engine_config(config).device.threads
+    options = plan.engine_config(config).device
+    num_threads = plan.most * options.threads * options.tensor_parallel_size
     return {
-        "num_cpus": max(os.cpu_count() or 1, plan.most * threads),
+        "num_cpus": max(os.cpu_count() or 1, num_threads),
         "include_dashboard": False,
         "object_store_memory": _OBJECT_STORE_BYTES,
     }
 
 
 def _deploy(resolved: Resolved, plan: ReplicaPlan, startup: Startup) -> None:
+    import ray
     from ray import serve
 
     from triptych.replicas.application import application
 
     options = resolved.config.server
     started_s = time.monotonic()
+    if not plan.address:
+        num_gpus = int(ray.cluster_resources().get("GPU", 0))
+        plan.check_room(resolved.config.device, num_gpus)
     serve.start(http_options={"host": options.host, "port": options.port})
     try:
         serve.run(application(resolved.config, plan), name=APPLICATION)

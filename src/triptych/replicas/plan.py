@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Self
 
-from triptych.core.config import Config
+from triptych.core.config import Config, DeviceOptions
 from triptych.core.errors import ConfigError
 
 _COUNT = re.compile(r"(\d{1,4})(?:\.\.(\d{1,4}))?")
@@ -52,9 +52,19 @@ class ReplicaPlan:
         """Whether a plain process tree would not do."""
         return self.most > 1 or bool(self.address)
 
+    def check_room(self, options: DeviceOptions, num_gpus: int) -> None:
+        """Raise `ConfigError` where a machine alone has too few GPUs: Ray would wait for more."""
+        each = engine_resources(options, has_gpus=num_gpus > 0).get("num_gpus", 0)
+        if self.most * each > num_gpus:
+            raise ConfigError(
+                f"--replicas {self.most} take {self.most * each} GPUs, of which there are"
+                f" {num_gpus} here: lower it, or use --device cpu or --ray-address."
+            )
+
     def engine_config(self, config: Config) -> Config:
         """What each engine goes by: no keys, and its share of this machine's threads."""
-        threads = config.device.threads or max(1, (os.cpu_count() or 1) // self.most)
+        num_ranks = self.most * config.device.tensor_parallel_size
+        threads = config.device.threads or max(1, (os.cpu_count() or 1) // num_ranks)
         return replace(
             config,
             server=replace(config.server, api_key=(), api_key_file=""),
@@ -73,6 +83,18 @@ class ReplicaPlan:
                 max_queue_tokens=options.max_queue_tokens * self.most,
             ),
         )
+
+
+def engine_resources(options: DeviceOptions, *, has_gpus: bool) -> dict[str, int]:
+    """What Ray sets aside for an engine, all ranks of it, on a cluster that `has_gpus` or not.
+
+    An engine sees no GPU that was not set aside for it.
+    """
+    num_ranks = options.tensor_parallel_size
+    takes_any = options.device in ("auto", "default")
+    if options.device.startswith(("gpu", "cuda")) or (takes_any and has_gpus):
+        return {"num_gpus": num_ranks, "num_cpus": num_ranks}
+    return {"num_cpus": options.threads * num_ranks}
 
 
 def _refuse_what_is_one(config: Config) -> None:

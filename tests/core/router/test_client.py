@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import pytest
 
-from support.http import ANSWER, FakeEngine
+from support.http import ANSWER, READY, FakeEngine
 from triptych.core.errors import Draining, EngineDown, InvalidRequest, TriptychError
 from triptych.core.job import Output
 from triptych.core.router import client as module
@@ -33,12 +34,19 @@ class LocalReplicas:
     lost: set[str] = field(default_factory=set)
     sent: list[str] = field(default_factory=list)
     loaded: list[str] = field(default_factory=list)
+    is_stuck: bool = False
 
     def __post_init__(self) -> None:
         self.router = ReplicaRouter(seed=0)
         self.router.update(self.engines)
         self.replicas = {
-            name: Replica(name, engine, CODEC, page_size=16)  # type: ignore[arg-type]
+            name: Replica(
+                name,
+                engine,  # type: ignore[arg-type]
+                CODEC,
+                page_size=16,
+                end_process=partial(self.lost.add, name),
+            )
             for name, engine in self.engines.items()
         }
 
@@ -54,6 +62,8 @@ class LocalReplicas:
             yield packet
 
     async def beats(self, *, is_watching: bool) -> Sequence[bytes]:
+        if self.is_stuck:
+            raise TimeoutError
         alive = [each for name, each in self.replicas.items() if name not in self.lost]
         return [each.beat(is_watching=is_watching) for each in alive]
 
@@ -137,10 +147,51 @@ async def test_a_reader_that_leaves_cancels_the_job() -> None:
         stream = client.submit("m", REQUEST, job_id="job")
         await anext(stream)
         await stream.aclose()
-        async with asyncio.timeout(5):
-            while engine.running:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+        await until(lambda: not engine.running)
     assert engine.cancelled == ["job"]
+
+
+async def test_a_reader_that_leaves_at_once_leaves_nothing_behind() -> None:
+    replicas = LocalReplicas({"a": FakeEngine()})
+    async with serving(replicas) as client:
+        await client.submit("m", REQUEST, job_id="job").aclose()
+        await asyncio.sleep(0.01)
+        assert not client._jobs
+        assert not client._gates
+    assert not replicas.sent
+
+
+async def test_a_replica_whose_engine_is_gone_ends_and_takes_no_more_jobs() -> None:
+    replicas = LocalReplicas({"a": FakeEngine(), "b": FakeEngine()})
+    first = replicas.router.choose(RoutedRequest("m"))
+    assert first is not None
+    replicas.engines[first].state = replace(READY, is_alive=False)
+    replicas.engines[first].error = EngineDown("crashed")
+    async with serving(replicas) as client:
+        for number in range(8):
+            assert (await outputs(client, str(number)))[-1].is_final
+    assert replicas.sent.count(first) == 1
+
+
+async def test_one_that_does_not_answer_does_not_make_the_others_unready(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "BEAT_S", 0.01)
+    monkeypatch.setattr(module, "_GIVEN_UP_S", 0.2)
+    replicas = LocalReplicas({"a": FakeEngine(), "b": FakeEngine()})
+    async with serving(replicas) as client:
+        await until(lambda: client.status().num_replicas == 2)
+        replicas.is_stuck = True
+        await asyncio.sleep(0.5)
+        assert client.status().num_replicas == 2
+        replicas.is_stuck, replicas.lost = False, {"a"}
+        await until(lambda: client.status().num_replicas == 1)
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not is_so():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
 
 
 async def test_the_state_of_all_and_their_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,9 +200,7 @@ async def test_the_state_of_all_and_their_steps(monkeypatch: pytest.MonkeyPatch)
     async with serving(replicas) as client:
         seen: list[StepReport] = []
         leave = client.watch(seen.append)
-        async with asyncio.timeout(5):
-            while not seen or client.status().num_replicas < 2:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until(lambda: bool(seen) and client.status().num_replicas == 2)
         leave()
         assert client.status().is_ready
         await client.load("m")

@@ -172,11 +172,11 @@ class RandomTraffic(RuleBasedStateMachine):
         self.router.update(names)
 
     @precondition(lambda self: self.alive)
-    @rule(data=st.data(), backlog_s=st.floats(0, 20))
-    def report(self, data: st.DataObject, backlog_s: float) -> None:
+    @rule(data=st.data(), backlog_s=st.floats(0, 20), num=st.sampled_from([0, 4096, 9999]))
+    def report(self, data: st.DataObject, backlog_s: float, num: int) -> None:
         name = data.draw(st.sampled_from(sorted(self.alive)))
         report = LoadReport(
-            backlog_s=backlog_s, job_s={MODEL: JOB_S}, token_s={MODEL: TOKEN_S}, cache_tokens=4096
+            backlog_s=backlog_s, job_s={MODEL: JOB_S}, token_s={MODEL: TOKEN_S}, cache_tokens=num
         )
         self.router.report(name, report)
 
@@ -213,6 +213,12 @@ class RandomTraffic(RuleBasedStateMachine):
     def loads_are_no_debts(self) -> None:
         assert set(self.router.names) == self.alive
         assert all(self.router.load_s(name) >= 0 for name in self.alive)
+
+    @invariant()
+    def capacity_is_that_of_all(self) -> None:
+        reports = [replica.report for replica in self.router._replicas.values()]
+        held = sum(report.cache_tokens for report in reports)
+        assert self.router._prefixes.capacity_tokens == held
 
 
 TestRandomTraffic = RandomTraffic.TestCase
