@@ -10,6 +10,7 @@ ranks that do not run the same cannot be mended.
 
 from __future__ import annotations
 
+import logging
 import queue
 import socket
 import subprocess
@@ -40,6 +41,7 @@ from triptych.core.weights.resolve import ResolvedModel
 _PROGRAM = "triptych.rank_process"
 _START_TIMEOUT_S = 120.0
 _END_TIMEOUT_S = 5.0
+_log = logging.getLogger(__name__)
 _decode_note = msgspec.json.Decoder(FromChild).decode
 _decode_plan = msgspec.msgpack.Decoder(TokenPlan).decode
 
@@ -153,11 +155,22 @@ class RankProcess:
             self._thread.join()
 
     def _run(self) -> None:
+        try:
+            self._follow()
+        except (OSError, msgspec.MsgspecError):
+            _log.exception("rank %d could not be started or understood", self.rank)
+        finally:
+            self._notes.put(None)
+            if self._on_end is not None:
+                self._on_end()
+
+    def _follow(self) -> None:
+        """Start the process, and pass on what it says until it ends."""
         ours, theirs = socket.socketpair()
         with ours:
             with theirs, self._theirs:
                 self._process = subprocess.Popen(  # noqa: S603 - this interpreter, our module
-                    [sys.executable, "-m", _PROGRAM],
+                    [sys.executable, "-P", "-m", _PROGRAM],
                     stdin=theirs.fileno(),
                     pass_fds=(self.plans_fd,),
                 )
@@ -166,9 +179,6 @@ class RankProcess:
                 for line in reader:
                     self._notes.put(_decode_note(line))
             self._process.wait()
-        self._notes.put(None)
-        if self._on_end is not None:
-            self._on_end()
 
 
 class Ranks:

@@ -140,6 +140,30 @@ def test_a_rank_that_cannot_start_fails_the_start(
     assert not ranks_of()
 
 
+def test_what_lies_in_the_current_folder_is_no_part_of_a_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "triptych.py").write_text("open('taken', 'w')")
+    monkeypatch.chdir(tmp_path)
+    ranks_end_at_once(monkeypatch)
+    assert not (tmp_path / "taken").exists()
+
+
+def test_a_process_that_cannot_be_started_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+    ranks_end_at_once(monkeypatch)
+
+
+def ranks_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank whose setup cannot be read."""
+    process = ranks.RankProcess(1)
+    monkeypatch.setattr("msgspec.json.encode", lambda setup: b"{}")
+    process.start(setup=None)  # type: ignore[arg-type]
+    with pytest.raises(DeviceError, match="ended"):
+        process.expect(ranks.Phase, 60)
+    process.close()
+
+
 def test_no_rank_outlives_a_parent_that_is_killed(folder: Path) -> None:
     parent = subprocess.Popen(
         [sys.executable, "-c", _START, str(folder)],
