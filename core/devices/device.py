@@ -127,8 +127,8 @@ def _gpu_index(spec: str) -> int:
     if len(numbers) > 1:
         raise DeviceError(
             f"--device {spec}: models are divided over as many GPUs as --tensor-parallel-size"
-            f" says. Give it, too, use --device gpu:{numbers[0]}, or start a server per GPU (gpu:"
-            f"{', gpu:'.join(numbers)}) behind a balancer."
+            f" says. Give it, too, use --device gpu:{numbers[0]}, or serve the model on each GPU by"
+            f" --device gpu --replicas {len(numbers)}."
         )
     return int(numbers[0])
 
