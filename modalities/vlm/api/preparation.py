@@ -178,7 +178,7 @@ def remembered_facts(models: Sequence[ResolvedModel], cache_dir: str) -> tuple[V
     """
     file = WeightsCache.open(cache_dir).facts / f"{_origin(models)}.json"
     with suppress(OSError, msgspec.MsgspecError):
-        facts = msgspec.json.decode(file.read_bytes(), type=FactsReply).facts
+        facts = decode_json(file.read_bytes(), FactsReply).facts
         if len(facts) == len(models):
             return facts
     facts = ask_facts([model.folder for model in models])
