@@ -100,8 +100,8 @@ class Linear:
         if self.native is not None:
             return self.native.num_bytes
         plain = self._weight_OI if self._packed is None else self._packed
-        held = self._parts or [plain, *self._blocks.values()]
-        return sum(map(_num_bytes, held))
+        numbers = [] if plain is None else [plain]
+        return sum(map(_num_bytes, self._parts or [*numbers, *self._blocks.values()]))
 
     def prepare(self, native: NativeKernels | None = None, *, keeps_rows: bool = False) -> None:
         """Pack the loaded weight; the plain copy is dropped unless it is shared.
@@ -211,10 +211,8 @@ class Linear:
         return y_TO
 
 
-def _num_bytes(held: torch.Tensor | HeldWeight | None) -> int:
-    if isinstance(held, torch.Tensor):
-        return held.nbytes
-    return 0 if held is None else held.num_bytes
+def _num_bytes(held: torch.Tensor | HeldWeight) -> int:
+    return held.nbytes if isinstance(held, torch.Tensor) else held.num_bytes
 
 
 def is_packable(dtype: torch.dtype, device: torch.device) -> bool:
