@@ -115,7 +115,8 @@ class ProjectionTarget:
             part = self.rows.slice, self._inputs.slice
             self.into.copy_(source.read(self.name)[part])
             return
-        assert self.shape == self.into.shape, "blocks are not divided"
+        held = self.rows.length, self.linear.num_inputs  # `into` would allocate plain numbers
+        assert self.shape == held, "blocks are not divided"
         self.linear.hold(
             self.first, self._read_held(source) or quantise(source.read(self.name), form)
         )

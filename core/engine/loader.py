@@ -135,8 +135,11 @@ class TokenLoader(DeviceLoader):
         )
         num_bytes = decode_graph_bytes(buckets, lambda num_rows: activation_bytes(num_rows, 0))
         num_bytes += 0 if self._device.is_cpu else GPU_POOL_BYTES
-        steps = memory.captured_steps(num_bytes + layout.page_bytes)
-        return None if steps is None else DecodeGraphs(steps, buckets)
+        steps = memory.captured_steps(num_bytes)
+        if steps is None:
+            return None
+        memory.reserve("kv", layout.page_bytes)
+        return DecodeGraphs(steps, buckets)
 
     def _runner(
         self,

@@ -86,7 +86,7 @@ class DeviceGraphs:
         """The segments of the pool, as torch's allocator counts them."""
         if not self._num_graphs:
             return 0
-        segments = torch.cuda.memory_snapshot(self._pool, include_traces=False)
+        segments = torch.cuda.memory_snapshot(self._pool)
         return sum(int(segment["total_size"]) for segment in segments)
 
     def another(self) -> GraphBackend:

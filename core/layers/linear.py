@@ -100,15 +100,15 @@ class Linear:
         if self.native is not None:
             return self.native.num_bytes
         plain = self._weight_OI if self._packed is None else self._packed
-        num_bytes = 0 if plain is None else plain.nbytes
-        return num_bytes + sum(held.num_bytes for held in self._blocks.values())
+        numbers = [] if plain is None else [plain]
+        return sum(map(_num_bytes, self._parts or [*numbers, *self._blocks.values()]))
 
     def prepare(self, native: NativeKernels | None = None, *, keeps_rows: bool = False) -> None:
         """Pack the loaded weight; the plain copy is dropped unless it is shared.
 
         With `keeps_rows`, `rows` can be asked for. A shared projection may be prepared again.
         """
-        if self.native is not None or self._packed is not None:
+        if self.native is not None or self._packed is not None or self._parts:
             return
         parts = self._find_parts()
         packable = [each for each in parts if isinstance(each, torch.Tensor | PackedTensor)]
@@ -116,9 +116,7 @@ class Linear:
         if native is not None and is_known and all(map(native.can_pack, packable)):
             self._kernels, self.native = native, native.pack(*packable)
         elif self._blocks or self.is_deterministic:
-            self._parts = parts = joined(parts)
-            if len(parts) == 1 and not isinstance(parts[0], torch.Tensor):
-                self._blocks = {0: parts[0]}  # the last of those that it is made of go
+            self._keep(joined(parts))
             return
         elif is_packable(self.dtype, self.device):
             self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight_OI)
@@ -140,6 +138,17 @@ class Linear:
         if end < self.num_outputs:
             parts.append(self.weight_OI[end:])
         return parts
+
+    def _keep(self, parts: list[torch.Tensor | HeldWeight]) -> None:
+        """Have these parts, and nothing that they are made of."""
+        if self._blocks and self._weight_OI is not None:  # most rows of which are in blocks
+            parts = [each.clone() if isinstance(each, torch.Tensor) else each for each in parts]
+            self._weight_OI = torch.empty(0, dtype=self.dtype, device=self.device)
+        self._parts, self._blocks, first = parts, {}, 0
+        for part in parts:
+            if not isinstance(part, torch.Tensor):
+                self._blocks[first] = part
+            first += part.shape[0]
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """The weights of some outputs, `[len(ids), I]`."""
@@ -200,6 +209,10 @@ class Linear:
             y_TO = pointwise.binary(x_TI, residual_TO, packed, self.bias_O, "add")
         assert isinstance(y_TO, torch.Tensor)
         return y_TO
+
+
+def _num_bytes(held: torch.Tensor | HeldWeight) -> int:
+    return held.nbytes if isinstance(held, torch.Tensor) else held.num_bytes
 
 
 def is_packable(dtype: torch.dtype, device: torch.device) -> bool:

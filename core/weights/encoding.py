@@ -33,8 +33,9 @@ def plain_type(options: ModelOptions, *, takes_blocks: bool = False) -> str:
     if encoding in FORMATS or encoding in STORED_ONLY:
         if not takes_blocks:
             raise ConfigError(
-                f"--quantization-encoding {encoding} is for image models and for language models on"
-                " our decoder; leave it out, or write float32, bfloat16 or float16."
+                f"--quantization-encoding {encoding} is for image models, and for models of text,"
+                " vision and speech on our decoder; leave it out, or write float32, bfloat16 or"
+                " float16."
             )
         return dtype
     if AUTO not in (dtype, encoding) and dtype != encoding:
@@ -63,7 +64,7 @@ class WeightEncoding:
             return cls(_PLAIN, stored)
         found = [quantised_by] if quantised_by else sorted(set(stored.values()))
         if wanted in STORED_ONLY and found == [wanted]:
-            return cls(AUTO, stored)
+            return cls(wanted, stored)
         if wanted in STORED_ONLY or (wanted in FORMATS and found and wanted not in found):
             raise ConfigError(
                 f"--quantization-encoding {wanted}: this model's weights are"
@@ -76,7 +77,7 @@ class WeightEncoding:
 
         Raises `ConfigError` where another form was asked for.
         """
-        if self.wanted in FORMATS:
+        if self.wanted in FORMATS or self.wanted in STORED_ONLY:
             raise ConfigError(
                 f"--quantization-encoding {self.wanted}: experts are multiplied as plain numbers on"
                 " a GPU; leave it out, or use --device cpu."
@@ -91,7 +92,7 @@ class WeightEncoding:
         A stored format stays as it is. Others become the format wished for, or its fallback where
         rows are no whole blocks; the vocabulary's has six bits or more, as in llama.cpp's files.
         """
-        if name in self.stored and (self.wanted == AUTO or self.wanted in FORMATS):
+        if name in self.stored and self.wanted in (AUTO, *FORMATS, *STORED_ONLY):
             return FORMATS[self.stored[name]]
         made = None if self.stored else FORMATS.get(self.wanted)
         if made is not None and is_vocabulary and made.name != "q8_0":

@@ -99,7 +99,7 @@ class FakeCuda:
             "mem_get_info": lambda device: (self.free_bytes,) * 2,
             "empty_cache": lambda: None,
             "memory_reserved": lambda device: self.live_bytes,
-            "memory_snapshot": lambda pool, include_traces: [],
+            "memory_snapshot": lambda pool: [],
             "stream": lambda stream: nullcontext(),
             "synchronize": lambda device: self.fault("it is waited for"),
         }

@@ -33,6 +33,7 @@ from triptych.core.media.fetch import Fetched
 from triptych.core.media.pictures import PictureLimits
 from triptych.core.typed import decode_json, decode_msgpack
 from triptych.core.weights.cache import WeightsCache
+from triptych.core.weights.manifest import sha256_file
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.vlm.prepared import FactsReply, PreparedPicture, VisionFacts
 
@@ -175,9 +176,7 @@ def remembered_facts(models: Sequence[ResolvedModel], cache_dir: str) -> tuple[V
 
     They are of this content, and of these versions. A folder that cannot be written to is no error.
     """
-    versions = (version("triptych"), version("transformers"))
-    known = msgspec.msgpack.encode((versions, [model.digest for model in models]))
-    file = WeightsCache.open(cache_dir).facts / f"{hashlib.sha256(known).hexdigest()}.json"
+    file = WeightsCache.open(cache_dir).facts / f"{_origin(models)}.json"
     with suppress(OSError, msgspec.MsgspecError):
         facts = decode_json(file.read_bytes(), FactsReply).facts
         if len(facts) == len(models):
@@ -189,6 +188,20 @@ def remembered_facts(models: Sequence[ResolvedModel], cache_dir: str) -> tuple[V
             made.write(msgspec.json.encode(FactsReply(facts)))
         Path(made.name).replace(file)
     return facts
+
+
+def _origin(models: Sequence[ResolvedModel]) -> str:
+    """A digest of all that facts follow from: a model's own leaves out what its processor reads."""
+    content = [
+        (model.digest, [(file.name, sha256_file(file)) for file in _described(model)])
+        for model in models
+    ]
+    known = (version("triptych"), version("transformers"), content)
+    return hashlib.sha256(msgspec.msgpack.encode(known)).hexdigest()
+
+
+def _described(model: ResolvedModel) -> list[Path]:
+    return sorted(Path(model.folder).glob("*.json"))
 
 
 def ask_facts(folders: Sequence[str]) -> tuple[VisionFacts, ...]:

@@ -55,8 +55,7 @@ class FakeCuda:
     def CUDAGraph(self) -> FakeGraph:  # noqa: N802 - torch's name
         return FakeGraph(self)
 
-    def memory_snapshot(self, pool: object, *, include_traces: bool) -> list[dict[str, int]]:
-        assert not include_traces
+    def memory_snapshot(self, pool: object) -> list[dict[str, int]]:
         return [{"total_size": self.num_bytes} for each in self.pools if each is pool]
 
     def empty_cache(self) -> None:

@@ -1,9 +1,12 @@
 """A projection whose weight is partly in blocks of integers, with and without native kernels."""
 
+import weakref
+
 import pytest
 import torch
 
 from support.block_weights import random_blocks
+from triptych.core.block_formats import FORMATS
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.linear import Linear
 
@@ -42,6 +45,33 @@ def test_parts_follow_each_other(
     expected += 0 if residual_TO is None else residual_TO
     error = linear(x_TI, residual_TO, torch.float32) - expected
     assert error.norm() < (0.01 if is_native else 1e-6) * expected.norm()
+
+
+def test_plain_rows_beside_blocks_are_all_that_is_plain() -> None:
+    linear, values_OI = mixed(None)
+    first, last = FORMATS["q5_k"], FORMATS["q8_0"]
+    in_blocks = 30 * first.row_bytes(NUM_INPUTS) + 35 * last.row_bytes(NUM_INPUTS)
+    assert linear.num_bytes == in_blocks + 15 * NUM_INPUTS * 4
+    linear.prepare()
+    x_TI = torch.randn(2, NUM_INPUTS)
+    expected = x_TI @ values_OI.T + linear.bias_O
+    assert (linear(x_TI) - expected).norm() < 1e-6 * expected.norm()
+
+
+def test_what_neighbours_are_joined_of_is_let_go() -> None:
+    kinds = ("q8_0", "q8_0", "q5_k")
+    linear = Linear(NUM_INPUTS, 60, has_bias=False, dtype=torch.float32, device=CPU)
+    num_bytes, joined = 0, []
+    for place, kind in enumerate(kinds):
+        part = random_blocks(kind, 20, NUM_INPUTS, seed=place)
+        linear.hold(20 * place, part)
+        num_bytes += part.num_bytes
+        joined += [weakref.ref(part.blocks_OB)] if kind == "q8_0" else []
+        del part
+    assert all(part() is not None for part in joined)
+    linear.prepare()
+    assert linear.num_bytes == num_bytes
+    assert all(part() is None for part in joined)
 
 
 @pytest.mark.parametrize("is_native", [True, False])

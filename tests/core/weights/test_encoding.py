@@ -38,6 +38,14 @@ def test_plain_types_take_blocks_apart() -> None:
     assert held(WeightEncoding.of("bfloat16", STORED), "a", 256) is None
 
 
+def test_what_is_asked_for_by_name_is_not_taken_apart_for_experts() -> None:
+    asked = WeightEncoding.of("gptq", STORED, "gptq")
+    assert held(asked, "a", 256) == "q4_k"
+    with pytest.raises(ConfigError, match="encoding gptq: experts"):
+        asked.as_plain()
+    assert held(WeightEncoding.of("auto", STORED, "gptq").as_plain(), "a", 256) is None
+
+
 def test_a_file_of_other_blocks_is_refused() -> None:
     with pytest.raises(ConfigError, match="q8_0: this model's weights are q4_k, q6_k"):
         WeightEncoding.of("q8_0", STORED)
@@ -73,5 +81,5 @@ def test_the_type_of_activations() -> None:
     assert of("auto", "q8_0") == "auto"
     with pytest.raises(ConfigError, match="do not agree"):
         of("float32", "bfloat16")
-    with pytest.raises(ConfigError, match="q8_0 is for image models and for language models on"):
+    with pytest.raises(ConfigError, match="q8_0 is for image models, and for models of text"):
         of("auto", "q8_0", takes_blocks=False)

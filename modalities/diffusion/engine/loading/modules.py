@@ -149,10 +149,11 @@ def held_bytes(kind: Any, weights: Weights, holding: Holding, *, is_foreign: boo
     """
     encoding = encoding_of(weights, holding.wanted)
     item_bytes, infos = holding.dtype.itemsize, weights.tensors.values()
-    if any(encoding.format_of(info.name, info.shape[-1]) for info in infos if info.format):
+    has_blocks = any(encoding.format_of(i.name, i.shape[-1]) for i in infos if i.format)
+    if has_blocks and is_of_diffusers(kind):  # by whatever names, all of them stay
         plain = sum(math.prod(info.shape) for info in infos if not info.format)
         return plain * item_bytes + sum(info.num_bytes for info in infos if info.format)
-    if not is_foreign and encoding.wanted not in FORMATS:
+    if not (has_blocks or is_foreign) and encoding.wanted not in FORMATS:
         return sum(math.prod(info.shape) for info in infos) * item_bytes
     module = sketch(kind, weights.config)
     num_bytes = 0

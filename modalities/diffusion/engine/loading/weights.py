@@ -131,7 +131,10 @@ class GgufWeights:
 
 
 class HeldWeights:
-    """Tensors that were made of others' and are in memory. Each is released when it is read."""
+    """Tensors that were made of others' and are in memory.
+
+    Each is released when it is read, but for those in blocks: only `read_packed` releases them.
+    """
 
     def __init__(self, values: Mapping[str, Tensor], given: Weights) -> None:
         self.config, self.dtype = given.config, given.dtype
@@ -143,15 +146,15 @@ class HeldWeights:
         }
 
     def read(self, name: str) -> Tensor:
-        """The tensor, once."""
-        value = self._values.pop(name)
+        """The tensor's values; plain ones once."""
+        value = self._values[name]
         if isinstance(value, BlockRows):
             return value.packed.dequantise(value.values_dtype)
-        return value
+        return self._values.pop(name)
 
     def read_packed(self, name: str) -> PackedTensor | None:
         """A matrix in blocks, once."""
-        value = self._values[name]
+        value = self._values.get(name)
         if not isinstance(value, BlockRows):
             return None
         del self._values[name]

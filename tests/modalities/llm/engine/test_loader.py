@@ -216,9 +216,14 @@ def test_captured_steps_are_in_the_ledger_and_stay_within(save: Save) -> None:
     loaded = loader(save(), ledger, captured()).load(lambda _: None)
     graphs, reserved = graphs_of(loaded), ledger.by_owner()["tiny/graphs"]
     assert graphs is not None
-    loaded.runner.capture()  # type: ignore[attr-defined]
+    assert isinstance(loaded.runner, TokenRunner)
+    loaded.runner.capture()
     assert graphs.steps.num_captured == len(graphs.buckets.all()) > 0
     assert 0 < graphs.steps.num_bytes <= reserved
+    held = ledger.by_owner()
+    assert held["tiny/graphs"] == graphs.steps.num_bytes, "as measured, from then on"
+    pages = sum(cells.nbytes for cells in loaded.runner._kv.tensors)
+    assert held["tiny/kv"] == pages
     loaded.close()
     assert ledger.by_owner() == {}
 

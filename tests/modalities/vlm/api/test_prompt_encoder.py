@@ -192,6 +192,12 @@ def test_facts_are_asked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         each.write_bytes(b"{")
     assert remembered_facts([one], str(tmp_path)) == facts
     assert len(asked) == 3
+    described = msgspec.structs.replace(one, folder=str(tmp_path / "model"))
+    (tmp_path / "model").mkdir()
+    for text in (b"{}", b"{}", b'{"image_token": "<other>"}'):
+        (tmp_path / "model" / "processor_config.json").write_bytes(text)
+        assert remembered_facts([described], str(tmp_path)) == facts
+    assert len(asked) == 5, "what a processor is made of has changed once"
     (tmp_path / "file").write_bytes(b"")
     assert remembered_facts([one], str(tmp_path / "file")) == facts
 

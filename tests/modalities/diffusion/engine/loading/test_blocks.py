@@ -16,6 +16,7 @@ from gguf.quants import quantize
 from safetensors.torch import save_file
 from torch import nn
 
+from support.block_weights import random_blocks
 from support.denoiser_families import TINY, conditioning_of, sample_of
 from support.image_folders import save_pipeline
 from triptych.core.config import ModelOptions
@@ -27,12 +28,14 @@ from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.core.weights.tensors.quantise import quantise
 from triptych.modalities.diffusion.engine.families.model import Batch
 from triptych.modalities.diffusion.engine.families.table import open_model
+from triptych.modalities.diffusion.engine.loading.block_rows import BlockRows
 from triptych.modalities.diffusion.engine.loading.components import (
     Components,
     component_bytes,
     open_components,
 )
 from triptych.modalities.diffusion.engine.loading.modules import Holding, open_diffusers_module
+from triptych.modalities.diffusion.engine.loading.weights import HeldWeights
 
 pytestmark = pytest.mark.filterwarnings("ignore:`FluxPosEmbed` is deprecated:FutureWarning")
 CPU = torch.device("cpu")
@@ -183,6 +186,57 @@ def test_a_gguf_files_blocks_stay_as_they_are(
     assert not num_held(apart)
     ours, theirs = (velocity("FluxTransformer2DModel", each) for each in (part, apart))
     assert (ours - theirs).norm() < 0.05 * theirs.norm()
+
+
+def words_of(folder: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a text encoder, each once."""
+    state = transformers.T5EncoderModel.from_pretrained(folder).state_dict()
+    return {name: value for name, value in state.items() if name != "encoder.embed_tokens.weight"}
+
+
+def test_a_text_encoder_out_of_a_whole_checkpoint_is_held_in_blocks(
+    flux: Path, tmp_path: Path, native: NativeKernels
+) -> None:
+    """Its plain tensors are read once, for transformers."""
+    file = tmp_path / "whole.safetensors"
+    words = words_of(flux / "text_encoder_2")
+    save_file({f"text_encoders.t5xxl.transformer.{name}": t for name, t in words.items()}, file)
+    override = f"text_encoder_2.weight_path={file}"
+    wish = "text_encoder_2.quantization_encoding=q8_0"
+    part = opened(flux, native, override, wish, wanted="auto").parts["text_encoder_2"]
+    assert num_held(part) > 5
+
+
+@pytest.mark.parametrize("prefix", ["", "text_encoders.t5xxl.transformer."])
+def test_a_text_encoder_takes_no_more_than_was_announced(
+    prefix: str, flux: Path, tmp_path: Path, native: NativeKernels
+) -> None:
+    """Blocks are found by transformers' names: under others, values are held."""
+    file = tmp_path / "t5-Q8_0.gguf"
+    words = words_of(flux / "text_encoder_2")
+    write_gguf(file, {prefix + name: value for name, value in words.items()}, Kind.Q8_0)
+    overrides = (
+        f"text_encoder_2.weight_path={file}",
+        "text_encoder_2.quantization_encoding=q8_0",
+    )
+    part = opened(flux, native, *overrides, wanted="auto").parts["text_encoder_2"]
+    assert num_held(part) > 5
+    options = ModelOptions(model_override=overrides)
+    size = component_bytes(flux, options, dtype=in_float32)["text_encoder_2"]
+    plain = sum(w.nbytes for w in part.state_dict().values() if not w.isnan().all())
+    assert plain + block_bytes(part) <= 1.05 * size
+
+
+def test_blocks_that_were_read_as_values_are_there_still(tmp_path: Path) -> None:
+    packed, plain = random_blocks("q8_0", 4, 64, seed=0), torch.ones(2)
+    save_file({"a": plain}, tmp_path / "plain.safetensors")
+    with Checkpoint.open_file(tmp_path / "plain.safetensors", {}) as given:
+        weights = HeldWeights({"a": plain, "b": BlockRows.of(packed, torch.float32)}, given)
+    assert torch.equal(weights.read("b"), packed.dequantise(torch.float32))
+    assert weights.read_packed("b") is packed
+    assert weights.read_packed("b") is None
+    assert torch.equal(weights.read("a"), plain)
+    assert weights.read_packed("a") is None
 
 
 def test_floats_of_eight_bits_are_held_in_as_many(
