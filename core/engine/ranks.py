@@ -35,6 +35,7 @@ from triptych.core.engine.token_runner import PendingTokens, TokenRunner
 from triptych.core.errors import DeviceError, ErrorInfo, RankLost, from_info
 from triptych.core.plan import Plan, TokenPlan
 from triptych.core.transport.control import Failed, FromChild, Phase, Ready
+from triptych.core.typed import decode_msgpack
 from triptych.core.weights.resolve import ResolvedModel
 
 _PROGRAM = "triptych.rank_process"
@@ -77,7 +78,7 @@ class Plans:
 
     def num_pages(self) -> int:
         """How many pages the cache has on every rank. Raises `EOFError` where loading failed."""
-        return msgspec.msgpack.decode(self._connection.recv_bytes(), type=int)
+        return decode_msgpack(self._connection.recv_bytes(), int)
 
     def run(self, runner: TokenRunner) -> None:
         """Run plans until rank 0 closes the line."""

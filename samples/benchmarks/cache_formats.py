@@ -19,7 +19,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -30,7 +30,8 @@ import triptych  # noqa: F401  # says how torch's threads wait, before torch is 
 import numpy as np
 import torch
 from native_step import CPU, PAGE_SIZE, PAGES_PER_ROW, make_step
-from quantised import Closeness, load, read_text, score
+from quantised import load, read_text, score
+from torch.nn.functional import cross_entropy
 
 from triptych.core.kernels.native.build import supported_levels
 from triptych.core.kernels.native.library import NativeKernels
@@ -53,30 +54,35 @@ LONGEST = PAGES_PER_ROW * PAGE_SIZE
 class Agreement:
     """How one format's logits compare with those over bfloat16 pages."""
 
-    closeness: Closeness = field(default_factory=Closeness)
+    loss: float = 0.0
+    reference_loss: float = 0.0
+    error: float = 0.0
+    size: float = 0.0
     num_windows: int = 0
     num_tokens: int = 0
     num_others: int = 0
 
     def add(self, own_TV: torch.Tensor, reference_TV: torch.Tensor, ids_T: torch.Tensor) -> None:
         """One window's."""
-        self.closeness.add(own_TV, reference_TV, ids_T)
+        self.loss += cross_entropy(own_TV[:-1], ids_T[1:]).item()
+        self.reference_loss += cross_entropy(reference_TV[:-1], ids_T[1:]).item()
+        self.error += (own_TV - reference_TV).square().sum().item()
+        self.size += (reference_TV - reference_TV.mean(-1, keepdim=True)).square().sum().item()
         self.num_windows += 1
         self.num_tokens += len(ids_T)
         self.num_others += int((own_TV.argmax(-1) != reference_TV.argmax(-1)).sum())
 
     def figures(self) -> dict[str, float]:
         """What is printed."""
-        close = self.closeness
         perplexity, reference = (
-            math.exp(total / self.num_windows) for total in (close.own, close.reference)
+            math.exp(total / self.num_windows) for total in (self.loss, self.reference_loss)
         )
         return {
             "tokens": self.num_tokens,
             "perplexity": perplexity,
             "bfloat16_perplexity": reference,
             "perplexity_change": perplexity / reference - 1,
-            "logits_error": math.sqrt(close.error / close.size),
+            "logits_error": math.sqrt(self.error / self.size),
             "other_likeliest_token": self.num_others / self.num_tokens,
         }
 

@@ -179,7 +179,7 @@ def remembered_facts(models: Sequence[ResolvedModel], cache_dir: str) -> tuple[V
     known = msgspec.msgpack.encode((versions, [model.digest for model in models]))
     file = WeightsCache.open(cache_dir).facts / f"{hashlib.sha256(known).hexdigest()}.json"
     with suppress(OSError, msgspec.MsgspecError):
-        facts = msgspec.json.decode(file.read_bytes(), type=FactsReply).facts
+        facts = decode_json(file.read_bytes(), FactsReply).facts
         if len(facts) == len(models):
             return facts
     facts = ask_facts([model.folder for model in models])

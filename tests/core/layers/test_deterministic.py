@@ -54,7 +54,7 @@ def logits_of(decoder: Decoder, rows: Sequence[int], *, width: int = PAGES_PER_R
     """Of each row's last token, in a step of these rows alone; a row's pages are its own."""
     kv = KvCache(decoder.config.kv_layout(PAGE, torch.float32), len(ROWS) * PAGES_PER_ROW, CPU)
     generator = torch.Generator().manual_seed(1)
-    for pages in (*kv.k_pages, *kv.v_pages):
+    for pages in kv.tensors:
         pages.copy_(torch.randn(pages.shape, generator=generator))
         pages[-1].zero_()
     lengths, contexts = np.array([ROWS[row] for row in rows]).T

@@ -167,7 +167,7 @@ def test_standing_option_is_accepted_where_it_changes_nothing(argv: tuple[str, .
     ("argv", "named"),
     [
         (("--pipeline-role", "prefill_only"), "--pipeline-role prefill_only"),
-        (("--dp-size", "2"), "--dp-size 2"),
+        (("--pp-size", "2"), "--pp-size 2"),
         (("--trust-remote-code",), "--trust-remote-code"),
         (("--no-enable-penalties",), "--no-enable-penalties"),
         (("--no-speculative-method",), "--no-speculative-method"),
