@@ -7,9 +7,10 @@ call, and no other thread runs meanwhile, the event loop's neither. Knows no ans
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel, RootModel, TypeAdapter
 
 _STRETCH = 64
 """Entries of a list that are written at once."""
@@ -23,7 +24,7 @@ def write_json(document: BaseModel) -> bytes:
 
 def json_stretches(value: Any) -> Iterator[bytes]:
     """The JSON of `value`, less the fields of models that were not set, in pieces."""
-    if isinstance(value, BaseModel):
+    if isinstance(value, BaseModel) and _is_plain(type(value)):
         is_set = value.model_fields_set
         yield from _object((name, field) for name, field in vars(value).items() if name in is_set)
     elif isinstance(value, dict):
@@ -34,6 +35,17 @@ def json_stretches(value: Any) -> Iterator[bytes]:
         yield _written(value)
 
 
+@cache
+def _is_plain(kind: type[BaseModel]) -> bool:
+    """Whether the JSON of such a model is that of its fields, and nothing else."""
+    own = kind.__pydantic_decorators__
+    if own.field_serializers or own.model_serializers or own.computed_fields:
+        return False
+    if issubclass(kind, RootModel) or kind.model_config.get("extra") == "allow":
+        return False
+    return not any(field.exclude for field in kind.model_fields.values())
+
+
 def _written(value: Any) -> bytes:
     return _ANY.dump_json(value, exclude_unset=True)
 
@@ -41,7 +53,7 @@ def _written(value: Any) -> bytes:
 def _object(fields: Iterable[tuple[str, Any]]) -> Iterator[bytes]:
     mark = b"{"
     for name, value in fields:
-        yield mark + _written(name) + b":"
+        yield mark + _written({name: None})[1 : -len(b"null}")]  # a name may be a number
         yield from json_stretches(value)
         mark = b","
     yield b"{}" if mark == b"{" else b"}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,9 @@ from triptych.core.errors import NotFound
 FILES_ROUTE = "/page/"
 """Where a page's scripts, styles and pictures are."""
 
+_PARTS = "parts"
+"""The folder of what several pages have."""
+_INCLUDE = re.compile(rb"^ *<!-- include (\w+) -->\n", re.MULTILINE)
 _MEDIA_TYPES: Mapping[str, str] = MappingProxyType(
     {
         ".css": "text/css; charset=utf-8",
@@ -67,8 +71,13 @@ class PageFile:
 
     @classmethod
     def read(cls, path: Path) -> PageFile:
-        """The file at `path`, whose suffix says what it is."""
+        """The file at `path`, whose suffix says what it is; a page with its parts in it."""
         content = path.read_bytes()
+        if path.suffix == ".html":
+            parts = path.parent / _PARTS
+            content = _INCLUDE.sub(
+                lambda found: (parts / f"{found[1].decode()}.html").read_bytes(), content
+            )
         digest = hashlib.sha256(content).hexdigest()[:32]
         return cls(content, _MEDIA_TYPES[path.suffix], f'"{digest}"')
 
@@ -78,11 +87,15 @@ Pages = Mapping[str, PageFile]
 
 
 def read_pages(folder: Path) -> Pages:
-    """The files of `folder`: `index.html` at `/`, `docs.html` at `/docs`, others at `/page/`."""
+    """The files of `folder`: `index.html` at `/`, `docs.html` at `/docs`, others at `/page/`.
+
+    Those in `parts/` are where pages include them.
+    """
     found = {}
     for path in sorted(folder.rglob("*.*")):
-        name = path.relative_to(folder).as_posix()
-        found[_route_of(name)] = PageFile.read(path)
+        name = path.relative_to(folder)
+        if _PARTS not in name.parts:
+            found[_route_of(name.as_posix())] = PageFile.read(path)
     return found
 
 

@@ -20,7 +20,7 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, Self
@@ -101,6 +101,7 @@ class DecodePool:
         self._setup = Setup(tuple(modules), limits.memory_bytes, dict(args), limits.niceness)
         self._num_children = num_children
         self._idle: list[_DecodeChild] = []
+        self._starts: list[Future[None]] = []
         self._jobs: set[_Job] = set()
         self._is_closed = False
         # One thread per child talks to it, so that no file passes the event loop. The threads last
@@ -117,7 +118,7 @@ class DecodePool:
     def start(self, num_children: int | None = None) -> None:
         """Begin to start so many children, or all; requests that need one wait for it."""
         for _ in range(self._num_children if num_children is None else num_children):
-            self._threads.submit(lambda: self._idle.append(self._start()))
+            self._starts.append(self._threads.submit(lambda: self._idle.append(self._start())))
 
     async def warm(self) -> None:
         """Start all children now. Raises `Unavailable` where they do not start."""
@@ -176,10 +177,22 @@ class DecodePool:
             try:
                 child = self._idle.pop()
             except IndexError:
+                if self._awaited_start():
+                    continue
                 return self._start()
             if child.is_alive:
                 return child
             child.end()
+
+    def _awaited_start(self) -> bool:
+        """Wait for a child that `start` is starting; whether there was one nobody waited for."""
+        try:
+            start = self._starts.pop()
+        except IndexError:
+            return False
+        if start.running():  # it may be queued for this very thread
+            wait((start,))
+        return True
 
     def _work(self, job: _Job) -> Decoded:
         """On a thread of the pool: the whole of one request."""

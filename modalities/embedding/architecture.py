@@ -237,12 +237,22 @@ def _reaches(config: Mapping[str, Any], num_layers: int) -> Iterator[LayerReach]
         "full_attention": (0, config.get("global_rope_theta", 160_000.0)),
         "sliding_attention": (window, config.get("local_rope_theta", 10_000.0)),
     }
-    scaled = [part for part in rotary.values() if part and part.get("rope_type") != "default"]
-    if config.get("rope_scaling") or scaled or len(kinds) != num_layers or set(kinds) - set(known):
+    is_plain = all(_is_unscaled(part) for part in rotary.values() if part)
+    if (
+        config.get("rope_scaling")
+        or not is_plain
+        or len(kinds) != num_layers
+        or set(kinds) - set(known)
+    ):
         raise WeightsError("The encoder's rotary positions, or its layers, are not known here.")
     for kind in kinds:
         window, theta = known[kind]
         yield LayerReach(window, float((rotary.get(kind) or {}).get("rope_theta", theta)))
+
+
+def _is_unscaled(rotary: Any) -> bool:
+    """Whether these are one kind of layers' rotary positions, as they are by default."""
+    return isinstance(rotary, Mapping) and rotary.get("rope_type") == "default"
 
 
 def is_encoder(config: Mapping[str, Any]) -> bool:

@@ -31,7 +31,7 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class TextGroup:
-    """Texts whose attention is computed together. `padded_GS` are their tokens, -1 past an end."""
+    """Texts whose attention is computed together. `padded_GS` are their tokens, any past an end."""
 
     padded_GS: Tensor
     mask_G11S: Tensor | None

@@ -32,7 +32,7 @@ _MAX_KEPT: Final = 128
 
 
 class GrammarChecker:
-    """Checks grammars over the tokens of one model. Starts nothing before it must."""
+    """Checks grammars over the tokens of one model. Starts nothing before it is told or must."""
 
     def __init__(self, folder: Path, vocab_size: int) -> None:
         self._args = {"folder": str(folder), "vocab_size": vocab_size}

@@ -36,6 +36,8 @@ TemplateOptions = Annotated[
 ]
 _SWITCHES = ("enable_thinking", "thinking")
 _FILE_URL = "triptych-file:\n"
+_PARTS = ("content", "output", "summary", "images", "tool_calls")
+"""Fields of messages, items and parts that are lists, by the words of every API."""
 _OWN = {
     *("role", "content", "cache_control", "provider_specific_fields", "reasoning", "tool_calls")
 }
@@ -62,12 +64,15 @@ def few_parts(value: Any) -> Any:
     """Messages or items, of which nothing was looked at yet. Raises `InvalidRequest`."""
     if not isinstance(value, list):
         return value
-    fields = (each for each in value if isinstance(each, dict))
-    contents = (part for each in fields for part in (each.get("content"), each.get("output")))
-    num_parts = sum(len(content) for content in contents if isinstance(content, list))
-    if num_parts > limits.MAX_CONVERSATION_PARTS:
+    if _num_parts(value) > limits.MAX_CONVERSATION_PARTS:
         raise InvalidRequest(f"A conversation has at most {limits.MAX_CONVERSATION_PARTS} parts.")
     return value
+
+
+def _num_parts(entries: Sequence[Any]) -> int:
+    """How many parts these have, and those of parts, too: results of tools have some."""
+    fields = (each.get(name) for each in entries if isinstance(each, dict) for name in _PARTS)
+    return sum(len(each) + _num_parts(each) for each in fields if isinstance(each, list))
 
 
 class CacheControl(Strict):
@@ -249,8 +254,8 @@ class Message(Strict):
         return {"role": role, "content": content, **fields}
 
 
-def check_tool_messages(messages: Sequence[Message]) -> None:
-    """Raise `InvalidRequest` for a tool's message that is no result of an earlier call."""
+def checked_tool_messages(messages: list[Message]) -> list[Message]:
+    """Raises `InvalidRequest` for a tool's message that is no result of an earlier call."""
     called: set[str] = set()
     for index, message in enumerate(messages):
         called.update(call.id for call in message.tool_calls or ())
@@ -262,6 +267,7 @@ def check_tool_messages(messages: Sequence[Message]) -> None:
             f" assistant; messages[{index}] {given}.",
             param=f"messages[{index}].tool_call_id",
         )
+    return messages
 
 
 class ThinkingOption(Strict):

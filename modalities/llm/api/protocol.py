@@ -27,7 +27,7 @@ from triptych.modalities.llm.api.constraints import ConstraintFields
 from triptych.modalities.llm.api.messages import (
     Message,
     TemplateFields,
-    check_tool_messages,
+    checked_tool_messages,
     few_parts,
     is_list,
 )
@@ -101,6 +101,7 @@ Messages = Annotated[
     list[Message],
     Field(min_length=1, max_length=limits.MAX_MESSAGES, fail_fast=True),
     BeforeValidator(few_parts),
+    AfterValidator(checked_tool_messages),
 ]
 _Batch = Field(min_length=1, max_length=limits.MAX_PROMPTS, fail_fast=True)
 Prompt = Annotated[
@@ -308,7 +309,6 @@ class ChatRequest(SamplingFields, TemplateFields):
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs.", param="top_logprobs")
         assert self.offer is not None  # asking for it raises where the choice is not there
-        check_tool_messages(self.messages)
         return self
 
     @property

@@ -149,8 +149,12 @@ class TextModel:
             self.template.start()
 
     def warm(self) -> None:
-        """Begin what the first answer in a form would otherwise wait for."""
-        self.grammars.start()
+        """Begin what the first answer in a form would otherwise wait for.
+
+        It takes memory for good, so a model whose template knows no tools waits to be asked.
+        """
+        if self.answers.is_told:
+            self.grammars.start()
 
     async def close(self) -> None:
         """End what `start` began, and the processes that check grammars."""

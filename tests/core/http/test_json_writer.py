@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field, RootModel, computed_field, field_serializer
+from pydantic_core import PydanticSerializationError
 
 from triptych.core.http.json_writer import json_stretches, write_json
 
@@ -35,9 +37,45 @@ def token(number: int) -> Token:
     return Token(text=f'"{number}"é') if number % 3 else Token(text="", data=[1], logprob=-1e-9)
 
 
+class Renamed(BaseModel):
+    """Fields by other names, and some that nobody is told."""
+
+    model_config = ConfigDict(extra="allow")
+
+    schema_: str = Field(default="", alias="schema")
+    secret: str = Field(default="", exclude=True)
+
+
+class Made(BaseModel):
+    """More and other than its fields."""
+
+    number: int = 1
+
+    @field_serializer("number")
+    def _in_words(self, number: int) -> str:
+        return f"number {number}"
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def double(self) -> int:
+        return 2 * self.number
+
+
+Several = RootModel[list[int]]
+UNUSUAL: list[Any] = [
+    Renamed(schema="a", secret="b", more=[1]),
+    Made(number=2),
+    Several([1, 2]),
+    {2: "a", None: "b", True: "c", 0.5: {}, "": ()},
+    [math.inf, -math.inf, math.nan, -0.0, 5e-324, 10**40, -(10**400)],
+    b"bytes",
+    {"a": {"b": []}, "c": {}},
+]
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False),
-    lambda inner: st.lists(inner, max_size=70) | st.dictionaries(st.text(), inner, max_size=4),
+    st.none() | st.booleans() | st.integers() | st.text() | st.floats(),
+    lambda inner: (
+        st.lists(inner, max_size=70) | st.dictionaries(st.text() | st.integers(), inner, max_size=4)
+    ),
     max_leaves=90,
 )
 
@@ -54,6 +92,20 @@ def test_it_is_what_pydantic_writes(num_tokens: int, value: Any) -> None:
     ]
     for answer in answers:
         assert write_json(answer).decode() == answer.model_dump_json(exclude_unset=True)
+
+
+@pytest.mark.parametrize("num_values", [1, 100])
+@pytest.mark.parametrize("value", UNUSUAL, ids=repr)
+def test_unusual_values_are_written_as_pydantic_writes_them(value: Any, num_values: int) -> None:
+    answer = Told(rest=[value] * num_values)
+    assert write_json(answer).decode() == answer.model_dump_json(exclude_unset=True)
+
+
+@pytest.mark.parametrize("value", ["\ud800", b"\xff", {"\udfff": 1}, object()])
+def test_what_pydantic_cannot_write_is_an_error(value: Any) -> None:
+    for write in (write_json, lambda answer: answer.model_dump_json(exclude_unset=True)):
+        with pytest.raises((PydanticSerializationError, UnicodeEncodeError)):
+            write(Told(rest=value))
 
 
 @pytest.mark.parametrize("num_tokens", [1_000, 10_000])

@@ -76,6 +76,19 @@ async def test_a_browser_keeps_a_file_until_it_changes(tmp_path: Path, pages: Pa
     assert changed["/docs"].tag == pages["/docs"].tag
 
 
+def test_pages_have_their_common_parts_in_them(tmp_path: Path) -> None:
+    parts = {"parts/head.html": "  <meta>\n", "parts/end.html": "  <p>\\1</p>\n"}
+    html = "<head>\n  <!-- include head -->\n</head>\n  <!-- include end -->\n<!-- a remark -->\n"
+    folder = write(tmp_path / "page", **parts, **{"docs.html": html})
+    pages = read_pages(folder)
+    whole = b"<head>\n  <meta>\n</head>\n  <p>\\1</p>\n<!-- a remark -->\n"
+    assert pages["/docs"].content == whole
+    assert not any("parts" in path or "head" in path for path in pages)
+    tag = pages["/docs"].tag
+    write(folder, **{"docs.html": html, "parts/head.html": "  <meta name>\n"})
+    assert read_pages(folder)["/docs"].tag != tag
+
+
 async def test_files_need_no_key_and_open_nothing_else(tmp_path: Path, pages: Pages) -> None:
     app = make_app(tmp_path, FakeEngine(), pages=pages, api_key=("right",))
     async with in_process(app) as client:

@@ -7,13 +7,21 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    model_validator,
+)
 
 from triptych.core import limits
 from triptych.core.errors import InvalidRequest
 from triptych.core.http.fields import JsonObject, Label, Name, Strict, Text, inert, without_refused
 from triptych.core.limits import SAMPLING_RANGES
 from triptych.modalities.llm.api.constraints import JsonSchema
+from triptych.modalities.llm.api.messages import few_parts
 from triptych.modalities.llm.api.ollama import unsupported
 from triptych.modalities.llm.api.protocol import AnyNumber, Stop, penalty, within
 from triptych.modalities.llm.api.tools.schema import ToolName, Tools
@@ -190,7 +198,12 @@ class OllamaChatRequest(AnswerFields):
     """Body of `/api/chat`. Without messages the model is loaded."""
 
     messages: (
-        Annotated[list[OllamaMessage], Field(max_length=limits.MAX_MESSAGES, fail_fast=True)] | None
+        Annotated[
+            list[OllamaMessage],
+            Field(max_length=limits.MAX_MESSAGES, fail_fast=True),
+            BeforeValidator(few_parts),
+        ]
+        | None
     ) = None
     tools: Tools | None = None
 

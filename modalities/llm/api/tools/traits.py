@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from jinja2 import meta
+from jinja2 import nodes
 
 from triptych.modalities.llm.api.template_child import environment
 from triptych.modalities.llm.api.tools.prompt import call_in_words
@@ -42,7 +42,14 @@ def told_by(template: str) -> bool:
 
 
 def _reads_tools(template: str) -> bool:
-    return "tools" in meta.find_undeclared_variables(environment().parse(template))
+    """The template is parsed alone: compiling it would compute what is constant."""
+    rest: list[nodes.Node] = [environment().parse(template)]
+    while rest:
+        node = rest.pop()
+        if isinstance(node, nodes.Name) and (node.name, node.ctx) == ("tools", "load"):
+            return True
+        rest.extend(node.iter_child_nodes())
+    return False
 
 
 class TemplateTraits:
@@ -91,9 +98,12 @@ class TemplateTraits:
         if message["role"] == "tool" and self._calls in _LIST_MARKS:
             return {**message, "role": "tool_response"}
         if message["role"] == "tool" and self._calls == "kimi-k2":
-            return {**message, "content": f"## Return of {message['tool_call_id']}\n{content}"}
+            title = f"## Return of {message['tool_call_id']}\n"
+            return {**message, "content": _joined(title, content)}
         calls = message.get("tool_calls")
-        return {**message, "content": content + self._written(calls)} if calls else message
+        if not calls:
+            return message
+        return {**message, "content": _joined(content, self._written(calls))}
 
     def _written(self, calls: Sequence[_Fields]) -> str:
         if self._calls == "kimi-k2":
@@ -104,6 +114,17 @@ class TemplateTraits:
         before, after = _LIST_MARKS[self._calls]
         named = [{key: call["function"][key] for key in ("name", "arguments")} for call in calls]
         return before + _json(named) + after
+
+
+def _joined(*contents: str | Sequence[_Fields]) -> str | list[_Fields]:
+    """One content of several, in parts where one of them is."""
+    texts = [content for content in contents if isinstance(content, str)]
+    if len(texts) == len(contents):
+        return "".join(texts)
+    parts: list[_Fields] = []
+    for content in contents:
+        parts += [{"type": "text", "text": content}] if isinstance(content, str) else content
+    return parts
 
 
 def _renamed(

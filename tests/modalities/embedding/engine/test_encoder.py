@@ -129,8 +129,13 @@ def test_older_configurations_say_where_a_layer_sees_all() -> None:
     read = EncoderSizes.read({**config, "global_attn_every_n_layers": 2, "local_rope_theta": 100.0})
     windows = [(reach.window, reach.theta) for reach in read.reaches]
     assert windows == [(0, 160_000.0), (4, 100.0), (0, 160_000.0)]
-    with pytest.raises(WeightsError, match="rotary positions"):
-        EncoderSizes.read({**config, "rope_scaling": {"type": "linear", "factor": 2.0}})
+    for other in (
+        {"rope_scaling": {"type": "linear", "factor": 2.0}},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 7.0}},
+        {"rope_parameters": {"full_attention": {"rope_type": "yarn", "rope_theta": 7.0}}},
+    ):
+        with pytest.raises(WeightsError, match="rotary positions"):
+            EncoderSizes.read({**config, **other})
 
 
 def test_the_vocabulary_is_the_tokenizers() -> None:

@@ -225,9 +225,12 @@ async def test_calls_and_results_belong_together(
     assert named in reply.json()["error"]["message"]
 
 
-async def test_blocks_are_bounded(idle_app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("blocks", [[TEXT] * 4, [{**RESULT, "content": [TEXT] * 3}]])
+async def test_blocks_are_bounded(
+    idle_app: FastAPI, monkeypatch: pytest.MonkeyPatch, blocks: list[Any]
+) -> None:
     monkeypatch.setattr(limits, "MAX_CONVERSATION_PARTS", 7)
-    messages = [{"role": "user", "content": [TEXT] * 4}] * 2
+    messages = [{"role": "user", "content": blocks}] * 2
     async with in_process(idle_app) as client:
         reply = await client.post(PATH, json=message(messages=messages))
     assert "at most 7 parts" in reply.json()["error"]["message"]

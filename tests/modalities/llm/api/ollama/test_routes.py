@@ -13,6 +13,7 @@ from fastapi import FastAPI
 
 from support.http import ANSWER, READY, FakeEngine, in_process
 from support.other_apis import WEATHER_SCHEMA, other_apis_app
+from triptych.core import limits
 from triptych.core.client import EngineStatus
 from triptych.core.errors import EngineDown, RateLimited
 from triptych.core.metrics import DEVICE_INFO, series
@@ -223,6 +224,17 @@ async def test_whose_results_they_are(results: list[dict[str, str]], ids: list[s
     said = chat_request(chat_fields(OllamaChatRequest.model_validate(body), "tiny")).messages
     assert [each.tool_call_id for each in said[2:]] == ids
     assert [each.name for each in said[2:]] == ["fgf"[CALL_IDS.index(each)] for each in ids]
+
+
+async def test_parts_are_counted_before_any_is_validated(
+    idle_app: FastAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "MAX_CONVERSATION_PARTS", 7)
+    call = {"function": {"name": "f", "arguments": {}}}
+    calls = {"role": "assistant", "tool_calls": [call, call, call, "no call"]}
+    async with in_process(idle_app) as client:
+        reply = await client.post(CHAT, json=chat(messages=[calls, calls]))
+    assert (reply.status_code, "at most 7 parts" in reply.json()["error"]) == (400, True)
 
 
 async def test_a_result_of_no_call_is_refused(idle_app: FastAPI) -> None:

@@ -20,6 +20,7 @@ from triptych.core.limits import (
 USER = {"role": "user", "content": "a"}
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 TEXT = {"type": "input_text", "text": ""}
+SUMMARY = {"type": "summary_text", "text": ""}
 
 
 def deep(num_levels: int) -> dict[str, Any]:
@@ -38,6 +39,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "references": ask_for([{"type": "item_reference", "id": "msg_a"}] * MAX_MESSAGES),
     "parts": ask_for([{**USER, "content": [TEXT] * (MAX_CONTENT_PARTS + 1)}]),
     "parts of all items": ask_for([{**USER, "content": [TEXT] * 1000}] * 17),
+    "parts of thoughts": ask_for([{"type": "reasoning", "summary": [SUMMARY] * 1000}] * 17),
     "containers": ask_for([{**USER, "content": [[]] * MAX_JSON_CONTAINERS}]),
     "tools": ask_for(tools=[{**TOOL, "name": f"f{n}"} for n in range(10_000)]),
     "one tool too many": ask_for(tools=[{**TOOL, "name": f"f{n}"} for n in range(MAX_TOOLS + 1)]),
@@ -49,6 +51,16 @@ BODIES: dict[str, dict[str, Any]] = {
     ),
     "metadata": ask_for(metadata={f"{n}": "a" for n in range(2000)}),
 }
+WORDS = {
+    "items": f"at most {MAX_MESSAGES} items",
+    "references": "no item 'msg_a'",
+    "parts": f"at most {MAX_CONTENT_PARTS} items",
+    "parts of all items": "parts",
+    "parts of thoughts": "parts",
+    "containers": "objects and arrays",
+    "one tool too many": f"at most {MAX_TOOLS} items",
+}
+"""What some are refused for, which might be something else."""
 
 
 @pytest.mark.parametrize("name", BODIES)
@@ -58,6 +70,7 @@ async def test_a_hostile_body_costs_its_sender_alone(tmp_path: Path, name: str) 
         async with in_process(app) as client:
             reply = await client.post("/v1/responses", json=BODIES[name])
             assert reply.status_code in (400, 404, 413), reply.text
-            refused(reply, reply.status_code)
+            error = refused(reply, reply.status_code)
+            assert WORDS.get(name, "") in error["message"]
             assert not engine.submitted
             assert (await client.post("/v1/responses", json=ask_for())).status_code == 200

@@ -213,8 +213,11 @@ async def test_some_of_the_tools_may_be_allowed(
     assert reply.json()["error"]["param"] == "tool_choice"
 
 
+@pytest.mark.parametrize("path", [PATH, "/tokenize", "/apply-template"])
 @pytest.mark.parametrize("call_id", [None, "b"])
-async def test_a_result_belongs_to_a_call(client: httpx.AsyncClient, call_id: str | None) -> None:
+async def test_a_result_belongs_to_a_call(
+    client: httpx.AsyncClient, call_id: str | None, path: str
+) -> None:
     said = {"id": "a", "type": "function", "function": {"name": "look", "arguments": "{}"}}
     body = chat(tools=[LOOK])
     body["messages"] = [
@@ -222,7 +225,9 @@ async def test_a_result_belongs_to_a_call(client: httpx.AsyncClient, call_id: st
         {"role": "assistant", "content": None, "tool_calls": [said]},
         {"role": "tool", "content": "Sun", **({"tool_call_id": call_id} if call_id else {})},
     ]
-    error = (await client.post(PATH, json=body)).json()["error"]
+    if path != PATH:
+        body = {"model": body["model"], "messages": body["messages"]}
+    error = (await client.post(path, json=body)).json()["error"]
     assert error["param"] == "messages[2].tool_call_id"
     assert "'b'" in error["message"] or "none" in error["message"]
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from triptych.modalities.llm.api import template_child
 from triptych.modalities.llm.api.template_child import environment
 from triptych.modalities.llm.api.tools.traits import TemplateTraits, told_by
 
@@ -93,6 +94,19 @@ def test_calls_of_kimi_are_numbered_through_the_conversation() -> None:
     )
 
 
+@pytest.mark.parametrize("calls", ["kimi-k2", "granite", "hermes"])
+def test_contents_may_be_in_parts(calls: str) -> None:
+    """As templates of models that see have them."""
+    in_one, in_parts = (
+        TemplateTraits("{{ tools }}", calls)(
+            [{**message, "content": form(message["content"])} for message in CONVERSATION]
+        )[0]
+        for form in (str, lambda text: [{"type": "text", "text": text}])
+    )
+    for whole, parts in zip(in_one, in_parts, strict=True):
+        assert "".join(part["text"] for part in parts["content"]) == whole["content"]
+
+
 def test_ids_that_mistral_would_reject_become_short_ones() -> None:
     template = (
         "{% for m in messages %}{% for call in m.tool_calls %}{% if call.id|length != 9 %}"
@@ -176,3 +190,13 @@ def test_tools_are_in_the_system_message_where_phi_looks_for_them(system: list[A
 )
 def test_a_template_that_reads_tools_tells_of_them(template: str, is_told: bool) -> None:
     assert told_by(template) is is_told
+
+
+def test_nothing_of_a_template_is_computed_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its constants might take for ever, its filters be unknown: that is for the child to find."""
+    computed: list[object] = []
+    monkeypatch.setattr(template_child, "_to_json", computed.append)
+    template = "{{ [1] | tojson }}{{ 1 | no_such_filter }}" + "{{ a" + " + a" * 2000 + " }}"
+    assert not told_by(template)
+    assert told_by(template + "{{ tools }}")
+    assert not computed
