@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,6 +19,9 @@ from torch.nn import functional
 
 from triptych.core.devices.transfer import sent
 from triptych.core.devices.upload import Uploads
+
+if TYPE_CHECKING:
+    from triptych.core.kernels.native.library import NativeKernels
 
 _IS_IN_PROMPT = 2**30
 """Bit of a penalty count that marks a prompt token; the bits below count output tokens."""
@@ -115,12 +119,17 @@ class Penalties:
         self._counts_SV[slots_B, token_ids_B] += 1
 
 
-def keep_allowed(logits_BV: torch.Tensor, allowed: Sequence[bytes]) -> torch.Tensor:
+def keep_allowed(
+    logits_BV: torch.Tensor, allowed: Sequence[bytes], native: NativeKernels | None = None
+) -> torch.Tensor:
     """Logits with minus infinity for what a row's mask (see `core.plan.TokenRow`) leaves out.
 
-    Rows without a mask, whose bytes are empty, keep theirs. The masks travel as bytes and are
-    spread out on the device, by a table of what each byte adds to the logits of its eight tokens.
+    Rows without a mask, whose bytes are empty, keep theirs. Without our CPU kernels the masks
+    travel as bytes and are spread out on the device, by a table of what each byte adds to the
+    logits of its eight tokens.
     """
+    if native is not None:
+        return native.keep_allowed(logits_BV.contiguous(), allowed)
     device, vocab_size = logits_BV.device, logits_BV.shape[-1]
     masked = [row for row, mask in enumerate(allowed) if mask]
     bytes_N = np.frombuffer(b"".join(allowed), np.uint8)

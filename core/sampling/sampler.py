@@ -318,7 +318,7 @@ class Sampler:
         logits_BV = logits_BV.float()
         is_finite_B = torch.isfinite(logits_BV.sum(-1))
         edited_BV = logits_BV if edited_BV is None else edited_BV
-        edited_BV = keep_allowed(edited_BV, masks) if masks else edited_BV
+        edited_BV = keep_allowed(edited_BV, masks, self._native) if masks else edited_BV
         return self._draw_by_kind(edited_BV, sent), is_finite_B
 
     def _draw_by_kind(self, logits_BV: torch.Tensor, sent: _DeviceRows) -> torch.Tensor:

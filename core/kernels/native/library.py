@@ -57,6 +57,12 @@ _UNIT = {torch.float32: 1, torch.bfloat16: 32}  # inputs of a packed weight come
 
 _FUNCTIONS = {
     "decoder_step": (ctypes.c_int, ctypes.POINTER(StepArguments)),
+    "keep_allowed": (
+        None,
+        *(ctypes.c_void_p,) * 3,  # logits, masks, kept
+        *(ctypes.c_int64,) * 2,  # num_rows, size
+        ctypes.c_int,  # num_threads
+    ),
     "linear": (None, ctypes.POINTER(LinearArguments)),
     "pack_blocks": (
         None,
@@ -315,6 +321,24 @@ class NativeKernels:
             torch.get_num_threads(),
         )
         return rows
+
+    def keep_allowed(self, logits_BV: torch.Tensor, allowed: Sequence[bytes]) -> torch.Tensor:
+        """`core.sampling.processors.keep_allowed`, of contiguous float32 logits."""
+        num_rows, vocab_size = logits_BV.shape
+        assert logits_BV.is_contiguous()
+        assert logits_BV.dtype is torch.float32
+        assert all(not mask or 8 * len(mask) >= vocab_size for mask in allowed)
+        kept_BV = torch.empty_like(logits_BV)
+        masks = (ctypes.c_char_p * num_rows)(*(mask or None for mask in allowed))
+        self._library.keep_allowed(
+            logits_BV.data_ptr(),
+            masks,
+            kept_BV.data_ptr(),
+            num_rows,
+            vocab_size,
+            torch.get_num_threads(),
+        )
+        return kept_BV
 
     def nucleus_thresholds(
         self, probs_BV: torch.Tensor, top_k_B: torch.Tensor, top_p_B: torch.Tensor

@@ -7,12 +7,14 @@ import pytest
 import torch
 
 from support.guided import allowed_ids
+from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.plan import SlotStart
 from triptych.core.sampling.processors import keep_allowed
 from triptych.core.sampling.sampler import Sampler
 from triptych.core.sampling_params import SamplingParams
 
 VOCAB_SIZE = 100
+VOCAB_SIZES = (1, 31, 32, 33, 64, 1000)
 
 
 def mask_of(token_ids: list[int], vocab_size: int = VOCAB_SIZE) -> bytes:
@@ -21,17 +23,27 @@ def mask_of(token_ids: list[int], vocab_size: int = VOCAB_SIZE) -> bytes:
     return np.packbits(bits, bitorder="little").tobytes()
 
 
-@pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 64, 1000])
-def test_what_a_mask_leaves_out_has_no_chance(vocab_size: int) -> None:
+def check_masks(vocab_size: int, kernels: NativeKernels | None) -> None:
     generator = np.random.default_rng(vocab_size)
-    kept = [generator.random(vocab_size) < 0.3 for _ in range(3)]
+    shares = (0.3, 0.0, 1.0)  # of the vocabulary, that a row may draw
+    kept = [generator.random(vocab_size) < share for share in shares]
     masks = [mask_of(np.flatnonzero(bits).tolist(), vocab_size) for bits in kept]
     logits_BV = torch.randn(5, vocab_size, generator=torch.Generator().manual_seed(1))
-    found_BV = keep_allowed(logits_BV, [masks[0], b"", masks[1], masks[2], b""])
+    found_BV = keep_allowed(logits_BV, [masks[0], b"", masks[1], masks[2], b""], kernels)
     for row, bits in ((0, kept[0]), (2, kept[1]), (3, kept[2])):
         expected = np.where(bits, logits_BV[row].numpy(), -np.inf)
         np.testing.assert_array_equal(found_BV[row].numpy(), expected)
     torch.testing.assert_close(found_BV[[1, 4]], logits_BV[[1, 4]], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
+def test_what_a_mask_leaves_out_has_no_chance(vocab_size: int) -> None:
+    check_masks(vocab_size, None)
+
+
+@pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
+def test_our_kernels_leave_out_the_same(vocab_size: int, kernels: NativeKernels) -> None:
+    check_masks(vocab_size, kernels)
 
 
 def sampler(*sampling: SamplingParams) -> Sampler:

@@ -11,6 +11,9 @@
 void pack_weight(const void *weight, int64_t num_outputs, int64_t num_inputs, int32_t dtype,
                  void *packed, int32_t num_threads);
 
+void keep_allowed(const float *logits, const char *const *masks, float *kept, int64_t num_rows,
+                  int64_t size, int num_threads);
+
 static int num_wrong;
 
 static void *random_values(int64_t count, int dtype) {
@@ -139,7 +142,26 @@ static void check_attention(int dtype, int cells) {
     free(a.k_scales), free(a.v_scales);
 }
 
+/* Rows with a mask and without, of sizes that end within a word. */
+static void check_masks(int64_t size) {
+    int64_t num_bytes = (size + 31) / 32 * 4;
+    char *mask = malloc((size_t)num_bytes);
+    float *logits = malloc(sizeof(float) * (size_t)size * 2);
+    float *kept = malloc(sizeof(float) * (size_t)size * 2);
+    for (int64_t i = 0; i < num_bytes; i++) mask[i] = (char)(i % 16 < 4 ? -1 : i % 16 < 8 ? 0 : i * 37);
+    for (int64_t i = 0; i < 2 * size; i++) logits[i] = (float)i;
+    const char *masks[] = {mask, NULL};
+    keep_allowed(logits, masks, kept, 2, size, 2);
+    for (int64_t i = 0; i < size; i++) {
+        int is_allowed = mask[i / 8] >> i % 8 & 1;
+        num_wrong += kept[i] != (is_allowed ? logits[i] : -INFINITY);
+        num_wrong += kept[size + i] != logits[size + i];
+    }
+    free(mask), free(logits), free(kept);
+}
+
 int main(void) {
+    for (int64_t size = 1; size < 400; size += 31) check_masks(size);
     for (int dtype = FLOAT32; dtype <= BFLOAT16; dtype++) {
         for (int64_t rows = 1; rows < 40; rows += 5)
             for (int64_t inputs = 1; inputs < 70; inputs += 9) check_linear(rows, 45, inputs, dtype);
