@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from triptych.core.engine.lean_imports import lean_imports
 from triptych.core.errors import WeightsError
 from triptych.core.weights.layout import read_json
 from triptych.core.weights.pipeline_index import PipelineComponent
@@ -79,7 +80,8 @@ def class_of(part: PipelineComponent) -> Any:
         import diffusers as source
     else:
         import transformers as source
-    return getattr(source, known[part.class_name])
+    with lean_imports():
+        return getattr(source, known[part.class_name])
 
 
 def part_in(folder: Path, name: str, declared: PipelineComponent | None) -> PipelineComponent:
