@@ -102,6 +102,14 @@ _FUNCTIONS = {
         *(ctypes.c_int32,) * 2,  # dtype, num_threads
     ),
     "snake": (None, ctypes.POINTER(SnakeArguments)),
+    "unpack_blocks": (
+        None,
+        ctypes.c_void_p,  # blocks
+        *(ctypes.c_int64,) * 2,  # num_outputs, num_inputs
+        ctypes.c_int32,  # format
+        ctypes.c_void_p,  # values
+        *(ctypes.c_int32,) * 2,  # dtype, num_threads
+    ),
     # slots, k, v
     "write_pages": (None, ctypes.POINTER(AttentionArguments), *(ctypes.c_void_p,) * 3),
 }
@@ -257,6 +265,26 @@ class NativeKernels:
             torch.get_num_threads(),
         )
         return PackedWeight(data, num_outputs, code)
+
+    def dequantise(self, packed: PackedTensor, dtype: torch.dtype) -> torch.Tensor:
+        """`PackedTensor.dequantise`, the same to the bit, of what `can_dequantise`."""
+        num_outputs, num_inputs = packed.shape
+        blocks_OB = packed.blocks_OB.contiguous()
+        values_OI = torch.empty(num_outputs, num_inputs, dtype=dtype)
+        self._library.unpack_blocks(
+            blocks_OB.data_ptr(),
+            num_outputs,
+            num_inputs,
+            packed.format.native,
+            values_OI.data_ptr(),
+            DTYPES[dtype],
+            torch.get_num_threads(),
+        )
+        return values_OI
+
+    def can_dequantise(self, packed: PackedTensor, dtype: torch.dtype) -> bool:
+        """Whether `dequantise` takes this matrix, and gives this type."""
+        return dtype in DTYPES and packed.blocks_OB.device.type == "cpu"
 
     def quantised(self, num_rows: int, num_inputs: int) -> torch.Tensor:
         """Room for so many rows of inputs of weights in blocks."""

@@ -58,7 +58,7 @@ class LlmLoader(TokenLoader):
         with open_checkpoint(self._resolved.folder) as checkpoint, ExitStack() as stack:
             memory = self._memory(stack)
             memory.num_ranks = self._num_ranks
-            native = memory.native_kernels()
+            checkpoint.native = native = memory.native_kernels()
             blueprint = self._blueprint(checkpoint, memory, native)
             ranks = self._start_ranks(blueprint, stack)
             layout = self._reserve(blueprint, memory)
@@ -92,7 +92,7 @@ class LlmLoader(TokenLoader):
         """Implements `core.engine.ranks.RankLoader`."""
         with open_checkpoint(self._resolved.folder) as checkpoint, ExitStack() as stack:
             memory = self._memory(stack)
-            native = memory.native_kernels()
+            checkpoint.native = native = memory.native_kernels()
             blueprint, build_head = self._follower(checkpoint, memory, native, group)
             layout, num_pages = self._reserve(blueprint, memory), plans.num_pages()
             memory.reserve("kv", (num_pages + 1) * layout.page_bytes)

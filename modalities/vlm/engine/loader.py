@@ -52,7 +52,7 @@ class VisionLoader(LlmLoader):
         """Load the model; see `schedulers.base.ModelLoader.load`. On an error nothing is held."""
         with open_checkpoint(self._resolved.folder) as checkpoint, ExitStack() as stack:
             memory, device = self._memory(stack), self._device.torch
-            native = memory.native_kernels()
+            checkpoint.native = native = memory.native_kernels()
             blueprint: Blueprint = self._blueprint(checkpoint, memory, native)
             memory.num_ranks = self._num_ranks
             ranks = self._start_ranks(blueprint.text, stack)
