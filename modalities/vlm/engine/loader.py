@@ -78,7 +78,7 @@ class VisionLoader(LlmLoader):
                 graphs=graphs,
             )
             leading = tokens if ranks is None else ranks.leading_runner(tokens)
-            runner = VisionRunner(leading, encoder, features, device)
+            runner = VisionRunner(leading, encoder, features, device, tokens.stream)
             stack.callback(runner.close)
             shares = not family.whole_prompts
             scheduler = VisionScheduler(
