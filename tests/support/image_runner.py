@@ -27,7 +27,6 @@ from triptych.modalities.diffusion.engine.denoise import Denoiser
 from triptych.modalities.diffusion.engine.executor import ImageExecutor
 from triptych.modalities.diffusion.engine.families.table import open_model
 from triptych.modalities.diffusion.engine.latent_decoder import LatentDecoder, Preview
-from triptych.modalities.diffusion.engine.parallel.division import Division
 from triptych.modalities.diffusion.engine.prompts import PromptCache
 from triptych.modalities.diffusion.engine.recipes.registry import open_recipe
 from triptych.modalities.diffusion.engine.runner import DenoiseRunner
@@ -44,7 +43,6 @@ from triptych.modalities.diffusion.wire import ImageRequest, StepCache
 PIPELINE = "PixArtSigmaPipeline"
 CPU = torch.device("cpu")
 PROMPTS_BYTES = 2**20
-WHOLE = Division()
 
 
 class TinyCaches:
@@ -67,20 +65,19 @@ def open_executor(
     scheduler: int = 0,
     adapt: Callable[[dict[str, Any]], dict[str, list[LowRank]]] = lambda parts: {},
     device: torch.device = CPU,
-    division: Division = WHOLE,
 ) -> ImageExecutor:
-    """`adapt` makes adapters for the parts it is shown. With `division` it is one rank's."""
+    """`adapt` makes adapters for the parts it is shown."""
     parts = {**components(pipeline), "scheduler": SCHEDULERS[pipeline][scheduler]}
     for name, part in parts.items():
         parts[name] = part.to(device) if isinstance(part, nn.Module) else part
     recipe = open_recipe(pipeline, parts)
     with torch.inference_mode():
         preview = Preview.fit(recipe)
-    model = open_model(recipe.model, division.tokens)
+    model = open_model(recipe.model)
     adapters = model.adapters = Adapters(parts, adapt(parts), max_in_run=4)
     return ImageExecutor(
         recipe,
-        Denoiser(model, division.branches),
+        Denoiser(model),
         caches=TinyCaches(),
         prompts=PromptCache(recipe, adapters, "tiny", PROMPTS_BYTES),
         adapters=adapters,

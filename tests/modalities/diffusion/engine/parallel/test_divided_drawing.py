@@ -1,115 +1,158 @@
-"""Pictures drawn by several ranks are those of one, whatever is divided, whichever cache skips."""
+"""Latents of several ranks are those of one, whatever is divided and whichever cache skips."""
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
+from functools import cache
 
 import pytest
 import torch
+from torch import Tensor, nn
 
-from support.image_runner import WHOLE, RunnerDriver, image_request, open_executor
+from support.denoiser_families import build, conditioning_of, sample_of
+from support.denoiser_stubs import NATIVE_CONFIGS
 from support.rank_threads import on_ranks
 from triptych.core.devices.rank_group import RankGroup
 from triptych.core.errors import ConfigError
-from triptych.core.pixels import Pixels
-from triptych.modalities.diffusion.engine.families.table import check_divisible
+from triptych.modalities.diffusion.engine.caches.methods import (
+    CacheMethod,
+    Level,
+    first_block,
+    magcache,
+    planned,
+    taylorseer,
+    teacache,
+)
+from triptych.modalities.diffusion.engine.caches.row_cache import RowCache
+from triptych.modalities.diffusion.engine.denoise import (
+    Denoiser,
+    DenoiseRow,
+    Guidance,
+    GuidanceBranch,
+)
+from triptych.modalities.diffusion.engine.families.table import check_divisible, open_model
 from triptych.modalities.diffusion.engine.parallel.division import Division
-from triptych.modalities.diffusion.plan import PictureRowResult
-from triptych.modalities.diffusion.wire import ImageRequest, StepCache
+from triptych.modalities.diffusion.engine.samplers.registry import Spacing
+from triptych.modalities.diffusion.engine.samplers.rows import start_row
+from triptych.modalities.diffusion.engine.tensor_pool import TensorPools
 
 pytestmark = pytest.mark.filterwarnings("ignore:`FluxPosEmbed` is deprecated:FutureWarning")
-CACHES = ("off", "planned", "taylorseer", "teacache", "first-block", "magcache")
-Drawn = tuple[list[torch.Tensor], list[tuple[int, int]], list[Pixels]]
+CACHES: dict[str, Callable[[], CacheMethod | None]] = {
+    "off": lambda: None,
+    "planned": lambda: planned([step % 3 == 0 for step in range(6)]),
+    "taylorseer": lambda: taylorseer(interval=3, warmup=2),
+    "teacache": lambda: teacache("any", threshold=0.3, coefficients=(1.0, 0.0)),
+    "teacache of outputs": lambda: teacache(
+        "any", threshold=0.3, coefficients=(1.0, 0.0), level=Level.VELOCITY
+    ),
+    "first-block": lambda: first_block(threshold=0.3),
+    "magcache": lambda: magcache((1.0, 0.99, 1.01), retention=0.1, level=Level.SPAN),
+}
+WHOLE = Division()
+Drawn = tuple[list[Tensor], list[list[int]]]
+"""Latents, and how often each step ran the model for each branch."""
 
 
-def draw(pipeline: str, requests: list[ImageRequest], division: Division = WHOLE) -> Drawn:
-    """Latents, what was computed in each step, and the pictures."""
-    driver = RunnerDriver(open_executor(pipeline, division=division))
-    keys = driver.encode(*requests)
-    counted: list[tuple[int, int]] = []
-    for step in range(max(steps.num_steps for steps in driver.planned_steps.values())):
-        going = [key for key in keys if step < driver.planned_steps[key].num_steps]
-        counted += map(_counts, driver.denoise(going))
-    pictures = driver.runner._pictures
-    latents = [pictures[key].row.sample.sample.clone() for key in keys]
-    return latents, counted, driver.decode(keys)
+@cache
+def module_of(name: str) -> nn.Module:
+    return build(name)
 
 
-def _counts(row: PictureRowResult) -> tuple[int, int]:
-    assert row.error is None
-    return row.num_computed, row.num_rows
+def open_rows(name: str, cache_name: str, pools: TensorPools) -> list[DenoiseRow]:
+    """A picture with guidance, and two without."""
+    rows = []
+    for seed, num_branches in enumerate((2, 1, 1)):
+        sample = start_row(
+            sample_of(name, seed),
+            NATIVE_CONFIGS["flow euler"],
+            Spacing(num_steps=6),
+            generator=torch.Generator().manual_seed(seed),
+            pools=pools,
+        )
+        branches = []
+        for number in range(num_branches):
+            method = CACHES[cache_name]()
+            kept = None if method is None else RowCache(method, 6, pools)
+            conditioning = conditioning_of(name, 10 * seed + number)
+            branches.append(GuidanceBranch(conditioning=conditioning, cache=kept))
+        rows.append(DenoiseRow(sample=sample, branches=branches, guidance=Guidance(scale=3.0)))
+    return rows
 
 
-def draw_on(num_ranks: int, ulysses_degree: int, pipeline: str, asked: list[ImageRequest]) -> Drawn:
-    """The same on several ranks, of which each must come to the same."""
+@torch.inference_mode()
+def draw(name: str, cache_name: str, division: Division = WHOLE) -> Drawn:
+    """All pictures together, the last of which begins two steps later."""
+    loop = Denoiser(open_model(module_of(name), division.tokens), division.branches)
+    pools = TensorPools()
+    rows, counted = open_rows(name, cache_name, pools), []
+    for row in rows:
+        loop.begin(row)
+    while going := [row for row in rows if not row.is_done]:
+        loop.step(going if rows[0].sample.step > 1 else going[:2])
+        counted.append([branch.num_runs for row in rows for branch in row.branches])
+    latents = [row.sample.sample.clone() for row in rows]
+    for row in rows:
+        row.release()
+    assert pools.num_used == 0
+    return latents, counted
+
+
+def draw_on(num_ranks: int, ulysses_degree: int, name: str, cache_name: str) -> Drawn:
+    """The same on several ranks, of which each must come to the same bits."""
 
     def work(group: RankGroup) -> Drawn:
-        return draw(pipeline, asked, Division.of(group, ulysses_degree))
+        return draw(name, cache_name, Division.of(group, ulysses_degree))
 
     first, *others = on_ranks(num_ranks, work)
-    for latents, counted, pictures in others:
+    for latents, counted in others:
         assert all(map(torch.equal, latents, first[0]))
-        assert (counted, pictures) == first[1:]
+        assert counted == first[1]
     return first
 
 
-def asked(cache: str = "off", **fields: object) -> list[ImageRequest]:
-    """A picture with guidance, and two without."""
-    choice = StepCache(name=cache)  # type: ignore[arg-type]
-    guided = image_request(guidance_scale=4.0, negative_prompt="dark", cache=choice, **fields)
-    plain = partial(image_request, guidance_scale=1.0, cache=choice, num_steps=5)
-    return [guided, plain(seed=1), plain(seed=2)]
-
-
-@pytest.mark.parametrize("cache", CACHES)
-def test_branches_on_two_ranks_are_those_of_one_to_the_bit(cache: str) -> None:
-    expected = draw("ChromaPipeline", asked(cache))
-    latents, counted, pictures = draw_on(2, 1, "ChromaPipeline", asked(cache))
-    assert all(map(torch.equal, latents, expected[0]))
-    assert (counted, pictures) == expected[1:]
-
-
-@pytest.mark.parametrize("pipeline", ["StableDiffusionPipeline", "QwenImagePipeline"])
-def test_branches_of_any_model_are_divided(pipeline: str) -> None:
-    """One that has no blocks to skip, and one whose prompts differ in length."""
-    expected = draw(pipeline, asked())
-    latents, _, pictures = draw_on(2, 1, pipeline, asked())
-    assert all(map(torch.equal, latents, expected[0]))
-    assert pictures == expected[2]
-
-
-def assert_close(found: Drawn, expected: Drawn) -> None:
-    """Latents within 1e-5, as attention adds up in another order; bytes may round otherwise."""
-    torch.testing.assert_close(found[0], expected[0], atol=1e-5, rtol=1e-5)
-    assert found[1] == expected[1]
-    for ours, theirs in zip(found[2], expected[2], strict=True):
-        pairs = zip(ours.rgb, theirs.rgb, strict=True)
-        assert max(abs(our - their) for our, their in pairs) <= 1
+def skips(drawn: Drawn) -> bool:
+    return any(count < 6 for count in drawn[1][-1])
 
 
 @pytest.mark.parametrize(
-    ("pipeline", "cache"),
+    ("name", "cache_name"),
+    [*(("ChromaTransformer2DModel", each) for each in CACHES), ("UNet2DConditionModel", "planned")],
+)
+def test_branches_on_two_ranks_are_those_of_one_to_the_bit(name: str, cache_name: str) -> None:
+    expected = draw(name, cache_name)
+    assert skips(expected) == (cache_name != "off")
+    latents, counted = draw_on(2, 1, name, cache_name)
+    assert all(map(torch.equal, latents, expected[0]))
+    assert counted == expected[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "cache_name"),
     [
-        ("FluxPipeline", "off"),
-        ("Flux2Pipeline", "off"),
-        ("OvisImagePipeline", "off"),
-        *(("ChromaPipeline", cache) for cache in CACHES),
+        ("FluxTransformer2DModel", "off"),
+        ("Flux2Transformer2DModel", "off"),
+        ("OvisImageTransformer2DModel", "off"),
+        *(("ChromaTransformer2DModel", each) for each in CACHES),
     ],
 )
-def test_tokens_on_two_ranks_are_those_of_one(pipeline: str, cache: str) -> None:
-    """And what caches skip, by distances that each rank sees a part of."""
-    odd = {"width": 48, "height": 48}
-    expected = draw(pipeline, asked(cache, **odd))
-    assert_close(draw_on(2, 2, pipeline, asked(cache, **odd)), expected)
+def test_tokens_on_two_ranks_are_those_of_one(name: str, cache_name: str) -> None:
+    """5 tokens of text do not divide evenly; each rank sees a part of what distances are of."""
+    expected = draw(name, cache_name)
+    latents, counted = draw_on(2, 2, name, cache_name)
+    torch.testing.assert_close(latents, expected[0], atol=1e-5, rtol=1e-5)
+    assert counted == expected[1]
 
 
-@pytest.mark.parametrize("cache", ["planned", "first-block"])
-def test_branches_and_tokens_on_four_ranks(cache: str) -> None:
-    expected = draw("ChromaPipeline", asked(cache))
-    assert_close(draw_on(4, 2, "ChromaPipeline", asked(cache)), expected)
+@pytest.mark.parametrize("cache_name", ["planned", "first-block"])
+def test_branches_and_tokens_on_four_ranks(cache_name: str) -> None:
+    name = "ChromaTransformer2DModel"
+    expected = draw(name, cache_name)
+    latents, counted = draw_on(4, 2, name, cache_name)
+    torch.testing.assert_close(latents, expected[0], atol=1e-5, rtol=1e-5)
+    assert counted == expected[1]
 
 
-def test_what_has_no_tokens_of_its_own_is_refused() -> None:
+def test_what_is_not_divided_by_tokens_is_refused() -> None:
     with pytest.raises(ConfigError, match="UNet2DConditionModel is not divided by tokens"):
         check_divisible("UNet2DConditionModel", {}, 2)
     with pytest.raises(ConfigError, match="has 4 heads here"):
