@@ -44,9 +44,6 @@ class Blueprint(Protocol):
     vocab_size: int
     dtype: torch.dtype
 
-    def _part(self, rank: int, num_ranks: int) -> DecoderConfig:
-        return divide(self.config, rank, num_ranks, by_experts=self.divides_experts)
-
     def weight_bytes(self) -> int:
         """Device bytes of the weights once loaded."""
 
@@ -63,8 +60,7 @@ class Blueprint(Protocol):
 class NativeBlueprint:
     """Implements `Blueprint` with `core.layers.decoder`.
 
-    If `is_deterministic` is set before it is built, rows do not depend on their batch on a GPU. If
-    `divides_experts` is, ranks have whole experts of a mixture, not parts of each.
+    If `is_deterministic` is set before it is built, rows do not depend on their batch on a GPU.
     """
 
     def __init__(
@@ -88,16 +84,18 @@ class NativeBlueprint:
         if self.config.moe is not None and device.type == "cuda":
             self._encoding = encoding.as_plain()
         self.is_deterministic = False
-        self.divides_experts = False
 
-    def join(self, group: RankGroup) -> None:
-        """Be this rank's part of the model from now on; first `check_divisible`."""
-        self.config = self._part(group.rank, group.num_ranks)
+    def join(self, group: RankGroup, *, by_experts: bool = False) -> None:
+        """Be this rank's part of the model from now on; first `check_divisible`.
+
+        With `by_experts` a rank has whole experts of a mixture, not a part of each.
+        """
+        self.config = divide(self.config, group.rank, group.num_ranks, by_experts=by_experts)
         self._group = group
 
-    def check_divisible(self, num_ranks: int) -> None:
+    def check_divisible(self, num_ranks: int, *, by_experts: bool = False) -> None:
         """Raise `ConfigError` for a model that cannot be divided by so many ranks."""
-        self._part(0, num_ranks)
+        divide(self.config, 0, num_ranks, by_experts=by_experts)
         sketch = Decoder(self.config, dtype=self.dtype, device=torch.device("meta"))
         targets = decoder_targets(sketch, encoding=self._encoding)
         formats = {t.format.name for t in targets if isinstance(t, ProjectionTarget) and t.format}

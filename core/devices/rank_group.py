@@ -40,7 +40,8 @@ class RankGroup:
 
     def part(self, ranks: Sequence[int]) -> RankGroup:
         """Some ranks among themselves, this one with them: each of them calls it."""
-        store = dist.PrefixStore(f"part {list(ranks)}", self._store)
+        kind: Any = dist.PrefixStore  # type: ignore[attr-defined]  # not in `__all__`
+        store = kind(f"part {list(ranks)}", self._store)
         return RankGroup(store, ranks.index(self.rank), len(ranks), self._open_backend)
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:

@@ -99,6 +99,7 @@ class RankProcess:
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self._on_end: Callable[[], None] | None = None
+        self._has_ended = False
         self._notes: queue.SimpleQueue[FromChild | None] = queue.SimpleQueue()
         self._process: subprocess.Popen[bytes] | None = None
         ours, self._theirs = socket.socketpair()
@@ -136,7 +137,7 @@ class RankProcess:
     def watch(self, on_end: Callable[[], None]) -> None:
         """Have `on_end` called when it ends by itself; more than once, it may be."""
         self._on_end = on_end
-        if not self._thread.is_alive():
+        if self._has_ended:  # perhaps before it was to be called
             on_end()
 
     def close(self) -> None:
@@ -157,6 +158,7 @@ class RankProcess:
             _log.exception("rank %d could not be started or understood", self.rank)
         finally:
             self._notes.put(None)
+            self._has_ended = True
             if self._on_end is not None:
                 self._on_end()
 

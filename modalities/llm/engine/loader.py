@@ -118,7 +118,7 @@ class LlmLoader(TokenLoader):
         from triptych.core.engine.rank_sampler import FollowingSampler
 
         blueprint = self._blueprint(checkpoint, memory, native)
-        blueprint.join(group)
+        blueprint.join(group, by_experts=self._config.device.enable_expert_parallel)
 
         def build() -> TextHead:
             return self._head(blueprint.build(checkpoint, unreported), FollowingSampler(group))
@@ -135,7 +135,6 @@ class LlmLoader(TokenLoader):
         blueprint = kind(config, **self._sizes(memory, checkpoint, native, takes_blocks=is_ours))
         if is_ours:
             blueprint.is_deterministic = self._is_deterministic
-            blueprint.divides_experts = self._config.device.enable_expert_parallel
         return blueprint
 
     def _start_ranks(self, blueprint: Any, stack: ExitStack) -> Ranks | None:
@@ -143,8 +142,9 @@ class LlmLoader(TokenLoader):
 
         Raises `ConfigError` for a model that is not divided.
         """
+        by_experts = self._config.device.enable_expert_parallel
         if self._num_ranks == 1:
-            if self._config.device.enable_expert_parallel:
+            if by_experts:
                 raise ConfigError(
                     "--enable-expert-parallel: there is one rank; give --tensor-parallel-size, too,"
                     " or leave it out."
@@ -160,12 +160,12 @@ class LlmLoader(TokenLoader):
                 "--enable-deterministic-inference: sums of several GPUs follow from the batch;"
                 " leave it or --tensor-parallel-size out."
             )
-        blueprint.check_divisible(self._num_ranks)
+        blueprint.check_divisible(self._num_ranks, by_experts=by_experts)
         from triptych.core.engine.ranks import Ranks
 
         ranks = Ranks.start(self._config, self._resolved, self._device, self._num_ranks)
         stack.callback(ranks.close)
-        blueprint.join(ranks.group)
+        blueprint.join(ranks.group, by_experts=by_experts)
         return ranks
 
     def _reserve(self, blueprint: Blueprint, memory: ModelMemory) -> KvLayout:
