@@ -92,7 +92,7 @@ class DiffusionLoader(DeviceLoader):
             memory = self._memory(stack)
             memory.num_ranks = self._num_ranks
             ranks = self._start_ranks(memory, stack)
-            executor, costs, room = self._draws(memory, report, ranks and ranks.group)
+            executor, costs, room = self._draws(memory, report, ranks.group if ranks else None)
             own = DenoiseRunner(executor, self._device.torch, is_divided=ranks is not None)
             stack.callback(own.close)
             runner = own if ranks is None else ranks.leading_runner(own)
