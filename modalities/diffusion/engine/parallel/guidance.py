@@ -37,13 +37,13 @@ class BranchParallel:
     """The ranks that share the branches of every step."""
 
     def __init__(self, group: RankGroup) -> None:
-        self._group = group
+        self.group = group
         self._num_pictures = 0
 
     def assign(self, branches: Sequence[Branch]) -> None:
         """Say who asks for the branches of a picture that begins: pictures take turns."""
         for number, branch in enumerate(branches):
-            branch.rank = (self._num_pictures + number) % self._group.num_ranks
+            branch.rank = (self._num_pictures + number) % self.group.num_ranks
         self._num_pictures += 1
 
     def asked_here(self, branches: Sequence[Branch], at: Sequence[Point]) -> list[int]:
@@ -51,7 +51,7 @@ class BranchParallel:
         return [
             number
             for number, (branch, point) in enumerate(zip(branches, at, strict=True))
-            if branch.rank == self._group.rank or _is_foreseen(branch, point)
+            if branch.rank == self.group.rank or _is_foreseen(branch, point)
         ]
 
     def complete(
@@ -62,12 +62,12 @@ class BranchParallel:
         if asked:
             of_ranks = [
                 [i for i in asked if branches[i].rank == rank]
-                for rank in range(self._group.num_ranks)
+                for rank in range(self.group.num_ranks)
             ]
             told = self._tell(answers, like, of_ranks, branches, at)
             decided = _decisions(told, branches)
             for rank, numbers in enumerate(of_ranks):
-                if rank == self._group.rank:
+                if rank == self.group.rank:
                     continue
                 for place, i in enumerate(numbers):
                     answers[i] = told[rank][place, 1:].view(like.shape)
@@ -85,11 +85,11 @@ class BranchParallel:
     ) -> tuple[Tensor, ...]:
         """What each rank found of its branches: whether it was computed, and the velocity."""
         sent = like.new_zeros(max(map(len, of_ranks)), 1 + like.numel(), dtype=torch.float32)
-        for place, i in enumerate(of_ranks[self._group.rank]):
+        for place, i in enumerate(of_ranks[self.group.rank]):
             cache = branches[i].cache
             sent[place, 0] = float(cache is None or cache.decisions.decide(at[i].step))
             sent[place, 1:] = answers[i].flatten()
-        return self._group.all_gather(sent)
+        return self.group.all_gather(sent)
 
 
 def _is_foreseen(branch: Branch, at: Point) -> bool:
