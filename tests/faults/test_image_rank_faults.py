@@ -18,10 +18,7 @@ from triptych.modalities.diffusion.source import FOLDER, NAME
 from triptych.modalities.diffusion.wire import ImageRequest
 from triptych.schedulers.local import LocalClient
 
-pytestmark = [
-    pytest.mark.embedded,
-    pytest.mark.filterwarnings("ignore:`FluxPosEmbed` is deprecated:FutureWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:`FluxPosEmbed` is deprecated:FutureWarning")
 
 
 def open_client(cfg_parallel_size: int) -> LocalClient:
