@@ -17,19 +17,19 @@ from triptych.core.devices.device import Device, share_cores
 from triptych.core.engine.loader import TokenLoader
 from triptych.core.engine.model_memory import ModelMemory
 from triptych.core.engine.text_head import CausalModel, TextHead, TokenSampler
-from triptych.core.errors import ConfigError, RankLost
+from triptych.core.errors import ConfigError
 from triptych.core.grammar.vocabulary import GrammarVocabulary
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.attention import KvLayout
 from triptych.core.lazy import load
 from triptych.core.ledger import Ledger
-from triptych.core.plan import Runner
+from triptych.core.plan import Runner, TokenPlan
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.core.weights.tensors.grouped import open_checkpoint
 from triptych.schedulers.base import LoadedModel
 from triptych.schedulers.guides import Guides
-from triptych.schedulers.health import EngineCrashed
+from triptych.schedulers.health import crash
 from triptych.schedulers.token import TokenScheduler
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class LlmLoader(TokenLoader):
         super().__init__(resolved, config, device, ledger)
         self._num_ranks = config.device.tensor_parallel_size
         if self._num_ranks > 1 and device.is_cpu:
-            share_cores(config.device)
+            share_cores(config.device, self._num_ranks)
 
     def load(self, report: Callable[[float], None]) -> LoadedModel:
         """Load the model; see `schedulers.base.ModelLoader.load`. On an error nothing is held."""
@@ -105,7 +105,7 @@ class LlmLoader(TokenLoader):
                 graphs=None,
             )
             ready()
-            plans.run(runner)
+            plans.run(runner.launch, TokenPlan)
 
     def _follower(
         self,
@@ -118,7 +118,7 @@ class LlmLoader(TokenLoader):
         from triptych.core.engine.rank_sampler import FollowingSampler
 
         blueprint = self._blueprint(checkpoint, memory, native)
-        blueprint.join(group)
+        blueprint.join(group, by_experts=self._config.device.enable_expert_parallel)
 
         def build() -> TextHead:
             return self._head(blueprint.build(checkpoint, unreported), FollowingSampler(group))
@@ -142,7 +142,13 @@ class LlmLoader(TokenLoader):
 
         Raises `ConfigError` for a model that is not divided.
         """
+        by_experts = self._config.device.enable_expert_parallel
         if self._num_ranks == 1:
+            if by_experts:
+                raise ConfigError(
+                    "--enable-expert-parallel: there is one rank; give --tensor-parallel-size, too,"
+                    " or leave it out."
+                )
             return None
         if not isinstance(blueprint, NativeBlueprint):
             raise ConfigError(
@@ -154,12 +160,12 @@ class LlmLoader(TokenLoader):
                 "--enable-deterministic-inference: sums of several GPUs follow from the batch;"
                 " leave it or --tensor-parallel-size out."
             )
-        blueprint.check_divisible(self._num_ranks)
+        blueprint.check_divisible(self._num_ranks, by_experts=by_experts)
         from triptych.core.engine.ranks import Ranks
 
-        ranks = Ranks.start(self._config, self._resolved, self._device)
+        ranks = Ranks.start(self._config, self._resolved, self._device, self._num_ranks)
         stack.callback(ranks.close)
-        blueprint.join(ranks.group)
+        blueprint.join(ranks.group, by_experts=by_experts)
         return ranks
 
     def _reserve(self, blueprint: Blueprint, memory: ModelMemory) -> KvLayout:
@@ -241,12 +247,7 @@ def _connect(scheduler: TokenScheduler, ranks: Ranks | None, post: Post) -> None
     """Say how other threads have calls made on the loop's: by the scheduler's, and by a loss."""
     scheduler.connect(post)
     if ranks is not None:
-        ranks.watch(lambda error: post(partial(_crash, error)))
-
-
-def _crash(error: RankLost) -> None:
-    """On the loop's thread: end the engine."""
-    raise EngineCrashed(error.message)
+        ranks.watch(lambda error: post(partial(crash, error)))
 
 
 def unreported(share: float) -> None:

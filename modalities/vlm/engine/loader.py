@@ -78,7 +78,7 @@ class VisionLoader(LlmLoader):
                 graphs=graphs,
             )
             leading = tokens if ranks is None else ranks.leading_runner(tokens)
-            runner = VisionRunner(leading, encoder, features, device)
+            runner = VisionRunner(leading, encoder, features, device, tokens.stream)
             stack.callback(runner.close)
             shares = not family.whole_prompts
             scheduler = VisionScheduler(
@@ -105,7 +105,7 @@ class VisionLoader(LlmLoader):
         from triptych.core.engine.rank_sampler import FollowingSampler
 
         blueprint: VisionBlueprint = self._blueprint(checkpoint, memory, native)
-        blueprint.text.join(group)
+        blueprint.text.join(group, by_experts=self._config.device.enable_expert_parallel)
 
         def build() -> TextHead:
             decoder = blueprint.build_decoder(unreported)

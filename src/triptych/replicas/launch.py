@@ -99,7 +99,7 @@ def _join(plan: ReplicaPlan, resolved: Resolved, startup: Startup) -> None:
 def _own_cluster(plan: ReplicaPlan, config: Config) -> dict[str, Any]:
     """A cluster on this machine that counts a core for each thread of all replicas."""
     options = plan.engine_config(config).device
-    num_threads = plan.most * options.threads * options.tensor_parallel_size
+    num_threads = plan.most * options.threads * options.num_devices
     return {
         "num_cpus": max(os.cpu_count() or 1, num_threads),
         "include_dashboard": False,

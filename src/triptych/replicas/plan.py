@@ -63,7 +63,7 @@ class ReplicaPlan:
 
     def engine_config(self, config: Config) -> Config:
         """What each engine goes by: no keys, and its share of this machine's threads."""
-        num_ranks = self.most * config.device.tensor_parallel_size
+        num_ranks = self.most * config.device.num_devices
         threads = config.device.threads or max(1, (os.cpu_count() or 1) // num_ranks)
         return replace(
             config,
@@ -90,7 +90,7 @@ def engine_resources(options: DeviceOptions, *, has_gpus: bool) -> dict[str, int
 
     An engine sees no GPU that was not set aside for it.
     """
-    num_ranks = options.tensor_parallel_size
+    num_ranks = options.num_devices
     takes_any = options.device in ("auto", "default")
     if options.device.startswith(("gpu", "cuda")) or (takes_any and has_gpus):
         return {"num_gpus": num_ranks, "num_cpus": num_ranks}
