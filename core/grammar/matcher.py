@@ -15,7 +15,7 @@ from llguidance import LLMatcher
 
 from triptych.core.errors import InvalidRequest
 from triptych.core.grammar.compiler import refusal
-from triptych.core.grammar.vocabulary import GrammarVocabulary
+from triptych.core.grammar.vocabulary import GrammarVocabulary, Words
 from triptych.core.sampling_params import SamplingParams
 
 MAX_MASK_S: Final = 0.25
@@ -100,7 +100,7 @@ class TokenMatcher:
         self._matcher.unsafe_compute_mask_ptr(self._found.ctypes.data, self._found.nbytes)
         if self._matcher.is_error():
             raise refusal(self._matcher)
-        words = self._found[: self._vocabulary.num_words] & self._text_words
+        words: Words = self._found[: self._vocabulary.num_words] & self._text_words
         if num_outputs >= self._min_tokens and self._matcher.is_accepting():
             words |= self._stop_words
         return words.tobytes()
