@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from support.bound_rows import bound_row
 from support.guided import allowed_ids
 from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.plan import SlotStart
 from triptych.core.sampling.processors import keep_allowed
 from triptych.core.sampling.sampler import Sampler
 from triptych.core.sampling_params import SamplingParams
@@ -42,7 +42,7 @@ def sampler(*sampling: SamplingParams, native: NativeKernels | None = None) -> S
         vocab_size=VOCAB_SIZE, max_batch_size=8, device=torch.device("cpu"), native=native
     )
     for slot, params in enumerate(sampling):
-        made.bind(SlotStart(slot=slot, sampling=params, history_ids=(1, 2, 3), num_prompt_tokens=3))
+        made.bind(bound_row(slot, params, (1, 2, 3)))
     return made
 
 
