@@ -23,7 +23,7 @@ import triptych  # noqa: F401  # says how torch's threads wait, before torch is 
 import torch
 
 from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.plan import SlotStart
+from triptych.core.plan import TokenRow
 from triptych.core.sampling.sampler import Sampler
 from triptych.core.sampling_params import SamplingParams
 
@@ -46,11 +46,16 @@ def sampler_of(
     cpu = torch.device("cpu")
     sampler = Sampler(vocab_size=vocab_size, max_batch_size=num_rows, device=cpu, native=native)
     for slot in range(num_rows):
-        sampler.bind(
-            SlotStart(
-                slot=slot, sampling=params, history_ids=tuple(range(64)), num_prompt_tokens=64
-            )
+        row = TokenRow(
+            job_id="",
+            slot=slot,
+            start=0,
+            num_tokens=0,
+            sampling=params,
+            history_ids=tuple(range(64)),
+            num_prompt_tokens=64,
         )
+        sampler.bind(row)
     return sampler
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from support.bound_rows import bound_row
 from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.plan import SlotStart
 from triptych.core.sampling.sampler import Sampler
 from triptych.core.sampling_params import SamplingParams
 
@@ -38,9 +38,7 @@ def sampler_of(vocab_size: int, native: NativeKernels | None) -> Sampler:
     )
     history = tuple(token % vocab_size for token in HISTORY)
     for slot, params in enumerate(PARAMS):
-        sampler.bind(
-            SlotStart(slot=slot, sampling=params, history_ids=history, num_prompt_tokens=2)
-        )
+        sampler.bind(bound_row(slot, params, history[:2], history[2:]))
     return sampler
 
 
