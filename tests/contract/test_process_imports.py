@@ -56,7 +56,7 @@ def loaded_by(*modules):
                 "triptych.modalities.vlm.engine.loader",
                 "triptych.modalities.diffusion.engine.loader",
             ],
-            {"fastapi", "uvicorn", "starlette", "torch._dynamo", "torch._inductor", "triton"},
+            {"fastapi", "uvicorn", "starlette"},
         ),
     ],
 )
