@@ -16,8 +16,9 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from triptych.core import logs
+from triptych.core.cluster import import_ray, join
 from triptych.core.config import Config, ServerOptions
-from triptych.core.errors import ConfigError, SetupError
+from triptych.core.errors import SetupError
 from triptych.core.options.table import Resolved
 from triptych.modalities.registry import resolve_models
 from triptych.replicas.plan import ReplicaPlan
@@ -30,15 +31,9 @@ _log = logging.getLogger(__name__)
 
 def launch(resolved: Resolved, plan: ReplicaPlan) -> int:
     """Serve `plan`; returns the exit code. Raises `SetupError` in one actionable line."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere
-    try:
-        import ray
-        from ray import serve
-    except ImportError as error:
-        raise ConfigError(
-            "--replicas and --ray-address run on Ray, which is not installed:"
-            " pip install 'triptych[ray]'."
-        ) from error
+    ray = import_ray()
+    from ray import serve
+
     options = resolved.config.server
     logs.configure(options)
     startup = Startup(options)
@@ -83,16 +78,10 @@ def _resolve(resolved: Resolved, startup: Startup) -> None:
 
 def _join(plan: ReplicaPlan, resolved: Resolved, startup: Startup) -> None:
     """Connect to the cluster of `plan`, or start one with room for all replicas."""
-    import ray
-
     started_s = time.monotonic()
-    where = {"address": plan.address} if plan.address else _own_cluster(plan, resolved.config)
-    try:
-        ray.init(**where, log_to_driver=resolved.config.server.log_level == "debug")
-    except Exception as error:  # Ray has no type of its own for this
-        place = f"at --ray-address {plan.address}" if plan.address else "to be started here"
-        raise SetupError(f"There is no Ray cluster {place}: {error}") from error
-    address = ray.get_runtime_context().gcs_address
+    own = {} if plan.address else _own_cluster(plan, resolved.config)
+    join(plan.address, resolved.config.server, **own)
+    address = import_ray().get_runtime_context().gcs_address
     startup.phase("ray", time.monotonic() - started_s, f"cluster {address}")
 
 
