@@ -6,6 +6,7 @@ imported before a cluster is joined.
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 from dataclasses import replace
@@ -49,17 +50,16 @@ def engine_resources(options: DeviceOptions, *, has_gpus: bool) -> dict[str, int
     return {"num_cpus": options.threads * num_ranks}
 
 
-def import_ray() -> Any:
-    """Ray, which sends nothing anywhere. Raises `ConfigError` where it is not installed."""
+def import_ray(part: str = "ray") -> Any:
+    """Ray, or a part of it; it sends nothing anywhere. Raises `ConfigError` where it is missing."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
-        import ray
+        return importlib.import_module(part)
     except ImportError as error:
         raise ConfigError(
             "--replicas and --ray-address run on Ray, which is not installed:"
             " pip install 'triptych[ray]'."
         ) from error
-    return ray
 
 
 def join(address: str, options: ServerOptions, **own: Any) -> None:

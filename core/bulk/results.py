@@ -11,15 +11,14 @@ import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import BinaryIO, Protocol
 
 import msgspec
 
 from triptych.core.atomic_files import write_whole
+from triptych.core.bulk.rows import Record
 from triptych.core.cli_io import writing
 from triptych.core.typed import decode_json
-
-Record = dict[str, Any]
 
 
 class ResultSink(Protocol):

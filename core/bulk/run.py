@@ -19,7 +19,7 @@ from triptych.core.atomic_files import write_whole
 from triptych.core.bulk.results import ResultSink
 from triptych.core.bulk.rows import Record, Row, RowResult
 from triptych.core.cli_io import count_bar, writing
-from triptych.core.cluster import read_count
+from triptych.core.cluster import import_ray, read_count
 from triptych.core.config import Config
 from triptych.core.errors import ConfigError, EngineDown
 from triptych.core.lazy import load
@@ -148,6 +148,7 @@ class BulkRun:
                 results = answer(pipeline, [row.asked for row in asked], self.work.options)
                 yield from zip(asked, results, strict=True)
             return
+        import_ray("ray.data")
         from triptych.core.bulk.spread import spread
 
         by_key = {row.key: row for row in asked}

@@ -34,27 +34,9 @@ from triptych.modalities.recognition.api.rows import SUFFIXES, render
 from triptych.modalities.recognition.api.transcript import Transcript, gather
 from triptych.modalities.recognition.spec import Task
 
-_SOUNDS = frozenset(
-    [
-        ".aac",
-        ".aif",
-        ".aiff",
-        ".amr",
-        ".flac",
-        ".m4a",
-        ".mka",
-        ".mkv",
-        ".mov",
-        ".mp3",
-        ".mp4",
-        ".mpga",
-        ".oga",
-        ".ogg",
-        ".opus",
-        ".wav",
-        ".webm",
-        ".wma",
-    ]
+_SOUNDS = (
+    *(".aac", ".aif", ".aiff", ".amr", ".flac", ".m4a", ".mka", ".mkv", ".mov", ".mp3", ".mp4"),
+    *(".mpga", ".oga", ".ogg", ".opus", ".wav", ".webm", ".wma"),
 )
 """What in a folder is taken for sound."""
 _BLOCK = 4  # files that an engine of a cluster is handed together
