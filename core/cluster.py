@@ -9,7 +9,9 @@ from __future__ import annotations
 import importlib
 import os
 import re
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from triptych.core.config import Config, DeviceOptions, ServerOptions
@@ -72,6 +74,14 @@ def join(address: str, options: ServerOptions, **own: Any) -> None:
     except Exception as error:  # Ray has no type of its own for this
         place = f"at --ray-address {address}" if address else "to be started here"
         raise SetupError(f"There is no Ray cluster {place}: {error}") from error
+    _close_token()
+
+
+def _close_token() -> None:
+    """Keep the token by which code runs on the cluster from others: Ray leaves it readable."""
+    place = os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")
+    with suppress(OSError):  # there is none, or it is somebody else's to keep
+        Path(place).expanduser().chmod(0o600)
 
 
 def has_gpus() -> bool:

@@ -25,6 +25,7 @@ from triptych.replicas.plan import ReplicaPlan
 from triptych.startup import Startup
 
 APPLICATION = "triptych"
+_GOODBYE_S = 5.0  # beyond the time to drain, for those that are cut off
 _OBJECT_STORE_BYTES = 256 * 2**20  # requests and outputs pass by in small messages
 _log = logging.getLogger(__name__)
 
@@ -48,6 +49,7 @@ def launch(resolved: Resolved, plan: ReplicaPlan) -> int:
         _on_signals(lambda *given: _leave(*given) if stopped.is_set() else stopped.set())
         stopped.wait()
         _log.info("shutting down: finishing what is in flight")
+        _drain(options.drain_timeout_s)
         serve.delete(APPLICATION)
         serve.shutdown()
     finally:
@@ -114,6 +116,16 @@ def _deploy(resolved: Resolved, plan: ReplicaPlan, startup: Startup) -> None:
         raise SetupError(f"The replicas did not start: {error}") from error
     startup.phase("deploy", time.monotonic() - started_s, _count(plan))
     startup.ready(_url(options))
+
+
+def _drain(timeout_s: float) -> None:
+    """Have the ingress finish while there are engines: a request may need more jobs of them."""
+    from ray import serve
+
+    try:
+        serve.get_app_handle(APPLICATION).drain.remote().result(timeout_s=timeout_s + _GOODBYE_S)
+    except Exception as error:  # whatever it is, the end comes
+        _log.warning("the ingress did not drain: %s", type(error).__name__)
 
 
 def _count(plan: ReplicaPlan) -> str:

@@ -54,14 +54,16 @@ class PredictedSecondsRouter(RequestRouter):
         request_id = pending_request.metadata.internal_request_id
         self._router.end(request_id)
         pending_request.routing_context.should_backoff = True
-        name = self._router.choose(routed)
-        if name is None:
+        choice = self._router.choose(routed)
+        if choice is None:
             return []
-        self._router.begin(request_id, name, routed)
+        if routed.choices is not None:
+            routed.choices.append(choice)
+        self._router.begin(request_id, choice, routed)
         pending_request.future.add_done_callback(
             lambda future: self._router.end(request_id) if future.cancelled() else None
         )
-        return [[self._by_name[name]]]
+        return [[self._by_name[choice.replica]]]
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """A request that was sent is over, well or not."""
