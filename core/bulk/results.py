@@ -13,12 +13,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-import msgspec
-
 from triptych.core.atomic_files import write_whole
 from triptych.core.bulk.rows import Record
 from triptych.core.cli_io import writing
-from triptych.core.typed import decode_json
 
 
 class ResultSink(Protocol):
@@ -32,13 +29,6 @@ class ResultSink(Protocol):
 
     def add(self, key: str, record: Record) -> None:
         """Take a record, at once."""
-
-
-class _Kept(msgspec.Struct):
-    """What is read of every record when a file is opened."""
-
-    row: str
-    error: msgspec.Raw = msgspec.Raw(b"")
 
 
 class ResultFile:
@@ -88,12 +78,13 @@ class ResultFile:
         start, self._end = self._end, self._end + len(line)
         if not line.endswith(b"\n"):
             return
-        try:
-            kept = decode_json(line, _Kept)
-        except msgspec.MsgspecError:
+        try:  # not msgspec, which refuses half a surrogate pair
+            record = json.loads(line)
+            key = str(record["row"])
+        except (ValueError, TypeError, KeyError):
             return
-        self._spans[kept.row] = start, len(line)
-        (self._failed.add if kept.error else self._failed.discard)(kept.row)
+        self._spans[key] = start, len(line)
+        (self._failed.add if "error" in record else self._failed.discard)(key)
 
 
 class PrintedResults:

@@ -24,8 +24,9 @@ UNKNOWN_JOB_S = 0.1
 UNKNOWN_TOKEN_S = 1e-5
 ADAPTER_S = 0.01
 """What a replica saves that ran a request's adapter lately."""
-SAVED_WEIGHT = 2.0
-"""What is saved counts for the request itself, and for those that would wait behind its work."""
+SAVED_WEIGHT = 3.0
+"""What is saved counts for the request itself, for those that would wait behind its work, and for
+the prefixes that would give way to a second copy."""
 MODEL_S = 10.0
 """What it takes to load a model that is not in memory."""
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import httpx
-from fastapi import FastAPI
 
-from support.http import FakeEngine
-from triptych.core.errors import TriptychError
-from triptych.core.http.errors import handle_error
-from triptych.core.http.explain import explain_router
+from support.http import FakeEngine, in_process
+from triptych.core.client import EngineClient
+from triptych.core.config import Config
+from triptych.core.http.app import create_app
 from triptych.core.router.client import ReplicatedClient
 from triptych.core.router.request import RouteChoice, RoutedRequest
 
@@ -22,12 +21,9 @@ class Explaining(ReplicatedClient):
         self._routed = {"abc.0": routed, "abc.1": routed, "abcd.0": routed}
 
 
-async def get(client: object, request_id: str) -> httpx.Response:
-    app = FastAPI()
-    app.include_router(explain_router(client))  # type: ignore[arg-type]
-    app.add_exception_handler(TriptychError, handle_error)
-    transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
+async def get(client: EngineClient, request_id: str) -> httpx.Response:
+    app = create_app(Config(), client, [], [])
+    async with in_process(app) as http:
         return await http.get(f"/v1/engine/explain/{request_id}")
 
 

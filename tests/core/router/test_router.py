@@ -68,11 +68,11 @@ def test_requests_without_a_prefix_go_where_there_is_least_to_do() -> None:
 
 def test_a_prefix_is_followed_as_far_as_it_saves_time() -> None:
     router = of_three()
-    request = prompt(0, 512)  # saves half a second, which counts twice
+    request = prompt(0, 512)  # saves half a second, which counts thrice
     home = send(router, "0", request)
-    sent = [send(router, str(i), request) for i in range(1, 6)]
-    assert sent == [home] * 5, "until its queue is as long as that"
-    assert send(router, "6", request) != home
+    sent = [send(router, str(i), request) for i in range(1, 8)]
+    assert sent == [home] * 7, "until its queue is as long as that"
+    assert send(router, "8", request) != home
 
 
 def test_the_longest_prefix_counts() -> None:
