@@ -109,10 +109,10 @@ def _deploy(resolved: Resolved, plan: ReplicaPlan, startup: Startup) -> None:
     if not plan.address:
         num_gpus = int(ray.cluster_resources().get("GPU", 0))
         plan.check_room(resolved.config.device, num_gpus)
-    serve.start(http_options={"host": options.host, "port": options.port})
     try:
+        serve.start(http_options={"host": options.host, "port": options.port})
         serve.run(application(resolved.config, plan), name=APPLICATION)
-    except RuntimeError as error:
+    except (RuntimeError, ray.exceptions.RayError) as error:
         raise SetupError(f"The replicas did not start: {error}") from error
     startup.phase("deploy", time.monotonic() - started_s, _count(plan))
     startup.ready(_url(options))
