@@ -28,7 +28,7 @@ _ENVELOPE = frozenset({"custom_id", "method", "url", "body"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class BulkRow:
     """A row of the input, as `entry` says it, and what a pipeline is `asked` for it.
 
     `key` names it among all rows, whichever run reads them. Names of its files begin with `stem`;
@@ -78,7 +78,7 @@ class RowFields(BaseModel):
             return InvalidRequest(f"{place or 'The row'}: {first['msg']}.", param=place)
 
 
-def read_rows(flag: str, path: str, url: str) -> list[Row]:
+def read_rows(flag: str, path: str, url: str) -> list[BulkRow]:
     """The rows of a JSON Lines file, of all `*.jsonl` of a folder, or of stdin (`-`).
 
     A line in the form of OpenAI's batches asks for its `body`, if its `url` is this one. Raises
@@ -93,18 +93,18 @@ def read_rows(flag: str, path: str, url: str) -> list[Row]:
     return [_read_row(number, line, url) for number, line in enumerate(lines, start=1)]
 
 
-def _read_row(number: int, line: str, url: str) -> Row:
+def _read_row(number: int, line: str, url: str) -> BulkRow:
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):
         entry = None
     if not isinstance(entry, dict):
         error = InvalidRequest("The line is no JSON object.")
-        return Row(number=number, entry={"line": number}, asked={}, error=error)
+        return BulkRow(number=number, entry={"line": number}, asked={}, error=error)
     try:
-        return Row(number=number, entry=entry, asked=_asked(entry, url))
+        return BulkRow(number=number, entry=entry, asked=_asked(entry, url))
     except InvalidRequest as error:
-        return Row(number=number, entry=entry, asked={}, error=error)
+        return BulkRow(number=number, entry=entry, asked={}, error=error)
 
 
 def _asked(entry: Record, url: str) -> Record:
@@ -120,7 +120,7 @@ def _asked(entry: Record, url: str) -> Record:
     return dict(entry["body"])
 
 
-def with_keys(rows: Iterable[Row], shared: Mapping[str, Any]) -> list[Row]:
+def with_keys(rows: Iterable[BulkRow], shared: Mapping[str, Any]) -> list[BulkRow]:
     """The rows with their keys, which follow from what they and the command (`shared`) say.
 
     A row keeps its key when others come, go or change places; equal rows are told apart by how
@@ -137,9 +137,9 @@ def with_keys(rows: Iterable[Row], shared: Mapping[str, Any]) -> list[Row]:
     return found
 
 
-def refuse_shared_names(rows: Sequence[Row]) -> None:
+def refuse_shared_names(rows: Sequence[BulkRow]) -> None:
     """Raise `ConfigError` where the files of two rows would have one name."""
-    owners: dict[str, Row] = {}
+    owners: dict[str, BulkRow] = {}
     for row in rows:
         other = owners.setdefault(row.stem, row)
         if other is not row:

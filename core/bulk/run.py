@@ -17,7 +17,7 @@ from typing import Any
 
 from triptych.core.atomic_files import write_whole
 from triptych.core.bulk.results import ResultSink
-from triptych.core.bulk.rows import Record, Row, RowResult
+from triptych.core.bulk.rows import BulkRow, Record, RowResult
 from triptych.core.cli_io import count_bar, writing
 from triptych.core.cluster import import_ray, read_count
 from triptych.core.config import Config
@@ -95,14 +95,14 @@ class BulkRun:
     `open_pipeline` opens the pipeline in this process.
     """
 
-    rows: Sequence[Row]
+    rows: Sequence[BulkRow]
     work: RowWork
     sink: ResultSink
     open_pipeline: Callable[[], AbstractContextManager[Any]]
     cluster: Cluster | None = None
     folder: Path = Path()
     is_whole: Callable[[Path], bool] = Path.is_file
-    describe: Callable[[Row], Record] = lambda row: row.entry
+    describe: Callable[[BulkRow], Record] = lambda row: row.entry
     is_bar_hidden: bool = False
 
     def run(self, verb: str) -> int:
@@ -128,13 +128,13 @@ class BulkRun:
         )
         return 1 if num_failed else 0
 
-    def _holds(self, row: Row) -> bool:
+    def _holds(self, row: BulkRow) -> bool:
         record = self.sink.holds(row.key)
         return record is not None and all(
             self.is_whole(self.folder / name) for name in record.get("files", ())
         )
 
-    def _results(self, rows: Sequence[Row]) -> Iterator[tuple[Row, RowResult]]:
+    def _results(self, rows: Sequence[BulkRow]) -> Iterator[tuple[BulkRow, RowResult]]:
         """What comes of each row. Without any that can be answered no model is loaded."""
         for row in rows:
             if row.error is not None:
@@ -156,7 +156,7 @@ class BulkRun:
             for key, result in found:
                 yield by_key[key], result
 
-    def _take(self, row: Row, result: RowResult) -> None:
+    def _take(self, row: BulkRow, result: RowResult) -> None:
         """Write what came of a row: its files first, which its record names."""
         if result.error is not None and result.error["code"] == EngineDown.code:
             raise EngineDown(f"{result.error['message']} The same command goes on from here.")

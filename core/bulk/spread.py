@@ -17,7 +17,7 @@ import ray
 import ray.data
 from ray.data import ActorPoolStrategy
 
-from triptych.core.bulk.rows import Record, Row, RowResult
+from triptych.core.bulk.rows import BulkRow, Record, RowResult
 from triptych.core.bulk.run import AnswerRows, Cluster, RowWork
 from triptych.core.cluster import engine_config, engine_resources, has_gpus, join
 from triptych.core.config import Config
@@ -53,7 +53,7 @@ class RowWorker:
 
 
 def spread(
-    rows: Sequence[Row], work: RowWork, cluster: Cluster
+    rows: Sequence[BulkRow], work: RowWork, cluster: Cluster
 ) -> Generator[tuple[str, RowResult], None, None]:
     """The results of rows by their keys, in the order in which they come.
 
@@ -76,7 +76,7 @@ def spread(
         ray.shutdown()
 
 
-def _dataset(rows: Sequence[Row], work: RowWork, cluster: Cluster) -> Any:
+def _dataset(rows: Sequence[BulkRow], work: RowWork, cluster: Cluster) -> Any:
     config = engine_config(cluster.config, cluster.most)
     items = [json.dumps([row.key, row.asked]).encode() for row in rows]
     size = work.num_at_once

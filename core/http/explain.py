@@ -6,15 +6,19 @@ end is in the answer's usage.
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from typing import Annotated
+
+from fastapi import APIRouter, Path
 from pydantic import BaseModel
 
 from triptych.core.client import EngineClient
 from triptych.core.errors import NotFound
 from triptych.core.http.errors import ERROR_RESPONSES
+from triptych.core.limits import MAX_REQUEST_ID_CHARS
 from triptych.core.router.client import ReplicatedClient
 from triptych.core.router.request import RoutedRequest
 
+RequestId = Annotated[str, Path(max_length=MAX_REQUEST_ID_CHARS)]
 _PREFIX = "req-"
 
 
@@ -53,7 +57,7 @@ def explain_router(client: EngineClient) -> APIRouter:
     router = APIRouter(tags=["engine"])
 
     @router.get("/v1/engine/explain/{request_id}", responses=ERROR_RESPONSES)
-    async def explain(request_id: str) -> Explanation:
+    async def explain(request_id: RequestId) -> Explanation:
         """Where one of the last requests went, by the id that its answer's X-Request-Id named."""
         if not isinstance(client, ReplicatedClient):
             raise NotFound("There is one engine here, which every request goes to.")

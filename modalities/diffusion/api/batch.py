@@ -16,7 +16,7 @@ from PIL import Image
 from pydantic import ValidationError
 
 from triptych.core.bulk.results import ResultFile
-from triptych.core.bulk.rows import LABELS, Record, Row, RowResult, with_keys
+from triptych.core.bulk.rows import LABELS, BulkRow, Record, RowResult, with_keys
 from triptych.core.bulk.run import BulkRun, RowWork, cluster_of, model_of
 from triptych.core.cli_io import read_lines, writing
 from triptych.core.errors import ConfigError, InvalidRequest, TriptychError
@@ -74,7 +74,7 @@ def answer_rows(
             yield _drawn(answer, body)
 
 
-def _row(number: int, text: str, defaults: Mapping[str, Any]) -> Row:
+def _row(number: int, text: str, defaults: Mapping[str, Any]) -> BulkRow:
     """A line of text: a prompt, a prompt in quotes, or an object of fields."""
     stem, fields = f"{number:05}-", {}
     try:
@@ -83,8 +83,8 @@ def _row(number: int, text: str, defaults: Mapping[str, Any]) -> Row:
         asked = {name: value for name, value in fields.items() if name not in LABELS}
         _body(asked)
     except TriptychError as error:
-        return Row(number=number, entry=fields, asked={}, stem=stem, error=error)
-    return Row(number=number, entry=fields, asked=asked, stem=stem)
+        return BulkRow(number=number, entry=fields, asked={}, stem=stem, error=error)
+    return BulkRow(number=number, entry=fields, asked=asked, stem=stem)
 
 
 def _drawn(pictures: Sequence[GeneratedImage], body: GenerationBody) -> RowResult:

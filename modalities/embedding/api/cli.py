@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from triptych.core.bulk.results import PrintedResults, ResultFile
-from triptych.core.bulk.rows import Row, read_rows, with_keys
+from triptych.core.bulk.rows import BulkRow, read_rows, with_keys
 from triptych.core.bulk.run import (
     BulkRun,
     Cluster,
@@ -107,7 +107,9 @@ def _bulk(args: argparse.Namespace, options: dict[str, Any], cluster: Cluster | 
         rows = read_rows("--input", args.input, "/v1/embeddings")
     else:
         entries = [{"text": text} for text in _read_texts(args)]
-        rows = [Row(number=n, entry=each, asked=each) for n, each in enumerate(entries, start=1)]
+        rows = [
+            BulkRow(number=n, entry=each, asked=each) for n, each in enumerate(entries, start=1)
+        ]
     return BulkRun(
         rows=with_keys(rows, {"model": model_of(args), "options": options}),
         work=RowWork(

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from triptych.core.bulk.results import PrintedResults, ResultFile
-from triptych.core.bulk.rows import Row, read_rows, with_keys
+from triptych.core.bulk.rows import BulkRow, read_rows, with_keys
 from triptych.core.bulk.run import (
     BulkRun,
     RowWork,
@@ -234,9 +234,9 @@ def run_generate(args: argparse.Namespace) -> int:
     return run.run("answered")
 
 
-def _read_rows(args: argparse.Namespace) -> list[Row]:
+def _read_rows(args: argparse.Namespace) -> list[BulkRow]:
     rows = [
-        Row(number=number, entry={"prompt": prompt}, asked={"prompt": prompt})
+        BulkRow(number=number, entry={"prompt": prompt}, asked={"prompt": prompt})
         for number, prompt in enumerate(args.prompt, start=1)
     ]
     if args.input:

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 from triptych.core.atomic_files import write_whole
 from triptych.core.bulk.results import ResultFile
-from triptych.core.bulk.rows import Record, Row, read_rows, refuse_shared_names, with_keys
+from triptych.core.bulk.rows import BulkRow, Record, read_rows, refuse_shared_names, with_keys
 from triptych.core.bulk.run import (
     BulkRun,
     Cluster,
@@ -152,7 +152,7 @@ def _bulk(args: argparse.Namespace, cluster: Cluster | None) -> BulkRun:
     )
 
 
-def _rows(args: argparse.Namespace) -> list[Row]:
+def _rows(args: argparse.Namespace) -> list[BulkRow]:
     """The sounds that were named, those in folders by their places there, those of lines."""
     named: list[tuple[Path, str]] = []
     for given in map(Path, args.file):
@@ -171,8 +171,10 @@ def _rows(args: argparse.Namespace) -> list[Row]:
     return rows
 
 
-def _row(number: int, entry: Record, stem: str) -> Row:
-    return Row(number=number, entry=entry, asked=entry, stem=stem, version=_version(entry["file"]))
+def _row(number: int, entry: Record, stem: str) -> BulkRow:
+    return BulkRow(
+        number=number, entry=entry, asked=entry, stem=stem, version=_version(entry["file"])
+    )
 
 
 def _version(file: str) -> str:

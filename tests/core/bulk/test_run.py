@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from triptych.core.bulk.results import ResultFile
-from triptych.core.bulk.rows import Record, Row, RowResult, refuse_shared_names, with_keys
+from triptych.core.bulk.rows import BulkRow, Record, RowResult, refuse_shared_names, with_keys
 from triptych.core.bulk.run import (
     BulkRun,
     Cluster,
@@ -45,7 +45,7 @@ def double(pipeline: Doubler, rows: Sequence[Record], options: Record) -> Iterat
 
 def make(folder: Path, numbers: Sequence[Any], pipeline: Doubler, **changes: Any) -> BulkRun:
     rows = [
-        Row(number=at, entry={"n": n}, asked={"n": n}, stem=f"sub/{at}-{n}")
+        BulkRow(number=at, entry={"n": n}, asked={"n": n}, stem=f"sub/{at}-{n}")
         for at, n in enumerate(numbers)
     ]
     work = RowWork(pipeline="", answer=f"{__name__}:double", options={}, num_at_once=2)
@@ -101,7 +101,7 @@ def test_a_file_that_is_gone_is_made_again(tmp_path: Path) -> None:
 
 
 def test_keys_follow_what_is_asked_and_not_where_it_stands() -> None:
-    rows = [Row(number=n, entry={"n": n % 2}, asked={}) for n in range(4)]
+    rows = [BulkRow(number=n, entry={"n": n % 2}, asked={}) for n in range(4)]
     keys = [row.key for row in with_keys(rows, {"model": "a"})]
     assert len(set(keys)) == 4
     assert [row.key for row in with_keys(rows[1:], {"model": "a"})][:2] == [keys[1], keys[0]]
@@ -109,7 +109,7 @@ def test_keys_follow_what_is_asked_and_not_where_it_stands() -> None:
 
 
 def test_files_of_one_name_are_refused() -> None:
-    rows = [Row(number=n, entry={}, asked={}, stem="same") for n in (1, 2)]
+    rows = [BulkRow(number=n, entry={}, asked={}, stem="same") for n in (1, 2)]
     with pytest.raises(ConfigError, match="Rows 1 and 2"):
         refuse_shared_names(rows)
 
