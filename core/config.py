@@ -26,6 +26,7 @@ from triptych.core.options.declaration import (
     option,
 )
 from triptych.core.options.media import ImageOptions, SpeechOptions, VisionOptions
+from triptych.core.options.pipeline import PipelineOptions
 from triptych.core.options.replicas import ReplicaOptions
 from triptych.core.options.store import StoreOptions
 
@@ -36,6 +37,7 @@ __all__ = (
     "DeviceOptions",
     "ImageOptions",
     "ModelOptions",
+    "PipelineOptions",
     "ReplicaOptions",
     "ScheduleOptions",
     "ServerOptions",
@@ -497,4 +499,5 @@ class Config:
     server: ServerOptions = ServerOptions()
     store: StoreOptions = StoreOptions()
     replicas: ReplicaOptions = ReplicaOptions()
+    pipeline: PipelineOptions = PipelineOptions()
     debug: DebugOptions = DebugOptions()
