@@ -255,8 +255,6 @@ class SentPages(PageExchange):
         """Send what the step has completed."""
         for sent in self._sent.values():
             self._send(sent)
-            if sent.is_over and len(sent.lease) < len(sent.keys):
-                sent.order.end("pages had to give way")
 
     def counted(self, stats: SchedulerStats) -> SchedulerStats:
         """`stats` with what was sent."""
@@ -296,9 +294,14 @@ class SentPages(PageExchange):
 
     def _take(self, sent: _Sent, output: Output) -> None:
         """How the job of an order ends; its token is of no use."""
-        sent.is_over = output.is_final
+        if not output.is_final:
+            return
+        sent.is_over = True
+        self._send(sent)
         if output.error is not None:
             sent.order.end(f"{output.error.code}: {output.error.message}")
+        elif len(sent.lease) < len(sent.keys):
+            sent.order.end("pages had to give way")
 
     def _close(self, order: PageOrder) -> None:
         sent = self._sent.pop(order, None)

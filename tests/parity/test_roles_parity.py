@@ -1,4 +1,4 @@
-"""Prefill in one engine and decode in another: the same tokens as one engine's, whatever crosses."""
+"""Prefill in one engine and decode in another: the same tokens as those of one engine."""
 
 from __future__ import annotations
 

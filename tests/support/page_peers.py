@@ -1,4 +1,4 @@
-"""Both ends of a connection for pages, over memory that is bytes and prompts that a test computes."""
+"""Both ends of a connection for pages, over bytes, and prompts that a test computes."""
 
 from __future__ import annotations
 
@@ -87,7 +87,8 @@ class Fetched:
         )
 
     def _arrive(self, num: int) -> None:
-        assert not self.num_ended and num == self.num_arrived + 1
+        assert not self.num_ended
+        assert num == self.num_arrived + 1
         self.num_arrived = num
 
     def _end(self) -> None:
