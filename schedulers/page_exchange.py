@@ -330,7 +330,7 @@ def _prompt_of(request: TokenRequest) -> TokenRequest:
 def _counted(stats: SchedulerStats, ours: Counter[str], theirs: Counter[str]) -> SchedulerStats:
     """`theirs` is written by another thread, which adds no names."""
     counters = {name: float(value) for each in (ours, theirs) for name, value in each.items()}
-    gauges = {"page_links": counters.pop("page_links")}
+    gauges = {name: counters.pop(name) for name in ("page_links", "page_bytes")}
     return replace(
         stats, gauges={**stats.gauges, **gauges}, counters={**stats.counters, **counters}
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +17,33 @@ from support.text_models import write_text_folder
 from triptych.core.sampling_params import SamplingParams
 from triptych.core.tokens import TokenRequest
 
-_KINDS = ("llama", "qwen2-window", "qwen3", "mixtral")
+_NUM_PAGES = 14 + 1
+"""Whole pages of the longest prompt, and of the one that leaves it."""
+_WAYS = [  # what pages cross, of which model, in which format
+    ("unix", "llama", "auto"),
+    ("tcp", "llama", "auto"),
+    ("tcp", "llama", "bfloat16"),
+    ("unix", "llama", "int8"),
+    ("tcp", "llama", "float8_e4m3fn"),
+    ("unix", "qwen2-window", "auto"),
+    ("unix", "qwen3", "auto"),
+    ("unix", "mixtral", "auto"),
+]
 
 
-@pytest.fixture(scope="module", params=_KINDS)
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    family, extra = FAMILIES[request.param]
-    folder = tmp_path_factory.mktemp(request.param)
-    save_family(folder, family, **extra)
-    config = json.loads((folder / "config.json").read_text())
-    write_text_folder(folder, **config)
-    return folder
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a tiny model of a family."""
+
+    @cache
+    def write(name: str) -> Path:
+        family, extra = FAMILIES[name]
+        folder = tmp_path_factory.mktemp(name)
+        save_family(folder, family, **extra)
+        write_text_folder(folder, **json.loads((folder / "config.json").read_text()))
+        return folder
+
+    return write
 
 
 def requests() -> list[TokenRequest]:
@@ -41,20 +59,23 @@ def requests() -> list[TokenRequest]:
     ]
 
 
-@pytest.mark.parametrize("way", ["unix", "tcp"])
-async def test_tokens_are_those_of_one_engine(folder: Path, way: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("way", "family", "cells"), _WAYS)
+async def test_tokens_are_those_of_one_engine(
+    way: str, family: str, cells: str, folder_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder, requested = folder_of(family), requests()
     address = f"unix:{tmp_path}/pages" if way == "unix" else f"127.0.0.1:{free_port()}"
-    if way == "tcp" and "llama" not in folder.name:
-        pytest.skip("the way knows nothing of the family")
-    async with engine(role_config("prefill_and_decode", "", tmp_path), folder) as whole:
-        expected = [await answer(whole, each, str(n)) for n, each in enumerate(requests())]
-    async with (
-        engine(role_config("prefill", address, tmp_path), folder) as prefill,
-        engine(role_config("decode", address, tmp_path), folder) as decode,
-    ):
+    whole_config, *configs = (
+        role_config(role, address, tmp_path, kv_cache_format=cells)
+        for role in ("prefill_and_decode", "prefill", "decode")
+    )
+    async with engine(whole_config, folder) as whole:
+        expected = [await answer(whole, each, str(n)) for n, each in enumerate(requested)]
+    async with engine(configs[0], folder) as prefill, engine(configs[1], folder) as decode:
         await series(decode, "page_links", 1)
-        got = [await answer(decode, each, str(n)) for n, each in enumerate(requests())]
-        num_pages = await series(decode, "pages_received_total", 22)
+        got = [await answer(decode, each, str(n)) for n, each in enumerate(requested)]
+        assert await series(decode, "pages_received_total", _NUM_PAGES) == _NUM_PAGES
         assert await series(decode, "page_fallbacks_total") == 0
-        assert await series(prefill, "pages_sent_total", num_pages) == num_pages
+        assert await series(prefill, "pages_sent_total", _NUM_PAGES) == _NUM_PAGES
     assert got == expected
+    assert len(set(got)) > 6

@@ -38,7 +38,7 @@ class HandLink:
 
     def __init__(self, decode: World, prefill: World) -> None:
         self.decode, self.prefill = decode, prefill
-        self.counts: Counter[str] = new_counts()
+        self.counts: Counter[str] = new_counts(4)
         self.is_connected = True
         self.open: list[HandOrder] = []
         self.orders: SentPages | None = None

@@ -84,8 +84,8 @@ class PageClient:
         *,
         timeout_s: float,
     ) -> None:
-        self.counts = new_counts()
-        """Totals by the name of their series, and `page_links`, which is a gauge."""
+        self.counts = new_counts(memory.page_bytes)
+        """What is counted, by the name of its series."""
         self.secret = secret
         self.format = page_format
         self.memory = memory

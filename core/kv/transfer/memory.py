@@ -34,13 +34,14 @@ def num_credits(page_bytes: int) -> int:
     return max(2, min(1024, MAX_BYTES_ON_THE_WAY // page_bytes))
 
 
-def new_counts() -> Counter[str]:
-    """What one end of connections counts: totals by the name of their series, and `page_links`.
+def new_counts(page_bytes: int) -> Counter[str]:
+    """What one end of connections counts: totals by the name of their series, and two gauges.
 
     All names are there from the first, so that other threads may read it.
     """
     return Counter(
         page_links=0,
+        page_bytes=page_bytes,
         pages_sent_total=0,
         pages_received_total=0,
         page_sent_bytes_total=0,

@@ -102,8 +102,8 @@ class PageServer:
         *,
         timeout_s: float,
     ) -> None:
-        self.counts = new_counts()
-        """Totals by the name of their series, and `page_links`, which is a gauge."""
+        self.counts = new_counts(memory.page_bytes)
+        """What is counted, by the name of its series."""
         self.format = page_format
         self.memory = memory
         self.timeout_s = timeout_s
