@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from triptych.core.config import Config
 from triptych.core.errors import ConfigError
 from triptych.core.kv.transfer.address import PageAddress, read_secret
 from triptych.core.kv.transfer.client import PageClient
 from triptych.core.kv.transfer.memory import PageMemory
 from triptych.core.kv.transfer.messages import PageFormat
 from triptych.core.kv.transfer.server import PageServer
-from triptych.core.options.pipeline import PREFILL
+from triptych.core.options.pipeline import PREFILL, PipelinePlan
 from triptych.schedulers.page_exchange import FetchedPages, SentPages
 
 if TYPE_CHECKING:
@@ -27,26 +26,23 @@ def open_exchange(
     scheduler: TokenScheduler,
     memory: PageMemory,
     page_format: PageFormat,
-    config: Config,
+    plan: PipelinePlan,
 ) -> Callable[[], None]:
-    """Have a model's pages sent or fetched, by the engine's role; returns what ends that.
+    """Have a model's pages sent or fetched, by the plan; returns what ends that.
 
     Raises `ConfigError`.
     """
-    options = config.pipeline
     if not scheduler.tokens.pool.enable_prefix_caching:
         raise ConfigError(
-            f"--pipeline-role {options.pipeline_role}: this model computes each prompt as a whole"
-            " and shares no pages; leave it out."
+            f"--pipeline-role {plan.role}: this model computes each prompt as a whole and shares no"
+            " pages; leave it out."
         )
-    secret = read_secret(options.pipeline_key_file)
-    addresses = [PageAddress.parse(address) for address in options.prefill_address]
-    if options.pipeline_role == PREFILL:
-        server = PageServer(
-            addresses[0], secret, page_format, memory, timeout_s=options.prefill_timeout_s
-        )
+    secret, timeout_s = read_secret(plan.key_file), plan.timeout_s
+    addresses = [PageAddress.parse(address) for address in plan.addresses]
+    if plan.role == PREFILL:
+        server = PageServer(addresses[0], secret, page_format, memory, timeout_s=timeout_s)
         scheduler.exchange = SentPages(scheduler, server, model)
         return server.close
-    client = PageClient(addresses, secret, page_format, memory, timeout_s=options.prefill_timeout_s)
+    client = PageClient(addresses, secret, page_format, memory, timeout_s=timeout_s)
     scheduler.exchange = FetchedPages(scheduler, client)
     return client.close

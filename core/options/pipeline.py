@@ -5,8 +5,9 @@ Owns the declarations, and what cannot go together; `schedulers.pipeline_roles` 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from triptych.core.errors import ConfigError
 from triptych.core.options.declaration import DURATION, Role, option
@@ -50,34 +51,73 @@ class PipelineOptions:
     )
 
 
-def check_roles(config: Config) -> None:
-    """Raise `ConfigError` for options of roles that miss each other, or others that bar them."""
-    options = config.pipeline
-    if options.pipeline_role == WHOLE:
+@dataclass(frozen=True, slots=True)
+class PipelinePlan:
+    """The role of an engine, and what it needs for it."""
+
+    role: str
+    addresses: tuple[str, ...]
+    key_file: str
+    timeout_s: float
+
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """Raises `ConfigError` for options that miss each other, and for those that bar a role."""
+        options = config.pipeline
+        plan = cls(
+            options.pipeline_role,
+            options.prefill_address,
+            options.pipeline_key_file,
+            options.prefill_timeout_s,
+        )
+        if plan.is_whole:
+            plan._refuse_what_is_for_roles()
+        else:
+            plan._refuse_what_is_missing()
+            _refuse_what_bars(plan.role, config)
+        return plan
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether one engine does both."""
+        return self.role == WHOLE
+
+    def _refuse_what_is_for_roles(self) -> None:
         given = {
-            "--prefill-address": bool(options.prefill_address),
-            "--pipeline-key-file": bool(options.pipeline_key_file),
+            "--prefill-address": bool(self.addresses),
+            "--pipeline-key-file": bool(self.key_file),
         }
-        if named := ", ".join(flag for flag, is_given in given.items() if is_given):
+        if named := _named(given):
             raise ConfigError(
                 f"{named}: for engines of one role; add --pipeline-role prefill or --pipeline-role"
                 " decode, or leave it out."
             )
-        return
-    role = f"--pipeline-role {options.pipeline_role}"
-    if not options.prefill_address or not options.pipeline_key_file:
-        raise ConfigError(
-            f"{role} needs --prefill-address (HOST:PORT or unix:PATH) and --pipeline-key-file."
-        )
-    if options.pipeline_role == PREFILL and len(options.prefill_address) > 1:
-        raise ConfigError("--prefill-address: an engine of role prefill listens on one; name one.")
+
+    def _refuse_what_is_missing(self) -> None:
+        if not self.addresses or not self.key_file:
+            raise ConfigError(
+                f"--pipeline-role {self.role} needs --prefill-address (HOST:PORT or unix:PATH) and"
+                " --pipeline-key-file."
+            )
+        if self.role == PREFILL and len(self.addresses) > 1:
+            raise ConfigError(
+                "--prefill-address: an engine of role prefill listens on one; name one."
+            )
+
+
+def _refuse_what_bars(role: str, config: Config) -> None:
+    device, replicas = config.device, config.replicas
     barred = {
-        f"--tensor-parallel-size {config.device.tensor_parallel_size}": (
-            config.device.tensor_parallel_size > 1
-        ),
+        f"--tensor-parallel-size {device.tensor_parallel_size}": device.tensor_parallel_size > 1,
         "--no-enable-prefix-caching": not config.cache.enable_prefix_caching,
-        f"--replicas {config.replicas.replicas}": config.replicas.replicas != "1",
-        f"--ray-address {config.replicas.ray_address}": bool(config.replicas.ray_address),
+        f"--replicas {replicas.replicas}": replicas.replicas != "1",
+        f"--ray-address {replicas.ray_address}": bool(replicas.ray_address),
     }
-    if named := ", ".join(flag for flag, is_given in barred.items() if is_given):
-        raise ConfigError(f"{role} does not go with {named} yet; leave one of them out.")
+    if named := _named(barred):
+        raise ConfigError(
+            f"--pipeline-role {role} does not go with {named} yet; leave one of them out."
+        )
+
+
+def _named(flags: Mapping[str, bool]) -> str:
+    return ", ".join(flag for flag, is_given in flags.items() if is_given)

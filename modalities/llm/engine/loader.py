@@ -25,7 +25,7 @@ from triptych.core.kv.transfer.messages import PageFormat
 from triptych.core.layers.attention import KvCache, KvLayout
 from triptych.core.lazy import load
 from triptych.core.ledger import Ledger
-from triptych.core.options.pipeline import WHOLE
+from triptych.core.options.pipeline import PipelinePlan
 from triptych.core.plan import Runner
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.core.weights.tensors.checkpoint import Checkpoint
@@ -206,7 +206,8 @@ class LlmLoader(TokenLoader):
         self, scheduler: TokenScheduler, kv: KvCache, blueprint: Blueprint, stack: ExitStack
     ) -> None:
         """Have pages exchanged with engines of the other role, where this one has one."""
-        if self._config.pipeline.pipeline_role == WHOLE:
+        plan = PipelinePlan.of(self._config)
+        if plan.is_whole:
             return
         dtype, impl = blueprint.dtype, type(blueprint).__name__
         page_format = PageFormat(
@@ -218,7 +219,7 @@ class LlmLoader(TokenLoader):
             page_bytes=kv.layout.page_bytes,
         )
         pages = CachePages(kv)
-        close = open_exchange(self.name, scheduler, pages, page_format, self._config)
+        close = open_exchange(self.name, scheduler, pages, page_format, plan)
         stack.callback(close)
 
     def _kind(

@@ -10,7 +10,7 @@ from triptych.core.config import (
     ReplicaOptions,
 )
 from triptych.core.errors import ConfigError
-from triptych.core.options.pipeline import check_roles
+from triptych.core.options.pipeline import PipelinePlan
 
 _WHOLE = {"pipeline_role": "decode", "prefill_address": ("host:1",), "pipeline_key_file": "key"}
 
@@ -21,10 +21,10 @@ def _config(*, sections: dict[str, object] | None = None, **options: object) -> 
 
 
 def test_a_role_with_its_address_and_key_is_taken() -> None:
-    check_roles(_config())
-    check_roles(_config(pipeline_role="prefill"))
-    check_roles(_config(prefill_address=("host:1", "unix:/run/pages")))
-    check_roles(Config())
+    assert not PipelinePlan.of(_config()).is_whole
+    PipelinePlan.of(_config(pipeline_role="prefill"))
+    PipelinePlan.of(_config(prefill_address=("host:1", "unix:/run/pages")))
+    assert PipelinePlan.of(Config()).is_whole
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_a_role_with_its_address_and_key_is_taken() -> None:
 )
 def test_what_is_missing_or_of_no_use_is_named(options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        check_roles(_config(**options))
+        PipelinePlan.of(_config(**options))
 
 
 @pytest.mark.parametrize(
@@ -56,4 +56,4 @@ def test_what_is_missing_or_of_no_use_is_named(options: dict[str, object], messa
 )
 def test_what_bars_a_role_is_named(sections: dict[str, object], flag: str) -> None:
     with pytest.raises(ConfigError, match=f"--pipeline-role decode does not go with {flag} yet"):
-        check_roles(_config(sections=sections))
+        PipelinePlan.of(_config(sections=sections))
