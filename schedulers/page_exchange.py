@@ -262,7 +262,7 @@ class SentPages(PageExchange):
 
     def _open(self, order: PageOrder) -> None:
         self._counts["page_orders_total"] += 1
-        job_id = f"pages-{next(self._ids)}"
+        job_id = f"pages-{self._model}-{next(self._ids)}"
         sent = self._sent[order] = _Sent(order, job_id, self._state.pool.acquire())
         self._state.carried.add(sent.lease)
         job = Job(

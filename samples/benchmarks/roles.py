@@ -241,17 +241,18 @@ def kill(
 ) -> tuple[list[list[str]], bool]:
     """Requests during each of which a process dies; whether all answers are right."""
     want, counts = expected(setup, asked), Counter[str]()
-    longest_s = usual_s = 0.0
+    longest_s = usual_s = first_s = 0.0
     with running(setup, PREFILL, DECODE) as (prefill, decode):
         decode.wait_for("page_links", 1)
         for num, (each, ids) in enumerate(zip(asked, want, strict=True)):
             begun_s = time.monotonic()
             if num == 0:  # none dies: how long it takes
                 answer = decode.ask(each)
-                usual_s = time.monotonic() - begun_s
+                first_s = usual_s = time.monotonic() - begun_s
             else:
-                victim = prefill if num % 2 else decode
+                victim, num_hit = prefill if num % 2 else decode, counts["hit"]
                 answer = _ask_and_kill(decode, victim, each, rng.uniform(0, usual_s), counts)
+                usual_s *= 1.1 if counts["hit"] > num_hit else 0.8  # the machine is shared
             counts["right"] += (answer or {}).get("ids") == ids
             longest_s = max(longest_s, time.monotonic() - begun_s)
     num_kills = len(asked) - 1
@@ -260,7 +261,7 @@ def kill(
         ["killed during the request", f"{counts['hit']}"],
         ["asked again, since the decode process was gone", f"{counts['again']}"],
         ["answers equal to those of one engine", f"{counts['right']} of {len(asked)}"],
-        ["seconds of a request without a kill", f"{usual_s:.2f}"],
+        ["seconds of the first request, without a kill", f"{first_s:.2f}"],
         ["longest request, process starts included", f"{longest_s:.2f}"],
     ]
     return rows, counts["right"] == len(asked)

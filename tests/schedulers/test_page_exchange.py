@@ -99,7 +99,7 @@ def test_what_does_not_come_is_computed_here() -> None:
     assert step(link.decode) == [("a", 8)], "from the third page on"
     link.decode.finish_all()
     assert counter(link.decode, "page_fallbacks_total") == 1
-    assert link.prefill.jobs["pages-0"].state.is_final, "nobody wants it any more"
+    assert link.prefill.jobs["pages-shadow-0"].state.is_final, "nobody wants it any more"
     link.prefill.finish_all()
 
 
@@ -160,7 +160,7 @@ def test_an_order_ends_with_its_job() -> None:
     link.decode.submit("a", token_request(prompt(18), max_tokens=1))
     link.prefill.book()
     link.prefill.commit()
-    link.prefill.scheduler.cancel("pages-0")
+    link.prefill.scheduler.cancel("pages-shadow-0")
     (order,) = link.open
     assert order.reason == "pages had to give way"
     link.carry_all()

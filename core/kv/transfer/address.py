@@ -6,6 +6,7 @@ Owns opening sockets on such an address, and the secret that both ends know. Kno
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import stat
@@ -88,7 +89,7 @@ class PageAddress:
         probe = socket.socket(socket.AF_UNIX)
         with probe, suppress(FileNotFoundError, ConnectionRefusedError):
             probe.connect(self.path)
-            raise OSError(98, "Address already in use")
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
         with suppress(FileNotFoundError):
             if stat.S_ISSOCK(os.lstat(self.path).st_mode):
                 os.unlink(self.path)

@@ -159,6 +159,8 @@ class _Link:
                 await self._connect()
             except* (BadPeer, LinkRefused, OSError) as group:
                 self._say(group.exceptions[0])
+            except* Exception:  # a fault of ours must not end the link
+                _log.exception("a connection for pages failed")
             delay_s = _LEAST_DELAY_S if self._is_useful else min(2 * delay_s, _MOST_DELAY_S)
             await asyncio.sleep(delay_s)
 

@@ -53,6 +53,7 @@ class PageOrder:
     def __init__(self, wanted: FetchPages) -> None:
         self.wanted = wanted
         self.reason = ""
+        self.is_dropped = False
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Queue[tuple[bytes, int] | None] = asyncio.Queue()
 
@@ -65,6 +66,11 @@ class PageOrder:
         """No more pages come, though there should."""
         self.reason = reason
         self._put(None)
+
+    def drop(self) -> None:
+        """On the server's thread: no page of it is wanted any more."""
+        self.is_dropped = True
+        self.end("dropped")
 
     async def next(self) -> tuple[bytes, int] | None:
         """The next page once it is there; none if none comes."""
@@ -165,6 +171,8 @@ class PageServer:
         except* (BadPeer, LinkRefused, OSError) as group:  # TimeoutError is one of OSError's
             reasons = ", ".join(str(error) or type(error).__name__ for error in group.exceptions)
             _log.info("a connection for pages has ended: %s", reasons)
+        except* Exception:  # a fault of ours must not go unseen
+            _log.exception("a connection for pages failed")
         finally:
             channel.close()
             if slots is not None:
@@ -247,7 +255,7 @@ class _Connection:
                 spawn(group, self._fill(order))
             case DropFetch():
                 if (dropped := self._open.get(message.fetch_id)) is not None:
-                    dropped.end("dropped")
+                    dropped.drop()
             case PageCredit():
                 if message.slot not in self._lent:
                     raise BadPeer("a credit that was not given")
@@ -263,7 +271,7 @@ class _Connection:
             self._orders.open(order)
             for _ in range(wanted.num_pages):
                 page = await order.next()
-                if page is None:
+                if page is None or order.is_dropped:
                     break
                 async with asyncio.timeout(self._server.timeout_s):
                     await self._send_page(wanted.fetch_id, *page)
