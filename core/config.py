@@ -80,10 +80,10 @@ class ModelOptions:
         " taken out of their blocks."
         " float32, bfloat16 and float16 are those of `--dtype`, and take blocks apart. q8_0 to q4_0"
         " are GGUF's types: a file's own, or made of plain weights at load; an image model's"
-        " autoencoder stays plain. float8_e4m3fn and gptq are for checkpoints that are.",
+        " autoencoder stays plain. The others are for checkpoints that are.",
         choices=(
             *("auto", "float32", "bfloat16", "float16"),
-            *(*BLOCK_ENCODINGS, "float8_e4m3fn", "gptq"),
+            *(*BLOCK_ENCODINGS, "float8_e4m3fn", "float4_e2m1fnx2", "gptq"),
         ),
     )
     model_override: tuple[str, ...] = option(
