@@ -15,7 +15,7 @@ import torch
 from triptych.core.layers.attention import KvCache
 
 
-class CachePages:
+class CacheMemory:
     """The pages of `kv`. Called from one thread, which waits for its copies alone."""
 
     def __init__(self, kv: KvCache) -> None:

@@ -90,7 +90,7 @@ class PageClient:
         self.format = page_format
         self.memory = memory
         self.timeout_s = timeout_s
-        self._links = [_Link(self, address) for address in addresses]
+        self._links = [_PageLink(self, address) for address in addresses]
         self._tasks: list[asyncio.Task[None]] = []
         self._thread = LoopThread("triptych-pages")
         self._loop = self._thread.run(self._open())
@@ -128,7 +128,7 @@ class PageClient:
             link.drop(fetch)
 
 
-class _Link:
+class _PageLink:
     """The connection to one prefill engine, whenever there is one."""
 
     def __init__(self, client: PageClient, address: PageAddress) -> None:

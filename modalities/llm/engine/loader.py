@@ -16,7 +16,7 @@ from triptych.core.decoders.native import Blueprint, NativeBlueprint
 from triptych.core.devices.device import Device, share_cores
 from triptych.core.engine.loader import TokenLoader
 from triptych.core.engine.model_memory import ModelMemory
-from triptych.core.engine.page_memory import CachePages
+from triptych.core.engine.page_memory import CacheMemory
 from triptych.core.engine.text_head import CausalModel, TextHead, TokenSampler
 from triptych.core.errors import ConfigError, RankLost
 from triptych.core.grammar.vocabulary import GrammarVocabulary
@@ -218,7 +218,7 @@ class LlmLoader(TokenLoader):
             max_length=blueprint.max_length,
             page_bytes=kv.layout.page_bytes,
         )
-        pages = CachePages(kv)
+        pages = CacheMemory(kv)
         close = open_exchange(self.name, scheduler, pages, page_format, plan)
         stack.callback(close)
 
