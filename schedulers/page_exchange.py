@@ -315,7 +315,8 @@ class SentPages(PageExchange):
 
 
 def _prompt_of(request: TokenRequest) -> TokenRequest:
-    """What is to be computed for the pages of a request alone."""
+    """What is to be computed for the pages of a request alone: all but what is drawn."""
+    returns_state = request.sampling.returns_state
     return TokenRequest(
         prompt_ids=request.prompt_ids,
         prompt_frames=request.prompt_frames,
@@ -323,7 +324,7 @@ def _prompt_of(request: TokenRequest) -> TokenRequest:
         priority=request.priority,
         tenant=request.tenant,
         adapter=request.adapter,
-        sampling=SamplingParams(temperature=0.0, max_tokens=1),
+        sampling=SamplingParams(temperature=0.0, max_tokens=1, returns_state=returns_state),
     )
 
 

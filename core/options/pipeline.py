@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from triptych.core.errors import ConfigError
-from triptych.core.options.declaration import DURATION, Role, option
+from triptych.core.options.declaration import DURATION, TEXT, Role, option
 
 if TYPE_CHECKING:
     from triptych.core.config import Config
@@ -22,7 +22,7 @@ PREFILL, DECODE, WHOLE = "prefill", "decode", "prefill_and_decode"
 class PipelineOptions:
     """Prefill and decode in engines of their own."""
 
-    ROLES: ClassVar[tuple[Role, ...]] = ("chat", "vision")
+    ROLES: ClassVar[tuple[Role, ...]] = TEXT
 
     pipeline_role: str = option(
         WHOLE,

@@ -47,10 +47,12 @@ def role_config(role: str, address: str, folder: Path, **cache: object) -> Confi
 
 
 @asynccontextmanager
-async def engine(config: Config, folder: Path, digest: str = "00") -> AsyncIterator[LocalClient]:
-    """An engine that is ready."""
-    model = ResolvedModel(name="tiny", reference="tiny", folder=str(folder), digest=digest)
-    client = LocalClient(build_engine(config, [model]))
+async def engine(
+    config: Config, folder: Path, model: ResolvedModel | None = None
+) -> AsyncIterator[LocalClient]:
+    """An engine that is ready, of a chat model in a folder unless another is named `tiny`."""
+    chat = ResolvedModel(name="tiny", reference="tiny", folder=str(folder), digest="00")
+    client = LocalClient(build_engine(config, [model or chat]))
     try:
         await asyncio.wait_for(client.load("tiny"), WAIT_S)
         yield client

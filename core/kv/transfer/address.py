@@ -56,7 +56,7 @@ class PageAddress:
             raise ConfigError(
                 f"--prefill-address {self}: cannot listen"
                 f" ({os.strerror(error.errno) if error.errno else error}); an engine of role"
-                " prefill serves one model of tokens, at an address of its own."
+                " prefill serves one model of text, at an address of its own."
             ) from error
         listener.setblocking(False)
         return listener
