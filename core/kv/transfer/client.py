@@ -278,11 +278,10 @@ class _PageLink:
             if header.key != fetch.keys[fetch.num_arrived]:
                 raise BadPeer("another page than the next")
             client.memory.write(fetch.page_ids[fetch.num_arrived], page)
-        spawn(self._group, self._channel.send(PageCredit(header.slot)))
+            self._count(fetch)
         client.counts["pages_received_total"] += 1
         self._is_useful = True
-        if fetch is not None:
-            self._count(fetch)
+        await self._channel.send(PageCredit(header.slot))  # nothing more is read before
 
     def _count(self, fetch: PageFetch) -> None:
         """A page of it was written."""

@@ -81,7 +81,7 @@ class PageWelcome(msgspec.Struct, frozen=True, tag=True):
 
 
 class PageRefusal(msgspec.Struct, frozen=True, tag=True):
-    """Why there is to be no connection: `version`, `secret`, `format`, `full`, `shared-memory`."""
+    """Why there is to be no connection: `version`, `secret`, `format`, `shared-memory`."""
 
     code: str
     message: str
