@@ -23,7 +23,7 @@ from triptych.core.weights.resolve import ResolvedModel
 from triptych.schedulers.local import LocalClient
 
 SECRET = "a secret that nobody else knows"
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 def role_config(role: str, address: str, folder: Path, **cache: object) -> Config:
