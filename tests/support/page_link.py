@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import structs
 
 from support.token_driver import Driver
 from support.token_world import MODEL, VOCAB_SIZE, Page, World
@@ -77,7 +79,7 @@ class HandLink:
             world.outputs(output)
             sink(output)
 
-        job = replace(job, sink=both, arrival_s=world.now_s)
+        job = structs.replace(job, sink=both, arrival_s=world.now_s)
         try:
             world.scheduler.submit(job)
         except TriptychError as error:
