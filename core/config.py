@@ -26,6 +26,7 @@ from triptych.core.options.declaration import (
     option,
 )
 from triptych.core.options.media import ImageOptions, SpeechOptions, VisionOptions
+from triptych.core.options.pipeline import PipelineOptions
 from triptych.core.options.replicas import ReplicaOptions
 from triptych.core.options.server import ServerOptions
 from triptych.core.options.store import StoreOptions
@@ -37,6 +38,7 @@ __all__ = (
     "DeviceOptions",
     "ImageOptions",
     "ModelOptions",
+    "PipelineOptions",
     "ReplicaOptions",
     "ScheduleOptions",
     "ServerOptions",
@@ -414,4 +416,5 @@ class Config:
     server: ServerOptions = ServerOptions()
     store: StoreOptions = StoreOptions()
     replicas: ReplicaOptions = ReplicaOptions()
+    pipeline: PipelineOptions = PipelineOptions()
     debug: DebugOptions = DebugOptions()

@@ -16,13 +16,16 @@ from triptych.core.decoders.native import Blueprint, NativeBlueprint
 from triptych.core.devices.device import Device, share_cores
 from triptych.core.engine.loader import TokenLoader
 from triptych.core.engine.model_memory import ModelMemory
+from triptych.core.engine.page_memory import CacheMemory
 from triptych.core.engine.text_head import CausalModel, TextHead, TokenSampler
 from triptych.core.errors import ConfigError
 from triptych.core.grammar.vocabulary import GrammarVocabulary
 from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.layers.attention import KvLayout
+from triptych.core.kv.transfer.messages import PageFormat
+from triptych.core.layers.attention import KvCache, KvLayout
 from triptych.core.lazy import load
 from triptych.core.ledger import Ledger
+from triptych.core.options.pipeline import PipelinePlan
 from triptych.core.plan import Runner, TokenPlan
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.core.weights.tensors.checkpoint import Checkpoint
@@ -30,6 +33,7 @@ from triptych.core.weights.tensors.grouped import open_checkpoint
 from triptych.schedulers.base import LoadedModel
 from triptych.schedulers.guides import Guides
 from triptych.schedulers.health import crash
+from triptych.schedulers.pipeline_roles import open_exchange
 from triptych.schedulers.token import TokenScheduler
 
 if TYPE_CHECKING:
@@ -80,6 +84,7 @@ class LlmLoader(TokenLoader):
             )
             stack.callback(runner.close)
             scheduler = TokenScheduler(**self._schedule(layout, num_pages, max_length))
+            self._exchange(scheduler, runner.kv, blueprint, stack)
             return self._loaded(
                 scheduler,
                 runner if ranks is None else ranks.leading_runner(runner),
@@ -200,7 +205,28 @@ class LlmLoader(TokenLoader):
             close=stack.pop_all().close,
             connect=partial(_connect, scheduler, ranks),
             warm=guides.warm,
+            attach=scheduler.exchange.attach,
         )
+
+    def _exchange(
+        self, scheduler: TokenScheduler, kv: KvCache, blueprint: Blueprint, stack: ExitStack
+    ) -> None:
+        """Have pages exchanged with engines of the other role, where this one has one."""
+        plan = PipelinePlan.of(self._config)
+        if plan.is_whole:
+            return
+        dtype, impl = blueprint.dtype, type(blueprint).__name__
+        page_format = PageFormat(
+            weights=self._resolved.digest,
+            layout=str(kv.layout),
+            order="native" if kv.native is not None else "torch",
+            compute=f"{dtype} {self._config.models.quantization_encoding} {impl}",
+            max_length=blueprint.max_length,
+            page_bytes=kv.layout.page_bytes,
+        )
+        pages = CacheMemory(kv)
+        close = open_exchange(self.name, scheduler, pages, page_format, plan)
+        stack.callback(close)
 
     def _kind(
         self, ours: Any, fallback: str, native: NativeKernels | None, *, is_known: bool

@@ -92,6 +92,7 @@ class VisionLoader(LlmLoader):
                     ),
                 ),
             )
+            self._exchange(scheduler, tokens.kv, blueprint.text, stack)
             return self._loaded(scheduler, runner, blueprint.text.vocab_size, stack, ranks)
 
     def _follower(
