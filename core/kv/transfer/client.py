@@ -286,9 +286,9 @@ class _PageLink:
 
     async def _take_page(self, header: PageHeader, slots: SharedSlots | None) -> None:
         client, page = self._client, self._scratch
-        if slots is None:
+        if slots is None and header.slot == -1:
             await self._channel.fill(page)
-        elif 0 <= header.slot < slots.num_slots:
+        elif slots is not None and 0 <= header.slot < slots.num_slots:
             page = slots.slot(header.slot)
             client.counts["page_received_bytes_total"] += len(page)
         else:
