@@ -34,7 +34,7 @@ from triptych.core.plan import Plan, TokenPlan
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 
 T = TypeVar("T")
-_PATIENCE = timedelta(seconds=30)
+_PATIENCE = timedelta(minutes=2)
 
 
 def open_gloo(store: Any, rank: int, num_ranks: int) -> Any:
