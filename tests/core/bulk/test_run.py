@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -131,7 +132,7 @@ def test_rows_stay_here_unless_a_cluster_is_named() -> None:
 
 
 def test_without_ray_a_cluster_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "ray.data", None)
+    monkeypatch.setitem(sys.modules, "ray.data", None)
     place = Cluster(address="auto", least=1, most=1, config=Config())
     with pytest.raises(ConfigError, match=r"pip install 'triptych\[ray\]'"):
         make(tmp_path, [1], Doubler(), cluster=place).run("doubled")

@@ -173,7 +173,7 @@ def test_environment_reads_lists_and_switches() -> None:
         (("-max-batch-size", "1"), "did you mean --max-batch-size?"),
         (
             ("--moe-runner-backnd", "x"),
-            "did you mean --moe-runner-backend? That is not offered: the exp",
+            "did you mean --moe-runner-backend? That is not offered: exp",
         ),
         (("--zzzz",), "see `triptych serve --help`"),
         (("stray",), "unexpected argument 'stray'"),
