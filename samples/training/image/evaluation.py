@@ -1,7 +1,7 @@
 """Evaluation: whether generated images show what is asked, and differ as real ones do.
 
-Owns the held-out prompts, the generation, and the tables. The upper bounds are real composites of the
-same prompts, as they are and through the codec.
+Owns the held-out prompts, the generation, and the tables. The upper bounds are real composites of
+the same prompts, as they are and through the codec.
 
 Shapes: B pictures, C channels, H height, W width, P prompts, S images of each, F features.
 """
