@@ -13,7 +13,7 @@ import torch
 from codec_training import LATENT_CHANNELS, new_codec
 from corpus import pixels_of, read_scale, sample_trained
 from diffusers import AutoencoderDC, FlowMatchEulerDiscreteScheduler, FluxPipeline
-from model_training import Model, ModelSize
+from model import Model, ModelSize
 from pictures.compositions import PICTURE_SIZE, Catalogue
 from pictures.drawings import Drawings
 from safetensors.torch import save_file
@@ -25,7 +25,7 @@ from transformers import BertModel
 _LONGEST = 512
 _DOWNSCALE = 8
 _NUM_PREVIEWED = 512
-_OWN = {"default_size": PICTURE_SIZE, "default_steps": 20, "default_guidance": 3.0}
+_OWN = {"default_size": PICTURE_SIZE, "default_steps": 20, "default_guidance": 2.0}
 
 
 def export(folder: Path, out: Path, catalogue: Catalogue, drawings: Drawings) -> None:

@@ -1,6 +1,6 @@
 """Training of the denoiser: captions and noise to latents, along straight lines (flow matching).
 
-Owns the model's size, loss and loop. One caption in ten is dropped, for classifier-free guidance.
+Owns the loss and the loop. One caption in ten is dropped, for classifier-free guidance.
 The learning rate is constant until the last minutes, so that training can be stopped and continued.
 
 Shapes: B pictures, T tokens, C channels.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,23 +20,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from adoption import adopt
 from codec_training import LATENT_CHANNELS
 from corpus import NUM_PATCHES, Corpus
-from diffusers import FluxTransformer2DModel
-from safetensors.torch import load_file
-from text import (
-    EMBEDDING_SIZE,
-    MAX_TOKENS,
-    POOLED_SIZE,
-    WORDS_SIZE,
-    Readers,
-    choose_tokens,
-    new_tokenizer,
-)
+from model import Model, ModelSize, is_modulation
+from text import EMBEDDING_SIZE, MAX_TOKENS, choose_tokens, new_tokenizer
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from transformers import AutoTokenizer, BertModel, BertTokenizer
+from transformers import BertTokenizer
 
 _DROPPED = 0.1
 _MOMENTUM = 0.998
@@ -61,60 +53,6 @@ class ModelTraining:
     pause_file: Path | None = None
     """Training waits while this file exists."""
     compiles: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSize:
-    """Heads of 64 channels, and blocks of both kinds."""
-
-    num_heads: int = 4
-    num_double: int = 2
-    num_single: int = 8
-
-
-class Model(nn.Module):
-    """Text encoders and transformer, as FLUX combines them."""
-
-    def __init__(self, embeddings: Tensor, size: ModelSize) -> None:
-        super().__init__()
-        self.readers = Readers(embeddings)
-        self.transformer = FluxTransformer2DModel(
-            in_channels=4 * LATENT_CHANNELS,
-            num_layers=size.num_double,
-            num_single_layers=size.num_single,
-            attention_head_dim=64,
-            num_attention_heads=size.num_heads,
-            joint_attention_dim=WORDS_SIZE,
-            pooled_projection_dim=POOLED_SIZE,
-            guidance_embeds=False,
-            axes_dims_rope=(16, 24, 24),
-        )
-        for name, parameter in self.transformer.named_parameters():
-            if is_modulation(name) or name.startswith("proj_out."):
-                nn.init.zeros_(parameter)
-
-    def forward(self, noisy: Tensor, level: Tensor, ids: Tensor) -> Tensor:
-        """Velocities `[B, T, C]` at noise levels `[B]` in 0..1."""
-        words, whole = self.readers(ids)
-        side = round(noisy.shape[1] ** 0.5)
-        places = noisy.new_zeros(side, side, 3)
-        places[..., 1] = torch.arange(side)[:, None]
-        places[..., 2] = torch.arange(side)[None]
-        velocity: Tensor = self.transformer(
-            noisy,
-            encoder_hidden_states=words,
-            pooled_projections=whole,
-            timestep=level,
-            img_ids=places.view(-1, 3),
-            txt_ids=noisy.new_zeros(ids.shape[1], 3),
-            return_dict=False,
-        )[0]
-        return velocity
-
-
-def is_modulation(name: str) -> bool:
-    """Whether a parameter of the transformer belongs to a modulation by time and text."""
-    return (".norm" in name and ".linear." in name) or name.startswith("norm_out.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,45 +266,6 @@ def _optimizers(model: Model, rate: float) -> list[torch.optim.Optimizer]:
         for half in (matrices[::2], matrices[1::2])  # stepped together
     ]
     return [*muons, torch.optim.AdamW(others, rate, (0.9, 0.98), weight_decay=0.01)]
-
-
-def adopt(
-    exported: Path, minilm: Path, captions: Iterable[str], size: ModelSize
-) -> tuple[list[str], Model]:
-    """Word pieces and a model that begins as an exported one does.
-
-    More single blocks than that has begin without effect. If its width is another, only the text
-    encoders are taken over.
-    """
-    tokenizer = AutoTokenizer.from_pretrained(exported / "tokenizer")
-    known = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().__getitem__)
-    tokens, embeddings = choose_tokens(minilm, captions, known)
-    model = Model(embeddings, size)
-    for part, reader in (
-        ("text_encoder", model.readers.whole),
-        ("text_encoder_2", model.readers.words),
-    ):
-        _adopt_reader(reader, load_file(exported / part / "model.safetensors"), embeddings)
-    given = load_file(exported / "transformer" / "diffusion_pytorch_model.safetensors")
-    own = model.transformer.state_dict()
-    if own["x_embedder.weight"].shape == given["x_embedder.weight"].shape:
-        model.transformer.load_state_dict({**own, **{name: given[name].float() for name in given}})
-    return tokens, model
-
-
-def _adopt_reader(reader: BertModel, given: dict[str, Tensor], embeddings: Tensor) -> None:
-    """Take over a text encoder, and place new words among its old ones."""
-    old = given.pop("embeddings.word_embeddings.weight").float()
-    places = "embeddings.position_embeddings.weight"
-    given[places] = given[places][:MAX_TOKENS]
-    own = reader.state_dict()
-    reader.load_state_dict({**own, **{name: given[name].float() for name in given if name in own}})
-    inputs = torch.cat((embeddings, torch.ones(len(embeddings), 1)), 1)
-    way = torch.linalg.lstsq(inputs[: len(old)], old).solution
-    with torch.no_grad():
-        reader.embeddings.word_embeddings.weight.copy_(
-            torch.cat((old, inputs[len(old) :] @ way)) if len(inputs) > len(old) else old
-        )
 
 
 def train_model(folder: Path, minilm: Path, options: ModelTraining, size: ModelSize) -> None:

@@ -109,7 +109,8 @@ def _latents(options: argparse.Namespace) -> None:
 
 
 def _model(options: argparse.Namespace) -> None:
-    from model_training import ModelSize, ModelTraining, train_model
+    from model import ModelSize
+    from model_training import ModelTraining, train_model
 
     training = ModelTraining(
         minutes=options.minutes,
