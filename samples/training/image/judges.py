@@ -127,10 +127,8 @@ class Judges:
                 shown[row, self.names.index(thing.name)] = 1 / len(one.things)
         sets = torch.tensor([SET_NAMES.index(one.set_name) for one in views.sketches])
         is_lone = torch.tensor([one.relation == "" for one in views.shown])
-        spots = torch.tensor(
-            [[one.placed[0].spot.x, one.placed[0].spot.y, one.placed[0].spot.size]
-             for one in views.sketches]
-        )  # fmt: skip
+        lone = [one.placed[0].spot for one in views.sketches]
+        spots = torch.tensor([[spot.x, spot.y, spot.size] for spot in lone], dtype=torch.float32)
         layers = {
             "things": fit(views.seen.pooled, shown),
             "sets": fit(views.seen.pooled, functional.one_hot(sets, len(SET_NAMES)).float()),
