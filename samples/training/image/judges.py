@@ -40,7 +40,7 @@ _SIDE = 192
 _NUM_CHANNELS = 1280
 _NUM_MIXED = 32  # random mixtures of channels, kept by place
 _BATCH = 20
-_PENALTY = 0.3
+_PENALTY = 0.03
 
 
 @dataclass(frozen=True, slots=True)
