@@ -62,19 +62,19 @@ def of(arrangements: ModuleType, relation: str, *names: str, **said: Any) -> Any
     return arrangements.Arrangement(relation, tuple(Thing(name) for name in names), **said)
 
 
-def images(arrangements: ModuleType, catalogue: Any, one: Any, seeds: range) -> np.ndarray:
-    drawn = [
-        arrangements.render(one, catalogue, Shapes(), np.random.default_rng(seed)) for seed in seeds
-    ]
+def images(catalogue: Any, one: Any, seeds: range) -> np.ndarray:
+    from pictures.rendering import render
+
+    drawn = [render(one, catalogue, Shapes(), np.random.default_rng(seed)) for seed in seeds]
     return np.stack([np.asarray(image).astype(int) for image in drawn])
 
 
 def test_one_caption_has_many_images(arrangements: ModuleType, catalogue: Any) -> None:
     one = of(arrangements, "", "cat")
-    drawn = images(arrangements, catalogue, one, range(8))
+    drawn = images(catalogue, one, range(8))
     distances = [np.abs(a - b).mean() for i, a in enumerate(drawn) for b in drawn[:i]]
     assert min(distances) > 5
-    np.testing.assert_array_equal(drawn[3], images(arrangements, catalogue, one, range(3, 4))[0])
+    np.testing.assert_array_equal(drawn[3], images(catalogue, one, range(3, 4))[0])
 
 
 def test_a_caption_says_all_that_an_arrangement_holds(
@@ -107,43 +107,42 @@ def test_a_caption_says_all_that_an_arrangement_holds(
 @pytest.mark.parametrize(
     ("relation", "axis", "sign"), [("above", "y", -1), ("under", "y", 1), ("left of", "x", -1)]
 )
-def test_relations_put_things_where_they_say(
-    arrangements: ModuleType, relation: str, axis: str, sign: int
-) -> None:
-    one = of(arrangements, relation, "dog", "car")
+def test_relations_put_things_where_they_say(relation: str, axis: str, sign: int) -> None:
+    from pictures.placement import place
+
     for seed in range(50):
-        placed = arrangements.place(one, np.random.default_rng(seed))
+        placed = place(relation, "", np.random.default_rng(seed))
         spots = {each.index: getattr(each.spot, axis) for each in placed}
         assert sign * (spots[0] - spots[1]) > 0.1
 
 
-def test_the_first_thing_is_between_the_others(arrangements: ModuleType) -> None:
-    one = of(arrangements, "between", "dog", "car", "tree")
+def test_the_first_thing_is_between_the_others() -> None:
+    from pictures.placement import place
+
     for seed in range(50):
-        placed = arrangements.place(one, np.random.default_rng(seed))
+        placed = place("between", "", np.random.default_rng(seed))
         x = {each.index: each.spot.x for each in placed}
         assert min(x[1], x[2]) < x[0] < max(x[1], x[2])
 
 
-def test_what_is_in_something_is_hidden_by_its_front(
-    arrangements: ModuleType, catalogue: Any
-) -> None:
-    behind, inside = arrangements.place(
-        of(arrangements, "in", "dog", "basket"), np.random.default_rng(0)
-    )
+def test_what_is_in_something_is_hidden_by_its_front() -> None:
+    from pictures.placement import place
+
+    behind, inside = place("in", "", np.random.default_rng(0))
     assert (behind.index, inside.index) == (1, 0)
     assert behind.front < 1 == inside.front
 
 
 def test_a_style_is_honoured_or_given_up(arrangements: ModuleType, catalogue: Any) -> None:
     from pictures.drawings import SETS
+    from pictures.rendering import choose_set, drawable
 
     rng = np.random.default_rng(0)
     flat = of(arrangements, "", "dog", style="flat")
-    chosen = {arrangements.choose_set(flat, catalogue, Shapes(), rng) for _ in range(60)}
+    chosen = {choose_set(flat, catalogue, Shapes(), rng) for _ in range(60)}
     assert chosen == {name for name, one in SETS.items() if one.style == "flat"}
     missing = of(arrangements, "", "cat", style="twemoji")
-    assert arrangements.drawable(missing, catalogue, Shapes()).style == ""
+    assert drawable(missing, catalogue, Shapes()).style == ""
 
 
 def test_a_named_ground_has_its_colour() -> None:

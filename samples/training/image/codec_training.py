@@ -21,9 +21,10 @@ import numpy as np
 import torch
 from diffusers import AutoencoderDC
 from numpy.typing import NDArray
-from pictures.arrangements import drawable, render, sample_arrangement
+from pictures.arrangements import sample_arrangement
 from pictures.compositions import Catalogue
 from pictures.drawings import Drawings
+from pictures.rendering import drawable, render
 from pictures.sprites import STYLES, TINTS, Sprites
 from PIL import Image
 from rich.progress import Progress

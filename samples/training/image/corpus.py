@@ -17,10 +17,11 @@ import numpy as np
 import torch
 from diffusers import AutoencoderDC
 from numpy.typing import NDArray
-from pictures.arrangements import Arrangement, drawable, render, sample_arrangement
+from pictures.arrangements import Arrangement, sample_arrangement
 from pictures.compositions import PICTURE_SIZE, Catalogue
 from pictures.descriptions import Describer
 from pictures.drawings import Drawings
+from pictures.rendering import drawable, render
 from rich.progress import track
 from torch import Tensor
 

@@ -19,10 +19,11 @@ from corpus import pixels_of, sample_trained
 from diffusers import DiffusionPipeline, FluxPipeline
 from diversity import mean_distance, mean_number, mean_spread, nearest_distance, share_within
 from judges import Judges, Seen
-from pictures.arrangements import COUNTS, Arrangement, drawable, sample_arrangement
+from pictures.arrangements import COUNTS, Arrangement, sample_arrangement
 from pictures.compositions import Catalogue
 from pictures.descriptions import Describer
 from pictures.drawings import Drawings
+from pictures.rendering import drawable
 from PIL import Image
 from prompts import SEEDS_SHEET, SHEET
 from rich.console import Console

@@ -17,9 +17,10 @@ import numpy as np
 import torch
 from corpus import sample_trained
 from efficientnet_lite_pytorch import EfficientNet
-from pictures.arrangements import Arrangement, Sketch, render, sketch
+from pictures.arrangements import Arrangement
 from pictures.compositions import Catalogue, Thing
 from pictures.drawings import SETS, Drawings
+from pictures.rendering import Sketch, render, sketch
 from pictures.sprites import Shown
 from rich.progress import Progress as Bar
 from rich.progress import track

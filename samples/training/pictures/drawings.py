@@ -205,14 +205,15 @@ def _render(home: Path, catalogue: Catalogue, sprites: Sprites) -> None:
             icons[name] = _Icons(archive)
             archive.unlink()
     emoji = {*catalogue.sprites.values()}
-    emoji |= {one for others in catalogue.other_sprites.values() for one in others.values()}
+    for others in catalogue.other_sprites.values():
+        emoji |= {*others.values()}
     for name, found in icons.items():
         (home / name).mkdir(exist_ok=True)
-        for one in track(sorted(emoji), f"Rendering {name}"):
-            known = (found.svg(way) for way in _names(sprites.code(one), icons.values()))
+        for each in track(sorted(emoji), f"Rendering {name}"):
+            known = (found.svg(way) for way in _names(sprites.code(each), icons.values()))
             svg = next((text for text in known if text), None)
             if svg is not None:
-                _trimmed(svg).save(home / name / f"{one}.png")
+                _trimmed(svg).save(home / name / f"{each}.png")
 
 
 def _names(code: str, all_icons: Iterable[_Icons]) -> Iterator[str]:

@@ -30,7 +30,9 @@ class Ground:
     scene: str = ""
 
 
-_UNSAID_KINDS = (("plain", 0.62), ("pattern", 0.2), ("scene", 0.18))
+_UNSAID_KINDS: Mapping[str, float] = MappingProxyType(
+    {"plain": 0.62, "pattern": 0.2, "scene": 0.18}
+)
 
 
 def sample_ground(rng: np.random.Generator) -> Ground:
@@ -51,8 +53,7 @@ def paint_ground(ground: Ground, side: int, rng: np.random.Generator) -> Pixels:
     """A ground, `[S, S, 3]` in 0..255, true to what is said of it."""
     kind = "scene" if ground.scene else "pattern" if ground.pattern else "plain"
     if ground == Ground():
-        names, chances = zip(*_UNSAID_KINDS, strict=True)
-        kind = str(rng.choice(names, p=chances))
+        kind = str(rng.choice(list(_UNSAID_KINDS), p=list(_UNSAID_KINDS.values())))
     if kind == "scene":
         return _PAINTERS[ground.scene or str(rng.choice(SCENES))](side, rng).clip(0, 255)
     colour = _shade(ground.colour, rng)
@@ -123,7 +124,7 @@ def _near(rng: np.random.Generator, *colour: float, spread: float = 14) -> Pixel
 
 def _hilly(side: int, rng: np.random.Generator, height: float, roughness: float) -> Pixels:
     x = (np.arange(side, dtype=np.float32) + 0.5) / side
-    line = height + rng.uniform(-0.06, 0.06)
+    line = np.full(side, height + rng.uniform(-0.06, 0.06))
     for frequency in (1, 2):
         wave = np.sin(2 * np.pi * (frequency * x + rng.random()))
         line = line + roughness * rng.random() / frequency * wave
