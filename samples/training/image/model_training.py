@@ -80,12 +80,13 @@ class ModelTrainer:
         self.corpus = Corpus(folder)
         self.path = folder / "model.pt"
         self.num_iterations, self.spent_s, self.loss = 0, 0.0, 1.0
+        is_cpu = self.device.type == "cpu"
         # On a CPU, threads that take small parts of a batch wait less than threads within layers,
         # which synchronise thousands of times per step, and spin meanwhile.
-        self._num_workers = torch.get_num_threads() if self.device.type == "cpu" else 1
+        self._num_workers = torch.get_num_threads() if is_cpu else 1
         torch.set_num_threads(1)
         self._pool = ThreadPoolExecutor(self._num_workers, initializer=_work_alone)
-        self._num_parts = options.num_rows // _PART if self.device.type == "cpu" else 1
+        self._num_parts = max(1, options.num_rows // _PART) if is_cpu else 1
         self._lock = Lock()
         self._is_stopped = False
         self._begin(minilm)
