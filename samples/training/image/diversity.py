@@ -1,7 +1,6 @@
 """Measures of how far images of one prompt differ, and of how near they are to real ones.
 
-Owns the measures, each of which a model that maps a prompt to one image fails. All but pixels'
-distances are of features, standardised by those of real images.
+Owns the measures, which a model that maps a prompt to one image fails. Knows nothing of features.
 
 Shapes: P prompts, S images of each, N images, F features.
 """

@@ -31,6 +31,7 @@ from rich.progress import track
 from rich.table import Table
 from text import MAX_TOKENS
 from torch import Tensor
+from torch.nn import functional
 
 from triptych import VisionPipeline
 
@@ -219,14 +220,14 @@ def variety_table(
     seen = {label: judges.eye.see(images) for label, images in pixels.items()}
     trained = judges.eye.see(through_codec(pipeline, studio.trained(studio.extent.num_trained)))
     other = judges.eye.see(studio.paint(repeated, 9))
-    scale = other.means.std(0) + 1e-3
-    real = other.means / scale
+    middle = other.means.mean(0)
+    real = _directions(other, middle)
     table = Table(
         *("pictures", "distance in features", "in pixels", "sets of eight", "spread of places"),
         *("precision", "recall", "to the nearest trained"),
     )
     for label, found in seen.items():
-        features = found.means / scale
+        features = _directions(found, middle)
         table.add_row(
             label,
             f"{mean_distance(_grouped(features)):.2f}",
@@ -235,9 +236,14 @@ def variety_table(
             f"{_spread_of_places(judges, found, asked):.3f}",
             f"{share_within(features, real):.2f}",
             f"{share_within(real, features):.2f}",
-            f"{nearest_distance(features, trained.means / scale):.2f}",
+            f"{nearest_distance(features, _directions(trained, middle)):.2f}",
         )
     return table
+
+
+def _directions(seen: Seen, middle: Tensor) -> Tensor:
+    """Features as directions from the middle of real ones: no rare feature outweighs all others."""
+    return functional.normalize(seen.means - middle)
 
 
 def _grouped(rows: Tensor) -> Tensor:
