@@ -7,7 +7,9 @@ import math
 import os
 import subprocess
 import sys
+import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -15,10 +17,13 @@ import pytest
 import torch
 import transformers
 
+from support.child_processes import ranks_of
 from support.serve_process import eventually
 from support.text_models import write_text_folder
 from triptych.compose import build_engine
 from triptych.core.config import Config, DeviceOptions, ModelOptions, ScheduleOptions, ServerOptions
+from triptych.core.devices.device import Device
+from triptych.core.devices.rank_group import RankGroup
 from triptych.core.engine import ranks
 from triptych.core.errors import DeviceError, EngineDown, TriptychError
 from triptych.core.job import Output
@@ -65,12 +70,6 @@ def open_client(model: ResolvedModel, num_ranks: int) -> LocalClient:
         server=ServerOptions(stream_timeout_s=math.inf),  # as a pipeline has it
     )
     return LocalClient(build_engine(config, [model]))
-
-
-def ranks_of(process: psutil.Process | None = None) -> list[psutil.Process]:
-    """The processes of ranks that a process has started."""
-    children = (process or psutil.Process()).children()
-    return [child for child in children if "triptych.rank_process" in child.cmdline()]
 
 
 def request(max_tokens: int) -> TokenRequest:
@@ -140,6 +139,20 @@ def test_a_rank_that_cannot_start_fails_the_start(
     assert not ranks_of()
 
 
+def test_a_rank_that_dies_before_the_meeting_fails_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a rank that has opened its device nobody else would notice: the meeting has no peers."""
+    (tmp_path / "short_lived.py").write_text(
+        'import os; os.write(0, b\'{"type": "Phase", "name": "opened"}\\n\')'
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(ranks, "_PROGRAM", "short_lived")
+    config = Config(device=DeviceOptions(device="cpu", tensor_parallel_size=2))
+    with pytest.raises(DeviceError, match="Rank 1 ended"):
+        ranks.Ranks.start(config, model_in(tmp_path), Device(torch.device("cpu")), 2)
+
+
 def test_what_lies_in_the_current_folder_is_no_part_of_a_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,13 +168,32 @@ def test_a_process_that_cannot_be_started_is_told_at_once(monkeypatch: pytest.Mo
 
 
 def ranks_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = start_in_vain(monkeypatch)
+    with pytest.raises(DeviceError, match="ended"):
+        process.expect(ranks.Phase, 60)
+    process.close()
+
+
+def start_in_vain(monkeypatch: pytest.MonkeyPatch) -> ranks.RankProcess:
     """A rank whose setup cannot be read."""
     process = ranks.RankProcess(1)
     monkeypatch.setattr("msgspec.json.encode", lambda setup: b"{}")
     process.start(setup=None)  # type: ignore[arg-type]
-    with pytest.raises(DeviceError, match="ended"):
-        process.expect(ranks.Phase, 60)
-    process.close()
+    return process
+
+
+def test_a_rank_that_ends_is_not_waited_for_where_parts_meet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those that share tokens and those that share branches meet again, after all have met."""
+    is_over = threading.Event()
+    group: RankGroup = None  # type: ignore[assignment]  # nobody asks it
+    with ExitStack() as stack:
+        stack.callback(is_over.set)
+        process = start_in_vain(monkeypatch)
+        stack.callback(process.close)
+        with pytest.raises(DeviceError, match="Rank 1 ended"):
+            ranks.Ranks(group, [process], stack).divide(lambda group: is_over.wait(60))
 
 
 def test_no_rank_outlives_a_parent_that_is_killed(folder: Path) -> None:

@@ -34,7 +34,12 @@ from triptych.core.plan import Plan, TokenPlan
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 
 T = TypeVar("T")
-_PATIENCE = timedelta(seconds=30)
+_PATIENCE = timedelta(minutes=2)
+
+
+def open_gloo(store: Any, rank: int, num_ranks: int) -> Any:
+    """The ranks' way to each other on this machine."""
+    return dist.ProcessGroupGloo(store, rank, num_ranks, _PATIENCE)
 
 
 def on_ranks(num_ranks: int, work: Callable[[RankGroup], T]) -> list[T]:
@@ -42,9 +47,8 @@ def on_ranks(num_ranks: int, work: Callable[[RankGroup], T]) -> list[T]:
     store = dist.HashStore()
 
     def run(rank: int) -> T:
-        gloo = dist.ProcessGroupGloo(store, rank, num_ranks, _PATIENCE)
         with torch.inference_mode():
-            return work(RankGroup(gloo, is_ordered=True))
+            return work(RankGroup(store, rank, num_ranks, open_gloo))
 
     with ThreadPoolExecutor(num_ranks) as pool:
         return list(pool.map(run, range(num_ranks)))
@@ -56,6 +60,7 @@ class RandomTensors:
 
     config: DecoderConfig
     dtype: torch.dtype = torch.float32
+    by_experts: bool = False
 
     def __post_init__(self) -> None:
         torch.manual_seed(3)
@@ -79,7 +84,7 @@ class RandomTensors:
         """The decoder, or one rank's part of it."""
         config = self.config
         if group is not None:
-            config = divide(config, group.rank, group.num_ranks)
+            config = divide(config, group.rank, group.num_ranks, by_experts=self.by_experts)
         decoder = Decoder(config, dtype=self.dtype, device=CPU, group=group)
         for target in decoder_targets(decoder):
             target.fill(self)
