@@ -1,6 +1,7 @@
 """Training of the denoiser: captions and noise to latents, along straight lines (flow matching).
 
-Owns the model's size, loss and loop. One caption in ten is dropped, for classifier-free guidance.
+Owns the loss and the loop. One caption in ten is dropped, for classifier-free guidance.
+The learning rate is constant until the last minutes, so that training can be stopped and continued.
 
 Shapes: B pictures, T tokens, C channels.
 """
@@ -8,27 +9,35 @@ Shapes: B pictures, T tokens, C channels.
 from __future__ import annotations
 
 import copy
+import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
+from typing import Any
 
 import numpy as np
 import torch
+from adoption import adopt
 from codec_training import LATENT_CHANNELS
-from corpus import Corpus
-from diffusers import FluxTransformer2DModel
-from rich.progress import Progress
-from text import MAX_TOKENS, POOLED_SIZE, WORDS_SIZE, Readers, choose_tokens, new_tokenizer
+from corpus import NUM_PATCHES, Corpus
+from model import Model, ModelSize, is_modulation
+from text import EMBEDDING_SIZE, MAX_TOKENS, choose_tokens, new_tokenizer
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import BertTokenizer
 
 _DROPPED = 0.1
-_MOMENTUM = 0.985
-_SHORTEST = 16  # tokens that a prompt is padded to
-_LONG_SHARE = 0.12  # batches that are padded to MAX_TOKENS
+_MOMENTUM = 0.998
+_SHORT = 16  # tokens, which 98 % of captions need
+_LONG_SHARE = 0.12  # batches that are padded to MAX_TOKENS, as prompts are served
+_PART = 16  # rows that a thread takes at a time
+_PER_REFRESH = 100
+_LOGGED = 20
+_SAVED_S = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,54 +45,16 @@ class ModelTraining:
     """Options of the denoiser's training."""
 
     minutes: float = 60.0
-    num_rows: int = 96
-    learning_rate: float = 5e-3
+    decay_minutes: float = 40.0
+    """The learning rate falls to zero over the last minutes."""
+    num_rows: int = 128
+    learning_rate: float = 3e-3
     seed: int = 0
-
-
-class Model(nn.Module):
-    """Text encoders and transformer, as FLUX combines them."""
-
-    def __init__(self, embeddings: Tensor) -> None:
-        super().__init__()
-        self.readers = Readers(embeddings)
-        self.transformer = FluxTransformer2DModel(
-            in_channels=4 * LATENT_CHANNELS,
-            num_layers=2,
-            num_single_layers=4,
-            attention_head_dim=64,
-            num_attention_heads=4,
-            joint_attention_dim=WORDS_SIZE,
-            pooled_projection_dim=POOLED_SIZE,
-            guidance_embeds=False,
-            axes_dims_rope=(16, 24, 24),
-        )
-        for name, parameter in self.transformer.named_parameters():
-            if is_modulation(name) or name.startswith("proj_out."):
-                nn.init.zeros_(parameter)
-
-    def forward(self, noisy: Tensor, level: Tensor, ids: Tensor) -> Tensor:
-        """Velocities `[B, T, C]` at noise levels `[B]` in 0..1."""
-        words, whole = self.readers(ids)
-        side = round(noisy.shape[1] ** 0.5)
-        places = noisy.new_zeros(side, side, 3)
-        places[..., 1] = torch.arange(side)[:, None]
-        places[..., 2] = torch.arange(side)[None]
-        velocity: Tensor = self.transformer(
-            noisy,
-            encoder_hidden_states=words,
-            pooled_projections=whole,
-            timestep=level,
-            img_ids=places.view(-1, 3),
-            txt_ids=noisy.new_zeros(ids.shape[1], 3),
-            return_dict=False,
-        )[0]
-        return velocity
-
-
-def is_modulation(name: str) -> bool:
-    """Whether a parameter of the transformer belongs to a modulation by time and text."""
-    return (".norm" in name and ".linear." in name) or name.startswith("norm_out.")
+    start: Path | None = None
+    """An exported model to start from."""
+    pause_file: Path | None = None
+    """Training waits while this file exists."""
+    compiles: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,71 +73,121 @@ class Batch:
 class ModelTrainer:
     """Model, moving average of its weights, optimisers and progress."""
 
-    def __init__(self, folder: Path, minilm: Path, options: ModelTraining) -> None:
+    def __init__(self, folder: Path, minilm: Path, options: ModelTraining, size: ModelSize) -> None:
         torch.manual_seed(options.seed)
-        self.options, self.folder = options, folder
+        self.options, self.size = options, size
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.corpus = Corpus(folder)
-        tokens, embeddings = choose_tokens(minilm, self.corpus.captions())
-        self.tokenizer = new_tokenizer(tokens)
-        self.model = Model(embeddings).to(self.device)
-        self.mean = copy.deepcopy(self.model).eval().requires_grad_(False)
-        self.optimizers = _optimizers(self.model, options.learning_rate)
-        self._trained = [p for p in self.model.parameters() if p.requires_grad]
-        # On a CPU, a thread for each part of a batch waits less than threads within each layer,
-        # which synchronise thousands of times per step, and spin meanwhile.
-        self._num_workers = torch.get_num_threads() if self.device.type == "cpu" else 1
-        torch.set_num_threads(1)
-        self._pool = ThreadPoolExecutor(self._num_workers, initializer=_work_alone)
         self.path = folder / "model.pt"
         self.num_iterations, self.spent_s, self.loss = 0, 0.0, 1.0
+        is_cpu = self.device.type == "cpu"
+        # On a CPU, threads that take small parts of a batch wait less than threads within layers,
+        # which synchronise thousands of times per step, and spin meanwhile.
+        self._num_workers = torch.get_num_threads() if is_cpu else 1
+        torch.set_num_threads(1)
+        self._pool = ThreadPoolExecutor(self._num_workers, initializer=_work_alone)
+        self._num_parts = max(1, options.num_rows // _PART) if is_cpu else 1
+        self._lock = Lock()
+        self._is_stopped = False
+        self._begin(minilm)
+
+    def _begin(self, minilm: Path) -> None:
+        """Make the model: anew, from an exported one, or from the checkpoint."""
+        state, start = {}, self.options.start
         if self.path.exists():
-            self._restore()
+            state = torch.load(self.path, weights_only=True, map_location=self.device)
+            self.size = ModelSize(*state["size"])
+            tokens = sorted(state["tokens"], key=state["tokens"].__getitem__)
+            self.model = Model(torch.randn(len(tokens), EMBEDDING_SIZE), self.size)
+        elif start is not None:
+            tokens, self.model = adopt(start, minilm, self.corpus.captions(), self.size)
+        else:
+            tokens, embeddings = choose_tokens(minilm, self.corpus.captions())
+            self.model = Model(embeddings, self.size)
+        self.tokenizer = new_tokenizer(tokens)
+        self.model.to(self.device)
+        self.mean = copy.deepcopy(self.model).eval().requires_grad_(False)
+        self.optimizers = _optimizers(self.model, self.options.learning_rate)
+        self._trained = [p for p in self.model.parameters() if p.requires_grad]
+        if state:
+            self._restore(state)
+        if self.options.compiles:
+            # The matcher would put the fused attention back.
+            options = {"pattern_matcher": False}
+            self.model.transformer.compile(dynamic=False, options=options)
+            torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)  # on CPUs too
+            for length in (_SHORT, MAX_TOKENS):  # before threads do so at once
+                self._gradients(self._blank(length))
+
+    def _blank(self, length: int) -> Batch:
+        """A part of a batch, of nothing."""
+        rows = self.options.num_rows // self._num_parts
+        clean = torch.zeros(rows, NUM_PATCHES, 4 * LATENT_CHANNELS, device=self.device)
+        return Batch(clean, torch.zeros(rows, length, dtype=torch.long, device=self.device))
 
     def train(self) -> None:
-        """Train for the given minutes; a checkpoint every three."""
-        total_s, saved_s = self.options.minutes * 60, self.spent_s
-        with Progress() as progress:
-            task = progress.add_task("Model", total=total_s)
-            for batch in self._batches():
-                began_s = time.monotonic()
-                self.step(batch)
-                self.spent_s += time.monotonic() - began_s
-                label = f"{self.num_iterations} {self.loss:.4f}"
-                progress.update(task, completed=self.spent_s, description=label)
-                is_over = self.spent_s >= total_s
-                if self.spent_s - saved_s > 180 or is_over:
-                    self.save()
-                    saved_s = self.spent_s
-                    progress.console.print(f"{label} {self.spent_s:.0f} s")
-                if is_over:
-                    return
+        """Train for the given minutes, or until SIGTERM; a checkpoint every five."""
+        signal.signal(signal.SIGTERM, self._stop)
+        saved_s = self.spent_s
+        for batch in self._batches():
+            self._wait()
+            began_s = time.monotonic()
+            self.step(batch)
+            self.spent_s += time.monotonic() - began_s
+            is_over = self._is_stopped or self.spent_s >= self.options.minutes * 60
+            if self.num_iterations % _LOGGED == 0 or is_over:
+                print(f"{self.num_iterations} {self.loss:.4f} {self.spent_s:.0f} s", flush=True)
+            if self.spent_s - saved_s > _SAVED_S or is_over:
+                self.save()
+                saved_s = self.spent_s
+            if is_over:
+                return
+
+    def _stop(self, *_: object) -> None:
+        self._is_stopped = True
+
+    def _wait(self) -> None:
+        """Wait while the pause file exists."""
+        file = self.options.pause_file
+        while file is not None and file.exists() and not self._is_stopped:
+            time.sleep(1)
 
     def _batches(self) -> Iterator[Batch]:
         rng = np.random.default_rng((self.options.seed, self.num_iterations))
         while True:
-            order = self.corpus.order(rng)
-            while len(order) >= self.options.num_rows:
-                numbers, order = np.split(order, [self.options.num_rows])
+            self.corpus.refresh()
+            for _ in range(_PER_REFRESH):
+                numbers = rng.choice(len(self.corpus), self.options.num_rows, replace=False)
                 clean, captions = self.corpus.batch(numbers, rng)
                 captions = ["" if rng.random() < _DROPPED else said for said in captions]
-                length = MAX_TOKENS if rng.random() < _LONG_SHARE else _SHORTEST
+                length = MAX_TOKENS if rng.random() < _LONG_SHARE else _SHORT
                 ids = tokenize(self.tokenizer, captions, length)
                 yield Batch(clean.to(self.device), ids.to(self.device))
 
     def step(self, batch: Batch) -> None:
         """One update."""
         self._set_rates()
-        found = list(self._pool.map(self._gradients, batch.split(self._num_workers)))
-        losses, gradients = zip(*found, strict=True)
-        for parameter, parts in zip(self._trained, zip(*gradients, strict=True), strict=True):
-            given = [part for part in parts if part is not None]
-            parameter.grad = torch.stack(given).mean(0) if given else None
+        parts = batch.split(self._num_parts)
+        for parameter in self._trained:
+            parameter.grad = torch.zeros_like(parameter)
+        losses = list(self._pool.map(self._add_gradients, parts))
         nn.utils.clip_grad_norm_(self._trained, 1.0)
         list(self._pool.map(_step, self.optimizers))
         self.num_iterations += 1
         self.loss += 0.02 * (sum(losses) / len(losses) - self.loss)
         self._update_mean()
+
+    def _add_gradients(self, part: Batch) -> float:
+        """The loss of part of a batch, whose share of the gradients is added to them."""
+        loss, found = self._gradients(part)
+        given = [
+            (parameter.grad, gradient)
+            for parameter, gradient in zip(self._trained, found, strict=True)
+            if gradient is not None
+        ]
+        with self._lock:
+            torch._foreach_add_(*map(list, zip(*given, strict=True)), alpha=1 / self._num_parts)
+        return loss
 
     def _gradients(self, batch: Batch) -> tuple[float, tuple[Tensor | None, ...]]:
         """The loss of part of a batch, and the gradients of all trained parameters."""
@@ -175,13 +196,15 @@ class ModelTrainer:
         level = torch.randn(rows, device=self.device).sigmoid()
         share = level[:, None, None]
         noisy = (1 - share) * batch.clean + share * noise
-        with torch.autocast(self.device.type, torch.bfloat16):
+        # Few tokens: products of whole matrices cost a quarter of the fused kernel's backward pass.
+        with torch.autocast(self.device.type, torch.bfloat16), sdpa_kernel(SDPBackend.MATH):
             velocity = self.model(noisy, level, batch.ids)
-        loss = functional.mse_loss(velocity.float(), noise - batch.clean)
-        return loss.item(), torch.autograd.grad(loss, self._trained, allow_unused=True)
+            loss = functional.mse_loss(velocity.float(), noise - batch.clean)
+            return loss.item(), torch.autograd.grad(loss, self._trained, allow_unused=True)
 
     def _set_rates(self) -> None:
-        rate = 1 - self.spent_s / (self.options.minutes * 60)
+        left_s = self.options.minutes * 60 - self.spent_s
+        rate = min(1.0, left_s / (self.options.decay_minutes * 60))
         warm = min(1.0, (self.num_iterations + 1) / 50)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
@@ -200,6 +223,7 @@ class ModelTrainer:
             "mean": self.mean.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "tokens": self.tokenizer.get_vocab(),
+            "size": [self.size.num_heads, self.size.num_double, self.size.num_single],
             "num_iterations": self.num_iterations,
             "spent_s": self.spent_s,
             "loss": self.loss,
@@ -208,8 +232,7 @@ class ModelTrainer:
         torch.save(state, draft)
         draft.replace(self.path)
 
-    def _restore(self) -> None:
-        state = torch.load(self.path, weights_only=True, map_location=self.device)
+    def _restore(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         self.mean.load_state_dict(state["mean"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
@@ -218,12 +241,10 @@ class ModelTrainer:
         self.loss = state["loss"]
 
 
-def tokenize(tokenizer: BertTokenizer, prompts: list[str], shortest: int) -> Tensor:
-    """Ids `[B, L]`, padded to the longest prompt's length, or `shortest` if that is more."""
-    read = tokenizer(prompts, truncation=True, max_length=MAX_TOKENS)["input_ids"]
-    length = max(shortest, *map(len, read))
-    padded = [row + [tokenizer.pad_token_id] * (length - len(row)) for row in read]
-    return torch.tensor(padded)
+def tokenize(tokenizer: BertTokenizer, prompts: list[str], length: int) -> Tensor:
+    """Ids `[B, L]`, cut and padded to a length."""
+    read = tokenizer(prompts, truncation=True, max_length=length)["input_ids"]
+    return torch.tensor([row + [tokenizer.pad_token_id] * (length - len(row)) for row in read])
 
 
 def _step(optimizer: torch.optim.Optimizer) -> None:
@@ -252,6 +273,6 @@ def _optimizers(model: Model, rate: float) -> list[torch.optim.Optimizer]:
     return [*muons, torch.optim.AdamW(others, rate, (0.9, 0.98), weight_decay=0.01)]
 
 
-def train_model(folder: Path, minilm: Path, options: ModelTraining) -> None:
+def train_model(folder: Path, minilm: Path, options: ModelTraining, size: ModelSize) -> None:
     """Train, or resume training, the model on the corpus in `folder`."""
-    ModelTrainer(folder, minilm, options).train()
+    ModelTrainer(folder, minilm, options, size).train()
