@@ -4,8 +4,9 @@
 
 Layers are as wide as those of FLUX.1, Stable Diffusion 3 and Wan 2.1 (1.3B), in bfloat16; there are
 fewer of them, as memory allows. For each cache, a step that it computes and one that it skips,
-over a step without a cache, taking turns. The part of a skipped step that grows with the model is
-a pass through its first block or what surrounds the blocks, which weighs less the more blocks.
+over a step without a cache, taking turns. What a cache adds (a pass through what surrounds the
+blocks, through the first block, and its own arithmetic) does not grow with the number of blocks: at
+the whole model's size its share is smaller in proportion, which the last two columns reckon.
 """
 
 from __future__ import annotations
@@ -63,9 +64,10 @@ METHODS: Mapping[str, tuple[CacheMethod, CacheMethod]] = {
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A model without its depth, and one row's arguments."""
+    """A model without its depth, how large it is in whole, and one row's arguments."""
 
     open: Callable[[int], nn.Module]
+    num_whole: float
     sample: tuple[int, ...]
     rows: Mapping[str, tuple[int, ...]]
     shared: Mapping[str, tuple[int, ...]]
@@ -97,18 +99,25 @@ def _wan(num_blocks: int) -> nn.Module:
 SHAPES: Mapping[str, Shape] = {
     "FLUX.1": Shape(
         _flux,
+        11.9e9,
         (NUM_TOKENS, 64),
         {"encoder_hidden_states": (NUM_WORDS, 4096), "pooled_projections": (768,)},
         {"txt_ids": (NUM_WORDS, 3), "img_ids": (NUM_TOKENS, 3)},
     ),
     "SD3": Shape(
         _sd3,
+        2.03e9,
         (16, 32, 32),
         {"encoder_hidden_states": (NUM_WORDS, 4096), "pooled_projections": (2048,)},
         {},
     ),
-    "Wan 2.1": Shape(_wan, (16, 1, 32, 32), {"encoder_hidden_states": (NUM_WORDS, 4096)}, {}),
+    "Wan 2.1": Shape(
+        _wan, 1.42e9, (16, 1, 32, 32), {"encoder_hidden_states": (NUM_WORDS, 4096)}, {}
+    ),
 }
+
+
+HEADS = ("cache", "computed / uncached", "skipped / uncached", "skipped, whole", "13 of 50, whole")
 
 
 class Trial:
@@ -183,13 +192,15 @@ def main() -> None:
         torch.set_num_threads(args.threads)
     for name in args.models:
         trial = Trial(SHAPES[name], args.blocks)
-        size = sum(weight.numel() for weight in trial.module.parameters()) / 1e6
-        heads = ("cache", "computed step / uncached", "skipped step / uncached", "13 of 50 steps")
-        table = Table(*heads, title=f"{name}, {args.blocks} blocks, {size:.0f} M")
+        num_weights = sum(weight.numel() for weight in trial.module.parameters())
+        scale = num_weights / SHAPES[name].num_whole
+        title = f"{name}, {args.blocks} blocks, {num_weights / 1e6:.0f} M"
+        table = Table(*HEADS, title=title)
         for method, (computed, skipped) in _shares(trial, args.repeats).items():
-            total = 13 * statistics.median(computed) + 37 * statistics.median(skipped)
-            cells = _spread(computed), _spread(skipped), f"{50 / total:.2f} x"
-            table.add_row(method, *cells)
+            skip = scale * statistics.median(skipped)
+            compute = 1 + scale * (statistics.median(computed) - 1)
+            cells = _spread(computed), _spread(skipped), f"{skip:.4f}"
+            table.add_row(method, *cells, f"{50 / (13 * compute + 37 * skip):.2f} x")
         Console(width=110).print(table)
 
 

@@ -40,7 +40,6 @@ from torch import Tensor
 from triptych.modalities.diffusion.source import FOLDER
 
 _TUNING_SEED, _OTHER_SEED = 10_000, 20_000
-_LEAST = 3  # steps that compute
 _SHOWN = Console(stderr=True)
 
 
@@ -57,7 +56,7 @@ class OutOfTime(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Uncached:
     """Uncached pictures to compare with, and their features."""
 
     whole: Drawn
@@ -92,18 +91,18 @@ class Benchmark:
             return
         self._check_time()
         _SHOWN.print(f"{sampling.name}: uncached pictures")
-        measured = self._reference(sampling)
+        uncached = self._reference(sampling)
         search: Search | None = None
         for each in wanted:
             self._check_time()
             started_s = time.process_time()
             if each.method is None:
                 fewer = Sampling(each.num_computed, sampling.is_guided)
-                cell = self._cell(measured, sampling, self._subject.draw(self._wishes, fewer))
+                cell = self._cell(uncached, sampling, self._subject.draw(self._wishes, fewer))
             else:
                 if search is None:
                     search = self._search(sampling)
-                cell = self._best_cell(each.method, each.num_computed, search, measured, sampling)
+                cell = self._best_cell(each.method, each.num_computed, search, uncached, sampling)
             name = FEWER_STEPS if each.method is None else each.method.name
             self._results.put(sampling.name, name, each.num_computed, cell)
             _SHOWN.print(
@@ -122,7 +121,7 @@ class Benchmark:
                 if not self._results.has(sampling.name, name, num_computed):
                     yield Wanted(method, num_computed)
 
-    def _reference(self, sampling: Sampling) -> Measured:
+    def _reference(self, sampling: Sampling) -> Uncached:
         """Uncached pictures; and how far those of another seed are, which is a distribution's."""
         whole = self._subject.draw(self._wishes, sampling)
         features = self._judge.features(whole.pictures_BCHW)
@@ -140,14 +139,14 @@ class Benchmark:
                 seeds_features=between,
             ),
         )
-        return Measured(whole, features)
+        return Uncached(whole, features)
 
     def _best_cell(
         self,
         method: Method,
         num_computed: int,
         search: Search,
-        measured: Measured,
+        uncached: Uncached,
         sampling: Sampling,
     ) -> Cell | None:
         best = search.best(method, num_computed)
@@ -155,24 +154,24 @@ class Benchmark:
             return None
         cache = method.open(best.setting, search.known)
         drawn = self._subject.draw(self._wishes, sampling, cache)
-        return self._cell(measured, sampling, drawn, cache, best.setting)
+        return self._cell(uncached, sampling, drawn, cache, best.setting)
 
     def _cell(
         self,
-        measured: Measured,
+        uncached: Uncached,
         sampling: Sampling,
         drawn: Drawn,
         cache: CacheMethod | None = None,
         setting: Setting | None = None,
     ) -> Cell:
-        pictures, whole = drawn.pictures_BCHW, measured.whole.pictures_BCHW
+        pictures, whole = drawn.pictures_BCHW, uncached.whole.pictures_BCHW
         is_right = self._judge.is_right(pictures, self._names)
         return Cell(
             setting=dict(setting or {}),
             num_runs=drawn.num_runs,
             psnr_db=psnr_db(pictures, whole),
             ssim=ssim(pictures, whole),
-            features=feature_distances(self._judge.features(pictures), measured.features),
+            features=feature_distances(self._judge.features(pictures), uncached.features),
             right=sum(is_right) / len(is_right),
             cpu_share=self._cpu_share(sampling, cache) if cache else None,
         )
@@ -217,6 +216,7 @@ def main() -> None:
         num_pictures=args.pictures,
         num_tuning=args.tuning,
         num_trials=args.trials,
+        guidance=args.guidance,
         note=args.note,
     )
     results = Results.open(args.output / "image_caches.json", terms)

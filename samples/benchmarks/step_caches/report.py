@@ -25,7 +25,7 @@ _COLUMNS = (*_FIRST, "SSIM", "features", "named right", "processor time", "plann
 
 def markdown(results: Results) -> str:
     """A table for each way of sampling, then one for equal quality."""
-    parts = []
+    parts = [f"{results.terms}\n"]
     for sampling, methods in results.samplings.items():
         reference = results.reference(sampling)
         parts.append(f"{_title(sampling)}\n\n{_seeds(reference)}\n")

@@ -22,7 +22,15 @@ class Terms(msgspec.Struct, frozen=True):
     num_pictures: int
     num_tuning: int
     num_trials: int
+    guidance: float | None = None
     note: str = ""
+
+    def __str__(self) -> str:
+        scale = "the model's own" if self.guidance is None else f"{self.guidance:g}"
+        return (
+            f"{self.note or 'A model'}: {self.num_pictures} pictures, {self.num_trials} trials with"
+            f" {self.num_tuning} others for each method and budget, guidance scale {scale}."
+        )
 
     def budgets(self, num_steps: int) -> list[int]:
         """How many of so many steps compute, from few to many."""
@@ -73,7 +81,7 @@ class Results:
             return cls(path, _Document(terms=terms))
         document = msgspec.json.decode(path.read_bytes(), type=_Document)
         if document.terms != terms:
-            raise SystemExit(f"{path} is of other terms ({document.terms}): name another folder.")
+            raise SystemExit(f"{path} is of other terms: {document.terms} Name another folder.")
         return cls(path, document)
 
     @property
