@@ -84,14 +84,14 @@ class Classifier:
 
     def name(self, pixels: Tensor) -> list[str]:
         """The most likely object of each image `[B, 3, H, W]` in -1..1."""
-        parts = [self._head(self.features(part)).argmax(-1) for part in pixels.split(_BATCH)]
+        parts = [self._head(self._features(part)).argmax(-1) for part in pixels.split(_BATCH)]
         return [self.names[index] for index in torch.cat(parts).tolist()]
 
     def _learn(self, catalogue: Catalogue, sprites: Sprites) -> dict[str, Tensor]:
         views = self._views(catalogue)
         features = torch.cat(
             [
-                self.features(pixels_of(views[first : first + _BATCH], catalogue, sprites))
+                self._features(pixels_of(views[first : first + _BATCH], catalogue, sprites))
                 for first in track(range(0, len(views), _BATCH), "Looking at sprites")
             ]
         )
@@ -113,8 +113,7 @@ class Classifier:
         return views
 
     @torch.inference_mode()
-    def features(self, pixels: Tensor) -> Tensor:
-        """Pooled features of images `[B, 3, H, W]` in -1..1."""
+    def _features(self, pixels: Tensor) -> Tensor:
         large = functional.interpolate(pixels, size=_SIDE, mode="bilinear", antialias=True)
         return self._network.extract_features(large).mean((2, 3)).clone()
 
