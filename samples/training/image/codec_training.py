@@ -3,7 +3,8 @@
 Owns losses and loop. The codec is diffusers' `AutoencoderDC` with narrow layers, whose decoder
 costs no more than a step of the model does. It is trained on crops of single sprites, with noise on
 the latents, so that small errors of the model stay small. The encoder is trained on all
-sprites equally; once it is final, the decoder is mostly trained on what the model will generate.
+sprites equally; once it is final, the decoder is mostly trained on what the model will generate:
+crops of arrangements.
 
 Shapes: B pictures, C channels, H height, W width.
 """
@@ -20,7 +21,9 @@ import numpy as np
 import torch
 from diffusers import AutoencoderDC
 from numpy.typing import NDArray
-from pictures.compositions import Catalogue, Thing
+from pictures.arrangements import drawable, render, sample_arrangement
+from pictures.compositions import Catalogue
+from pictures.drawings import Drawings
 from pictures.sprites import STYLES, TINTS, Sprites
 from PIL import Image
 from rich.progress import Progress
@@ -34,7 +37,7 @@ _SIZES = (46, 46, 58, 58, 72, 100)  # small ones are harder
 _NOISE = 0.1
 _TINT_SHARE = 0.15
 _FLAT_SHARE = 0.25
-_SUBJECT_SHARE = 0.8  # crops of the catalogue's objects, when the encoder is final
+_SUBJECT_SHARE = 0.8  # crops of arrangements, when the encoder is final
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,13 +70,11 @@ def new_codec() -> AutoencoderDC:
 
 
 class Crops:
-    """Crops of sprites on plain backgrounds; `subject_share` of them as the model generates."""
+    """Crops of sprites on plain grounds; `subject_share` of them of what the model generates."""
 
-    def __init__(self, sprites: Sprites, catalogue: Catalogue) -> None:
+    def __init__(self, sprites: Sprites, catalogue: Catalogue, drawings: Drawings) -> None:
         self.subject_share = 0.0
-        self._sprites = sprites
-        things = [Thing(n, c) for n in catalogue.names for c in (None, *catalogue.colours(n))]
-        self._subjects = [catalogue.look(thing) for thing in things]
+        self._sprites, self._catalogue, self._drawings = sprites, catalogue, drawings
 
     def batches(self, options: CodecTraining, first: int) -> Iterator[Tensor]:
         """Crops in -1..1, `[B, 3, H, W]`, prepared a few batches ahead."""
@@ -90,20 +91,23 @@ class Crops:
         return np.stack([self._crop(rng) for _ in range(num_rows)])
 
     def _crop(self, rng: np.random.Generator) -> NDArray[np.uint8]:
+        if rng.random() < self.subject_share:
+            return self._crop_of_arrangement(rng)
         style = STYLES[int(rng.random() < _FLAT_SHARE)]
-        code, tint = self._look(rng, style)
+        tint = str(rng.choice(list(TINTS))) if rng.random() < _TINT_SHARE else None
+        code = str(rng.choice(self._sprites.codes(style)))
         sprite = self._sprites.draw(style, code, tint, int(rng.choice(_SIZES)))
         ground = Image.new("RGB", (_CROP, _CROP), tuple(int(v) for v in _ground(rng)))
         left, top = (int(rng.integers(-side // 2, _CROP - side // 2 + 1)) for side in sprite.size)
         ground.paste(sprite, (left, top), sprite)
         return np.asarray(ground)
 
-    def _look(self, rng: np.random.Generator, style: str) -> tuple[str, str | None]:
-        if rng.random() < self.subject_share:
-            emoji, tint = self._subjects[int(rng.integers(len(self._subjects)))]
-            return self._sprites.code(emoji), tint
-        tint = str(rng.choice(list(TINTS))) if rng.random() < _TINT_SHARE else None
-        return str(rng.choice(self._sprites.codes(style))), tint
+    def _crop_of_arrangement(self, rng: np.random.Generator) -> NDArray[np.uint8]:
+        found = sample_arrangement(self._catalogue, rng)
+        shown = drawable(found, self._catalogue, self._drawings)
+        pixels = np.asarray(render(shown, self._catalogue, self._drawings, rng))
+        left, top = rng.integers(0, PICTURE_SIZE - _CROP + 1, 2)
+        return pixels[top : top + _CROP, left : left + _CROP]
 
 
 def _ground(rng: np.random.Generator) -> NDArray[np.int64]:
@@ -193,6 +197,8 @@ class CodecTrainer:
     def _restore(self) -> None:
         state = torch.load(self.path, weights_only=True, map_location=self.device)
         self.codec.load_state_dict(state["codec"])
+        if "optimizer" not in state:  # adopted from an exported model
+            return
         self.optimizer.load_state_dict(state["optimizer"])
         self.num_iterations, self.spent_s = state["num_iterations"], state["spent_s"]
 

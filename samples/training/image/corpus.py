@@ -1,112 +1,97 @@
-"""The corpus: compositions with captions, and their latents.
+"""The corpus: images of arrangements as latents, with captions, in shards.
 
-Owns the files `compositions.jsonl` (captions of each picture), `latents.npy` (`[N, T, C]`,
-float16, as the model takes them) and `latents.json` (mean and deviation of the codec's latents).
+Owns the folder `corpus`: `NNNN.npy` (`[N, T, C]`, float16, as the model takes them) with
+`NNNN.json` (captions of each image), and `scale.json` (mean and deviation of the codec's latents).
+Shards are made one after another from their numbers, so a corpus can grow beside the training.
 
-Shapes: N pictures, B of a batch, T tokens of 2 x 2 latents, C channels, H height, W width.
+Shapes: N images, B of a batch, T tokens of 2 x 2 latents, C channels, H height, W width.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
-from codec_training import LATENT_CHANNELS
 from diffusers import AutoencoderDC
 from numpy.typing import NDArray
-from pictures.captions import Writer
-from pictures.compositions import PICTURE_SIZE, Catalogue, Composition, Thing, draw, sample
-from pictures.sprites import Sprites
+from pictures.arrangements import Arrangement, drawable, render, sample_arrangement
+from pictures.compositions import PICTURE_SIZE, Catalogue
+from pictures.descriptions import Describer
+from pictures.drawings import Drawings
 from rich.progress import track
 from torch import Tensor
 
-NUM_CAPTIONS = 4
-_RARE_TIMES = 4
+SHARD = 4096
+NUM_CAPTIONS = 3
 _BATCH = 32
-NUM_TOKENS = (PICTURE_SIZE // 16) ** 2
+NUM_PATCHES = (PICTURE_SIZE // 16) ** 2
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
-    """An image of the corpus and its captions."""
-
-    composition: Composition
-    captions: list[str]
-
-
-def _is_rare(composition: Composition) -> bool:
-    is_moved = len(composition.spots) == 1 and composition.layout != "single"
-    return is_moved or composition.style == "flat"
+def sample_trained(
+    catalogue: Catalogue, drawings: Drawings, rng: np.random.Generator
+) -> Arrangement:
+    """A random arrangement that is not held out."""
+    while True:
+        one = drawable(sample_arrangement(catalogue, rng), catalogue, drawings)
+        if not one.is_held_out:
+            return one
 
 
-def write_compositions(folder: Path, catalogue: Catalogue, num_pictures: int) -> None:
-    """Sample compositions, none of them held out, and caption them."""
-    rng = np.random.default_rng(0)
-    writer = Writer(catalogue, rng)
-    with (folder / "compositions.jsonl").open("w", encoding="utf-8") as file:
-        num_written = 0
-        while num_written < num_pictures:
-            composition = sample(catalogue, rng)
-            if composition.is_held_out:
-                continue
-            captions = [writer.caption(composition) for _ in range(NUM_CAPTIONS)]
-            file.write(json.dumps({**_to_json(composition), "captions": captions}) + "\n")
-            num_written += 1
-
-
-def read_records(folder: Path) -> list[Record]:
-    """The corpus' images in order."""
-    lines = (folder / "compositions.jsonl").read_text(encoding="utf-8").splitlines()
-    return [_from_json(json.loads(line)) for line in lines]
-
-
-def _to_json(composition: Composition) -> dict[str, object]:
-    return {
-        "layout": composition.layout,
-        "things": [[thing.name, thing.colour] for thing in composition.things],
-        "background": composition.background,
-        "style": composition.style,
-    }
-
-
-def _from_json(entry: dict[str, str | list[str]]) -> Record:
-    things = tuple(Thing(name, colour) for name, colour in entry["things"])
-    composition = Composition(
-        str(entry["layout"]), things, str(entry["background"]), str(entry["style"])
-    )
-    return Record(composition, list(entry["captions"]))
-
-
-def pixels_of(compositions: list[Composition], catalogue: Catalogue, sprites: Sprites) -> Tensor:
-    """Images in -1..1, `[B, 3, H, W]`."""
-    drawn = np.stack([np.asarray(draw(one, catalogue, sprites)) for one in compositions])
+def pixels_of(
+    arrangements: Sequence[Arrangement],
+    catalogue: Catalogue,
+    drawings: Drawings,
+    rng: np.random.Generator,
+) -> Tensor:
+    """An image of each in -1..1, `[B, 3, H, W]`."""
+    drawn = np.stack([np.asarray(render(one, catalogue, drawings, rng)) for one in arrangements])
     return torch.from_numpy(drawn).permute(0, 3, 1, 2).float() / 127.5 - 1
 
 
-@torch.inference_mode()
-def write_latents(
-    folder: Path, codec: AutoencoderDC, catalogue: Catalogue, sprites: Sprites
+def write_shards(
+    folder: Path, codec: AutoencoderDC, catalogue: Catalogue, drawings: Drawings, num_shards: int
 ) -> None:
-    """Compose and encode every image."""
-    records = read_records(folder)
-    shape = (len(records), NUM_TOKENS, 4 * LATENT_CHANNELS)
-    store = np.lib.format.open_memmap(folder / "latents.part.npy", "w+", np.float16, shape)
+    """Compose, caption and encode until there are so many shards."""
+    home = folder / "corpus"
+    home.mkdir(parents=True, exist_ok=True)
     codec = codec.to(memory_format=torch.channels_last)
-    for first in track(range(0, len(records), _BATCH), "Encoding"):
-        rows = [record.composition for record in records[first : first + _BATCH]]
-        pixels = pixels_of(rows, catalogue, sprites).to(codec.device)
+    for number in range(num_shards):
+        if not (home / f"{number:04}.npy").exists():
+            _write_shard(home, number, codec, catalogue, drawings)
+
+
+@torch.inference_mode()
+def _write_shard(
+    home: Path, number: int, codec: AutoencoderDC, catalogue: Catalogue, drawings: Drawings
+) -> None:
+    rng = np.random.default_rng((0, number))
+    writer = Describer(catalogue, rng)
+    captions: list[list[str]] = []
+    parts = []
+    for _ in track(range(SHARD // _BATCH), f"Shard {number}"):
+        rows = [sample_trained(catalogue, drawings, rng) for _ in range(_BATCH)]
+        captions += [[writer.describe(row) for _ in range(NUM_CAPTIONS)] for row in rows]
+        pixels = pixels_of(rows, catalogue, drawings, rng).to(codec.device)
         with torch.autocast(codec.device.type, torch.bfloat16):
             latents = codec.encode(pixels.contiguous(memory_format=torch.channels_last)).latent
-        store[first : first + len(rows)] = to_tokens(latents.float()).cpu().numpy()
-    store.flush()
-    some = np.asarray(store[:4096], np.float32)
-    scale = {"mean": float(some.mean()), "deviation": float(some.std())}
-    (folder / "latents.json").write_text(json.dumps(scale), encoding="utf-8")
-    (folder / "latents.part.npy").replace(folder / "latents.npy")
+        parts.append(to_tokens(latents.float()).half().cpu().numpy())
+    (home / f"{number:04}.json").write_text(json.dumps(captions), encoding="utf-8")
+    store = np.concatenate(parts)
+    if not (home / "scale.json").exists():
+        some = store.astype(np.float32)
+        scale = {"mean": float(some.mean()), "deviation": float(some.std())}
+        (home / "scale.json").write_text(json.dumps(scale), encoding="utf-8")
+    np.save(home / "part.npy", store)
+    (home / "part.npy").replace(home / f"{number:04}.npy")
+
+
+def read_scale(folder: Path) -> tuple[float, float]:
+    """Mean and deviation of the codec's latents."""
+    scale = json.loads((folder / "corpus" / "scale.json").read_text(encoding="utf-8"))
+    return scale["mean"], scale["deviation"]
 
 
 def to_tokens(latents: Tensor) -> Tensor:
@@ -124,19 +109,23 @@ def to_latents(tokens: Tensor) -> Tensor:
 
 
 class Corpus:
-    """Latents, of mean 0 and deviation 1, with captions."""
+    """Latents, of mean 0 and deviation 1, with captions; new shards are taken in as they come."""
 
     def __init__(self, folder: Path) -> None:
-        self._latents = np.load(folder / "latents.npy", mmap_mode="r")
-        records = read_records(folder)
-        self._captions = [record.captions for record in records]
-        self._times = [_RARE_TIMES if _is_rare(record.composition) else 1 for record in records]
-        scale = json.loads((folder / "latents.json").read_text(encoding="utf-8"))
-        self.mean, self.deviation = scale["mean"], scale["deviation"]
+        self._home = folder / "corpus"
+        self._latents: list[NDArray[np.float16]] = []
+        self._captions: list[list[str]] = []
+        self.mean, self.deviation = read_scale(folder)
+        self.refresh()
 
-    def order(self, rng: np.random.Generator) -> NDArray[np.int64]:
-        """Image numbers in random order, those of rare positions and the rare style repeatedly."""
-        return rng.permutation(np.repeat(np.arange(len(self._times)), self._times))
+    def refresh(self) -> None:
+        """Take in the shards that were written since."""
+        for file in sorted(self._home.glob("[0-9]*.npy"))[len(self._latents) :]:
+            self._latents.append(np.load(file, mmap_mode="r"))
+            self._captions += json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
+
+    def __len__(self) -> int:
+        return len(self._captions)
 
     def captions(self) -> Iterator[str]:
         """All captions."""
@@ -147,6 +136,6 @@ class Corpus:
         self, numbers: NDArray[np.int64], rng: np.random.Generator
     ) -> tuple[Tensor, list[str]]:
         """Latents `[B, T, C]` and one caption of each."""
-        rows = torch.from_numpy(self._latents[np.sort(numbers)]).float()
-        captions = [str(rng.choice(self._captions[number])) for number in np.sort(numbers)]
-        return (rows - self.mean) / self.deviation, captions
+        rows = np.stack([self._latents[n // SHARD][n % SHARD] for n in numbers.tolist()])
+        captions = [str(rng.choice(self._captions[number])) for number in numbers]
+        return (torch.from_numpy(rows).float() - self.mean) / self.deviation, captions

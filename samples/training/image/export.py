@@ -11,33 +11,34 @@ from pathlib import Path
 import numpy as np
 import torch
 from codec_training import LATENT_CHANNELS, new_codec
-from corpus import pixels_of, read_records, to_latents
+from corpus import pixels_of, read_scale, sample_trained
 from diffusers import AutoencoderDC, FlowMatchEulerDiscreteScheduler, FluxPipeline
-from model_training import Model
+from model_training import Model, ModelSize
 from pictures.compositions import PICTURE_SIZE, Catalogue
-from pictures.sprites import Sprites
+from pictures.drawings import Drawings
 from safetensors.torch import save_file
-from text import new_tokenizer
+from text import EMBEDDING_SIZE, new_tokenizer
 from torch import Tensor
 from torch.nn import functional
 from transformers import BertModel
 
 _LONGEST = 512
 _DOWNSCALE = 8
+_NUM_PREVIEWED = 512
 _OWN = {"default_size": PICTURE_SIZE, "default_steps": 20, "default_guidance": 3.0}
 
 
-def export(folder: Path, out: Path, catalogue: Catalogue, sprites: Sprites) -> None:
+def export(folder: Path, out: Path, catalogue: Catalogue, drawings: Drawings) -> None:
     """Write the pipeline in bfloat16, and `preview.safetensors` beside its model_index.json."""
     state = torch.load(folder / "model.pt", weights_only=True, map_location="cpu")
     tokens = sorted(state["tokens"], key=state["tokens"].__getitem__)
-    model = Model(torch.randn(len(tokens), 384))
+    model = Model(torch.randn(len(tokens), EMBEDDING_SIZE), ModelSize(*state["size"]))
     model.load_state_dict(state["mean"])
     codec = open_codec(folder)
-    scale = json.loads((folder / "latents.json").read_text(encoding="utf-8"))
+    mean, deviation = read_scale(folder)
     codec.register_to_config(
-        scaling_factor=1 / scale["deviation"],
-        shift_factor=scale["mean"],
+        scaling_factor=1 / deviation,
+        shift_factor=mean,
         block_out_channels=codec.config["decoder_block_out_channels"],
     )
     for reader in (model.readers.whole, model.readers.words):
@@ -57,7 +58,9 @@ def export(folder: Path, out: Path, catalogue: Catalogue, sprites: Sprites) -> N
     index = out / "model_index.json"
     facts = {**json.loads(index.read_text(encoding="utf-8")), **_OWN}
     index.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-    save_file(preview_map(folder, catalogue, sprites), out / "preview.safetensors")
+    save_file(
+        preview_map(codec, (mean, deviation), catalogue, drawings), out / "preview.safetensors"
+    )
 
 
 def open_codec(folder: Path) -> AutoencoderDC:
@@ -85,16 +88,20 @@ def lengthen(reader: BertModel, length: int) -> None:
     reader.config.max_position_embeddings = length
 
 
-def preview_map(folder: Path, catalogue: Catalogue, sprites: Sprites) -> dict[str, Tensor]:
+@torch.inference_mode()
+def preview_map(
+    codec: AutoencoderDC, scale: tuple[float, float], catalogue: Catalogue, drawings: Drawings
+) -> dict[str, Tensor]:
     """`weight` `[3, C]` and `bias` `[3]`: latents as the model has them to RGB in 0..1.
 
     By least squares over images downscaled by eight.
     """
-    latents = np.load(folder / "latents.npy", mmap_mode="r")[:512].astype(np.float32)
-    scale = json.loads((folder / "latents.json").read_text(encoding="utf-8"))
-    rows = [record.composition for record in read_records(folder)[: len(latents)]]
-    pixels = functional.avg_pool2d(pixels_of(rows, catalogue, sprites), _DOWNSCALE) / 2 + 0.5
-    clean = to_latents((torch.from_numpy(latents) - scale["mean"]) / scale["deviation"])
+    rng = np.random.default_rng(0)
+    rows = [sample_trained(catalogue, drawings, rng) for _ in range(_NUM_PREVIEWED)]
+    drawn = pixels_of(rows, catalogue, drawings, rng)
+    pixels = functional.avg_pool2d(drawn, _DOWNSCALE) / 2 + 0.5
+    latents = torch.cat([codec.encode(part.to(codec.dtype)).latent for part in drawn.split(32)])
+    clean = (latents.float() - scale[0]) / scale[1]
     inputs = clean.permute(0, 2, 3, 1).reshape(-1, LATENT_CHANNELS)
     inputs = torch.cat((inputs, torch.ones(len(inputs), 1)), 1)
     found = torch.linalg.lstsq(inputs, pixels.permute(0, 2, 3, 1).reshape(-1, 3)).solution

@@ -1,6 +1,7 @@
 """Training of the denoiser: captions and noise to latents, along straight lines (flow matching).
 
 Owns the model's size, loss and loop. One caption in ten is dropped, for classifier-free guidance.
+The learning rate is constant until the last minutes, so that training can be stopped and continued.
 
 Shapes: B pictures, T tokens, C channels.
 """
@@ -8,27 +9,39 @@ Shapes: B pictures, T tokens, C channels.
 from __future__ import annotations
 
 import copy
+import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from codec_training import LATENT_CHANNELS
-from corpus import Corpus
+from corpus import NUM_PATCHES, Corpus
 from diffusers import FluxTransformer2DModel
-from rich.progress import Progress
-from text import MAX_TOKENS, POOLED_SIZE, WORDS_SIZE, Readers, choose_tokens, new_tokenizer
+from safetensors.torch import load_file
+from text import (
+    EMBEDDING_SIZE,
+    MAX_TOKENS,
+    POOLED_SIZE,
+    WORDS_SIZE,
+    Readers,
+    choose_tokens,
+    new_tokenizer,
+)
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import BertTokenizer
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import AutoTokenizer, BertModel, BertTokenizer
 
 _DROPPED = 0.1
-_MOMENTUM = 0.985
-_SHORTEST = 16  # tokens that a prompt is padded to
-_LONG_SHARE = 0.12  # batches that are padded to MAX_TOKENS
+_MOMENTUM = 0.998
+_PER_REFRESH = 100
+_LOGGED = 20
+_SAVED_S = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,23 +49,39 @@ class ModelTraining:
     """Options of the denoiser's training."""
 
     minutes: float = 60.0
-    num_rows: int = 96
-    learning_rate: float = 5e-3
+    decay_minutes: float = 40.0
+    """The learning rate falls to zero over the last minutes."""
+    num_rows: int = 128
+    learning_rate: float = 3e-3
     seed: int = 0
+    start: Path | None = None
+    """An exported model to start from."""
+    pause_file: Path | None = None
+    """Training waits while this file exists."""
+    compiles: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """Heads of 64 channels, and blocks of both kinds."""
+
+    num_heads: int = 4
+    num_double: int = 2
+    num_single: int = 8
 
 
 class Model(nn.Module):
     """Text encoders and transformer, as FLUX combines them."""
 
-    def __init__(self, embeddings: Tensor) -> None:
+    def __init__(self, embeddings: Tensor, size: ModelSize) -> None:
         super().__init__()
         self.readers = Readers(embeddings)
         self.transformer = FluxTransformer2DModel(
             in_channels=4 * LATENT_CHANNELS,
-            num_layers=2,
-            num_single_layers=4,
+            num_layers=size.num_double,
+            num_single_layers=size.num_single,
             attention_head_dim=64,
-            num_attention_heads=4,
+            num_attention_heads=size.num_heads,
             joint_attention_dim=WORDS_SIZE,
             pooled_projection_dim=POOLED_SIZE,
             guidance_embeds=False,
@@ -102,56 +131,90 @@ class Batch:
 class ModelTrainer:
     """Model, moving average of its weights, optimisers and progress."""
 
-    def __init__(self, folder: Path, minilm: Path, options: ModelTraining) -> None:
+    def __init__(self, folder: Path, minilm: Path, options: ModelTraining, size: ModelSize) -> None:
         torch.manual_seed(options.seed)
-        self.options, self.folder = options, folder
+        self.options, self.size = options, size
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.corpus = Corpus(folder)
-        tokens, embeddings = choose_tokens(minilm, self.corpus.captions())
-        self.tokenizer = new_tokenizer(tokens)
-        self.model = Model(embeddings).to(self.device)
-        self.mean = copy.deepcopy(self.model).eval().requires_grad_(False)
-        self.optimizers = _optimizers(self.model, options.learning_rate)
-        self._trained = [p for p in self.model.parameters() if p.requires_grad]
+        self.path = folder / "model.pt"
+        self.num_iterations, self.spent_s, self.loss = 0, 0.0, 1.0
         # On a CPU, a thread for each part of a batch waits less than threads within each layer,
         # which synchronise thousands of times per step, and spin meanwhile.
         self._num_workers = torch.get_num_threads() if self.device.type == "cpu" else 1
         torch.set_num_threads(1)
         self._pool = ThreadPoolExecutor(self._num_workers, initializer=_work_alone)
-        self.path = folder / "model.pt"
-        self.num_iterations, self.spent_s, self.loss = 0, 0.0, 1.0
+        self._is_stopped = False
+        self._begin(minilm)
+
+    def _begin(self, minilm: Path) -> None:
+        """Make the model: anew, from an exported one, or from the checkpoint."""
+        state, start = {}, self.options.start
         if self.path.exists():
-            self._restore()
+            state = torch.load(self.path, weights_only=True, map_location=self.device)
+            self.size = ModelSize(*state["size"])
+            tokens = sorted(state["tokens"], key=state["tokens"].__getitem__)
+            self.model = Model(torch.randn(len(tokens), EMBEDDING_SIZE), self.size)
+        elif start is not None:
+            tokens, self.model = adopt(start, minilm, self.corpus.captions(), self.size)
+        else:
+            tokens, embeddings = choose_tokens(minilm, self.corpus.captions())
+            self.model = Model(embeddings, self.size)
+        self.tokenizer = new_tokenizer(tokens)
+        self.model.to(self.device)
+        self.mean = copy.deepcopy(self.model).eval().requires_grad_(False)
+        self.optimizers = _optimizers(self.model, self.options.learning_rate)
+        self._trained = [p for p in self.model.parameters() if p.requires_grad]
+        if state:
+            self._restore(state)
+        if self.options.compiles:
+            # The matcher would put the fused attention back.
+            options = {"pattern_matcher": False}
+            self.model.transformer.compile(dynamic=False, options=options)
+            torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)  # on CPUs too
+            self._gradients(self._blank())  # before threads do so at once
+
+    def _blank(self) -> Batch:
+        """One worker's part of a batch, of nothing."""
+        rows = self.options.num_rows // self._num_workers
+        clean = torch.zeros(rows, NUM_PATCHES, 4 * LATENT_CHANNELS, device=self.device)
+        return Batch(clean, torch.zeros(rows, MAX_TOKENS, dtype=torch.long, device=self.device))
 
     def train(self) -> None:
-        """Train for the given minutes; a checkpoint every three."""
-        total_s, saved_s = self.options.minutes * 60, self.spent_s
-        with Progress() as progress:
-            task = progress.add_task("Model", total=total_s)
-            for batch in self._batches():
-                began_s = time.monotonic()
-                self.step(batch)
-                self.spent_s += time.monotonic() - began_s
-                label = f"{self.num_iterations} {self.loss:.4f}"
-                progress.update(task, completed=self.spent_s, description=label)
-                is_over = self.spent_s >= total_s
-                if self.spent_s - saved_s > 180 or is_over:
-                    self.save()
-                    saved_s = self.spent_s
-                    progress.console.print(f"{label} {self.spent_s:.0f} s")
-                if is_over:
-                    return
+        """Train for the given minutes, or until SIGTERM; a checkpoint every five."""
+        signal.signal(signal.SIGTERM, self._stop)
+        saved_s = self.spent_s
+        for batch in self._batches():
+            self._wait()
+            began_s = time.monotonic()
+            self.step(batch)
+            self.spent_s += time.monotonic() - began_s
+            is_over = self._is_stopped or self.spent_s >= self.options.minutes * 60
+            if self.num_iterations % _LOGGED == 0 or is_over:
+                print(f"{self.num_iterations} {self.loss:.4f} {self.spent_s:.0f} s", flush=True)
+            if self.spent_s - saved_s > _SAVED_S or is_over:
+                self.save()
+                saved_s = self.spent_s
+            if is_over:
+                return
+
+    def _stop(self, *_: object) -> None:
+        self._is_stopped = True
+
+    def _wait(self) -> None:
+        """Wait while the pause file exists."""
+        file = self.options.pause_file
+        while file is not None and file.exists() and not self._is_stopped:
+            time.sleep(1)
 
     def _batches(self) -> Iterator[Batch]:
         rng = np.random.default_rng((self.options.seed, self.num_iterations))
         while True:
-            order = self.corpus.order(rng)
-            while len(order) >= self.options.num_rows:
-                numbers, order = np.split(order, [self.options.num_rows])
+            self.corpus.refresh()
+            for _ in range(_PER_REFRESH):
+                numbers = rng.choice(len(self.corpus), self.options.num_rows, replace=False)
                 clean, captions = self.corpus.batch(numbers, rng)
                 captions = ["" if rng.random() < _DROPPED else said for said in captions]
-                length = MAX_TOKENS if rng.random() < _LONG_SHARE else _SHORTEST
-                ids = tokenize(self.tokenizer, captions, length)
+                ids = tokenize(self.tokenizer, captions)
                 yield Batch(clean.to(self.device), ids.to(self.device))
 
     def step(self, batch: Batch) -> None:
@@ -175,13 +238,15 @@ class ModelTrainer:
         level = torch.randn(rows, device=self.device).sigmoid()
         share = level[:, None, None]
         noisy = (1 - share) * batch.clean + share * noise
-        with torch.autocast(self.device.type, torch.bfloat16):
+        # Few tokens: products of whole matrices cost a quarter of the fused kernel's backward pass.
+        with torch.autocast(self.device.type, torch.bfloat16), sdpa_kernel(SDPBackend.MATH):
             velocity = self.model(noisy, level, batch.ids)
-        loss = functional.mse_loss(velocity.float(), noise - batch.clean)
-        return loss.item(), torch.autograd.grad(loss, self._trained, allow_unused=True)
+            loss = functional.mse_loss(velocity.float(), noise - batch.clean)
+            return loss.item(), torch.autograd.grad(loss, self._trained, allow_unused=True)
 
     def _set_rates(self) -> None:
-        rate = 1 - self.spent_s / (self.options.minutes * 60)
+        left_s = self.options.minutes * 60 - self.spent_s
+        rate = min(1.0, left_s / (self.options.decay_minutes * 60))
         warm = min(1.0, (self.num_iterations + 1) / 50)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
@@ -200,6 +265,7 @@ class ModelTrainer:
             "mean": self.mean.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "tokens": self.tokenizer.get_vocab(),
+            "size": [self.size.num_heads, self.size.num_double, self.size.num_single],
             "num_iterations": self.num_iterations,
             "spent_s": self.spent_s,
             "loss": self.loss,
@@ -208,8 +274,7 @@ class ModelTrainer:
         torch.save(state, draft)
         draft.replace(self.path)
 
-    def _restore(self) -> None:
-        state = torch.load(self.path, weights_only=True, map_location=self.device)
+    def _restore(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         self.mean.load_state_dict(state["mean"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
@@ -218,12 +283,10 @@ class ModelTrainer:
         self.loss = state["loss"]
 
 
-def tokenize(tokenizer: BertTokenizer, prompts: list[str], shortest: int) -> Tensor:
-    """Ids `[B, L]`, padded to the longest prompt's length, or `shortest` if that is more."""
+def tokenize(tokenizer: BertTokenizer, prompts: list[str]) -> Tensor:
+    """Ids `[B, L]`, cut and padded to the length that prompts are served at."""
     read = tokenizer(prompts, truncation=True, max_length=MAX_TOKENS)["input_ids"]
-    length = max(shortest, *map(len, read))
-    padded = [row + [tokenizer.pad_token_id] * (length - len(row)) for row in read]
-    return torch.tensor(padded)
+    return torch.tensor([row + [tokenizer.pad_token_id] * (MAX_TOKENS - len(row)) for row in read])
 
 
 def _step(optimizer: torch.optim.Optimizer) -> None:
@@ -252,6 +315,45 @@ def _optimizers(model: Model, rate: float) -> list[torch.optim.Optimizer]:
     return [*muons, torch.optim.AdamW(others, rate, (0.9, 0.98), weight_decay=0.01)]
 
 
-def train_model(folder: Path, minilm: Path, options: ModelTraining) -> None:
+def adopt(
+    exported: Path, minilm: Path, captions: Iterable[str], size: ModelSize
+) -> tuple[list[str], Model]:
+    """Word pieces and a model that begins as an exported one does.
+
+    More single blocks than that has begin without effect. If its width is another, only the text
+    encoders are taken over.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(exported / "tokenizer")
+    known = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().__getitem__)
+    tokens, embeddings = choose_tokens(minilm, captions, known)
+    model = Model(embeddings, size)
+    for part, reader in (
+        ("text_encoder", model.readers.whole),
+        ("text_encoder_2", model.readers.words),
+    ):
+        _adopt_reader(reader, load_file(exported / part / "model.safetensors"), embeddings)
+    given = load_file(exported / "transformer" / "diffusion_pytorch_model.safetensors")
+    own = model.transformer.state_dict()
+    if own["x_embedder.weight"].shape == given["x_embedder.weight"].shape:
+        model.transformer.load_state_dict({**own, **{name: given[name].float() for name in given}})
+    return tokens, model
+
+
+def _adopt_reader(reader: BertModel, given: dict[str, Tensor], embeddings: Tensor) -> None:
+    """Take over a text encoder, and place new words among its old ones."""
+    old = given.pop("embeddings.word_embeddings.weight").float()
+    places = "embeddings.position_embeddings.weight"
+    given[places] = given[places][:MAX_TOKENS]
+    own = reader.state_dict()
+    reader.load_state_dict({**own, **{name: given[name].float() for name in given if name in own}})
+    inputs = torch.cat((embeddings, torch.ones(len(embeddings), 1)), 1)
+    way = torch.linalg.lstsq(inputs[: len(old)], old).solution
+    with torch.no_grad():
+        reader.embeddings.word_embeddings.weight.copy_(
+            torch.cat((old, inputs[len(old) :] @ way)) if len(inputs) > len(old) else old
+        )
+
+
+def train_model(folder: Path, minilm: Path, options: ModelTraining, size: ModelSize) -> None:
     """Train, or resume training, the model on the corpus in `folder`."""
-    ModelTrainer(folder, minilm, options).train()
+    ModelTrainer(folder, minilm, options, size).train()

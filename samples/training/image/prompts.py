@@ -1,4 +1,4 @@
-"""The prompts of the sample sheet."""
+"""The prompts of the sample sheets."""
 
 from __future__ import annotations
 
@@ -68,3 +68,14 @@ SHEET = (
     "a big trophy on a blue background",
     "a monkey left of a cactus on a yellow background",
 )
+SEEDS_SHEET = (
+    "a red apple",
+    "a cat",
+    "a house in the snow",
+    "an elephant riding a bicycle",
+    "a dog in a basket",
+    "a green dragon on a blue background",
+    "three stars at night",
+    "a cartoon of a robot holding a flower",
+)
+"""The prompts of the sheet that shows each with eight seeds."""

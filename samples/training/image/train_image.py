@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -46,35 +47,40 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--folder", type=Path, required=True, help="corpus and checkpoints")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0: torch's choice")
-    parser.add_argument("--pictures", type=int, default=40_000, help="data: number of images")
+    parser.add_argument("--shards", type=int, default=32, help="latents: of 4,096 images each")
     parser.add_argument("--minutes", type=float, default=18.0, help="codec, model: total")
     parser.add_argument(
         "--encoder-minutes", type=float, default=10.0, help="codec: until latents are final"
     )
-    parser.add_argument("--rows", type=int, default=96, help="model: images per batch")
-    parser.add_argument("--learning-rate", type=float, help="peak [codec: 2e-3, model: 5e-3]")
+    parser.add_argument(
+        "--decay-minutes", type=float, default=40.0, help="model: of them with a falling rate"
+    )
+    parser.add_argument("--rows", type=int, default=128, help="model: images per batch")
+    parser.add_argument("--learning-rate", type=float, help="peak [codec: 2e-3, model: 3e-3]")
+    parser.add_argument(
+        "--start", type=Path, help="latents, model: an exported model to start from"
+    )
+    parser.add_argument("--pause-file", type=Path, help="model: wait while this file exists")
+    parser.add_argument("--no-compile", action="store_true", help="model: run it as it is")
     parser.add_argument("--out", type=Path, help="export: folder to write")
     parser.add_argument("--model", type=Path, help="evaluate: an exported folder")
-    parser.add_argument("--sheet", type=Path, help="evaluate: generate 64 prompts into this file")
-    parser.add_argument("--guidance", type=float, default=3.0, help="evaluate: guidance scale")
+    parser.add_argument("--sheets", type=Path, help="evaluate: generate both into this folder")
+    parser.add_argument("--guidance", type=float, default=2.0, help="evaluate: guidance scale")
     parser.add_argument("--steps", type=int, default=20, help="evaluate: steps per image")
     return parser.parse_args()
 
 
 def _data(options: argparse.Namespace) -> None:
-    from corpus import write_compositions
     from pictures.compositions import open_catalogue
-    from pictures.sprites import fetch_sprites
+    from pictures.drawings import fetch_drawings
     from text import fetch_minilm
 
-    fetch_sprites(options.folder / "sprites")
+    fetch_drawings(options.folder, open_catalogue())
     fetch_minilm(options.folder / "minilm")
-    write_compositions(options.folder, open_catalogue(), options.pictures)
 
 
 def _codec(options: argparse.Namespace) -> None:
     from codec_training import CodecTraining, Crops, train_codec
-    from pictures.compositions import open_catalogue
     from pictures.sprites import fetch_sprites
 
     training = CodecTraining(
@@ -82,29 +88,38 @@ def _codec(options: argparse.Namespace) -> None:
         encoder_minutes=options.encoder_minutes,
         **_rate(options),
     )
-    crops = Crops(fetch_sprites(options.folder / "sprites"), open_catalogue())
+    crops = Crops(fetch_sprites(options.folder / "sprites"), **_studio(options))
     train_codec(options.folder, crops, training)
 
 
 def _latents(options: argparse.Namespace) -> None:
-    from corpus import write_latents
+    from adoption import adopt_codec
+    from corpus import write_shards
     from export import open_codec
     from pictures.compositions import open_catalogue
-    from pictures.sprites import fetch_sprites
+    from pictures.drawings import fetch_drawings
 
-    sprites = fetch_sprites(options.folder / "sprites")
-    write_latents(options.folder, open_codec(options.folder), open_catalogue(), sprites)
+    if options.start is not None and not (options.folder / "codec.pt").exists():
+        adopt_codec(options.folder, options.start)
+    catalogue = open_catalogue()
+    drawings = fetch_drawings(options.folder, catalogue)
+    codec = open_codec(options.folder)
+    write_shards(options.folder, codec, catalogue, drawings, options.shards)
 
 
 def _model(options: argparse.Namespace) -> None:
-    from model_training import ModelTraining, train_model
+    from model_training import ModelSize, ModelTraining, train_model
 
     training = ModelTraining(
         minutes=options.minutes,
+        decay_minutes=options.decay_minutes,
         num_rows=options.rows,
+        start=options.start,
+        pause_file=options.pause_file,
+        compiles=not options.no_compile,
         **_rate(options),
     )
-    train_model(options.folder, options.folder / "minilm", training)
+    train_model(options.folder, options.folder / "minilm", training, ModelSize())
 
 
 def _rate(options: argparse.Namespace) -> dict[str, float]:
@@ -114,22 +129,24 @@ def _rate(options: argparse.Namespace) -> dict[str, float]:
 
 def _export(options: argparse.Namespace) -> None:
     from export import export
-    from pictures.compositions import open_catalogue
-    from pictures.sprites import fetch_sprites
 
-    out = options.out or options.folder / "export"
-    export(options.folder, out, open_catalogue(), fetch_sprites(options.folder / "sprites"))
+    export(options.folder, options.out or options.folder / "export", **_studio(options))
 
 
 def _evaluate(options: argparse.Namespace) -> None:
-    from evaluation import Drawing, evaluate
-    from pictures.compositions import open_catalogue
-    from pictures.sprites import fetch_sprites
+    from evaluation import Drawing, Studio, evaluate
 
     drawing = Drawing(num_steps=options.steps, guidance=options.guidance)
     model = options.model or options.folder / "export"
-    sprites = fetch_sprites(options.folder / "sprites")
-    evaluate(options.folder, model, drawing, open_catalogue(), sprites, options.sheet)
+    evaluate(options.folder, model, drawing, Studio(**_studio(options)), options.sheets)
+
+
+def _studio(options: argparse.Namespace) -> dict[str, Any]:
+    from pictures.compositions import open_catalogue
+    from pictures.drawings import fetch_drawings
+
+    catalogue = open_catalogue()
+    return {"catalogue": catalogue, "drawings": fetch_drawings(options.folder, catalogue)}
 
 
 if __name__ == "__main__":

@@ -1,0 +1,183 @@
+"""The image recipe's data: captions are true, and a caption has many images; its measures."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageDraw
+
+TRAINING = Path(__file__).parents[2] / "samples" / "training"
+SIDE = 144
+
+
+@pytest.fixture(scope="module", autouse=True)
+def recipe() -> Iterator[None]:
+    """The recipe's modules can be imported, and are forgotten afterwards."""
+    known, path = set(sys.modules), list(sys.path)
+    sys.path[:0] = [str(TRAINING), str(TRAINING / "image")]
+    yield
+    sys.path[:] = path
+    for name in set(sys.modules) - known:
+        if name.partition(".")[0] in ("pictures", "diversity"):
+            del sys.modules[name]
+
+
+class Shapes:
+    """Stands in for the sets: each draws every emoji but one as a two-coloured rectangle."""
+
+    def has(self, set_name: str, emoji: str) -> bool:
+        return set_name != "twemoji" or emoji != "cat2"
+
+    def drawing(self, set_name: str, emoji: str) -> Image.Image:
+        shade = sum(map(ord, set_name + emoji)) % 200
+        picture = Image.new("RGBA", (SIDE, SIDE * 3 // 4), (200, shade, 30, 255))
+        ImageDraw.Draw(picture).rectangle((0, 0, SIDE // 3, SIDE), fill=(20, shade, 220, 255))
+        return picture
+
+
+@pytest.fixture(scope="module")
+def catalogue() -> Any:
+    from pictures.compositions import open_catalogue
+
+    return open_catalogue()
+
+
+@pytest.fixture(scope="module")
+def arrangements() -> ModuleType:
+    import pictures.arrangements
+
+    return pictures.arrangements
+
+
+def of(arrangements: ModuleType, relation: str, *names: str, **said: Any) -> Any:
+    from pictures.compositions import Thing
+
+    return arrangements.Arrangement(relation, tuple(Thing(name) for name in names), **said)
+
+
+def images(arrangements: ModuleType, catalogue: Any, one: Any, seeds: range) -> np.ndarray:
+    drawn = [
+        arrangements.render(one, catalogue, Shapes(), np.random.default_rng(seed)) for seed in seeds
+    ]
+    return np.stack([np.asarray(image).astype(int) for image in drawn])
+
+
+def test_one_caption_has_many_images(arrangements: ModuleType, catalogue: Any) -> None:
+    one = of(arrangements, "", "cat")
+    drawn = images(arrangements, catalogue, one, range(8))
+    distances = [np.abs(a - b).mean() for i, a in enumerate(drawn) for b in drawn[:i]]
+    assert min(distances) > 5
+    np.testing.assert_array_equal(drawn[3], images(arrangements, catalogue, one, range(3, 4))[0])
+
+
+def test_a_caption_says_all_that_an_arrangement_holds(
+    arrangements: ModuleType, catalogue: Any
+) -> None:
+    from pictures.descriptions import Describer
+    from pictures.grounds import Ground
+
+    rng = np.random.default_rng(0)
+    one = of(
+        arrangements,
+        "riding",
+        "tiger",
+        "castle",
+        ground=Ground("blue", "striped"),
+        style="cartoon",
+    )
+    said = Describer(catalogue, rng).describe(one)
+    for word in ("a tiger rid", "a castle", "blue striped", "cartoon"):
+        assert word in said
+    for _ in range(300):
+        found = arrangements.sample_arrangement(catalogue, rng)
+        said = Describer(catalogue, rng).describe(found)
+        for thing in found.things:
+            assert thing.colour is None or thing.colour in said
+        for part in (found.ground.colour, found.ground.pattern, found.style):
+            assert part in said
+
+
+@pytest.mark.parametrize(
+    ("relation", "axis", "sign"), [("above", "y", -1), ("under", "y", 1), ("left of", "x", -1)]
+)
+def test_relations_put_things_where_they_say(
+    arrangements: ModuleType, relation: str, axis: str, sign: int
+) -> None:
+    one = of(arrangements, relation, "dog", "car")
+    for seed in range(50):
+        placed = arrangements.place(one, np.random.default_rng(seed))
+        spots = {each.index: getattr(each.spot, axis) for each in placed}
+        assert sign * (spots[0] - spots[1]) > 0.1
+
+
+def test_the_first_thing_is_between_the_others(arrangements: ModuleType) -> None:
+    one = of(arrangements, "between", "dog", "car", "tree")
+    for seed in range(50):
+        placed = arrangements.place(one, np.random.default_rng(seed))
+        x = {each.index: each.spot.x for each in placed}
+        assert min(x[1], x[2]) < x[0] < max(x[1], x[2])
+
+
+def test_what_is_in_something_is_hidden_by_its_front(
+    arrangements: ModuleType, catalogue: Any
+) -> None:
+    behind, inside = arrangements.place(
+        of(arrangements, "in", "dog", "basket"), np.random.default_rng(0)
+    )
+    assert (behind.index, inside.index) == (1, 0)
+    assert behind.front < 1 == inside.front
+
+
+def test_a_style_is_honoured_or_given_up(arrangements: ModuleType, catalogue: Any) -> None:
+    from pictures.drawings import SETS
+
+    rng = np.random.default_rng(0)
+    flat = of(arrangements, "", "dog", style="flat")
+    chosen = {arrangements.choose_set(flat, catalogue, Shapes(), rng) for _ in range(60)}
+    assert chosen == {name for name, one in SETS.items() if one.style == "flat"}
+    missing = of(arrangements, "", "cat", style="twemoji")
+    assert arrangements.drawable(missing, catalogue, Shapes()).style == ""
+
+
+def test_a_named_ground_has_its_colour() -> None:
+    from pictures.compositions import BACKGROUNDS
+    from pictures.grounds import Ground, paint_ground
+
+    for seed in range(20):
+        painted = paint_ground(Ground("blue"), 32, np.random.default_rng(seed))
+        assert np.abs(painted.mean((0, 1)) - BACKGROUNDS["blue"]).max() <= 14
+        night = paint_ground(Ground(scene="night"), 32, np.random.default_rng(seed))
+        assert night.mean() < 90
+
+
+def test_a_sixteenth_is_held_out(arrangements: ModuleType, catalogue: Any) -> None:
+    rng = np.random.default_rng(0)
+    found = [arrangements.sample_arrangement(catalogue, rng) for _ in range(2000)]
+    share = np.mean([one.is_held_out for one in found])
+    assert 0.045 < share < 0.08
+    swapped = of(arrangements, "next to", "dog", "car"), of(arrangements, "next to", "car", "dog")
+    assert swapped[0].is_held_out == swapped[1].is_held_out
+
+
+def test_measures_fail_a_collapsed_model() -> None:
+    import diversity
+
+    generator = torch.Generator().manual_seed(0)
+    real = torch.randn(20, 8, 4, generator=generator)
+    fresh = torch.randn(20, 8, 4, generator=generator)
+    collapsed = real[:, :1].expand(-1, 8, -1)
+    assert diversity.mean_distance(collapsed) == pytest.approx(0, abs=1e-3)
+    assert diversity.mean_distance(fresh) == pytest.approx(diversity.mean_distance(real), rel=0.1)
+    flat, other = real.flatten(0, 1), fresh.flatten(0, 1)
+    assert diversity.share_within(flat, other) > 0.8
+    assert diversity.share_within(flat, collapsed.flatten(0, 1)) < 0.3
+    assert diversity.nearest_distance(collapsed.flatten(0, 1), flat) == pytest.approx(0, abs=1e-3)
+    assert diversity.mean_number(["a", "a", "b", "c"], 2) == 1.5
+    assert diversity.mean_spread(collapsed) == pytest.approx(0, abs=1e-6)
