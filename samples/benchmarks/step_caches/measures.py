@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -19,7 +20,6 @@ from torch.nn import functional
 _RECIPES = Path(__file__).resolve().parents[2] / "training"
 _PEAK_DB = 99.0
 _SIGMA, _WINDOW = 1.5, 11
-_BATCH = 16
 
 
 def psnr_db(pictures_BCHW: Tensor, others_BCHW: Tensor) -> list[float]:
@@ -55,36 +55,34 @@ class Judge:
 
     def __init__(self, folder: Path) -> None:
         sys.path[:0] = [str(_RECIPES / "image"), str(_RECIPES)]
-        from evaluation import Classifier
+        from evaluation import Extent, Studio
+        from judges import Judges
         from pictures.compositions import open_catalogue
-        from pictures.sprites import fetch_sprites
+        from pictures.drawings import fetch_drawings
 
         folder.mkdir(parents=True, exist_ok=True)
-        self._catalogue = open_catalogue()
-        self._classifier = Classifier(folder, self._catalogue, fetch_sprites(folder / "sprites"))
+        catalogue = open_catalogue()
+        drawings = fetch_drawings(folder, catalogue)
+        self._studio = Studio(catalogue, drawings, Extent())
+        self._judges = Judges(folder, catalogue, drawings)
 
     def captions(self, number: int) -> list[tuple[str, str]]:
-        """Prompts of held-out compositions of one object, always the same, with its name."""
-        import numpy as np
-        from evaluation import held_out
-        from pictures.captions import Writer
-
-        writer = Writer(self._catalogue, np.random.default_rng(3))
-        return [
-            (writer.caption(one), one.things[0].name) for one in held_out(self._catalogue, number)
-        ]
+        """Prompts of held-out arrangements of one thing, always the same, with its name."""
+        shown = list(islice(self._studio.held_out(is_lone=True), number))
+        names = [one.things[0].name for one in shown]
+        return list(zip(self._studio.describe(shown), names, strict=True))
 
     @torch.inference_mode()
     def features(self, pictures_BCHW: Tensor) -> Tensor:
         """Features of pictures in 0..1, of length 1 each: a product is a cosine."""
-        parts = [self._classifier.features(part * 2 - 1) for part in pictures_BCHW.split(_BATCH)]
-        return functional.normalize(torch.cat(parts), dim=-1)
+        return functional.normalize(self._judges.eye.see(pictures_BCHW * 2 - 1).means, dim=-1)
 
     @torch.inference_mode()
     def is_right(self, pictures_BCHW: Tensor, names: Sequence[str]) -> list[bool]:
         """Whether each picture shows what it should."""
-        said = self._classifier.name(pictures_BCHW * 2 - 1)
-        return [one == other for one, other in zip(said, names, strict=True)]
+        seen = self._judges.eye.see(pictures_BCHW * 2 - 1)
+        found = self._judges.things(seen, [1] * len(names))
+        return [{name} == things for name, things in zip(names, found, strict=True)]
 
 
 def feature_distances(features: Tensor, others: Tensor) -> list[float]:
