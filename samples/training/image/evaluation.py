@@ -33,9 +33,7 @@ from torch import Tensor
 
 from triptych import VisionPipeline
 
-NUM_LONE, NUM_RELATED = 200, 100
-NUM_VARIED, NUM_SEEDS = 100, 8
-_NUM_TRAINED = 4096
+NUM_SEEDS = 8
 _BATCH = 20
 _PICTURE = 128
 _QUESTION = "What is in the picture?"
@@ -50,12 +48,29 @@ class Drawing:
     guidance: float = 2.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """How many prompts of each kind, and images that were trained on, are looked at."""
+
+    num_lone: int = 200
+    num_related: int = 100
+    num_varied: int = 100
+    num_trained: int = 4096
+
+    def share(self, part: float) -> Extent:
+        """A part of it, for a first look."""
+        counts = (self.num_lone, self.num_related, self.num_varied, self.num_trained)
+        lone, related, varied, trained = (max(2, round(part * count)) for count in counts)
+        return Extent(num_lone=lone, num_related=related, num_varied=varied, num_trained=trained)
+
+
 @dataclass(frozen=True, slots=True)
 class Studio:
     """What real images are made with."""
 
     catalogue: Catalogue
     drawings: Drawings
+    extent: Extent
 
     def held_out(self, *, is_lone: bool) -> Iterator[Arrangement]:
         """Held-out arrangements of one thing, or of several related ones; always the same."""
@@ -136,8 +151,8 @@ def evaluate(
 def naming_table(pipeline: FluxPipeline, drawing: Drawing, studio: Studio, judges: Judges) -> Table:
     """How often the things are named right, by a classifier and by the embedded model that sees."""
     table = Table("pictures", "one thing", "related things", "the latter seen", "wrong")
-    lone = list(islice(studio.held_out(is_lone=True), NUM_LONE))
-    related = list(islice(studio.held_out(is_lone=False), NUM_RELATED))
+    lone = list(islice(studio.held_out(is_lone=True), studio.extent.num_lone))
+    related = list(islice(studio.held_out(is_lone=False), studio.extent.num_related))
     real = {"lone": studio.paint(lone, 4), "related": studio.paint(related, 4)}
     ways: dict[str, Callable[[str, list[Arrangement]], Tensor]] = {
         "model": lambda _, asked: draw_prompts(pipeline, studio.describe(asked), drawing),
@@ -189,7 +204,10 @@ def variety_table(
 ) -> Table:
     """The measures of `diversity`, beside those of fresh real images of the same prompts."""
     rng = np.random.default_rng(6)
-    asked = [sample_trained(studio.catalogue, studio.drawings, rng) for _ in range(NUM_VARIED)]
+    asked = [
+        sample_trained(studio.catalogue, studio.drawings, rng)
+        for _ in range(studio.extent.num_varied)
+    ]
     prompts = [text for text in studio.describe(asked) for _ in range(NUM_SEEDS)]
     repeated = [one for one in asked for _ in range(NUM_SEEDS)]
     pixels = {
@@ -198,7 +216,7 @@ def variety_table(
         "real": studio.paint(repeated, 8),
     }
     seen = {label: judges.eye.see(images) for label, images in pixels.items()}
-    trained = judges.eye.see(through_codec(pipeline, studio.trained(_NUM_TRAINED)))
+    trained = judges.eye.see(through_codec(pipeline, studio.trained(studio.extent.num_trained)))
     other = judges.eye.see(studio.paint(repeated, 9))
     scale = other.means.std(0) + 1e-3
     real = other.means / scale
@@ -222,7 +240,7 @@ def variety_table(
 
 
 def _grouped(rows: Tensor) -> Tensor:
-    return rows.unflatten(0, (NUM_VARIED, NUM_SEEDS))
+    return rows.unflatten(0, (-1, NUM_SEEDS))
 
 
 def _spread_of_places(judges: Judges, seen: Seen, asked: Sequence[Arrangement]) -> float:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,7 @@ from transformers import AutoTokenizer, BertModel, BertTokenizer
 
 _DROPPED = 0.1
 _MOMENTUM = 0.998
+_PART = 16  # rows that a thread takes at a time
 _PER_REFRESH = 100
 _LOGGED = 20
 _SAVED_S = 300.0
@@ -138,11 +140,13 @@ class ModelTrainer:
         self.corpus = Corpus(folder)
         self.path = folder / "model.pt"
         self.num_iterations, self.spent_s, self.loss = 0, 0.0, 1.0
-        # On a CPU, a thread for each part of a batch waits less than threads within each layer,
+        # On a CPU, threads that take small parts of a batch wait less than threads within layers,
         # which synchronise thousands of times per step, and spin meanwhile.
         self._num_workers = torch.get_num_threads() if self.device.type == "cpu" else 1
         torch.set_num_threads(1)
         self._pool = ThreadPoolExecutor(self._num_workers, initializer=_work_alone)
+        self._num_parts = options.num_rows // _PART if self._num_workers > 1 else 1
+        self._lock = Lock()
         self._is_stopped = False
         self._begin(minilm)
 
@@ -174,8 +178,8 @@ class ModelTrainer:
             self._gradients(self._blank())  # before threads do so at once
 
     def _blank(self) -> Batch:
-        """One worker's part of a batch, of nothing."""
-        rows = self.options.num_rows // self._num_workers
+        """A part of a batch, of nothing."""
+        rows = self.options.num_rows // self._num_parts
         clean = torch.zeros(rows, NUM_PATCHES, 4 * LATENT_CHANNELS, device=self.device)
         return Batch(clean, torch.zeros(rows, MAX_TOKENS, dtype=torch.long, device=self.device))
 
@@ -220,16 +224,27 @@ class ModelTrainer:
     def step(self, batch: Batch) -> None:
         """One update."""
         self._set_rates()
-        found = list(self._pool.map(self._gradients, batch.split(self._num_workers)))
-        losses, gradients = zip(*found, strict=True)
-        for parameter, parts in zip(self._trained, zip(*gradients, strict=True), strict=True):
-            given = [part for part in parts if part is not None]
-            parameter.grad = torch.stack(given).mean(0) if given else None
+        parts = batch.split(self._num_parts)
+        for parameter in self._trained:
+            parameter.grad = torch.zeros_like(parameter)
+        losses = list(self._pool.map(self._add_gradients, parts))
         nn.utils.clip_grad_norm_(self._trained, 1.0)
         list(self._pool.map(_step, self.optimizers))
         self.num_iterations += 1
         self.loss += 0.02 * (sum(losses) / len(losses) - self.loss)
         self._update_mean()
+
+    def _add_gradients(self, part: Batch) -> float:
+        """The loss of part of a batch, whose share of the gradients is added to them."""
+        loss, found = self._gradients(part)
+        given = [
+            (parameter.grad, gradient)
+            for parameter, gradient in zip(self._trained, found, strict=True)
+            if gradient is not None
+        ]
+        with self._lock:
+            torch._foreach_add_(*map(list, zip(*given, strict=True)), alpha=1 / self._num_parts)
+        return loss
 
     def _gradients(self, batch: Batch) -> tuple[float, tuple[Tensor | None, ...]]:
         """The loss of part of a batch, and the gradients of all trained parameters."""

@@ -65,6 +65,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="export: folder to write")
     parser.add_argument("--model", type=Path, help="evaluate: an exported folder")
     parser.add_argument("--sheets", type=Path, help="evaluate: generate both into this folder")
+    parser.add_argument("--share", type=float, default=1.0, help="evaluate: part of the prompts")
     parser.add_argument("--guidance", type=float, default=2.0, help="evaluate: guidance scale")
     parser.add_argument("--steps", type=int, default=20, help="evaluate: steps per image")
     return parser.parse_args()
@@ -134,11 +135,12 @@ def _export(options: argparse.Namespace) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> None:
-    from evaluation import Drawing, Studio, evaluate
+    from evaluation import Drawing, Extent, Studio, evaluate
 
     drawing = Drawing(num_steps=options.steps, guidance=options.guidance)
     model = options.model or options.folder / "export"
-    evaluate(options.folder, model, drawing, Studio(**_studio(options)), options.sheets)
+    studio = Studio(**_studio(options), extent=Extent().share(options.share))
+    evaluate(options.folder, model, drawing, studio, options.sheets)
 
 
 def _studio(options: argparse.Namespace) -> dict[str, Any]:
