@@ -129,7 +129,8 @@ class Judges:
         is_lone = torch.tensor([one.relation == "" for one in views.shown])
         spots = torch.tensor(
             [[one.placed[0].spot.x, one.placed[0].spot.y, one.placed[0].spot.size]
-             for one in views.sketches]
+             for one in views.sketches],
+            dtype=torch.float32,
         )  # fmt: skip
         layers = {
             "things": fit(views.seen.pooled, shown),
