@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, Generic
 
 import msgspec
@@ -16,6 +15,8 @@ from typing_extensions import TypeVar
 
 from triptych.core.errors import ErrorInfo
 
+Request = TypeVar("Request", default=Any)
+"""The modality's own request type; the codec names it, other code passes it on."""
 Payload = TypeVar("Payload", default=Any)
 """The modality's own output type; the codec names it, other code passes it on."""
 
@@ -35,7 +36,9 @@ class JobState(enum.Enum):
         return self in (JobState.FINISHED, JobState.CANCELLED, JobState.FAILED)
 
 
-class Output(msgspec.Struct, Generic[Payload], frozen=True, kw_only=True, omit_defaults=True):
+class Output(
+    msgspec.Struct, Generic[Payload], frozen=True, kw_only=True, tag=True, omit_defaults=True
+):
     """One message of a job's stream. `payload` is the modality's own type; the last is final."""
 
     job_id: str
@@ -48,16 +51,28 @@ Sink = Callable[[Output], None]
 """Where the engine puts a job's outputs. Must not block; called on the engine's thread."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Job:
-    """What the loop needs to know of any job. Schedulers keep their own state beside it."""
+def discard(output: Output) -> None:
+    """The sink of a job that has no reader."""
+
+
+class Job(msgspec.Struct, Generic[Request], kw_only=True, tag=True, omit_defaults=True):
+    """What an API process asks for, and what the loop needs to know of it.
+
+    It may take `limit_s` from its arrival. The fields after that are the engine's: they stay with
+    it. Schedulers keep their own state beside a job.
+    """
 
     job_id: str
     model: str
-    request: Any
-    sink: Sink
-    arrival_s: float
-    deadline_s: float | None = None
+    request: Request
+    limit_s: float | None = None
+    sink: Sink = discard
+    arrival_s: float = 0.0
     state: JobState = JobState.WAITING
     is_paused: bool = False
-    timings: dict[str, float] = field(default_factory=dict)
+    timings: dict[str, float] = {}
+
+    @property
+    def deadline_s(self) -> float | None:
+        """When it must be over, by the engine's clock."""
+        return None if self.limit_s is None else self.arrival_s + self.limit_s

@@ -9,12 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from triptych.core.frames import StepCodes
 from triptych.core.prompt_content import ContentSpan
 from triptych.core.sampling_params import SamplingParams
-from triptych.core.tokens import TokenLogprob
-
-StepCodes = tuple[int, ...]
-"""What one step of a speech model yields: one id, or a column of codes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,24 +35,6 @@ class StepResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlotStart:
-    """A row taking a batch slot: everything the runner keeps for it until the slot is reused.
-
-    `history_ids` is prompt plus output so far (a resumed row has both); `num_prompt_tokens` says
-    where the output begins, for penalties that count output only. `frames` are the codes of the
-    frame ids among `history_ids`, in their order (see `core.frames`), `contents` what fills the
-    positions with ids of content (see `core.prompt_content`).
-    """
-
-    slot: int
-    sampling: SamplingParams
-    history_ids: tuple[int, ...]
-    num_prompt_tokens: int
-    frames: tuple[StepCodes, ...] = ()
-    contents: tuple[ContentSpan, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRow:
     """One row's part of a token step.
 
@@ -64,6 +43,12 @@ class TokenRow:
     `new_page_ids` extend the slot's page table. A row that `is_sampled` yields a token; a prompt
     chunk that does not reach the end of its prompt is not. Where a grammar says what it may be,
     `allowed` has a bit per token, in little-endian 32-bit words, lowest first; else it is empty.
+
+    One that has `sampling` takes its slot with this step, and the fields after it are what the
+    runner keeps until another does. `history_ids` is prompt plus output so far (a resumed row has
+    both); `num_prompt_tokens` says where the output begins, for penalties that count output only.
+    `frames` are the codes of the frame ids among `history_ids`, in their order (see `core.frames`),
+    `contents` what fills the positions with ids of content (see `core.prompt_content`).
     """
 
     job_id: str
@@ -74,39 +59,28 @@ class TokenRow:
     new_page_ids: tuple[int, ...] = ()
     is_sampled: bool = True
     allowed: bytes = b""
+    sampling: SamplingParams | None = None
+    history_ids: tuple[int, ...] = ()
+    num_prompt_tokens: int = 0
+    frames: tuple[StepCodes, ...] = ()
+    contents: tuple[ContentSpan, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenPlan(Plan):
-    """A step of a token model: decode rows first, then prompt chunks.
-
-    `starts` bind slots before anything runs; a slot is bound again when another job takes it.
-    """
+    """A step of a token model: decode rows first, then prompt chunks."""
 
     rows: tuple[TokenRow, ...]
-    starts: tuple[SlotStart, ...] = ()
+
+    @property
+    def starts(self) -> tuple[TokenRow, ...]:
+        """Rows that take their slots, before anything runs."""
+        return tuple(row for row in self.rows if row.sampling is not None)
 
     @property
     def num_tokens(self) -> int:
         """Tokens that pass through the model in this step."""
         return sum(row.num_tokens for row in self.rows)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenRowResult:
-    """What one row yielded, in plan order. `is_finite` is false where its logits held NaN.
-
-    Where a step yields several codes at once, they are in `codes`, and `token_ids` holds the
-    frame id that names them; where a step is one id, `codes` is empty. A row that ends with its
-    state has neither: `state` holds its last position's, little-endian float32.
-    """
-
-    token_ids: tuple[int, ...] = ()
-    codes: StepCodes = ()
-    logprobs: tuple[TokenLogprob, ...] = ()
-    prompt_logprobs: tuple[TokenLogprob, ...] = ()
-    state: bytes = b""
-    is_finite: bool = True
 
 
 class PendingStep(Protocol):

@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from triptych.core.frames import StepCodes
 from triptych.core.prompt_content import PromptContent
 from triptych.core.sampling_params import SamplingParams
 
@@ -46,7 +47,7 @@ class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams = SamplingParams()
-    prompt_frames: tuple[tuple[int, ...], ...] = ()
+    prompt_frames: tuple[StepCodes, ...] = ()
     contents: tuple[PromptContent, ...] = ()
     grammar: str = ""
     thinking: ThinkingRules | None = None
@@ -63,19 +64,26 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     top: tuple[tuple[int, float], ...] = ()
 
 
-class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="delta"):
-    """What one committed step added to a job. The last delta carries `finish_reason`.
+class TokenDelta(msgspec.Struct, kw_only=True, omit_defaults=True, tag="delta"):
+    """What one step added to a sequence: a runner says what was drawn, its scheduler the rest.
+
+    `is_finite` is false where the logits held NaN. Where a step yields several codes at once, they
+    are in `codes`, and `token_ids` holds the frame id that names them. The last delta of a job
+    carries `finish_reason`.
 
     `stop_token_id` is the stop or EOS token that ended the job (it is not in `token_ids`).
     `prompt_logprobs` comes with the first delta of a request that asked for it; the first prompt
-    token has no entry. `state` is all that a request gets that asked for its final state.
+    token has no entry. `state` is all that a request gets that asked for its final state: its last
+    position's, little-endian float32.
     `num_cached_contents` of the request's contents have not been encoded for it.
     """
 
     token_ids: tuple[int, ...] = ()
+    codes: StepCodes = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     state: bytes = b""
+    is_finite: bool = True
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     num_cached_tokens: int = 0

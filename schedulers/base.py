@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from triptych.core.errors import TriptychError
 from triptych.core.job import Job
@@ -20,24 +20,27 @@ from triptych.core.plan import Plan, Runner, StepResult
 from triptych.schedulers.cost import CostModel
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Proposal:
     """The step a scheduler would run next, how urgent it is, and how long it will take.
+
+    Schedulers extend it by what they drafted, from their state of that `version`: it comes back to
+    `book`. Once booked it has a `plan`; `started_s` is when that came to the device.
 
     `due_s` is the moment the step must be finished to keep its promise (playback, inter-token
     target), infinity where there is none. A step whose time has not come (a frame far ahead of
     playback) has `not_before_s` in the future: the loop asks again then. `is_known` is false for a
-    kind of which no step was timed. `draft` is the scheduler's own note to itself, handed back to
-    `book`, made from its state of that `version`.
+    kind of which no step was timed.
     """
 
-    model: str
+    model: str = ""
     due_s: float = math.inf
-    cost_s: float
+    cost_s: float = 0.0
     is_known: bool = True
     not_before_s: float = 0.0
-    draft: Any = None
     version: int = 0
+    plan: Plan | None = None
+    started_s: float = 0.0
 
     @property
     def has_deadline(self) -> bool:

@@ -7,6 +7,7 @@ unit is next: a scheduler says that in the methods that begin with an underscore
 - A job is one or more units that run by themselves: a sample, a picture, a segment, a text.
 - `_draft` is the policy. It chooses among the units that could run, and changes nothing.
 - `_take` does what was drafted and makes the plan. A draft that is out of date is made again first.
+  It is kept until its step is over.
 - `_accept` takes in what a step yielded of one unit.
 """
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from triptych.core.errors import OutOfMemory, Overloaded, TriptychError, to_info
@@ -24,6 +25,17 @@ from triptych.core.plan import Plan, StepResult
 from triptych.schedulers.backlog import JobSeconds
 from triptych.schedulers.base import Proposal, SchedulerStats
 from triptych.schedulers.cost import CostModel
+
+
+class OpenJob(Protocol):
+    """What is kept of a job that was submitted and has not ended."""
+
+    is_paused: bool
+
+    @property
+    def job(self) -> Job:
+        """The job."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -62,29 +74,18 @@ class Row(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
-    """A step that could run next, as `schedulers.base.Proposal` describes it; its rows in order."""
+@dataclass(slots=True, kw_only=True)
+class Draft(Proposal):
+    """A step that could run next, and then one that is booked; results come in order of `rows`."""
 
     kind: str
-    work: Mapping[str, float]
-    rows: Sequence[Any]
-    due_s: float = math.inf
-    not_before_s: float = 0.0
+    work: Mapping[str, float] = field(default_factory=dict)
+    rows: Sequence[Any] = ()
 
 
-JobT = TypeVar("JobT", bound=BatchedJob)
+JobT = TypeVar("JobT", bound=OpenJob)
 DraftT = TypeVar("DraftT", bound=Draft)
 RowT = TypeVar("RowT", bound=Row)
-
-
-@dataclass(frozen=True, slots=True)
-class Step(Generic[DraftT, RowT]):
-    """A booked step that is not over. Results come in the order of its rows."""
-
-    step_id: int
-    draft: DraftT
-    rows: Sequence[RowT]
 
 
 class Batcher(ABC, Generic[JobT, DraftT, RowT]):
@@ -95,7 +96,7 @@ class Batcher(ABC, Generic[JobT, DraftT, RowT]):
         self._model = model
         self._max_jobs = max_jobs
         self._jobs: dict[str, JobT] = {}
-        self._steps: dict[int, Step[DraftT, RowT]] = {}
+        self._steps: dict[int, DraftT] = {}
         self._counters: dict[str, float] = dict.fromkeys(counters, 0)
         self._step_budget_s = math.inf
         self._version = 0
@@ -139,27 +140,23 @@ class Batcher(ABC, Generic[JobT, DraftT, RowT]):
         draft = self._draft(now_s)
         if draft is None:
             return None
-        return Proposal(
-            model=self._model,
-            due_s=draft.due_s,
-            cost_s=self.costs.predict(draft.kind, draft.work),
-            is_known=self.costs.is_known(draft.kind),
-            not_before_s=draft.not_before_s,
-            draft=draft,
-            version=self._version,
-        )
+        draft.model, draft.version = self._model, self._version
+        draft.cost_s = self.costs.predict(draft.kind, draft.work)
+        draft.is_known = self.costs.is_known(draft.kind)
+        return draft
 
     def book(self, proposal: Proposal, step_id: int, now_s: float) -> Plan | None:
         """Take what the step needs and make the plan; chooses again if anything changed since."""
+        proposed: Any = proposal
         is_fresh = proposal.version == self._version
-        draft: DraftT | None = proposal.draft if is_fresh else self._draft(now_s)
+        draft: DraftT | None = proposed if is_fresh else self._draft(now_s)
         if draft is None or draft.not_before_s > now_s:
             return None
         self._version += 1
-        plan, rows = self._take(draft, step_id, now_s)
-        for row in rows:
+        plan, draft.rows = self._take(draft, step_id, now_s)
+        for row in draft.rows:
             row.unit.num_in_flight += 1
-        self._steps[step_id] = Step(step_id, draft, rows)
+        self._steps[step_id] = draft
         return plan
 
     def commit(self, plan: Plan, result: StepResult, now_s: float) -> None:
@@ -185,7 +182,7 @@ class Batcher(ABC, Generic[JobT, DraftT, RowT]):
             row.unit.num_in_flight -= 1
         live = [row for row in step.rows if not self._is_void(row)]
         is_large = isinstance(error, OutOfMemory) and len(step.rows) > 1
-        if not (is_large and self._retry(step, live)):
+        if not (is_large and self._retry(step, live, self._rows_in_flight(plan.step_id))):
             for row in live:
                 if not self._is_void(row):  # its job may have ended with a row before it
                     self._give_up(row, error)
@@ -257,19 +254,22 @@ class Batcher(ABC, Generic[JobT, DraftT, RowT]):
     def _take(self, draft: DraftT, step_id: int, now_s: float) -> tuple[Plan, Sequence[RowT]]:
         """Do what was drafted: the plan, and a row for each of its results."""
 
-    def _learn(self, step: Step[DraftT, RowT], kind: str, result: StepResult) -> None:
-        self.costs.observe(kind, step.draft.work, result.elapsed_s)
+    def _learn(self, step: DraftT, kind: str, result: StepResult) -> None:
+        self.costs.observe(kind, step.work, result.elapsed_s)
 
     def _is_void(self, row: RowT) -> bool:
         """Whether nothing more is wanted of a row that was in flight."""
         return bool(row.unit.entry.is_done)
 
     @abstractmethod
-    def _accept(self, step: Step[DraftT, RowT], row: RowT, found: Any, now_s: float) -> None:
+    def _accept(self, step: DraftT, row: RowT, found: Any, now_s: float) -> None:
         """Take in what a row yielded."""
 
-    def _retry(self, step: Step[DraftT, RowT], live: list[RowT]) -> bool:
-        """Have rows tried again that ran out of memory; false where that is hopeless."""
+    def _retry(self, step: DraftT, live: list[RowT], later: Iterable[RowT]) -> bool:
+        """Have rows tried again that ran out of memory; false where that is hopeless.
+
+        What `later` steps in flight have of them follows from what was not computed.
+        """
         for row in live:
             row.unit.is_alone = True
         return True
@@ -286,7 +286,7 @@ class Batcher(ABC, Generic[JobT, DraftT, RowT]):
 
     # Outputs.
 
-    def _send(self, opened: BatchedJob, payload: object) -> None:
+    def _send(self, opened: JobT, payload: object) -> None:
         opened.job.sink(Output(job_id=opened.job.job_id, payload=payload))
 
     def _end(
@@ -306,11 +306,10 @@ class Batcher(ABC, Generic[JobT, DraftT, RowT]):
         info = None if error is None else to_info(error)
         job.sink(Output(job_id=job.job_id, payload=payload, is_final=True, error=info))
 
-    def _rows_after(self, step: Step[DraftT, RowT]) -> Iterator[RowT]:
-        """What later steps in flight have."""
-        later = (other for other in self._steps.values() if other.step_id > step.step_id)
-        return (row for other in later for row in other.rows)
+    def _rows_in_flight(self, after: int = -1) -> Iterator[RowT]:
+        """What steps in flight have, in order: all of them, or those later than one."""
+        return (row for number, step in self._steps.items() if number > after for row in step.rows)
 
-    def _close(self, step_id: int) -> Step[DraftT, RowT]:
+    def _close(self, step_id: int) -> DraftT:
         self._version += 1
         return self._steps.pop(step_id)

@@ -33,7 +33,7 @@ from triptych.core.errors import (
     TriptychError,
     to_info,
 )
-from triptych.core.job import Job, Output, Sink
+from triptych.core.job import Job, Output, Sink, discard
 from triptych.core.ledger import Ledger
 from triptych.core.metrics import STEP_SECONDS, Metrics
 from triptych.core.plan import PendingStep, Plan, Runner
@@ -61,17 +61,6 @@ CRASH_TIMEOUT_S = 0.5
 _REBOOK_S = 0.01
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _LaunchedStep:
-    """A launched step."""
-
-    loaded: LoadedModel
-    plan: Plan
-    cost_s: float
-    is_cold: bool
-    started_s: float
 
 
 class Engine:
@@ -124,7 +113,7 @@ class Engine:
         self._fault_draws = random.Random(config.device.seed)  # noqa: S311 (which steps to sabotage)
         self._jobs: dict[str, Job] = {}
         self._deadlines: list[tuple[float, str]] = []
-        self._in_flight: deque[_LaunchedStep] = deque()
+        self._in_flight: deque[Proposal] = deque()
         self._turn = 0
         self._next_step_id = 0
         self._wake_s = 0.0
@@ -260,16 +249,16 @@ class Engine:
         if plan is None:
             return False
         self._next_step_id += 1
-        step = _LaunchedStep(loaded, plan, proposal.cost_s, not proposal.is_known, now_s)
+        proposal.plan, proposal.started_s = plan, now_s
         self._timeline.charge(proposal.model, proposal.cost_s)
-        self._in_flight.append(step)
+        self._in_flight.append(proposal)
         self._has_news = True
         is_sabotaged = self._fault_draws.random() * 100 < self.config.debug.sim_failure
         runner = _FaultInjector(loaded.runner) if is_sabotaged else loaded.runner
-        self._executors.launch(runner, plan, partial(self._conclude, step))
+        self._executors.launch(runner, plan, partial(self._conclude, proposal, plan))
         return True
 
-    def _conclude(self, step: _LaunchedStep, outcome: StepOutcome) -> None:
+    def _conclude(self, step: Proposal, plan: Plan, outcome: StepOutcome) -> None:
         """Commit a step's result, or fail its jobs."""
         finished = self._in_flight.popleft()
         assert finished is step, "steps must end in the order of their launch"
@@ -277,22 +266,22 @@ class Engine:
         if self._in_flight:
             self._in_flight[0].started_s = now_s
         self._has_news = True
-        model, kind = step.plan.model, step.plan.kind
+        model, kind = plan.model, plan.kind
         self._timeline.charge(model, outcome.busy_s - step.cost_s)
         self._models.touch(model)
         self.metrics.observe(STEP_SECONDS, outcome.busy_s, model=model, kind=kind)
-        scheduler = step.loaded.scheduler
+        scheduler = self._models.ready[model].scheduler
         if self._step_log.is_on:
-            self._step_log.note(_record_of(step.plan, outcome))
+            self._step_log.note(_record_of(plan, outcome))
         if outcome.result is not None:
             self._health.note_success()
             self._recent.observe(outcome.busy_s)
-            scheduler.commit(step.plan, outcome.result, now_s)
+            scheduler.commit(plan, outcome.result, now_s)
         else:
             assert outcome.error is not None
             self.metrics.add("triptych_failed_steps_total", model=model, kind=kind)
             error = self._health.note_failure(outcome.error, f"{model} {kind}")
-            scheduler.fail(step.plan, error, now_s)
+            scheduler.fail(plan, error, now_s)
 
     def _beat(self, *, is_last: bool = False) -> None:
         """Beat if it is time, and only if the loop is not merely waiting for a step."""
@@ -320,9 +309,8 @@ class Engine:
         running = None
         if self._in_flight:
             step = self._in_flight[0]
-            running = RunningStep(
-                model=step.plan.model, kind=step.plan.kind, start_s=step.started_s
-            )
+            assert step.plan is not None, "what is in flight was booked"
+            running = RunningStep(model=step.model, kind=step.plan.kind, start_s=step.started_s)
         is_running = running is not None
         if self._step_log.due_s(is_running=is_running) <= now_s:
             self.on_steps(self._step_log.report(running, now_s))
@@ -333,7 +321,7 @@ class Engine:
         if not self._in_flight:
             return True
         step = self._in_flight[0]
-        return step.is_cold and self._heartbeat.beats_beside(now_s - step.started_s)
+        return not step.is_known and self._heartbeat.beats_beside(now_s - step.started_s)
 
     def _phase(self) -> str:
         if self._is_draining:
@@ -377,7 +365,7 @@ class Engine:
         """Every output of a job passes here; nothing follows the final one."""
         if output.is_final:
             del self._jobs[job.job_id]
-            job.sink = _discard  # this one knows the job: they would keep each other in memory
+            job.sink = discard  # this one knows the job: they would keep each other in memory
             if output.error is not None and output.error.code == NonFinite.code:
                 self._health.note_non_finite(self.clock())
         sink(output)
@@ -422,7 +410,7 @@ class Engine:
     def _is_idle(self, model: str) -> bool:
         """Whether no job and no step in flight needs a model."""
         return not any(job.model == model for job in self._jobs.values()) and not any(
-            step.plan.model == model for step in self._in_flight
+            step.model == model for step in self._in_flight
         )
 
     def _is_over(self) -> bool:
@@ -449,10 +437,6 @@ def _record_of(plan: Plan, outcome: StepOutcome) -> StepRecord:
         busy_s=outcome.busy_s,
         is_failed=outcome.result is None,
     )
-
-
-def _discard(output: Output) -> None:
-    """The sink of a job that has ended."""
 
 
 @dataclass(frozen=True, slots=True)

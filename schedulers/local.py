@@ -59,15 +59,14 @@ class LocalClient:
         if self._death is not None:
             self._streams.fail(job_id, self._death)
             return stream
-        now_s = self._engine.clock()
         self._engine.submit(
             Job(
                 job_id=job_id,
                 model=model,
                 request=request,
                 sink=self._put,
-                arrival_s=now_s,
-                deadline_s=None if deadline_s is None else now_s + deadline_s,
+                arrival_s=self._engine.clock(),
+                limit_s=deadline_s,
             )
         )
         return stream

@@ -17,14 +17,14 @@ The policy:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from triptych.core.job import Job, JobState
 from triptych.core.plan import StepResult
 from triptych.core.staged_plan import Stage, StagedPlan, StagedRow, StagedRowResult, UnitStart
-from triptych.schedulers.batcher import BatchedJob, Batcher, Draft, Step, Unit
+from triptych.schedulers.batcher import BatchedJob, Batcher, Draft, Unit
 
 _MAX_PRESSED = 4
 _RELEASE = "release"
@@ -104,11 +104,11 @@ class StageLimits:
     units_per_job: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _StagedDraft(Draft):
     """Units and their stage; without any the step only releases what was dropped."""
 
-    rows: tuple[_StagedUnit, ...]
+    rows: tuple[_StagedUnit, ...] = ()
     presses: bool = False
     """Whether it passes over the job that waited longest."""
 
@@ -138,7 +138,7 @@ class StagedScheduler(Batcher[_StagedJob, _StagedDraft, _StagedUnit]):
         """Assert that every unit is accounted for."""
         assert len(self._started) <= self._limits.max_started, "more state than there is room for"
         live = {u for e in self._jobs.values() for u in e.units if u.is_started}
-        in_flight = [unit for step in self._steps.values() for unit in step.rows]
+        in_flight = list(self._rows_in_flight())
         assert len(in_flight) == len(set(in_flight)), "one stage of a unit at a time"
         assert all(unit.num_in_flight == 1 for unit in in_flight)
         assert live <= self._started, "what is started is counted"
@@ -155,12 +155,12 @@ class StagedScheduler(Batcher[_StagedJob, _StagedDraft, _StagedUnit]):
         if ready := [unit for unit in able if unit.entry.pace.not_before_s() <= now_s]:
             return self._choice(ready)
         if self._dropped:
-            return _StagedDraft(kind=_RELEASE, work={}, rows=())
+            return _StagedDraft(kind=_RELEASE)
         if not able:
             return None
         first = min(able, key=lambda unit: unit.entry.pace.not_before_s())
         name, not_before_s = first.stage.name, first.entry.pace.not_before_s()
-        return _StagedDraft(kind=name, work={}, rows=(first,), not_before_s=not_before_s)
+        return _StagedDraft(kind=name, rows=(first,), not_before_s=not_before_s)
 
     def _choice(self, ready: list[_StagedUnit]) -> _StagedDraft:
         patient = min(ready, key=lambda unit: (unit.entry.waiting_since_s, unit.index))
@@ -266,7 +266,7 @@ class StagedScheduler(Batcher[_StagedJob, _StagedDraft, _StagedUnit]):
         )
         return plan, draft.rows
 
-    def _learn(self, step: Step[_StagedDraft, _StagedUnit], kind: str, result: StepResult) -> None:
+    def _learn(self, step: _StagedDraft, kind: str, result: StepResult) -> None:
         super()._learn(step, kind, result)
         self._counters["stages_total"] += len(step.rows)
         for unit in step.rows:
@@ -275,7 +275,7 @@ class StagedScheduler(Batcher[_StagedJob, _StagedDraft, _StagedUnit]):
 
     def _accept(
         self,
-        step: Step[_StagedDraft, _StagedUnit],
+        step: _StagedDraft,
         row: _StagedUnit,
         found: StagedRowResult,
         now_s: float,
@@ -314,12 +314,14 @@ class StagedScheduler(Batcher[_StagedJob, _StagedDraft, _StagedUnit]):
         if not entry.units:
             self._end(entry, JobState.FINISHED, payload=last)
 
-    def _retry(self, step: Step[_StagedDraft, _StagedUnit], live: list[_StagedUnit]) -> bool:
+    def _retry(
+        self, step: _StagedDraft, live: list[_StagedUnit], later: Iterable[_StagedUnit]
+    ) -> bool:
         for unit in live:
             if not unit.num_stages:  # it begins once more
                 unit.is_started = False
                 self._started.discard(unit)
-        return super()._retry(step, live)
+        return super()._retry(step, live, later)
 
     def _left(self, opened: _StagedJob) -> None:
         begun = [unit for unit in opened.units if unit.is_started]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from triptych.core.config import ScheduleOptions
@@ -19,10 +19,10 @@ from triptych.core.kv.pages import PagePool
 from triptych.core.plan import Plan, StepResult
 from triptych.core.tokens import TokenDelta, TokenRequest
 from triptych.schedulers.base import SchedulerStats
-from triptych.schedulers.batcher import BatchedJob, Batcher, Step
+from triptych.schedulers.batcher import Batcher
 from triptych.schedulers.guides import Found, Guide, Guides, Post
-from triptych.schedulers.token_batch import COUNTERS, TokenBatch, TokenStepDraft
-from triptych.schedulers.token_draft import UNCONSTRAINED
+from triptych.schedulers.token_batch import COUNTERS, TokenBatch
+from triptych.schedulers.token_draft import UNCONSTRAINED, TokenDraft
 from triptych.schedulers.token_state import ScheduledRow, SequenceState
 
 _LEAST_TOKENS = 32  # of prompts in a step whose time is a measurement of them
@@ -30,14 +30,7 @@ _USUAL_TOKENS = 256  # the length that the seconds of a prompt's token are told 
 _CHUNK = "prompt_chunk"  # the work of a step by the tokens of its prompts alone
 
 
-@dataclass(slots=True, eq=False)
-class TokenJob(BatchedJob):
-    """A job that is one sequence."""
-
-    row: SequenceState
-
-
-class TokenScheduler(Batcher[TokenJob, TokenStepDraft, Any]):
+class TokenScheduler(Batcher[SequenceState, TokenDraft, Any]):
     """Schedules the `TokenRequest` jobs of one model.
 
     `max_length` bounds prompt and output together; `namespace` is the digest of the weights.
@@ -67,7 +60,7 @@ class TokenScheduler(Batcher[TokenJob, TokenStepDraft, Any]):
         """What is kept out of steps."""
         self.guides: Guides | None = None
         """What rows with grammars may draw; set before jobs come, where the model takes any."""
-        self._guided: dict[Guide, TokenJob] = {}
+        self._guided: dict[Guide, SequenceState] = {}
         self._options = options
         self._state = self.tokens.state
 
@@ -83,45 +76,40 @@ class TokenScheduler(Batcher[TokenJob, TokenStepDraft, Any]):
 
     def check(self) -> None:
         """Assert that every page, slot and row is accounted for."""
-        self.tokens.check(self._steps.values())
-        assert {opened.row for opened in self._jobs.values()} == self._state.rows
+        self.tokens.check(self._rows_in_flight())
+        assert set(self._jobs.values()) == self._state.rows
 
     # Jobs.
 
-    def _open(self, job: Job) -> TokenJob:
+    def _open(self, job: Job) -> SequenceState:
         request = job.request
         assert isinstance(request, TokenRequest), "the API sends this model token requests"
         if request.contents and not self._takes_content:
             raise InvalidRequest("This model takes no pictures.", param="messages")
         if (request.grammar or request.thinking) and self.guides is None:
             raise UnsupportedOption("This model's answers cannot be given a form.")
-        row = self.tokens.open(
-            job.job_id, None, request, arrival_s=job.arrival_s, is_paused=job.is_paused
-        )
-        return TokenJob(job, job.is_paused, row)
+        return self.tokens.open(job.job_id, job, request, arrival_s=job.arrival_s)
 
-    def _joined(self, opened: TokenJob) -> None:
-        row = opened.row
-        row.owner = opened
-        self.tokens.add(row)
-        self._begin(row)
+    def _joined(self, opened: SequenceState) -> None:
+        self.tokens.add(opened)
+        self._begin(opened)
 
     def _begin(self, row: SequenceState) -> None:
         """Have the first mask of a row's grammar found, if it has one."""
         if row.guide is not None and self.guides is not None:
-            self._guided[row.guide] = row.owner
+            self._guided[row.guide] = row
             self.guides.begin(row.followed())
 
-    def _paused(self, opened: TokenJob) -> None:
-        self._state.set_paused(opened.row, opened.is_paused)
+    def _paused(self, opened: SequenceState) -> None:
+        self._state.set_paused(opened, opened.is_paused)
 
-    def _cancelled(self, opened: TokenJob) -> TokenDelta:
-        return self.tokens.delta(opened.row, finish_reason="cancelled")
+    def _cancelled(self, opened: SequenceState) -> TokenDelta:
+        return self.tokens.delta(opened, finish_reason="cancelled")
 
-    def _left(self, opened: TokenJob) -> None:
-        if opened.row.guide is not None:
-            self._guided.pop(opened.row.guide, None)
-        self.tokens.close(opened.row)
+    def _left(self, opened: SequenceState) -> None:
+        if opened.guide is not None:
+            self._guided.pop(opened.guide, None)
+        self.tokens.close(opened)
 
     def _num_waiting(self) -> int:
         return len(self._state.waiting) + len(self._state.held_back)
@@ -135,7 +123,7 @@ class TokenScheduler(Batcher[TokenJob, TokenStepDraft, Any]):
 
     # Steps.
 
-    def _draft(self, now_s: float) -> TokenStepDraft | None:
+    def _draft(self, now_s: float) -> TokenDraft | None:
         limits = self.limits
         options = self._options
         is_cut = options.enable_chunked_prefill and options.max_step_s > 0
@@ -143,9 +131,9 @@ class TokenScheduler(Batcher[TokenJob, TokenStepDraft, Any]):
             most = min(limits.max_prompt_tokens, self._max_prompt_tokens())
             limits = replace(limits, max_prompt_tokens=most)
         draft = self.tokens.draft(limits)
-        if draft is None:
-            return None
-        return replace(draft, due_s=min(self._due_s(piece.unit) for piece in draft.rows))
+        if draft is not None:
+            draft.due_s = min(self._due_s(piece.unit) for piece in draft.rows)
+        return draft
 
     def _due_s(self, row: SequenceState) -> float:
         """When the row's next token is due. Tokens in flight count as on time."""
@@ -164,33 +152,27 @@ class TokenScheduler(Batcher[TokenJob, TokenStepDraft, Any]):
         limit = self._options.max_batch_input_tokens
         return self.costs.fitting(_CHUNK, "tokens", self._step_budget_s, limit)
 
-    def _take(
-        self, draft: TokenStepDraft, step_id: int, now_s: float
-    ) -> tuple[Plan, Sequence[Any]]:
-        choice = draft.choice
-        assert choice is not None, "a step of tokens"
-        for victim in choice.victims:
-            victim.owner.job.state = JobState.WAITING
-        for admission in choice.admissions:
-            job = admission.row.owner.job
+    def _take(self, draft: TokenDraft, step_id: int, now_s: float) -> tuple[Plan, Sequence[Any]]:
+        for victim in draft.victims:
+            victim.job.state = JobState.WAITING
+        for admission in draft.admissions:
+            job = admission.row.job
             job.state = JobState.RUNNING
             job.timings.setdefault("scheduled_s", now_s)
         return self.tokens.take(draft, self._model, step_id), draft.rows
 
-    def _learn(self, step: Step[TokenStepDraft, Any], kind: str, result: StepResult) -> None:
+    def _learn(self, step: TokenDraft, kind: str, result: StepResult) -> None:
         super()._learn(step, kind, result)
-        num_tokens = step.draft.work.get("prompt_tokens", 0)
+        num_tokens = step.work.get("prompt_tokens", 0)
         if num_tokens >= _LEAST_TOKENS:
             self.costs.observe(_CHUNK, {"tokens": num_tokens}, result.elapsed_s)
 
     def _is_void(self, row: Any) -> bool:
         return bool(row.is_stale or row.unit.is_over)
 
-    def _accept(
-        self, step: Step[TokenStepDraft, Any], row: ScheduledRow, found: Any, now_s: float
-    ) -> None:
+    def _accept(self, step: TokenDraft, row: ScheduledRow, found: Any, now_s: float) -> None:
         """Send the token a step has drawn, or the end of the answer."""
-        opened, delta = row.unit.owner, self.tokens.accept(row, found, now_s)
+        opened, delta = row.unit, self.tokens.accept(row, found, now_s)
         if isinstance(delta, NonFinite):
             self._end(opened, JobState.FAILED, error=delta)
             return
@@ -200,7 +182,7 @@ class TokenScheduler(Batcher[TokenJob, TokenStepDraft, Any]):
             opened.job.timings.setdefault("first_token_s", now_s)
         self._pass_on(opened, delta)
 
-    def _pass_on(self, opened: TokenJob, delta: TokenDelta) -> None:
+    def _pass_on(self, opened: SequenceState, delta: TokenDelta) -> None:
         if delta.finish_reason is None:
             self._send(opened, delta)
         else:
@@ -227,18 +209,18 @@ class TokenScheduler(Batcher[TokenJob, TokenStepDraft, Any]):
                 self._end(opened, JobState.FAILED, error=allowance)
                 continue
             guide.note(allowance.elapsed_s)
-            delta = self.tokens.guide(opened.row, allowance)
+            delta = self.tokens.guide(opened, allowance)
             if delta is not None:
                 self._pass_on(opened, delta)
 
-    def _retry(self, step: Step[TokenStepDraft, Any], live: list[Any]) -> bool:
-        if step.draft.is_retry:
+    def _retry(self, step: TokenDraft, live: list[Any], later: Iterable[Any]) -> bool:
+        if step.is_retry:
             return False
-        self.tokens.retry(live, self._rows_after(step))
+        self.tokens.retry(live, later)
         return True
 
     def _give_up(self, row: Any, error: TriptychError) -> None:
-        self._end(row.unit.owner, JobState.FAILED, error=error)
+        self._end(row.unit, JobState.FAILED, error=error)
 
     def _settle(self, row: Any) -> None:
         self.tokens.settle(row.unit)

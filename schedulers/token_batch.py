@@ -13,18 +13,18 @@ pages and slot free, since until then the device may write to them.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from triptych.core.config import ScheduleOptions
 from triptych.core.errors import ContextLengthExceeded, InvalidRequest, NonFinite
 from triptych.core.grammar.matcher import Allowance
+from triptych.core.job import Job
 from triptych.core.kv.keys import root_key
 from triptych.core.kv.pages import PagePool
-from triptych.core.plan import SlotStart, TokenPlan, TokenRowResult
+from triptych.core.plan import TokenPlan
 from triptych.core.tokens import FinishReason, TokenDelta, TokenRequest
 from triptych.schedulers.base import SchedulerStats
-from triptych.schedulers.batcher import Draft, Step
 from triptych.schedulers.guides import Followed, Guide
 from triptych.schedulers.thoughts import ThoughtCounter
 from triptych.schedulers.token_draft import TokenDraft, TokenLimits, make_draft
@@ -37,18 +37,6 @@ COUNTERS = (
     "preemptions_total",
     "non_finite_total",
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenStepDraft(Draft):
-    """A token step and what it will give and take; without a `choice` it is of another kind."""
-
-    choice: TokenDraft | None = None
-
-    @property
-    def is_retry(self) -> bool:
-        """Whether it tries again what ran out of memory."""
-        return self.choice is not None and self.choice.is_retry
 
 
 class TokenBatch:
@@ -83,7 +71,7 @@ class TokenBatch:
         self._num_opened = 0
 
     def open(
-        self, name: str, owner: Any, request: TokenRequest, *, arrival_s: float, is_paused: bool
+        self, name: str, job: Job, request: TokenRequest, *, arrival_s: float
     ) -> SequenceState:
         """A sequence of its own rank. Raises InvalidRequest or ContextLengthExceeded."""
         max_outputs = self.max_outputs(request)
@@ -95,13 +83,13 @@ class TokenBatch:
         self._num_opened += 1
         return SequenceState(
             name=name,
-            owner=owner,
+            job=job,
             request=request,
             rank=(-request.priority if is_ranked else 0, self._num_opened),
             arrival_s=arrival_s,
             max_outputs=max_outputs,
             root=root_key(self._namespace, adapter=request.adapter, tenant=request.tenant),
-            is_paused=is_paused,
+            is_paused=job.is_paused,
             guide=Guide(request) if has_guide else None,
             thoughts=thoughts,
         )
@@ -175,51 +163,48 @@ class TokenBatch:
             )
         return max_outputs
 
-    def draft(self, limits: TokenLimits) -> TokenStepDraft | None:
+    def draft(self, limits: TokenLimits) -> TokenDraft | None:
         """The policy's choice and what it costs. When it is due is the owner's to say."""
-        choice = make_draft(self.state, limits)
-        if not choice.pieces:
+        draft = make_draft(self.state, limits)
+        if not draft.rows:
             return None
         num_decode_rows = num_tokens = context_tokens = 0
-        for piece in choice.pieces:
+        for piece in draft.rows:
             num_decode_rows += piece.unit.is_decoding
             num_tokens += piece.num_tokens
             context_tokens += piece.start + piece.num_tokens
-        kind = "mixed" if num_decode_rows else "prefill"
-        if num_decode_rows == len(choice.pieces):
-            kind = "decode"
-        work: dict[str, float] = {
+        if num_decode_rows:
+            draft.kind = "decode" if num_decode_rows == len(draft.rows) else "mixed"
+        draft.work = {
             "decode_rows": num_decode_rows,
             "prompt_tokens": num_tokens - num_decode_rows,
             "context_tokens": context_tokens,
         }
-        return TokenStepDraft(kind=kind, work=work, rows=choice.pieces, choice=choice)
+        return draft
 
-    def take(self, draft: TokenStepDraft, model: str, step_id: int) -> TokenPlan:
+    def take(self, draft: TokenDraft, model: str, step_id: int) -> TokenPlan:
         """Give and take pages and slots as drafted, and make the plan.
 
         Cached pages are pinned before any page is handed out: otherwise one could evict the other.
         """
-        choice = draft.choice
-        assert choice is not None, "a step of tokens"
-        if choice.is_retry:
+        if draft.is_retry:
             self.state.retries.popleft()
-        for victim in choice.victims:
+        for victim in draft.victims:
             self._preempt(victim)
-        for row, key in choice.awaited:
+        for row, key in draft.awaited:
             row.awaited_key = key
-        for row in choice.passed:
+        for row in draft.passed:
             row.num_times_passed += 1
-        for admission in choice.admissions:
+        for admission in draft.admissions:
             keys = admission.row.keys[: admission.num_cached]
             admission.row.lease = self.pool.acquire(keys)
             assert len(admission.row.lease) == admission.num_cached, "what was found is still there"
-        for piece in choice.pieces:
+        for piece in draft.rows:
             lease = piece.unit.lease
             if piece.unit.is_answering and lease is not None:
                 num_pages = self.pool.num_pages_for(piece.start + piece.num_tokens)
                 self.pool.extend(lease, num_pages - len(lease))
-        for admission in choice.admissions:
+        for admission in draft.admissions:
             self.state.admit(admission.row, admission.num_pages)
             if not admission.row.has_started:
                 self._count_start(admission.row)
@@ -227,14 +212,13 @@ class TokenBatch:
             step_id=step_id,
             model=model,
             kind=draft.kind,
-            starts=tuple(_slot_start(p.unit) for p in choice.pieces if not p.unit.is_bound),
-            rows=tuple(piece.book() for piece in choice.pieces),
+            rows=tuple(piece.book() for piece in draft.rows),
         )
 
     def accept(
-        self, piece: ScheduledRow, result: TokenRowResult, now_s: float
+        self, piece: ScheduledRow, result: TokenDelta, now_s: float
     ) -> TokenDelta | NonFinite | None:
-        """Record what a step yielded of a sequence, and make its full pages findable.
+        """Record the `result` of a sequence in a step, and make its full pages findable.
 
         Returns what its owner should send: a delta with a `finish_reason` is its last, as is an
         error; the owner closes it then.
@@ -291,27 +275,22 @@ class TokenBatch:
             finish = "length"
         if finish is None and not found.forced_ids:
             return None
-        return self.delta(row, TokenRowResult(token_ids=found.forced_ids), finish_reason=finish)
+        return self.delta(row, TokenDelta(token_ids=found.forced_ids), finish_reason=finish)
 
     def delta(
         self,
         row: SequenceState,
-        result: TokenRowResult | None = None,
+        delta: TokenDelta | None = None,
         *,
         finish_reason: FinishReason | None = None,
         stop_token_id: int | None = None,
     ) -> TokenDelta:
-        """The delta of a sequence."""
-        delta = TokenDelta(
-            token_ids=result.token_ids if result else (),
-            logprobs=result.logprobs if result else (),
-            prompt_logprobs=tuple(row.prompt_logprobs),
-            state=result.state if result else b"",
-            finish_reason=finish_reason,
-            stop_token_id=stop_token_id,
-            num_cached_tokens=row.num_cached_tokens,
-            num_preemptions=row.num_preemptions,
-        )
+        """What a step yielded of a sequence, with what is known here."""
+        delta = delta or TokenDelta()
+        delta.prompt_logprobs = tuple(row.prompt_logprobs)
+        delta.finish_reason, delta.stop_token_id = finish_reason, stop_token_id
+        delta.num_cached_tokens = row.num_cached_tokens
+        delta.num_preemptions = row.num_preemptions
         row.prompt_logprobs.clear()
         row.has_answered = True
         return delta
@@ -348,10 +327,9 @@ class TokenBatch:
         }
         return replace(stats, counters=counters)
 
-    def check(self, steps: Iterable[Step[Any, Any]]) -> None:
-        """Assert that every page, slot and row is accounted for."""
+    def check(self, rows: Iterable[Any]) -> None:
+        """Assert that every page, slot and sequence is accounted for; `rows` are in flight."""
         self.pool.check()
-        rows = (row for step in steps for row in step.rows)
         self.state.check([row for row in rows if isinstance(row, ScheduledRow)])
 
     def _count_start(self, row: SequenceState) -> None:
@@ -368,14 +346,3 @@ class TokenBatch:
         self.state.release(row)
         self.state.enqueue(row)
         row.prompt_logprobs.clear()
-
-
-def _slot_start(row: SequenceState) -> SlotStart:
-    return SlotStart(
-        slot=row.slot,
-        sampling=row.request.sampling,
-        history_ids=row.token_ids(0, row.num_known),
-        num_prompt_tokens=row.num_prompt_tokens,
-        frames=(*row.request.prompt_frames, *row.output_frames),
-        contents=tuple(content.span for content in row.request.contents),
-    )

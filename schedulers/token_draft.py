@@ -27,7 +27,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Any
 
+from triptych.schedulers.batcher import Draft
 from triptych.schedulers.token_state import ScheduledRow, SequenceState, TokenState
 
 _MAX_PASSED = 16  # times a waiting prompt is passed by later ones
@@ -66,11 +68,12 @@ class TokenLimits:
 UNCONSTRAINED = TokenLimits()
 
 
-@dataclass(slots=True)
-class TokenDraft:
-    """What booking will do. Decode pieces come first."""
+@dataclass(slots=True, kw_only=True)
+class TokenDraft(Draft):
+    """A token step, and what booking it will do. Decode rows come first."""
 
-    pieces: list[ScheduledRow] = field(default_factory=list)
+    kind: str = "prefill"
+    rows: list[Any] = field(default_factory=list)
     victims: list[SequenceState] = field(default_factory=list)
     admissions: list[AdmittedRow] = field(default_factory=list)
     passed: list[SequenceState] = field(default_factory=list)
@@ -79,7 +82,7 @@ class TokenDraft:
 
 
 def make_draft(state: TokenState, limits: TokenLimits = UNCONSTRAINED) -> TokenDraft:
-    """The next step. Without pieces there is nothing to do before something else happens."""
+    """The next step. Without rows there is nothing to do before something else happens."""
     if state.retries:
         return _draft_retry(state)
     drafter = _Drafter(state, limits)
@@ -88,7 +91,7 @@ def make_draft(state: TokenState, limits: TokenLimits = UNCONSTRAINED) -> TokenD
         drafter.add_prompts()
     else:
         drafter.add_prompts()
-        if not drafter.draft.pieces:
+        if not drafter.draft.rows:
             drafter.add_decodes()
     return drafter.draft
 
@@ -99,7 +102,7 @@ def _draft_retry(state: TokenState) -> TokenDraft:
     if any(piece.unit.num_in_flight for piece in group):
         return TokenDraft(is_retry=True)
     pieces = [ScheduledRow(p.unit, p.start, p.num_tokens, p.is_sampled) for p in group]
-    return TokenDraft(pieces=pieces, is_retry=True)
+    return TokenDraft(rows=pieces, is_retry=True)
 
 
 class _Drafter:
@@ -138,15 +141,15 @@ class _Drafter:
             if self._find_pages(row, num_tokens, victims):
                 is_sampled = num_tokens == row.num_remaining
                 piece = ScheduledRow(row, row.num_booked, num_tokens, is_sampled)
-                (self.draft.pieces if row.is_decoding else forced).append(piece)
+                (self.draft.rows if row.is_decoding else forced).append(piece)
                 num_spare -= num_tokens - 1
                 self._num_tokens_left -= num_tokens
                 self._total_tokens += self._rounded(row)
-        self.draft.pieces += forced
+        self.draft.rows += forced
 
     def add_prompts(self) -> None:
         """Chunks of prompts: those begun, then, if no row lacks a page, those waiting."""
-        if self.draft.pieces:
+        if self.draft.rows:
             share = int(self._options.max_prompt_share * self._options.max_batch_input_tokens)
             self._num_tokens_left = min(self._num_tokens_left, max(1, share))
         if not self._limits.max_prompt_tokens:
@@ -289,9 +292,7 @@ class _Drafter:
         A resumed row may have outgrown the bound; it runs alone.
         """
         limit = self._options.max_batch_total_tokens
-        return (
-            not limit or not self.draft.pieces or self._total_tokens + self._rounded(row) <= limit
-        )
+        return not limit or not self.draft.rows or self._total_tokens + self._rounded(row) <= limit
 
     def _rounded(self, row: SequenceState) -> int:
         return self._pool.num_pages_for(row.num_tokens) * self._pool.page_size
@@ -342,4 +343,4 @@ class _Drafter:
         self._num_prompts += 1
         self._total_tokens += self._rounded(row)
         piece = ScheduledRow(row, start, num_tokens, is_sampled=num_tokens == num_remaining)
-        self.draft.pieces.append(piece)
+        self.draft.rows.append(piece)

@@ -9,13 +9,15 @@ import heapq
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from triptych.core.config import ScheduleOptions
+from triptych.core.frames import StepCodes
+from triptych.core.job import Job
 from triptych.core.kv.keys import page_key
 from triptych.core.kv.pages import Lease, PagePool
-from triptych.core.plan import StepCodes, TokenRow
+from triptych.core.plan import TokenRow
 from triptych.core.tokens import TokenLogprob, TokenRequest
 from triptych.schedulers.batcher import Unit
 from triptych.schedulers.guides import Followed, Guide
@@ -31,13 +33,13 @@ class SequenceState(Unit):
     `num_committed` of them surely computed. While it holds a
     `lease` it also holds a `slot`; `is_bound` says whether the runner knows of both, and
     `num_bound_pages` how many of its pages the runner knows. One that `is_over` may still be in
-    flight. `owner` is what its tokens are for. `num_forced` of its last tokens were not drawn but
+    flight. `num_forced` of its last tokens were not drawn but
     follow from its grammar, by its `guide`, and are yet to be computed together. Its `thoughts` may
     go before what the grammar prescribes.
     """
 
     name: str
-    owner: Any
+    job: Job
     request: TokenRequest
     rank: tuple[int, int]
     arrival_s: float
@@ -160,6 +162,16 @@ class SequenceState(Unit):
         output = self.output_ids[max(start - num_prompt, 0) : stop - num_prompt]
         return (*self.request.prompt_ids[start:num_prompt], *output)
 
+    def binding(self) -> dict[str, Any]:
+        """What a `TokenRow` says of it as it takes its slot."""
+        return {
+            "sampling": self.request.sampling,
+            "history_ids": self.token_ids(0, self.num_known),
+            "num_prompt_tokens": self.num_prompt_tokens,
+            "frames": (*self.request.prompt_frames, *self.output_frames),
+            "contents": tuple(content.span for content in self.request.contents),
+        }
+
     def extend_keys(self, num_pages: int, page_size: int) -> None:
         """Name full pages up to `num_pages`, output included, so that a next turn finds them."""
         for page in range(len(self.keys), num_pages):
@@ -197,6 +209,8 @@ class ScheduledRow:
             is_sampled=self.is_sampled,
             allowed=row.allowed if self.is_sampled else b"",
         )
+        if not row.is_bound:
+            planned = replace(planned, **row.binding())
         if self.is_sampled:
             row.num_forced = 0
             if row.guide is not None:

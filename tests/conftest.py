@@ -24,6 +24,11 @@ _MAX_CHILDREN = 8
 os.environ["TRITON_INTERPRET"] = "1"
 
 
+# With `-n`, processes that compute share the cores: more threads than cores only take turns.
+if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
+    num_threads = (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, num_threads)))
+
 _LONGEST = ("live", "security", "property", "dryrun", "parity")
 _UNTRACED = {"property", "dryrun", "parity", "engine", "kernels"}
 """Folders whose tests go through code of torch, or through the rest over and over: tracing makes

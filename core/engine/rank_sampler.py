@@ -12,7 +12,8 @@ import torch
 
 from triptych.core.devices.rank_group import RankGroup
 from triptych.core.engine.text_head import DrawnTokens, TokenSampler
-from triptych.core.plan import SlotStart, TokenRowResult
+from triptych.core.plan import TokenRow
+from triptych.core.tokens import TokenDelta
 
 
 class LeadingSampler:
@@ -21,9 +22,9 @@ class LeadingSampler:
     def __init__(self, sampler: TokenSampler, group: RankGroup) -> None:
         self._sampler, self._group = sampler, group
 
-    def bind(self, start: SlotStart) -> None:
+    def bind(self, row: TokenRow) -> None:
         """As the sampler behind it."""
-        self._sampler.bind(start)
+        self._sampler.bind(row)
 
     def sample(
         self,
@@ -44,7 +45,7 @@ class FollowingSampler:
     def __init__(self, group: RankGroup) -> None:
         self._group = group
 
-    def bind(self, start: SlotStart) -> None:
+    def bind(self, row: TokenRow) -> None:
         """What a row is drawn by is rank 0's business."""
 
     def sample(
@@ -65,6 +66,6 @@ class _ToldTokens:
     def __init__(self, token_ids_B: torch.Tensor) -> None:
         self.token_ids_B = token_ids_B
 
-    def to_results(self) -> tuple[TokenRowResult, ...]:
+    def to_results(self) -> tuple[TokenDelta, ...]:
         """Nobody asks another rank than 0 for results."""
         return ()

@@ -10,7 +10,6 @@ Shapes: T tokens of the step, R rows of logits, E rows that end, C hidden, V voc
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Protocol, runtime_checkable
@@ -22,11 +21,11 @@ from triptych.core.devices.transfer import sent
 from triptych.core.engine.token_runner import RowResults, StepLayout
 from triptych.core.kernels.paged_attention import Int64s
 from triptych.core.layers.attention import KvCache, PagedStep
-from triptych.core.plan import SlotStart, TokenRow, TokenRowResult
+from triptych.core.plan import TokenRow
 from triptych.core.sampling.host_copy import HostCopy
 from triptych.core.sampling.logprobs import Logprobs
 from triptych.core.sampling.sampler import LOGIT_BYTES
-from triptych.core.tokens import TokenLogprob
+from triptych.core.tokens import TokenDelta, TokenLogprob
 
 _PROMPT_LOGITS_ROWS = 128  # positions scored at once for prompt log-probabilities
 _SCORED_LOGIT_BYTES = 12  # as the model has it, in float32, and its log-probability
@@ -70,7 +69,7 @@ class DrawnTokens(Protocol):
         """One id per row."""
         ...
 
-    def to_results(self) -> tuple[TokenRowResult, ...]:
+    def to_results(self) -> tuple[TokenDelta, ...]:
         """Wait for the copies."""
         ...
 
@@ -78,7 +77,7 @@ class DrawnTokens(Protocol):
 class TokenSampler(Protocol):
     """What this head asks of what draws; `core.sampling.sampler.Sampler` says more."""
 
-    def bind(self, start: SlotStart) -> None:
+    def bind(self, row: TokenRow) -> None:
         """Take a slot for a row."""
         ...
 
@@ -108,18 +107,19 @@ class TextHead:
         self._sampler = sampler
         self._device = device
         self._last_tokens = torch.zeros(max_batch_size, dtype=torch.int64, device=device)
-        self._prompts: dict[int, SlotStart] = {}  # slots that want prompt log-probabilities
+        self._prompts: dict[int, TokenRow] = {}  # slots that want prompt log-probabilities
         self._stateful: set[int] = set()  # slots that want their state instead of a token
 
-    def bind(self, start: SlotStart) -> None:
+    def bind(self, row: TokenRow) -> None:
         """Take the slot's sampling state, and its prompt where that is to be scored."""
-        self._sampler.bind(start)
-        self._prompts.pop(start.slot, None)
-        if start.sampling.prompt_logprobs:
-            self._prompts[start.slot] = start
-        self._stateful.discard(start.slot)
-        if start.sampling.returns_state:
-            self._stateful.add(start.slot)
+        assert row.sampling is not None, "it takes its slot"
+        self._sampler.bind(row)
+        self._prompts.pop(row.slot, None)
+        if row.sampling.prompt_logprobs:
+            self._prompts[row.slot] = row
+        self._stateful.discard(row.slot)
+        if row.sampling.returns_state:
+            self._stateful.add(row.slot)
 
     def lay_out(self, step: StepLayout) -> Sequence[Int64s]:
         """The prompt ids."""
@@ -172,14 +172,15 @@ class TextHead:
 
     def _score_prompt(self, row: TokenRow, hidden_TC: torch.Tensor) -> list[_Scores]:
         """Log-probabilities of the prompt tokens that follow this chunk's positions."""
-        start = self._prompts[row.slot]
-        num_top = start.sampling.top_logprobs or 0
-        end = min(row.start + row.num_tokens, start.num_prompt_tokens - 1)
+        bound = self._prompts[row.slot]
+        assert bound.sampling is not None, "it took its slot"
+        num_top = bound.sampling.top_logprobs or 0
+        end = min(row.start + row.num_tokens, bound.num_prompt_tokens - 1)
         scores: list[_Scores] = []
         for first in range(row.start, end, _PROMPT_LOGITS_ROWS):
             last = min(first + _PROMPT_LOGITS_ROWS, end)
             logits_TV = self._model.logits(hidden_TC[first - row.start : last - row.start])
-            next_ids = self._numbers(start.history_ids[first + 1 : last + 1])
+            next_ids = self._numbers(bound.history_ids[first + 1 : last + 1])
             logprobs = Logprobs.of(logits_TV, next_ids, num_top)
             scores.append(partial(logprobs.to_entries, [num_top] * (last - first)))
         return scores
@@ -191,21 +192,21 @@ def _results(
     ending: Collection[int],
     states_EC: HostCopy | None,
     scores: Mapping[int, Sequence[_Scores]],
-) -> tuple[TokenRowResult, ...]:
+) -> tuple[TokenDelta, ...]:
     """One entry per row, after waiting for the device; those in `ending` slots yield states."""
     drawn = iter(sampled.to_results() if sampled else ())
     states = iter(() if states_EC is None else states_EC.get().numpy())
     results = []
     for row in rows:
-        result = TokenRowResult()
+        result = TokenDelta()
         if row.is_sampled and row.slot in ending:
             state_C = next(states)
             is_finite = bool(np.isfinite(state_C).all())
-            result = TokenRowResult(state=state_C.astype("<f4").tobytes(), is_finite=is_finite)
+            result = TokenDelta(state=state_C.astype("<f4").tobytes(), is_finite=is_finite)
         elif row.is_sampled:
             result = next(drawn)
         if row.slot in scores:
             entries = chain.from_iterable(entries() for entries in scores[row.slot])
-            result = replace(result, prompt_logprobs=tuple(entries))
+            result.prompt_logprobs = tuple(entries)
         results.append(result)
     return tuple(results)

@@ -33,7 +33,8 @@ from triptych.core.graphs.buckets import Bucket
 from triptych.core.graphs.decode import DecodeGraphs
 from triptych.core.kernels.paged_attention import AttentionBatch, Int64s
 from triptych.core.layers.attention import KvCache
-from triptych.core.plan import Plan, SlotStart, StepResult, TokenPlan, TokenRow, TokenRowResult
+from triptych.core.plan import Plan, StepResult, TokenPlan, TokenRow
+from triptych.core.tokens import TokenDelta
 
 _PADDING = TokenRow(job_id="", slot=-1, start=0, num_tokens=1)
 """A row that fills a bucket up: its slot is the last line of the page table."""
@@ -67,7 +68,7 @@ class StepLayout:
     batch: AttentionBatch = field(init=False)
 
 
-RowResults = Callable[[], tuple[TokenRowResult, ...]]
+RowResults = Callable[[], tuple[TokenDelta, ...]]
 """Waits for a step, not for those launched since: one entry per row of its plan."""
 
 
@@ -78,7 +79,7 @@ class TokenHead(Protocol):
     order of the methods here.
     """
 
-    def bind(self, start: SlotStart) -> None:
+    def bind(self, row: TokenRow) -> None:
         """A row takes a slot."""
         ...
 
@@ -136,8 +137,8 @@ class TokenRunner:
         self._update_page_tables(plan)
         try:
             with torch.inference_mode(), self.stream.current():
-                for start in plan.starts:
-                    self._head.bind(start)
+                for row in plan.starts:
+                    self._head.bind(row)
                 step, hidden_TC = self._compute(plan.rows)
                 results = self._head.draw(step, hidden_TC)
                 wait = end_of_work(self._device)
@@ -163,9 +164,9 @@ class TokenRunner:
 
     def _update_page_tables(self, plan: TokenPlan) -> None:
         """Comes before anything that can fail: the next plan's rows would write astray."""
-        for start in plan.starts:
-            self._num_pages[start.slot] = 0
         for row in plan.rows:
+            if row.sampling is not None:
+                self._num_pages[row.slot] = 0
             if row.new_page_ids:
                 first = self._num_pages[row.slot]
                 last = first + len(row.new_page_ids)

@@ -18,12 +18,12 @@ import msgspec
 
 from triptych.core.client import EngineStatus
 from triptych.core.errors import Draining, EngineDown, PayloadTooLarge, TriptychError
-from triptych.core.job import Output
+from triptych.core.job import Job, Output
 from triptych.core.router.beats import ReplicaBeat, joint_status
 from triptych.core.router.request import RoutedRequest
 from triptych.core.step_feed import StepFeed, StepSink
 from triptych.core.streams import JobStream, StreamTable
-from triptych.core.transport.messages import MAX_MESSAGE_BYTES, MessageCodec, Outputs, Submit
+from triptych.core.transport.messages import MAX_MESSAGE_BYTES, MessageCodec
 
 MAX_TRIES = 4
 """Replicas that a job which has not begun is sent to, one after the other."""
@@ -41,7 +41,7 @@ class Replicas(Protocol):
     """The way to the replicas."""
 
     def run(self, routed: RoutedRequest, message: bytes) -> AsyncGenerator[bytes, None]:
-        """Send a `Submit` to the replica chosen for it; the `Outputs` that come back.
+        """Send a `Job` to the replica chosen for it; each `Output` that comes back.
 
         Raises `ReplicaLost` where the replica goes. Closing it cancels the job.
         """
@@ -78,9 +78,8 @@ class ReplicatedClient:
     ) -> JobStream:
         """Run one job (`EngineClient.submit`)."""
         stream = self._streams.open(job_id)
-        message = self._codec.encode(
-            Submit(job_id=job_id, model=model, request=request, deadline_s=deadline_s)
-        )
+        job = Job(job_id=job_id, model=model, request=request, limit_s=deadline_s)
+        message = self._codec.encode(job)
         if len(message) > MAX_MESSAGE_BYTES:
             mib, most = len(message) / 2**20, MAX_MESSAGE_BYTES >> 20
             self._streams.fail(
@@ -147,22 +146,18 @@ class ReplicatedClient:
         with suppress(ReplicaLost):
             async with aclosing(self._replicas.run(routed, message)) as packets:
                 async for packet in packets:
-                    outputs = self._outputs(packet)
-                    if not has_begun and any(map(_is_refusal, outputs)):
+                    output = self._codec.from_engine(packet)
+                    assert isinstance(output, Output), "a replica sends outputs"
+                    if not has_begun and _is_refusal(output):
                         return False
                     has_begun = True
-                    for output in outputs:
-                        self._streams.deliver(output)
+                    self._streams.deliver(output)
                     await self._gates[job_id].wait()
             if job_id not in self._streams:
                 return True
         if has_begun:
             self._streams.fail(job_id, _lost("The replica that worked on this was lost"))
         return has_begun
-
-    def _outputs(self, packet: bytes) -> tuple[Output, ...]:
-        message = self._codec.from_engine(packet)
-        return message.outputs if isinstance(message, Outputs) else ()
 
     def _cancel(self, job_ids: tuple[str, ...]) -> None:
         for job_id in job_ids:

@@ -1,6 +1,6 @@
 """The replica's end: jobs that come as bytes, and what its engine says of itself.
 
-Owns the way between `Submit` and `Outputs` and an `EngineClient`, which runs the engine. Knows
+Owns the way between `Job` and `Output` and an `EngineClient`, which runs the engine. Knows
 nothing of how bytes travel.
 """
 
@@ -14,10 +14,10 @@ import msgspec
 
 from triptych.core.client import EngineClient
 from triptych.core.errors import EngineDown, TriptychError, to_info
-from triptych.core.job import Output
+from triptych.core.job import Job, Output
 from triptych.core.router.beats import ReplicaBeat
 from triptych.core.router.report import LoadReport
-from triptych.core.transport.messages import MessageCodec, Outputs, StepReport, Submit
+from triptych.core.transport.messages import MessageCodec, StepReport
 
 _WATCHED_S = 5.0
 """How long steps are recorded after somebody asked for them."""
@@ -47,26 +47,24 @@ class Replica:
         self._leave: Callable[[], None] = lambda: None
 
     async def run(self, message: bytes) -> AsyncGenerator[bytes, None]:
-        """Run the job of a `Submit`; its `Outputs`. Closing this cancels it.
+        """Run a `Job`; each `Output` of it. Closing this cancels it.
 
         A replica without an engine would refuse faster than any other works, and so get every job
         until its health is asked for.
         """
         if not self._client.status().is_alive:
             self._end_process()
-        submit = self._codec.to_engine(message)
-        assert isinstance(submit, Submit), "the ingress sends jobs here"
-        job_id = submit.job_id
-        stream = self._client.submit(
-            submit.model, submit.request, job_id=job_id, deadline_s=submit.deadline_s
-        )
+        job = self._codec.to_engine(message)
+        assert isinstance(job, Job), "the ingress sends jobs here"
+        job_id = job.job_id
+        stream = self._client.submit(job.model, job.request, job_id=job_id, deadline_s=job.limit_s)
         try:
             async with aclosing(stream) as outputs:
                 async for output in outputs:
-                    yield self._codec.encode(Outputs((output,)))
+                    yield self._codec.encode(output)
         except TriptychError as error:
             failed = Output(job_id=job_id, is_final=True, error=to_info(error))
-            yield self._codec.encode(Outputs((failed,)))
+            yield self._codec.encode(failed)
 
     def beat(self, *, is_watching: bool) -> bytes:
         """A `ReplicaBeat`; with the steps since the last one while somebody watches."""

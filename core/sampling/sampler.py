@@ -29,13 +29,14 @@ from numpy.typing import NDArray
 from triptych.core.devices.upload import Numbers, Uploads
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.limits import MAX_LOGPROBS
-from triptych.core.plan import SlotStart, TokenRowResult
+from triptych.core.plan import TokenRow
 from triptych.core.sampling.filters import draw, nucleus_thresholds
 from triptych.core.sampling.host_copy import HostCopy
 from triptych.core.sampling.logprobs import Logprobs
 from triptych.core.sampling.processors import Penalties, SparseEdits, keep_allowed, mask_words
 from triptych.core.sampling.randomness import stream_key, uniforms
-from triptych.core.tokens import TokenLogprob
+from triptych.core.sampling_params import SamplingParams
+from triptych.core.tokens import TokenDelta, TokenLogprob
 
 LOGIT_BYTES = 56
 """What a draw holds for each logit of a row that asks for everything: counts, probabilities, and
@@ -116,12 +117,12 @@ class SampledTokens:
     _num_top: tuple[int, ...]
     _logprobs: Logprobs | None
 
-    def to_results(self) -> tuple[TokenRowResult, ...]:
+    def to_results(self) -> tuple[TokenDelta, ...]:
         """Wait for the copies. A row whose id is out of range counts as not finite."""
         return tuple(
-            TokenRowResult(token_ids=(token_id,), logprobs=entries)
+            TokenDelta(token_ids=(token_id,), logprobs=entries)
             if 0 <= token_id < self._vocab_size
-            else TokenRowResult(is_finite=False)
+            else TokenDelta(is_finite=False)
             for token_id, entries in zip(self._ids.get().tolist(), self._entries(), strict=True)
         )
 
@@ -155,32 +156,33 @@ class Sampler:
         self._stops = SparseEdits(max_batch_size, device, self._uploads)
         self._penalties = Penalties(vocab_size, max_batch_size, device, self._uploads)
 
-    def bind(self, start: SlotStart) -> None:
+    def bind(self, row: TokenRow) -> None:
         """Take a slot for a row: its parameters, and its history where penalties need one."""
-        sampling = start.sampling
-        self._slots[start.slot] = _flags(start)
-        is_greedy = self._slots["is_greedy"][start.slot]
+        sampling, slot = row.sampling, row.slot
+        assert sampling is not None, "it takes its slot"
+        self._slots[slot] = _flags(sampling, row.num_prompt_tokens)
+        is_greedy = self._slots["is_greedy"][slot]
         shape = (
             max(sampling.temperature, _MIN_TEMPERATURE),
             1 if is_greedy else min(sampling.top_k, self._vocab_size),
             sampling.top_p,
             sampling.min_p,
         )
-        (self._shape_S4[start.slot],) = self._uploads.send([np.array(shape, np.float64)])
+        (self._shape_S4[slot],) = self._uploads.send([np.array(shape, np.float64)])
         if sampling.logit_bias:
-            self._bias.bind(start.slot, sampling.logit_bias)
+            self._bias.bind(slot, sampling.logit_bias)
         if sampling.min_tokens:
-            self._stops.bind(start.slot, [(t, -torch.inf) for t in sampling.stop_token_ids])
+            self._stops.bind(slot, [(t, -torch.inf) for t in sampling.stop_token_ids])
         if sampling.has_penalty:
             self._penalties.bind(
-                start.slot,
+                slot,
                 (
                     sampling.repetition_penalty,
                     sampling.frequency_penalty,
                     sampling.presence_penalty,
                 ),
-                start.history_ids[: start.num_prompt_tokens],
-                start.history_ids[start.num_prompt_tokens :],
+                row.history_ids[: row.num_prompt_tokens],
+                row.history_ids[row.num_prompt_tokens :],
             )
 
     def sample(
@@ -403,9 +405,8 @@ class FrameSampler:
         return codes.view(num_rows, num_codes)
 
 
-def _flags(start: SlotStart) -> tuple[int | bool, ...]:
+def _flags(sampling: SamplingParams, num_prompt_tokens: int) -> tuple[int | bool, ...]:
     """The `_SLOT` record of a row."""
-    sampling = start.sampling
     is_greedy = (
         sampling.temperature < _MIN_TEMPERATURE or sampling.top_k == 1 or sampling.top_p == 0
     )
@@ -416,6 +417,6 @@ def _flags(start: SlotStart) -> tuple[int | bool, ...]:
         sampling.min_p > 0,
         bool(sampling.logit_bias),
         sampling.has_penalty,
-        start.num_prompt_tokens + sampling.min_tokens if sampling.stop_token_ids else 0,
+        num_prompt_tokens + sampling.min_tokens if sampling.stop_token_ids else 0,
         -1 if sampling.top_logprobs is None else sampling.top_logprobs,
     )

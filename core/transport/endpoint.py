@@ -133,10 +133,10 @@ def connect_dealer(folder: Path, identity: bytes) -> zmq.Socket[bytes]:
     return dealer
 
 
-def send_if_connected(dealer: zmq.Socket[bytes], data: bytes) -> None:
-    """Send, or drop without a listener; never blocks."""
+def send_if_connected(dealer: zmq.Socket[bytes], *messages: bytes) -> None:
+    """Send messages together, or drop them without a listener; never blocks."""
     with suppress(zmq.Again):
-        dealer.send(data, zmq.NOBLOCK)
+        dealer.send_multipart(messages, zmq.NOBLOCK)
 
 
 def _open(kind: int) -> zmq.Socket[bytes]:

@@ -12,7 +12,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -31,10 +31,8 @@ from triptych.core.transport.messages import (
     Loaded,
     LoadModel,
     MessageCodec,
-    Outputs,
     SetPaused,
     StepReport,
-    Submit,
     ToEngine,
     Watch,
 )
@@ -77,7 +75,7 @@ class EngineServer:
         self._engine = engine
         self._codec = codec
         self._turn: list[Output] = []
-        self._outbox: queue.SimpleQueue[FromEngine] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[Sequence[FromEngine]] = queue.SimpleQueue()
         self._open_jobs: set[str] = set()  # grows on the socket's thread, shrinks on the loop's
         self._ours, self._theirs = socket.socketpair()
         self._theirs.setblocking(False)
@@ -115,11 +113,12 @@ class EngineServer:
 
     def _send_turn(self) -> None:
         if self._turn:
-            outputs, self._turn = tuple(self._turn), []
-            self._post(Outputs(outputs))
+            outputs, self._turn = self._turn, []
+            self._outbox.put(outputs)
+            self._wake()
 
     def _post(self, message: FromEngine) -> None:
-        self._outbox.put(message)
+        self._outbox.put((message,))
         self._wake()
 
     def _wake(self) -> None:
@@ -143,7 +142,7 @@ class EngineServer:
         with suppress(BlockingIOError):
             self._theirs.recv(4096)
         while not self._outbox.empty():
-            send_if_connected(self._dealer, self._codec.encode(self._outbox.get()))
+            send_if_connected(self._dealer, *map(self._codec.encode, self._outbox.get()))
 
     def _receive_all(self) -> None:
         while self._dealer.poll(0):
@@ -152,7 +151,7 @@ class EngineServer:
                 self._take(message)
 
     def _take(self, message: ToEngine) -> None:
-        if isinstance(message, Submit):
+        if isinstance(message, Job):
             self._submit(message)
         elif isinstance(message, Cancel):
             self._engine.cancel(message.job_ids)
@@ -166,20 +165,10 @@ class EngineServer:
             self._engine.cancel(tuple(self._open_jobs))
             self._engine.watch(False)
 
-    def _submit(self, message: Submit) -> None:
-        arrival_s = self._engine.clock()
-        deadline_s = None if message.deadline_s is None else arrival_s + message.deadline_s
-        self._open_jobs.add(message.job_id)
-        self._engine.submit(
-            Job(
-                job_id=message.job_id,
-                model=message.model,
-                request=message.request,
-                sink=self._put,
-                arrival_s=arrival_s,
-                deadline_s=deadline_s,
-            )
-        )
+    def _submit(self, job: Job) -> None:
+        job.sink, job.arrival_s = self._put, self._engine.clock()
+        self._open_jobs.add(job.job_id)
+        self._engine.submit(job)
 
     def _load(self, model: str) -> None:
         def done(error: TriptychError | None) -> None:

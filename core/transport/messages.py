@@ -1,6 +1,6 @@
 """The messages between the API process and the engine process.
 
-Owns the envelope, its encoding (MessagePack) and its bound. What is inside (`Submit.request`,
+Owns the envelope, its encoding (MessagePack) and its bound. What is inside (`Job.request`,
 `Output.payload`) belongs to the modality and is decoded by the tagged union the composition root
 registers. A message that does not decode is logged and dropped.
 """
@@ -9,35 +9,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, Generic, Literal
+from typing import Any, Literal
 
 import msgspec
-from typing_extensions import TypeVar
 
 from triptych.core.errors import ErrorInfo
-from triptych.core.job import Output, Payload
+from triptych.core.job import Job, Output, Payload, Request
 
 MAX_MESSAGE_BYTES = 64 * 2**20
 """A message above this is dropped; the largest prompt a request may bring is far below."""
 
 _log = logging.getLogger(__name__)
-Request = TypeVar("Request", default=Any)
-"""The modality's own request type; the codec names it, other code passes it on."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
     """An API process is new here: what the one before it asked for is orphaned."""
-
-
-class Submit(
-    msgspec.Struct, Generic[Request], frozen=True, kw_only=True, tag=True, omit_defaults=True
-):
-    """Run one job. `deadline_s` is seconds from now."""
-
-    job_id: str
-    model: str
-    request: Request
-    deadline_s: float | None = None
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -75,12 +61,6 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defa
     state: ModelState
     progress: float = 0.0
     error: ErrorInfo | None = None
-
-
-class Outputs(msgspec.Struct, Generic[Payload], frozen=True, tag=True):
-    """Everything one loop turn sent, in order."""
-
-    outputs: tuple[Output[Payload], ...]
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -160,14 +140,14 @@ class EngineGone(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     restart_in_s: float | None = None
 
 
-ToEngine = Hello | Submit[Request] | Cancel | SetPaused | LoadModel | Watch
-FromEngine = Outputs[Payload] | Heartbeat | StepReport | Loaded | Goodbye | EngineGone
+ToEngine = Hello | Job[Request] | Cancel | SetPaused | LoadModel | Watch
+FromEngine = Output[Payload] | Heartbeat | StepReport | Loaded | Goodbye | EngineGone
 
 
 class MessageCodec:
     """Both directions. `request` and `payload` are tagged unions of the modalities' types.
 
-    `codec.to_engine(codec.encode(Submit(...)))` is the message again.
+    `codec.to_engine(codec.encode(Job(...)))` is the message again.
     """
 
     def __init__(self, *, request: Any, payload: Any) -> None:

@@ -21,6 +21,7 @@ import zmq
 
 from triptych.core.client import EngineStatus
 from triptych.core.errors import Draining, EngineDown, PayloadTooLarge, TriptychError, from_info
+from triptych.core.job import Job, Output
 from triptych.core.step_feed import StepFeed, StepSink
 from triptych.core.streams import JobStream, StreamTable
 from triptych.core.transport.endpoint import bind_router
@@ -35,10 +36,8 @@ from triptych.core.transport.messages import (
     Loaded,
     LoadModel,
     MessageCodec,
-    Outputs,
     SetPaused,
     StepReport,
-    Submit,
     ToEngine,
     Watch,
 )
@@ -98,9 +97,8 @@ class RemoteClient:
         if self._is_draining():
             self._streams.fail(job_id, Draining("The engine is shutting down."))
             return stream
-        message = self._codec.encode(
-            Submit(job_id=job_id, model=model, request=request, deadline_s=deadline_s)
-        )
+        job = Job(job_id=job_id, model=model, request=request, limit_s=deadline_s)
+        message = self._codec.encode(job)
         if len(message) > MAX_MESSAGE_BYTES:
             mib, most = len(message) / 2**20, MAX_MESSAGE_BYTES >> 20
             error = PayloadTooLarge(
@@ -189,12 +187,12 @@ class RemoteClient:
             return
         for _ in range(_MAX_MESSAGES_PER_TURN):
             try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+                sender, *messages = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            message = self._codec.from_engine(frames[-1])
-            if message is not None:
-                self._take(frames[0], message)
+            for message in map(self._codec.from_engine, messages):
+                if message is not None:
+                    self._take(sender, message)
         self._loop.call_soon(self._receive)
 
     def _take(self, sender: bytes, message: FromEngine) -> None:
@@ -205,9 +203,8 @@ class RemoteClient:
         epoch_ns = _parse_epoch(sender)
         if epoch_ns is None or not self._enter_epoch(epoch_ns):
             return
-        if isinstance(message, Outputs):
-            for output in message.outputs:
-                self._streams.deliver(output)
+        if isinstance(message, Output):
+            self._streams.deliver(message)
         elif isinstance(message, Heartbeat):
             self._take_beat(message)
         elif isinstance(message, StepReport):

@@ -16,7 +16,7 @@ from triptych.core.weights.layout import TensorInfo
 
 AUTO = "auto"
 FLOAT8 = "float8_e4m3fn"
-STORED_ONLY = (FLOAT8, "gptq")
+STORED_ONLY = (FLOAT8, "float4_e2m1fnx2", "gptq")
 """What only a checkpoint can bring."""
 MIN_BLOCK_BYTES = 256 * 2**20
 """GGUF files with less in blocks are taken apart, unless asked for: memory is no matter there, and

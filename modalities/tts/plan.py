@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from triptych.core.plan import Plan, StepCodes
+from triptych.core.frames import StepCodes
+from triptych.core.plan import Plan
 from triptych.modalities.tts.wire import SAMPLE_BYTES, VoiceClip
 
 

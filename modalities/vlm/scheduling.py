@@ -17,8 +17,6 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-import msgspec
-
 from triptych.core.config import ScheduleOptions
 from triptych.core.content_cache import ContentCache
 from triptych.core.errors import InvalidRequest, TriptychError
@@ -28,12 +26,12 @@ from triptych.core.plan import Plan
 from triptych.core.prompt_content import ContentSpan, PromptContent
 from triptych.core.tokens import TokenDelta
 from triptych.modalities.vlm.plan import EncodePlan
-from triptych.schedulers.batcher import Step, Unit
-from triptych.schedulers.token import TokenJob, TokenScheduler
-from triptych.schedulers.token_batch import TokenStepDraft
-from triptych.schedulers.token_draft import TokenLimits
+from triptych.schedulers.batcher import Unit
+from triptych.schedulers.token import TokenScheduler
+from triptych.schedulers.token_draft import TokenDraft, TokenLimits
 from triptych.schedulers.token_state import SequenceState
 
+_ENCODE = "encode"
 _MAX_WAITING_JOBS = 8  # jobs that have not begun whose pictures are encoded ahead
 _MAX_LOOKAHEAD = 128  # waiting jobs, of text too, among which they are looked for
 _PATCH_VALUES = 14 * 14 * 3  # of most towers; others' are counted as if they were like it
@@ -75,12 +73,17 @@ class VisionResources:
 
 
 @dataclass(slots=True, eq=False)
-class VisionJob(TokenJob):
-    """A job with references to the features `refs`; it had `awaited` encoded for it."""
+class PicturedPrompt:
+    """A job's prompt with references to the features `refs`; it had `awaited` encoded for it."""
 
-    pictures: tuple[PromptContent, ...]
+    row: SequenceState
     refs: set[bytes] = field(default_factory=set)
     awaited: set[bytes] = field(default_factory=set)
+
+    @property
+    def pictures(self) -> tuple[PromptContent, ...]:
+        """What it shows."""
+        return self.row.request.contents
 
     @property
     def num_cached(self) -> int:
@@ -120,7 +123,7 @@ class VisionScheduler(TokenScheduler):
         self._features = vision.features
         self._vision = vision.limits
         self.limits = TokenLimits(chunk_end=self._chunk_end)
-        self._seeing: dict[str, VisionJob] = {}
+        self._seeing: dict[str, PicturedPrompt] = {}
         self._encoding: set[bytes] = set()
         self._alone: set[bytes] = set()
         self._releasing: list[tuple[int, set[bytes]]] = []
@@ -131,7 +134,7 @@ class VisionScheduler(TokenScheduler):
         """Assert that every page, slot, row and reference is accounted for."""
         super().check()
         self._features.check()
-        assert self._seeing.items() <= self._jobs.items()
+        assert self._seeing.keys() <= self._jobs.keys()
         assert not self._releasing or self._steps, "references of jobs that are over"
         num_held = sum(len(job.refs) for job in self._seeing.values())
         num_held += sum(len(digests) for _, digests in self._releasing)
@@ -140,27 +143,24 @@ class VisionScheduler(TokenScheduler):
 
     # Jobs.
 
-    def _open(self, job: Job) -> TokenJob:
+    def _open(self, job: Job) -> SequenceState:
         if self._vision.whole_prompts and not job.request.contents:
             raise InvalidRequest("This model needs a picture with every prompt.", param="messages")
-        opened = super()._open(job)
-        if not job.request.contents:
-            return opened
-        return VisionJob(job, job.is_paused, opened.row, job.request.contents)
+        return super()._open(job)
 
-    def _joined(self, opened: TokenJob) -> None:
+    def _joined(self, opened: SequenceState) -> None:
         super()._joined(opened)
-        if isinstance(opened, VisionJob):
-            opened.job.sink = partial(_send, opened, opened.job.sink)
-            self._seeing[opened.job.job_id] = opened
+        if opened.request.contents:
+            prompt = self._seeing[opened.name] = PicturedPrompt(opened)
+            opened.job.sink = partial(_send, prompt, opened.job.sink)
             self._take_references()
 
-    def _left(self, opened: TokenJob) -> None:
+    def _left(self, opened: SequenceState) -> None:
         super()._left(opened)
-        if isinstance(opened, VisionJob):
-            del self._seeing[opened.job.job_id]
+        prompt = self._seeing.pop(opened.name, None)
+        if prompt is not None:
             # A step in flight may still read what the job held.
-            self._releasing.append((max(self._steps, default=-1), opened.refs))
+            self._releasing.append((max(self._steps, default=-1), prompt.refs))
         self._update_references()
 
     def _gauges(self) -> dict[str, float]:
@@ -172,7 +172,7 @@ class VisionScheduler(TokenScheduler):
 
     # Policy.
 
-    def _draft(self, now_s: float) -> TokenStepDraft | None:
+    def _draft(self, now_s: float) -> TokenDraft | None:
         """A step of tokens or one that encodes, in turns where there are both."""
         step = super()._draft(now_s)
         if not self._seeing:
@@ -184,35 +184,35 @@ class VisionScheduler(TokenScheduler):
 
     def _chunk_end(self, row: SequenceState, start: int, end: int) -> int:
         """Where a chunk ends: before a picture without features, and never inside what is whole."""
-        job = row.owner
-        if not isinstance(job, VisionJob) or start >= row.num_prompt_tokens:
+        prompt = self._seeing.get(row.name)
+        if prompt is None or start >= row.num_prompt_tokens:
             return end
-        spans = [picture.span for picture in job.pictures]
-        blocked = (s.start for s in spans if s.end > start and s.digest not in job.refs)
+        spans = [picture.span for picture in prompt.pictures]
+        blocked = (s.start for s in spans if s.end > start and s.digest not in prompt.refs)
         limit = max(start, min(blocked, default=sys.maxsize))
         if self._vision.whole_prompts and limit < sys.maxsize:
             return start
         chunk = range(start, min(end, limit))
         return self._vision.chunk_end(spans, row.num_prompt_tokens, chunk) if chunk else start
 
-    def _wanted(self, job: VisionJob) -> Iterator[PromptContent]:
-        """Pictures that the job's next chunk may need and that it has no reference to."""
-        start = self.tokens.num_covered(job.row)
+    def _wanted(self, prompt: PicturedPrompt) -> Iterator[PromptContent]:
+        """Pictures that the prompt's next chunk may need and that it has no reference to."""
+        start = self.tokens.num_covered(prompt.row)
         last = start + self._options.max_batch_input_tokens
         if self._vision.whole_prompts or not self._options.enable_chunked_prefill:
-            last = job.row.num_prompt_tokens
-        for picture in job.pictures:
+            last = prompt.row.num_prompt_tokens
+        for picture in prompt.pictures:
             span = picture.span
-            if span.end > start and span.start < last and span.digest not in job.refs:
+            if span.end > start and span.start < last and span.digest not in prompt.refs:
                 yield picture
 
-    def _next_jobs(self) -> Iterator[VisionJob]:
-        """Jobs whose pictures may be needed next: those that run, and the first that wait."""
-        yield from (job for job in self._seeing.values() if job.row.lease is not None)
-        waiting = (row.owner for row in islice(self._state.waiting, _MAX_LOOKAHEAD))
-        yield from islice((job for job in waiting if isinstance(job, VisionJob)), _MAX_WAITING_JOBS)
+    def _next_prompts(self) -> Iterator[PicturedPrompt]:
+        """Those whose pictures may be needed next: those that run, and the first that wait."""
+        yield from (prompt for prompt in self._seeing.values() if prompt.row.lease is not None)
+        waiting = (self._seeing.get(r.name) for r in islice(self._state.waiting, _MAX_LOOKAHEAD))
+        yield from islice(filter(None, waiting), _MAX_WAITING_JOBS)
 
-    def _draft_encode(self, *, is_shared: bool) -> TokenStepDraft | None:
+    def _draft_encode(self, *, is_shared: bool) -> TokenDraft | None:
         """As many pictures as share a step; a short one where others wait for the device."""
         chosen: dict[bytes, PromptContent] = {}
         due_s, num_patches = math.inf, 0
@@ -220,9 +220,9 @@ class VisionScheduler(TokenScheduler):
         if is_shared and self._options.max_step_s:
             budget_s = min(budget_s, self._options.max_step_s)
         if math.isfinite(budget_s):
-            most = min(most, self.costs.fitting("encode", "patches", budget_s, most))
-        for job in self._next_jobs():
-            for picture in self._wanted(job):
+            most = min(most, self.costs.fitting(_ENCODE, "patches", budget_s, most))
+        for prompt in self._next_prompts():
+            for picture in self._wanted(prompt):
                 digest = picture.span.digest
                 if digest in chosen or digest in self._encoding:
                     continue
@@ -232,35 +232,30 @@ class VisionScheduler(TokenScheduler):
                     continue
                 chosen[digest] = picture
                 num_patches += _num_patches(picture)
-                due_s = min(due_s, job.job.arrival_s + self._options.target_first_token_s)
+                due_s = min(due_s, prompt.row.arrival_s + self._options.target_first_token_s)
         if not chosen:
             return None
-        rows = tuple(chosen.values())
-        return TokenStepDraft(kind="encode", work={"patches": num_patches}, rows=rows, due_s=due_s)
+        rows = [_EncodeRow(picture=picture) for picture in chosen.values()]
+        return TokenDraft(kind=_ENCODE, work={"patches": num_patches}, rows=rows, due_s=due_s)
 
     # Steps.
 
-    def _take(
-        self, draft: TokenStepDraft, step_id: int, now_s: float
-    ) -> tuple[Plan, Sequence[Any]]:
-        plan: Plan
-        rows: Sequence[Any]
-        self._was_encode = draft.choice is None
-        if self._was_encode:
-            rows = [_EncodeRow(picture=picture) for picture in draft.rows]
-            self._encoding.update(row.digest for row in rows)
-            plan = EncodePlan(
-                step_id=step_id, model=self._model, kind="encode", pictures=tuple(draft.rows)
-            )
+    def _take(self, draft: TokenDraft, step_id: int, now_s: float) -> tuple[Plan, Sequence[Any]]:
+        self._was_encode = draft.kind == _ENCODE
+        if not self._was_encode:
+            taken = super()._take(draft, step_id, now_s)
         else:
-            plan, rows = super()._take(draft, step_id, now_s)
+            self._encoding.update(row.digest for row in draft.rows)
+            pictures = tuple(row.picture for row in draft.rows)
+            plan = EncodePlan(step_id=step_id, model=self._model, kind=_ENCODE, pictures=pictures)
+            taken = plan, draft.rows
         self._update_references()
-        return plan, rows
+        return taken
 
     def _is_void(self, row: Any) -> bool:
         return not isinstance(row, _EncodeRow) and super()._is_void(row)
 
-    def _accept(self, step: Step[TokenStepDraft, Any], row: Any, found: Any, now_s: float) -> None:
+    def _accept(self, step: TokenDraft, row: Any, found: Any, now_s: float) -> None:
         """Pass a picture's reference on to the jobs that wait for it."""
         if not isinstance(row, _EncodeRow):
             super()._accept(step, row, found, now_s)
@@ -270,15 +265,15 @@ class VisionScheduler(TokenScheduler):
             self._give_up(row, found)
             return
         self._counters["pictures_encoded_total"] += 1
-        for job in self._waiting_for(row.digest):
+        for prompt in self._waiting_for(row.digest):
             self._features.acquire(row.digest)
-            job.refs.add(row.digest)
-            job.awaited.add(row.digest)
+            prompt.refs.add(row.digest)
+            prompt.awaited.add(row.digest)
         self._features.release(row.digest)
 
-    def _retry(self, step: Step[TokenStepDraft, Any], live: list[Any]) -> bool:
-        if step.draft.choice is not None:
-            return super()._retry(step, live)
+    def _retry(self, step: TokenDraft, live: list[Any], later: Iterable[Any]) -> bool:
+        if step.kind != _ENCODE:
+            return super()._retry(step, live, later)
         self._alone.update(row.digest for row in live)
         return True
 
@@ -287,8 +282,8 @@ class VisionScheduler(TokenScheduler):
         if not isinstance(row, _EncodeRow):
             super()._give_up(row, error)
             return
-        for job in self._waiting_for(row.digest):
-            self._end(job, JobState.FAILED, error=error)
+        for prompt in self._waiting_for(row.digest):
+            self._end(prompt.row, JobState.FAILED, error=error)
 
     def _settle(self, row: Any) -> None:
         if isinstance(row, _EncodeRow):
@@ -296,11 +291,11 @@ class VisionScheduler(TokenScheduler):
         else:
             super()._settle(row)
 
-    def _waiting_for(self, digest: bytes) -> list[VisionJob]:
+    def _waiting_for(self, digest: bytes) -> list[PicturedPrompt]:
         return [
-            job
-            for job in self._seeing.values()
-            if any(picture.span.digest == digest for picture in self._wanted(job))
+            prompt
+            for prompt in self._seeing.values()
+            if any(picture.span.digest == digest for picture in self._wanted(prompt))
         ]
 
     # References.
@@ -311,11 +306,11 @@ class VisionScheduler(TokenScheduler):
 
     def _update_references(self) -> None:
         """After any change: release what is not needed any more, take what is there already."""
-        for job in self._seeing.values():
-            num_committed = job.row.num_committed
-            needed = {p.span.digest for p in job.pictures if p.span.end > num_committed}
-            self._release(job.refs - needed)
-            job.refs &= needed
+        for prompt in self._seeing.values():
+            num_committed = prompt.row.num_committed
+            needed = {p.span.digest for p in prompt.pictures if p.span.end > num_committed}
+            self._release(prompt.refs - needed)
+            prompt.refs &= needed
         first = min(self._steps, default=sys.maxsize)
         for last, digests in self._releasing:
             if last < first:
@@ -324,12 +319,12 @@ class VisionScheduler(TokenScheduler):
         self._take_references()
 
     def _take_references(self) -> None:
-        for job in self._next_jobs():
-            for picture in self._wanted(job):
+        for prompt in self._next_prompts():
+            for picture in self._wanted(prompt):
                 digest = picture.span.digest
                 # What is being encoded is nobody's yet: its step hands it on.
                 if digest not in self._encoding and self._features.acquire(digest) is not None:
-                    job.refs.add(digest)
+                    prompt.refs.add(digest)
                     self._counters["vision_cache_hits_total"] += 1
 
     def _release(self, digests: set[bytes]) -> None:
@@ -337,12 +332,11 @@ class VisionScheduler(TokenScheduler):
             self._features.release(digest)
 
 
-def _send(job: VisionJob, sink: Sink, output: Output) -> None:
+def _send(prompt: PicturedPrompt, sink: Sink, output: Output) -> None:
     """Pass on what a job yields, with how many of its pictures were found."""
     delta = output.payload
     if isinstance(delta, TokenDelta):
-        delta = msgspec.structs.replace(delta, num_cached_contents=job.num_cached)
-        output = msgspec.structs.replace(output, payload=delta)
+        delta.num_cached_contents = prompt.num_cached
     sink(output)
 
 

@@ -27,6 +27,7 @@ from triptych.modalities.tts.plan import SAMPLE_BYTES
 from triptych.modalities.tts.scheduling.state import SpeechModel
 from triptych.modalities.tts.wire import SpeechDelta
 from triptych.schedulers.base import Proposal, SchedulerStats
+from triptych.schedulers.batcher import Draft
 from triptych.schedulers.cost import CostModel
 
 
@@ -108,16 +109,18 @@ class _Baseline:
     def check(self) -> None:
         """No resources are held."""
 
-    def proposal(self, kind: str, rows: Iterable[_Voice]) -> Proposal:
+    def proposal(self, kind: str, rows: Iterable[_Voice]) -> Draft:
         """A step for `rows`, all equally urgent."""
         voices = tuple(rows)
         cost_s = self.costs.predict(kind, {"rows": float(len(voices))})
-        return Proposal(model=self.model.name, cost_s=cost_s, draft=(kind, voices))
+        return Draft(model=self.model.name, cost_s=cost_s, kind=kind, rows=voices)
 
-    def plan(self, step_id: int, proposal: Proposal, *operations: Operation) -> WorkPlan:
+    def plan(self, step_id: int, draft: Draft, *operations: Operation) -> WorkPlan:
         """The plan of some operations; nothing else runs meanwhile."""
-        self.is_busy, (kind, self.rows) = True, proposal.draft
-        return WorkPlan(step_id=step_id, model=self.model.name, kind=kind, operations=operations)
+        self.is_busy, self.rows = True, tuple(draft.rows)
+        return WorkPlan(
+            step_id=step_id, model=self.model.name, kind=draft.kind, operations=operations
+        )
 
     def chunk_frames(self, voice: _Voice) -> int:
         """Frames of the next chunk."""
@@ -168,7 +171,8 @@ class FifoScheduler(_Baseline):
 
     def book(self, proposal: Proposal, step_id: int, now_s: float) -> WorkPlan:
         """The plan of a proposal."""
-        kind, voices = proposal.draft
+        assert isinstance(proposal, Draft)
+        kind, voices = proposal.kind, proposal.rows
         if kind == "audio":
             size = sum(self._next_frames(voice) for voice in voices)
             return self.plan(step_id, proposal, Operation("audio", len(voices), size))
@@ -274,7 +278,8 @@ class MaxScheduler(_Baseline):
 
     def book(self, proposal: Proposal, step_id: int, now_s: float) -> WorkPlan:
         """The plan of a round: as many token steps as its longest chunk, then audio."""
-        kind, voices = proposal.draft
+        assert isinstance(proposal, Draft)
+        kind, voices = proposal.kind, proposal.rows
         if kind == "prompt":
             size = sum(voice.num_prompt for voice in voices)
             return self.plan(step_id, proposal, Operation("token", 0, size))

@@ -20,8 +20,9 @@ from speech_baselines import Operation, WorkPlan
 from triptych.core.config import Config
 from triptych.core.job import Job, Output
 from triptych.core.ledger import Ledger
-from triptych.core.plan import Plan, StepResult, TokenPlan, TokenRowResult
+from triptych.core.plan import Plan, StepResult, TokenPlan
 from triptych.core.sampling_params import SamplingParams
+from triptych.core.tokens import TokenDelta
 from triptych.modalities.tts.plan import (
     SAMPLE_BYTES,
     AudioPlan,
@@ -162,7 +163,7 @@ class Runner:
         plan, elapsed_s = self.plan, self.cost_s(self.plan)
         if isinstance(plan, TokenPlan):
             drawn = ((next(self.ids),) if row.is_sampled else () for row in plan.rows)
-            rows = tuple(TokenRowResult(token_ids=ids) for ids in drawn)
+            rows = tuple(TokenDelta(token_ids=ids) for ids in drawn)
             return StepResult(elapsed_s=elapsed_s, rows=rows)
         if isinstance(plan, AudioPlan):
             sounds = tuple(map(self.decode, plan.rows))

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.bound_rows import bound_row
 from triptych.core.frames import END_FRAME_ID, FIRST_FRAME_ID, frame_id
-from triptych.core.plan import SlotStart
 from triptych.core.sampling.sampler import FrameSampler, Sampler
 from triptych.core.sampling_params import SamplingParams
 
@@ -34,7 +34,7 @@ def test_an_id_is_its_codes_alone(frames: list[list[int]]) -> None:
 def sampler(*rows: SamplingParams) -> Sampler:
     made = Sampler(vocab_size=SIZE, max_batch_size=8, device=CPU)
     for slot, sampling in enumerate(rows):
-        made.bind(SlotStart(slot=slot, sampling=sampling, history_ids=(1,), num_prompt_tokens=1))
+        made.bind(bound_row(slot, sampling, (1,)))
     return made
 
 

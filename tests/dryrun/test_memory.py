@@ -23,7 +23,7 @@ from triptych.core.engine.text_head import TextHead
 from triptych.core.engine.token_runner import TokenRunner
 from triptych.core.layers.attention import KvCache
 from triptych.core.layers.decoder import Decoder
-from triptych.core.plan import SlotStart, TokenPlan, TokenRow
+from triptych.core.plan import TokenPlan, TokenRow
 from triptych.core.sampling.sampler import Sampler
 from triptych.core.sampling_params import SamplingParams
 from triptych.modalities.diffusion.engine.costs import DrawingCosts
@@ -89,24 +89,24 @@ def assert_near(estimate: int, peak: int, factor: float) -> None:
 def plan_of(sampling: SamplingParams, page_size: int) -> list[TokenPlan]:
     """All slots are bound; then all but one draw while a chunk of a prompt is computed."""
     num_pages = CONTEXT // page_size
-    starts = tuple(
-        SlotStart(
-            slot=slot, sampling=sampling, history_ids=(5,) * CONTEXT, num_prompt_tokens=CONTEXT
-        )
-        for slot in range(NUM_ROWS)
-    )
     pages = [tuple(range(slot * num_pages, (slot + 1) * num_pages)) for slot in range(NUM_ROWS)]
-    first = TokenRow(
-        job_id="0", slot=0, start=0, num_tokens=1, token_ids=(5,), new_page_ids=pages[0]
-    )
-    rows = tuple(
+    first = tuple(
         TokenRow(
             job_id=str(slot),
             slot=slot,
-            start=CONTEXT - 1,
+            start=0,
             num_tokens=1,
+            token_ids=(5,),
             new_page_ids=pages[slot],
+            is_sampled=slot == 0,
+            sampling=sampling,
+            history_ids=(5,) * CONTEXT,
+            num_prompt_tokens=CONTEXT,
         )
+        for slot in range(NUM_ROWS)
+    )
+    rows = tuple(
+        TokenRow(job_id=str(slot), slot=slot, start=CONTEXT - 1, num_tokens=1)
         for slot in range(1, NUM_ROWS)
     )
     chunk = TokenRow(
@@ -117,7 +117,7 @@ def plan_of(sampling: SamplingParams, page_size: int) -> list[TokenPlan]:
         token_ids=(7,) * CHUNK,
     )
     return [
-        TokenPlan(step_id=0, model="m", kind="prefill", rows=(first,), starts=starts),
+        TokenPlan(step_id=0, model="m", kind="prefill", rows=first),
         TokenPlan(step_id=1, model="m", kind="mixed", rows=(*rows, chunk)),
     ]
 

@@ -63,13 +63,14 @@ class FaultRig:
             self.runner._drop(key)
 
     def submit(self, name: str, request: ImageRequest, deadline_s: float | None = None) -> None:
+        now_s = self.world.clock()
         job = Job(
             job_id=name,
             model="images",
             request=request,
             sink=self.world.outputs,
-            arrival_s=self.world.clock(),
-            deadline_s=deadline_s,
+            arrival_s=now_s,
+            limit_s=None if deadline_s is None else deadline_s - now_s,
         )
         self.world.engine.submit(job)
 

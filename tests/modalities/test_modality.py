@@ -15,8 +15,7 @@ from support.toy_modality import COUNTING, CountDelta, CountRequest
 from triptych import cli
 from triptych.compose import build_app, build_codec, build_engine
 from triptych.core.config import Config, DeviceOptions
-from triptych.core.job import Output
-from triptych.core.transport.messages import Outputs, Submit
+from triptych.core.job import Job, Output
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities import registry
 from triptych.schedulers.local import LocalClient
@@ -64,10 +63,10 @@ async def test_other_routes_name_the_model_kind(counter: ResolvedModel, tmp_path
 
 def test_its_messages_cross_between_the_processes() -> None:
     codec = build_codec()
-    submit = Submit(job_id="a", model="one-two", request=CountRequest(3), deadline_s=None)
+    submit = Job(job_id="a", model="one-two", request=CountRequest(3))
     assert codec.to_engine(codec.encode(submit)) == submit
-    outputs = Outputs((Output(job_id="a", payload=CountDelta(1)),))
-    assert codec.from_engine(codec.encode(outputs)) == outputs
+    output = Output(job_id="a", payload=CountDelta(1))
+    assert codec.from_engine(codec.encode(output)) == output
 
 
 def test_its_command_and_its_pipeline_are_found(

@@ -16,13 +16,13 @@ import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from support.bound_rows import bound_row
 from triptych.core.config import ModelOptions
 from triptych.core.errors import RequestError
 from triptych.core.grammar.compiler import GrammarCompiler
 from triptych.core.grammar.matcher import TokenMatcher
 from triptych.core.grammar.source import to_grammar
 from triptych.core.grammar.vocabulary import GrammarVocabulary
-from triptych.core.plan import SlotStart
 from triptych.core.sampling.sampler import Sampler
 from triptych.core.sampling_params import SamplingParams
 from triptych.core.weights.progress import SilentProgress
@@ -116,7 +116,7 @@ def walk(compiler: GrammarCompiler, schema: Any, seed: int) -> tuple[list[int], 
         compiler.compile(grammar), compiler.vocabulary, params, is_jumping=seed % 2 == 0
     )
     sampler = Sampler(vocab_size=VOCAB_SIZE, max_batch_size=1, device=torch.device("cpu"))
-    sampler.bind(SlotStart(slot=0, sampling=params, history_ids=(1,), num_prompt_tokens=1))
+    sampler.bind(bound_row(0, params, (1,)))
     logits = torch.Generator().manual_seed(seed)
     ids: list[int] = []
     found = guide.follow((), 0, _MAX_TOKENS)

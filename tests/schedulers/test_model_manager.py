@@ -50,14 +50,15 @@ class Bench:
         self.outputs = Recorder()
 
     def submit(self, job_id: str, model: str, num_frames: int = 3, **job: float) -> None:
+        now_s = self.clock()
         self.engine.submit(
             Job(
                 job_id=job_id,
                 model=model,
                 request=FrameRequest(num_frames=num_frames),
                 sink=self.outputs,
-                arrival_s=self.clock(),
-                deadline_s=job.get("deadline_s"),
+                arrival_s=now_s,
+                limit_s=job["deadline_s"] - now_s if "deadline_s" in job else None,
             )
         )
 
@@ -329,14 +330,15 @@ def gated() -> Iterator[tuple[Engine, FakeLoader, Recorder]]:
 def put(
     engine: Engine, outputs: Recorder, job_id: str, model: str, deadline_s: float | None = None
 ) -> None:
+    now_s = engine.clock()
     engine.submit(
         Job(
             job_id=job_id,
             model=model,
             request=FrameRequest(num_frames=3),
             sink=outputs,
-            arrival_s=engine.clock(),
-            deadline_s=deadline_s,
+            arrival_s=now_s,
+            limit_s=None if deadline_s is None else deadline_s - now_s,
         )
     )
 

@@ -151,9 +151,9 @@ def test_proposing_changes_nothing_and_repeats_itself() -> None:
         one, other = world.scheduler.propose(1.0), world.scheduler.propose(1.0)
         assert one is not None
         assert other is not None
-        assert (one.draft.work, len(one.draft.rows), one.due_s) == (
-            other.draft.work,
-            len(other.draft.rows),
+        assert (one.work, len(one.rows), one.due_s) == (
+            other.work,
+            len(other.rows),
             other.due_s,
         )
         world.check()
@@ -186,15 +186,15 @@ def test_proposals_carry_work_and_due_time() -> None:
     world.submit("a", token_request((1, 2, 3, 4, 5), max_tokens=9))
     proposal = world.scheduler.propose(0.0)
     assert proposal.due_s == 2.0
-    assert proposal.draft.kind == "prefill"
-    assert proposal.draft.work == {"decode_rows": 0, "prompt_tokens": 5, "context_tokens": 5}
+    assert proposal.kind == "prefill"
+    assert proposal.work == {"decode_rows": 0, "prompt_tokens": 5, "context_tokens": 5}
     world.turn()
     proposal = world.scheduler.propose(0.0)
     assert proposal.due_s == pytest.approx(world.now_s + 0.25)
-    assert proposal.draft.kind == "decode"
-    assert proposal.draft.work == {"decode_rows": 1, "prompt_tokens": 0, "context_tokens": 6}
+    assert proposal.kind == "decode"
+    assert proposal.work == {"decode_rows": 1, "prompt_tokens": 0, "context_tokens": 6}
     world.submit("b", token_request((1, 2), max_tokens=9))
-    assert world.scheduler.propose(0.0).draft.kind == "mixed"
+    assert world.scheduler.propose(0.0).kind == "mixed"
     world.finish_all()
 
 

@@ -32,7 +32,7 @@ def _step(world: World, hold: TokenLimits) -> TokenPlan | None:
 
 
 def _progress(world: World, job_id: str) -> TokenProgress:
-    return world.scheduler.tokens.progress(world.scheduler._jobs[job_id].row)
+    return world.scheduler.tokens.progress(world.scheduler._jobs[job_id])
 
 
 def _jobs(plan: TokenPlan | None) -> list[str]:

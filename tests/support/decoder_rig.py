@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from triptych.core.graphs.decode import DecodeGraphs
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.attention import KvCache, KvLayout, PagedStep
 from triptych.core.layers.decoder import Decoder
-from triptych.core.plan import SlotStart, StepResult, TokenPlan, TokenRow
+from triptych.core.plan import StepResult, TokenPlan, TokenRow
 from triptych.core.sampling.sampler import Sampler
 from triptych.core.sampling_params import SamplingParams
 from triptych.core.weights.tensors.checkpoint import Checkpoint
@@ -143,9 +143,8 @@ class Rig:
     def step(self, *work: tuple[Row, int]) -> StepResult:
         """Run the next `n` tokens of each sequence; `0` decodes from the last token sampled."""
         work = tuple(sorted(work, key=lambda item: item[1] > 0))
-        starts = tuple(self._start(s) for s, _ in work if not s.is_bound)
         rows = tuple(self._row(sequence, count) for sequence, count in work)
-        plan = TokenPlan(step_id=self.num_steps, model="m", kind="t", rows=rows, starts=starts)
+        plan = TokenPlan(step_id=self.num_steps, model="m", kind="t", rows=rows)
         self.recorder.last_logits_RV = torch.empty(0)
         result = self.runner.launch(plan).result()
         assert isinstance(result, StepResult)
@@ -167,10 +166,10 @@ class Rig:
         for _ in range(num_steps):
             self.step(*((s, 0) for s in sequences))
 
-    def _start(self, sequence: Row) -> SlotStart:
+    def _bound(self, sequence: Row, row: TokenRow) -> TokenRow:
         sequence.is_bound = True
-        return SlotStart(
-            slot=sequence.slot,
+        return replace(
+            row,
             sampling=sequence.sampling,
             history_ids=tuple(sequence.tokens),
             num_prompt_tokens=sequence.num_prompt_tokens,
@@ -184,7 +183,7 @@ class Rig:
             sequence.pages.append(self.free_pages.pop())
         new_pages = tuple(sequence.pages[sequence.num_bound_pages :])
         sequence.num_bound_pages = len(sequence.pages)
-        return TokenRow(
+        row = TokenRow(
             job_id=str(sequence.slot),
             slot=sequence.slot,
             start=start,
@@ -193,6 +192,7 @@ class Rig:
             new_page_ids=new_pages,
             is_sampled=end == len(sequence.tokens),
         )
+        return row if sequence.is_bound else self._bound(sequence, row)
 
 
 def assert_errs_no_more_than_in_bfloat16(rows: Sequence[Row], reference: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
+from dataclasses import fields
 from typing import Any, ClassVar
 
 from support.engine_seams import Recorder
@@ -63,7 +63,7 @@ class SchedulerDriver:
             request=request,
             sink=self.outputs,
             arrival_s=self.now_s,
-            deadline_s=deadline_s,
+            limit_s=None if deadline_s is None else deadline_s - self.now_s,
         )
         try:
             self.scheduler.submit(job)
@@ -81,12 +81,12 @@ class SchedulerDriver:
         plan = self.take(proposal) if proposal is not None else None
         if proposal is None or plan is None:
             return None
-        assert plan.kind == proposal.draft.kind
+        assert plan.kind == proposal.kind
         self.num_steps += 1
         self.in_flight.append((plan, self.launch(plan)))
         return plan
 
-    def _propose(self) -> Proposal | None:
+    def _propose(self) -> Any:
         """What may begin now."""
         proposal: Proposal | None = self.scheduler.propose(self.now_s)
         again = self.scheduler.propose(self.now_s)
@@ -99,10 +99,10 @@ class SchedulerDriver:
             assert proposal is not None, "what was to come has gone"
         return proposal
 
-    def _content(self, proposal: Proposal | None) -> Proposal | None:
+    def _content(self, proposal: Proposal | None) -> Any:
         if proposal is None or self.has_equal_drafts:
             return proposal
-        return replace(proposal, draft=None)
+        return [getattr(proposal, field.name) for field in fields(Proposal)]
 
     def take(self, proposal: Proposal) -> Plan | None:
         """Book a proposal."""

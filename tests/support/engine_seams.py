@@ -18,9 +18,10 @@ from triptych.core.plan import (
     StepResult,
     TokenPlan,
     TokenRow,
-    TokenRowResult,
 )
+from triptych.core.tokens import TokenDelta
 from triptych.schedulers.base import LoadedModel, Proposal, Scheduler, SchedulerStats
+from triptych.schedulers.batcher import Draft
 from triptych.schedulers.cost import CostModel
 
 
@@ -77,22 +78,22 @@ class FakeRunner:
     def close(self) -> None:
         self.is_closed = True
 
-    def _row(self, row: TokenRow) -> TokenRowResult:
+    def _row(self, row: TokenRow) -> TokenDelta:
         table = self._tables[row.slot]
         token_ids = row.token_ids or (self._last.get(row.slot, 0),)
         assert len(token_ids) == row.num_tokens
         for position, token_id in enumerate(token_ids, row.start):
             self._cells[self._cell(table, position)] = token_id
         if not row.is_sampled:
-            return TokenRowResult()
+            return TokenDelta()
         end = row.start + row.num_tokens
         # A cell is blank only behind a step that failed, and what comes of it is dropped.
         context = [self._cells.get(self._cell(table, at), 0) for at in range(end)]
         self._last[row.slot] = self.draw(row, context)
         self._num_yielded[row.job_id] = self._num_yielded.get(row.job_id, 0) + 1
         if self._num_yielded[row.job_id] > self.poison.get(row.job_id, 1 << 30):
-            return TokenRowResult(token_ids=(0,), is_finite=False)
-        return TokenRowResult(token_ids=(self._last[row.slot],))
+            return TokenDelta(token_ids=(0,), is_finite=False)
+        return TokenDelta(token_ids=(self._last[row.slot],))
 
     def draw(self, row: TokenRow, context: Sequence[int]) -> int:
         """The token that a row yields after `context`."""
@@ -155,18 +156,19 @@ class FakeFrames:
             return None
         release_s = min(self._release_s(voice) for voice in waiting)
         rows = [voice for voice in waiting if self._release_s(voice) <= now_s]
-        return Proposal(
+        return Draft(
+            kind=self.kind,
             model=self.model,
             cost_s=self.costs.predict(self.kind, {"frames": float(len(rows))}),
             is_known=self.costs.is_known(self.kind),
             due_s=min((self._due_s(voice) for voice in rows), default=math.inf),
-            draft=rows,
+            rows=rows,
             not_before_s=release_s,
         )
 
     def book(self, proposal: Proposal, step_id: int, now_s: float) -> Plan | None:
-        rows = proposal.draft
-        assert isinstance(rows, list)
+        assert isinstance(proposal, Draft)
+        rows = proposal.rows
         assert rows
         for voice in rows:
             voice.num_booked += 1

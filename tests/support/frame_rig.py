@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from support.decoder_rig import Rig
-from triptych.core.frames import frame_id
+from triptych.core.frames import StepCodes, frame_id
 from triptych.core.layers.attention import KvCache
-from triptych.core.plan import StepCodes
 from triptych.core.sampling.sampler import FrameSampler
 from triptych.modalities.tts.engine.frame_head import FrameDraws, FrameHead, FrameInputs
 

@@ -26,9 +26,9 @@ from triptych.core.plan import (
     StepResult,
     TokenPlan,
     TokenRow,
-    TokenRowResult,
 )
 from triptych.core.sampling_params import SamplingParams
+from triptych.core.tokens import TokenDelta
 from triptych.modalities.tts.plan import (
     AudioPlan,
     AudioRow,
@@ -240,20 +240,20 @@ class FakeSpeechRunner:
         prompt = _voice(plan.clip.digest)
         return StepResult(elapsed_s=elapsed_s, rows=(prompt,))
 
-    def _draw(self, row: TokenRow) -> TokenRowResult:
+    def _draw(self, row: TokenRow) -> TokenDelta:
         table = self._tables[row.slot]
         token_ids = row.token_ids or (self._last.get(row.slot, 0),)
         for position, token_id in enumerate(token_ids, row.start):
             self._cells[self._cell(table, position)] = token_id
         if not row.is_sampled:
-            return TokenRowResult()
+            return TokenDelta()
         if row.job_id.partition("#")[0] in self.bad_logits:
-            return TokenRowResult(token_ids=(0,), is_finite=False)
+            return TokenDelta(token_ids=(0,), is_finite=False)
         end = row.start + row.num_tokens
         context = [self._cells.get(self._cell(table, at), 0) for at in range(end)]
         step_id, codes = draw(context, self._num_prompt[row.slot])
         self._last[row.slot] = step_id
-        return TokenRowResult(token_ids=(step_id,), codes=codes)
+        return TokenDelta(token_ids=(step_id,), codes=codes)
 
     def _cell(self, table: Sequence[int], position: int) -> tuple[int, int]:
         return table[position // self.page_size], position % self.page_size

@@ -20,7 +20,6 @@ from triptych.core.plan import (
     StepResult,
     TokenPlan,
     TokenRow,
-    TokenRowResult,
 )
 from triptych.core.sampling_params import SamplingParams
 from triptych.core.tokens import TokenDelta, TokenLogprob, TokenRequest
@@ -179,7 +178,7 @@ class ShadowRunner:
                     assert slot != row.slot, "a slot was rebound in flight"
                     assert page_ids.isdisjoint(written), "a page in use is written"
 
-    def _run_row(self, row: TokenRow, step_id: int) -> TokenRowResult:
+    def _run_row(self, row: TokenRow, step_id: int) -> TokenDelta:
         slot = self.slots[row.slot]
         expected = self.stories.setdefault(row.job_id, ExpectedTokens(self.requests[row.job_id]))
         end = row.start + row.num_tokens
@@ -195,12 +194,12 @@ class ShadowRunner:
             page.job_id = row.job_id
         self.num_computed_tokens += row.num_tokens
         if row.job_id in self.bad_jobs:
-            return TokenRowResult(token_ids=(0,) if row.is_sampled else (), is_finite=False)
+            return TokenDelta(token_ids=(0,) if row.is_sampled else (), is_finite=False)
         scores = self._score_prompt(row)
         if not row.is_sampled:
-            return TokenRowResult(prompt_logprobs=scores)
+            return TokenDelta(prompt_logprobs=scores)
         slot.last_token = expected.drawn_after(end)
-        return TokenRowResult(token_ids=(slot.last_token,), prompt_logprobs=scores)
+        return TokenDelta(token_ids=(slot.last_token,), prompt_logprobs=scores)
 
     def _check_past(self, row: TokenRow, expected: ExpectedTokens) -> None:
         """Every position before the row's own holds just its past, from a step that is over."""

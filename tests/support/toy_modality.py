@@ -20,6 +20,7 @@ from triptych.core.job import Job, JobState, Output
 from triptych.core.plan import Plan, StepResult
 from triptych.modalities.modality import ApiPart, ApiSetup, Modality
 from triptych.schedulers.base import LoadedModel, Proposal, SchedulerStats
+from triptych.schedulers.batcher import Draft
 from triptych.schedulers.cost import CostModel
 
 
@@ -83,16 +84,18 @@ class CountScheduler:
         ready = [job_id for job_id in self.jobs if job_id not in self.booked]
         if not ready:
             return None
-        return Proposal(
+        return Draft(
+            kind="count",
             model=self.model,
             cost_s=self.costs.predict("count", {"rows": 1.0}),
-            draft=ready[0],
+            rows=(ready[0],),
         )
 
     def book(self, proposal: Proposal, step_id: int, now_s: float) -> Plan | None:
-        assert isinstance(proposal.draft, str)
-        self.booked.add(proposal.draft)
-        return CountPlan(step_id=step_id, model=self.model, kind="count", job_id=proposal.draft)
+        assert isinstance(proposal, Draft)
+        (job_id,) = proposal.rows
+        self.booked.add(job_id)
+        return CountPlan(step_id=step_id, model=self.model, kind="count", job_id=job_id)
 
     def commit(self, plan: Plan, result: StepResult, now_s: float) -> None:
         assert isinstance(plan, CountPlan)

@@ -20,7 +20,7 @@ from triptych.core.engine.ranks import LeadingRunner
 from triptych.core.frames import FIRST_FRAME_ID
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.pixels import Pixels
-from triptych.core.plan import SlotStart
+from triptych.core.plan import TokenRow
 from triptych.core.prompt_content import PromptContent
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.modalities.vlm.configs.config import open_image_processor
@@ -113,10 +113,10 @@ class VisionRig(Rig):
             self.features.insert(picture.span.digest, features, features.num_bytes)
         return row
 
-    def _start(self, sequence: Row) -> SlotStart:
-        start = super()._start(sequence)
+    def _bound(self, sequence: Row, row: TokenRow) -> TokenRow:
+        bound = super()._bound(sequence, row)
         spans = tuple(picture.span for picture in getattr(sequence, "pictures", ()))
-        return replace(start, contents=spans)
+        return replace(bound, contents=spans)
 
 
 def generate(

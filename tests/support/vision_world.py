@@ -17,9 +17,9 @@ from support.token_world import MODEL, NAMESPACE, ExpectedTokens, ShadowRunner, 
 from triptych.core.content_cache import ContentCache
 from triptych.core.errors import InvalidRequest, OutOfMemory, TriptychError
 from triptych.core.frames import FIRST_FRAME_ID
-from triptych.core.plan import Plan, StepResult, TokenPlan, TokenRow, TokenRowResult
+from triptych.core.plan import Plan, StepResult, TokenPlan, TokenRow
 from triptych.core.prompt_content import Array, ContentSpan, PromptContent
-from triptych.core.tokens import TokenRequest
+from triptych.core.tokens import TokenDelta, TokenRequest
 from triptych.modalities.vlm.plan import EncodePlan
 from triptych.modalities.vlm.scheduling import VisionLimits, VisionResources, VisionScheduler
 from triptych.schedulers.base import Proposal
@@ -102,7 +102,7 @@ class ShadowVisionRunner(ShadowRunner):
             errors.append(None)
         return StepResult(rows=tuple(errors))
 
-    def _run_row(self, row: TokenRow, step_id: int) -> TokenRowResult:
+    def _run_row(self, row: TokenRow, step_id: int) -> TokenDelta:
         request = self.requests[row.job_id]
         self.stories.setdefault(row.job_id, ExpectedVisionTokens(request))
         end = row.start + row.num_tokens

@@ -7,6 +7,9 @@
  *
  * sum(weight * x) = scale_x * (scale * (sum(code * x) - zero * sum(x)) + minimum * sum(x)), where x
  * are bytes: each row keeps the sums of its halves of blocks, too.
+ *
+ * Bytes are coarser than a weight of 8 bits is. There what they leave over makes a second byte, of a
+ * 128th of the first one's scale: x = 128 * byte + fine byte, and the sums are still exact.
  */
 #include "quantised.h"
 #include "pool.h"
@@ -33,15 +36,21 @@
 
 /* ---- rows of activations ----------------------------------------------------------------------- */
 
-/* CHUNK rows and what is left over lie together: for each block the rows' bytes, their scales, and
- * the sums of the first halves and of the second. */
+#define FINE_BITS 7
+
+/* Formats whose own error is smaller than that of inputs in one byte. */
+INLINE int is_fine(int format) { return format == Q8_0; }
+
+/* CHUNK rows and what is left over lie together: for each block the rows' bytes, their fine bytes
+ * where a weight wants them, their scales, and the sums of the first halves and of the second, of
+ * bytes and of fine bytes. */
 typedef struct {
-    int8_t *codes;
+    int8_t *codes, *fine;
     float *scales;
     int32_t *sums;
 } Rows;
 
-#define ROW_BYTES (BLOCK + (int64_t)sizeof(float) + 2 * (int64_t)sizeof(int32_t)) /* of a block */
+#define ROW_BYTES (2 * BLOCK + (int64_t)sizeof(float) + 4 * (int64_t)sizeof(int32_t)) /* of a block */
 
 int64_t quantised_bytes(int64_t num_inputs) { return num_blocks(num_inputs) * ROW_BYTES; }
 
@@ -54,8 +63,8 @@ INLINE Rows rows_at(const Linear *l, int64_t first, int64_t block) {
     int64_t num = rows_in_chunk(l, first);
     char *at = (char *)l->quantised + first * quantised_bytes(l->num_inputs);
     at += block * num * ROW_BYTES;
-    float *scales = (float *)(at + num * BLOCK);
-    return (Rows){(int8_t *)at, scales, (int32_t *)(scales + num)};
+    float *scales = (float *)(at + 2 * num * BLOCK);
+    return (Rows){(int8_t *)at, (int8_t *)at + num * BLOCK, scales, (int32_t *)(scales + num)};
 }
 
 /* The number as it is: an addition that follows is not fused with the product that made it, so codes
@@ -67,10 +76,30 @@ INLINE vec rounded_product(vec x) {
 
 INLINE vec magnitude(vec x) { return (vec)((uvec)x & 0x7fffffff); }
 
-/* One block of a row. What is not finite makes the scale NaN, and with it every result. */
-static void quantise_block(const void *x, int64_t first, int64_t end, int dtype, int8_t *codes,
-                           float *scale, int32_t sums[2]) {
+/* A block of one row, as it is stored among `stride` rows. */
+typedef struct {
+    int8_t *codes, *fine; /* no fine bytes: NULL */
+    float *scale;
+    int32_t *sums;
+    int64_t stride;
+} RowBlock;
+
+/* The nearest whole numbers, of magnitudes below 2^22. */
+INLINE vec rounded(vec x) {
+    const float to_integer = 12582912.0f; /* 1.5 * 2^23 */
+    return (x + to_integer) - to_integer;
+}
+
+/* Whole numbers as bytes, and their sum. */
+INLINE int32_t store_bytes(vec x, int8_t *to) {
     typedef int8_t bytes __attribute__((vector_size(LANES)));
+    bytes some = __builtin_convertvector(__builtin_convertvector(x, ivec), bytes);
+    memcpy(to, &some, sizeof some);
+    return (int32_t)sum_lanes(x);
+}
+
+/* One block of a row. What is not finite makes the scale NaN, and with it every result. */
+static void quantise_block(const void *x, int64_t first, int64_t end, int dtype, RowBlock to) {
     vec parts[2];
     if (first + BLOCK <= end) {
         for (int h = 0; h < 2; h++) parts[h] = load_as(x, first + h * LANES, dtype);
@@ -79,34 +108,39 @@ static void quantise_block(const void *x, int64_t first, int64_t end, int dtype,
         for (int64_t i = first; i < end; i++) rest[i - first] = read_as(x, i, dtype);
         for (int h = 0; h < 2; h++) parts[h] = load(rest + h * LANES);
     }
-    const float to_integer = 12582912.0f; /* 1.5 * 2^23 */
     float most = max_lanes(max_vec(magnitude(parts[0]), magnitude(parts[1])));
     float poison = sum_lanes((parts[0] - parts[0]) + (parts[1] - parts[1]));
     float inverse = poison == 0.0f && most > 1e-30f ? 127.0f / most : 0.0f;
-    *scale = (inverse != 0.0f ? most / 127.0f : 0.0f) + poison;
+    *to.scale = (inverse != 0.0f ? most / 127.0f : 0.0f) + poison;
     for (int h = 0; h < 2; h++) {
         vec scaled = rounded_product(poison == 0.0f ? parts[h] * inverse : splat(0.0f));
-        vec rounded = (scaled + to_integer) - to_integer;
-        bytes half = __builtin_convertvector(__builtin_convertvector(rounded, ivec), bytes);
-        memcpy(codes + h * LANES, &half, sizeof half);
-        sums[h] = (int32_t)sum_lanes(rounded);
+        vec codes = rounded(scaled);
+        to.sums[h * to.stride] = store_bytes(codes, to.codes + h * LANES);
+        if (!to.fine) continue;
+        vec fine = rounded((scaled - codes) * (1 << FINE_BITS));
+        to.sums[(2 + h) * to.stride] = store_bytes(fine, to.fine + h * LANES);
     }
+}
+
+static int wants_fine(const Linear *l) {
+    for (int i = 0; i < l->num_weights; i++)
+        if (is_fine(l->weights[i].format)) return 1;
+    return 0;
 }
 
 static void quantise_some(void *context, int64_t index, int worker) {
     const Linear *l = context;
     int64_t row = index * ROWS_PER_TASK, end = row + ROWS_PER_TASK;
+    int has_fine = wants_fine(l);
     (void)worker;
     for (; row < end && row < l->num_rows; row++) {
         const char *x = (const char *)l->x + row * l->num_inputs * size_of(l->dtype);
         int64_t first = row / CHUNK * CHUNK, at = row - first;
         for (int64_t block = 0; block < num_blocks(l->num_inputs); block++) {
-            Rows to = rows_at(l, first, block);
-            int32_t sums[2];
-            quantise_block(x, block * BLOCK, l->num_inputs, l->dtype, to.codes + at * BLOCK,
-                           to.scales + at, sums);
-            to.sums[at] = sums[0];
-            to.sums[at + rows_in_chunk(l, first)] = sums[1];
+            Rows rows = rows_at(l, first, block);
+            RowBlock to = {rows.codes + at * BLOCK, has_fine ? rows.fine + at * BLOCK : NULL,
+                           rows.scales + at, rows.sums + at, rows_in_chunk(l, first)};
+            quantise_block(x, block * BLOCK, l->num_inputs, l->dtype, to);
         }
     }
 }
@@ -171,9 +205,16 @@ INLINE ireg add_dot(ireg sums, ureg codes, Four x) {
 
 #define EACH_FORMAT(X) X(Q8_0) X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(Q4_K) X(Q5_K) X(Q6_K)
 
-/* The sum of a row's bytes that share scales of the weight. */
+/* The sum of a row's inputs that share scales of the weight. */
 INLINE int32_t sum_of(const int32_t *sums, int num, int half, int format) {
-    return scale_inputs(format) < BLOCK ? sums[half * num] : sums[0] + sums[num];
+    if (scale_inputs(format) < BLOCK) return sums[half * num];
+    int32_t sum = sums[0] + sums[num];
+    return is_fine(format) ? sum * (1 << FINE_BITS) + sums[2 * num] + sums[3 * num] : sum;
+}
+
+/* What an input's code is worth. */
+INLINE float input_scale(float scale, int has_fine) {
+    return has_fine ? scale / (1 << FINE_BITS) : scale;
 }
 
 /* sums += scale_x * (scale * dot + minimum * sum_x). Every loop comes through here. */
@@ -182,7 +223,20 @@ INLINE reg add_part(reg sums, ireg dot, reg scale, reg of_minimum, float scale_x
     return fused(products, splat_reg(scale_x), sums);
 }
 
-/* One row, alone in its chunk: codes are unpacked into registers. */
+/* The dot product of a row's inputs, of those of its bytes and its fine ones. */
+INLINE ireg joined(ireg dot, ireg fine) { return dot * (1 << FINE_BITS) + fine; }
+
+/* One group of a row, alone in its chunk: codes are unpacked into registers. */
+INLINE void add_group(ireg dot[REGS], ireg fine[REGS], const uint8_t *codes, int first, int g,
+                      const int8_t *x, const int format) {
+    Four four = broadcast(x + 4 * g);
+    for (int v = 0; v < REGS; v++) {
+        ureg some = codes_at(codes, g, first + v * REG, format);
+        dot[v] = add_dot(dot[v], some, four);
+        if (is_fine(format)) fine[v] = add_dot(fine[v], some, broadcast(x + BLOCK + 4 * g));
+    }
+}
+
 INLINE void sum_one_row(Rows x, const uint8_t *panel, int64_t num, float *sums, const int format) {
     const int halves = BLOCK / scale_inputs(format), groups = GROUPS / halves;
     for (int first = 0; first < PANEL; first += REGS * REG) {
@@ -192,23 +246,21 @@ INLINE void sum_one_row(Rows x, const uint8_t *panel, int64_t num, float *sums, 
         for (int64_t block = 0; block < num; block++, at += ROW_BYTES) {
             BlockPlace place = place_of(panel, block, format);
             const uint8_t *codes = codes_of(place, format);
-            const float *scale_x = (const float *)(at + BLOCK);
+            const float *scale_x = (const float *)(at + 2 * BLOCK);
             for (int half = 0; half < halves; half++) {
                 int32_t sum = sum_of((const int32_t *)scale_x + 1, 1, half, format);
-                ireg dot[REGS];
-                for (int v = 0; v < REGS; v++) dot[v] = (ireg){0} - code_zero(format) * sum;
-                for (int g = half * groups; g < (half + 1) * groups; g++) {
-                    Four four = broadcast((const int8_t *)at + 4 * g);
-                    for (int v = 0; v < REGS; v++)
-                        dot[v] = add_dot(dot[v], codes_at(codes, g, first + v * REG, format), four);
-                }
+                ireg dot[REGS] = {{0}}, fine[REGS] = {{0}};
+                for (int g = half * groups; g < (half + 1) * groups; g++)
+                    add_group(dot, fine, codes, first, g, (const int8_t *)at, format);
                 for (int v = 0; v < REGS; v++) {
                     int column = first + v * REG;
+                    if (is_fine(format)) dot[v] = joined(dot[v], fine[v]);
+                    dot[v] -= code_zero(format) * sum;
                     reg minimum = splat_reg(0.0f);
                     if (has_minimum(format))
                         minimum = minima_at(place, column, format) * (float)sum;
                     total[v] = add_part(total[v], dot[v], scales_at(place, column, half, format),
-                                        minimum, *scale_x);
+                                        minimum, input_scale(*scale_x, is_fine(format)));
                 }
             }
         }
@@ -263,7 +315,7 @@ static void unpack(BlockPlace place, int format, Unpacked *to, int is_signed) {
 typedef struct {
     const uint8_t *codes; /* [num_groups][PANEL][4] */
     const float *scales, *minima; /* no minima: NULL */
-    const int8_t *x; /* every BLOCK bytes a row */
+    const int8_t *x, *fine; /* every BLOCK bytes a row; no fine bytes: NULL */
     const float *scales_x;
     const int32_t *sums_x;
     int num_groups, zero;
@@ -274,25 +326,36 @@ INLINE void add_row(const Part *p, int m, int column, ireg dot, float *sums) {
     if (p->minima) minimum = load_reg(p->minima + column) * (float)p->sums_x[m];
     float *at = sums + m * PANEL + column;
     store_reg(at, add_part(load_reg(at), dot, load_reg(p->scales + column), minimum,
-                           p->scales_x[m]));
+                           input_scale(p->scales_x[m], p->fine != NULL)));
+}
+
+INLINE void add_groups(ireg dot[ROWS][REGS], const Part *p, const int8_t *rows, int first,
+                       const int num) {
+    for (int g = 0; g < p->num_groups; g++) {
+        ureg codes[REGS];
+        for (int v = 0; v < REGS; v++)
+            codes[v] = load_words_reg(p->codes + g * GROUP_BYTES + 4 * (first + v * REG));
+        for (int m = 0; m < num; m++) {
+            Four x = broadcast(rows + m * BLOCK + 4 * g);
+            for (int v = 0; v < REGS; v++) dot[m][v] = add_dot(dot[m][v], codes[v], x);
+        }
+    }
 }
 
 INLINE void add_rows(const Part *p, float *sums, const int num) {
     for (int first = 0; first < PANEL; first += REGS * REG) {
         ireg dot[ROWS][REGS];
         for (int m = 0; m < num; m++)
-            for (int v = 0; v < REGS; v++) dot[m][v] = (ireg){0} - p->zero * p->sums_x[m];
-        for (int g = 0; g < p->num_groups; g++) {
-            ureg codes[REGS];
-            for (int v = 0; v < REGS; v++)
-                codes[v] = load_words_reg(p->codes + g * GROUP_BYTES + 4 * (first + v * REG));
-            for (int m = 0; m < num; m++) {
-                Four x = broadcast(p->x + m * BLOCK + 4 * g);
-                for (int v = 0; v < REGS; v++) dot[m][v] = add_dot(dot[m][v], codes[v], x);
-            }
+            for (int v = 0; v < REGS; v++) dot[m][v] = (ireg){0};
+        add_groups(dot, p, p->x, first, num);
+        if (p->fine) {
+            for (int m = 0; m < num; m++)
+                for (int v = 0; v < REGS; v++) dot[m][v] = joined(dot[m][v], (ireg){0});
+            add_groups(dot, p, p->fine, first, num);
         }
         for (int m = 0; m < num; m++)
-            for (int v = 0; v < REGS; v++) add_row(p, m, first + v * REG, dot[m][v], sums);
+            for (int v = 0; v < REGS; v++)
+                add_row(p, m, first + v * REG, dot[m][v] - p->zero * p->sums_x[m], sums);
     }
 }
 
@@ -314,6 +377,7 @@ static void add_chunk(Part p, float *sums, int num) {
     for (; num > 0; num -= ROWS, sums += ROWS * PANEL) {
         add_few_rows(&p, sums, num < ROWS ? num : ROWS);
         p.x += ROWS * BLOCK;
+        if (p.fine) p.fine += ROWS * BLOCK;
         p.scales_x += ROWS;
         p.sums_x += ROWS;
     }
@@ -322,12 +386,17 @@ static void add_chunk(Part p, float *sums, int num) {
 #if HAS_TILES
 /* The same by tiles, which are shaped for it. */
 INLINE void add_chunk_by_tiles(const Part *p, float *sums, int num) {
-    _Alignas(64) int32_t dots[CHUNK * PANEL];
+    _Alignas(64) int32_t dots[CHUNK * PANEL], fine_dots[CHUNK * PANEL];
     multiply_byte_tiles(p->x, BLOCK, p->codes, dots, num);
+    if (p->fine) multiply_byte_tiles(p->fine, BLOCK, p->codes, fine_dots, num);
     for (int m = 0; m < num; m++)
         for (int column = 0; column < PANEL; column += REG) {
-            ireg dot;
+            ireg dot, fine;
             memcpy(&dot, dots + m * PANEL + column, sizeof dot);
+            if (p->fine) {
+                memcpy(&fine, fine_dots + m * PANEL + column, sizeof fine);
+                dot = joined(dot, fine);
+            }
             add_row(p, m, column, dot, sums);
         }
 }
@@ -354,7 +423,8 @@ static void sum_rows(const Linear *l, const uint8_t *panel, int format, int64_t 
                 for (int m = 0; m < most; m++) sums_x[m] = sum_of(x.sums + m, most, half, format);
                 Part p = {unpacked.codes + half * inputs * PANEL, unpacked.scales[half],
                           has_minimum(format) ? unpacked.minima : NULL,
-                          x.codes + half * inputs, x.scales, sums_x, inputs / 4,
+                          x.codes + half * inputs, is_fine(format) ? x.fine : NULL, x.scales,
+                          sums_x, inputs / 4,
                           code_zero(format)};
 #if HAS_TILES
                 if (USES_TILES(most)) {

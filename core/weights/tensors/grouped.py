@@ -1,14 +1,16 @@
-"""Checkpoints whose matrices are small numbers in groups: GPTQ's, AWQ's, compressed-tensors', fp8.
+"""Checkpoints whose matrices are small numbers in groups: GPTQ's, AWQ's, fp8's, fp4's.
 
-Owns what their tensors mean, and how they become blocks of `core.block_formats` as they are read:
-4 bits with a scale and a zero for a group are Q4_0 or Q4_1, whose groups are of 32; whole numbers
-of 8 bits are Q8_0. fp8 becomes Q8_0, too, whose error is a few times smaller than its own. So one
-set of kernels serves all of them. Weights in groups of 128 take a tenth more than in the file.
+Those of compressed-tensors and ModelOpt are among them. Owns what their tensors mean, and how they
+become blocks of `core.block_formats` as they are read: 4 bits with a scale and a zero for a group
+are Q4_0 or Q4_1, whose groups are of 32; whole numbers of 8 bits are Q8_0. fp8 becomes Q8_0, too,
+whose error is a few times smaller than its own, and so does fp4, in twice the bytes. So one set of
+kernels serves all of them. Weights of 4 bits in groups of 128 take a tenth more than in the file.
 
 A GPU has kernels for 4 bits and fp8 as they are stored (`read_stored`): no more memory than in the
 file, groups in any order, and the units for fp8 where there are some.
 
-Formats: AutoGPTQ's and AutoAWQ's packing, github.com/vllm-project/compressed-tensors.
+Formats: AutoGPTQ's and AutoAWQ's packing, github.com/vllm-project/compressed-tensors,
+github.com/NVIDIA/Model-Optimizer; fp4 (e2m1) is that of the OCP Microscaling Formats 1.0.
 
 Shapes: O outputs, I inputs, G groups of inputs.
 """
@@ -27,14 +29,17 @@ from triptych.core.block_formats import FORMATS
 from triptych.core.errors import WeightsError
 from triptych.core.kernels.dequantise import PackedTensor
 from triptych.core.kernels.packed_linear import Float8Weight, Int4Weight, StoredWeight
-from triptych.core.weights.layout import TensorInfo
+from triptych.core.weights.layout import TensorInfo, read_json_if_there
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.core.weights.tensors.quantise import quantise
 
 _BLOCK = 32
 _SQUARE = 128  # side of what shares a scale in fp8 of blocks
+_FLOAT4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""What three bits of fp4 stand for; the fourth is the sign."""
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where in a word of AWQ's the eight columns are, in fours of bits."""
+_SMALL_TYPES = ("I8", "U8", "F8_E4M3")
 Parts = Mapping[str, torch.Tensor]
 AnyWeight = TypeVar("AnyWeight", PackedTensor, StoredWeight)
 
@@ -59,10 +64,16 @@ class _Scheme:
 def open_checkpoint(folder: str | Path) -> Checkpoint:
     """As `Checkpoint.open`, and quantised checkpoints as blocks. Raises `WeightsError`."""
     checkpoint = Checkpoint.open(folder)
-    fields = checkpoint.config.get("quantization_config")
+    fields = checkpoint.config.get("quantization_config") or _model_optimizer(checkpoint.folder)
     if not fields:
         return checkpoint
     return GroupedCheckpoint(checkpoint, _scheme_of(fields))
+
+
+def _model_optimizer(folder: Path) -> dict[str, Any] | None:
+    """What ModelOpt's own file says, of checkpoints whose config.json does not say it."""
+    fields = read_json_if_there(folder / "hf_quant_config.json").get("quantization")
+    return {"quant_method": "modelopt"} | fields if isinstance(fields, dict) else None
 
 
 class GroupedCheckpoint(Checkpoint):
@@ -104,7 +115,7 @@ class GroupedCheckpoint(Checkpoint):
         scheme, tensors = self._scheme, dict(stored)
         for name, info in stored.items():
             prefix, _, part = name.rpartition(".")
-            if part != scheme.main or (part == "weight" and info.dtype not in ("I8", "F8_E4M3")):
+            if part != scheme.main or (part == "weight" and info.dtype not in _SMALL_TYPES):
                 continue
             found = {part: tensors.pop(name)}
             for other in scheme.others:
@@ -130,11 +141,14 @@ def _scheme_of(fields: Any) -> _Scheme:
         return _AWQ if method == "awq" else _gptq_scheme(offset, fields.get("sym") is True)
     if method == "fp8":
         return _FP8
+    if method == "modelopt" and fields.get("quant_algo") in _MODEL_OPTIMIZER:
+        return _MODEL_OPTIMIZER[fields["quant_algo"]]
     if method == "compressed-tensors" and fields.get("format") in _COMPRESSED:
         return _COMPRESSED[fields["format"]]
     raise WeightsError(
         f"config.json asks for the quantization_config {method!r:.40}, which is not supported in"
-        " this form: 4 bits by gptq and awq, fp8, and compressed-tensors with the formats"
+        " this form: 4 bits by gptq and awq, fp8, modelopt's"
+        f" {' and '.join(_MODEL_OPTIMIZER)}, and compressed-tensors with the formats"
         f" {', '.join(_COMPRESSED)} are."
     )
 
@@ -277,6 +291,28 @@ def _eight_bit_floats(parts: Parts) -> PackedTensor:
     return quantise(weight_OI * scales, FORMATS["q8_0"])
 
 
+def _four_bit_floats(parts: Parts) -> PackedTensor:
+    """With a scale for 16 inputs, in float8, and one for all; or powers of two for 32 inputs."""
+    _check_symmetric(parts)
+    packed_OB = parts["weight_packed" if "weight_packed" in parts else "weight"]
+    magnitudes = torch.tensor(_FLOAT4)
+    values = torch.cat((magnitudes, -magnitudes))
+    codes_OI = torch.stack((packed_OB & 15, packed_OB >> 4), dim=2).flatten(1)
+    weight_OI = values.index_select(0, codes_OI.flatten().int()).view(codes_OI.shape)
+    scales_OG = _four_bit_scales(parts)
+    grouped_OGI = weight_OI.unflatten(1, (scales_OG.shape[1], -1)) * scales_OG[..., None]
+    return quantise(grouped_OGI.flatten(1), FORMATS["q8_0"])
+
+
+def _four_bit_scales(parts: Parts) -> torch.Tensor:
+    scales_OG = parts["weight_scale"]
+    if scales_OG.dtype == torch.uint8:
+        return torch.exp2(scales_OG.float() - 127.0)
+    if "weight_scale_2" in parts:
+        return scales_OG.float() * parts["weight_scale_2"].float()
+    return scales_OG.float() / parts["weight_global_scale"].float()
+
+
 def _same(shape: tuple[int, ...]) -> tuple[int, ...]:
     return shape
 
@@ -291,6 +327,17 @@ def _gptq_scheme(offset: int, is_symmetric: bool) -> _Scheme:
         lambda shape: (shape[1], 8 * shape[0]),
         lambda parts: _gptq(parts, offset, is_symmetric),
         lambda parts: _keep_gptq(parts, offset, is_symmetric),
+    )
+
+
+def _float4_scheme(main: str, others: tuple[str, ...]) -> _Scheme:
+    return _Scheme(
+        "float4_e2m1fnx2",
+        main,
+        others,
+        "q8_0",
+        lambda shape: (shape[0], 2 * shape[1]),
+        _four_bit_floats,
     )
 
 
@@ -312,6 +359,12 @@ _FP8 = _Scheme(
     _eight_bit_floats,
     _keep_float8,
 )
+_MODEL_OPTIMIZER: Mapping[str, _Scheme] = MappingProxyType(
+    {
+        "FP8": _FP8,
+        "NVFP4": _float4_scheme("weight", ("weight_scale", "weight_scale_2", "input_scale")),
+    }
+)
 _COMPRESSED: Mapping[str, _Scheme] = MappingProxyType(
     {
         "pack-quantized": _Scheme(
@@ -327,5 +380,12 @@ _COMPRESSED: Mapping[str, _Scheme] = MappingProxyType(
             "int8", "weight", ("weight_scale", "input_scale"), "q8_0", _same, _whole_bytes
         ),
         "float-quantized": _FP8,
+        "nvfp4-pack-quantized": _float4_scheme(
+            "weight_packed",
+            ("weight_scale", "weight_global_scale", "input_global_scale", "weight_zero_point"),
+        ),
+        "mxfp4-pack-quantized": _float4_scheme(
+            "weight_packed", ("weight_scale", "weight_zero_point")
+        ),
     }
 )

@@ -32,7 +32,7 @@ _MAX_LOOKAHEAD = 64  # waiting pictures looked at for one step
 _MAX_PIXELS = 1 << 20  # decoded together: beyond, a decoder is busy with one picture
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class DenoiseDraft(Draft):
     """What booking will do: `kind` to the pictures in `rows`. `passed` waited longer for room.
 
@@ -40,7 +40,6 @@ class DenoiseDraft(Draft):
     `asks_ahead` the only picture's step is asked of one guidance branch, and not taken.
     """
 
-    rows: tuple[PictureState, ...] = ()
     size: float = 0.0
     passed: tuple[PictureState, ...] = ()
     asks_ahead: bool = False
@@ -175,7 +174,7 @@ class Drafter:
         return list(takewhile(lambda seconds: seconds <= self.budget_s, run_s))
 
     def _release(self) -> DenoiseDraft | None:
-        return DenoiseDraft(kind="release", work={}) if self.state.dropped else None
+        return DenoiseDraft(kind="release") if self.state.dropped else None
 
 
 def _size(kind: str, picture: PictureState) -> float:

@@ -13,7 +13,7 @@ not reached begin again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from triptych.core.errors import InvalidRequest
 from triptych.core.job import Job, JobState
@@ -41,9 +41,7 @@ from triptych.modalities.diffusion.scheduling.state import (
 )
 from triptych.modalities.diffusion.scheduling.step_spans import StepSpan
 from triptych.modalities.diffusion.wire import ImageDelta, ImageRequest
-from triptych.schedulers.batcher import Batcher, Step
-
-DenoiseStep = Step[DenoiseDraft, ScheduledPicture]
+from triptych.schedulers.batcher import Batcher
 
 
 class DenoiseScheduler(Batcher[ImageJob, DenoiseDraft, ScheduledPicture]):
@@ -83,7 +81,7 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseDraft, ScheduledPicture]):
 
     def check(self) -> None:
         """Assert that every picture is accounted for."""
-        self._state.check(row for step in self._steps.values() for row in step.rows)
+        self._state.check(self._rows_in_flight())
 
     # Jobs.
 
@@ -180,9 +178,9 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseDraft, ScheduledPicture]):
                 return ScheduledPicture(picture, span, picture.preview_after(picture.num_spans))
         return ScheduledPicture(picture)
 
-    def _learn(self, step: DenoiseStep, kind: str, result: StepResult) -> None:
+    def _learn(self, step: DenoiseDraft, kind: str, result: StepResult) -> None:
         """Count what ran, and learn how long it took: caches may have skipped what was drafted."""
-        work, counters = step.draft.work, self._counters
+        work, counters = step.work, self._counters
         if kind == "denoise":
             sizes: set[int] = set()
             num_rows = num_tokens = 0
@@ -203,17 +201,17 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseDraft, ScheduledPicture]):
         return row.unit.stage is PictureStatus.OVER
 
     def _accept(
-        self, step: DenoiseStep, row: ScheduledPicture, found: PictureRowResult, now_s: float
+        self, step: DenoiseDraft, row: ScheduledPicture, found: PictureRowResult, now_s: float
     ) -> None:
         picture = row.unit
         if found.error is not None:
             self._end(picture.entry, JobState.FAILED, error=found.error)
-        elif step.draft.kind == "encode":
+        elif step.kind == "encode":
             assert found.planned is not None, "encoding yields the steps"
             picture.begin(found.planned)
             if picture.entry.request.has_progress:
                 self._show(picture, now_s)
-        elif step.draft.kind == "denoise":
+        elif step.kind == "denoise":
             self._accept_span(row, found, now_s)
         else:
             assert found.pixels is not None, "decoding yields a picture"
@@ -232,11 +230,13 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseDraft, ScheduledPicture]):
         elif picture.entry.request.has_progress and not row.asks_ahead:
             self._show(picture, now_s)
 
-    def _retry(self, step: DenoiseStep, live: list[ScheduledPicture]) -> bool:
+    def _retry(
+        self, step: DenoiseDraft, live: list[ScheduledPicture], later: Iterable[ScheduledPicture]
+    ) -> bool:
         """Draw the pictures again in steps of half the size."""
-        if not step.draft.size:
+        if not step.size:
             return False
-        self._state.max_size[step.draft.kind] = step.draft.size / 2
+        self._state.max_size[step.kind] = step.size / 2
         for row in live:
             self._counters["picture_retries_total"] += 1
             self._state.rollback(row)

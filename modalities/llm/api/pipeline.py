@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, overload
 
 import msgspec
@@ -303,6 +303,6 @@ def _sample(deltas: Sequence[SampleDelta]) -> ChatSample:
         tool_calls=tuple(answer.calls),
         finish_reason=last.finish_reason,
         stop_reason=last.stop_reason,
-        usage=last.usage,
+        usage=TokenUsage(**{each.name: getattr(last, each.name) for each in fields(TokenUsage)}),
         logprobs=tuple(entry for delta in deltas for entry in delta.logprobs),
     )

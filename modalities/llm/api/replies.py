@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from typing_extensions import TypedDict
 
 from triptych.core.http.models import ModelCard
-from triptych.modalities.llm.api.samples import FinishReason, SampleDelta, TokenText, TokenUsage
+from triptych.modalities.llm.api.samples import FinishReason, SampleDelta, TokenText
 from triptych.modalities.llm.api.text import TextModel
 
 _LEAST_LOGPROB = -9999.0  # OpenAI's
@@ -231,11 +231,11 @@ class UsageTotals:
 
     def __init__(self, num_samples: int) -> None:
         self._num_samples = num_samples
-        self._last: dict[int, TokenUsage] = {}
+        self._last: dict[int, SampleDelta] = {}
 
     def add(self, delta: SampleDelta) -> None:
         """Take note of a sample's latest counts."""
-        self._last[delta.index] = delta.usage
+        self._last[delta.index] = delta
 
     def total(self) -> UsageReply:
         """The counts of the request so far."""

@@ -90,8 +90,8 @@ class PromptTokens:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SampleDelta:
-    """What one step added to one sample (`index` = prompt index x n + sample index).
+class SampleDelta(TokenUsage):
+    """What one step added to one sample (`index` = prompt index x n + sample index), and counts.
 
     `pieces` are the text taken apart, where that was asked for. The first delta has the `prompt`,
     whose echo is not yet in the `text`.
@@ -104,7 +104,6 @@ class SampleDelta:
     logprobs: tuple[TokenText, ...]
     finish_reason: FinishReason | None
     stop_reason: str | int | None
-    usage: TokenUsage
     prompt: PromptTokens | None = None
 
     @property
@@ -183,14 +182,12 @@ class SampleText:
             logprobs=tuple(map(self._token_text, logprobs)),
             finish_reason=finish,
             stop_reason=delta.stop_token_id if stop is None else stop,
-            usage=TokenUsage(
-                num_prompt_tokens=self._num_prompt_tokens,
-                num_cached_tokens=self._num_cached_tokens,
-                num_output_tokens=self._num_output_tokens,
-                num_image_tokens=self._num_image_tokens,
-                num_cached_images=self._num_cached_images,
-                num_reasoning_tokens=self._num_reasoning_tokens,
-            ),
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_cached_tokens=self._num_cached_tokens,
+            num_output_tokens=self._num_output_tokens,
+            num_image_tokens=self._num_image_tokens,
+            num_cached_images=self._num_cached_images,
+            num_reasoning_tokens=self._num_reasoning_tokens,
             prompt=self._take_prompt(delta),
         )
 

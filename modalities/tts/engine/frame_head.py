@@ -24,15 +24,17 @@ from torch.nn import functional
 
 from triptych.core.devices.upload import Uploads
 from triptych.core.engine.token_runner import RowResults, StepLayout
-from triptych.core.frames import END_FRAME_ID, FIRST_FRAME_ID, frame_id
+from triptych.core.frames import END_FRAME_ID, FIRST_FRAME_ID, StepCodes, frame_id
 from triptych.core.graphs.backend import Tensors
 from triptych.core.graphs.buckets import row_sizes, smallest
 from triptych.core.graphs.captured import CapturedSteps
 from triptych.core.kernels.paged_attention import AttentionBatch, Int64s
 from triptych.core.layers.attention import KvCache
-from triptych.core.plan import SlotStart, StepCodes, TokenRow, TokenRowResult
+from triptych.core.plan import TokenRow
 from triptych.core.sampling.host_copy import HostCopy
 from triptych.core.sampling.sampler import FrameDrawKind, FrameSampler, Sampler
+from triptych.core.sampling_params import SamplingParams
+from triptych.core.tokens import TokenDelta
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,20 +121,21 @@ class FrameHead:
         self._padding_slot = max_batch_size
         self._uploads = Uploads(device)
 
-    def bind(self, start: SlotStart) -> None:
+    def bind(self, row: TokenRow) -> None:
         """Take the slot's sampling state, and the frames of its prompt."""
         shaping = {"temperature", "top_p", "top_k", "min_p", "seed", "sample_index"}
-        given = msgspec.structs.asdict(start.sampling)
-        sampling = type(start.sampling)(**{name: given[name] for name in shaping})
-        self._sampler.bind(replace(start, sampling=sampling, history_ids=(), frames=()))
-        history_ids = np.array(start.history_ids, dtype=np.int64)
+        assert row.sampling is not None, "it takes its slot"
+        given = msgspec.structs.asdict(row.sampling)
+        sampling = SamplingParams(**{name: given[name] for name in shaping})
+        self._sampler.bind(replace(row, sampling=sampling, history_ids=(), frames=()))
+        history_ids = np.array(row.history_ids, dtype=np.int64)
         history_HQ = np.zeros((len(history_ids), self._model.num_codes), dtype=np.int64)
-        if start.frames:
-            history_HQ[history_ids >= FIRST_FRAME_ID] = start.frames
-        self._histories[start.slot] = history_HQ
-        num_drawn = len(start.history_ids) - start.num_prompt_tokens
-        drawn = start.frames[len(start.frames) - num_drawn :]
-        self._model.bind(start.slot, start.history_ids[: start.num_prompt_tokens], drawn)
+        if row.frames:
+            history_HQ[history_ids >= FIRST_FRAME_ID] = row.frames
+        self._histories[row.slot] = history_HQ
+        num_drawn = len(row.history_ids) - row.num_prompt_tokens
+        drawn = row.frames[len(row.frames) - num_drawn :]
+        self._model.bind(row.slot, row.history_ids[: row.num_prompt_tokens], drawn)
 
     def lay_out(self, step: StepLayout) -> Sequence[Int64s]:
         """Text ids and where they are; frames and where they are; the slot of each position."""
@@ -234,17 +237,15 @@ class DrawnFrames:
     rows: Sequence[TokenRow]
     drawn: HostCopy | None
 
-    def to_results(self) -> tuple[TokenRowResult, ...]:
+    def to_results(self) -> tuple[TokenDelta, ...]:
         """One entry per row; see `core.engine.token_runner.RowResults`."""
         drawn = iter(self.drawn.get().tolist() if self.drawn else ())
-        return tuple(
-            _result(*next(drawn)) if row.is_sampled else TokenRowResult() for row in self.rows
-        )
+        return tuple(_result(*next(drawn)) if row.is_sampled else TokenDelta() for row in self.rows)
 
 
-def _result(is_end: int, is_finite: int, *codes: int) -> TokenRowResult:
+def _result(is_end: int, is_finite: int, *codes: int) -> TokenDelta:
     if not is_finite:
-        return TokenRowResult(is_finite=False)
+        return TokenDelta(is_finite=False)
     if is_end:
-        return TokenRowResult(token_ids=(END_FRAME_ID,))
-    return TokenRowResult(token_ids=(frame_id(codes),), codes=codes)
+        return TokenDelta(token_ids=(END_FRAME_ID,))
+    return TokenDelta(token_ids=(frame_id(codes),), codes=codes)

@@ -20,7 +20,8 @@ from triptych.core.devices.stream import StepStream
 from triptych.core.devices.transfer import sent
 from triptych.core.engine.token_runner import TokenRunner
 from triptych.core.errors import InvalidRequest, OutOfMemory
-from triptych.core.plan import PendingStep, Plan, StepCodes, StepResult, TokenPlan
+from triptych.core.frames import StepCodes
+from triptych.core.plan import PendingStep, Plan, StepResult, TokenPlan
 from triptych.core.sampling.host_copy import HostCopy
 from triptych.modalities.tts.engine.codecs.protocol import DecodedAudio, SpeechCodec
 from triptych.modalities.tts.engine.codecs.window import WindowDecoder

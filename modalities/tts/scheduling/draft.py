@@ -32,9 +32,9 @@ from triptych.modalities.tts.scheduling.costs import (
 )
 from triptych.modalities.tts.scheduling.state import SpeechModel, SpeechState, SpokenSegment, Stream
 from triptych.modalities.tts.wire import VoiceClip
-from triptych.schedulers.batcher import Unit
-from triptych.schedulers.token_batch import TokenBatch, TokenStepDraft
-from triptych.schedulers.token_draft import TokenLimits
+from triptych.schedulers.batcher import Draft, Unit
+from triptych.schedulers.token_batch import TokenBatch
+from triptych.schedulers.token_draft import TokenDraft, TokenLimits
 from triptych.schedulers.token_state import TokenProgress
 
 EASE_STEPS = 8
@@ -63,14 +63,15 @@ class AudioPiece:
         return self.stream.decoder
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpeechDraft(TokenStepDraft):
-    """A step of tokens, of audio or of reading a voice, predicted to take `cost_s`.
+@dataclass(slots=True, kw_only=True)
+class SpeechDraft(Draft):
+    """A step of `tokens`, of audio or of reading a voice, which this policy has `expected_s` for.
 
     An audio step is due when the first of its listeners runs dry.
     """
 
-    cost_s: float = 0.0
+    tokens: TokenDraft | None = None
+    expected_s: float = 0.0
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -152,7 +153,7 @@ class SpeechDrafter:
         first = min(ready, key=lambda draft: draft.due_s)
         if audio is None or audio.not_before_s > now_s:
             return first
-        return audio if now_s + audio.cost_s + first.cost_s <= first.due_s else first
+        return audio if now_s + audio.expected_s + first.expected_s <= first.due_s else first
 
     def _voice(self) -> SpeechDraft | None:
         """VoiceReading the voice of a clip that a stream waits for."""
@@ -174,7 +175,7 @@ class SpeechDrafter:
             ripe_s = min((self._ripe_s(piece, pace) for piece in ready), default=math.inf)
             if math.isinf(ripe_s):
                 return None
-            return SpeechDraft(kind="audio", work={}, rows=(), not_before_s=ripe_s)
+            return SpeechDraft(kind="audio", not_before_s=ripe_s)
         # Those that would be ripe when such a step is over had better be part of it.
         end_s = now_s + self._costs.audio_s(len(ripe), _num_frames(ripe))
         ripe = [piece for piece in ready if self._ripe_s(piece, pace) <= end_s]
@@ -188,7 +189,7 @@ class SpeechDrafter:
             work=audio_work(len(pieces), num_frames),
             rows=pieces,
             due_s=pieces[0].due_s - self._costs.wait_s,
-            cost_s=self._costs.audio_s(len(pieces), num_frames),
+            expected_s=self._costs.audio_s(len(pieces), num_frames),
         )
 
     def _fitting(
@@ -271,7 +272,7 @@ class SpeechDrafter:
         draft = draft or self._tokens.draft(TokenLimits(frozenset(must)))
         if draft is None:
             has_time = not_before_s > now_s
-            later = SpeechDraft(kind="decode", work={}, rows=(), not_before_s=not_before_s)
+            later = SpeechDraft(kind="decode", not_before_s=not_before_s)
             return later if has_time else None
         num_rows, num_prompt = draft.work["decode_rows"], draft.work["prompt_tokens"]
         return SpeechDraft(
@@ -279,8 +280,8 @@ class SpeechDrafter:
             work=token_work(int(num_rows), int(num_prompt)),
             rows=draft.rows,
             due_s=fill.due_s,
-            choice=draft.choice,
-            cost_s=fill.cost_s(),
+            tokens=draft,
+            expected_s=fill.cost_s(),
         )
 
     def _needs(self, now_s: float) -> Iterator[_Need]:

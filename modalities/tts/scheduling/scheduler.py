@@ -11,7 +11,7 @@ here, and what it gives a second time is left out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -19,15 +19,13 @@ from triptych.core.errors import NonFinite, RequestError, TriptychError
 from triptych.core.plan import Plan, StepResult
 from triptych.modalities.tts.plan import AudioPlan, VoicePlan, VoicePrompt
 from triptych.modalities.tts.scheduling.draft import AudioPiece, SpeechDraft, VoiceReading
+from triptych.modalities.tts.scheduling.state import Stream
 from triptych.modalities.tts.scheduling.streams import SpeechStreams
 from triptych.schedulers.base import SchedulerStats
-from triptych.schedulers.batcher import Step
 from triptych.schedulers.token_state import ScheduledRow
 
 _MAX_VOICES = 64  # voices of clips that are remembered
 _BOUNDS_S = MappingProxyType({"100ms": 0.1, "300ms": 0.3, "1s": 1.0, "3s": 3.0, "10s": 10.0})
-
-SpeechStep = Step[SpeechDraft, Any]
 
 
 class SpeechScheduler(SpeechStreams):
@@ -59,12 +57,11 @@ class SpeechScheduler(SpeechStreams):
 
     def check(self) -> None:
         """Assert that every page, codec row and stream is accounted for."""
-        self._tokens.check(self._steps.values())
+        self._tokens.check(self._rows_in_flight())
         self._state.check()
         drawing = {stream.drawing.row for stream in self._state.speaking if stream.drawing}
         assert drawing == self._tokens.state.rows, "a sequence is lost"
-        rows = [row for step in self._steps.values() for row in step.rows]
-        decoded = [row.stream for row in rows if isinstance(row, AudioPiece)]
+        decoded = [row.stream for row in self._rows_in_flight() if isinstance(row, AudioPiece)]
         assert len(set(decoded)) == len(decoded), "a decoder is in two steps"
         holders = (*self._state.speaking, *self._state.leaving)
         assert {stream for stream in holders if stream.is_decoding} == set(decoded)
@@ -91,14 +88,14 @@ class SpeechScheduler(SpeechStreams):
         return self._drafter.draft(now_s)
 
     def _take(self, draft: SpeechDraft, step_id: int, now_s: float) -> tuple[Plan, Sequence[Any]]:
-        expected_s = self._expected_s[step_id] = now_s + draft.cost_s
+        expected_s = self._expected_s[step_id] = now_s + draft.expected_s
         is_late = draft.due_s < expected_s
         if is_late and not self._resumed:  # so long it waited for its turn, not for its listener
             self._estimates.observe_wait(now_s - self._now_s)
         self._move_on(now_s)
         plan: Plan
-        if draft.choice is not None:
-            plan = self._tokens.take(draft, self._model, step_id)
+        if draft.tokens is not None:
+            plan = self._tokens.take(draft.tokens, self._model, step_id)
         elif draft.kind == "audio":
             rows = tuple(self._begin_audio(piece) for piece in draft.rows)
             plan = AudioPlan(step_id=step_id, model=self._model, kind="audio", rows=rows)
@@ -119,7 +116,7 @@ class SpeechScheduler(SpeechStreams):
                 stream.playback.go_on(now_s)
         self._resumed.clear()
 
-    def _learn(self, step: SpeechStep, kind: str, result: StepResult) -> None:
+    def _learn(self, step: SpeechDraft, kind: str, result: StepResult) -> None:
         super()._learn(step, kind, result)
         self._estimates.forget_rounds()
         if kind == "audio":
@@ -130,7 +127,7 @@ class SpeechScheduler(SpeechStreams):
             return row.stream.is_done
         return isinstance(row, ScheduledRow) and (row.is_stale or row.unit.is_over)
 
-    def _accept(self, step: SpeechStep, row: Any, found: Any, now_s: float) -> None:
+    def _accept(self, step: SpeechDraft, row: Any, found: Any, now_s: float) -> None:
         if isinstance(row, AudioPiece):
             self._take_audio(row, found, now_s)
         elif isinstance(row, VoiceReading):
@@ -138,9 +135,9 @@ class SpeechScheduler(SpeechStreams):
         else:
             delta = self._tokens.accept(row, found, now_s)
             if isinstance(delta, NonFinite):
-                self._fail(row.unit.owner, delta)
+                self._fail(self._stream_of(row), delta)
             elif delta is not None:
-                self._take_codes(row.unit.owner, delta, found.codes, now_s)
+                self._take_codes(self._stream_of(row), delta, now_s)
 
     def _take_voice(self, digest: str, prompt: VoicePrompt) -> None:
         self._voices[digest] = prompt
@@ -153,11 +150,11 @@ class SpeechScheduler(SpeechStreams):
             except RequestError as error:
                 self._fail(stream, error)
 
-    def _retry(self, step: SpeechStep, live: list[Any]) -> bool:
-        if step.draft.is_retry:
-            return False
-        if step.draft.choice is not None:
-            self._tokens.retry(live, self._rows_after(step))
+    def _retry(self, step: SpeechDraft, live: list[Any], later: Iterable[Any]) -> bool:
+        if step.tokens is not None:
+            if step.tokens.is_retry:
+                return False
+            self._tokens.retry(live, later)
         else:
             for piece in live:
                 self._decode_again(piece.stream)
@@ -168,7 +165,11 @@ class SpeechScheduler(SpeechStreams):
             for stream in self._state.readers(row.clip.digest):
                 self._fail(stream, error)
         else:
-            self._fail(row.stream if isinstance(row, AudioPiece) else row.unit.owner, error)
+            self._fail(self._stream_of(row), error)
+
+    def _stream_of(self, row: AudioPiece | ScheduledRow) -> Stream:
+        """The stream of a row that is not void."""
+        return row.stream if isinstance(row, AudioPiece) else self._jobs[row.unit.job.job_id]
 
     def _settle(self, row: Any) -> None:
         if isinstance(row, AudioPiece):

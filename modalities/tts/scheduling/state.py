@@ -11,8 +11,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from triptych.core.frames import END_FRAME_ID, FIRST_FRAME_ID
-from triptych.core.plan import StepCodes
+from triptych.core.frames import END_FRAME_ID, FIRST_FRAME_ID, StepCodes
 from triptych.modalities.tts.plan import FrameClock, VoicePrompt
 from triptych.modalities.tts.scheduling.playback import Playback
 from triptych.modalities.tts.scheduling.runaway import RunawayGuard

@@ -24,7 +24,6 @@ from triptych.core.errors import (
 )
 from triptych.core.job import Job, JobState
 from triptych.core.kv.pages import PagePool
-from triptych.core.plan import StepCodes
 from triptych.core.sampling_params import MAX_SAMPLES
 from triptych.core.tokens import TokenDelta, TokenRequest
 from triptych.modalities.tts.plan import AudioRow, AudioRowResult, VoicePrompt
@@ -222,9 +221,7 @@ class SpeechStreams(Batcher[Stream, SpeechDraft, Any]):
         stream.num_prompt_tokens += len(request.prompt_ids)
         name = f"{job.job_id}#{index}"
         try:
-            row = self._tokens.open(
-                name, stream, request, arrival_s=now_s, is_paused=stream.is_paused
-            )
+            row = self._tokens.open(name, job, request, arrival_s=now_s)
         except RequestError as error:
             self._fail(stream, error)
             return
@@ -237,9 +234,7 @@ class SpeechStreams(Batcher[Stream, SpeechDraft, Any]):
 
     # Codes.
 
-    def _take_codes(
-        self, stream: Stream, delta: TokenDelta, codes: StepCodes, now_s: float
-    ) -> None:
+    def _take_codes(self, stream: Stream, delta: TokenDelta, now_s: float) -> None:
         """Take up what a step has drawn of a stream's last segment."""
         segment = stream.segments[-1]
         stream.job.state = JobState.RUNNING
@@ -248,7 +243,7 @@ class SpeechStreams(Batcher[Stream, SpeechDraft, Any]):
         segment.end = delta.finish_reason
         for token_id in delta.token_ids:
             segment.ids.append(token_id)
-            segment.codes.append(codes or (token_id,))
+            segment.codes.append(delta.codes or (token_id,))
             stream.num_output_tokens += 1
             if segment.guard.push((token_id,)) == "loop":
                 self._break_off(segment)

@@ -22,7 +22,7 @@ from triptych.core.frames import FIRST_FRAME_ID
 from triptych.core.kernels.paged_attention import Int64s
 from triptych.core.layers.attention import KvCache, PagedStep
 from triptych.core.layers.decoder import LateInputs
-from triptych.core.plan import SlotStart, TokenRow
+from triptych.core.plan import TokenRow
 from triptych.core.prompt_content import ContentSpan
 from triptych.modalities.vlm.engine.step_features import Part, StepFeatures
 
@@ -86,9 +86,9 @@ class VisionHead(TextHead):
         self._shifts_S = np.zeros(max_batch_size, dtype=np.int64)
         self._filling: list[Part] = []  # in order of position
 
-    def bind(self, start: SlotStart) -> None:
+    def bind(self, row: TokenRow) -> None:
         """As for text; and note the slot's pictures."""
-        slot, spans = start.slot, start.contents
+        slot, spans = row.slot, row.contents
         self._spans.pop(slot, None)
         self._places.pop(slot, None)
         self._blocks.pop(slot, None)
@@ -96,15 +96,15 @@ class VisionHead(TextHead):
         if spans:
             ids = tuple(
                 self._traits.placeholder_id if token_id >= FIRST_FRAME_ID else token_id
-                for token_id in start.history_ids
+                for token_id in row.history_ids
             )
-            start = replace(start, history_ids=ids)
+            row = replace(row, history_ids=ids)
             self._spans[slot] = spans
             if self._traits.has_axes:
-                self._places[slot], self._shifts_S[slot] = _places(start.num_prompt_tokens, spans)
+                self._places[slot], self._shifts_S[slot] = _places(row.num_prompt_tokens, spans)
             if self._traits.whole_spans or self._traits.whole_prompts:
-                self._blocks[slot] = self._find_blocks(start.num_prompt_tokens, spans)
-        super().bind(start)
+                self._blocks[slot] = self._find_blocks(row.num_prompt_tokens, spans)
+        super().bind(row)
 
     def lay_out(self, step: StepLayout) -> Sequence[Int64s]:
         """Ids, places where they are not plain positions, and which tokens pictures fill."""

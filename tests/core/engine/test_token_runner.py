@@ -12,7 +12,7 @@ from support.decoder_rig import GREEDY, Recorder, decoder_rig, load_decoder
 from triptych.core.errors import OutOfMemory
 from triptych.core.layers.attention import PagedStep
 from triptych.core.layers.decoder import Decoder
-from triptych.core.plan import SlotStart, TokenPlan, TokenRow
+from triptych.core.plan import TokenPlan, TokenRow
 from triptych.core.sampling.sampler import Sampler
 from triptych.core.sampling_params import SamplingParams
 
@@ -50,11 +50,11 @@ def prefill_plan(slot: int, pages: tuple[int, ...], sampling: SamplingParams = G
         num_tokens=len(PROMPT),
         token_ids=PROMPT,
         new_page_ids=pages,
+        sampling=sampling,
+        history_ids=PROMPT,
+        num_prompt_tokens=len(PROMPT),
     )
-    start = SlotStart(
-        slot=slot, sampling=sampling, history_ids=PROMPT, num_prompt_tokens=len(PROMPT)
-    )
-    return TokenPlan(step_id=1, model="m", kind="prefill", rows=(row,), starts=(start,))
+    return TokenPlan(step_id=1, model="m", kind="prefill", rows=(row,))
 
 
 def decode_plan(slot: int, start: int) -> TokenPlan:

@@ -202,7 +202,6 @@ def test_translated_flags_parse() -> None:
     ("flag", "value", "alternative"),
     [
         ("--dtype", "half", "write float16"),
-        ("--quantization-encoding", "float4_e2m1fnx2", "GGUF files"),
         ("--kv-cache-dtype", "fp8_e5m2", "use int8 or float8_e4m3fn"),
         ("--kv-cache-dtype", "fp8_e4m3", "write float8_e4m3fn"),
         ("--chunked-prefill-size", "-1", "at least 1, got -1.* write --no-enable-chunked-prefill"),

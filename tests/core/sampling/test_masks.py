@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from support.bound_rows import bound_row
 from support.guided import allowed_ids
 from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.plan import SlotStart
 from triptych.core.sampling.processors import keep_allowed
 from triptych.core.sampling.sampler import Sampler
 from triptych.core.sampling_params import SamplingParams
@@ -49,7 +49,7 @@ def test_our_kernels_leave_out_the_same(vocab_size: int, kernels: NativeKernels)
 def sampler(*sampling: SamplingParams) -> Sampler:
     made = Sampler(vocab_size=VOCAB_SIZE, max_batch_size=8, device=torch.device("cpu"))
     for slot, params in enumerate(sampling):
-        made.bind(SlotStart(slot=slot, sampling=params, history_ids=(1, 2, 3), num_prompt_tokens=3))
+        made.bind(bound_row(slot, params, (1, 2, 3)))
     return made
 
 

@@ -16,14 +16,15 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from support.bound_rows import bound_row
 from triptych.core.devices.upload import Uploads
 from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.plan import SlotStart, TokenRowResult
 from triptych.core.sampling.host_copy import HostCopy
 from triptych.core.sampling.logprobs import Logprobs
 from triptych.core.sampling.randomness import stream_key, uniforms
 from triptych.core.sampling.sampler import SampledTokens, Sampler
 from triptych.core.sampling_params import SamplingParams
+from triptych.core.tokens import TokenDelta
 
 CPU = torch.device("cpu")
 NUM_SLOTS = 8
@@ -50,21 +51,12 @@ def new_sampler(vocab_size: int = 100, native: NativeKernels | None = None) -> S
     return Sampler(vocab_size=vocab_size, max_batch_size=NUM_SLOTS, device=CPU, native=native)
 
 
-def start(slot: int, sampling: SamplingParams, prompt: Sequence[int], output: Sequence[int] = ()):
-    return SlotStart(
-        slot=slot,
-        sampling=sampling,
-        history_ids=(*prompt, *output),
-        num_prompt_tokens=len(prompt),
-    )
-
-
 def logits_of(seed: int, num_rows: int, vocab_size: int = 100, scale: float = 3.0) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(num_rows, vocab_size, generator=generator) * scale
 
 
-def sample_one(sampler: Sampler, logits: torch.Tensor, slot: int, position: int) -> TokenRowResult:
+def sample_one(sampler: Sampler, logits: torch.Tensor, slot: int, position: int) -> TokenDelta:
     return sampler.sample(logits, [slot], [position]).to_results()[0]
 
 
@@ -129,7 +121,7 @@ def test_every_draw_follows_the_per_row_reference(
     outputs: list[list[int]] = [[] for _ in params]
     slots = rng.permutation(NUM_SLOTS)[:num_rows].tolist()
     for slot, row_params, prompt in zip(slots, params, prompts, strict=True):
-        sampler.bind(start(slot, row_params, prompt))
+        sampler.bind(bound_row(slot, row_params, prompt))
     for step in range(4):
         logits = logits_of(seed + step, num_rows)
         before = logits.clone()
@@ -170,8 +162,8 @@ def test_a_row_is_the_same_alone_and_in_any_batch(
     together = new_sampler(vocab_size, kernels)
     alone = [new_sampler(vocab_size, kernels) for _ in params]
     for slot, row_params in enumerate(params):
-        together.bind(start(slot, row_params, (5, 6, 7)))
-        alone[slot].bind(start(0, row_params, (5, 6, 7)))
+        together.bind(bound_row(slot, row_params, (5, 6, 7)))
+        alone[slot].bind(bound_row(0, row_params, (5, 6, 7)))
     for step in range(3):
         logits = logits_of(seed + step, len(params), vocab_size).to(dtype)
         order = np.random.default_rng(seed + step).permutation(len(params)).tolist()
@@ -193,7 +185,7 @@ def test_large_vocabularies_draw_alike_alone_and_together(vocab_size: int) -> No
     sampler = new_sampler(vocab_size)
     logits = logits_of(0, 4, vocab_size)
     for slot, row_params in enumerate(params):
-        sampler.bind(start(slot, row_params, (1,)))
+        sampler.bind(bound_row(slot, row_params, (1,)))
     together = sampler.sample(logits, range(4), [1] * 4).to_results()
     for slot, row_params in enumerate(params):
         assert together[slot] == sample_one(sampler, logits[slot : slot + 1], slot, 1)
@@ -220,7 +212,7 @@ def test_draws_follow_the_distribution(params: SamplingParams, axis: str) -> Non
     for first in range(0, num_draws, batch):
         for slot in range(batch):
             seed = first + slot if axis == "seeds" else slot
-            sampler.bind(start(slot, _with_seed(params, seed), ()))
+            sampler.bind(bound_row(slot, _with_seed(params, seed), ()))
         position = first // batch if axis == "positions" else 5
         drawn = sampler.sample(logits, range(batch), [position] * batch).token_ids_B
         counts += np.bincount(drawn.numpy(), minlength=30)
@@ -252,7 +244,7 @@ def test_samples_of_one_prompt_differ_and_repeat() -> None:
     drawn = []
     for sample_index in (0, 1, 0):
         sampler = new_sampler()
-        sampler.bind(start(0, SamplingParams(seed=9, sample_index=sample_index), (1,)))
+        sampler.bind(bound_row(0, SamplingParams(seed=9, sample_index=sample_index), (1,)))
         drawn.append([sample_one(sampler, logits, 0, position) for position in range(1, 20)])
     assert drawn[0] == drawn[2] != drawn[1]
 
@@ -264,11 +256,11 @@ def test_a_resumed_row_continues_as_if_never_interrupted() -> None:
     )  # fmt: skip
     steps = [logits_of(step, 1, scale=1.0) for step in range(12)]
     whole, first, resumed = new_sampler(), new_sampler(), new_sampler()
-    whole.bind(start(0, params, (8, 9)))
+    whole.bind(bound_row(0, params, (8, 9)))
     expected = [sample_one(whole, steps[i], 0, 2 + i).token_ids[0] for i in range(12)]
-    first.bind(start(0, params, (8, 9)))
+    first.bind(bound_row(0, params, (8, 9)))
     output = [sample_one(first, steps[i], 0, 2 + i).token_ids[0] for i in range(5)]
-    resumed.bind(start(3, params, (8, 9), output))
+    resumed.bind(bound_row(3, params, (8, 9), output))
     output += [sample_one(resumed, steps[i], 3, 2 + i).token_ids[0] for i in range(5, 12)]
     assert output == expected
 
@@ -276,7 +268,7 @@ def test_a_resumed_row_continues_as_if_never_interrupted() -> None:
 def test_the_next_step_may_start_before_the_last_is_read() -> None:
     params = SamplingParams(temperature=0.0, frequency_penalty=2.0)
     sampler = new_sampler(10)
-    sampler.bind(start(0, params, (1,)))
+    sampler.bind(bound_row(0, params, (1,)))
     logits = torch.tensor([[5.0, 4.0, 3.5, *[0.0] * 7]])
     pending = [sampler.sample(logits, [0], [position]) for position in range(1, 5)]
     assert [step.to_results()[0].token_ids[0] for step in pending] == [0, 1, 2, 0]
@@ -290,20 +282,20 @@ def test_a_reused_slot_forgets_its_last_row() -> None:
     )  # fmt: skip
     logits = torch.zeros(1, 100)
     logits[0, 3] = 1.0
-    sampler.bind(start(0, edited, (1,)))
+    sampler.bind(bound_row(0, edited, (1,)))
     assert sample_one(sampler, logits, 0, 1).token_ids == (7,)
-    sampler.bind(start(0, SamplingParams(temperature=0.0), (1,)))
-    assert sample_one(sampler, logits, 0, 1) == TokenRowResult(token_ids=(3,))
-    sampler.bind(start(0, SamplingParams(temperature=0.0, logit_bias=((9, 2.0),)), (1,)))
+    sampler.bind(bound_row(0, SamplingParams(temperature=0.0), (1,)))
+    assert sample_one(sampler, logits, 0, 1) == TokenDelta(token_ids=(3,))
+    sampler.bind(bound_row(0, SamplingParams(temperature=0.0, logit_bias=((9, 2.0),)), (1,)))
     assert sample_one(sampler, logits, 0, 1).token_ids == (9,)
-    sampler.bind(start(0, SamplingParams(temperature=0.0, presence_penalty=0.5), (1,)))
+    sampler.bind(bound_row(0, SamplingParams(temperature=0.0, presence_penalty=0.5), (1,)))
     assert sample_one(sampler, logits, 0, 1).token_ids == (3,)
 
 
 def test_min_tokens_forbids_every_stop_until_enough_output() -> None:
     sampler = new_sampler()
     params = SamplingParams(temperature=0.0, min_tokens=3, stop_token_ids=(0, 5))
-    sampler.bind(start(0, params, (1, 2)))
+    sampler.bind(bound_row(0, params, (1, 2)))
     logits = logits_of(0, 1)
     logits[0, 0], logits[0, 5] = 50.0, 60.0
     drawn = [sample_one(sampler, logits, 0, position).token_ids[0] for position in range(2, 6)]
@@ -318,14 +310,14 @@ def test_a_bad_row_fails_alone(bad: float, temperature: float) -> None:
     sampler, healthy = new_sampler(), new_sampler()
     logits = logits_of(0, 3)
     for slot in range(3):
-        sampler.bind(start(slot, params, (1,)))
-        healthy.bind(start(slot, params, (1,)))
+        sampler.bind(bound_row(slot, params, (1,)))
+        healthy.bind(bound_row(slot, params, (1,)))
     expected = healthy.sample(logits, range(3), [1] * 3).to_results()
     logits[1, 42] = bad
     sampled = sampler.sample(logits, range(3), [1] * 3)
     results = sampled.to_results()
     assert sampled.is_finite_B.tolist() == [True, False, True]
-    assert results[1] == TokenRowResult(is_finite=False)
+    assert results[1] == TokenDelta(is_finite=False)
     assert (results[0], results[2]) == (expected[0], expected[2])
     assert 0 <= sampled.token_ids_B[1] < 100
 
@@ -345,7 +337,7 @@ def test_greedy_takes_the_lowest_id_among_equals() -> None:
     )
     sampler = new_sampler()
     for slot, row_params in enumerate(params):
-        sampler.bind(start(slot, row_params, (1,)))
+        sampler.bind(bound_row(slot, row_params, (1,)))
     logits = torch.zeros(4, 100)
     logits[:, [30, 60]] = 1.0
     assert sampler.sample(logits, range(4), [1] * 4).token_ids_B.tolist() == [30] * 4
@@ -361,7 +353,7 @@ def test_logprobs_are_of_the_raw_distribution(vocab_size: int) -> None:
     ]
     sampler = new_sampler(vocab_size)
     for slot, row_params in enumerate(params):
-        sampler.bind(start(slot, row_params, (1,)))
+        sampler.bind(bound_row(slot, row_params, (1,)))
     logits = logits_of(5, 4, vocab_size)
     expected = logits.double().log_softmax(-1)
     results = sampler.sample(logits, range(4), [1] * 4).to_results()
@@ -424,7 +416,7 @@ def test_what_a_step_tells_the_device_goes_over_in_one_copy(
         top_k=5, min_p=0.1, logit_bias=((3, 4.0),), repetition_penalty=1.3, top_logprobs=2
     )
     for slot, sampling in enumerate((greedy, rich if is_mixed else greedy)):
-        sampler.bind(start(slot, sampling, (1, 2)))
+        sampler.bind(bound_row(slot, sampling, (1, 2)))
     sent: list[int] = []
 
     def send(arrays: Sequence[np.ndarray]) -> list[torch.Tensor]:

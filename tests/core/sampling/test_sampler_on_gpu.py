@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from support.bound_rows import bound_row
 from support.gpu_rehearsal import rehearse_gpu
-from triptych.core.plan import SlotStart
 from triptych.core.sampling import host_copy
 from triptych.core.sampling import sampler as sampler_module
 from triptych.core.sampling.sampler import Sampler
@@ -29,9 +29,7 @@ def drawn() -> tuple[list[list[int]], list[list[int]], list[bool]]:
     """Three steps of four rows, some with a grammar; a frame of two codes for two of them."""
     sampler = Sampler(vocab_size=50, max_batch_size=4, device=torch.device("cpu"))
     for slot, sampling in enumerate(PARAMS):
-        sampler.bind(
-            SlotStart(slot=slot, sampling=sampling, history_ids=(5, 6), num_prompt_tokens=2)
-        )
+        sampler.bind(bound_row(slot, sampling, (5, 6)))
     generator = torch.Generator().manual_seed(3)
     ids = []
     for step in range(3):

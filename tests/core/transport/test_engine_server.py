@@ -223,6 +223,9 @@ async def test_an_engine_that_comes_later_is_watched_too():
         leave = client.watch(lambda report: None)
         await asyncio.to_thread(eventually, lambda: engine.watched == [False, True])
         await asyncio.to_thread(server.close, is_drained=True)
+        async with asyncio.timeout(5):
+            while client.status().is_ready:  # noqa: ASYNC110 (its goodbye is still on the way)
+                await asyncio.sleep(0.001)
         successor = EchoEngine()
         server_too = EngineServer(successor, folder, CODEC)
         await until_ready(client, server_too)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triptych.core.errors import ErrorInfo
-from triptych.core.job import Output
+from triptych.core.job import Job, Output
 from triptych.core.sampling_params import SamplingParams
 from triptych.core.tokens import TokenDelta, TokenLogprob, TokenRequest
 from triptych.core.transport import messages
@@ -22,9 +22,7 @@ from triptych.core.transport.messages import (
     LoadModel,
     MessageCodec,
     ModelStatus,
-    Outputs,
     SetPaused,
-    Submit,
 )
 
 CODEC = MessageCodec(request=TokenRequest, payload=TokenDelta)
@@ -52,7 +50,7 @@ requests = st.builds(
 )
 job_ids = st.lists(names, max_size=3).map(tuple)
 to_engine = st.one_of(
-    st.builds(Submit, job_id=names, model=names, request=requests),
+    st.builds(Job, job_id=names, model=names, request=requests),
     st.builds(Cancel, job_ids),
     st.builds(SetPaused, job_ids, st.booleans()),
     st.builds(LoadModel, names),
@@ -72,7 +70,7 @@ beats = st.builds(
     histograms=st.dictionaries(names, st.lists(finite, max_size=2), max_size=2),
 )
 from_engine = st.one_of(
-    st.builds(Outputs, st.lists(outputs, max_size=3).map(tuple)),
+    outputs,
     beats,
     st.just(Goodbye()),
     st.builds(
@@ -105,7 +103,7 @@ def test_a_damaged_message_is_dropped_or_still_typed(message, data):
     encoded[at] = data.draw(st.integers(0, 255))
     decoded = CODEC.from_engine(bytes(encoded[: data.draw(st.integers(at, len(encoded)))]))
     assert decoded is None or isinstance(
-        decoded, Outputs | Heartbeat | Loaded | Goodbye | EngineGone
+        decoded, Output | Heartbeat | Loaded | Goodbye | EngineGone
     )
 
 
@@ -117,12 +115,10 @@ def test_a_damaged_message_is_dropped_or_still_typed(message, data):
         b"\xdf\xff\xff\xff\xff",
         b"\xc6\xff\xff\xff\xff",
         b"\x91" * 100_000,
-        b"\x81\xa4type\xa7Outputs",
-        msgspec.msgpack.encode(
-            {"type": "Outputs", "outputs": [{"job_id": "a", "payload": {"type": "x"}}]}
-        ),
-        msgspec.msgpack.encode({"type": "Outputs", "outputs": [{"job_id": b"\xff"}]}),
-        b"\x82\xa4type\xa7Outputs\xa7outputs\xdd\xff\xff\xff\xff",
+        b"\x81\xa4type\xa6Output",
+        msgspec.msgpack.encode({"type": "Output", "job_id": "a", "payload": {"type": "x"}}),
+        msgspec.msgpack.encode({"type": "Output", "job_id": b"\xff"}),
+        b"\x82\xa4type\xa6Output\xa6job_id\xdd\xff\xff\xff\xff",
         b"\x81\xa4type\xa1\xff",
     ],
 )
@@ -132,9 +128,7 @@ def test_hostile_bytes_are_dropped_with_a_line_in_the_log(data, caplog):
 
 
 def test_the_log_line_holds_no_content(caplog):
-    data = msgspec.msgpack.encode(
-        {"type": "Submit", "job_id": "a", "model": 7, "request": "secret"}
-    )
+    data = msgspec.msgpack.encode({"type": "Job", "job_id": "a", "model": 7, "request": "secret"})
     assert CODEC.to_engine(data) is None
     assert "secret" not in caplog.text
 
@@ -143,7 +137,7 @@ def test_payloads_of_another_modality_are_dropped():
     class Strange(msgspec.Struct, tag="strange"):
         x: int = 1
 
-    data = CODEC.encode(Submit(job_id="a", model="m", request=Strange()))
+    data = CODEC.encode(Job(job_id="a", model="m", request=Strange()))
     assert CODEC.to_engine(data) is None
 
 

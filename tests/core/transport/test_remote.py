@@ -19,7 +19,7 @@ from triptych.core.errors import (
     SlowReader,
     WeightsError,
 )
-from triptych.core.job import Output
+from triptych.core.job import Job, Output
 from triptych.core.sampling_params import SamplingParams
 from triptych.core.streams import HIGH_WATER
 from triptych.core.tokens import TokenDelta, TokenRequest
@@ -36,9 +36,7 @@ from triptych.core.transport.messages import (
     LoadModel,
     MessageCodec,
     ModelStatus,
-    Outputs,
     SetPaused,
-    Submit,
 )
 from triptych.core.transport.remote import SUPERVISOR, RemoteClient, engine_identity
 
@@ -90,7 +88,7 @@ class Peer:
     async def output(self, job_id, *token_ids, is_final=False, error=None):
         payload = TokenDelta(token_ids=token_ids)
         output = Output(job_id=job_id, payload=payload, is_final=is_final, error=error)
-        await self.send(Outputs((output,)))
+        await self.send(output)
 
     async def finish(self, job_id, *token_ids):
         await self.output(job_id, *token_ids, is_final=True)
@@ -147,8 +145,8 @@ async def collect(stream):
 async def test_a_job_streams_to_its_end(world):
     engine = await world.engine()
     stream = world.client.submit("m", REQUEST, job_id="a", deadline_s=5.0)
-    submit = await engine.receive(Submit)
-    assert (submit.job_id, submit.model, submit.deadline_s) == ("a", "m", 5.0)
+    submit = await engine.receive(Job)
+    assert (submit.job_id, submit.model, submit.limit_s) == ("a", "m", 5.0)
     assert submit.request == REQUEST
     await engine.output("a", 1, 2)
     await engine.finish("a", 3)
@@ -179,7 +177,7 @@ async def test_a_jobs_error_arrives_typed(world):
 async def test_leaving_a_stream_cancels_its_job(world):
     engine = await world.engine()
     stream = world.client.submit("m", REQUEST, job_id="a")
-    await engine.receive(Submit)
+    await engine.receive(Job)
     await engine.output("a", 1)
     async with aclosing(stream):
         await anext(stream)
@@ -189,7 +187,7 @@ async def test_leaving_a_stream_cancels_its_job(world):
 async def test_a_reader_that_falls_behind_pauses_its_job_and_resumes_it(world):
     engine = await world.engine()
     stream = world.client.submit("m", REQUEST, job_id="a")
-    await engine.receive(Submit)
+    await engine.receive(Job)
     for token in range(HIGH_WATER):
         await engine.output("a", token)
     assert await engine.receive(SetPaused) == SetPaused(("a",), True)
@@ -204,7 +202,7 @@ async def test_a_reader_that_stops_for_good_loses_its_job():
     async with open_world(stream_timeout_s=0.1) as world:
         engine = await world.engine()
         stream = world.client.submit("m", REQUEST, job_id="a")
-        await engine.receive(Submit)
+        await engine.receive(Job)
         for token in range(HIGH_WATER):
             await engine.output("a", token)
         await engine.receive(SetPaused)
@@ -220,7 +218,7 @@ async def test_jobs_wait_for_the_first_engine(world):
     streams = [world.client.submit("m", REQUEST, job_id=job_id) for job_id in "abc"]
     await streams[1].aclose()
     engine = await world.engine()
-    assert [(await engine.receive(Submit)).job_id for _ in "ac"] == ["a", "c"]
+    assert [(await engine.receive(Job)).job_id for _ in "ac"] == ["a", "c"]
     assert await engine.nothing_arrives()
     await engine.finish("c", 7)
     assert await collect(streams[2]) == [7]
@@ -258,7 +256,7 @@ async def test_what_waits_is_bounded(world):
     with pytest.raises(EngineDown):
         await collect(world.client.submit("m", large, job_id="b"))
     engine = await world.engine()
-    assert (await engine.receive(Submit)).job_id == "a"
+    assert (await engine.receive(Job)).job_id == "a"
     await first.aclose()
 
 
@@ -269,7 +267,7 @@ async def test_a_request_that_fits_no_message_is_refused_alone(world):
     with pytest.raises(PayloadTooLarge, match="64 go to the engine"):
         await anext(stream)
     following = world.client.submit("m", REQUEST, job_id="b")
-    assert (await engine.receive(Submit)).job_id == "b"
+    assert (await engine.receive(Job)).job_id == "b"
     await engine.finish("b", 7)
     assert [output.job_id async for output in following] == ["b"]
 
@@ -329,7 +327,7 @@ async def test_a_later_engine_replaces_an_earlier_one(world):
         await collect(stream)
     again = world.client.submit("m", REQUEST, job_id="a")
     await old.finish("a", 666)
-    await new.receive(Submit)
+    await new.receive(Job)
     await new.finish("a", 1)
     assert await collect(again) == [1]
 
@@ -338,7 +336,7 @@ async def test_silence_beyond_the_budget_is_not_alive_and_ends_streams(world):
     engine = await world.engine(stall_budget_s=0.3)
     await world.until(lambda status: status.is_ready)
     stream = world.client.submit("m", REQUEST, job_id="a")
-    await engine.receive(Submit)
+    await engine.receive(Job)
     with pytest.raises(EngineDown, match="no progress"):
         await collect(stream)
     status = world.client.status()

@@ -18,7 +18,7 @@ from triptych.core.block_formats import BLOCK_ENCODINGS
 from triptych.core.config import ModelOptions
 from triptych.core.errors import ConfigError, WeightsError
 from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.weights.encoding import AUTO, FLOAT8
+from triptych.core.weights.encoding import AUTO, STORED_ONLY
 from triptych.core.weights.layout import read_json
 from triptych.core.weights.overrides import PLAIN_TYPES, PartOverride, read_overrides
 from triptych.core.weights.pipeline_index import (
@@ -50,7 +50,7 @@ def open_reader(kind: Any, folder: Path) -> Any:
         ) from error
 
 
-_FOR_ALL = (*BLOCK_ENCODINGS, FLOAT8, "gptq")
+_FOR_ALL = (*BLOCK_ENCODINGS, *STORED_ONLY)
 """Encodings that `--quantization-encoding` gives to every part but the autoencoder."""
 DtypeOf = Callable[[torch.dtype], torch.dtype]
 """From the type that weights are stored in to the one to hold and compute in."""

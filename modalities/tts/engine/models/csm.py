@@ -28,12 +28,12 @@ from triptych.core.decoders.hf_config import (
 from triptych.core.decoders.native import position_values
 from triptych.core.decoders.tensor_names import stack_targets
 from triptych.core.errors import WeightsError
+from triptych.core.frames import StepCodes
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.kernels.paged_attention import AttentionBatch
 from triptych.core.layers.attention import KvCache, KvLayout, PagedStep
 from triptych.core.layers.decoder import DecoderConfig, DecoderStack
 from triptych.core.layers.linear import Linear
-from triptych.core.plan import StepCodes
 from triptych.core.sampling.sampler import LOGIT_BYTES, FrameSampler
 from triptych.core.weights.encoding import WeightEncoding
 from triptych.core.weights.tensors.loading import Target, TensorTarget

@@ -32,11 +32,11 @@ from triptych.core.decoders.hf_config import (
     parse,
 )
 from triptych.core.decoders.tensor_names import mlp_targets, stack_targets
+from triptych.core.frames import StepCodes
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.attention import KvCache, PagedStep
 from triptych.core.layers.decoder import DecoderConfig, DecoderLayer, DecoderStack
 from triptych.core.layers.linear import Linear
-from triptych.core.plan import StepCodes
 from triptych.core.sampling.sampler import FrameSampler
 from triptych.core.weights.encoding import WeightEncoding
 from triptych.core.weights.tensors.loading import Target, TensorTarget

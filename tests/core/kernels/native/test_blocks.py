@@ -16,12 +16,14 @@ def activations(num_rows: int, num_inputs: int, dtype: torch.dtype) -> torch.Ten
     return torch.randn(num_rows, num_inputs, generator=generator).to(dtype)
 
 
-def quantised(x_TI: torch.Tensor) -> torch.Tensor:
-    """Each 32 inputs as whole numbers up to 127 times a scale."""
+def quantised(x_TI: torch.Tensor, steps: int) -> torch.Tensor:
+    """Each 32 inputs as multiples of a `steps`-th, up to 127, times a scale."""
     blocks = x_TI.float().unflatten(1, (-1, 32))
     most = blocks.abs().amax(-1, keepdim=True)
     inverse = torch.full_like(most, 127.0) / most  # 127.0 / most is rounded twice
-    codes = (blocks * inverse).round().nan_to_num()
+    scaled = (blocks * inverse).nan_to_num()
+    codes = scaled.round()
+    codes += ((scaled - codes) * steps).round() / steps
     return (codes.double() * (most / 127.0)).flatten(1)
 
 
@@ -34,11 +36,12 @@ def test_exact_but_for_the_quantised_inputs(
     weight = random_blocks(name, 45, NUM_INPUTS, seed=1)
     values_OI = weight.dequantise(torch.float32).double()
     packed = kernels.pack(weight)
+    steps = 128 if name == "q8_0" else 1
     for num_rows in ROW_COUNTS:
         x_TI = activations(num_rows, NUM_INPUTS, dtype)
         y_TO = kernels.linear(x_TI, packed, out_dtype=torch.float32)
         torch.testing.assert_close(
-            y_TO.double(), quantised(x_TI) @ values_OI.T, atol=2e-4, rtol=1e-4
+            y_TO.double(), quantised(x_TI, steps) @ values_OI.T, atol=2e-4, rtol=1e-4
         )
         for row in {0, 1, 11, num_rows // 2, num_rows - 1} & {*range(num_rows)}:
             alone = kernels.linear(x_TI[row : row + 1], packed, out_dtype=torch.float32)
@@ -47,12 +50,13 @@ def test_exact_but_for_the_quantised_inputs(
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_close_to_the_plain_product(kernels: NativeKernels, name: str) -> None:
-    """Inputs of 8 bits with a scale for 32 of them cost less than a hundredth."""
+    """Inputs of 8 bits with a scale for 32 of them cost less than a hundredth; weights of 8 bits
+    meet inputs of 15."""
     weight = random_blocks(name, 64, NUM_INPUTS, seed=2)
     x_TI = activations(8, NUM_INPUTS, torch.float32)
     expected = x_TI @ weight.dequantise(torch.float32).T
     error = kernels.linear(x_TI, kernels.pack(weight)) - expected
-    assert error.norm() < 0.01 * expected.norm()
+    assert error.norm() < (1e-4 if name == "q8_0" else 0.01) * expected.norm()
 
 
 @pytest.mark.parametrize("name", FORMATS)

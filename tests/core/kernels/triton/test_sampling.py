@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from support.bound_rows import bound_row
 from triptych.core.kernels.triton.sampling import launch
-from triptych.core.plan import SlotStart
 from triptych.core.sampling.randomness import stream_key, uniforms
 from triptych.core.sampling.sampler import Sampler
 from triptych.core.sampling_params import SamplingParams
@@ -66,7 +66,7 @@ PARAMS = [
 def test_equals_the_sampler(vocab_size: int, dtype: torch.dtype, scale: float) -> None:
     sampler = Sampler(vocab_size=vocab_size, max_batch_size=len(PARAMS), device=CPU)
     for slot, sampling in enumerate(PARAMS):
-        sampler.bind(SlotStart(slot=slot, sampling=sampling, history_ids=(), num_prompt_tokens=0))
+        sampler.bind(bound_row(slot, sampling))
     slots = torch.randperm(len(PARAMS), generator=torch.Generator().manual_seed(5))
     params = [PARAMS[slot] for slot in slots.tolist()]
     keys = np.array([stream_key(each.seed, each.sample_index) for each in params], np.uint64)

@@ -11,10 +11,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from triptych.core.block_formats import FORMATS
 from triptych.core.errors import WeightsError
 from triptych.core.kernels.packed_linear import Float8Weight
 from triptych.core.kernels.triton.gptq_linear import dequantize
 from triptych.core.weights.tensors.grouped import open_checkpoint
+from triptych.core.weights.tensors.quantise import quantise
 
 NUM_INPUTS, NUM_OUTPUTS, GROUP = 128, 16, 64
 NUM_GROUPS = NUM_INPUTS // GROUP
@@ -185,13 +187,79 @@ def test_fp8_without_scales_or_with_those_of_other_squares_is_refused(
         read(folder)
 
 
+def float4(codes_OI: torch.Tensor) -> torch.Tensor:
+    """A sign, two bits of exponent, one of mantissa; the smallest exponent has no leading one."""
+    exponents, mantissas = (codes_OI >> 1 & 3).float(), (codes_OI & 1).float()
+    large = (1 + mantissas / 2) * torch.exp2(exponents - 1)
+    return torch.where(exponents == 0, mantissas / 2, large) * torch.where(codes_OI > 7, -1, 1)
+
+
+MODEL_OPTIMIZER = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+
+
+@pytest.mark.parametrize("form", ["nvfp4", "mxfp4", "modelopt"])
+def test_fp4(form: str, tmp_path: Path) -> None:
+    """With scales in float8 for 16 inputs and one for all, or powers of two for 32 inputs."""
+    codes_OI = random_ints(NUM_OUTPUTS, NUM_INPUTS)
+    packed = (codes_OI[:, ::2] | codes_OI[:, 1::2] << 4).to(torch.uint8)
+    scales_OG = (1.0 + random_ints(NUM_OUTPUTS, NUM_INPUTS // 16, below=200)).to(
+        torch.float8_e4m3fn
+    )
+    powers_OG = 120 + random_ints(NUM_OUTPUTS, NUM_INPUTS // 32)
+    fields: dict[str, Any] = compressed(f"{form}-pack-quantized")
+    if form == "mxfp4":
+        tensors = {"weight_packed": packed, "weight_scale": powers_OG.to(torch.uint8)}
+        scales = torch.exp2(powers_OG - 127.0)
+    elif form == "nvfp4":
+        tensors = {"weight_packed": packed, "weight_scale": scales_OG}
+        tensors["weight_global_scale"] = torch.tensor([3000.0])
+        scales = scales_OG.float() / 3000
+    else:
+        fields = MODEL_OPTIMIZER
+        tensors = {
+            "weight": packed,
+            "weight_scale": scales_OG,
+            "weight_scale_2": torch.tensor(0.01),
+        }
+        scales = scales_OG.float() * 0.01
+    values, held_in = read(saved(tmp_path, fields, tensors))
+    expected = float4(codes_OI) * scales.repeat_interleave(NUM_INPUTS // scales.shape[1], 1)
+    assert held_in == "q8_0"
+    assert torch.equal(values, quantise(expected, FORMATS["q8_0"]).dequantise(torch.float32))
+    assert (values - expected).norm() < 0.01 * expected.norm()
+
+
+def test_model_optimizer_may_say_so_in_a_file_of_its_own(tmp_path: Path) -> None:
+    """And matrices that it left plain stay so."""
+    packed = random_ints(NUM_OUTPUTS, NUM_INPUTS // 2, below=256).to(torch.uint8)
+    scales = torch.ones(NUM_OUTPUTS, NUM_INPUTS // 16).to(torch.float8_e4m3fn)
+    tensors = {"weight": packed, "weight_scale": scales, "weight_scale_2": torch.tensor(1.0)}
+    folder = saved(tmp_path, {}, tensors)
+    own = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4"}}
+    (folder / "hf_quant_config.json").write_text(json.dumps(own))
+    values, _ = read(folder)
+    assert values.shape == (NUM_OUTPUTS, NUM_INPUTS)
+    with open_checkpoint(folder) as checkpoint:
+        assert checkpoint.read_packed("norm.weight") is None
+        assert checkpoint.encoding == "float4_e2m1fnx2"
+
+
+def test_fp4_without_its_scale_for_all_is_refused(tmp_path: Path) -> None:
+    packed = random_ints(NUM_OUTPUTS, NUM_INPUTS // 2, below=256).to(torch.uint8)
+    scales = torch.ones(NUM_OUTPUTS, NUM_INPUTS // 16).to(torch.float8_e4m3fn)
+    folder = saved(tmp_path, MODEL_OPTIMIZER, {"weight": packed, "weight_scale": scales})
+    with pytest.raises(WeightsError, match=r"'a\.b\.weight' in model\.safetensors is not usable"):
+        read(folder)
+
+
 @pytest.mark.parametrize(
     "fields",
     [
         {"quant_method": "gptq", "bits": 8},
         {"quant_method": "awq", "bits": 4, "version": "gemv"},
         {"quant_method": "bitsandbytes"},
-        {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"},
+        {"quant_method": "compressed-tensors", "format": "naive-quantized"},
+        {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"},
     ],
 )
 def test_others_are_refused(fields: Mapping[str, Any], tmp_path: Path) -> None:

@@ -82,9 +82,9 @@ async def test_text_usage_and_finish(model: TextModel) -> None:
     assert "".join(delta.text for delta in deltas) == "héllo"
     last = deltas[-1]
     assert (last.finish_reason, last.stop_reason) == ("stop", 2)
-    assert last.usage.num_prompt_tokens == 2
-    assert last.usage.num_cached_tokens == 3
-    assert last.usage.num_output_tokens == len(model.encode_text("héllo")) + 1
+    assert last.num_prompt_tokens == 2
+    assert last.num_cached_tokens == 3
+    assert last.num_output_tokens == len(model.encode_text("héllo")) + 1
 
 
 async def test_a_stop_string_ends_the_job_early(model: TextModel) -> None:

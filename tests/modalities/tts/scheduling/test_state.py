@@ -30,7 +30,7 @@ def stream() -> Stream:
     voice = VoicePrompt(prompt_ids=(5, frame_id((9, 9))), codes=((9, 9),))
     row = SequenceState(
         name="j.0",
-        owner=None,
+        job=job,
         request=TokenRequest(prompt_ids=(7, 8), sampling=SamplingParams()),
         rank=(0, 0),
         arrival_s=0.0,

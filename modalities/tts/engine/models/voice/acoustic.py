@@ -29,12 +29,12 @@ from torch import Tensor, nn
 
 from triptych.core.decoders.tensor_names import AS_STORED, stack_targets
 from triptych.core.devices.transfer import sent
+from triptych.core.frames import StepCodes
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.attention import AttentionConfig, KvCache, PagedStep
 from triptych.core.layers.decoder import DecoderConfig, DecoderStack
 from triptych.core.layers.native_linear import pack_linears
 from triptych.core.layers.rotary import RopeConfig
-from triptych.core.plan import StepCodes
 from triptych.core.sampling.sampler import FrameSampler
 from triptych.core.weights.encoding import WeightEncoding
 from triptych.core.weights.tensors.loading import Target, TensorTarget

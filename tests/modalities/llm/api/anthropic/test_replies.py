@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from triptych.modalities.llm.api.anthropic.replies import Event, MessageShape, whole_message
 from triptych.modalities.llm.api.generation import Generation
 from triptych.modalities.llm.api.replies import UsageTotals
-from triptych.modalities.llm.api.samples import FinishReason, SampleDelta, TokenUsage
+from triptych.modalities.llm.api.samples import FinishReason, SampleDelta
 from triptych.modalities.llm.api.tools.formats import CALL_FORMATS, THINKING_FORMATS
 from triptych.modalities.llm.api.tools.parser import AnswerParser
 
@@ -53,7 +53,9 @@ def generation(texts: Sequence[str], reason: FinishReason, stop: str | None) -> 
                 logprobs=(),
                 finish_reason=reason if is_last else None,
                 stop_reason=stop if is_last else None,
-                usage=TokenUsage(num_prompt_tokens=9, num_cached_tokens=4, num_output_tokens=7),
+                num_prompt_tokens=9,
+                num_cached_tokens=4,
+                num_output_tokens=7,
             )
             usage.add(delta)
             yield delta
