@@ -26,6 +26,7 @@ from triptych.core.options.declaration import (
     option,
 )
 from triptych.core.options.media import ImageOptions, SpeechOptions, VisionOptions
+from triptych.core.options.pipeline import PipelineOptions
 from triptych.core.options.replicas import ReplicaOptions
 from triptych.core.options.server import ServerOptions
 from triptych.core.options.store import StoreOptions
@@ -37,6 +38,7 @@ __all__ = (
     "DeviceOptions",
     "ImageOptions",
     "ModelOptions",
+    "PipelineOptions",
     "ReplicaOptions",
     "ScheduleOptions",
     "ServerOptions",
@@ -172,6 +174,28 @@ class DeviceOptions:
         within=COUNT,
         roles=TEXT,
     )
+    enable_expert_parallel: bool = option(
+        False,
+        "Of a mixture of experts that is divided, give each rank whole experts, instead of a part"
+        " of each.",
+        roles=TEXT,
+    )
+    cfg_parallel_size: int = option(
+        1,
+        "Ranks that share an image model's guidance branches: 2 run the guided and the unguided"
+        " half of a step at once, and pictures without guidance in turns. Each holds the model.",
+        within=Range(low=1, high=2),
+        roles=("image",),
+    )
+    ulysses_degree: int = option(
+        1,
+        "Ranks that share the tokens of each run of an image model, and exchange heads for tokens"
+        " in attention. Each holds the model. For FLUX's kind; with --cfg-parallel-size as many"
+        " ranks as both multiplied.",
+        aliases=("--usp", "--sp-degree"),
+        within=COUNT,
+        roles=("image",),
+    )
     threads: int = option(
         0, "CPU threads of the engine; 0: one per core, within a CPU quota.", within=BOUND
     )
@@ -227,6 +251,16 @@ class DeviceOptions:
         aliases=("--random-seed",),
         within=Range(low=-1),
     )
+
+    @property
+    def num_image_ranks(self) -> int:
+        """Ranks of an image model."""
+        return self.cfg_parallel_size * self.ulysses_degree
+
+    @property
+    def num_devices(self) -> int:
+        """The most devices that a model is on."""
+        return max(self.tensor_parallel_size, self.num_image_ranks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -382,4 +416,5 @@ class Config:
     server: ServerOptions = ServerOptions()
     store: StoreOptions = StoreOptions()
     replicas: ReplicaOptions = ReplicaOptions()
+    pipeline: PipelineOptions = PipelineOptions()
     debug: DebugOptions = DebugOptions()

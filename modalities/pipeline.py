@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 from triptych.core import logs
 from triptych.core.client import EngineClient
 from triptych.core.config import Config
-from triptych.core.errors import ConfigError, TriptychError
+from triptych.core.errors import ConfigError, TriptychError, UnknownModel
 from triptych.core.lazy import load
 from triptych.core.loop_thread import LoopThread, in_order
 from triptych.core.options.relevance import check_in_process, check_relevance
@@ -157,6 +157,11 @@ class Pipeline(ABC, Generic[ServiceT]):
                     yield each
 
         return self._loop.iterate(attempts)
+
+    def _check_model(self, name: str | None) -> None:
+        """Raise `UnknownModel` where an entry is for another model."""
+        if name is not None and name != self._model:
+            raise UnknownModel.among([self._model], str(name))
 
     def close(self) -> None:
         """Stop the engine and give its memory back. Closing twice is fine."""

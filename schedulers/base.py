@@ -122,12 +122,17 @@ def _has_nothing_to_warm() -> None:
     """Most models have what they need once they are loaded."""
 
 
+def _has_no_jobs_of_its_own(submit: Callable[[Job], None]) -> None:
+    """Most models run what clients ask for."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
     """A model ready to run: its policy, its device work, and how to release both.
 
     `connect` is told, on the loop's thread and before any job, how other threads have a call made
     there. `warm` begins, on threads of its own, what a first request of some kind would wait for.
+    `attach` is told, after `connect`, how the model runs jobs of its own, on the loop's thread.
     """
 
     name: str
@@ -136,6 +141,7 @@ class LoadedModel:
     close: Callable[[], None]
     connect: Callable[[Callable[[Callable[[], None]], None]], None] = _needs_no_way
     warm: Callable[[], None] = _has_nothing_to_warm
+    attach: Callable[[Callable[[Job], None]], None] = _has_no_jobs_of_its_own
 
 
 class ModelLoader(Protocol):

@@ -129,6 +129,10 @@ class Batcher(ABC, Generic[JobT, DraftT, RowT]):
             opened.is_paused = opened.job.is_paused = is_paused
             self._paused(opened)
 
+    def note_change(self) -> None:
+        """What a draft was made from has changed."""
+        self._version += 1
+
     def set_step_budget(self, budget_s: float) -> None:
         """How long a step may be; infinity where no other model has jobs."""
         self._step_budget_s = budget_s

@@ -97,6 +97,7 @@ class Engine:
             hooks=LoopHooks(
                 admit=self._admit,
                 refuse=self._refuse,
+                submit=self._submit,
                 is_idle=self._is_idle,
                 metrics=self.metrics,
             ),

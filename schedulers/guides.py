@@ -5,7 +5,8 @@ loop's thread. A row takes part in a step once its mask is there (`token_draft`)
 are followed in one go, so that they go on together; a grammar that is slow to follow, like one that
 is compiled, has its thread, where it keeps none of the others waiting. Where all of a step's masks
 take microseconds, as those of most grammars do, going to a thread and back takes longer: these are
-found at once. Knows no pages or steps.
+found at once. The first mask of a grammar is the same for every row: it is kept. Knows no pages or
+steps.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import logging
 import math
 import sys
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -30,12 +32,14 @@ from triptych.schedulers.executors import Clock, Executor
 
 SLOW_S: Final = 0.004
 """A row whose last mask took longer is followed apart from others, which do not wait for it."""
-AT_ONCE_S: Final = 0.002
+AT_ONCE_S: Final = 0.004
 """Masks of a step that take no longer, by its rows' last ones, are found on the loop's thread."""
 NUM_PROVEN: Final = 4
 """Masks that a row has had before that, none of them slow."""
 COOL_DOWN_S: Final = 60.0
 """After a mask found so that was slow after all, for so long all are found on threads again."""
+MAX_FIRSTS: Final = 64
+"""First masks that are kept for the next rows with the same grammar."""
 
 _log = logging.getLogger(__name__)
 
@@ -80,6 +84,8 @@ class Followed:
     num_left: int
 
 
+_First = tuple[str, tuple[int, ...], bool]
+
 Found = Sequence[tuple[Guide, Allowance | TriptychError]]
 """What may come next in some rows, or why nothing can."""
 
@@ -115,6 +121,7 @@ class Guides:
         self._start = start
         self._clock = clock
         self._at_once_from_s = -math.inf
+        self._firsts: OrderedDict[_First, Allowance] = OrderedDict()
         self._post: Post = lambda call: call()
         self._compiler: GrammarCompiler | None = None
         self._threads: tuple[SideThread, SideThread] | None = None
@@ -132,7 +139,12 @@ class Guides:
         """Compile a row's grammar, and find its first mask."""
         quick, slow = self._open_threads()
         is_known = self._compiler is not None and self._compiler.holds(row.guide.request.grammar)
-        (quick if is_known else slow).put(partial(self._report, [row]))
+        key = _first_of(row)
+        if is_known and not row.num_outputs and key in self._firsts:
+            self._firsts.move_to_end(key)
+            self.found([(row.guide, self._firsts[key])])
+            return
+        (quick if is_known else slow).put(partial(self._report_first, row))
 
     def follow(self, rows: Iterable[Followed]) -> None:
         """Find the next masks of rows that have drawn a token."""
@@ -174,7 +186,20 @@ class Guides:
             self._threads = self._start("triptych-masks"), self._start("triptych-grammars")
         return self._threads
 
+    def _keep_first(self, row: Followed, found: Found) -> None:
+        """Let other rows begin with what one has begun with; nothing if that was its end."""
+        ((_, first),) = found
+        if not row.num_outputs and isinstance(first, Allowance) and not first.is_complete:
+            self._firsts[_first_of(row)] = first
+            if len(self._firsts) > MAX_FIRSTS:
+                self._firsts.popitem(last=False)
+        self.found(found)
+
     # On the threads.
+
+    def _report_first(self, row: Followed) -> None:
+        found = [(row.guide, self._look(row))]
+        self._post(lambda: self._keep_first(row, found))
 
     def _report(self, rows: Sequence[Followed]) -> None:
         found = [(row.guide, self._look(row)) for row in rows]
@@ -212,6 +237,12 @@ class Guides:
         matcher = compiler.compile(request.grammar)
         sampling = request.sampling
         return TokenMatcher(matcher, compiler.vocabulary, sampling, is_jumping=_may_jump(sampling))
+
+
+def _first_of(row: Followed) -> _First:
+    """What the first mask of an answer follows from."""
+    request = row.guide.request
+    return request.grammar, request.sampling.stop_token_ids, request.sampling.min_tokens > 0
 
 
 def _may_jump(sampling: SamplingParams) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from typing import NoReturn
 
 from triptych.core.errors import (
     DeviceError,
@@ -37,6 +38,11 @@ _log = logging.getLogger(__name__)
 
 class EngineCrashed(RuntimeError):
     """The engine cannot go on in this process; its message is safe to show."""
+
+
+def crash(error: RankLost) -> NoReturn:
+    """On the loop's thread: end the engine, which has lost a part of itself."""
+    raise EngineCrashed(error.message)
 
 
 class FailureCounter:

@@ -46,6 +46,7 @@ class LocalClient:
         self._last_beat_s = engine.clock()
         self._death: TriptychError | None = None
         engine.on_beat = self._on_beat
+        engine.on_turn = self._flush
         engine.on_steps = lambda report: self._call(self._feed.deliver, report)
         self._thread = threading.Thread(target=self._run, name="triptych-engine", daemon=True)
         self._thread.start()
@@ -146,7 +147,13 @@ class LocalClient:
 
     def _put(self, output: Output) -> None:
         self._outbox.append(output)
-        if not self._is_collecting:
+
+    def _flush(self) -> None:
+        """Have a turn's outputs collected once its steps are launched.
+
+        Who collects them takes the interpreter's lock, for which the launch would wait.
+        """
+        if self._outbox and not self._is_collecting:
             self._is_collecting = True
             self._call(self._collect)
 

@@ -64,6 +64,7 @@ class LoopHooks:
 
     admit: Callable[[LoadedModel, Job], None]
     refuse: Callable[[Job, TriptychError], None]
+    submit: Callable[[Job], None]
     is_idle: Callable[[str], bool]
     metrics: Metrics
 
@@ -236,6 +237,7 @@ class ModelManager:
         entry.state, entry.progress, entry.loaded, entry.last_used_s = "ready", 1.0, loaded, now_s
         self.ready[name] = loaded
         loaded.connect(self._executors.post)
+        loaded.attach(self._hooks.submit)
         if name in self._costs:  # it was here before
             loaded.scheduler.costs.resume(self._costs[name])
         self._costs[name] = loaded.scheduler.costs

@@ -21,6 +21,7 @@ from triptych.core.tokens import TokenDelta, TokenRequest
 from triptych.schedulers.base import SchedulerStats
 from triptych.schedulers.batcher import Batcher
 from triptych.schedulers.guides import Found, Guide, Guides, Post
+from triptych.schedulers.page_exchange import PageExchange
 from triptych.schedulers.token_batch import COUNTERS, TokenBatch
 from triptych.schedulers.token_draft import UNCONSTRAINED, TokenDraft
 from triptych.schedulers.token_state import ScheduledRow, SequenceState
@@ -60,19 +61,26 @@ class TokenScheduler(Batcher[SequenceState, TokenDraft, Any]):
         """What is kept out of steps."""
         self.guides: Guides | None = None
         """What rows with grammars may draw; set before jobs come, where the model takes any."""
+        self.exchange = PageExchange()
+        """Where pages come from or go to beside this engine; set before jobs come."""
         self._guided: dict[Guide, SequenceState] = {}
         self._options = options
         self._state = self.tokens.state
 
     def connect(self, post: Post) -> None:
-        """Learn how the threads of guides reach the loop's."""
+        """Learn how threads of guides, and of those who carry pages, reach the loop's."""
+        self.exchange.connect(post)
         if self.guides is not None:
             self.guides.found = self._take_found
             self.guides.connect(post)
 
     def stats(self) -> SchedulerStats:
         """Counts for metrics: pages now, and totals of tokens, hits, evictions and preemptions."""
-        return self.tokens.with_pool_counters(super().stats())
+        return self.exchange.counted(self.tokens.with_pool_counters(super().stats()))
+
+    def row_of(self, job_id: str) -> SequenceState | None:
+        """The sequence of a job that has not ended."""
+        return self._jobs.get(job_id)
 
     def check(self) -> None:
         """Assert that every page, slot and row is accounted for."""
@@ -92,6 +100,7 @@ class TokenScheduler(Batcher[SequenceState, TokenDraft, Any]):
 
     def _joined(self, opened: SequenceState) -> None:
         self.tokens.add(opened)
+        self.exchange.joined(opened)
         self._begin(opened)
 
     def _begin(self, row: SequenceState) -> None:
@@ -109,6 +118,7 @@ class TokenScheduler(Batcher[SequenceState, TokenDraft, Any]):
     def _left(self, opened: SequenceState) -> None:
         if opened.guide is not None:
             self._guided.pop(opened.guide, None)
+        self.exchange.left(opened)
         self.tokens.close(opened)
 
     def _num_waiting(self) -> int:
@@ -190,6 +200,7 @@ class TokenScheduler(Batcher[SequenceState, TokenDraft, Any]):
 
     def _committed(self, now_s: float) -> None:
         """Have it found out, for all rows of the step at once, what their grammars allow next."""
+        self.exchange.committed()
         begun, self.tokens.begun = self.tokens.begun, []
         for row in begun:
             if not row.is_over:

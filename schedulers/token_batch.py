@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 from triptych.core.config import ScheduleOptions
@@ -115,11 +116,14 @@ class TokenBatch:
             self.state.release(row)
 
     def num_covered(self, row: SequenceState) -> int:
-        """Leading positions that are computed, in flight or cached."""
+        """Leading positions that are computed, in flight, cached or on their way."""
         if row.lease is not None:
             return row.num_booked
         page_size = self.pool.page_size
-        return len(self.pool.peek(row.lookup_keys(page_size))) * page_size
+        keys = row.lookup_keys(page_size)
+        num_found = len(self.pool.peek(keys))
+        num_arriving = sum(1 for _ in takewhile(self.state.arriving.__contains__, keys[num_found:]))
+        return (num_found + num_arriving) * page_size
 
     def progress(self, row: SequenceState) -> TokenProgress:
         """How far a sequence is."""
@@ -334,7 +338,8 @@ class TokenBatch:
 
     def _count_start(self, row: SequenceState) -> None:
         row.has_started = True
-        row.num_cached_tokens = row.num_booked
+        num_fetched = row.num_fetched_pages * self.pool.page_size
+        row.num_cached_tokens = max(0, row.num_booked - num_fetched)
         self._counters["prompt_tokens_total"] += row.num_prompt_tokens
         self._counters["cached_tokens_total"] += row.num_cached_tokens
 

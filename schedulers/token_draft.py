@@ -16,7 +16,8 @@ would do, and booking does just that. The rules, in the order they are applied:
   that they take half of it at most: neither can starve the other.
 - Rows with grammars wait for each other's masks, so that they share steps; rows without go on.
 - A waiting prompt for which there is no room may be passed by later ones, but only so often.
-- A waiting prompt whose next page some row is computing right now waits for that page.
+- A waiting prompt whose next page some row is computing right now, or that is on its way from
+  another engine, waits for that page.
 """
 
 from __future__ import annotations
@@ -266,10 +267,10 @@ class _Drafter:
         return row.awaited_key is not None and self._is_coming(row.awaited_key)
 
     def _is_coming(self, key: bytes) -> bool:
-        """Whether a row that is not held up computes the page called `key`."""
+        """Whether the page called `key` is fetched, or computed by a row that is not held up."""
         owner = self._state.computing.get(key)
         is_moving = owner is not None and not (owner.is_paused or owner.name in self._limits.names)
-        return key in self._claimed or is_moving
+        return key in self._claimed or key in self._state.arriving or is_moving
 
     def _find_awaited(self, row: SequenceState, num_found: int) -> bytes | None:
         """The last of the pages that `row` lacks and that are coming in one go.

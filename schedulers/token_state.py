@@ -35,7 +35,7 @@ class SequenceState(Unit):
     `num_bound_pages` how many of its pages the runner knows. One that `is_over` may still be in
     flight. `num_forced` of its last tokens were not drawn but
     follow from its grammar, by its `guide`, and are yet to be computed together. Its `thoughts` may
-    go before what the grammar prescribes.
+    go before what the grammar prescribes. `num_fetched_pages` were computed for it elsewhere.
     """
 
     name: str
@@ -63,6 +63,7 @@ class SequenceState(Unit):
     num_unknown: int = 0
     num_forced: int = 0
     num_cached_tokens: int = 0
+    num_fetched_pages: int = 0
     num_preemptions: int = 0
     num_times_passed: int = 0
     awaited_key: bytes | None = None
@@ -302,12 +303,20 @@ class TokenState:
         self.leaving: set[SequenceState] = set()
         self.retries: deque[list[ScheduledRow]] = deque()
         self.computing: dict[bytes, SequenceState] = {}
+        self.arriving: set[bytes] = set()
+        """Pages that come from another engine (`schedulers.page_exchange`)."""
+        self.carried: set[Lease] = set()
+        """Of pages on their way from or to other engines."""
         self.free_slots = list(range(options.max_batch_size))
 
     @property
     def max_rows(self) -> int:
         """Rows that may run at once: at most half a step's tokens, so that prompts get the rest."""
         return min(self.options.max_batch_size, max(1, self.options.max_batch_input_tokens // 2))
+
+    def is_coming(self, key: bytes) -> bool:
+        """Whether a page is being computed, here or elsewhere."""
+        return key in self.computing or key in self.arriving
 
     def is_protected(self, row: SequenceState) -> bool:
         """Whether `row` gave way so often that it takes all its pages when it starts."""
@@ -422,7 +431,8 @@ class TokenState:
         assert sorted(slots) == list(range(self.options.max_batch_size)), "a slot is lost"
         leases = {row.lease for row in holders}
         assert None not in leases
-        assert len(leases) == len(holders) == self.pool.num_leases, "a lease is lost"
+        assert len(leases) == len(holders), "two rows hold a lease"
+        assert len(leases | self.carried) == self.pool.num_leases, "a lease is lost"
         assert all(row.num_in_flight for row in self.leaving)
         assert set(self.computing.values()) <= running, "a page is awaited from no running row"
         for row in holders:

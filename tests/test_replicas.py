@@ -9,9 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from triptych import cli
+from triptych.core.cluster import engine_resources
 from triptych.core.config import Config, DeviceOptions, ReplicaOptions, ServerOptions
 from triptych.core.errors import ConfigError
-from triptych.replicas.plan import ReplicaPlan, engine_resources
+from triptych.replicas.plan import ReplicaPlan
 from triptych.replicas.scaling import PAGE_USE, QUEUE_S, QueueScaling, replicas_needed
 
 

@@ -1,7 +1,9 @@
 """One rank's part of a decoder: what its configuration is when the model is divided.
 
 Owns what is divided and how far that goes. Heads, features of MLPs and the vocabulary are; norms
-and the residual stream are whole on every rank (Shoeybi et al. 2019, arXiv:1909.08053).
+and the residual stream are whole on every rank (Shoeybi et al. 2019, arXiv:1909.08053). Of a
+mixture of experts a rank has features of each, or some whole (Lepikhin et al. 2020,
+arXiv:2006.16668).
 """
 
 from __future__ import annotations
@@ -11,10 +13,13 @@ from dataclasses import replace
 from triptych.core.errors import ConfigError
 from triptych.core.layers.attention import AttentionConfig
 from triptych.core.layers.decoder import DecoderConfig
+from triptych.core.layers.moe import MoeConfig
 from triptych.core.layers.shards import even_shard, feature_shard, head_shards
 
 
-def divide(config: DecoderConfig, rank: int, num_ranks: int) -> DecoderConfig:
+def divide(
+    config: DecoderConfig, rank: int, num_ranks: int, *, by_experts: bool = False
+) -> DecoderConfig:
     """The configuration of `rank`. Raises `ConfigError` where there are too many ranks."""
     most = min(
         config.intermediate_size,
@@ -27,13 +32,27 @@ def divide(config: DecoderConfig, rank: int, num_ranks: int) -> DecoderConfig:
             " a query head for each; lower it."
         )
     features = feature_shard(config.intermediate_size, rank, num_ranks)
+    moe = config.moe
     return replace(
         config,
         attention=tuple(_divide_heads(layer, rank, num_ranks) for layer in config.attention),
         intermediate_size=features.length,
         features=features,
         vocabulary=even_shard(config.vocab_size, rank, num_ranks),
+        moe=None if moe is None else _divide_experts(moe, rank, num_ranks, by_experts=by_experts),
     )
+
+
+def _divide_experts(moe: MoeConfig, rank: int, num_ranks: int, *, by_experts: bool) -> MoeConfig:
+    most = moe.num_experts if by_experts else moe.intermediate_size
+    if num_ranks > most:
+        raise ConfigError(
+            f"--tensor-parallel-size {num_ranks}: this model's experts can be divided by {most} at"
+            " most; lower it."
+        )
+    if by_experts:
+        return replace(moe, experts=even_shard(moe.num_experts, rank, num_ranks))
+    return replace(moe, features=feature_shard(moe.intermediate_size, rank, num_ranks))
 
 
 def _divide_heads(config: AttentionConfig, rank: int, num_ranks: int) -> AttentionConfig:

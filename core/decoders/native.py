@@ -85,18 +85,17 @@ class NativeBlueprint:
             self._encoding = encoding.as_plain()
         self.is_deterministic = False
 
-    def join(self, group: RankGroup) -> None:
-        """Be this rank's part of the model from now on; first `check_divisible`."""
-        self.config = divide(self.config, group.rank, group.num_ranks)
+    def join(self, group: RankGroup, *, by_experts: bool = False) -> None:
+        """Be this rank's part of the model from now on; first `check_divisible`.
+
+        With `by_experts` a rank has whole experts of a mixture, not a part of each.
+        """
+        self.config = divide(self.config, group.rank, group.num_ranks, by_experts=by_experts)
         self._group = group
 
-    def check_divisible(self, num_ranks: int) -> None:
+    def check_divisible(self, num_ranks: int, *, by_experts: bool = False) -> None:
         """Raise `ConfigError` for a model that cannot be divided by so many ranks."""
-        if self.config.moe is not None:
-            raise ConfigError(
-                "--tensor-parallel-size: mixtures of experts are not divided yet; leave it out."
-            )
-        divide(self.config, 0, num_ranks)
+        divide(self.config, 0, num_ranks, by_experts=by_experts)
         sketch = Decoder(self.config, dtype=self.dtype, device=torch.device("meta"))
         targets = decoder_targets(sketch, encoding=self._encoding)
         formats = {t.format.name for t in targets if isinstance(t, ProjectionTarget) and t.format}

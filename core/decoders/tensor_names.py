@@ -245,17 +245,16 @@ def mlp_targets(
 
 
 def _moe_targets(prefix: str, moe: MoeMlp, encoding: WeightEncoding) -> Iterator[Target]:
-    """The tensors of a router and of all experts, by the names of the family."""
+    """The tensors of a router and of this rank's experts, by the names of the family."""
     names = _MIXTRAL if moe.config.has_mixtral_names else _EXPERTS
     prefix = f"{prefix.rpartition('.')[0]}.{names.module}"
     yield TensorTarget(f"{prefix}.gate.weight", moe.router.weight_OI)
-    features = Shard.whole(moe.config.intermediate_size)
-    for number, expert in enumerate(moe.experts):
+    for number, expert in enumerate(moe.experts, moe.shard.first):
         place = f"{prefix}.experts.{number}"
-        rows = {names.gate: features, names.up: features}
+        rows = {names.gate: moe.features, names.up: moe.features}
         yield from _fused_targets(place, expert.gate_up, rows, encoding)
         rows = {names.down: Shard.whole(expert.down.num_outputs)}
-        yield from _fused_targets(place, expert.down, rows, encoding)
+        yield from _fused_targets(place, expert.down, rows, encoding, moe.features)
 
 
 def _fused_targets(

@@ -138,17 +138,17 @@ def rank_device(options: DeviceOptions, rank: int) -> str:
     spec = options.device
     match = _SPEC.fullmatch(spec)
     numbers = (match[1] or "0").split(",") if match else []
-    if len(numbers) > 1 and len(numbers) == options.tensor_parallel_size:
+    if len(numbers) > 1 and len(numbers) == options.num_devices:
         return f"gpu:{numbers[rank]}"
     if len(numbers) > 1 or rank == 0 or not torch.cuda.is_available() or spec == "cpu":
         return spec
     return f"gpu:{int(numbers[0] if numbers else 0) + rank}"
 
 
-def share_cores(options: DeviceOptions) -> None:
+def share_cores(options: DeviceOptions, num_ranks: int) -> None:
     """Leave the other ranks on this CPU their part of the cores, unless `--threads` says more."""
     if not options.threads:
-        torch.set_num_threads(max(1, usable_cores().count // options.tensor_parallel_size))
+        torch.set_num_threads(max(1, usable_cores().count // num_ranks))
 
 
 def open_device(options: DeviceOptions) -> tuple[Device, Ledger]:

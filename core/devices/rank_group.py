@@ -7,6 +7,8 @@ cannot raises or waits, and its process ends (see `core.engine.ranks`).
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -20,21 +22,27 @@ _TIMEOUT = timedelta(minutes=10)
 class RankGroup:
     """This process's place among the ranks, `rank` of `num_ranks`."""
 
-    def __init__(self, backend: Any, *, is_ordered: bool) -> None:
-        self.rank: int = backend.rank()
-        self.num_ranks: int = backend.size()
-        self._backend = backend
-        self._is_ordered = is_ordered
+    def __init__(
+        self, store: Any, rank: int, num_ranks: int, open_backend: Callable[..., Any]
+    ) -> None:
+        self.rank, self.num_ranks = rank, num_ranks
+        self._store, self._open_backend = store, open_backend
+        self._backend = open_backend(store, rank, num_ranks)
+        self._is_ordered = open_backend is not _nccl
 
     @classmethod
     def join(cls, file: str, rank: int, num_ranks: int, device: torch.device) -> RankGroup:
         """Meet the others at a new file; returns when all are there."""
         store = dist.FileStore(file, num_ranks)  # type: ignore[attr-defined]  # not in `__all__`
-        is_gpu = device.type == "cuda"
-        backend = (_nccl if is_gpu else _gloo)(store, rank, num_ranks)
-        group = cls(backend, is_ordered=not is_gpu)
+        group = cls(store, rank, num_ranks, _nccl if device.type == "cuda" else _gloo)
         group.broadcast(torch.zeros(1, device=device))  # NCCL meets at the first call
         return group
+
+    def part(self, ranks: Sequence[int]) -> RankGroup:
+        """Some ranks among themselves, this one with them: each of them calls it."""
+        kind: Any = dist.PrefixStore  # type: ignore[attr-defined]  # not in `__all__`
+        store = kind(f"part {list(ranks)}", self._store)
+        return RankGroup(store, ranks.index(self.rank), len(ranks), self._open_backend)
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """The sum over ranks, the same bits on all; `x` may be overwritten.
@@ -42,15 +50,31 @@ class RankGroup:
         On a CPU it is added up in the order of ranks, so that a row's sum does not follow from its
         place in the batch, as it does where ranks add up different parts of a tensor.
         """
-        x = x.contiguous()
         if not self._is_ordered:
+            x = x.contiguous()
             self._backend.allreduce([x]).wait()
             return x
+        total, *others = self.all_gather(x)
+        for part in others:
+            total.add_(part)
+        return total
+
+    def all_gather(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Every rank's `x`, of one shape, on all."""
         parts = x.new_empty(self.num_ranks, *x.shape).unbind()
-        self._backend.allgather([list(parts)], [x]).wait()
-        for part in parts[1:]:
-            parts[0].add_(part)
-        return parts[0]
+        self._backend.allgather([list(parts)], [x.contiguous()]).wait()
+        return parts
+
+    def exchange(
+        self, parts: Sequence[torch.Tensor], shapes: Sequence[Sequence[int]]
+    ) -> list[torch.Tensor]:
+        """Send each rank its part. Returns what each has sent here, which is of such a shape."""
+        sent = torch.cat([part.flatten() for part in parts])
+        sizes = [math.prod(shape) for shape in shapes]
+        received = sent.new_empty(sum(sizes))
+        to = [part.numel() for part in parts]
+        self._backend.alltoall_base(received, sent, sizes, to).wait()
+        return [x.view(*shape) for x, shape in zip(received.split(sizes), shapes, strict=True)]
 
     def gather(self, x: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
         """Every rank's `x`, of one shape, on rank 0; `None` elsewhere."""

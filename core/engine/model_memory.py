@@ -127,7 +127,7 @@ class ModelMemory:
             if wanted:
                 raise ConfigError(
                     "--device-graph-capture: steps of a divided model are not captured yet; leave"
-                    " it or --tensor-parallel-size out."
+                    " it out, or have the model on one device."
                 )
             captures = False
         if self._config.debug.debug_verify_replay and not captures:

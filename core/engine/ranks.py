@@ -1,6 +1,6 @@
 """The processes of the ranks beside rank 0, which is the engine's own.
 
-Owns their lives and what they are told: a configuration, the number of pages, plans. A rank's
+Owns their lives and what they are told: a configuration, the size of caches, plans. A rank's
 process (`triptych.rank_process`) builds its part of one model and runs every plan that rank 0 runs,
 in the same order; what they tell each other within a step is `core.devices.rank_group`'s. It speaks
 `core.transport.control` with the process that started it, as that does with its supervisor: it ends
@@ -22,7 +22,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from msgspec import structs
@@ -32,9 +32,8 @@ from triptych.core.devices.device import Device, rank_device
 from triptych.core.devices.rank_group import RankGroup
 from triptych.core.engine.rank_sampler import LeadingSampler
 from triptych.core.engine.text_head import TokenSampler
-from triptych.core.engine.token_runner import PendingTokens, TokenRunner
 from triptych.core.errors import DeviceError, ErrorInfo, RankLost, from_info
-from triptych.core.plan import Plan, TokenPlan
+from triptych.core.plan import PendingStep, Plan, Runner
 from triptych.core.transport.control import Failed, FromChild, Phase, Ready
 from triptych.core.typed import decode_msgpack
 from triptych.core.weights.resolve import ResolvedModel
@@ -44,7 +43,7 @@ _START_TIMEOUT_S = 120.0
 _END_TIMEOUT_S = 5.0
 _log = logging.getLogger(__name__)
 _decode_note = msgspec.json.Decoder(FromChild).decode
-_decode_plan = msgspec.msgpack.Decoder(TokenPlan).decode
+PlanT = TypeVar("PlanT", bound=Plan)
 
 
 class RankSetup(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,13 +55,13 @@ class RankSetup(msgspec.Struct, frozen=True, kw_only=True):
     config: Config
     model: ResolvedModel
     rank: int
+    num_ranks: int
     meeting_file: str
     plans_fd: int = -1
 
     def join(self, device: Device) -> RankGroup:
         """Meet the other ranks."""
-        num_ranks = self.config.device.tensor_parallel_size
-        return RankGroup.join(self.meeting_file, self.rank, num_ranks, device.torch)
+        return RankGroup.join(self.meeting_file, self.rank, self.num_ranks, device.torch)
 
 
 class RankLoader(Protocol):
@@ -73,7 +72,7 @@ class RankLoader(Protocol):
 
 
 class Plans:
-    """A rank's end of what rank 0 tells: first the number of pages, then plans."""
+    """A rank's end of what rank 0 tells: how many pages there are, if any; then plans."""
 
     def __init__(self, fd: int) -> None:
         self._connection = Connection(fd)
@@ -82,16 +81,12 @@ class Plans:
         """How many pages the cache has on every rank. Raises `EOFError` where loading failed."""
         return decode_msgpack(self._connection.recv_bytes(), int)
 
-    def run(self, runner: TokenRunner) -> None:
+    def run(self, launch: Callable[[PlanT], Any], kind: type[PlanT]) -> None:
         """Run plans until rank 0 closes the line."""
-        while (plan := self._next()) is not None:
-            runner.launch(plan)
-
-    def _next(self) -> TokenPlan | None:
-        try:
-            return _decode_plan(self._connection.recv_bytes())
-        except EOFError:
-            return None
+        decode = msgspec.msgpack.Decoder(kind).decode
+        with suppress(EOFError):
+            while True:
+                launch(decode(self._connection.recv_bytes()))
 
 
 class RankProcess:
@@ -104,6 +99,7 @@ class RankProcess:
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self._on_end: Callable[[], None] | None = None
+        self._has_ended = False
         self._notes: queue.SimpleQueue[FromChild | None] = queue.SimpleQueue()
         self._process: subprocess.Popen[bytes] | None = None
         ours, self._theirs = socket.socketpair()
@@ -141,7 +137,7 @@ class RankProcess:
     def watch(self, on_end: Callable[[], None]) -> None:
         """Have `on_end` called when it ends by itself; more than once, it may be."""
         self._on_end = on_end
-        if not self._thread.is_alive():
+        if self._has_ended:  # perhaps before it was to be called
             on_end()
 
     def close(self) -> None:
@@ -162,6 +158,7 @@ class RankProcess:
             _log.exception("rank %d could not be started or understood", self.rank)
         finally:
             self._notes.put(None)
+            self._has_ended = True
             if self._on_end is not None:
                 self._on_end()
 
@@ -193,20 +190,21 @@ class Ranks:
         self._stack = stack
 
     @classmethod
-    def start(cls, config: Config, model: ResolvedModel, device: Device) -> Ranks:
+    def start(cls, config: Config, model: ResolvedModel, device: Device, num_ranks: int) -> Ranks:
         """Start the processes and meet them. Raises `SetupError`; then none is left."""
-        num_ranks = config.device.tensor_parallel_size
         processes = [RankProcess(rank) for rank in range(1, num_ranks)]
         with ExitStack() as stack:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="triptych-"))
             file = f"{folder}/ranks"
-            setup = RankSetup(config=config, model=model, rank=0, meeting_file=file)
+            setup = RankSetup(
+                config=config, model=model, rank=0, num_ranks=num_ranks, meeting_file=file
+            )
             for process in processes:
                 stack.callback(process.close)
                 process.start(_setup_of(process, setup))
             for process in processes:
                 process.expect(Phase, _START_TIMEOUT_S)
-            return cls(setup.join(device), processes, stack.pop_all())
+            return cls(_meet(setup, device, processes), processes, stack.pop_all())
 
     def tell_num_pages(self, num_pages: int) -> None:
         """Have them load their parts, with a cache of so many pages."""
@@ -224,7 +222,7 @@ class Ranks:
         """Rank 0's."""
         return LeadingSampler(sampler, self.group)
 
-    def leading_runner(self, runner: TokenRunner) -> LeadingRunner:
+    def leading_runner(self, runner: Runner) -> LeadingRunner:
         """Rank 0's, once all have loaded their parts. Raises what one of them failed for."""
         for process in self._processes:
             process.expect(Ready)
@@ -243,11 +241,10 @@ class Ranks:
 class LeadingRunner:
     """Implements `core.plan.Runner` on rank 0: the others run every plan, too."""
 
-    def __init__(self, runner: TokenRunner, ranks: Ranks) -> None:
+    def __init__(self, runner: Runner, ranks: Ranks) -> None:
         self._runner, self._ranks = runner, ranks
-        self.stream = runner.stream
 
-    def launch(self, plan: Plan) -> PendingTokens:
+    def launch(self, plan: Plan) -> PendingStep:
         """Raises `RankLost` whatever went wrong: the ranks may be at different places by then."""
         try:
             self._ranks.tell(plan)
@@ -258,6 +255,32 @@ class LeadingRunner:
     def close(self) -> None:
         """Let go of rank 0's part."""
         self._runner.close()
+
+
+def _meet(setup: RankSetup, device: Device, processes: Sequence[RankProcess]) -> RankGroup:
+    """Meet them. Raises `SetupError` as soon as one has ended, which no meeting notices.
+
+    Then the thread that still waits for it is left behind; the file it waits at is taken away.
+    """
+    found: queue.SimpleQueue[RankGroup | RankProcess | Exception] = queue.SimpleQueue()
+
+    def join() -> None:
+        try:
+            found.put(setup.join(device))
+        except Exception as error:  # whatever it is, it is raised below
+            found.put(error)
+
+    for process in processes:
+        process.watch(partial(found.put, process))
+    threading.Thread(target=join, name="triptych-meeting", daemon=True).start()
+    met = found.get()
+    if isinstance(met, RankProcess):
+        met.expect(Ready)  # which it has not said, and never will: raises what it failed for
+    if isinstance(met, RankGroup):
+        return met
+    raise DeviceError("The ranks did not meet; the log says why.") from (
+        met if isinstance(met, Exception) else None
+    )
 
 
 def _setup_of(process: RankProcess, setup: RankSetup) -> RankSetup:

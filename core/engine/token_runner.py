@@ -128,6 +128,11 @@ class TokenRunner:
         self._uploads = Uploads(device)
         self.stream = StepStream(device, is_urgent=True)
 
+    @property
+    def kv(self) -> KvCache:
+        """The cache that steps read and write."""
+        return self._kv
+
     def launch(self, plan: Plan) -> PendingTokens:
         """Start `plan`; on a CPU the work is done when this returns.
 

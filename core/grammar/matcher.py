@@ -59,6 +59,7 @@ class TokenMatcher:
         self._stop_ids = frozenset(sampling.stop_token_ids)
         self._stop_words = vocabulary.bits(self._stop_ids)
         self._text_words = vocabulary.text_words & ~self._stop_words
+        self._found = np.zeros(vocabulary.num_library_words, "<u4")
 
     def follow(self, token_ids: Sequence[int], num_outputs: int, num_left: int) -> Allowance:
         """Take `token_ids` in, with which a row has `num_outputs` and may draw `num_left` more.
@@ -72,19 +73,19 @@ class TokenMatcher:
         while found := self._forced(num_left - len(forced)):
             if not self._is_jumping or not num_outputs:
                 words = self._vocabulary.bits(found[:1])
-                return Allowance(allowed=_packed(words), elapsed_s=time.thread_time() - started_s)
+                return Allowance(allowed=words.tobytes(), elapsed_s=time.thread_time() - started_s)
             forced += found
             self._matcher.consume_tokens(found)
-        words = self._mask(num_outputs + len(forced))
+        allowed = self._mask(num_outputs + len(forced))
         elapsed_s = time.thread_time() - started_s
         if elapsed_s > MAX_MASK_S:
             raise InvalidRequest("The grammar, or schema, takes too long to follow: simplify it.")
-        is_over = self._matcher.is_stopped() or not words.any()
+        is_over = self._matcher.is_stopped() or allowed == self._vocabulary.no_tokens
         if is_over and not self._matcher.is_accepting():
             raise InvalidRequest(
                 "The grammar, or schema, needs a token here that is special or a stop token."
             )
-        return Allowance(tuple(forced), b"" if is_over else _packed(words), is_over, elapsed_s)
+        return Allowance(tuple(forced), b"" if is_over else allowed, is_over, elapsed_s)
 
     def _forced(self, num_left: int) -> list[int]:
         """The tokens that must come next, up to the first that would end the row."""
@@ -95,15 +96,11 @@ class TokenMatcher:
         found = found[: next(ends, len(found))]
         return found if self._matcher.validate_tokens(found) == len(found) else []
 
-    def _mask(self, num_outputs: int) -> Words:
-        data = self._matcher.compute_bitmask()
+    def _mask(self, num_outputs: int) -> bytes:
+        self._matcher.unsafe_compute_mask_ptr(self._found.ctypes.data, self._found.nbytes)
         if self._matcher.is_error():
             raise refusal(self._matcher)
-        words: Words = np.frombuffer(data, "<u4", self._vocabulary.num_words) & self._text_words
+        words: Words = self._found[: self._vocabulary.num_words] & self._text_words
         if num_outputs >= self._min_tokens and self._matcher.is_accepting():
             words |= self._stop_words
-        return words
-
-
-def _packed(words: Words) -> bytes:
-    return words.astype("<u4").tobytes()
+        return words.tobytes()

@@ -40,12 +40,14 @@ class GrammarVocabulary:
         self._bytes = TokenBytes(tokenizer)
         self.vocab_size = vocab_size
         self.num_words = -(-vocab_size // 32)
+        self.no_tokens = bytes(4 * self.num_words)
         tokens = [self._text(token_id) for token_id in range(vocab_size)]
         self.text_words = self.bits(n for n, text in enumerate(tokens) if text)
         self._lead = next((lead for lead in _LEADS if self._keeps_texts(lead)), None)
         self.is_canonical = self._lead is not None
         # The end of a text is a token of its own behind all others: a row has its own stop tokens.
         texts = _Texts([*tokens, b"\xff<end>"])
+        self.num_library_words = -(-len(texts.tokens) // 32)
         self.library = LLTokenizer(TokenizerWrapper(texts))
         texts.tokenize = self.tokenize if self.is_canonical else self.library.greedy_tokenize
 
@@ -58,7 +60,7 @@ class GrammarVocabulary:
         """A mask of `token_ids` alone."""
         wanted = np.zeros(self.num_words * 32, np.uint8)
         wanted[list(token_ids)] = 1
-        return np.packbits(wanted, bitorder="little").view("<u4").astype(np.uint32)
+        return np.packbits(wanted, bitorder="little").view("<u4")
 
     def tokenize(self, text: str) -> list[int]:
         """The tokens of `text` in the midst of others."""

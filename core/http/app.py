@@ -30,6 +30,7 @@ from triptych.core.http.dialects import Dialect
 from triptych.core.http.disconnect import FollowClient, InFlight
 from triptych.core.http.engine_events import EngineEvents, engine_events_router
 from triptych.core.http.errors import handle_error
+from triptych.core.http.explain import explain_router
 from triptych.core.http.files.shelf import FileShelf
 from triptych.core.http.health import health_router
 from triptych.core.http.metrics import HttpMetrics, metrics_router
@@ -116,9 +117,11 @@ def create_app(
     metrics.watch(client.status, lambda: len(in_flight))
     health = health_router(client.status, lambda: in_flight.is_draining)
     events = engine_events_router(EngineEvents(client, cards, in_flight))
+    explained = explain_router(client)
     app.add_route("/openapi.json", _Reference(app).show, include_in_schema=False)
     routes = list(app.routes)
-    for router in (*routers, health, metrics_router(metrics), events, models_router(cards)):
+    own = (health, metrics_router(metrics), events, explained, models_router(cards))
+    for router in (*routers, *own):
         routes += router.routes
         app.include_router(router)
     app.state.routes = tuple(routes)

@@ -103,15 +103,21 @@ class PagePool:
 
     def acquire(self, keys: Sequence[bytes] = ()) -> Lease:
         """Find the longest cached beginning of `keys` and hold it, in one call."""
-        lease = Lease(self.peek(keys))
-        lease.num_published = len(lease)
-        for page_id in lease.page_ids:
+        lease = Lease()
+        self._leases.add(lease)
+        self.follow(lease, keys)
+        self.counters.num_hits += len(lease)
+        return lease
+
+    def follow(self, lease: Lease, keys: Sequence[bytes]) -> None:
+        """Hold those of `keys` that can be found, up to the first that cannot, in `lease`, too."""
+        assert lease.num_published == len(lease), "its last page is not full"
+        for page_id in self.peek(keys):
             if not self._num_holders[page_id]:
                 del self._cached[page_id]
             self._num_holders[page_id] += 1
-        self._leases.add(lease)
-        self.counters.num_hits += len(lease)
-        return lease
+            lease.page_ids.append(page_id)
+            lease.num_published += 1
 
     def extend(self, lease: Lease, num_pages: int) -> None:
         """Add `num_pages` blank pages to `lease`, evicting cached ones where none is free."""

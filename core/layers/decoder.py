@@ -169,7 +169,9 @@ def _mlp(
     moe = config.moe
     if moe is None or layer in moe.dense_layers:
         return Mlp(config, dtype, device, group)
-    return MoeMlp(moe, config.hidden_size, config.activation, dtype=dtype, device=device)
+    return MoeMlp(
+        moe, config.hidden_size, config.activation, dtype=dtype, device=device, group=group
+    )
 
 
 def _norm(config: DecoderConfig, *, dtype: torch.dtype, device: torch.device) -> RMSNorm:

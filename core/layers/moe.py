@@ -13,13 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from triptych.core.kernels.gated import gelu_and_mul, silu_and_mul
 from triptych.core.kernels.routing import route
 from triptych.core.layers.linear import Linear
+from triptych.core.layers.shards import Shard
+
+if TYPE_CHECKING:
+    from triptych.core.devices.rank_group import RankGroup
 
 _WHOLE_VALUES = 2**15
 """So many values torch computes on one thread, row by row; of more, a row may be cut anywhere, and
@@ -31,7 +35,8 @@ class MoeConfig:
     """How many experts there are, and how they are chosen. All layers but `dense_layers` have them.
 
     With `renormalizes` the weights of a token's experts add up to one. Checkpoints name their
-    tensors as Mixtral's do, or as most others.
+    tensors as Mixtral's do, or as most others. In a model that is divided over ranks, `experts` are
+    this one's, or `features` those that it has of each.
     """
 
     num_experts: int
@@ -40,6 +45,8 @@ class MoeConfig:
     renormalizes: bool = True
     has_mixtral_names: bool = False
     dense_layers: frozenset[int] = frozenset()
+    experts: Shard | None = None
+    features: Shard | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +63,10 @@ def has_grouped_products(device: torch.device) -> bool:
 
 
 class MoeMlp:
-    """The sum of `weight * expert(x)` over a token's experts."""
+    """The sum of `weight * expert(x)` over a token's experts.
+
+    With a `group` each rank adds up what it has of them, and the ranks add up their sums.
+    """
 
     def __init__(
         self,
@@ -66,10 +76,16 @@ class MoeMlp:
         *,
         dtype: torch.dtype,
         device: torch.device,
+        group: RankGroup | None = None,
     ) -> None:
-        num_experts, features = config.num_experts, config.intermediate_size
+        self.shard = config.experts or Shard.whole(config.num_experts)
+        self.features = config.features or Shard.whole(config.intermediate_size)
+        num_experts, features = self.shard.length, self.features.length
         self.config = config
-        self.router = Linear(hidden_size, num_experts, has_bias=False, dtype=dtype, device=device)
+        self._group = group
+        self.router = Linear(
+            hidden_size, config.num_experts, has_bias=False, dtype=dtype, device=device
+        )
         self._activation = activation
         self._gate = silu_and_mul if activation == "silu" else gelu_and_mul
         self._all: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -102,6 +118,9 @@ class MoeMlp:
         )
         run = self._one_by_one if self._all is None else self._together
         y_TC = run(x_TC, weights_TX, experts_TX)
+        if self._group is not None:
+            y_TC = self._group.sum(y_TC)
+        y_TC = y_TC.to(x_TC.dtype)
         return y_TC if residual_TC is None else residual_TC + y_TC
 
     def _together(
@@ -110,6 +129,11 @@ class MoeMlp:
         from triptych.core.kernels.triton.moe import moe_mlp
 
         assert self._all is not None
+        if self.shard.length < self.shard.total:  # the others' weigh nothing, but take their turns
+            local_TX = experts_TX - self.shard.first
+            is_here = (local_TX >= 0) & (local_TX < self.shard.length)
+            weights_TX = weights_TX * is_here
+            experts_TX = local_TX % self.shard.length
         is_deterministic = self.router.is_deterministic
         y_TC: torch.Tensor = moe_mlp(
             x_TC, *self._all, weights_TX, experts_TX, self._activation, is_deterministic
@@ -119,14 +143,19 @@ class MoeMlp:
     def _one_by_one(
         self, x_TC: torch.Tensor, weights_TX: torch.Tensor, experts_TX: torch.Tensor
     ) -> torch.Tensor:
-        """In the order of their numbers, so that a token's sum does not depend on others."""
+        """In the order of their numbers, so that a token's sum does not depend on others.
+
+        In float32.
+        """
         total_TC = torch.zeros_like(x_TC, dtype=torch.float32)
         rows = max(1, _WHOLE_VALUES // self.config.intermediate_size)
         for number in experts_TX.unique().tolist():
-            expert = self.experts[number]
+            if number not in self.shard:
+                continue
+            expert = self.experts[number - self.shard.first]
             tokens, places = torch.where(experts_TX == number)
             for tokens_N, places_N in zip(tokens.split(rows), places.split(rows), strict=True):
                 hidden_NF = self._gate(expert.gate_up(x_TC[tokens_N]))
                 y_NC = expert.down(hidden_NF, out_dtype=torch.float32)
                 total_TC[tokens_N] += y_NC * weights_TX[tokens_N, places_N, None]
-        return total_TC.to(x_TC.dtype)
+        return total_TC

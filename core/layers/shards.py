@@ -23,6 +23,10 @@ class Shard:
         """All of them."""
         return cls(0, total, total)
 
+    def __contains__(self, item: int) -> bool:
+        """Whether this part has the item of that number in the whole."""
+        return self.first <= item < self.first + self.length
+
     @property
     def slice(self) -> slice:
         """Where they are in the whole."""

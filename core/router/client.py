@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ import msgspec
 from triptych.core.client import EngineStatus
 from triptych.core.errors import Draining, EngineDown, PayloadTooLarge, TriptychError
 from triptych.core.job import Job, Output
+from triptych.core.logs import fields
 from triptych.core.router.beats import ReplicaBeat, joint_status
 from triptych.core.router.request import RoutedRequest
 from triptych.core.step_feed import StepFeed, StepSink
@@ -27,6 +28,8 @@ from triptych.core.transport.messages import MAX_MESSAGE_BYTES, MessageCodec
 
 MAX_TRIES = 4
 """Replicas that a job which has not begun is sent to, one after the other."""
+MAX_EXPLAINED = 1024
+"""Jobs, the latest ones, of which it is known where they went and why."""
 BEAT_S = 1.0
 _GIVEN_UP_S = 10.0  # a beat this old is no news of its replica any more
 _UNBEGUN = frozenset({EngineDown.code, Draining.code})
@@ -68,6 +71,7 @@ class ReplicatedClient:
         self._feed = StepFeed(lambda is_on: None)
         self._jobs: dict[str, asyncio.Task[None]] = {}
         self._gates: dict[str, asyncio.Event] = {}
+        self._routed: dict[str, RoutedRequest] = {}
         self._beats: dict[str, tuple[float, ReplicaBeat]] = {}
         self._num_lost = 0
         self._decode_beat = msgspec.msgpack.Decoder(ReplicaBeat).decode
@@ -90,7 +94,10 @@ class ReplicatedClient:
                 ),
             )
             return stream
-        routed = RoutedRequest.of(model, request)
+        routed = RoutedRequest.of(model, request)._replace(choices=[])
+        self._routed[job_id] = routed
+        if len(self._routed) > MAX_EXPLAINED:
+            del self._routed[next(iter(self._routed))]
         self._gates[job_id] = asyncio.Event()
         self._gates[job_id].set()
         task = self._jobs[job_id] = asyncio.create_task(self._run(job_id, routed, message))
@@ -106,6 +113,14 @@ class ReplicatedClient:
     async def load(self, model: str) -> None:
         """Load `model` on every replica (`EngineClient.load`)."""
         await self._replicas.load(model)
+
+    def explain(self, call_id: str) -> Mapping[str, RoutedRequest]:
+        """Where the jobs of a call went and why, by their ids; of one long ago there is nothing."""
+        return {
+            job_id: routed
+            for job_id, routed in self._routed.items()
+            if job_id.partition(".")[0] == call_id
+        }
 
     def watch(self, sink: StepSink) -> Callable[[], None]:
         """Have every report of steps given to `sink`, a beat late (`EngineClient.watch`)."""
@@ -128,6 +143,9 @@ class ReplicatedClient:
             for _ in range(MAX_TRIES):
                 if await self._try(job_id, routed, message):
                     return
+                tried = tuple(choice.replica for choice in routed.choices or ())
+                routed = routed._replace(avoided=tried)
+                _log.info("sent again", extra=fields(job_id=job_id, avoided=tried))
             self._streams.fail(job_id, _lost("Its replicas were lost before it began"))
         except TriptychError as error:
             self._streams.fail(job_id, error)

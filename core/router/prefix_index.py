@@ -25,6 +25,7 @@ class PrefixIndex:
         self.max_keys = max_keys
         self.capacity_tokens = 0
         self._num_tokens = 0
+        self._tokens_of: dict[int, int] = {}
         # The mask of holders and the key's level in one number; the least lately used come first.
         self._entries: dict[int, int] = {}
 
@@ -50,13 +51,22 @@ class PrefixIndex:
             if not entry & bit:
                 entry |= bit
                 self._num_tokens += _SPANS[level]
+                self._tokens_of[slot] = self._tokens_of.get(slot, 0) + _SPANS[level]
             self._entries[keys[level]] = entry
         while self._entries and self._is_over():
             self._forget_oldest()
 
+    def forget(self, slot: int) -> None:
+        """The replica of `slot` is gone: its tokens take no room from others'.
+
+        Its bits go with their keys; a slot is not used again before all are forgotten.
+        """
+        self._num_tokens -= self._tokens_of.pop(slot, 0)
+
     def clear(self) -> None:
         """Forget everything."""
         self._entries.clear()
+        self._tokens_of.clear()
         self._num_tokens = 0
 
     def _is_over(self) -> bool:
@@ -64,4 +74,11 @@ class PrefixIndex:
 
     def _forget_oldest(self) -> None:
         entry = self._entries.pop(next(iter(self._entries)))
-        self._num_tokens -= _SPANS[entry & _LEVEL] * (entry >> _LEVEL_BITS).bit_count()
+        span, left = _SPANS[entry & _LEVEL], entry >> _LEVEL_BITS
+        while left:  # as often as bits were set by `add`
+            bit = left & -left
+            left ^= bit
+            slot = bit.bit_length() - 1
+            if slot in self._tokens_of:
+                self._num_tokens -= span
+                self._tokens_of[slot] -= span

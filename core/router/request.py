@@ -18,17 +18,35 @@ CUTS = tuple(64 << level for level in range(10))
 """Lengths in tokens of the beginnings that have keys."""
 
 
+class RouteChoice(NamedTuple):
+    """Why a request went to a replica: what was known of it then.
+
+    Before the request there were `wait_s` seconds of work, on the replica with least to do
+    `least_wait_s`. Of its prompt `held_tokens` are likely to be cached there, which saves
+    `saved_s`.
+    """
+
+    replica: str
+    wait_s: float = 0.0
+    least_wait_s: float = 0.0
+    held_tokens: int = 0
+    saved_s: float = 0.0
+
+
 class RoutedRequest(NamedTuple):
     """A request as a router sees it.
 
     `keys` are those of its prompt's beginnings, as long as `CUTS` says. `adapter` is the key of the
-    adapters it runs with, 0 where there are none.
+    adapters it runs with, 0 where there are none. Replicas that refused or lost it are `avoided`.
+    Where it went is added to `choices`, for whoever asks later.
     """
 
     model: str
     keys: tuple[int, ...] = ()
     num_tokens: int = 0
     adapter: int = 0
+    avoided: tuple[str, ...] = ()
+    choices: list[RouteChoice] | None = None
 
     @classmethod
     def of(cls, model: str, request: Any) -> RoutedRequest:

@@ -15,7 +15,7 @@ from typing import Literal
 
 from triptych.core.router.prefix_index import PrefixIndex
 from triptych.core.router.report import LoadReport
-from triptych.core.router.request import CUTS, RoutedRequest
+from triptych.core.router.request import CUTS, RouteChoice, RoutedRequest
 
 RoutingPolicy = Literal["predicted", "round-robin"]
 
@@ -24,8 +24,9 @@ UNKNOWN_JOB_S = 0.1
 UNKNOWN_TOKEN_S = 1e-5
 ADAPTER_S = 0.01
 """What a replica saves that ran a request's adapter lately."""
-SAVED_WEIGHT = 2.0
-"""What is saved counts for the request itself, and for those that would wait behind its work."""
+SAVED_WEIGHT = 3.0
+"""What is saved counts for the request itself, for those that would wait behind its work, and for
+the prefixes that would give way to a second copy."""
 MODEL_S = 10.0
 """What it takes to load a model that is not in memory."""
 
@@ -53,6 +54,10 @@ class _Replica:
         """The load: as reported, and what this router has added to it or seen ended since."""
         since_s = self.own_s - self.reported_own_s
         self.load_s = max(0.0, self.report.backlog_s + since_s)
+
+    def token_s(self, model: str) -> float:
+        """Seconds of a prompt's token."""
+        return self.report.token_s.get(model, UNKNOWN_TOKEN_S)
 
 
 class ReplicaRouter:
@@ -100,6 +105,7 @@ class ReplicaRouter:
         if replica is not None:
             del self._by_slot[replica.slot]
             self._alive &= ~(1 << replica.slot)
+            self._prefixes.forget(replica.slot)
             self._resize(-replica.report.cache_tokens)
 
     def report(self, name: str, report: LoadReport) -> None:
@@ -110,24 +116,29 @@ class ReplicaRouter:
             replica.report, replica.reported_own_s = report, replica.own_s
             self._move(replica)
 
-    def choose(self, request: RoutedRequest) -> str | None:
-        """The replica for a request; `None` where there is none."""
+    def choose(self, request: RoutedRequest) -> RouteChoice | None:
+        """The replica for a request, and why; `None` where there is none.
+
+        One that the request avoids is taken only where there is no other.
+        """
         if self._policy == "round-robin":
-            return self._next_in_turn()
-        least = self._least()
+            return self._next_in_turn(request.avoided)
+        least = self._least(request.avoided)
         if least is None:
             return None
         masks = self._prefixes.holders(request.keys)
         best, best_s = least, self._done_s(least, request, masks)
         for replica in self._holders(request, masks):
             done_s = self._done_s(replica, request, masks)
-            if done_s < best_s:
+            if done_s < best_s and replica.name not in request.avoided:
                 best, best_s = replica, done_s
-        return best.name
+        held = _held_tokens(best, request, masks)
+        saved_s = held * best.token_s(request.model)
+        return RouteChoice(best.name, best.load_s, least.load_s, int(held), saved_s)
 
-    def begin(self, request_id: str, name: str, request: RoutedRequest) -> None:
+    def begin(self, request_id: str, choice: RouteChoice, request: RoutedRequest) -> None:
         """A request was sent to a replica."""
-        replica = self._replicas.get(name)
+        replica = self._replicas.get(choice.replica)
         if replica is None:
             return
         seconds = replica.report.job_s.get(request.model, UNKNOWN_JOB_S)
@@ -185,8 +196,12 @@ class ReplicaRouter:
         else:
             heappush(self._heap, (replica.load_s, replica.tie, replica.name))
 
-    def _least(self) -> _Replica | None:
-        """The replica with least to do."""
+    def _least(self, avoided: Collection[str]) -> _Replica | None:
+        """The replica with least to do, of those that are not avoided if there are any."""
+        if avoided:
+            others = [each for each in self._replicas.values() if each.name not in avoided]
+            if others:
+                return min(others, key=lambda each: each.load_s)
         while self._heap:
             load_s, _, name = self._heap[0]
             replica = self._replicas.get(name)
@@ -216,19 +231,25 @@ class ReplicaRouter:
             done_s += MODEL_S
         if self._adapters.get(request.adapter, 0) & bit:
             done_s -= ADAPTER_S
-        for level in range(len(masks) - 1, -1, -1):
-            if masks[level] & bit:
-                token_s = report.token_s.get(request.model, UNKNOWN_TOKEN_S)
-                done_s -= SAVED_WEIGHT * _num_held(request, level) * token_s
-                break
-        return done_s
+        held = _held_tokens(replica, request, masks)
+        return done_s - SAVED_WEIGHT * held * replica.token_s(request.model) if held else done_s
 
-    def _next_in_turn(self) -> str | None:
-        if not self._replicas:
+    def _next_in_turn(self, avoided: Collection[str]) -> RouteChoice | None:
+        names = [name for name in self._replicas if name not in avoided] or list(self._replicas)
+        if not names:
             return None
         self._num_chosen += 1
-        names = list(self._replicas)
-        return names[self._num_chosen % len(names)]
+        name = names[self._num_chosen % len(names)]
+        return RouteChoice(name, self._replicas[name].load_s)
+
+
+def _held_tokens(replica: _Replica, request: RoutedRequest, masks: Sequence[int]) -> float:
+    """Tokens of the prompt that are likely to be cached there."""
+    bit = 1 << replica.slot
+    for level in range(len(masks) - 1, -1, -1):
+        if masks[level] & bit:
+            return _num_held(request, level)
+    return 0.0
 
 
 def _num_held(request: RoutedRequest, level: int) -> float:

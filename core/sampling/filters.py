@@ -17,8 +17,6 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from triptych.core.kernels.native.library import NativeKernels
-
 _BLOCK_SIZE = 256
 _CANDIDATES = (128, 2048)
 
@@ -27,18 +25,14 @@ def nucleus_thresholds(
     probs_BV: torch.Tensor,
     top_k_B: torch.Tensor,
     top_p_B: torch.Tensor,
-    native: NativeKernels | None = None,
 ) -> torch.Tensor:
     """Least probability that top-k (0: off) and then top-p (1: off) keep, one per row.
 
-    By `native` kernels on a CPU. Without them few candidates are sorted there first, and more only
-    for rows whose kept set may reach beyond. On a GPU a full sort is cheaper than waiting to learn
-    which rows those are.
+    On a CPU few candidates are sorted first, and more only for rows whose kept set may reach
+    beyond. On a GPU a full sort is cheaper than waiting to learn which rows those are.
     """
     vocab_size = probs_BV.shape[-1]
     top_k_B = torch.where(top_k_B < vocab_size, top_k_B, 0).long()
-    if native is not None:
-        return native.nucleus_thresholds(probs_BV, top_k_B, top_p_B.contiguous())
     sizes = [size for size in _CANDIDATES if size < vocab_size and probs_BV.device.type == "cpu"]
     thresholds_B = probs_BV.new_zeros(len(probs_BV))
     open_B = torch.arange(len(probs_BV), device=probs_BV.device)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,9 +18,6 @@ from torch.nn import functional
 
 from triptych.core.devices.transfer import sent
 from triptych.core.devices.upload import Uploads
-
-if TYPE_CHECKING:
-    from triptych.core.kernels.native.library import NativeKernels
 
 _IS_IN_PROMPT = 2**30
 """Bit of a penalty count that marks a prompt token; the bits below count output tokens."""
@@ -113,23 +109,23 @@ class Penalties:
             - presence_B1 * (num_output_BV > 0)
         )
 
+    def of_rows(self, index_R: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """All counts and scales, for a kernel that penalises the rows `index_R` as it draws."""
+        assert self._counts_SV is not None
+        return self._counts_SV, self._scales_S3, index_R
+
     def count(self, slots_B: torch.Tensor, token_ids_B: torch.Tensor) -> None:
         """Record one drawn token per slot; no slot may appear twice."""
         assert self._counts_SV is not None
         self._counts_SV[slots_B, token_ids_B] += 1
 
 
-def keep_allowed(
-    logits_BV: torch.Tensor, allowed: Sequence[bytes], native: NativeKernels | None = None
-) -> torch.Tensor:
+def keep_allowed(logits_BV: torch.Tensor, allowed: Sequence[bytes]) -> torch.Tensor:
     """Logits with minus infinity for what a row's mask (see `core.plan.TokenRow`) leaves out.
 
-    Rows without a mask, whose bytes are empty, keep theirs. Without our CPU kernels the masks
-    travel as bytes and are spread out on the device, by a table of what each byte adds to the
-    logits of its eight tokens.
+    Rows without a mask, whose bytes are empty, keep theirs. The masks travel as bytes and are
+    spread out on the device, by a table of what each byte adds to the logits of its eight tokens.
     """
-    if native is not None:
-        return native.keep_allowed(logits_BV.contiguous(), allowed)
     device, vocab_size = logits_BV.device, logits_BV.shape[-1]
     masked = [row for row, mask in enumerate(allowed) if mask]
     bytes_N = np.frombuffer(b"".join(allowed), np.uint8)

@@ -27,6 +27,7 @@ import torch
 from numpy.typing import NDArray
 
 from triptych.core.devices.upload import Numbers, Uploads
+from triptych.core.kernels.native.arguments import RowEdits
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.limits import MAX_LOGPROBS
 from triptych.core.plan import TokenRow
@@ -147,7 +148,7 @@ class Sampler:
     ) -> None:
         self._vocab_size = vocab_size
         self._device = device
-        self._native = native
+        self._native = native if device.type == "cpu" else None
         self._uploads = Uploads(device)
         self._slots = np.zeros(max_batch_size, _SLOT)
         self._slots["is_greedy"] = True
@@ -288,15 +289,14 @@ class Sampler:
         )
 
     def _edit(self, logits_BV: torch.Tensor, sent: _DeviceRows) -> torch.Tensor | None:
-        """The logits after steps 1 to 3, if any row asks for one."""
-        if sent.groups.keys().isdisjoint(("bias", "stops", "penalties")):
+        """The logits after steps 1 to 3, if any row asks for one; our kernels do the third."""
+        edits = {"bias": self._bias.apply, "stops": self._stops.apply}
+        if self._native is None:
+            edits["penalties"] = self._penalties.apply
+        if sent.groups.keys().isdisjoint(edits):
             return None
         edited_BV = logits_BV.clone()
-        for name, apply in (
-            ("bias", self._bias.apply),
-            ("stops", self._stops.apply),
-            ("penalties", self._penalties.apply),
-        ):
+        for name, apply in edits.items():
             if (index_R := sent.groups.get(name)) is not None:
                 edited_BV[index_R] = apply(edited_BV[index_R], sent.slots_B[index_R])
         return edited_BV
@@ -318,9 +318,19 @@ class Sampler:
             )
             return ids_B, is_finite_B
         logits_BV = logits_BV.float()
+        if self._native is not None:
+            index_R = sent.groups.get("penalties")
+            penalties = None if index_R is None else self._penalties.of_rows(index_R)
+            return self._native.draw_rows(
+                logits_BV,
+                RowEdits(edited_BV, masks, penalties),
+                self._shape_S4,
+                sent.slots_B,
+                sent.uniform_B,
+            )
         is_finite_B = torch.isfinite(logits_BV.sum(-1))
         edited_BV = logits_BV if edited_BV is None else edited_BV
-        edited_BV = keep_allowed(edited_BV, masks, self._native) if masks else edited_BV
+        edited_BV = keep_allowed(edited_BV, masks) if masks else edited_BV
         return self._draw_by_kind(edited_BV, sent), is_finite_B
 
     def _draw_by_kind(self, logits_BV: torch.Tensor, sent: _DeviceRows) -> torch.Tensor:
@@ -359,7 +369,6 @@ class Sampler:
                     probs_RV[filtered_F],
                     top_k_R1[filtered_F, 0],
                     top_p_R1[filtered_F, 0],
-                    self._native,
                 )
                 floor_R1[filtered_F, 0] = torch.maximum(floor_R1[filtered_F, 0], nucleus_F)
             probs_RV = torch.where(probs_RV >= floor_R1, probs_RV, 0.0)

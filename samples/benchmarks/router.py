@@ -73,9 +73,9 @@ def measure(num_replicas: int, num_tokens: int, num_requests: int) -> Cost:
         begun_s = time.perf_counter()
         routed = RoutedRequest.of(MODEL, each)
         keyed_s = time.perf_counter()
-        name = router.choose(routed)
-        assert name is not None
-        router.begin(str(number), name, routed)
+        choice = router.choose(routed)
+        assert choice is not None
+        router.begin(str(number), choice, routed)
         router.end(str(number - window))
         keys_s.append(keyed_s - begun_s)
         route_s.append(time.perf_counter() - keyed_s)
@@ -95,7 +95,9 @@ def kept_bytes(num_replicas: int, num_tokens: int, num_requests: int) -> float:
     names = [str(number) for number in range(num_requests)]
     tracemalloc.start()
     for name, routed in zip(names, asked, strict=True):
-        router.begin(name, router.choose(routed) or "", routed)
+        choice = router.choose(routed)
+        assert choice is not None
+        router.begin(name, choice, routed)
     num_bytes, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     return num_bytes / num_requests

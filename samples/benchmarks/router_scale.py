@@ -225,12 +225,12 @@ class World:
         begun_s = time.perf_counter()
         routed = RoutedRequest.of(MODEL, request)
         keyed_s = time.perf_counter()
-        name = self.router.choose(routed)
-        assert name is not None
-        self.router.begin(request_id, name, routed)
+        choice = self.router.choose(routed)
+        assert choice is not None
+        self.router.begin(request_id, choice, routed)
         self.router_s.append(time.perf_counter() - keyed_s)
         self.keys_s.append(keyed_s - begun_s)
-        return name
+        return choice.replica
 
     def _end(self, now_s: float, what: object) -> None:
         request_id, name = what  # type: ignore[misc]

@@ -31,6 +31,7 @@ from triptych.core.lazy import load
 from triptych.core.logs import fields
 from triptych.core.lookups import Lookup, listening
 from triptych.core.options.declaration import ENVIRONMENT_PREFIX
+from triptych.core.options.pipeline import PipelinePlan
 from triptych.core.options.table import Resolved, add_options, resolve_with_sources
 from triptych.core.transport.control import FromChild, Phase, Ready
 from triptych.core.transport.endpoint import connect_dealer, private_folder, send_if_connected
@@ -56,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until stopped. Raises `SetupError` in one actionable line."""
     resolved = resolve_with_sources(args)
+    PipelinePlan.of(resolved.config)
     plan = ReplicaPlan.of(resolved.config)
     if plan.needs_ray:
         launch: Callable[[Resolved, ReplicaPlan], int] = load("triptych.replicas.launch:launch")

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 _WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
-PROGRAM = "import {modules}, sys; print(*sorted({{name.split('.')[0] for name in sys.modules}}))"
+PROGRAM = "import {modules}, sys; print(*sys.modules)"
 
 
 def loaded_by(*modules):
@@ -46,7 +46,15 @@ def loaded_by(*modules):
         (
             [
                 "triptych.modalities.llm.engine.loader",
+                "triptych.modalities.embedding.engine.loader",
+            ],
+            {"fastapi", "uvicorn", "starlette", "transformers", "diffusers", "torch._dynamo"},
+        ),
+        (
+            [
                 "triptych.modalities.recognition.engine.loader",
+                "triptych.modalities.vlm.engine.loader",
+                "triptych.modalities.diffusion.engine.loader",
             ],
             {"fastapi", "uvicorn", "starlette"},
         ),

@@ -15,10 +15,12 @@ import pytest
 import torch
 import transformers
 
+from support.child_processes import ranks_of
 from support.serve_process import eventually
 from support.text_models import write_text_folder
 from triptych.compose import build_engine
 from triptych.core.config import Config, DeviceOptions, ModelOptions, ScheduleOptions, ServerOptions
+from triptych.core.devices.device import Device
 from triptych.core.engine import ranks
 from triptych.core.errors import DeviceError, EngineDown, TriptychError
 from triptych.core.job import Output
@@ -65,12 +67,6 @@ def open_client(model: ResolvedModel, num_ranks: int) -> LocalClient:
         server=ServerOptions(stream_timeout_s=math.inf),  # as a pipeline has it
     )
     return LocalClient(build_engine(config, [model]))
-
-
-def ranks_of(process: psutil.Process | None = None) -> list[psutil.Process]:
-    """The processes of ranks that a process has started."""
-    children = (process or psutil.Process()).children()
-    return [child for child in children if "triptych.rank_process" in child.cmdline()]
 
 
 def request(max_tokens: int) -> TokenRequest:
@@ -138,6 +134,20 @@ def test_a_rank_that_cannot_start_fails_the_start(
 
     assert "Rank 1: No GPU 77" in asyncio.run(load()).message
     assert not ranks_of()
+
+
+def test_a_rank_that_dies_before_the_meeting_fails_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a rank that has opened its device nobody else would notice: the meeting has no peers."""
+    (tmp_path / "short_lived.py").write_text(
+        'import os; os.write(0, b\'{"type": "Phase", "name": "opened"}\\n\')'
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(ranks, "_PROGRAM", "short_lived")
+    config = Config(device=DeviceOptions(device="cpu", tensor_parallel_size=2))
+    with pytest.raises(DeviceError, match="Rank 1 ended"):
+        ranks.Ranks.start(config, model_in(tmp_path), Device(torch.device("cpu")), 2)
 
 
 def test_what_lies_in_the_current_folder_is_no_part_of_a_rank(

@@ -93,6 +93,17 @@ def test_two_ranks_give_the_logits_of_one(name: str) -> None:
     assert_same(drive_divided(tensors, 2, drive), expected)
 
 
+@pytest.mark.parametrize(
+    ("name", "num_ranks"), [("mixtral", 2), ("qwen3-moe", 2), ("qwen3-moe-normed", 3)]
+)
+def test_ranks_with_whole_experts_give_the_logits_of_one(name: str, num_ranks: int) -> None:
+    """5 experts on two ranks, and 4 on three, do not divide evenly."""
+    tensors = tensors_of(name)
+    expected = drive(decoder_rig(tensors.decoder()))
+    tensors.by_experts = True
+    assert_same(drive_divided(tensors, num_ranks, drive), expected)
+
+
 @pytest.mark.parametrize("num_ranks", [3, 4])
 def test_more_ranks_than_key_heads_share_them(num_ranks: int) -> None:
     """6 query heads, 2 of keys; 80 features and 199 tokens do not divide evenly either."""
@@ -174,3 +185,5 @@ def test_scores_of_a_prompt() -> None:
 def test_more_ranks_than_heads_are_refused() -> None:
     with pytest.raises(ConfigError, match="divided by 6 at most"):
         divide(read_decoder_config(CONFIGS["llama"]), 0, 7)
+    with pytest.raises(ConfigError, match="experts can be divided by 4 at most"):
+        divide(read_decoder_config(CONFIGS["qwen3-moe-normed"]), 0, 5, by_experts=True)

@@ -1,4 +1,4 @@
-"""The children of this process that decode files, run chat templates or check grammars."""
+"""The children of this process: what decodes files, runs chat templates, checks grammars; ranks."""
 
 from __future__ import annotations
 
@@ -41,3 +41,9 @@ def renderers_from_now() -> Callable[[], list[psutil.Process]]:
     """What tells those that were started since."""
     before = renderers()
     return lambda: [child for child in renderers() if child not in before]
+
+
+def ranks_of(process: psutil.Process | None = None) -> list[psutil.Process]:
+    """The processes of ranks that a process has started."""
+    children = (process or psutil.Process()).children()
+    return [child for child in children if "triptych.rank_process" in child.cmdline()]

@@ -37,14 +37,17 @@ T = TypeVar("T")
 _PATIENCE = timedelta(seconds=30)
 
 
+def _open_gloo(store: Any, rank: int, num_ranks: int) -> Any:
+    return dist.ProcessGroupGloo(store, rank, num_ranks, _PATIENCE)
+
+
 def on_ranks(num_ranks: int, work: Callable[[RankGroup], T]) -> list[T]:
     """What `work` returns as each rank. Raises what any of them raised."""
     store = dist.HashStore()
 
     def run(rank: int) -> T:
-        gloo = dist.ProcessGroupGloo(store, rank, num_ranks, _PATIENCE)
         with torch.inference_mode():
-            return work(RankGroup(gloo, is_ordered=True))
+            return work(RankGroup(store, rank, num_ranks, _open_gloo))
 
     with ThreadPoolExecutor(num_ranks) as pool:
         return list(pool.map(run, range(num_ranks)))
@@ -56,6 +59,7 @@ class RandomTensors:
 
     config: DecoderConfig
     dtype: torch.dtype = torch.float32
+    by_experts: bool = False
 
     def __post_init__(self) -> None:
         torch.manual_seed(3)
@@ -79,7 +83,7 @@ class RandomTensors:
         """The decoder, or one rank's part of it."""
         config = self.config
         if group is not None:
-            config = divide(config, group.rank, group.num_ranks)
+            config = divide(config, group.rank, group.num_ranks, by_experts=self.by_experts)
         decoder = Decoder(config, dtype=self.dtype, device=CPU, group=group)
         for target in decoder_targets(decoder):
             target.fill(self)

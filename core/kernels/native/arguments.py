@@ -2,13 +2,14 @@
 
 Owns their layout, and how the weights of a projection lie in them. Calls nothing.
 
-Shapes: I inputs, O outputs.
+Shapes: I inputs, O outputs; B rows of a draw, S slots, V vocabulary.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -19,6 +20,19 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 PAGE_DTYPES = DTYPES | {torch.int8: 16, torch.float8_e4m3fn: 17}
 """Of cells in pages; the last two have no other use."""
 FIRST_BLOCKS = 2  # the first number of a format in blocks
+
+
+@dataclass(frozen=True, slots=True)
+class RowEdits:
+    """What the rows of a draw have beside their logits: see `Draws` in kernels.h.
+
+    `penalties` are the counts of all slots (`[S, V]`, int32), their scales (`[S, 3]`) and the
+    indexes of the rows that have any.
+    """
+
+    edited_BV: torch.Tensor | None = None
+    masks: Sequence[bytes] = ()
+    penalties: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
 
 
 class PackedWeight(NamedTuple):
@@ -116,6 +130,19 @@ class SnakeArguments(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("num_rows", "num_channels", "length")),
         *((name, ctypes.c_int32) for name in ("dtype", "num_threads")),
         ("eps", ctypes.c_float),
+    )
+
+
+class DrawArguments(ctypes.Structure):
+    """`Draws` in kernels.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("logits", "edited", "shapes", "penalties")),
+        ("masks", ctypes.POINTER(ctypes.c_char_p)),
+        *((name, ctypes.c_void_p) for name in ("counts", "is_penalised", "slots", "uniforms")),
+        *((name, ctypes.c_void_p) for name in ("token_ids", "is_finite")),
+        *((name, ctypes.c_int64) for name in ("num_rows", "size", "stride")),
+        ("num_threads", ctypes.c_int32),
     )
 
 

@@ -193,3 +193,55 @@ void read_rows(const void *packed, int64_t num_inputs, int32_t format, const int
     Reading r = {packed, ids, rows, num_inputs, format, dtype};
     run_tasks(num_rows, num_threads, read_row, &r);
 }
+
+/* ---- whole matrices ---------------------------------------------------------------------------- */
+
+typedef struct {
+    const uint8_t *blocks;
+    void *values;
+    int64_t num_inputs;
+    int32_t format, dtype;
+} Unpacking;
+
+/* A number in float16, which is finite. */
+static float half_value(uint16_t bits) {
+    uint16_t lanes[REG] = {bits};
+    return load_halves(lanes)[0];
+}
+
+/* Every product is exact in float32, so that only the sum is rounded. */
+static void values_of(const RawBlock *raw, int format, float values[BLOCK]) {
+    float scale = half_value(raw->header[0]), minimum = -0.0f; /* changes nothing, not even a zero's sign */
+    float scales[2] = {scale, scale};
+    if (has_minimum(format)) minimum = half_value(raw->header[1]);
+    if (format == Q6_K) {
+        for (int half = 0; half < 2; half++) scales[half] = scale * (float)(int8_t)raw->small[half];
+    } else if (is_super(format)) {
+        scales[0] = scales[1] = scale * (float)raw->small[0];
+        minimum *= -(float)raw->small[1];
+    }
+    for (int half = 0; half < 2; half++)
+        for (int i = half * BLOCK / 2; i < (half + 1) * BLOCK / 2; i++)
+            values[i] = (float)(raw->codes[i] - code_zero(format)) * scales[half] + minimum;
+}
+
+static void unpack_row(void *context, int64_t index, int worker) {
+    const Unpacking *u = context;
+    int64_t num_raw = num_blocks(u->num_inputs) / blocks_per_header(u->format);
+    const uint8_t *row = u->blocks + index * num_raw * raw_bytes(u->format);
+    char *to = (char *)u->values + index * u->num_inputs * size_of(u->dtype);
+    (void)worker;
+    for (int64_t block = 0; block < num_blocks(u->num_inputs); block++) {
+        RawBlock raw;
+        float values[BLOCK];
+        read_raw(row, u->format, block, &raw);
+        values_of(&raw, u->format, values);
+        convert(values, FLOAT32, to + block * BLOCK * size_of(u->dtype), u->dtype, BLOCK);
+    }
+}
+
+void unpack_blocks(const void *blocks, int64_t num_outputs, int64_t num_inputs, int32_t format,
+                   void *values, int32_t dtype, int32_t num_threads) {
+    Unpacking u = {blocks, values, num_inputs, format, dtype};
+    run_tasks(num_outputs, num_threads, unpack_row, &u);
+}

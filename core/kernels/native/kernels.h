@@ -74,6 +74,28 @@ typedef struct {
 
 void snake(const Snake *s);
 
+/* What is drawn of rows of logits. Each row has a slot: `shapes` are [num_slots][4], of a slot its
+ * temperature, top-k (0: off, 1: the likeliest), top-p and min-p; `counts` [num_slots][size] and
+ * `penalties` [num_slots][3] are of the rows that `is_penalised` has. Rows of `logits` are `stride`
+ * apart. Absent parts are NULL: scores that were edited before, masks with a bit per token in
+ * little-endian words (of all rows, or of one), penalties, uniform numbers below 1, without which
+ * all rows take the likeliest. Ids are in range whatever a row holds. */
+typedef struct {
+    const float *logits, *edited, *shapes, *penalties;
+    const char *const *masks;
+    const int32_t *counts;
+    const uint8_t *is_penalised;
+    const int64_t *slots;
+    const double *uniforms;
+    int64_t *token_ids;
+    uint8_t *is_finite;
+    int64_t num_rows, size, stride;
+    int32_t num_threads;
+} Draws;
+
+/* Returns 0, or 1 when out of memory. */
+int draw_rows(const Draws *d);
+
 /* The weights and the bias of one projection. */
 typedef struct {
     const Weight *weights;

@@ -27,9 +27,11 @@ from triptych.core.kernels.native.arguments import (
     FIRST_BLOCKS,
     PAGE_DTYPES,
     AttentionArguments,
+    DrawArguments,
     LinearArguments,
     NativeWeights,
     PackedWeight,
+    RowEdits,
     SnakeArguments,
     StepArguments,
     point_to_pages,
@@ -57,12 +59,7 @@ _UNIT = {torch.float32: 1, torch.bfloat16: 32}  # inputs of a packed weight come
 
 _FUNCTIONS = {
     "decoder_step": (ctypes.c_int, ctypes.POINTER(StepArguments)),
-    "keep_allowed": (
-        None,
-        *(ctypes.c_void_p,) * 3,  # logits, masks, kept
-        *(ctypes.c_int64,) * 2,  # num_rows, size
-        ctypes.c_int,  # num_threads
-    ),
+    "draw_rows": (ctypes.c_int, ctypes.POINTER(DrawArguments)),
     "linear": (None, ctypes.POINTER(LinearArguments)),
     "pack_blocks": (
         None,
@@ -71,13 +68,6 @@ _FUNCTIONS = {
         ctypes.c_int32,  # format
         ctypes.c_void_p,  # packed
         ctypes.c_int32,  # num_threads
-    ),
-    "nucleus_thresholds": (
-        ctypes.c_int,
-        ctypes.c_void_p,  # probs
-        *(ctypes.c_int64,) * 2,  # num_rows, size
-        *(ctypes.c_void_p,) * 3,  # top_k, top_p, thresholds
-        ctypes.c_int,  # num_threads
     ),
     "pack_weight": (
         None,
@@ -102,6 +92,14 @@ _FUNCTIONS = {
         *(ctypes.c_int32,) * 2,  # dtype, num_threads
     ),
     "snake": (None, ctypes.POINTER(SnakeArguments)),
+    "unpack_blocks": (
+        None,
+        ctypes.c_void_p,  # blocks
+        *(ctypes.c_int64,) * 2,  # num_outputs, num_inputs
+        ctypes.c_int32,  # format
+        ctypes.c_void_p,  # values
+        *(ctypes.c_int32,) * 2,  # dtype, num_threads
+    ),
     # slots, k, v
     "write_pages": (None, ctypes.POINTER(AttentionArguments), *(ctypes.c_void_p,) * 3),
 }
@@ -258,6 +256,26 @@ class NativeKernels:
         )
         return PackedWeight(data, num_outputs, code)
 
+    def dequantise(self, packed: PackedTensor, dtype: torch.dtype) -> torch.Tensor:
+        """`PackedTensor.dequantise`, the same to the bit, of what `can_dequantise`."""
+        num_outputs, num_inputs = packed.shape
+        blocks_OB = packed.blocks_OB.contiguous()
+        values_OI = torch.empty(num_outputs, num_inputs, dtype=dtype)
+        self._library.unpack_blocks(
+            blocks_OB.data_ptr(),
+            num_outputs,
+            num_inputs,
+            packed.format.native,
+            values_OI.data_ptr(),
+            DTYPES[dtype],
+            torch.get_num_threads(),
+        )
+        return values_OI
+
+    def can_dequantise(self, packed: PackedTensor, dtype: torch.dtype) -> bool:
+        """Whether `dequantise` takes this matrix, and gives this type."""
+        return dtype in DTYPES and packed.blocks_OB.device.type == "cpu"
+
     def quantised(self, num_rows: int, num_inputs: int) -> torch.Tensor:
         """Room for so many rows of inputs of weights in blocks."""
         num_bytes = self._library.quantised_bytes(num_inputs)
@@ -322,45 +340,50 @@ class NativeKernels:
         )
         return rows
 
-    def keep_allowed(self, logits_BV: torch.Tensor, allowed: Sequence[bytes]) -> torch.Tensor:
-        """`core.sampling.processors.keep_allowed`, of contiguous float32 logits."""
-        num_rows, vocab_size = logits_BV.shape
-        assert logits_BV.is_contiguous()
-        assert logits_BV.dtype is torch.float32
-        assert all(not mask or 8 * len(mask) >= vocab_size for mask in allowed)
-        kept_BV = torch.empty_like(logits_BV)
-        masks = (ctypes.c_char_p * num_rows)(*(mask or None for mask in allowed))
-        self._library.keep_allowed(
-            logits_BV.data_ptr(),
-            masks,
-            kept_BV.data_ptr(),
-            num_rows,
-            vocab_size,
-            torch.get_num_threads(),
+    def draw_rows(
+        self,
+        logits_BV: torch.Tensor,
+        edits: RowEdits,
+        shape_S4: torch.Tensor,
+        slots_B: torch.Tensor,
+        uniforms_B: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`core.kernels.triton.sampling.launch`, of float32 logits; penalties and masks, too."""
+        (num_rows, vocab_size), edited_BV = logits_BV.shape, edits.edited_BV
+        token_ids_B = torch.empty(num_rows, dtype=torch.int64)
+        is_finite_B = torch.empty(num_rows, dtype=torch.bool)
+        arguments = DrawArguments(
+            logits=logits_BV.data_ptr(),
+            edited=pointer(edited_BV),
+            shapes=shape_S4.data_ptr(),
+            slots=slots_B.data_ptr(),
+            uniforms=pointer(uniforms_B),
+            token_ids=token_ids_B.data_ptr(),
+            is_finite=is_finite_B.data_ptr(),
+            num_rows=num_rows,
+            size=vocab_size,
+            stride=logits_BV.stride(0),
+            num_threads=torch.get_num_threads(),
         )
-        return kept_BV
-
-    def nucleus_thresholds(
-        self, probs_BV: torch.Tensor, top_k_B: torch.Tensor, top_p_B: torch.Tensor
-    ) -> torch.Tensor:
-        """`core.sampling.filters.nucleus_thresholds`, for `top_k` below the vocabulary's size."""
-        assert probs_BV.is_contiguous()
-        assert top_k_B.is_contiguous()
-        assert top_p_B.is_contiguous()
-        assert (probs_BV.dtype, top_k_B.dtype) == (torch.float32, torch.int64)
-        num_rows, vocab_size = probs_BV.shape
-        thresholds_B = torch.empty(num_rows)
-        status = self._library.nucleus_thresholds(
-            probs_BV.data_ptr(),
-            num_rows,
-            vocab_size,
-            top_k_B.data_ptr(),
-            top_p_B.data_ptr(),
-            thresholds_B.data_ptr(),
-            torch.get_num_threads(),
-        )
-        _check(status)
-        return thresholds_B
+        assert logits_BV.stride(1) == 1
+        assert edited_BV is None or edited_BV.is_contiguous()
+        assert {logits_BV.dtype, shape_S4.dtype} == {torch.float32}
+        assert (slots_B.is_contiguous(), slots_B.dtype) == (True, torch.int64)
+        if uniforms_B is not None:
+            assert (uniforms_B.is_contiguous(), uniforms_B.dtype) == (True, torch.float64)
+        if edits.masks:
+            num_bytes = 4 * -(-vocab_size // 32)
+            assert all(not mask or len(mask) >= num_bytes for mask in edits.masks)
+            arguments.masks = (ctypes.c_char_p * num_rows)(*(mask or None for mask in edits.masks))
+        if edits.penalties is not None:
+            counts_SV, scales_S3, index_R = edits.penalties
+            assert counts_SV.dtype is torch.int32
+            is_penalised_B = torch.zeros(num_rows, dtype=torch.bool).index_fill_(0, index_R, True)
+            arguments.counts = counts_SV.data_ptr()
+            arguments.penalties = scales_S3.data_ptr()
+            arguments.is_penalised = is_penalised_B.data_ptr()
+        _check(self._library.draw_rows(arguments))
+        return token_ids_B, is_finite_B
 
     def styled_snake(
         self,

@@ -1,25 +1,27 @@
-/* The probability down to which top-k and top-p keep tokens: core/sampling/filters.py, in C.
+/* The weight down to which top-k and top-p keep tokens: core/sampling/filters.py, in C.
  *
  * Positive floats are ordered as their bits. A histogram over the leading bits (64 buckets to the
- * octave) finds the bucket in which the last kept token lies; only that bucket is sorted.
+ * octave) finds the bucket in which the last kept token lies; only that bucket is sorted. Mostly that
+ * token is one of a few heavy ones, and no other is looked at.
  */
+#include "nucleus.h"
+
 #include <float.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 
-#include "pool.h"
 #include "vector.h"
 
 #define SHIFT 17
 #define NUM_BUCKETS 8192 /* 1.0f is in bucket 8128 */
+#define HEAVY 0.001f     /* of the likeliest token's weight */
 
 typedef struct {
-    const float *probs;
+    const float *weights;
     int64_t size;
     int32_t counts[NUM_BUCKETS];
     double masses[NUM_BUCKETS];
     float *members; /* [size] */
-} Row;
+} Histogram;
 
 INLINE uint32_t bucket_of(float x) {
     uint32_t bits;
@@ -32,92 +34,82 @@ static int descending(const void *a, const void *b) {
     return (x < y) - (x > y);
 }
 
-static void count(Row *r) {
-    memset(r->counts, 0, sizeof r->counts);
-    memset(r->masses, 0, sizeof r->masses);
-    for (int64_t i = 0; i < r->size; i++) {
-        uint32_t bucket = bucket_of(r->probs[i]);
-        r->counts[bucket]++;
-        r->masses[bucket] += r->probs[i];
+static void count(Histogram *h) {
+    for (int64_t i = 0; i < h->size; i++) {
+        uint32_t bucket = bucket_of(h->weights[i]);
+        h->counts[bucket]++;
+        h->masses[bucket] += h->weights[i];
     }
 }
 
 /* The tokens of a bucket, likeliest first, in `members`. */
-static int64_t open_bucket(Row *r, uint32_t bucket) {
+static int64_t open_bucket(Histogram *h, uint32_t bucket) {
     int64_t num_members = 0;
-    for (int64_t i = 0; i < r->size; i++)
-        if (bucket_of(r->probs[i]) == bucket) r->members[num_members++] = r->probs[i];
-    qsort(r->members, (size_t)num_members, sizeof(float), descending);
+    for (int64_t i = 0; i < h->size; i++)
+        if (bucket_of(h->weights[i]) == bucket) h->members[num_members++] = h->weights[i];
+    qsort(h->members, (size_t)num_members, sizeof(float), descending);
     return num_members;
 }
 
-/* The `k`-th largest probability; `*mass` becomes that of all tokens as likely or likelier. */
-static float find_kth(Row *r, int64_t k, double *mass) {
+/* The `k`-th largest weight; `*mass` becomes that of all tokens as likely or likelier. */
+static float find_kth(Histogram *h, int64_t k, double *mass) {
     int bucket = NUM_BUCKETS - 1;
     *mass = 0.0;
-    for (; bucket > 0 && r->counts[bucket] < k; bucket--) {
-        k -= r->counts[bucket];
-        *mass += r->masses[bucket];
+    for (; bucket > 0 && h->counts[bucket] < k; bucket--) {
+        k -= h->counts[bucket];
+        *mass += h->masses[bucket];
     }
-    int64_t num_members = open_bucket(r, (uint32_t)bucket);
-    float kth = r->members[k - 1];
-    for (int64_t i = 0; i < num_members && r->members[i] >= kth; i++) *mass += r->members[i];
+    int64_t num_members = open_bucket(h, (uint32_t)bucket);
+    float kth = h->members[k - 1];
+    for (int64_t i = 0; i < num_members && h->members[i] >= kth; i++) *mass += h->members[i];
     return kth;
 }
 
 /* The last token, of those at least as likely as `least`, before which there is less than `target`. */
-static float find_nucleus(Row *r, double target, float least) {
+static float find_nucleus(Histogram *h, double target, float least) {
     double before = 0.0;
     int bucket = NUM_BUCKETS - 1;
-    for (; bucket > 0 && before + r->masses[bucket] < target; bucket--)
-        before += r->masses[bucket];
-    int64_t num_members = open_bucket(r, (uint32_t)bucket);
+    for (; bucket > 0 && before + h->masses[bucket] < target; bucket--)
+        before += h->masses[bucket];
+    int64_t num_members = open_bucket(h, (uint32_t)bucket);
     float last = least;
-    for (int64_t i = 0; i < num_members && r->members[i] >= least && before < target; i++) {
-        last = r->members[i];
+    for (int64_t i = 0; i < num_members && h->members[i] >= least && before < target; i++) {
+        last = h->members[i];
         before += last;
     }
     return last;
 }
 
-typedef struct {
-    const float *probs;
-    int64_t size;
-    const int64_t *top_k;
-    const float *top_p;
-    float *thresholds;
-    atomic_int status;
-} Batch;
-
-static float find_threshold(Row *r, int64_t top_k, float top_p) {
-    double mass = 0.0;
+static float search(Histogram *h, double mass, int64_t top_k, float top_p) {
     float least = 0.0f;
-    count(r);
-    if (top_k)
-        least = find_kth(r, top_k, &mass);
-    else
-        for (int bucket = 0; bucket < NUM_BUCKETS; bucket++) mass += r->masses[bucket];
+    count(h);
+    if (top_k) least = find_kth(h, top_k, &mass);
     double target = (double)top_p * mass;
     if (!(target > 0.0)) target = DBL_MIN; /* the likeliest token is always kept */
-    return top_p < 1.0f ? find_nucleus(r, target, least) : least;
+    return top_p < 1.0f ? find_nucleus(h, target, least) : least;
 }
 
-static void run_row(void *context, int64_t row, int worker) {
-    (void)worker;
-    Batch *b = context;
-    Row r = {.probs = b->probs + row * b->size, .size = b->size};
-    r.members = malloc(sizeof(float) * (size_t)b->size);
-    if (r.members)
-        b->thresholds[row] = find_threshold(&r, b->top_k[row], b->top_p[row]);
-    else
-        b->status = 1;
-    free(r.members);
+/* Copies the heavy weights; `*mass` becomes theirs. */
+static int64_t gather_heavy(const float *weights, int64_t size, float *heavy, double *mass) {
+    int64_t num_heavy = 0;
+    *mass = 0.0;
+    for (int64_t first = 0; first < size; first += LANES) {
+        int64_t end = first + LANES < size ? first + LANES : size;
+        if (end == first + LANES && !any_lane(load(weights + first) >= HEAVY)) continue;
+        for (int64_t i = first; i < end; i++)
+            if (weights[i] >= HEAVY) *mass += heavy[num_heavy++] = weights[i];
+    }
+    return num_heavy;
 }
 
-/* One threshold per row; 0 < top_k < size, or 0: off; top_p >= 1: off. Returns 1 out of memory. */
-int nucleus_thresholds(const float *probs, int64_t num_rows, int64_t size, const int64_t *top_k,
-                       const float *top_p, float *thresholds, int num_threads) {
-    Batch batch = {probs, size, top_k, top_p, thresholds, 0};
-    run_tasks(num_rows, num_threads, run_row, &batch);
-    return batch.status;
+float find_threshold(const float *weights, int64_t size, double mass, int64_t top_k, float top_p,
+                     float *scratch) {
+    double heavy_mass;
+    int64_t num_heavy = gather_heavy(weights, size, scratch, &heavy_mass);
+    /* Sums of another order differ in their last digits. */
+    int has_last = top_k ? num_heavy >= top_k : heavy_mass >= (top_p + 1e-9) * mass;
+    Histogram h = {.weights = weights, .size = size, .members = scratch};
+    if (has_last && 2 * num_heavy <= size)
+        h.weights = scratch, h.size = num_heavy, h.members = scratch + num_heavy;
+    return search(&h, mass, top_k, top_p);
 }

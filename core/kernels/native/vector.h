@@ -164,6 +164,12 @@ INLINE float max_lanes(vec x) {
     return a > b ? a : b;
 }
 
+INLINE int any_lane(ivec x) {
+    x |= __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15);
+    x |= __builtin_shufflevector(x, x, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7);
+    return ((x[0] | x[1]) | (x[2] | x[3])) != 0;
+}
+
 /* e^x to 2 ulp; 0 below -87.3, and e^88 above 88 (Cephes' expf: Moshier, "Methods and Programs for
  * Mathematical Functions", 1989). NaN stays NaN. */
 INLINE vec exp_vec(vec x) {

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -27,6 +27,9 @@ from triptych.core.weights.layout import (
     read_layout,
 )
 from triptych.core.weights.manifest import verify_if_sealed
+
+if TYPE_CHECKING:
+    from triptych.core.kernels.native.library import NativeKernels
 
 _TORCH_DTYPES = {
     "F64": torch.float64,
@@ -52,7 +55,9 @@ class TensorSource(Protocol):
 class Checkpoint:
     """Tensors and configs of one model folder. Use as a context manager; reads after it fail.
 
-    `encoding` names what its matrices were quantised by, where that is not to blocks.
+    `encoding` names what its matrices were quantised by, where that is not to blocks. Blocks are
+    read by the CPU kernels once `native` is set, and by torch until then: the same, many times
+    slower.
     """
 
     def __init__(
@@ -62,6 +67,7 @@ class Checkpoint:
         self.tensors = tensors
         self.config = config
         self.encoding = ""
+        self.native: NativeKernels | None = None
         self.generation_config = read_json_if_there(folder / "generation_config.json")
         self._files = ExitStack()
         self._handles: dict[str, Any] = {}
@@ -100,8 +106,12 @@ class Checkpoint:
 
         What is in blocks of integers comes as its values, in the type of the others.
         """
-        packed = self.read_packed(name)
-        return self._map(self._info(name)) if packed is None else packed.dequantise(self.dtype)
+        packed, dtype = self.read_packed(name), self.dtype
+        if packed is None:
+            return self._map(self._info(name))
+        if self.native is not None and self.native.can_dequantise(packed, dtype):
+            return self.native.dequantise(packed, dtype)
+        return packed.dequantise(dtype)
 
     def read_packed(self, name: str) -> PackedTensor | None:
         """A matrix in blocks of integers, mapped; `None` for any other tensor."""

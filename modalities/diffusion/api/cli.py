@@ -19,6 +19,7 @@ from rich import progress as bars
 from rich.console import Console, Group
 from rich.live import Live
 
+from triptych.core.bulk.run import add_cluster_options, cluster_of
 from triptych.core.cli_io import writing
 from triptych.core.errors import ConfigError
 from triptych.core.options.table import add_options
@@ -81,6 +82,7 @@ def add_imagine_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-preview", dest="preview", action="store_const", const="off", help="show the bar alone"
     )
+    add_cluster_options(parser)
     exclude = UNUSED.union(("image_store_mb", "image_store_ttl_s"))
     sections = ("models", "device", "images")
     add_options(parser, sections=sections, roles=("image",), exclude=exclude)
@@ -94,6 +96,8 @@ def run_imagine(args: argparse.Namespace) -> int:
         )
 
         return run_batch(args, _open_pipeline)
+    if cluster_of(args):
+        raise ConfigError("--ray-address spreads lines: give them with --batch.")
     prompt, sink = _read_prompt(args), _Sink.of(args)
     options = _options(args)
     console = Console(stderr=True)

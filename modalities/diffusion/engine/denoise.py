@@ -12,7 +12,7 @@ Legend: R pictures, B branches of all pictures.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -24,6 +24,7 @@ from triptych.modalities.diffusion.engine.caches.extrapolation import Point
 from triptych.modalities.diffusion.engine.caches.fused_skips import FusedSkip, take_skips
 from triptych.modalities.diffusion.engine.caches.row_cache import RowCache
 from triptych.modalities.diffusion.engine.families.model import Batch, Conditioning, DenoiseModel
+from triptych.modalities.diffusion.engine.parallel.guidance import BranchParallel
 from triptych.modalities.diffusion.engine.samplers.rows import (
     SampleRow,
     advance,
@@ -46,6 +47,7 @@ class GuidanceBranch:
 
     `batch_key`: branches with an equal one may share a run; computed once. `answer`: its
     velocity of the row's step, if it was asked ahead. `num_asked` counts what it was asked.
+    `rank` is the one that asks the model for it, where branches are divided over several.
     """
 
     conditioning: Conditioning
@@ -53,6 +55,7 @@ class GuidanceBranch:
     batch_key: Hashable = None
     answer: Tensor | None = None
     num_asked: int = 0
+    rank: int = 0
 
     @property
     def num_runs(self) -> int:
@@ -155,10 +158,19 @@ Watch = Callable[[list[DenoiseRow], Tensor], None]
 
 
 class Denoiser:
-    """Steps rows through one model. All state is the rows', in shared pools (`tensor_pool`)."""
+    """Steps rows through one model. All state is the rows', in shared pools (`tensor_pool`).
 
-    def __init__(self, model: DenoiseModel) -> None:
+    With `branches`, ranks share the branches of every step; each must take the same steps.
+    """
+
+    def __init__(self, model: DenoiseModel, branches: BranchParallel | None = None) -> None:
         self.model = model
+        self._division = branches
+
+    def begin(self, row: DenoiseRow) -> None:
+        """Take note of a row before its first step."""
+        if self._division is not None:
+            self._division.assign(row.branches)
 
     def step(self, rows: Sequence[DenoiseRow], watch: Watch | None = None) -> None:
         """One step of each row. None may be done. `watch` is called before the step is taken.
@@ -245,7 +257,7 @@ class Denoiser:
     def _run(
         self, rows: list[DenoiseRow], of_row: list[int], branches: list[GuidanceBranch]
     ) -> Tensor:
-        """Velocities of branches, `[B, ...]`, in one run for each group that can share one."""
+        """Velocities of branches, `[B, ...]`."""
         inputs_R = model_inputs([row.sample for row in rows])
         times = [rows[index].sample.timesteps[rows[index].sample.step] for index in of_row]
         batch = Batch(
@@ -253,25 +265,49 @@ class Denoiser:
             times=sent(torch.tensor(times), inputs_R.device),
             conditioning=[branch.conditioning for branch in branches],
         )
-        caches = [branch.cache for branch in branches]
-        points = [row.point for row in rows]
+        at = [rows[index].point for index in of_row]
+        if self._division is None:
+            return joined(self._evaluate(batch, branches, at, range(len(branches))))
+        here = self._division.asked_here(branches, at)
+        answers = {
+            number: velocity
+            for members, velocities in self._evaluate(batch, branches, at, here)
+            for number, velocity in zip(members, velocities, strict=True)
+        }
+        return self._division.complete(answers, inputs_R[0], branches, at)
+
+    def _evaluate(
+        self,
+        batch: Batch,
+        branches: Sequence[GuidanceBranch],
+        at: Sequence[Point],
+        numbers: Iterable[int],
+    ) -> list[tuple[list[int], Tensor]]:
+        """Velocities of some of the branches, in one run for each group that can share one."""
         groups: defaultdict[Hashable, list[int]] = defaultdict(list)
-        for index, branch in enumerate(branches):
-            if branch.batch_key is None:
-                is_on_cpu = self.model.device.type == "cpu"  # where rows of one length stay exact
-                is_exact = is_on_cpu or (branch.cache is not None and branch.cache.keeps_hidden)
-                branch.batch_key = self.model.batch_key(
-                    inputs_R.shape[1:], branch.conditioning, is_exact=is_exact
-                )
-            groups[branch.batch_key].append(index)
-        if len(groups) == 1:
-            return evaluate(self.model, batch, caches, [points[row] for row in of_row])
-        parts = []
-        for members in groups.values():
-            at = [points[of_row[index]] for index in members]
-            chosen = [caches[index] for index in members]
-            parts.append((members, evaluate(self.model, batch.select(members), chosen, at)))
-        return joined(parts)
+        for number in numbers:
+            groups[self._batch_key(branches[number], batch.samples.shape[1:])].append(number)
+        return [
+            (
+                members,
+                evaluate(
+                    self.model,
+                    batch.select(members),
+                    [branches[number].cache for number in members],
+                    [at[number] for number in members],
+                ),
+            )
+            for members in groups.values()
+        ]
+
+    def _batch_key(self, branch: GuidanceBranch, sample_shape: torch.Size) -> Hashable:
+        if branch.batch_key is None:
+            is_on_cpu = self.model.device.type == "cpu"  # where rows of one length stay exact
+            is_exact = is_on_cpu or (branch.cache is not None and branch.cache.keeps_hidden)
+            branch.batch_key = self.model.batch_key(
+                sample_shape, branch.conditioning, is_exact=is_exact
+            )
+        return branch.batch_key
 
 
 def _by_shape(rows: Sequence[DenoiseRow]) -> list[list[DenoiseRow]]:

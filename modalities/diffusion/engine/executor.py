@@ -181,6 +181,7 @@ class ImageExecutor:
             texts.release()
             return row
         stack.callback(row.release)
+        self._denoiser.begin(row)
         for branch in row.branches:
             branch.conditioning = replace(branch.conditioning, adapters=order.asked.adapters)
         return RunningPicture(request=order.request, row=row, texts=texts, step=row.sample.step)

@@ -10,37 +10,50 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
+from triptych.core.config import Config
+from triptych.core.devices.device import Device, share_cores
 from triptych.core.engine.loader import DeviceLoader
 from triptych.core.engine.model_memory import ModelMemory
 from triptych.core.errors import InvalidRequest
 from triptych.core.graphs.captured import CapturedSteps
 from triptych.core.layers.native_linear import pack_linears
+from triptych.core.ledger import Ledger
+from triptych.core.weights.layout import read_json
 from triptych.core.weights.manifest import verify_if_sealed
+from triptych.core.weights.pipeline_index import read_pipeline
+from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.diffusion.engine.adapters.adapters import Adapters, adapter_bytes
 from triptych.modalities.diffusion.engine.caches.choice import CacheBook
 from triptych.modalities.diffusion.engine.costs import DrawingCosts, own_request
 from triptych.modalities.diffusion.engine.denoise import Denoiser
 from triptych.modalities.diffusion.engine.executor import ImageExecutor
 from triptych.modalities.diffusion.engine.families.span import SpanModel
-from triptych.modalities.diffusion.engine.families.table import open_model
+from triptych.modalities.diffusion.engine.families.table import check_divisible, open_model
 from triptych.modalities.diffusion.engine.latent_decoder import LatentDecoder, Preview
 from triptych.modalities.diffusion.engine.loading.components import (
     Components,
     component_bytes,
     open_components,
 )
+from triptych.modalities.diffusion.engine.parallel.division import Division, followed
 from triptych.modalities.diffusion.engine.prompts import PromptCache
 from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
 from triptych.modalities.diffusion.engine.recipes.registry import open_recipe
 from triptych.modalities.diffusion.engine.runner import DenoiseRunner
-from triptych.modalities.diffusion.plan import PictureCost
+from triptych.modalities.diffusion.plan import DenoisePlan, PictureCost
 from triptych.modalities.diffusion.scheduling.scheduler import DenoiseScheduler
 from triptych.modalities.diffusion.wire import ImageRequest
 from triptych.schedulers.base import LoadedModel
+from triptych.schedulers.health import crash
+
+if TYPE_CHECKING:
+    from triptych.core.devices.rank_group import RankGroup
+    from triptych.core.engine.ranks import Plans, Ranks
 
 _PROMPTS_BYTES = 64 * 2**20
 _SHARE = 0.25  # of what the ledger has left, at most, for pictures; and as much for activations
@@ -63,20 +76,26 @@ class _Room:
 
 
 class DiffusionLoader(DeviceLoader):
-    """Implements `schedulers.base.ModelLoader`."""
+    """Implements `schedulers.base.ModelLoader`, and `core.engine.ranks.RankLoader`."""
+
+    def __init__(
+        self, resolved: ResolvedModel, config: Config, device: Device, ledger: Ledger
+    ) -> None:
+        super().__init__(resolved, config, device, ledger)
+        self._num_ranks = config.device.num_image_ranks
+        if self._num_ranks > 1 and device.is_cpu:
+            share_cores(config.device, self._num_ranks)
 
     def load(self, report: Callable[[float], None]) -> LoadedModel:
         """Load the model; see `schedulers.base.ModelLoader.load`. On an error nothing is held."""
         with ExitStack() as stack:
             memory = self._memory(stack)
-            components = self._open_components(memory, report)
-            recipe = open_recipe(components.pipeline, components.parts)
-            with torch.inference_mode():
-                costs = DrawingCosts.of(recipe)
-                room = self._share_out(memory, costs)
-                executor = self._executor(components, recipe, room)
-            runner = DenoiseRunner(executor, self._device.torch)
-            stack.callback(runner.close)
+            memory.num_ranks = self._num_ranks
+            ranks = self._start_ranks(memory, stack)
+            executor, costs, room = self._draws(memory, report, ranks.group if ranks else None)
+            own = DenoiseRunner(executor, self._device.torch, is_divided=ranks is not None)
+            stack.callback(own.close)
+            runner = own if ranks is None else ranks.leading_runner(own)
             close = stack.pop_all().close
         images = self._config.images
         scheduler = DenoiseScheduler(
@@ -89,7 +108,54 @@ class DiffusionLoader(DeviceLoader):
             max_jobs=self._config.schedule.max_queue_size + images.max_images_in_flight,
             max_rows=room.max_rows,
         )
-        return LoadedModel(name=self.name, scheduler=scheduler, runner=runner, close=close)
+        scheduler.splits_guidance = self._config.device.cfg_parallel_size == 1
+        return LoadedModel(
+            name=self.name,
+            scheduler=scheduler,
+            runner=runner,
+            close=close,
+            connect=partial(_connect, ranks),
+        )
+
+    def follow(self, plans: Plans, group: RankGroup, ready: Callable[[], None]) -> None:
+        """Implements `core.engine.ranks.RankLoader`: draw as rank 0 does, but no pixels."""
+        with ExitStack() as stack:
+            memory = self._memory(stack)
+            executor, _, _ = self._draws(memory, lambda share: None, group)
+            runner = DenoiseRunner(executor, self._device.torch, is_divided=True)
+            ready()
+            plans.run(lambda plan: runner.launch(followed(plan)), DenoisePlan)
+
+    def _start_ranks(self, memory: ModelMemory, stack: ExitStack) -> Ranks | None:
+        """The other ranks, if any. Raises `ConfigError` for what is not divided."""
+        if self._num_ranks == 1:
+            return None
+        assert not memory.captures, "it raises where steps are to be captured"
+        degree = self._config.device.ulysses_degree
+        if degree > 1:
+            parts = read_pipeline(self._folder).parts
+            part = parts.get("transformer") or parts["unet"]
+            config = read_json(self._folder / part.name / "config.json")
+            check_divisible(part.class_name, config, degree)
+        from triptych.core.engine.ranks import Ranks
+
+        ranks = Ranks.start(self._config, self._resolved, self._device, self._num_ranks)
+        stack.callback(ranks.close)
+        return ranks
+
+    def _draws(
+        self, memory: ModelMemory, report: Callable[[float], None], group: RankGroup | None
+    ) -> tuple[ImageExecutor, DrawingCosts, _Room]:
+        """What draws, one rank's with a `group`; what pictures take, and what there is room for."""
+        components = self._open_components(memory, report)
+        recipe = open_recipe(components.pipeline, components.parts)
+        degree = self._config.device.ulysses_degree
+        division = Division() if group is None else Division.of(group, degree)
+        with torch.inference_mode():
+            costs = DrawingCosts.of(recipe)
+            room = self._share_out(memory, costs)
+            executor = self._executor(components, recipe, room, division)
+        return executor, costs, room
 
     def _open_components(self, memory: ModelMemory, report: Callable[[float], None]) -> Components:
         folder, options = self._resolved.folder, self._config.models
@@ -133,17 +199,20 @@ class DiffusionLoader(DeviceLoader):
         wanted = _SPARE_STATE * images.max_images_in_flight * own.state_bytes
         state_bytes = max(own.state_bytes, images.image_memory_mb << 20 or min(most, wanted))
         memory.reserve("pictures", state_bytes)
-        graphs = memory.captured_steps(num_rows * row_bytes)
+        is_whole = self._num_ranks == 1
+        graphs = memory.captured_steps(num_rows * row_bytes) if is_whole else None
         return _Room(num_rows, state_bytes, activations // costs.decode_bytes(1), graphs)
 
-    def _executor(self, components: Components, recipe: Recipe, room: _Room) -> ImageExecutor:
+    def _executor(
+        self, components: Components, recipe: Recipe, room: _Room, division: Division
+    ) -> ImageExecutor:
         folder = Path(self._resolved.folder)
-        model = open_model(recipe.model)
+        model = open_model(recipe.model, division.tokens)
         model.graphs = room.graphs
         adapters = model.adapters = Adapters.open(self._config, components)
         return ImageExecutor(
             recipe,
-            Denoiser(model),
+            Denoiser(model, division.branches),
             caches=CacheBook.open(
                 folder,
                 type(recipe.model).__name__,
@@ -154,6 +223,12 @@ class DiffusionLoader(DeviceLoader):
             adapters=adapters,
             decoder=LatentDecoder(recipe, Preview.open(folder, recipe), room.whole_pixels),
         )
+
+
+def _connect(ranks: Ranks | None, post: Callable[[Callable[[], None]], None]) -> None:
+    """Have the engine end where a rank does: `post` has a call made on the loop's thread."""
+    if ranks is not None:
+        ranks.watch(lambda error: post(partial(crash, error)))
 
 
 def measure(

@@ -39,11 +39,18 @@ _log = logging.getLogger(__name__)
 
 
 class DenoiseRunner:
-    """Implements `core.plan.Runner` for `DenoisePlan`s."""
+    """Implements `core.plan.Runner` for `DenoisePlan`s.
 
-    def __init__(self, executor: ImageExecutor, device: torch.device) -> None:
+    One that `is_divided` runs while other ranks run the same: there a step that fails is not tried
+    row by row, since the others may have got through it.
+    """
+
+    def __init__(
+        self, executor: ImageExecutor, device: torch.device, *, is_divided: bool = False
+    ) -> None:
         self._executor = executor
         self._device = device
+        self._is_divided = is_divided
         self._stream = StepStream(device)
         self._pictures: dict[PictureKey, RunningPicture] = {}
 
@@ -80,6 +87,8 @@ class DenoiseRunner:
         match plan.kind:
             case "encode":
                 return _separably(self._encode, plan.starts)
+            case "denoise" if self._is_divided:
+                return self._denoise(plan.rows)
             case "denoise":
                 return _separably(self._denoise, plan.rows)
             case "decode":

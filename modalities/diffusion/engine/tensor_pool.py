@@ -9,7 +9,7 @@ whatever the number of rows. Growing doubles the block and keeps the numbers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from triptych.core.devices.transfer import sent
 
 Weights = Sequence[Sequence[float]]
 """A few numbers for each row. They are lists, since arrays are slower to begin with."""
+SumRanks = Callable[[Tensor], Tensor]
+"""Adds up what ranks have that share a row."""
+_LITTLE = 1e-9
 
 
 class TensorPool:
@@ -75,17 +78,26 @@ class TensorPool:
         flat = [cell for cells_R in cells_IR for cell in cells_R]
         return self.read(flat).view(len(cells_IR), -1, *self.shape).unbind()
 
-    def distances(self, cells: Sequence[int], values_R: Tensor) -> Tensor:
-        """How far each of R values is from its cell: mean|value - cell| / mean|cell|, float32."""
+    def distances(
+        self, cells: Sequence[int], values_R: Tensor, sum_ranks: SumRanks | None = None
+    ) -> Tensor:
+        """How far each of R values is from its cell: mean|value - cell| / mean|cell|, float32.
+
+        With `sum_ranks` each rank has a part of every value and of its cell.
+        """
         index, values_RN = _index(cells, self.device), values_R.flatten(1)
-        if self.device.type == "cuda":
+        if self.device.type == "cuda" and sum_ranks is None:
             from triptych.core.kernels.triton.cache_metrics import relative_distances
 
             distances_R: Tensor = relative_distances(values_RN, self._cells.flatten(1), index)
             return distances_R
         cells_RN = self._cells.index_select(0, index).float().flatten(1)
-        moved_R = (values_RN.float() - cells_RN).abs().mean(1)
-        return moved_R / (cells_RN.abs().mean(1) + 1e-9)
+        moved_RN = (values_RN.float() - cells_RN).abs()
+        if sum_ranks is None:
+            return moved_RN.mean(1) / (cells_RN.abs().mean(1) + _LITTLE)
+        sums = (moved_RN.sum(1), cells_RN.abs().sum(1), torch.ones_like(cells_RN).sum(1))
+        moved_R, size_R, count_R = sum_ranks(torch.stack(sums)).unbind()
+        return moved_R / (size_R + _LITTLE * count_R)
 
     def weighted(self, cells_IR: Sequence[Sequence[int]], weights_RI: Weights) -> Tensor:
         """`weighted_sum` of lists of cells, in float32: `[R, *shape]`."""

@@ -56,12 +56,16 @@ def denoise_work(num_rows: int, num_tokens: float) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Drafter:
-    """Drafts one step of at most `max_rows` rows, which should be over within `budget_s`."""
+    """Drafts one step of at most `max_rows` rows, which should be over within `budget_s`.
+
+    A step of two guidance branches may be shared between two plans, if it `splits_guidance`.
+    """
 
     state: DenoiseState
     costs: CostModel
     max_rows: int
     budget_s: float
+    splits_guidance: bool = True
 
     def draft(self) -> DenoiseDraft | None:
         """The next step; none while all depends on steps in flight or on slow readers."""
@@ -136,7 +140,7 @@ class Drafter:
         is_long = self._is_shared and first.num_rows > len(
             self._run_s(first.num_tokens, self.max_rows)
         )
-        if is_long and first.num_rows > 1:
+        if self.splits_guidance and is_long and first.num_rows > 1:
             work = denoise_work(1, first.num_tokens)
             return DenoiseDraft(
                 kind="denoise", work=work, rows=pictures, size=first.num_tokens, asks_ahead=True

@@ -50,8 +50,11 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseDraft, ScheduledPicture]):
     `measure` says what a request's pictures take, and raises `InvalidRequest` for what the model
     can never draw. `max_pictures` are begun and not over at most, with `max_state_bytes` in sum.
     A run of the model has `max_rows` rows at most, or one picture's. No step has a deadline on the
-    timeline; a job's deadline orders pictures among themselves.
+    timeline; a job's deadline orders pictures among themselves. It `splits_guidance` into two
+    steps where one would keep others waiting, unless the branches run at once, on several ranks.
     """
+
+    splits_guidance = True
 
     def __init__(
         self,
@@ -132,7 +135,9 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseDraft, ScheduledPicture]):
     # Steps.
 
     def _draft(self, now_s: float) -> DenoiseDraft | None:
-        return Drafter(self._state, self.costs, self._max_rows, self._step_budget_s).draft()
+        return Drafter(
+            self._state, self.costs, self._max_rows, self._step_budget_s, self.splits_guidance
+        ).draft()
 
     def _take(
         self, draft: DenoiseDraft, step_id: int, now_s: float

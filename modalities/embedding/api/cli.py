@@ -6,28 +6,44 @@ Owns what the command reads, prints and writes. Everything else is the pipeline'
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from triptych.core.cli_io import count_bar
+from triptych.core.bulk.results import PrintedResults, ResultFile
+from triptych.core.bulk.rows import BulkRow, read_rows, with_keys
+from triptych.core.bulk.run import (
+    BulkRun,
+    Cluster,
+    RowWork,
+    add_cluster_options,
+    cluster_of,
+    model_of,
+)
+from triptych.core.cli_io import STDIN, count_bar, writing
 from triptych.core.errors import ConfigError
 from triptych.core.options.table import add_options
 from triptych.modalities.embedding.api.pipeline import EmbeddingPipeline
-from triptych.modalities.embedding.api.service import Floats
 
-_STDIN = "-"
+_BLOCK = 1024  # rows that an engine of a cluster is handed together
 
 
 def add_embed_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `triptych embed`."""
     parser.add_argument("text", nargs="*", help="texts; none: one per line of --input or stdin")
-    parser.add_argument("-i", "--input", help='file with a text on each line; "-": stdin')
     parser.add_argument(
-        "-o", "--output", help="write .npy (an array) or .jsonl; default: JSONL to stdout"
+        "-i",
+        "--input",
+        help='file with a text on each line, "-": stdin; or .jsonl, or a folder of such: one'
+        ' {"text": ...} per line, or lines of an OpenAI batch for /v1/embeddings',
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        help="write .npy (an array), or .jsonl, which a second run goes on with;"
+        " default: JSONL to stdout",
     )
     parser.add_argument("--dimensions", type=int, default=0, help="shorten vectors to so many")
     parser.add_argument("--prompt-name", default="", help="one of the model's own instructions")
@@ -35,6 +51,7 @@ def add_embed_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--similar-to", metavar="TEXT", help="print texts by likeness to this one, most alike first"
     )
+    add_cluster_options(parser)
     add_options(
         parser,
         sections=("models", "device", "cache", "schedule"),
@@ -51,24 +68,71 @@ def run_embed(args: argparse.Namespace) -> int:
         raise ConfigError("--output ends with .npy or .jsonl.")
     if args.output and args.similar_to:
         raise ConfigError("--similar-to prints; leave --output out.")
-    texts = _read_texts(args)
+    cluster = cluster_of(args)
+    if cluster and not (args.output or "").endswith(".jsonl"):
+        raise ConfigError("--ray-address writes what comes to a file: -o vectors.jsonl.")
     options = {
         "dimensions": args.dimensions,
         "prompt_name": args.prompt_name,
         "max_tokens": -1 if args.cut else 0,
     }
-    with EmbeddingPipeline.from_arguments(args) as embed, count_bar(is_transient=True) as bar:
+    if args.similar_to or (args.output or "").endswith(".npy"):
+        _embed_at_once(args, options)
+        return 0
+    return _bulk(args, options, cluster).run("embedded")
+
+
+def _embed_at_once(args: argparse.Namespace, options: Any) -> None:
+    """Write an array of all vectors, or print texts by their likeness to one."""
+    if _has_rows(args):
+        raise ConfigError("Lines of JSON give lines of JSON: end --output with .jsonl.")
+    texts = _read_texts(args)
+    with _open_pipeline(args) as embed, count_bar(is_transient=True) as bar:
         task = bar.add_task("Embedding", total=len(texts))
         vectors = embed(texts, **options, on_progress=lambda n: bar.update(task, completed=n))
-        if args.similar_to:
-            of = embed(args.similar_to, **options)[0]
-            norms = np.linalg.norm(vectors, axis=1) * np.linalg.norm(of)
-            cosines: list[float] = (vectors @ of / np.maximum(norms, 1e-12)).tolist()
-            for text, value in sorted(zip(texts, cosines, strict=True), key=lambda it: -it[1]):
-                sys.stdout.write(f"{value:6.3f}  {text}\n")
-            return 0
-    _write(args.output, texts, vectors)
-    return 0
+        if args.output:
+            with writing(args.output):
+                np.save(args.output, vectors, allow_pickle=False)
+            return
+        of = embed(args.similar_to, **options)[0]
+    norms = np.linalg.norm(vectors, axis=1) * np.linalg.norm(of)
+    cosines: list[float] = (vectors @ of / np.maximum(norms, 1e-12)).tolist()
+    for text, value in sorted(zip(texts, cosines, strict=True), key=lambda it: -it[1]):
+        sys.stdout.write(f"{value:6.3f}  {text}\n")
+
+
+def _bulk(args: argparse.Namespace, options: dict[str, Any], cluster: Cluster | None) -> BulkRun:
+    """Every text as a row of its own."""
+    if _has_rows(args):
+        rows = read_rows("--input", args.input, "/v1/embeddings")
+    else:
+        entries = [{"text": text} for text in _read_texts(args)]
+        rows = [
+            BulkRow(number=n, entry=each, asked=each) for n, each in enumerate(entries, start=1)
+        ]
+    return BulkRun(
+        rows=with_keys(rows, {"model": model_of(args), "options": options}),
+        work=RowWork(
+            pipeline="triptych.modalities.embedding.api.pipeline:EmbeddingPipeline",
+            answer="triptych.modalities.embedding.api.rows:answer_rows",
+            options=options,
+            num_at_once=_BLOCK,
+        ),
+        sink=ResultFile(Path(args.output).expanduser()) if args.output else PrintedResults(),
+        open_pipeline=lambda: _open_pipeline(args),
+        cluster=cluster,
+        is_bar_hidden=args.output is None and sys.stdout.isatty(),
+    )
+
+
+def _open_pipeline(args: argparse.Namespace) -> EmbeddingPipeline:
+    return EmbeddingPipeline.from_arguments(args)
+
+
+def _has_rows(args: argparse.Namespace) -> bool:
+    """Whether the input's lines are JSON: a file's name says so, or it is a folder."""
+    path = Path(args.input or "")
+    return path.suffix == ".jsonl" or (bool(args.input) and path.expanduser().is_dir())
 
 
 def _read_texts(args: argparse.Namespace) -> list[str]:
@@ -76,7 +140,7 @@ def _read_texts(args: argparse.Namespace) -> list[str]:
         raise ConfigError("Give texts or --input, not both.")
     if args.text:
         return list(args.text)
-    if (args.input or _STDIN) == _STDIN:
+    if (args.input or STDIN) == STDIN:
         if sys.stdin.isatty():
             raise ConfigError("Nothing to embed: give texts, or pipe lines in.")
         lines = sys.stdin.read().splitlines()
@@ -89,18 +153,3 @@ def _read_texts(args: argparse.Namespace) -> list[str]:
     if not texts:
         raise ConfigError("There is no text in the input.")
     return texts
-
-
-def _write(output: str | None, texts: Sequence[str], vectors: Floats) -> None:
-    if output and Path(output).suffix == ".npy":
-        np.save(output, vectors, allow_pickle=False)
-        return
-    rows = (
-        json.dumps({"text": text, "embedding": vector.tolist()}, ensure_ascii=False)
-        for text, vector in zip(texts, vectors, strict=True)
-    )
-    lines = "".join(f"{row}\n" for row in rows)
-    if output:
-        Path(output).write_text(lines, encoding="utf-8")
-    else:
-        sys.stdout.write(lines)

@@ -81,13 +81,14 @@ class EmbeddingPipeline(Pipeline[EmbeddingService]):
     ) -> Iterator[Floats | TriptychError]:
         """The vectors of many entries, in order, `num_in_flight` at a time.
 
-        An entry holds `texts` (one or several) and options of a call. One that cannot be answered
-        yields its error and harms no other.
+        An entry holds `texts` (one or several) and options of a call; a `model` must be this one.
+        One that cannot be answered yields its error and harms no other.
         """
 
         def embed(entry: Mapping[str, Any]) -> Coroutine[Any, Any, Floats]:
-            options: Any = {name: value for name, value in entry.items() if name != "texts"}
-            return self._embed(entry.get("texts", ()), options)
+            own = ("texts", "model")
+            options: Any = {name: value for name, value in entry.items() if name not in own}
+            return self._embed(entry.get("texts", ()), options, model=entry.get("model"))
 
         return self._map_entries(embed, entries, min(num_in_flight, self._service.max_jobs))
 
@@ -96,7 +97,9 @@ class EmbeddingPipeline(Pipeline[EmbeddingService]):
         texts: str | Sequence[str],
         options: EmbedOptions,
         on_progress: Progress | None = None,
+        model: str | None = None,
     ) -> Floats:
+        self._check_model(model)
         texts = [texts] if isinstance(texts, str) else list(texts)
         vectors: list[Floats] = []
         for first in range(0, len(texts), BATCH):

@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (torch's own convention)
-from transformers.activations import ACT2FN
 
 from triptych.core.devices.transfer import sent
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.core.weights.tensors.loading import TensorTarget, load_tensors
 from triptych.modalities.embedding.architecture import EncoderSizes
+from triptych.modalities.embedding.engine.activations import ACTIVATION_FUNCTIONS
 from triptych.modalities.embedding.engine.packed_texts import (
     Bools,
     Int64s,
@@ -50,7 +50,7 @@ class Layer(nn.Module):
         self.up = nn.Linear(hidden, inner)
         self.down = nn.Linear(inner, hidden)
         self.down_norm = nn.LayerNorm(hidden, sizes.norm_eps)
-        self.activation = ACT2FN[sizes.activation]
+        self.activation = ACTIVATION_FUNCTIONS[sizes.activation]
 
     def forward(self, hidden_TC: Tensor, groups: Sequence[TextGroup], biases: _Biases) -> Tensor:
         """The states after this layer, `[T, C]`."""

@@ -14,11 +14,11 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (torch's own convention)
-from transformers.activations import ACT2FN
 
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.core.weights.tensors.loading import TensorTarget
 from triptych.modalities.embedding.architecture import EncoderSizes, LayerReach
+from triptych.modalities.embedding.engine.activations import ACTIVATION_FUNCTIONS
 from triptych.modalities.embedding.engine.packed_texts import (
     Bools,
     Int64s,
@@ -71,7 +71,7 @@ class RotaryLayer(nn.Module):
         self.mlp_norm = nn.LayerNorm(hidden, sizes.norm_eps, bias=norm_bias)
         self.up = nn.Linear(hidden, 2 * inner, bias=mlp_bias)
         self.down = nn.Linear(inner, hidden, bias=mlp_bias)
-        self.activation = ACT2FN[sizes.activation]
+        self.activation = ACTIVATION_FUNCTIONS[sizes.activation]
 
     def forward(self, hidden_TC: Tensor, groups: Sequence[TextGroup], turn: _Rotation) -> Tensor:
         """The states after this layer, `[T, C]`."""

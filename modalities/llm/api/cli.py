@@ -6,26 +6,31 @@ Owns what these commands print and read. Everything else is the pipeline's.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
-from triptych.core.cli_io import count_bar, read_lines
-from triptych.core.errors import ConfigError, RequestError, TriptychError
+from triptych.core.bulk.results import PrintedResults, ResultFile
+from triptych.core.bulk.rows import BulkRow, read_rows, with_keys
+from triptych.core.bulk.run import (
+    BulkRun,
+    RowWork,
+    add_cluster_options,
+    cluster_of,
+    model_of,
+)
+from triptych.core.errors import ConfigError, RequestError
 from triptych.core.options.declaration import Role
 from triptych.core.options.table import add_options
 from triptych.modalities.llm.api.multimodal import Message
-from triptych.modalities.llm.api.pipeline import ChatAnswer, ChatPipeline
+from triptych.modalities.llm.api.pipeline import ChatPipeline
 
-_LABELS = frozenset({"id", "custom_id"})
-"""Fields of an entry that are the caller's own: they come back with the answer."""
 _HELP = (
     "[dim]/image FILE[/] shows a picture, [dim]/reset[/] forgets the conversation, [dim]/exit[/] or"
     " Ctrl-D leaves."
@@ -190,81 +195,53 @@ def add_generate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-i",
         "--input",
-        help='JSONL file, "-" for stdin: one {"prompt": ...} or {"messages": [...]} per line;'
+        help='JSONL file, folder of them, or "-" for stdin: one {"prompt": ...} or'
+        ' {"messages": [...]} per line, or lines of an OpenAI batch for /v1/chat/completions;'
         ' "id" and "custom_id" come back as they are, further fields are call options'
         " (max_tokens, temperature, ...)",
     )
-    parser.add_argument("-o", "--output", help="JSONL file to write; default stdout")
+    parser.add_argument(
+        "-o", "--output", help="JSONL file to write, and to go on with; default stdout"
+    )
     parser.add_argument("--batch", type=int, default=64, help="lines in flight at once")
+    add_cluster_options(parser)
     add_common(parser, "chat")
 
 
 def run_generate(args: argparse.Namespace) -> int:
-    """Answer a batch of prompts, in order, with progress. A bad line becomes an error line."""
+    """Answer a batch of prompts, with progress. A bad line becomes an error line."""
     if args.batch < 1:
         raise ConfigError("--batch must be at least 1.")
-    entries = _read_entries(args)
-    num_tokens = num_failed = 0
-    is_shown = args.output is None and sys.stdout.isatty()  # the answers themselves are progress
-    bar = count_bar(is_hidden=is_shown)
-    with _open_output(args.output) as out, _open_pipeline(args) as pipeline, bar:
-        task = bar.add_task("generating", total=len(entries))
-        started_s = time.monotonic()
-        asked = [{name: entry[name] for name in entry if name not in _LABELS} for entry in entries]
-        answers = pipeline.map(asked, num_in_flight=args.batch, **call_options(args))
-        for entry, answer in zip(entries, answers, strict=True):
-            num_failed += isinstance(answer, TriptychError)
-            if isinstance(answer, ChatAnswer):
-                num_tokens += sum(sample.usage.num_output_tokens for sample in answer.samples)
-            out.write(json.dumps({**entry, **_result(answer)}, ensure_ascii=False) + "\n")
-            out.flush()
-            bar.advance(task)
-        elapsed_s = time.monotonic() - started_s
-    Console(stderr=True).print(
-        f"Prompts: {len(entries)}, failed: {num_failed}. {num_tokens} tokens in {elapsed_s:.1f} s"
-        f" ({num_tokens / elapsed_s:.0f} per s)."
+    cluster = cluster_of(args)
+    if cluster and not args.output:
+        raise ConfigError("--ray-address writes what comes to a file: -o answers.jsonl.")
+    options = {**call_options(args), "num_in_flight": args.batch}
+    rows = _read_rows(args)
+    shared = {"model": model_of(args), "options": call_options(args)}
+    run = BulkRun(
+        rows=with_keys(rows, shared),
+        work=RowWork(
+            pipeline="triptych.modalities.llm.api.pipeline:ChatPipeline",
+            answer="triptych.modalities.llm.api.rows:answer_rows",
+            options=options,
+            num_at_once=args.batch,
+        ),
+        sink=ResultFile(Path(args.output).expanduser()) if args.output else PrintedResults(),
+        open_pipeline=lambda: _open_pipeline(args),
+        cluster=cluster,
+        is_bar_hidden=args.output is None and sys.stdout.isatty(),  # answers are progress enough
     )
-    return 1 if num_failed else 0
+    return run.run("answered")
 
 
-def _result(answer: ChatAnswer | TriptychError) -> dict[str, Any]:
-    """What an answer adds to its entry."""
-    if isinstance(answer, TriptychError):
-        return {"error": {"code": answer.code, "message": answer.message}}
-    texts = [sample.text for sample in answer.samples]
-    return {
-        "text": texts[0],
-        **({"texts": texts} if len(texts) > 1 else {}),
-        "finish_reason": answer.finish_reason,
-        "prompt_tokens": answer.usage.num_prompt_tokens,
-        "completion_tokens": sum(sample.usage.num_output_tokens for sample in answer.samples),
-    }
-
-
-def _read_entries(args: argparse.Namespace) -> list[dict[str, Any]]:
-    entries: list[dict[str, Any]] = [{"prompt": prompt} for prompt in args.prompt]
+def _read_rows(args: argparse.Namespace) -> list[BulkRow]:
+    rows = [
+        BulkRow(number=number, entry={"prompt": prompt}, asked={"prompt": prompt})
+        for number, prompt in enumerate(args.prompt, start=1)
+    ]
     if args.input:
-        lines = read_lines("--input", args.input)
-        entries += [_read_entry(line, number) for number, line in lines]
-    if not entries:
+        found = read_rows("--input", args.input, "/v1/chat/completions")
+        rows += [replace(row, number=row.number + len(args.prompt)) for row in found]
+    if not rows:
         raise ConfigError("No prompts: give some as arguments, or a JSONL file with --input.")
-    return entries
-
-
-def _read_entry(line: str, number: int) -> dict[str, Any]:
-    try:
-        entry = json.loads(line)
-    except ValueError as error:
-        raise ConfigError(f"Line {number} of the input is not valid JSON.") from error
-    if not isinstance(entry, dict) or not ({"prompt", "messages"} & set(entry)):
-        raise ConfigError(f'Line {number} of the input has neither "prompt" nor "messages".')
-    return entry
-
-
-def _open_output(path: str | None) -> IO[str]:
-    if path is None:
-        return open(sys.stdout.fileno(), "w", encoding="utf-8", closefd=False)
-    try:
-        return open(path, "w", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--output {path}: cannot be written ({error.strerror}).") from error
+    return rows

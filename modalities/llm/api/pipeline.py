@@ -140,11 +140,13 @@ class ChatPipeline(Pipeline[LlmService]):
         """Answer many entries, results in order, `num_in_flight` at a time.
 
         An entry holds `prompt` or `messages`; its other fields are call options that override
-        `options`. An entry that cannot be answered yields its error and harms no other.
+        `options`; a `model` must be this one. An entry that cannot be answered yields its error
+        and harms no other.
         """
 
         async def answer(entry: Mapping[str, Any]) -> ChatAnswer:
-            own = {k: v for k, v in entry.items() if k not in ("prompt", "messages")}
+            self._check_model(entry.get("model"))
+            own = {k: v for k, v in entry.items() if k not in ("prompt", "messages", "model")}
             conversation = entry.get("messages", entry.get("prompt"))
             reply = await self._reply(conversation, {**options, **own})
             if not isinstance(reply, ChatAnswer):

@@ -16,20 +16,24 @@ from triptych.core.decoders.native import Blueprint, NativeBlueprint
 from triptych.core.devices.device import Device, share_cores
 from triptych.core.engine.loader import TokenLoader
 from triptych.core.engine.model_memory import ModelMemory
+from triptych.core.engine.page_memory import CacheMemory
 from triptych.core.engine.text_head import CausalModel, TextHead, TokenSampler
-from triptych.core.errors import ConfigError, RankLost
+from triptych.core.errors import ConfigError
 from triptych.core.grammar.vocabulary import GrammarVocabulary
 from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.layers.attention import KvLayout
+from triptych.core.kv.transfer.messages import PageFormat
+from triptych.core.layers.attention import KvCache, KvLayout
 from triptych.core.lazy import load
 from triptych.core.ledger import Ledger
-from triptych.core.plan import Runner
+from triptych.core.options.pipeline import PipelinePlan
+from triptych.core.plan import Runner, TokenPlan
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.core.weights.tensors.grouped import open_checkpoint
 from triptych.schedulers.base import LoadedModel
 from triptych.schedulers.guides import Guides
-from triptych.schedulers.health import EngineCrashed
+from triptych.schedulers.health import crash
+from triptych.schedulers.pipeline_roles import open_exchange
 from triptych.schedulers.token import TokenScheduler
 
 if TYPE_CHECKING:
@@ -51,14 +55,14 @@ class LlmLoader(TokenLoader):
         super().__init__(resolved, config, device, ledger)
         self._num_ranks = config.device.tensor_parallel_size
         if self._num_ranks > 1 and device.is_cpu:
-            share_cores(config.device)
+            share_cores(config.device, self._num_ranks)
 
     def load(self, report: Callable[[float], None]) -> LoadedModel:
         """Load the model; see `schedulers.base.ModelLoader.load`. On an error nothing is held."""
         with open_checkpoint(self._resolved.folder) as checkpoint, ExitStack() as stack:
             memory = self._memory(stack)
             memory.num_ranks = self._num_ranks
-            native = memory.native_kernels()
+            checkpoint.native = native = memory.native_kernels()
             blueprint = self._blueprint(checkpoint, memory, native)
             ranks = self._start_ranks(blueprint, stack)
             layout = self._reserve(blueprint, memory)
@@ -80,6 +84,7 @@ class LlmLoader(TokenLoader):
             )
             stack.callback(runner.close)
             scheduler = TokenScheduler(**self._schedule(layout, num_pages, max_length))
+            self._exchange(scheduler, runner.kv, blueprint, stack)
             return self._loaded(
                 scheduler,
                 runner if ranks is None else ranks.leading_runner(runner),
@@ -92,7 +97,7 @@ class LlmLoader(TokenLoader):
         """Implements `core.engine.ranks.RankLoader`."""
         with open_checkpoint(self._resolved.folder) as checkpoint, ExitStack() as stack:
             memory = self._memory(stack)
-            native = memory.native_kernels()
+            checkpoint.native = native = memory.native_kernels()
             blueprint, build_head = self._follower(checkpoint, memory, native, group)
             layout, num_pages = self._reserve(blueprint, memory), plans.num_pages()
             memory.reserve("kv", (num_pages + 1) * layout.page_bytes)
@@ -105,7 +110,7 @@ class LlmLoader(TokenLoader):
                 graphs=None,
             )
             ready()
-            plans.run(runner)
+            plans.run(runner.launch, TokenPlan)
 
     def _follower(
         self,
@@ -118,7 +123,7 @@ class LlmLoader(TokenLoader):
         from triptych.core.engine.rank_sampler import FollowingSampler
 
         blueprint = self._blueprint(checkpoint, memory, native)
-        blueprint.join(group)
+        blueprint.join(group, by_experts=self._config.device.enable_expert_parallel)
 
         def build() -> TextHead:
             return self._head(blueprint.build(checkpoint, unreported), FollowingSampler(group))
@@ -142,7 +147,13 @@ class LlmLoader(TokenLoader):
 
         Raises `ConfigError` for a model that is not divided.
         """
+        by_experts = self._config.device.enable_expert_parallel
         if self._num_ranks == 1:
+            if by_experts:
+                raise ConfigError(
+                    "--enable-expert-parallel: there is one rank; give --tensor-parallel-size, too,"
+                    " or leave it out."
+                )
             return None
         if not isinstance(blueprint, NativeBlueprint):
             raise ConfigError(
@@ -154,12 +165,12 @@ class LlmLoader(TokenLoader):
                 "--enable-deterministic-inference: sums of several GPUs follow from the batch;"
                 " leave it or --tensor-parallel-size out."
             )
-        blueprint.check_divisible(self._num_ranks)
+        blueprint.check_divisible(self._num_ranks, by_experts=by_experts)
         from triptych.core.engine.ranks import Ranks
 
-        ranks = Ranks.start(self._config, self._resolved, self._device)
+        ranks = Ranks.start(self._config, self._resolved, self._device, self._num_ranks)
         stack.callback(ranks.close)
-        blueprint.join(ranks.group)
+        blueprint.join(ranks.group, by_experts=by_experts)
         return ranks
 
     def _reserve(self, blueprint: Blueprint, memory: ModelMemory) -> KvLayout:
@@ -194,7 +205,28 @@ class LlmLoader(TokenLoader):
             close=stack.pop_all().close,
             connect=partial(_connect, scheduler, ranks),
             warm=guides.warm,
+            attach=scheduler.exchange.attach,
         )
+
+    def _exchange(
+        self, scheduler: TokenScheduler, kv: KvCache, blueprint: Blueprint, stack: ExitStack
+    ) -> None:
+        """Have pages exchanged with engines of the other role, where this one has one."""
+        plan = PipelinePlan.of(self._config)
+        if plan.is_whole:
+            return
+        dtype, impl = blueprint.dtype, type(blueprint).__name__
+        page_format = PageFormat(
+            weights=self._resolved.digest,
+            layout=str(kv.layout),
+            order="native" if kv.native is not None else "torch",
+            compute=f"{dtype} {self._config.models.quantization_encoding} {impl}",
+            max_length=blueprint.max_length,
+            page_bytes=kv.layout.page_bytes,
+        )
+        pages = CacheMemory(kv)
+        close = open_exchange(self.name, scheduler, pages, page_format, plan)
+        stack.callback(close)
 
     def _kind(
         self, ours: Any, fallback: str, native: NativeKernels | None, *, is_known: bool
@@ -241,12 +273,7 @@ def _connect(scheduler: TokenScheduler, ranks: Ranks | None, post: Post) -> None
     """Say how other threads have calls made on the loop's: by the scheduler's, and by a loss."""
     scheduler.connect(post)
     if ranks is not None:
-        ranks.watch(lambda error: post(partial(_crash, error)))
-
-
-def _crash(error: RankLost) -> None:
-    """On the loop's thread: end the engine."""
-    raise EngineCrashed(error.message)
+        ranks.watch(lambda error: post(partial(crash, error)))
 
 
 def unreported(share: float) -> None:

@@ -7,37 +7,59 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from triptych.core.atomic_files import write_whole
+from triptych.core.bulk.results import ResultFile
+from triptych.core.bulk.rows import BulkRow, Record, read_rows, refuse_shared_names, with_keys
+from triptych.core.bulk.run import (
+    BulkRun,
+    Cluster,
+    RowWork,
+    add_cluster_options,
+    cluster_of,
+    model_of,
+)
 from triptych.core.cli_io import STDIN, writing
 from triptych.core.errors import ConfigError, RequestError
 from triptych.core.options.table import add_options
-from triptych.modalities.recognition.api.formats import as_srt, as_text, as_vtt
 from triptych.modalities.recognition.api.pipeline import TranscribeOptions, TranscriptionPipeline
-from triptych.modalities.recognition.api.protocol import json_reply, verbose_reply
+from triptych.modalities.recognition.api.rows import SUFFIXES, render
 from triptych.modalities.recognition.api.transcript import Transcript, gather
 from triptych.modalities.recognition.spec import Task
 
-SUFFIXES: Mapping[str, str] = MappingProxyType(
-    {"text": ".txt", "srt": ".srt", "vtt": ".vtt", "json": ".json", "verbose_json": ".json"}
+_SOUNDS = (
+    *(".aac", ".aif", ".aiff", ".amr", ".flac", ".m4a", ".mka", ".mkv", ".mov", ".mp3", ".mp4"),
+    *(".mpga", ".oga", ".ogg", ".opus", ".wav", ".webm", ".wma"),
 )
-"""Formats, and how their files are called."""
+"""What in a folder is taken for sound."""
+_BLOCK = 4  # files that an engine of a cluster is handed together
 _TASKS: tuple[Task, Task] = ("transcribe", "translate")
 
 
 def add_transcribe_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `triptych transcribe`."""
-    parser.add_argument("file", nargs="*", help='files with sound; "-" or none: stdin')
+    parser.add_argument(
+        "file", nargs="*", help='files with sound, or folders of them; "-" or none: stdin'
+    )
+    parser.add_argument(
+        "-i",
+        "--input",
+        metavar="FILE",
+        help='JSONL: one {"file": ...} per line, with a language, prompt, task, temperature or'
+        ' seed of its own; "id" and "custom_id" come back as they are',
+    )
     parser.add_argument(
         "-o",
         "--output",
-        help="file to write, or folder for several files' transcripts; default stdout",
+        help="file to write, or folder for several files' transcripts, where a second run over"
+        " --input or a folder goes on; default stdout",
     )
     parser.add_argument("--format", choices=tuple(SUFFIXES), default="text", help="what to write")
     parser.add_argument("--words", action="store_true", help="times of words, in verbose_json")
@@ -46,6 +68,7 @@ def add_transcribe_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", default="", help="what was said before, or names to expect")
     parser.add_argument("--temperature", type=float, default=0.0, help="0: likeliest tokens first")
     parser.add_argument("--request-seed", type=int, metavar="SEED", help="repeat a past transcript")
+    add_cluster_options(parser)
     add_options(parser, sections=("models", "device", "schedule"), roles=("recognition",))
 
 
@@ -55,6 +78,9 @@ def run_transcribe(args: argparse.Namespace) -> int:
         raise ConfigError("--words goes with --format verbose_json.")
     if not 0 <= args.temperature <= 1:
         raise ConfigError("--temperature lies between 0 and 1.")
+    cluster = cluster_of(args)
+    if args.input or cluster or any(Path(file).is_dir() for file in args.file):
+        return _bulk(args, cluster).run("transcribed")
     files = args.file or [STDIN]
     if files == [STDIN] and sys.stdin.isatty():
         raise ConfigError("Nothing to hear: give files, or pipe one in.")
@@ -66,7 +92,8 @@ def run_transcribe(args: argparse.Namespace) -> int:
             task = bar.add_task(Path(file).name, total=None)
             try:
                 transcript = _transcribe(pipeline, file, args, (bar, task))
-                _write(_render(transcript, args), file, args)
+                text = render(transcript, args.format, _TASKS[args.translate], has_words=args.words)
+                _write(text, file, args)
             except RequestError as error:
                 num_failed += 1
                 console.print(f"[red]{escape(file)}: {escape(error.message)}[/]")
@@ -83,7 +110,14 @@ def _transcribe(
     bar, task = progress
     deltas = []
     audio = sys.stdin.buffer.read() if file == STDIN else Path(file)
-    options = TranscribeOptions(
+    for delta in pipeline.deltas(audio, **_call_options(args)):
+        deltas.append(delta)
+        bar.update(task, total=delta.duration_s, completed=delta.heard_s)
+    return gather(deltas)
+
+
+def _call_options(args: argparse.Namespace) -> TranscribeOptions:
+    return TranscribeOptions(
         language=args.language,
         task=_TASKS[args.translate],
         prompt=args.prompt,
@@ -91,21 +125,65 @@ def _transcribe(
         seed=args.request_seed,
         has_word_times=args.words,
     )
-    for delta in pipeline.deltas(audio, **options):
-        deltas.append(delta)
-        bar.update(task, total=delta.duration_s, completed=delta.heard_s)
-    return gather(deltas)
 
 
-def _render(transcript: Transcript, args: argparse.Namespace) -> str:
-    write = {"text": as_text, "srt": as_srt, "vtt": as_vtt}.get(args.format)
-    if write is not None:
-        return write(transcript)
-    if args.format == "json":
-        return json_reply(transcript, has_logprobs=False).model_dump_json(exclude_unset=True) + "\n"
-    task = _TASKS[args.translate]
-    verbose = verbose_reply(transcript, task, has_segments=True, has_words=args.words)
-    return verbose.model_dump_json(exclude_unset=True) + "\n"
+def _bulk(args: argparse.Namespace, cluster: Cluster | None) -> BulkRun:
+    """Every file of folders and lines as a row of its own."""
+    folder = Path(args.output or "").expanduser()
+    if not args.output or folder.is_file():
+        raise ConfigError("Many files are written down in a folder: name one, as in -o texts.")
+    rows = _rows(args)
+    refuse_shared_names(rows)
+    with writing(folder):
+        folder.mkdir(exist_ok=True)
+    options = {**_call_options(args), "format": args.format}
+    return BulkRun(
+        rows=with_keys(rows, {"model": model_of(args), "options": options}),
+        work=RowWork(
+            pipeline="triptych.modalities.recognition.api.pipeline:TranscriptionPipeline",
+            answer="triptych.modalities.recognition.api.rows:answer_rows",
+            options=options,
+            num_at_once=_BLOCK,
+        ),
+        sink=ResultFile(folder / "results.jsonl"),
+        open_pipeline=lambda: TranscriptionPipeline.from_arguments(args),
+        cluster=cluster,
+        folder=folder,
+    )
+
+
+def _rows(args: argparse.Namespace) -> list[BulkRow]:
+    """The sounds that were named, those in folders by their places there, those of lines."""
+    named: list[tuple[Path, str]] = []
+    for given in map(Path, args.file):
+        inside = sorted(each for each in given.rglob("*") if each.suffix.lower() in _SOUNDS)
+        places = [(each, str(each.relative_to(given).with_suffix(""))) for each in inside]
+        named += places if given.is_dir() else [(given, given.stem)]
+    rows = [_row(number, {"file": str(file)}, stem) for number, (file, stem) in enumerate(named, 1)]
+    if args.input:
+        for row in read_rows("--input", args.input, "/v1/audio/transcriptions"):
+            file = str(row.asked.get("file", ""))
+            stem = Path(file).stem or f"line-{row.number}"
+            number = len(named) + row.number
+            rows.append(replace(row, number=number, stem=stem, version=_version(file)))
+    if not rows:
+        raise ConfigError("Nothing to hear: there is no sound in what was named.")
+    return rows
+
+
+def _row(number: int, entry: Record, stem: str) -> BulkRow:
+    return BulkRow(
+        number=number, entry=entry, asked=entry, stem=stem, version=_version(entry["file"])
+    )
+
+
+def _version(file: str) -> str:
+    """What changes when a file does; a file that is not there is an error of its row."""
+    try:
+        found = Path(file).stat()
+    except OSError:
+        return ""
+    return f"{found.st_size} {found.st_mtime_ns}"
 
 
 def _target(file: str, args: argparse.Namespace) -> Path:
@@ -134,7 +212,7 @@ def _write(text: str, file: str, args: argparse.Namespace) -> None:
     target = _target(file, args)
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text, encoding="utf-8")
+        write_whole(target, (text.encode(),))
 
 
 def _bar(console: Console) -> Progress:

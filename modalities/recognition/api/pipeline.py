@@ -7,16 +7,16 @@ this process. Sound is the caller's own here, and is decoded in this process too
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from pathlib import Path
-from typing import ClassVar, TypeAlias, TypedDict, Unpack
+from typing import Any, ClassVar, TypeAlias, TypedDict, Unpack
 
 import numpy as np
 
 from triptych.core.client import EngineClient
 from triptych.core.config import Config
-from triptych.core.errors import InvalidRequest
+from triptych.core.errors import InvalidRequest, TriptychError
 from triptych.core.media.audio.decode import ClipReader
 from triptych.core.media.audio.intake import ClipLimits
 from triptych.core.media.audio.resampling import Pcm, Resampler
@@ -105,6 +105,22 @@ class TranscriptionPipeline(Pipeline[RecognitionService]):
     ) -> Iterator[TranscriptDelta]:
         """As `stream`, window by window, telling how far each is; `gather` makes a transcript."""
         return self._loop.iterate(lambda: self._deltas(audio, options))
+
+    def map(
+        self, entries: Iterable[Mapping[str, Any]], *, num_in_flight: int = 8
+    ) -> Iterator[Transcript | TriptychError]:
+        """The transcripts of many entries, in order, `num_in_flight` at a time.
+
+        An entry holds `audio` and options of a call; a `model` must be this one. One that cannot be
+        answered yields its error and harms no other.
+        """
+
+        async def transcribe(entry: Mapping[str, Any]) -> Transcript:
+            self._check_model(entry.get("model"))
+            options: Any = {k: v for k, v in entry.items() if k not in ("audio", "model")}
+            return await self._whole(entry["audio"], options)
+
+        return self._map_entries(transcribe, entries, min(num_in_flight, self._service.max_jobs))
 
     async def _whole(self, audio: Audio, options: TranscribeOptions) -> Transcript:
         async with aclosing(self._deltas(audio, options)) as deltas:

@@ -52,7 +52,7 @@ class VisionLoader(LlmLoader):
         """Load the model; see `schedulers.base.ModelLoader.load`. On an error nothing is held."""
         with open_checkpoint(self._resolved.folder) as checkpoint, ExitStack() as stack:
             memory, device = self._memory(stack), self._device.torch
-            native = memory.native_kernels()
+            checkpoint.native = native = memory.native_kernels()
             blueprint: Blueprint = self._blueprint(checkpoint, memory, native)
             memory.num_ranks = self._num_ranks
             ranks = self._start_ranks(blueprint.text, stack)
@@ -78,7 +78,7 @@ class VisionLoader(LlmLoader):
                 graphs=graphs,
             )
             leading = tokens if ranks is None else ranks.leading_runner(tokens)
-            runner = VisionRunner(leading, encoder, features, device)
+            runner = VisionRunner(leading, encoder, features, device, tokens.stream)
             stack.callback(runner.close)
             shares = not family.whole_prompts
             scheduler = VisionScheduler(
@@ -92,6 +92,7 @@ class VisionLoader(LlmLoader):
                     ),
                 ),
             )
+            self._exchange(scheduler, tokens.kv, blueprint.text, stack)
             return self._loaded(scheduler, runner, blueprint.text.vocab_size, stack, ranks)
 
     def _follower(
@@ -105,7 +106,7 @@ class VisionLoader(LlmLoader):
         from triptych.core.engine.rank_sampler import FollowingSampler
 
         blueprint: VisionBlueprint = self._blueprint(checkpoint, memory, native)
-        blueprint.text.join(group)
+        blueprint.text.join(group, by_experts=self._config.device.enable_expert_parallel)
 
         def build() -> TextHead:
             decoder = blueprint.build_decoder(unreported)

@@ -8,19 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
-from triptych.core.engine.token_runner import TokenRunner
+from triptych.core.devices.stream import StepStream
 from triptych.core.errors import NonFinite, OutOfMemory, TriptychError
-from triptych.core.plan import PendingStep, Plan, StepResult
+from triptych.core.plan import PendingStep, Plan, Runner, StepResult
 from triptych.core.sampling.host_copy import HostCopy
 from triptych.modalities.vlm.engine.encoder import FeatureCache, Features, PictureEncoder
 from triptych.modalities.vlm.plan import EncodePlan
-
-if TYPE_CHECKING:
-    from triptych.core.engine.ranks import LeadingRunner
 
 
 class VisionRunner:
@@ -28,12 +24,14 @@ class VisionRunner:
 
     def __init__(
         self,
-        tokens: TokenRunner | LeadingRunner,
+        tokens: Runner,
         encoder: PictureEncoder,
         features: FeatureCache,
         device: torch.device,
+        stream: StepStream,
     ) -> None:
         self._tokens = tokens
+        self._stream = stream
         self._encoder = encoder
         self._features = features
         self._device = device
@@ -43,7 +41,7 @@ class VisionRunner:
         if not isinstance(plan, EncodePlan):
             return self._tokens.launch(plan)
         try:
-            with torch.inference_mode(), self._tokens.stream.current():
+            with torch.inference_mode(), self._stream.current():
                 encoded = self._encoder.encode(plan.pictures)
                 unfit = torch.zeros((), dtype=torch.bool, device=self._device)
                 flags = [

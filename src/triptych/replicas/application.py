@@ -11,14 +11,14 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-import ray
 from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
+from triptych.core.cluster import engine_resources, has_gpus
 from triptych.core.config import Config
 from triptych.core.options.table import make_config
 from triptych.replicas.deployments import EngineReplica, Ingress
-from triptych.replicas.plan import ReplicaPlan, engine_resources
+from triptych.replicas.plan import ReplicaPlan
 
 REPORT_S = 1.0
 """How often routers and the autoscaler hear of a replica's load."""
@@ -51,7 +51,7 @@ def application(config: Config, plan: ReplicaPlan) -> serve.Application:
     }
     engines = serve.deployment(EngineReplica).options(
         name="engine",
-        ray_actor_options=engine_resources(engine_config.device, has_gpus=_has_gpus()),
+        ray_actor_options=engine_resources(engine_config.device, has_gpus=has_gpus()),
         request_router_config=RequestRouterConfig(
             request_router_class="triptych.replicas.request_router:PredictedSecondsRouter",
             request_router_kwargs={"policy": plan.routing},
@@ -67,11 +67,6 @@ def application(config: Config, plan: ReplicaPlan) -> serve.Application:
         encode(plan.ingress_config(config)), engines.bind(encode(engine_config))
     )
     return bound
-
-
-def _has_gpus() -> bool:
-    """Whether the cluster has any; without one (`serve build`) there is nothing to ask."""
-    return bool(ray.is_initialized() and ray.cluster_resources().get("GPU", 0))
 
 
 def _scale(plan: ReplicaPlan) -> dict[str, Any]:

@@ -37,6 +37,7 @@ from triptych.replicas.scaling import PAGE_USE, QUEUE_S
 from triptych.schedulers.local import LocalClient
 
 _BEATS_TIMEOUT_S = 5.0
+_LOAD_TIMEOUT_S = 3600.0  # the largest weights, fetched and converted
 _LOAD_POLL_S = 0.05
 
 
@@ -101,11 +102,16 @@ class Ingress:
         config = decode_json(packed, Config)
         logs.configure(config.server)
         models = await asyncio.to_thread(_models_here, config)
+        self._drain_s = config.server.drain_timeout_s
         self._client = ReplicatedClient(
             ServeReplicas(engines), build_codec(), stream_timeout_s=config.server.stream_timeout_s
         )
         self._app = build_app(with_models(config, models), models, self._client)
         await self._app.state.start()
+
+    async def drain(self) -> None:
+        """Refuse new requests, and finish those in flight."""
+        await self._app.state.in_flight.drain(self._drain_s)
 
     def __serve_build_asgi_app__(self) -> Any:
         return self._app
@@ -140,7 +146,7 @@ class ServeReplicas:
 
     async def load(self, model: str) -> None:
         """Have every replica load a model; raises what loading raised."""
-        for answer in await self._ask("load", model, timeout_s=None):
+        for answer in await self._ask("load", model, timeout_s=_LOAD_TIMEOUT_S):
             if isinstance(answer, BaseException):
                 raise EngineDown(f"{model} could not be loaded on every replica.") from answer
 
@@ -148,7 +154,7 @@ class ServeReplicas:
         """The handle goes with its process."""
 
     async def _ask(
-        self, method: str, argument: Any, timeout_s: float | None = _BEATS_TIMEOUT_S
+        self, method: str, argument: Any, timeout_s: float = _BEATS_TIMEOUT_S
     ) -> Sequence[Any]:
         try:
             response = self._handle.broadcast(method, argument)

@@ -16,29 +16,25 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from triptych.core import logs
+from triptych.core.cluster import import_ray, join
 from triptych.core.config import Config, ServerOptions
-from triptych.core.errors import ConfigError, SetupError
+from triptych.core.errors import SetupError
 from triptych.core.options.table import Resolved
 from triptych.modalities.registry import resolve_models
 from triptych.replicas.plan import ReplicaPlan
 from triptych.startup import Startup
 
 APPLICATION = "triptych"
+_GOODBYE_S = 5.0  # beyond the time to drain, for those that are cut off
 _OBJECT_STORE_BYTES = 256 * 2**20  # requests and outputs pass by in small messages
 _log = logging.getLogger(__name__)
 
 
 def launch(resolved: Resolved, plan: ReplicaPlan) -> int:
     """Serve `plan`; returns the exit code. Raises `SetupError` in one actionable line."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere
-    try:
-        import ray
-        from ray import serve
-    except ImportError as error:
-        raise ConfigError(
-            "--replicas and --ray-address run on Ray, which is not installed:"
-            " pip install 'triptych[ray]'."
-        ) from error
+    ray = import_ray()
+    from ray import serve
+
     options = resolved.config.server
     logs.configure(options)
     startup = Startup(options)
@@ -53,6 +49,7 @@ def launch(resolved: Resolved, plan: ReplicaPlan) -> int:
         _on_signals(lambda *given: _leave(*given) if stopped.is_set() else stopped.set())
         stopped.wait()
         _log.info("shutting down: finishing what is in flight")
+        _drain(options.drain_timeout_s)
         serve.delete(APPLICATION)
         serve.shutdown()
     finally:
@@ -83,23 +80,17 @@ def _resolve(resolved: Resolved, startup: Startup) -> None:
 
 def _join(plan: ReplicaPlan, resolved: Resolved, startup: Startup) -> None:
     """Connect to the cluster of `plan`, or start one with room for all replicas."""
-    import ray
-
     started_s = time.monotonic()
-    where = {"address": plan.address} if plan.address else _own_cluster(plan, resolved.config)
-    try:
-        ray.init(**where, log_to_driver=resolved.config.server.log_level == "debug")
-    except Exception as error:  # Ray has no type of its own for this
-        place = f"at --ray-address {plan.address}" if plan.address else "to be started here"
-        raise SetupError(f"There is no Ray cluster {place}: {error}") from error
-    address = ray.get_runtime_context().gcs_address
+    own = {} if plan.address else _own_cluster(plan, resolved.config)
+    join(plan.address, resolved.config.server, **own)
+    address = import_ray().get_runtime_context().gcs_address
     startup.phase("ray", time.monotonic() - started_s, f"cluster {address}")
 
 
 def _own_cluster(plan: ReplicaPlan, config: Config) -> dict[str, Any]:
     """A cluster on this machine that counts a core for each thread of all replicas."""
     options = plan.engine_config(config).device
-    num_threads = plan.most * options.threads * options.tensor_parallel_size
+    num_threads = plan.most * options.threads * options.num_devices
     return {
         "num_cpus": max(os.cpu_count() or 1, num_threads),
         "include_dashboard": False,
@@ -118,13 +109,23 @@ def _deploy(resolved: Resolved, plan: ReplicaPlan, startup: Startup) -> None:
     if not plan.address:
         num_gpus = int(ray.cluster_resources().get("GPU", 0))
         plan.check_room(resolved.config.device, num_gpus)
-    serve.start(http_options={"host": options.host, "port": options.port})
     try:
+        serve.start(http_options={"host": options.host, "port": options.port})
         serve.run(application(resolved.config, plan), name=APPLICATION)
-    except RuntimeError as error:
+    except (RuntimeError, ray.exceptions.RayError) as error:
         raise SetupError(f"The replicas did not start: {error}") from error
     startup.phase("deploy", time.monotonic() - started_s, _count(plan))
     startup.ready(_url(options))
+
+
+def _drain(timeout_s: float) -> None:
+    """Have the ingress finish while there are engines: a request may need more jobs of them."""
+    from ray import serve
+
+    try:
+        serve.get_app_handle(APPLICATION).drain.remote().result(timeout_s=timeout_s + _GOODBYE_S)
+    except Exception as error:  # whatever it is, the end comes
+        _log.warning("the ingress did not drain: %s", type(error).__name__)
 
 
 def _count(plan: ReplicaPlan) -> str:

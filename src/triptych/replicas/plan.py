@@ -5,15 +5,12 @@ Owns what cannot go together with replicas, by name. Imports nothing of Ray.
 
 from __future__ import annotations
 
-import os
-import re
 from dataclasses import dataclass, replace
 from typing import Self
 
+from triptych.core.cluster import engine_config, engine_resources, read_count
 from triptych.core.config import Config, DeviceOptions
 from triptych.core.errors import ConfigError
-
-_COUNT = re.compile(r"(\d{1,4})(?:\.\.(\d{1,4}))?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,12 +27,7 @@ class ReplicaPlan:
     def of(cls, config: Config) -> Self:
         """The plan of `config`. Raises `ConfigError` for what replicas cannot have."""
         options = config.replicas
-        found = _COUNT.fullmatch(options.replicas)
-        least, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
-        if not 1 <= least <= most:
-            raise ConfigError(
-                f"--replicas {options.replicas}: write a number from 1, as 2, or a range, as 1..4."
-            )
+        least, most = read_count(options.replicas)
         plan = cls(
             least=least,
             most=most,
@@ -62,14 +54,8 @@ class ReplicaPlan:
             )
 
     def engine_config(self, config: Config) -> Config:
-        """What each engine goes by: no keys, and its share of this machine's threads."""
-        num_ranks = self.most * config.device.tensor_parallel_size
-        threads = config.device.threads or max(1, (os.cpu_count() or 1) // num_ranks)
-        return replace(
-            config,
-            server=replace(config.server, api_key=(), api_key_file=""),
-            device=replace(config.device, threads=threads),
-        )
+        """What each engine goes by."""
+        return engine_config(config, self.most)
 
     def ingress_config(self, config: Config) -> Config:
         """What the ingress goes by: it admits as much as all replicas together take."""
@@ -83,18 +69,6 @@ class ReplicaPlan:
                 max_queue_tokens=options.max_queue_tokens * self.most,
             ),
         )
-
-
-def engine_resources(options: DeviceOptions, *, has_gpus: bool) -> dict[str, int]:
-    """What Ray sets aside for an engine, all ranks of it, on a cluster that `has_gpus` or not.
-
-    An engine sees no GPU that was not set aside for it.
-    """
-    num_ranks = options.tensor_parallel_size
-    takes_any = options.device in ("auto", "default")
-    if options.device.startswith(("gpu", "cuda")) or (takes_any and has_gpus):
-        return {"num_gpus": num_ranks, "num_cpus": num_ranks}
-    return {"num_cpus": options.threads * num_ranks}
 
 
 def _refuse_what_is_one(config: Config) -> None:

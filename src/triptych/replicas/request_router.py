@@ -12,7 +12,7 @@ import msgspec
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from triptych.core.router.report import LoadReport
-from triptych.core.router.request import RoutedRequest
+from triptych.core.router.request import RouteChoice, RoutedRequest
 from triptych.core.router.router import ReplicaRouter, RoutingPolicy
 
 
@@ -54,15 +54,24 @@ class PredictedSecondsRouter(RequestRouter):
         request_id = pending_request.metadata.internal_request_id
         self._router.end(request_id)
         pending_request.routing_context.should_backoff = True
-        name = self._router.choose(routed)
-        if name is None:
+        choice = self._router.choose(routed)
+        if choice is None:
             return []
-        self._router.begin(request_id, name, routed)
+        _note(choice, routed.choices)
+        self._router.begin(request_id, choice, routed)
         pending_request.future.add_done_callback(
             lambda future: self._router.end(request_id) if future.cancelled() else None
         )
-        return [[self._by_name[name]]]
+        return [[self._by_name[choice.replica]]]
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """A request that was sent is over, well or not."""
         self._router.end(internal_request_id)
+
+
+def _note(choice: RouteChoice, choices: list[RouteChoice] | None) -> None:
+    """Keep a choice for whoever asks; Serve may ask for the same replica again and again."""
+    if choices and choices[-1].replica == choice.replica:
+        choices[-1] = choice
+    elif choices is not None:
+        choices.append(choice)

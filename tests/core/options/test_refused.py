@@ -166,7 +166,7 @@ def test_standing_option_is_accepted_where_it_changes_nothing(argv: tuple[str, .
 @pytest.mark.parametrize(
     ("argv", "named"),
     [
-        (("--pipeline-role", "prefill_only"), "--pipeline-role prefill_only"),
+        (("--disaggregation-mode", "prefill"), "--disaggregation-mode prefill"),
         (("--pp-size", "2"), "--pp-size 2"),
         (("--trust-remote-code",), "--trust-remote-code"),
         (("--no-enable-penalties",), "--no-enable-penalties"),

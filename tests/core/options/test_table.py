@@ -115,7 +115,7 @@ def test_empty_file_and_empty_sections_are_the_default(text: str, tmp_path: Path
         ("log-level: info\nlog_level: debug\n", "log_level is given twice"),
         ("port: 1\n" + "# \n" * 2**20, "is over 1048576 bytes"),
         ("mem-fraction-static: 0.8\n", "use --device-memory-utilization"),
-        ("pipeline-role: prefill_only\n", "share one engine"),
+        ("pipeline-role: prefill_only\n", "write prefill."),
         ("disable-radix-cache: true\n", "write --no-enable-prefix-caching"),
     ],
 )

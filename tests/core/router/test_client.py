@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 
 import pytest
 
 from support.http import ANSWER, READY, FakeEngine
-from triptych.core.errors import Draining, EngineDown, InvalidRequest, TriptychError
+from triptych.core.errors import Draining, EngineDown, InvalidRequest
 from triptych.core.job import Output
 from triptych.core.router import client as module
 from triptych.core.router.client import MAX_TRIES, ReplicaLost, ReplicatedClient
@@ -51,9 +52,12 @@ class LocalReplicas:
         }
 
     async def run(self, routed: RoutedRequest, message: bytes) -> AsyncGenerator[bytes, None]:
-        name = self.router.choose(routed)
-        if name is None:
+        choice = self.router.choose(routed)
+        if choice is None:
             raise ReplicaLost
+        if routed.choices is not None:
+            routed.choices.append(choice)
+        name = choice.replica
         self.sent.append(name)
         async for packet in self.replicas[name].run(message):
             if name in self.lost:
@@ -97,8 +101,9 @@ async def test_a_job_is_answered_by_one_replica() -> None:
 
 async def test_a_job_that_has_not_begun_goes_to_another_replica() -> None:
     replicas = LocalReplicas({"a": FakeEngine(), "b": FakeEngine()})
-    first = replicas.router.choose(RoutedRequest("m"))
-    assert first is not None
+    choice = replicas.router.choose(RoutedRequest("m"))
+    assert choice is not None
+    first = choice.replica
     replicas.lost.add(first)
     async with serving(replicas) as client:
         assert (await outputs(client))[-1].is_final
@@ -110,9 +115,21 @@ async def test_a_replica_that_drains_has_not_begun() -> None:
     replicas = LocalReplicas(engines)
     async with serving(replicas) as client:
         for number in range(6):
-            with suppress(TriptychError):  # all of its tries may meet the one that drains
-                assert (await outputs(client, str(number)))[-1].is_final
+            assert (await outputs(client, str(number)))[-1].is_final, "it meets no refusal twice"
+        explained = {n: client.explain(str(n))[str(n)] for n in range(6)}
     assert "b" in replicas.sent
+    ways = [[choice.replica for choice in each.choices or ()] for each in explained.values()]
+    assert all(way in (["b"], ["a", "b"]) for way in ways)
+    assert list(chain(*ways)) == replicas.sent
+
+
+async def test_what_was_long_ago_is_not_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_EXPLAINED", 2)
+    async with serving(LocalReplicas({"a": FakeEngine()})) as client:
+        for job_id in ("call.0", "call.1", "other.0"):
+            await outputs(client, job_id)
+        assert list(client.explain("call")) == ["call.1"]
+        assert client.explain("cal") == {}
 
 
 async def test_a_job_that_has_begun_ends_with_a_typed_error() -> None:
@@ -163,8 +180,9 @@ async def test_a_reader_that_leaves_at_once_leaves_nothing_behind() -> None:
 
 async def test_a_replica_whose_engine_is_gone_ends_and_takes_no_more_jobs() -> None:
     replicas = LocalReplicas({"a": FakeEngine(), "b": FakeEngine()})
-    first = replicas.router.choose(RoutedRequest("m"))
-    assert first is not None
+    choice = replicas.router.choose(RoutedRequest("m"))
+    assert choice is not None
+    first = choice.replica
     replicas.engines[first].state = replace(READY, is_alive=False)
     replicas.engines[first].error = EngineDown("crashed")
     async with serving(replicas) as client:

@@ -34,6 +34,20 @@ def test_tokens_of_all_holders_are_within_the_caches() -> None:
     assert len(prefixes.holders(keys(1))) == 3
 
 
+def test_tokens_of_the_dead_take_no_room() -> None:
+    prefixes = index(512)
+    prefixes.add(keys(0), 0)
+    prefixes.add(keys(1), 1)
+    prefixes.forget(0)
+    prefixes.capacity_tokens = 256
+    prefixes.add(keys(1), 1)
+    assert len(prefixes.holders(keys(1))) == 3
+    prefixes.capacity_tokens = 512
+    prefixes.add(keys(2), 1)
+    prefixes.add(keys(3), 1)  # of the second, which the dead held too, nothing is taken off twice
+    assert len(prefixes.holders(keys(2))) == len(prefixes.holders(keys(3))) == 3
+
+
 def test_what_is_used_stays() -> None:
     prefixes = index(768)
     for head in (0, 1, 2, 0, 3):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from triptych.core.router.report import LoadReport
-from triptych.core.router.request import CUTS, RoutedRequest, prefix_keys
+from triptych.core.router.request import CUTS, RouteChoice, RoutedRequest, prefix_keys
 from triptych.core.router.router import (
     ADAPTER_S,
     SAVED_WEIGHT,
@@ -44,10 +44,16 @@ def prompt(head: int, num_tokens: int, model: str = MODEL) -> RoutedRequest:
 
 
 def send(router: ReplicaRouter, request_id: str, request: RoutedRequest) -> str:
-    name = router.choose(request)
-    assert name is not None
-    router.begin(request_id, name, request)
-    return name
+    choice = router.choose(request)
+    assert choice is not None
+    router.begin(request_id, choice, request)
+    return choice.replica
+
+
+def chosen(router: ReplicaRouter, request: RoutedRequest) -> str:
+    choice = router.choose(request)
+    assert choice is not None
+    return choice.replica
 
 
 def test_requests_without_a_prefix_go_where_there_is_least_to_do() -> None:
@@ -62,11 +68,11 @@ def test_requests_without_a_prefix_go_where_there_is_least_to_do() -> None:
 
 def test_a_prefix_is_followed_as_far_as_it_saves_time() -> None:
     router = of_three()
-    request = prompt(0, 512)  # saves half a second, which counts twice
+    request = prompt(0, 512)  # saves half a second, which counts thrice
     home = send(router, "0", request)
-    sent = [send(router, str(i), request) for i in range(1, 6)]
-    assert sent == [home] * 5, "until its queue is as long as that"
-    assert send(router, "6", request) != home
+    sent = [send(router, str(i), request) for i in range(1, 8)]
+    assert sent == [home] * 7, "until its queue is as long as that"
+    assert send(router, "8", request) != home
 
 
 def test_the_longest_prefix_counts() -> None:
@@ -74,11 +80,11 @@ def test_the_longest_prefix_counts() -> None:
     first = prompt(0, 64)
     home = send(router, "0", first)
     other = next(name for name in "abc" if name != home)
-    router.begin("1", other, prompt(0, 256))
+    router.begin("1", RouteChoice(other), prompt(0, 256))
     router.end("0")
     router.end("1")
-    assert router.choose(prompt(0, 512)) == other
-    assert router.choose(prompt(9999, 512)) in "abc"
+    assert chosen(router, prompt(0, 512)) == other
+    assert chosen(router, prompt(9999, 512)) in "abc"
 
 
 def test_what_a_report_says_is_the_load() -> None:
@@ -87,7 +93,7 @@ def test_what_a_report_says_is_the_load() -> None:
         router.report(name, LoadReport(backlog_s=backlog_s, job_s={MODEL: 1.5}))
     assert send(router, "0", RoutedRequest(MODEL)) == "b"
     assert router.load_s("b") == 2.5
-    assert router.choose(RoutedRequest(MODEL)) == "c"
+    assert chosen(router, RoutedRequest(MODEL)) == "c"
     router.report("b", LoadReport(backlog_s=0.5))  # which has the request in it
     assert router.load_s("b") == 0.5
     router.end("0")
@@ -100,7 +106,7 @@ def test_a_model_that_must_be_loaded_is_avoided_while_that_is_quicker() -> None:
         router.report(name, LoadReport(ready=("image",)))
     assert send(router, "0", RoutedRequest(MODEL)) == "c"
     router.report("c", LoadReport(ready=(MODEL,), backlog_s=60.0))
-    assert router.choose(RoutedRequest(MODEL)) in ("a", "b")
+    assert chosen(router, RoutedRequest(MODEL)) in ("a", "b")
 
 
 def test_adapters_are_followed_among_equals() -> None:
@@ -108,9 +114,9 @@ def test_adapters_are_followed_among_equals() -> None:
     request = RoutedRequest("image", adapter=7)
     home = send(router, "0", request)
     router.end("0")
-    assert {router.choose(request) for _ in range(5)} == {home}
+    assert {chosen(router, request) for _ in range(5)} == {home}
     router.report(home, LoadReport(backlog_s=2 * ADAPTER_S))
-    assert router.choose(request) != home
+    assert chosen(router, request) != home
 
 
 def test_what_was_not_timed_counts_as_something() -> None:
@@ -126,6 +132,32 @@ def test_in_turn() -> None:
     sent = [send(router, str(i), prompt(0, 512)) for i in range(6)]
     assert sorted(sent) == sorted("abc" * 2)
     assert sent[:3] == sent[3:]
+
+
+def test_what_is_avoided_is_taken_only_where_there_is_no_other() -> None:
+    for policy in ("predicted", "round-robin"):
+        router = of_three(policy)
+        request = prompt(0, 512)
+        home = send(router, "0", request)
+        for number in range(6):
+            assert send(router, f"1{number}", request._replace(avoided=(home,))) != home
+        assert chosen(router, request._replace(avoided=("a", "b"))) == "c"
+        assert chosen(router, request._replace(avoided=("a", "b", "c"))) in "abc"
+
+
+def test_a_choice_says_why() -> None:
+    router = of_three()
+    for name in "abc":
+        router.report(name, LoadReport(backlog_s=1.0, token_s={MODEL: 0.01}, cache_tokens=10_000))
+    request = prompt(0, 512)
+    home = send(router, "0", request)
+    router.end("0")
+    router.report(home, LoadReport(backlog_s=2.0, token_s={MODEL: 0.01}, cache_tokens=10_000))
+    choice = router.choose(request)
+    assert choice == RouteChoice(home, 2.0, 1.0, 512, 5.12)
+    other = router.choose(prompt(9999, 512))
+    assert other is not None
+    assert (other.wait_s, other.held_tokens, other.saved_s) == (1.0, 0, 0.0)
 
 
 def test_without_replicas_there_is_nowhere_to_go() -> None:
@@ -190,16 +222,18 @@ class RandomTraffic(RuleBasedStateMachine):
     @rule(head=st.integers(0, 3), num_tokens=st.sampled_from([10, 64, 300, 2000]))
     def send(self, head: int, num_tokens: int) -> None:
         request = prompt(head, num_tokens)
-        name = self.router.choose(request)
+        choice = self.router.choose(request)
         if not self.alive:
-            assert name is None
+            assert choice is None
             return
+        assert choice is not None
+        name = choice.replica
         assert name in self.alive, "the dead get nothing"
         least_s = min(map(self.router.load_s, self.alive))
         saved_s = SAVED_WEIGHT * num_tokens * max(TOKEN_S, UNKNOWN_TOKEN_S) + ADAPTER_S
         assert self.router.load_s(name) <= least_s + saved_s, "balance is bounded by what is saved"
         self.num_sent += 1
-        self.router.begin(str(self.num_sent), name, request)
+        self.router.begin(str(self.num_sent), choice, request)
         self.open.append(str(self.num_sent))
 
     @precondition(lambda self: self.open)

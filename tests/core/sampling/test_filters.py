@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
-from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.sampling.filters import draw, nucleus_thresholds, total_mass
 
 VOCAB_SIZES = (100, 8193, 49152, 151936)
@@ -77,47 +76,6 @@ def test_equal_tokens_are_kept_together() -> None:
 def test_top_k_above_the_vocabulary_leaves_top_p_in_force() -> None:
     logits = torch.tensor([[0.0, 5.0, 1.0]])
     assert kept(logits, 3, 0.5).tolist() == kept(logits, 0, 0.5).tolist() == [[False, True, False]]
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    seed=st.integers(0, 2**32),
-    vocab_size=st.sampled_from((2, 100, 129, 3000)),
-    scale=st.sampled_from((0.0, 0.1, 2.0, 6.0, 60.0)),
-    digits=st.sampled_from((0, 1, 7)),
-    limits=st.tuples(
-        st.sampled_from((0, 1, 2, 50, 129, 2500, 10**6)),
-        st.sampled_from((0.0, 0.01, 0.3, 0.9, 0.999, 1.0)),
-    ),
-)
-def test_native_thresholds_are_those_of_torch(
-    native: NativeKernels,
-    seed: int,
-    vocab_size: int,
-    scale: float,
-    digits: int,
-    limits: tuple[int, float],
-) -> None:
-    """Few digits make many ties."""
-    probs = random_logits(seed, 3, vocab_size, scale).round(decimals=digits).softmax(-1)
-    limits_B = [torch.full((3,), limit) for limit in limits]
-    ours, theirs = (nucleus_thresholds(probs, *limits_B, kernels) for kernels in (native, None))
-    kept, reference = probs >= ours[:, None], probs >= theirs[:, None]
-    is_drawable = probs > 0
-    # Sums of other order may move the end of a nucleus by one token and those equal to it.
-    for row in range(3):
-        differing = probs[row][((kept != reference) & is_drawable)[row]]
-        assert len(differing.unique()) <= 1
-    if limits[1] in (0.0, 1.0):
-        assert torch.equal(kept & is_drawable, reference & is_drawable)
-
-
-def test_native_thresholds_of_a_bad_row_harm_no_other(native: NativeKernels) -> None:
-    probs = random_logits(0, 3, 500, 2.0).softmax(-1)
-    limits = torch.full((3,), 40), torch.full((3,), 0.9)
-    expected = nucleus_thresholds(probs, *limits, native)
-    probs[1] = torch.nan
-    assert torch.equal(nucleus_thresholds(probs, *limits, native)[[0, 2]], expected[[0, 2]])
 
 
 @settings(max_examples=60, deadline=None)

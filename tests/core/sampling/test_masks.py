@@ -23,31 +23,24 @@ def mask_of(token_ids: list[int], vocab_size: int = VOCAB_SIZE) -> bytes:
     return np.packbits(bits, bitorder="little").tobytes()
 
 
-def check_masks(vocab_size: int, kernels: NativeKernels | None) -> None:
+@pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
+def test_what_a_mask_leaves_out_has_no_chance(vocab_size: int) -> None:
     generator = np.random.default_rng(vocab_size)
     shares = (0.3, 0.0, 1.0)  # of the vocabulary, that a row may draw
     kept = [generator.random(vocab_size) < share for share in shares]
     masks = [mask_of(np.flatnonzero(bits).tolist(), vocab_size) for bits in kept]
     logits_BV = torch.randn(5, vocab_size, generator=torch.Generator().manual_seed(1))
-    found_BV = keep_allowed(logits_BV, [masks[0], b"", masks[1], masks[2], b""], kernels)
+    found_BV = keep_allowed(logits_BV, [masks[0], b"", masks[1], masks[2], b""])
     for row, bits in ((0, kept[0]), (2, kept[1]), (3, kept[2])):
         expected = np.where(bits, logits_BV[row].numpy(), -np.inf)
         np.testing.assert_array_equal(found_BV[row].numpy(), expected)
     torch.testing.assert_close(found_BV[[1, 4]], logits_BV[[1, 4]], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
-def test_what_a_mask_leaves_out_has_no_chance(vocab_size: int) -> None:
-    check_masks(vocab_size, None)
-
-
-@pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
-def test_our_kernels_leave_out_the_same(vocab_size: int, kernels: NativeKernels) -> None:
-    check_masks(vocab_size, kernels)
-
-
-def sampler(*sampling: SamplingParams) -> Sampler:
-    made = Sampler(vocab_size=VOCAB_SIZE, max_batch_size=8, device=torch.device("cpu"))
+def sampler(*sampling: SamplingParams, native: NativeKernels | None = None) -> Sampler:
+    made = Sampler(
+        vocab_size=VOCAB_SIZE, max_batch_size=8, device=torch.device("cpu"), native=native
+    )
     for slot, params in enumerate(sampling):
         made.bind(bound_row(slot, params, (1, 2, 3)))
     return made
@@ -65,12 +58,18 @@ def sampler(*sampling: SamplingParams) -> Sampler:
         {"min_tokens": 5, "stop_token_ids": (40,), "seed": 8},
     ],
 )
-def test_every_draw_is_one_of_those_allowed(given: dict[str, object]) -> None:
+@pytest.mark.parametrize("is_native", [False, True])
+def test_every_draw_is_one_of_those_allowed(
+    given: dict[str, object], native: NativeKernels, *, is_native: bool
+) -> None:
+    kernels = native if is_native else None
     params = SamplingParams(**given)  # type: ignore[arg-type]
     drawn = set()
     for n in range(20):
         logits_BV = torch.randn(1, VOCAB_SIZE, generator=torch.Generator().manual_seed(n)) * 5
-        found = sampler(params).sample(logits_BV, [0], [3 + n], [mask_of([8, 41, 99])])
+        found = sampler(params, native=kernels).sample(
+            logits_BV, [0], [3 + n], [mask_of([8, 41, 99])]
+        )
         drawn.update(found.token_ids_B.tolist())
     assert drawn <= {8, 41, 99}
     assert len(drawn) > 1

@@ -175,14 +175,17 @@ def test_a_row_is_the_same_alone_and_in_any_batch(
 
 
 @pytest.mark.parametrize("vocab_size", [49152, 151936])
-def test_large_vocabularies_draw_alike_alone_and_together(vocab_size: int) -> None:
+@pytest.mark.parametrize("is_native", [False, True])
+def test_large_vocabularies_draw_alike_alone_and_together(
+    native: NativeKernels, vocab_size: int, *, is_native: bool
+) -> None:
     params = [
         SamplingParams(temperature=0.0),
         SamplingParams(seed=1),
         SamplingParams(top_p=0.9, seed=2),
         SamplingParams(top_k=50, min_p=0.01, seed=3),
     ]
-    sampler = new_sampler(vocab_size)
+    sampler = new_sampler(vocab_size, native if is_native else None)
     logits = logits_of(0, 4, vocab_size)
     for slot, row_params in enumerate(params):
         sampler.bind(bound_row(slot, row_params, (1,)))

@@ -199,9 +199,18 @@ class Decisions:
         ahead._gate = copy(self._gate)
         return [ahead.decide(step) for step in steps]
 
+    def take_over(self, step: int, *, computes: bool) -> None:
+        """The decision of another rank, which alone has seen what it follows from."""
+        self._last = step, computes
+        self._note(computes=computes)
+
     def _decide(self, step: int, distance: float) -> bool:
         wants = self._gate.wants_compute(step, distance)
         computes = wants or self.is_forced(step)
+        self._note(computes=computes)
+        return computes
+
+    def _note(self, *, computes: bool) -> None:
         if computes:
             self._gate.computed()
             self._has_output = True
@@ -210,4 +219,3 @@ class Decisions:
         else:
             self._num_skips += 1
             self.num_skipped += 1
-        return computes

@@ -94,8 +94,11 @@ class _Evaluation:
         """The rows that compute; and what each is compared with from here on."""
         signals = [(p.rows, p.found.signal) for p in self._probes if p.found.signal is not None]
         apart: dict[int, float] = {}
+        sequence = self._model.sequence
+        sum_ranks = None if sequence is None else sequence.sum
         for rows, signal in signals:
-            apart.update(zip(rows, distances(self._caches_of(rows), signal), strict=True))
+            found = distances(self._caches_of(rows), signal, sum_ranks)
+            apart.update(zip(rows, found, strict=True))
         computing = [
             row
             for row in range(len(self._batch))

@@ -19,6 +19,7 @@ from triptych.modalities.diffusion.engine.caches.decisions import Decisions, Gat
 from triptych.modalities.diffusion.engine.caches.extrapolation import Point
 from triptych.modalities.diffusion.engine.caches.methods import CacheMethod, Level
 from triptych.modalities.diffusion.engine.tensor_pool import (
+    SumRanks,
     TensorPool,
     TensorPools,
     picked,
@@ -77,6 +78,18 @@ class RowCache:
             return [True] * len(steps)
         return self.decisions.may_compute(steps)
 
+    def follow(self, at: Point, velocity: Tensor, *, computes: bool) -> None:
+        """Note another rank's step, as if it were taken here, but for hidden states.
+
+        `computes` is that rank's decision where it follows from what it has seen.
+        """
+        if self.signal is None:
+            computes = self.decisions.decide(at.step)
+        else:
+            self.decisions.take_over(at.step, computes=computes)
+        if computes and self.method.level is Level.VELOCITY:
+            record([self], velocity[None], [at])
+
     def release(self) -> None:
         """Give all cells back and forget the past."""
         for memory in (self._outputs, self._reference):
@@ -115,7 +128,9 @@ class RowCache:
         return self._reference.pool, self._reference.cells[0]
 
 
-def distances(caches: Sequence[RowCache], signals_R: Tensor) -> list[float]:
+def distances(
+    caches: Sequence[RowCache], signals_R: Tensor, sum_ranks: SumRanks | None = None
+) -> list[float]:
     """How far each row's signal, `[R, ...]`, is from its reference; infinite where there is none.
 
     The mean of |signal - reference| over the mean of |reference|, in float32, over the row alone.
@@ -128,7 +143,7 @@ def distances(caches: Sequence[RowCache], signals_R: Tensor) -> list[float]:
         return measured
     places = [place for place in found if place is not None]
     cells = [cell for _, cell in places]
-    relative = places[0][0].distances(cells, picked(signals_R, rows))
+    relative = places[0][0].distances(cells, picked(signals_R, rows), sum_ranks)
     for index, distance in zip(rows, HostCopy(relative).get().tolist(), strict=True):
         measured[index] = distance
     return measured

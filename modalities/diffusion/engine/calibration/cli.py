@@ -60,6 +60,9 @@ PROMPTS = (
 )
 """What is drawn where no prompts are given."""
 
+_ONE_RANK = frozenset({"cfg_parallel_size", "ulysses_degree"})
+"""Options of models on several ranks: what is calibrated is measured on one."""
+
 
 def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `triptych calibrate`."""
@@ -82,7 +85,7 @@ def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="default: the cache folder; `calibration.json` beside a model is read, too",
     )
-    add_options(parser, sections=("models", "device"), roles=("image",), exclude=UNUSED)
+    add_options(parser, sections=("models", "device"), roles=("image",), exclude=UNUSED | _ONE_RANK)
 
 
 def run_calibrate(args: argparse.Namespace) -> int:

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 from collections.abc import Iterable
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 
 import msgspec
 
+from triptych.core.atomic_files import write_whole
 from triptych.core.config import Config, ModelOptions
 from triptych.core.errors import ConfigError
 from triptych.core.logs import fields
 from triptych.core.typed import decode_json
 from triptych.core.weights.cache import default_cache_dir
-from triptych.core.weights.manifest import flush
 from triptych.core.weights.overrides import identity, read_overrides
 
 FILE_NAME = "calibration.json"
@@ -84,11 +82,7 @@ class CalibrationFile(msgspec.Struct, frozen=True, kw_only=True):
         data = msgspec.json.format(msgspec.json.encode(self), indent=1)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with NamedTemporaryFile(dir=path.parent, suffix=".partial", delete=False) as file:
-                file.write(data + b"\n")
-            Path(file.name).chmod(0o644)
-            flush(Path(file.name))
-            os.replace(file.name, path)
+            write_whole(path, (data, b"\n"))
         except OSError as error:
             reason = error.strerror or "the disk refuses it"
             raise ConfigError(f"{path.name} cannot be written ({reason}).") from error

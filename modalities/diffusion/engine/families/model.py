@@ -10,7 +10,7 @@ Legend: R rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
@@ -21,6 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from triptych.core.graphs.captured import CapturedSteps
 from triptych.core.layers.row_by_row import row_by_row
+from triptych.modalities.diffusion.engine.parallel.sequence import SequenceParallel
 from triptych.modalities.diffusion.engine.tensor_pool import picked
 from triptych.modalities.diffusion.wire import AdapterUse
 
@@ -53,6 +54,9 @@ class DenoiserFamily:
     ragged: frozenset[str] = frozenset()
     axes: Mapping[str, int] = field(default_factory=dict)  # where rows are not stacked in front
     span: tuple[Blocks, ...] = ()  # the lists of blocks that a row may skip
+    # Arguments that have tokens of the text, or of the picture: a run can be divided by them.
+    text_tokens: frozenset[str] = frozenset()
+    picture_tokens: frozenset[str] = frozenset()
     tap: str = ""  # the module whose output TeaCache compares, if not the first attention's input
 
 
@@ -139,11 +143,13 @@ class DenoiseModel:
     """A model and its family. Asks at the level of the whole answer, which every model has.
 
     `adapters` may be set later; without them, no row may ask for any. With `graphs`, runs are
-    captured, but for those of rows that adapters act on.
+    captured, but for those of rows that adapters act on. With `sequence`, this is one rank of
+    several that compute some tokens of every run.
     """
 
     adapters: RowAdapters | None = None
     graphs: CapturedSteps | None = None
+    sequence: SequenceParallel | None = None
 
     def __init__(self, module: nn.Module, family: DenoiserFamily) -> None:
         self.module = module
@@ -197,14 +203,16 @@ class DenoiseModel:
         return run(batch, *more) if outputs is None else [output.clone() for output in outputs]
 
     def _velocity(self, batch: Batch) -> Sequence[Tensor]:
+        arguments = self.arguments(batch)
         with self.acting(batch):
-            return [self.read(self.module(**self.arguments(batch)), batch)]
+            return [self.read(self.module(**arguments), batch)]
 
     @contextmanager
     def acting(self, batch: Batch) -> Iterator[None]:
         """While inside, the rows' adapters act on the model, and no row on another."""
         rows = [conditioning.adapters for conditioning in batch.conditioning]
-        with row_by_row(len(rows), self.device):
+        attending = nullcontext() if self.sequence is None else self.sequence.attending()
+        with row_by_row(len(rows), self.device), attending:
             if not any(rows):
                 yield
                 return
@@ -229,13 +237,15 @@ class DenoiseModel:
                 arguments[f"{name}_mask"] = pad_sequence(masks, batch_first=True)
         for name, value in batch.conditioning[0].shared.items():
             _place(arguments, name, value)
-        return arguments
+        return arguments if self.sequence is None else self.sequence.split(arguments)
 
     def read(self, answer: Any, batch: Batch) -> Tensor:
         """The velocity in what a run returned."""
         output = answer[0] if isinstance(answer, tuple) else answer
         output = torch.stack(output) if isinstance(output, list) else output
         assert isinstance(output, Tensor)
+        if self.sequence is not None:
+            output = self.sequence.gather(output)
         size = batch.samples.shape[1]
         if batch.conditioning[0].context is not None or self.family.halves:
             output = output[:, :size]

@@ -143,9 +143,10 @@ class SpanModel(DenoiseModel):
 
     def _run(self, batch: Batch, visit: _Visit, tap: Callable[[Any], None] | None = None) -> Any:
         self._route.visit, self._route.tap, self._route.num_visited = visit, tap, 0
+        arguments = self.arguments(batch)
         try:
             with self.acting(batch):
-                return self._view(**self.arguments(batch))
+                return self._view(**arguments)
         finally:
             self._route.visit = self._route.tap = None
 

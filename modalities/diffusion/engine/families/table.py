@@ -5,15 +5,21 @@ Owns the facts of each: how its pipeline in diffusers calls it, and what its blo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from triptych.core.errors import WeightsError
+from triptych.core.errors import ConfigError, WeightsError
 from triptych.modalities.diffusion.engine.families.fused_norms import fuse_norms
 from triptych.modalities.diffusion.engine.families.model import Blocks, DenoiseModel, DenoiserFamily
 from triptych.modalities.diffusion.engine.families.span import SpanModel
+from triptych.modalities.diffusion.engine.parallel.sequence import SequenceParallel
+
+if TYPE_CHECKING:
+    from triptych.core.devices.rank_group import RankGroup
 
 _TEXT_FIRST = ("encoder_hidden_states", "hidden_states")
 _PICTURE_FIRST = ("hidden_states", "encoder_hidden_states")
@@ -26,10 +32,13 @@ def _dual(*names: str, streams: tuple[str, ...] = _TEXT_FIRST) -> tuple[Blocks, 
 _BLOCKS = (Blocks("transformer_blocks"),)
 _THOUSAND = 1000.0
 _FLUX = DenoiserFamily(
-    time_unit=_THOUSAND, span=_dual("transformer_blocks", "single_transformer_blocks")
+    time_unit=_THOUSAND,
+    span=_dual("transformer_blocks", "single_transformer_blocks"),
+    text_tokens=frozenset({"encoder_hidden_states", "txt_ids"}),
+    picture_tokens=frozenset({"hidden_states", "img_ids"}),
 )
-_FLUX_LIKE = DenoiserFamily(
-    time_unit=_THOUSAND, span=(*_dual("transformer_blocks"), Blocks("single_transformer_blocks"))
+_FLUX_LIKE = replace(
+    _FLUX, span=(*_dual("transformer_blocks"), Blocks("single_transformer_blocks"))
 )
 
 FAMILIES: MappingProxyType[str, DenoiserFamily] = MappingProxyType(
@@ -90,12 +99,35 @@ def family_of(module: nn.Module) -> DenoiserFamily:
     return replace(FAMILIES[name], time_unit=FAMILIES[name].time_unit / own_scale)
 
 
-def open_model(module: nn.Module) -> DenoiseModel:
+def open_model(module: nn.Module, ranks: RankGroup | None = None) -> DenoiseModel:
     """A model ready to be asked, in parts where its family allows.
 
-    On a GPU its adaptive norms are replaced by twins of one kernel each.
+    On a GPU its adaptive norms are replaced by twins of one kernel each. With `ranks`, each
+    computes some tokens of every run; first `check_divisible`.
     """
     family = family_of(module)
     if next(module.parameters()).is_cuda:
         fuse_norms(module)
-    return SpanModel(module, family) if family.span else DenoiseModel(module, family)
+    model = SpanModel(module, family) if family.span else DenoiseModel(module, family)
+    if ranks is not None:
+        model.sequence = SequenceParallel(
+            ranks, text=family.text_tokens, picture=family.picture_tokens
+        )
+    return model
+
+
+def check_divisible(class_name: str, config: Mapping[str, Any], num_ranks: int) -> None:
+    """Raise `ConfigError` where the tokens of a run of this class are not divided by so many."""
+    family = FAMILIES.get(class_name)
+    if family is None or not family.picture_tokens:
+        known = ", ".join(name for name, each in FAMILIES.items() if each.picture_tokens)
+        raise ConfigError(
+            f"--ulysses-degree {num_ranks}: {class_name} is not divided by tokens, as these are:"
+            f" {known}. Leave it out, or give --cfg-parallel-size 2."
+        )
+    num_heads = config.get("num_attention_heads", num_ranks)
+    if num_heads < num_ranks:
+        raise ConfigError(
+            f"--ulysses-degree {num_ranks}: {class_name} has {num_heads} heads here, and a rank"
+            " needs one; lower it."
+        )

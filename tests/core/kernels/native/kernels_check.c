@@ -11,9 +11,6 @@
 void pack_weight(const void *weight, int64_t num_outputs, int64_t num_inputs, int32_t dtype,
                  void *packed, int32_t num_threads);
 
-void keep_allowed(const float *logits, const char *const *masks, float *kept, int64_t num_rows,
-                  int64_t size, int num_threads);
-
 static int num_wrong;
 
 static void *random_values(int64_t count, int dtype) {
@@ -142,26 +139,39 @@ static void check_attention(int dtype, int cells) {
     free(a.k_scales), free(a.v_scales);
 }
 
-/* Rows with a mask and without, of sizes that end within a word. */
-static void check_masks(int64_t size) {
+/* A greedy row, one that is drawn plainly and one that is filtered, each with and without a mask and
+ * penalties: what is drawn is allowed, and the likeliest where it must be. */
+static void check_draws(int64_t size) {
     int64_t num_bytes = (size + 31) / 32 * 4;
     char *mask = malloc((size_t)num_bytes);
-    float *logits = malloc(sizeof(float) * (size_t)size * 2);
-    float *kept = malloc(sizeof(float) * (size_t)size * 2);
+    float *logits = random_values(6 * size, FLOAT32);
+    int32_t *counts = malloc(sizeof(int32_t) * (size_t)(3 * size));
     for (int64_t i = 0; i < num_bytes; i++) mask[i] = (char)(i % 16 < 4 ? -1 : i % 16 < 8 ? 0 : i * 37);
-    for (int64_t i = 0; i < 2 * size; i++) logits[i] = (float)i;
-    const char *masks[] = {mask, NULL};
-    keep_allowed(logits, masks, kept, 2, size, 2);
-    for (int64_t i = 0; i < size; i++) {
-        int is_allowed = mask[i / 8] >> i % 8 & 1;
-        num_wrong += kept[i] != (is_allowed ? logits[i] : -INFINITY);
-        num_wrong += kept[size + i] != logits[size + i];
+    for (int64_t i = 0; i < 3 * size; i++) counts[i] = (int32_t)(i % 5 ? 0 : i | 1 << 30);
+    static const float shapes[3][4] = {{1, 1, 1, 0}, {0.5f, 0, 1, 0}, {1, 7, 0.9f, 0.01f}};
+    static const float penalties[3][3] = {{1.2f, 0.1f, 0.2f}, {0.9f, 0, 0}, {1, 0.3f, 0}};
+    static const int64_t slots[] = {2, 1, 0, 2, 1, 0};
+    static const double uniforms[] = {0.0, 0.3, 0.5, 0.7, 0.9, 1.0 - 1.0 / (1ll << 52)};
+    static const uint8_t is_penalised[] = {1, 0, 1, 0, 1, 0};
+    const char *masks[] = {mask, mask, mask, NULL, NULL, NULL};
+    int64_t ids[6];
+    uint8_t is_finite[6];
+    logits[4 * size] = NAN;
+    Draws d = {.logits = logits, .shapes = shapes[0], .penalties = penalties[0], .masks = masks,
+               .counts = counts, .is_penalised = is_penalised, .slots = slots,
+               .uniforms = uniforms, .token_ids = ids, .is_finite = is_finite, .num_rows = 6,
+               .size = size, .stride = size, .num_threads = 2};
+    num_wrong += draw_rows(&d) != 0;
+    for (int row = 0; row < 6; row++) {
+        num_wrong += ids[row] < 0 || ids[row] >= size || is_finite[row] != (row != 4);
+        num_wrong += row < 3 && !(mask[ids[row] / 8] >> ids[row] % 8 & 1);
     }
-    free(mask), free(logits), free(kept);
+    for (int64_t i = 0; i < size; i++) num_wrong += logits[5 * size + i] > logits[5 * size + ids[5]];
+    free(mask), free(logits), free(counts);
 }
 
 int main(void) {
-    for (int64_t size = 1; size < 400; size += 31) check_masks(size);
+    for (int64_t size = 1; size < 700; size += 31) check_draws(size);
     for (int dtype = FLOAT32; dtype <= BFLOAT16; dtype++) {
         for (int64_t rows = 1; rows < 40; rows += 5)
             for (int64_t inputs = 1; inputs < 70; inputs += 9) check_linear(rows, 45, inputs, dtype);

@@ -68,6 +68,18 @@ def test_rows_come_back(kernels: NativeKernels, name: str) -> None:
     torch.testing.assert_close(rows, expected, atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", FORMATS)
+def test_values_are_the_references_to_the_bit(
+    kernels: NativeKernels, name: str, dtype: torch.dtype
+) -> None:
+    """The sign of zero, too."""
+    weight = random_blocks(name, 37, NUM_INPUTS, seed=6)
+    bits = torch.int16 if dtype is torch.bfloat16 else torch.int32
+    values_OI = kernels.dequantise(weight, dtype)
+    assert torch.equal(values_OI.view(bits), weight.dequantise(dtype).view(bits))
+
+
 def test_parts_of_a_projection_are_of_any_format(kernels: NativeKernels) -> None:
     plain = activations(40, NUM_INPUTS, torch.bfloat16) * 0.1
     parts = [random_blocks("q4_k", 70, NUM_INPUTS, seed=4), plain]

@@ -44,18 +44,24 @@ _PYTHON = """
 import os, signal, sys, threading
 from pathlib import Path
 import torch
+from triptych.core.kernels.native.arguments import RowEdits
 from triptych.core.kernels.native.library import NativeKernels
 
 kernels = NativeKernels.open("native", Path(sys.argv[1]))
 torch.set_num_threads(4)
 generator = torch.Generator().manual_seed(0)
-probs = torch.rand(9, 500, generator=generator)
-top_k, top_p = torch.full((9,), 20), torch.full((9,), 0.9)
-first = kernels.nucleus_thresholds(probs, top_k, top_p)
+logits = torch.randn(9, 500, generator=generator)
+shapes, slots = torch.tensor([[1.0, 20.0, 0.9, 0.0]] * 9), torch.arange(9)
+numbers = torch.rand(9, generator=generator, dtype=torch.float64)
+
+def drawn():
+    return kernels.draw_rows(logits, RowEdits(), shapes, slots, numbers)[0]
+
+first = drawn()
 
 def same():
     for _ in range(200):
-        assert torch.equal(kernels.nucleus_thresholds(probs, top_k, top_p), first)
+        assert torch.equal(drawn(), first)
 
 threads = [threading.Thread(target=same) for _ in range(4)]
 for thread in threads:

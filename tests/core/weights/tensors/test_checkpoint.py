@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
+from support.block_weights import random_blocks
 from support.weight_files import write_shards
 from triptych.core.errors import WeightsError
+from triptych.core.kernels.dequantise import PackedTensor
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.core.weights.tensors.loading import TensorTarget, load_tensors
 
@@ -35,6 +38,31 @@ def test_reads_tensors_and_configs(folder: Path) -> None:
     for name, tensor in TENSORS.items():
         assert read[name].dtype == tensor.dtype
         assert torch.equal(read[name], tensor)
+
+
+class _Reader:
+    """Stands for the CPU kernels, which read blocks of one type."""
+
+    def can_dequantise(self, packed: PackedTensor, dtype: torch.dtype) -> bool:
+        return dtype == torch.float32
+
+    def dequantise(self, packed: PackedTensor, dtype: torch.dtype) -> torch.Tensor:
+        return torch.full(packed.shape, 7, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_blocks_are_read_by_the_kernels_that_can(tmp_path: Path, dtype: torch.dtype) -> None:
+    weight = random_blocks("q8_0", 4, 32, seed=1)
+    tensors = {"blocks": weight.blocks_OB, "norm": torch.zeros(9, dtype=dtype)}
+    metadata = {"blocks": json.dumps({"blocks": "q8_0"})}
+    save_file(tensors, tmp_path / "model.safetensors", metadata)
+    (tmp_path / "config.json").write_text("{}")
+    with Checkpoint.open(tmp_path) as checkpoint:
+        plain = checkpoint.read("blocks")
+        checkpoint.native = _Reader()
+        read = checkpoint.read("blocks")
+    assert torch.equal(plain, weight.dequantise(dtype))
+    assert torch.equal(read, plain if dtype == torch.float16 else torch.full_like(plain, 7))
 
 
 def test_a_foreign_manifest_seals_nothing(folder: Path) -> None:

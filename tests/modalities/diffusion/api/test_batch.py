@@ -57,7 +57,7 @@ def test_every_batch_line_has_a_result(draw: Draw, engine: PlainEngine, tmp_path
     last = results(tmp_path)[-1]
     assert (last["line"], last["seed"], last["steps"], last["computed"]) == (4, 5, 4, [2, 2])
     assert (last["files"], last["request"]["id"]) == (names(tmp_path)[2:], "mine")
-    keys = {"line", "model", "request", "files", "seed", "steps", "computed", "elapsed_s"}
+    keys = {"line", "model", "request", "files", "seed", "steps", "computed", "elapsed_s", "row"}
     assert set(last) == keys
     with Image.open(tmp_path / "out" / "00001-1.png") as image:
         assert image.getpixel((5, 5)) == COLOURS[0]
@@ -112,7 +112,7 @@ def test_a_bad_line_harms_no_other(
     assert names(tmp_path) == ["00001-1.png", "00003-1.png"]
     error = results(tmp_path)[1]["error"]
     assert message in error["message"]
-    assert f"line 2: {error['message']}" in capfd.readouterr().err.replace("\n", " ")
+    assert f"row 2: {error['message']}" in capfd.readouterr().err.replace("\n", " ")
 
 
 def test_a_second_run_draws_what_is_left(draw: Draw, engine: PlainEngine, tmp_path: Path) -> None:

@@ -76,3 +76,23 @@ def test_wrong_use_is_reported_in_one_line(
 ) -> None:
     assert embed(*argv) == 2
     assert complaint in capsys.readouterr().err
+
+
+def test_rows_are_embedded_once_and_wrong_ones_are_kept(model: str, tmp_path: Path) -> None:
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    batch = {"method": "POST", "url": "/v1/embeddings"}
+    rows = [
+        {"text": "w1", "id": 1},
+        {"custom_id": "two", **batch, "body": {"input": ["w1", "w2"], "dimensions": 4}},
+        {"text": "w3", "colour": "red"},
+        {"text": "w3", "model": "other"},
+        {"text": "w3", "dimensions": "many"},
+    ]
+    source.write_text("\n".join(map(json.dumps, rows)))
+    for _ in range(2):
+        assert embed("-i", str(source), "-o", str(out), "--model", model) == 1
+        found = [json.loads(line) for line in out.read_text().splitlines()]
+        assert (found[0]["id"], len(found[0]["embedding"])) == (1, 32)
+        assert [len(vector) for vector in found[1]["embeddings"]] == [4, 4]
+        codes = [row["error"]["code"] for row in found[2:]]
+        assert codes == ["invalid_request", "model_not_found", "invalid_request"]

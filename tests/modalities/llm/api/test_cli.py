@@ -118,6 +118,72 @@ def test_a_bad_line_becomes_an_error_line_and_harms_no_other(generate: Run, tmp_
     assert codes == ["invalid_request"] * (len(BAD) - 1) + ["non_finite"]
 
 
+def test_lines_that_are_no_objects_are_error_lines(generate: Run, tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{nonsense}\n[1]\n{"prompt": "x"}')
+    assert generate("-i", str(source), "-o", str(target)) == 1
+    found = lines(target)
+    assert [line["line"] for line in found[:2]] == [1, 2]
+    assert [line["error"]["code"] for line in found[:2]] == ["invalid_request"] * 2
+    assert found[2]["text"] == "ok"
+
+
+def batch_line(custom_id: str, **changes: Any) -> dict[str, Any]:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
+    fields = {"method": "POST", "url": "/v1/chat/completions", "body": body}
+    return {"custom_id": custom_id, **fields, **changes}
+
+
+def test_lines_of_an_openai_batch_are_answered(generate: Run, tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    body = batch_line("a")["body"]
+    entries = [
+        batch_line("a"),
+        batch_line("b", body={**body, "max_completion_tokens": 3}),
+        batch_line("c", body={**body, "model": "other"}),
+        batch_line("d", url="/v1/embeddings"),
+        batch_line("e", body=[]),
+        batch_line("f", colour="red"),
+    ]
+    source.write_text("\n".join(map(json.dumps, entries)))
+    assert generate("-i", str(source), "-o", str(target)) == 1
+    found = lines(target)
+    assert [line["custom_id"] for line in found] == list("abcdef")
+    assert [line.get("text") for line in found] == ["ok", "ok", None, None, None, None]
+    codes = [line["error"]["code"] for line in found[2:]]
+    assert codes == ["model_not_found", *["invalid_request"] * 3]
+
+
+def test_a_second_run_answers_what_is_left(
+    generate: Run, pipeline: ChatPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def count(entries: Sequence[Any], **options: Any) -> Any:
+        asked.append([entry["prompt"] for entry in entries])
+        return ChatPipeline.map(pipeline, entries, **options)
+
+    monkeypatch.setattr(pipeline, "map", count)
+    monkeypatch.setattr(pipeline, "close", lambda: None)
+    folder, target = tmp_path / "in", tmp_path / "out.jsonl"
+    folder.mkdir()
+    (folder / "1.jsonl").write_text('{"prompt": "one"}\n{"prompt": "boom"}\n')
+    (folder / "2.jsonl").write_text('{"prompt": "two"}\n{"prompt": "two"}')
+    assert generate("-i", str(folder), "-o", str(target)) == 1
+    whole = target.read_bytes().splitlines(keepends=True)
+    target.write_bytes(b"".join(whole[:2]) + whole[2][:30])  # it was killed as it wrote
+    (folder / "0.jsonl").write_text('{"prompt": "zero"}\n')
+    assert generate("-i", str(folder), "-o", str(target)) == 1
+    assert generate("-i", str(folder), "-o", str(target), "--max-tokens", "5") == 1
+    assert asked == [
+        ["one", "boom", "two", "two"],
+        ["zero", "boom", "two", "two"],
+        ["zero", "one", "boom", "two", "two"],
+    ]
+    assert [line["prompt"] for line in lines(target)] == asked[-1]
+    assert len({line["row"] for line in lines(target)}) == 5
+
+
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
@@ -125,7 +191,9 @@ def test_a_bad_line_becomes_an_error_line_and_harms_no_other(generate: Run, tmp_
         (("-i", "absent.jsonl"), "--input absent.jsonl: cannot be read"),
         (("hi", "-o", "absent/out.jsonl"), "--output absent/out.jsonl: cannot be written"),
         (("hi", "--batch", "0"), "--batch"),
-        (("-i", "bad.jsonl"), "Line 2"),
+        (("hi", "--replicas", "2"), "--replicas goes with --ray-address"),
+        (("hi", "--ray-address", "auto"), "-o answers.jsonl"),
+        (("-i", "empty.jsonl"), "no lines"),
         (("-i", "latin.jsonl"), "UTF-8"),
     ],
 )
@@ -137,7 +205,7 @@ def test_wrong_use_is_one_line(
     expected: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "bad.jsonl").write_text('{"prompt": "x"}\n{nonsense}\n')
+    (tmp_path / "empty.jsonl").write_text("\n")
     (tmp_path / "latin.jsonl").write_bytes(b'{"prompt": "\xe9"}\n')
     with pytest.raises(ConfigError, match=expected):
         generate(*argv)

@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -177,3 +178,39 @@ def test_the_command_checks_its_options(
     add_transcribe_arguments(parser)
     with pytest.raises(ConfigError, match=complaint):
         run_transcribe(parser.parse_args([*arguments, "--model", str(folder)]))
+
+
+def test_many_files_go_on_where_a_run_stopped(folder: Path, tmp_path: Path) -> None:
+    sounds, out, listed = tmp_path / "in", tmp_path / "out", tmp_path / "more.jsonl"
+    (sounds / "deep").mkdir(parents=True)
+    (sounds / "a.wav").write_bytes(wav(noise(2.0)))
+    (sounds / "deep" / "b.wav").write_bytes(b"no sound")
+    (sounds / "notes.md").write_text("no sound either")
+    other = tmp_path / "c.wav"
+    other.write_bytes(wav(noise(2.0)))
+    rows = [{"file": str(other), "id": 7, "language": "en"}, {"file": 5}]
+    listed.write_text("\n".join(map(json.dumps, rows)))
+    given = (str(sounds), "-i", str(listed), "-o", str(out), "--format", "srt")
+
+    assert run(folder, *given) == 1
+    first, wrong, labelled, untyped = results(out)
+    assert (first["files"], first["duration_s"]) == (["a.srt"], 2.0)
+    assert wrong["error"]["code"] == "unsupported_media_type"
+    assert (labelled["files"], labelled["id"]) == (["c.srt"], 7)
+    assert untyped["error"]["code"] == "invalid_request"
+    written_ns = (out / "a.srt").stat().st_mtime_ns
+
+    (sounds / "deep" / "b.wav").write_bytes(wav(noise(1.0)))
+    (out / "c.srt").unlink()
+    assert run(folder, *given) == 1
+    assert [each.get("files") for each in results(out)] == [
+        ["a.srt"],
+        ["deep/b.srt"],
+        ["c.srt"],
+        None,
+    ]
+    assert (out / "a.srt").stat().st_mtime_ns == written_ns
+
+
+def results(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]

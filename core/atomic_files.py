@@ -1,0 +1,25 @@
+"""Files that are there whole or not at all.
+
+Owns how a file takes its place. Knows nothing of what is in it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+
+def write_whole(path: Path, parts: Iterable[bytes]) -> None:
+    """Put a file in its place when all of it is on the disk. Raises `OSError`."""
+    with NamedTemporaryFile(dir=path.parent, prefix=".", suffix=".partial", delete=False) as file:
+        try:
+            file.writelines(parts)
+            file.flush()
+            os.fsync(file.fileno())
+            os.fchmod(file.fileno(), 0o644)
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise

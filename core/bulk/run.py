@@ -1,0 +1,173 @@
+"""A run over rows: those that an earlier one has answered are left out, the rest are answered.
+
+Owns the order of a run, its files, its progress and its last word. Rows are answered by a pipeline
+in this process, or by several on a Ray cluster (`core.bulk.spread`): the same function does both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from triptych.core.atomic_files import write_whole
+from triptych.core.bulk.results import ResultSink
+from triptych.core.bulk.rows import BulkRow, Record, RowResult
+from triptych.core.cli_io import count_bar, writing
+from triptych.core.cluster import import_ray, read_count
+from triptych.core.config import Config
+from triptych.core.errors import ConfigError, EngineDown
+from triptych.core.lazy import load
+from triptych.core.options.table import resolve
+
+AnswerRows = Callable[[Any, Sequence[Record], Record], Iterator[RowResult]]
+"""What a pipeline makes of what rows ask, in their order, with options for all of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowWork:
+    """What is done with rows, by names under which every process finds it.
+
+    `pipeline` is a class (`modalities.pipeline.Pipeline`), `answer` an `AnswerRows`, `options` are
+    its last argument. `num_at_once` rows are handed to a pipeline of a cluster together.
+    """
+
+    pipeline: str
+    answer: str
+    options: Record
+    num_at_once: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Where rows are spread: a Ray cluster, and how many engines of it."""
+
+    address: str
+    least: int
+    most: int
+    config: Config
+
+
+def add_cluster_options(parser: argparse.ArgumentParser) -> None:
+    """Declare what spreads rows; for commands that call `cluster_of`."""
+    group = parser.add_argument_group("on a cluster")
+    group.add_argument(
+        "--ray-address",
+        dest="cluster_address",
+        metavar="ADDRESS",
+        help="spread the rows over a Ray cluster (`auto`: the one that runs here) by Ray Data",
+    )
+    group.add_argument(
+        "--replicas",
+        dest="cluster_engines",
+        metavar="N",
+        help="engines there: a number, or `min..max`, as many as there is room for [default 1]",
+    )
+
+
+def cluster_of(args: argparse.Namespace) -> Cluster | None:
+    """Where the arguments spread rows; `None`: nowhere. Raises `ConfigError`."""
+    if args.cluster_address is None:
+        if args.cluster_engines is not None:
+            raise ConfigError("--replicas goes with --ray-address: in this process is one engine.")
+        return None
+    least, most = read_count(args.cluster_engines or "1")
+    return Cluster(
+        address=args.cluster_address or "auto", least=least, most=most, config=resolve(args)
+    )
+
+
+def model_of(args: argparse.Namespace) -> str:
+    """The model that a command's rows are for, as it was named."""
+    return ", ".join(resolve(args).models.model) or "embedded"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BulkRun:
+    """Rows, what is done with them, where, and where results go.
+
+    Files go to `folder`; `is_whole` says of one that is there whether it need not be made again.
+    `open_pipeline` opens the pipeline in this process.
+    """
+
+    rows: Sequence[BulkRow]
+    work: RowWork
+    sink: ResultSink
+    open_pipeline: Callable[[], AbstractContextManager[Any]]
+    cluster: Cluster | None = None
+    folder: Path = Path()
+    is_whole: Callable[[Path], bool] = Path.is_file
+    describe: Callable[[BulkRow], Record] = lambda row: row.entry
+    is_bar_hidden: bool = False
+
+    def run(self, verb: str) -> int:
+        """Answer what is left; 1 if any row failed. `verb` says what becomes of rows, as "drawn".
+
+        Raises `EngineDown` where the engine ended: what was answered is kept.
+        """
+        started_s = time.monotonic()
+        done = {row.key for row in self.rows if self._holds(row)}
+        self.sink.keep(done)
+        left = [row for row in self.rows if row.key not in done]
+        num_failed = 0
+        with count_bar(is_hidden=self.is_bar_hidden) as bar:
+            task = bar.add_task("working", total=len(self.rows), completed=len(done))
+            for row, result in self._results(left):
+                self._take(row, result)
+                num_failed += result.error is not None
+                bar.advance(task)
+        self.sink.keep(row.key for row in self.rows)
+        sys.stderr.write(
+            f"Rows: {len(self.rows)}, {verb}: {len(left) - num_failed}, there before: {len(done)},"
+            f" failed: {num_failed}. It took {time.monotonic() - started_s:.1f} s.\n"
+        )
+        return 1 if num_failed else 0
+
+    def _holds(self, row: BulkRow) -> bool:
+        record = self.sink.holds(row.key)
+        return record is not None and all(
+            self.is_whole(self.folder / name) for name in record.get("files", ())
+        )
+
+    def _results(self, rows: Sequence[BulkRow]) -> Iterator[tuple[BulkRow, RowResult]]:
+        """What comes of each row. Without any that can be answered no model is loaded."""
+        for row in rows:
+            if row.error is not None:
+                yield row, RowResult.failed(row.error)
+        asked = [row for row in rows if row.error is None]
+        if not asked:
+            return
+        if self.cluster is None:
+            answer: AnswerRows = load(self.work.answer)
+            with self.open_pipeline() as pipeline:
+                results = answer(pipeline, [row.asked for row in asked], self.work.options)
+                yield from zip(asked, results, strict=True)
+            return
+        import_ray("ray.data")
+        from triptych.core.bulk.spread import spread
+
+        by_key = {row.key: row for row in asked}
+        with closing(spread(asked, self.work, self.cluster)) as found:
+            for key, result in found:
+                yield by_key[key], result
+
+    def _take(self, row: BulkRow, result: RowResult) -> None:
+        """Write what came of a row: its files first, which its record names."""
+        if result.error is not None and result.error["code"] == EngineDown.code:
+            raise EngineDown(f"{result.error['message']} The same command goes on from here.")
+        names = []
+        for end, data in result.files.items():
+            path = self.folder / f"{row.stem}{end}"
+            with writing(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(path, (data,))
+            names.append(f"{row.stem}{end}")
+        files = {"files": names} if names else {}
+        self.sink.add(row.key, {**self.describe(row), **files, **result.record})
+        if result.error is not None:
+            sys.stderr.write(f"row {row.number}: {result.error['message']}\n")

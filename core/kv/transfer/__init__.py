@@ -1,0 +1,1 @@
+"""Pages of the key-value cache on their way between engines of different roles."""

@@ -1,0 +1,128 @@
+"""Where prefill engines are reached: `HOST:PORT`, or `unix:PATH` on one host.
+
+Owns opening sockets on such an address, and the secret that both ends know. Knows no messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from triptych.core.errors import ConfigError
+
+_UNIX = "unix:"
+_BACKLOG = 64
+_LEAST_SECRET_BYTES = 16
+_MAX_SECRET_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class PageAddress:
+    """A TCP address, or the path of a Unix socket."""
+
+    host: str = ""
+    port: int = 0
+    path: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Raises `ConfigError`."""
+        if text.startswith(_UNIX) and len(text) > len(_UNIX):
+            return cls(path=text.removeprefix(_UNIX))
+        host, _, port = text.rpartition(":")
+        if not host or not port.isdigit() or int(port) > 65535:
+            raise ConfigError(
+                f"--prefill-address {text}: write HOST:PORT, or unix:PATH for a socket of this"
+                " host."
+            )
+        return cls(host=host.strip("[]"), port=int(port))
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{_UNIX}{self.path}" if self.path else f"{host}:{self.port}"
+
+    def listen(self) -> socket.socket:
+        """A listening socket. Raises `ConfigError` where there can be none."""
+        try:
+            listener = self._listen_here() if self.path else self._listen()
+        except OSError as error:
+            raise ConfigError(
+                f"--prefill-address {self}: cannot listen"
+                f" ({os.strerror(error.errno) if error.errno else error}); an engine of role"
+                " prefill serves one model of text, at an address of its own."
+            ) from error
+        listener.setblocking(False)
+        return listener
+
+    async def connect(self) -> socket.socket:
+        """A connected socket that does not block. Raises `OSError`."""
+        loop = asyncio.get_running_loop()
+        if self.path:
+            opened = socket.socket(socket.AF_UNIX)
+            target: object = self.path
+        else:
+            found = await loop.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+            family, _, _, _, target = found[0]
+            opened = socket.socket(family)
+        try:
+            opened.setblocking(False)
+            await loop.sock_connect(opened, target)  # type: ignore[arg-type]  # tuple or path
+        except BaseException:
+            opened.close()
+            raise
+        make_prompt(opened)
+        return opened
+
+    def _listen(self) -> socket.socket:
+        found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server((self.host, self.port), family=found[0], backlog=_BACKLOG)
+
+    def _listen_here(self) -> socket.socket:
+        """Takes the place of a socket that a killed server left; nobody else may connect."""
+        probe = socket.socket(socket.AF_UNIX)
+        with probe, suppress(FileNotFoundError, ConnectionRefusedError):
+            probe.connect(self.path)
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+        with suppress(FileNotFoundError):
+            if stat.S_ISSOCK(os.lstat(self.path).st_mode):
+                os.unlink(self.path)
+        listener = socket.socket(socket.AF_UNIX)
+        umask = os.umask(0o177)
+        try:
+            listener.bind(self.path)
+            listener.listen(_BACKLOG)
+        except BaseException:
+            listener.close()
+            raise
+        finally:
+            os.umask(umask)
+        return listener
+
+
+def make_prompt(connected: socket.socket) -> None:
+    """Have small frames sent at once, and a host that is gone noticed in the end."""
+    if connected.family != socket.AF_UNIX:
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
+def read_secret(file: str) -> bytes:
+    """What engines of both roles know and nobody else. Raises `ConfigError`."""
+    try:
+        with Path(file).expanduser().open("rb") as opened:
+            secret = opened.read(_MAX_SECRET_BYTES + 1).strip()
+    except OSError as error:
+        raise ConfigError(f"--pipeline-key-file {file}: {error.strerror}.") from error
+    if not _LEAST_SECRET_BYTES <= len(secret) <= _MAX_SECRET_BYTES:
+        raise ConfigError(
+            f"--pipeline-key-file {file}: a secret has {_LEAST_SECRET_BYTES} to"
+            f" {_MAX_SECRET_BYTES} bytes; `openssl rand -hex 32` makes one."
+        )
+    return secret

@@ -1,0 +1,125 @@
+"""Frames on a connected socket, within bounds, and what they take on the wire.
+
+Owns the framing: four bytes of length, then a message; bytes of pages follow their header bare.
+Knows no meaning of messages. Belongs to one asyncio loop. A peer that breaks the rules raises
+`BadPeer`; one that is gone raises `OSError`.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import socket
+import struct
+from collections import Counter
+from collections.abc import Coroutine
+from typing import Any
+
+import msgspec
+
+from triptych.core.kv.transfer.messages import FromDecode, FromPrefill, encode
+from triptych.core.typed import decode_msgpack
+
+_LENGTH = struct.Struct("<I")
+_DESCRIPTOR = b"\1"
+
+
+class BadPeer(Exception):
+    """The other end sent what it must not, or nothing for too long."""
+
+
+class LinkRefused(Exception):
+    """There is to be no connection; `code` as in `PageRefusal`."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class PageChannel:
+    """One end of a connection. Whole frames are sent, one after another; `counts` has all bytes."""
+
+    def __init__(self, connected: socket.socket, counts: Counter[str]) -> None:
+        self._socket = connected
+        self._counts = counts
+        self._loop = asyncio.get_running_loop()
+        self._sending = asyncio.Lock()
+
+    async def send(
+        self, message: FromPrefill | FromDecode, content: memoryview | None = None
+    ) -> None:
+        """Send a message, and the page that belongs to it."""
+        frame = encode(message)
+        parts: list[bytes | memoryview] = [_LENGTH.pack(len(frame)) + frame]
+        if content is not None:
+            parts.append(content)
+        async with self._sending:
+            for part in parts:
+                await self._loop.sock_sendall(self._socket, part)
+                self._counts["page_sent_bytes_total"] += len(part)
+
+    async def receive(self, kind: Any, max_bytes: int) -> Any:
+        """The next message, one of the types in `kind`."""
+        length = bytearray(_LENGTH.size)
+        await self.fill(memoryview(length))
+        (num_bytes,) = _LENGTH.unpack(length)
+        if not 0 < num_bytes <= max_bytes:
+            raise BadPeer(f"a frame of {num_bytes} bytes")
+        frame = bytearray(num_bytes)
+        await self.fill(memoryview(frame))
+        try:
+            return decode_msgpack(frame, kind)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise BadPeer(f"no message: {type(error).__name__}") from error
+
+    async def fill(self, buffer: memoryview) -> None:
+        """Read as many bytes as `buffer` has."""
+        while len(buffer):
+            num_bytes = await self._loop.sock_recv_into(self._socket, buffer)
+            if not num_bytes:
+                raise ConnectionResetError("the other end has closed the connection")
+            self._counts["page_received_bytes_total"] += num_bytes
+            buffer = buffer[num_bytes:]
+
+    def send_descriptor(self, descriptor: int) -> None:
+        """Hand over an open file; comes when nothing else waits to be sent."""
+        socket.send_fds(self._socket, [_DESCRIPTOR], [descriptor])
+
+    async def receive_descriptor(self) -> int:
+        """The open file that the other end hands over."""
+        while True:
+            try:
+                return self._take_descriptor()
+            except BlockingIOError:
+                await self._readable()
+
+    def _take_descriptor(self) -> int:
+        room = socket.CMSG_SPACE(array.array("i", [0]).itemsize)
+        data, found, _, _ = self._socket.recvmsg(1, room, socket.MSG_CMSG_CLOEXEC)
+        handed = array.array("i")
+        for level, kind, content in found:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                handed.frombytes(content[: len(content) // handed.itemsize * handed.itemsize])
+        if data != _DESCRIPTOR or len(handed) != 1:
+            raise BadPeer("no shared memory")
+        return handed[0]
+
+    async def _readable(self) -> None:
+        ready = asyncio.Event()
+        self._loop.add_reader(self._socket, ready.set)
+        try:
+            await ready.wait()
+        finally:
+            self._loop.remove_reader(self._socket)
+
+    def close(self) -> None:
+        """Let go of the socket; calls in progress raise."""
+        self._socket.close()
+
+
+def spawn(group: asyncio.TaskGroup, work: Coroutine[Any, Any, None]) -> None:
+    """Do some work beside the rest of a connection; none where that is ending."""
+    try:
+        group.create_task(work)
+    except RuntimeError:
+        work.close()

@@ -1,0 +1,315 @@
+"""The decode engine's end: fetches pages of prompts from prefill engines.
+
+Owns the connections, one to each address, made again when they end, all on a thread of its own.
+Knows no scheduler: what is to be fetched says where each page goes, and is told what arrived. A
+fetch always ends, once, and no page of it is written after that: with all of its pages, or with
+those before the first that did not come in time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from triptych.core.kv.transfer.address import PageAddress
+from triptych.core.kv.transfer.channel import BadPeer, LinkRefused, PageChannel, spawn
+from triptych.core.kv.transfer.memory import PageMemory, new_counts, num_credits
+from triptych.core.kv.transfer.messages import (
+    MAX_GREETING_BYTES,
+    NONCE_BYTES,
+    VERSION,
+    DropFetch,
+    FetchEnded,
+    FetchPages,
+    FromPrefill,
+    PageChallenge,
+    PageCredit,
+    PageFormat,
+    PageGreeting,
+    PageHeader,
+    PageRefusal,
+    PageWelcome,
+    is_proof,
+    proof,
+)
+from triptych.core.kv.transfer.server import GREETING_TIMEOUT_S
+from triptych.core.kv.transfer.shared_slots import IS_OFFERED, SharedSlots
+from triptych.core.loop_thread import LoopThread
+from triptych.core.tokens import TokenRequest
+
+_LEAST_DELAY_S = 0.1
+_MOST_DELAY_S = 5.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class PageFetch:
+    """Pages of a prompt, from `first` on: the one called `keys[i]` goes to page `page_ids[i]`.
+
+    `arrived` gets how many have been written, `ended` is called last; both on the client's thread.
+    """
+
+    fetch_id: int
+    request: TokenRequest
+    first: int
+    keys: Sequence[bytes]
+    page_ids: Sequence[int]
+    arrived: Callable[[int], None]
+    ended: Callable[[], None]
+    num_arrived: int = 0
+    _timer: asyncio.TimerHandle | None = field(default=None)
+
+    def set_timer(self, timer: asyncio.TimerHandle | None) -> None:
+        """Be ended by this one, and by none before it."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = timer
+
+
+class PageClient:
+    """Fetches pages of one format. `start` and `stop` may be called from any thread."""
+
+    def __init__(
+        self,
+        addresses: Sequence[PageAddress],
+        secret: bytes,
+        page_format: PageFormat,
+        memory: PageMemory,
+        *,
+        timeout_s: float,
+    ) -> None:
+        self.counts = new_counts(memory.page_bytes)
+        """What is counted, by the name of its series."""
+        self.secret = secret
+        self.format = page_format
+        self.memory = memory
+        self.timeout_s = timeout_s
+        self._links = [_PageLink(self, address) for address in addresses]
+        self._tasks: list[asyncio.Task[None]] = []
+        self._thread = LoopThread("triptych-pages")
+        self._loop = self._thread.run(self._open())
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a prefill engine."""
+        return self.counts["page_links"] > 0
+
+    def start(self, fetch: PageFetch) -> None:
+        """Fetch from the engine that has the fewest pages to send."""
+        self._loop.call_soon_threadsafe(self._start, fetch)
+
+    def stop(self, fetch: PageFetch) -> None:
+        """End a fetch early."""
+        self._loop.call_soon_threadsafe(self._stop, fetch)
+
+    def close(self) -> None:
+        """End all connections; no page is written after this."""
+        self._thread.close()
+
+    async def _open(self) -> asyncio.AbstractEventLoop:
+        self._tasks = [asyncio.create_task(link.run()) for link in self._links]
+        return asyncio.get_running_loop()
+
+    def _start(self, fetch: PageFetch) -> None:
+        connected = [link for link in self._links if link.is_up]
+        if connected:
+            min(connected, key=lambda link: link.num_awaited).start(fetch)
+        else:
+            fetch.ended()
+
+    def _stop(self, fetch: PageFetch) -> None:
+        for link in self._links:
+            link.drop(fetch)
+
+
+class _PageLink:
+    """The connection to one prefill engine, whenever there is one."""
+
+    def __init__(self, client: PageClient, address: PageAddress) -> None:
+        self.is_up = False
+        self._client = client
+        self._address = address
+        self._fetches: dict[int, PageFetch] = {}
+        self._is_useful = False
+        self._last_frame_s = 0.0
+        self._said = ""
+        page_bytes = client.memory.page_bytes
+        self._num_credits = num_credits(page_bytes)
+        self._scratch = memoryview(bytearray(page_bytes))
+        self._channel: PageChannel
+        self._group: asyncio.TaskGroup
+
+    @property
+    def num_awaited(self) -> int:
+        """Pages that are on the way."""
+        return sum(len(fetch.keys) - fetch.num_arrived for fetch in self._fetches.values())
+
+    async def run(self) -> None:
+        """Connect, again and again; later where a connection was of no use."""
+        delay_s = _LEAST_DELAY_S
+        while True:
+            self._is_useful = False
+            try:
+                await self._connect()
+            except* (BadPeer, LinkRefused, OSError) as group:
+                self._say(group.exceptions[0])
+            except* Exception:  # a fault of ours must not end the link
+                _log.exception("a connection for pages failed")
+            delay_s = _LEAST_DELAY_S if self._is_useful else min(2 * delay_s, _MOST_DELAY_S)
+            await asyncio.sleep(delay_s)
+
+    def start(self, fetch: PageFetch) -> None:
+        """Ask for pages."""
+        self._fetches[fetch.fetch_id] = fetch
+        self._await_next(fetch)
+        wanted = FetchPages(
+            fetch_id=fetch.fetch_id,
+            request=fetch.request,
+            first=fetch.first,
+            num_pages=len(fetch.keys),
+        )
+        spawn(self._group, self._channel.send(wanted))
+
+    def drop(self, fetch: PageFetch) -> None:
+        """End a fetch early, if it is one of this link's."""
+        if self._fetches.get(fetch.fetch_id) is fetch:
+            self._end(fetch)
+            spawn(self._group, self._channel.send(DropFetch(fetch.fetch_id)))
+
+    def _say(self, error: BaseException) -> None:
+        """Log why there is no connection, once for each reason."""
+        said = f"{error}" or type(error).__name__
+        if said != self._said:
+            _log.warning("no pages come from %s: %s", self._address, said)
+        self._said = said
+
+    async def _connect(self) -> None:
+        async with asyncio.timeout(GREETING_TIMEOUT_S):
+            self._channel = channel = PageChannel(
+                await self._address.connect(), self._client.counts
+            )
+        counts, slots = self._client.counts, None
+        try:
+            async with asyncio.timeout(GREETING_TIMEOUT_S):
+                slots = await self._greet(channel)
+            _log.info("pages come from %s", self._address)
+            async with asyncio.TaskGroup() as self._group:
+                self.is_up, self._said = True, ""
+                counts["page_links"] += 1
+                try:
+                    await self._read(slots)
+                finally:
+                    self.is_up = False
+                    counts["page_links"] -= 1
+        finally:
+            for fetch in tuple(self._fetches.values()):
+                self._end(fetch)
+            channel.close()
+            if slots is not None:
+                slots.close()
+
+    async def _greet(self, channel: PageChannel) -> SharedSlots | None:
+        """Prove that the secret is known, and have the other end prove it. Raises LinkRefused."""
+        client, nonce = self._client, secrets.token_bytes(NONCE_BYTES)
+        challenge: PageChallenge = await channel.receive(PageChallenge, MAX_GREETING_BYTES)
+        if challenge.version != VERSION:
+            raise LinkRefused("version", f"version {VERSION} here, {challenge.version} there")
+        nonces = challenge.nonce, nonce
+        slots, descriptor = None, -1
+        if self._address.path and IS_OFFERED:
+            slots, descriptor = SharedSlots.make(self._num_credits, client.memory.page_bytes)
+        try:
+            greeting = PageGreeting(
+                nonce=nonce,
+                proof=proof(client.secret, "decode", nonces),
+                format=client.format,
+                num_credits=self._num_credits,
+                num_slots=slots.num_slots if slots is not None else 0,
+            )
+            await channel.send(greeting)
+            if slots is not None:
+                channel.send_descriptor(descriptor)
+            answer = await channel.receive(PageWelcome | PageRefusal, MAX_GREETING_BYTES)
+            if isinstance(answer, PageRefusal):
+                raise LinkRefused(answer.code, f"refused ({answer.code}): {answer.message:.600}")
+            if not is_proof(answer.proof, client.secret, "prefill", nonces):
+                raise LinkRefused("secret", "it does not know the secret of --pipeline-key-file")
+        except BaseException:
+            if slots is not None:
+                slots.close()
+            raise
+        finally:
+            if slots is not None:
+                os.close(descriptor)
+        return slots
+
+    async def _read(self, slots: SharedSlots | None) -> None:
+        """Take what comes, until the other end leaves or breaks a rule."""
+        while True:
+            message: FromPrefill = await self._channel.receive(FromPrefill, MAX_GREETING_BYTES)
+            self._last_frame_s = time.monotonic()
+            match message:
+                case PageHeader():
+                    await self._take_page(message, slots)
+                case FetchEnded():
+                    if (fetch := self._fetches.get(message.fetch_id)) is not None:
+                        _log.info("pages did not come: %.300s", message.reason)
+                        self._end(fetch)
+                case _:
+                    raise BadPeer("a second greeting")
+
+    async def _take_page(self, header: PageHeader, slots: SharedSlots | None) -> None:
+        client, page = self._client, self._scratch
+        if slots is None:
+            await self._channel.fill(page)
+        elif 0 <= header.slot < slots.num_slots:
+            page = slots.slot(header.slot)
+            client.counts["page_received_bytes_total"] += len(page)
+        else:
+            raise BadPeer("no such slot")
+        fetch = self._fetches.get(header.fetch_id)
+        if fetch is not None:
+            if header.key != fetch.keys[fetch.num_arrived]:
+                raise BadPeer("another page than the next")
+            client.memory.write(fetch.page_ids[fetch.num_arrived], page)
+            self._count(fetch)
+        client.counts["pages_received_total"] += 1
+        self._is_useful = True
+        await self._channel.send(PageCredit(header.slot))  # nothing more is read before
+
+    def _count(self, fetch: PageFetch) -> None:
+        """A page of it was written."""
+        fetch.num_arrived += 1
+        fetch.arrived(fetch.num_arrived)
+        if fetch.num_arrived == len(fetch.keys):
+            self._end(fetch)
+        else:
+            self._await_next(fetch)
+
+    def _await_next(self, fetch: PageFetch) -> None:
+        """Give it up if its next page does not come in time."""
+        loop = asyncio.get_running_loop()
+        fetch.set_timer(loop.call_later(self._client.timeout_s, self._give_up, fetch))
+
+    def _give_up(self, fetch: PageFetch) -> None:
+        """The prefill engine has too much to do; or it hangs, where nothing at all comes."""
+        timeout_s = self._client.timeout_s
+        self.drop(fetch)
+        if time.monotonic() - self._last_frame_s >= timeout_s:
+            spawn(self._group, _fail(f"nothing for {timeout_s:g} s"))
+
+    def _end(self, fetch: PageFetch) -> None:
+        fetch.set_timer(None)
+        del self._fetches[fetch.fetch_id]
+        with suppress(RuntimeError):  # the engine's loop is closed
+            fetch.ended()
+
+
+async def _fail(reason: str) -> None:
+    raise BadPeer(reason)

@@ -1,0 +1,297 @@
+"""The prefill engine's end: sends pages to decode engines while prompts are computed.
+
+Owns the listening socket, who may connect, and the order of pages on each connection, all on a
+thread of its own. Knows no scheduler: `PageOrders` has prompts computed, and tells an order of
+pages that are there. What a peer does costs its own connection only: frames, orders and time are
+bounded, and a peer that takes no pages is let go of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import socket
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+from triptych.core.kv.transfer.address import PageAddress, make_prompt
+from triptych.core.kv.transfer.channel import BadPeer, LinkRefused, PageChannel, spawn
+from triptych.core.kv.transfer.memory import PageMemory, new_counts, num_credits
+from triptych.core.kv.transfer.messages import (
+    MAX_GREETING_BYTES,
+    MAX_REQUEST_BYTES,
+    NONCE_BYTES,
+    VERSION,
+    DropFetch,
+    FetchEnded,
+    FetchPages,
+    FromDecode,
+    PageChallenge,
+    PageCredit,
+    PageFormat,
+    PageGreeting,
+    PageHeader,
+    PageRefusal,
+    PageWelcome,
+    is_proof,
+    proof,
+)
+from triptych.core.kv.transfer.shared_slots import IS_OFFERED, SharedSlots
+from triptych.core.loop_thread import LoopThread
+
+GREETING_TIMEOUT_S = 5.0
+_MAX_CONNECTIONS = 64
+_MAX_ORDERS = 1024
+_log = logging.getLogger(__name__)
+
+
+class PageOrder:
+    """What a decode engine wants of a prompt. `add` and `end` may be called from any thread."""
+
+    def __init__(self, wanted: FetchPages) -> None:
+        self.wanted = wanted
+        self.reason = ""
+        self.is_dropped = False
+        self._loop = asyncio.get_running_loop()
+        self._ready: asyncio.Queue[tuple[bytes, int] | None] = asyncio.Queue()
+
+    def add(self, pages: Sequence[tuple[bytes, int]]) -> None:
+        """The next pages are there: their keys and numbers."""
+        for page in pages:
+            self._put(page)
+
+    def end(self, reason: str) -> None:
+        """No more pages come, though there should."""
+        self.reason = reason
+        self._put(None)
+
+    def drop(self) -> None:
+        """On the server's thread: no page of it is wanted any more."""
+        self.is_dropped = True
+        self.end("dropped")
+
+    async def next(self) -> tuple[bytes, int] | None:
+        """The next page once it is there; none if none comes."""
+        return await self._ready.get()
+
+    def _put(self, page: tuple[bytes, int] | None) -> None:
+        with suppress(RuntimeError):  # the server is closed
+            self._loop.call_soon_threadsafe(self._ready.put_nowait, page)
+
+
+class PageOrders(Protocol):
+    """Has prompts computed. Called from the server's thread."""
+
+    def open(self, order: PageOrder) -> None:
+        """Have pages computed, and add them to `order`; they stay as they are until `close`."""
+        ...
+
+    def close(self, order: PageOrder) -> None:
+        """An order that was opened is over: its pages are read no more."""
+        ...
+
+
+class PageServer:
+    """Listens on an address for engines that know the secret and have pages of the same format.
+
+    Raises `ConfigError` where it cannot listen.
+    """
+
+    def __init__(
+        self,
+        address: PageAddress,
+        secret: bytes,
+        page_format: PageFormat,
+        memory: PageMemory,
+        *,
+        timeout_s: float,
+    ) -> None:
+        self.counts = new_counts(memory.page_bytes)
+        """What is counted, by the name of its series."""
+        self.format = page_format
+        self.memory = memory
+        self.timeout_s = timeout_s
+        self._address = address
+        self._secret = secret
+        self._listener = address.listen()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._thread = LoopThread("triptych-pages")
+
+    def start(self, orders: PageOrders) -> None:
+        """Take connections from now on."""
+        self._thread.run(self._start(orders))
+        _log.info("pages are sent from %s", self._address)
+
+    @property
+    def port(self) -> int:
+        """The TCP port, which the system chose where 0 was asked for."""
+        return int(self._listener.getsockname()[1])
+
+    def close(self) -> None:
+        """End all connections; nothing is read of the pages after this."""
+        self._thread.close()
+        self._listener.close()
+
+    async def _start(self, orders: PageOrders) -> None:
+        self._spawn(self._accept(orders))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _accept(self, orders: PageOrders) -> None:
+        while True:
+            try:
+                connected, _ = await asyncio.get_running_loop().sock_accept(self._listener)
+            except OSError as error:  # such as too many open files
+                _log.warning("a connection for pages was not taken: %s", error.strerror)
+                await asyncio.sleep(0.1)
+                continue
+            if len(self._tasks) > _MAX_CONNECTIONS:
+                connected.close()
+            else:
+                self._spawn(self._serve(connected, orders))
+
+    async def _serve(self, connected: socket.socket, orders: PageOrders) -> None:
+        """One connection, to its end."""
+        connected.setblocking(False)
+        make_prompt(connected)
+        channel, slots = PageChannel(connected, self.counts), None
+        try:
+            async with asyncio.timeout(GREETING_TIMEOUT_S):
+                greeting, slots = await self._greet(channel)
+            self.counts["page_links"] += 1
+            try:
+                await _Connection(self, channel, orders, greeting.num_credits, slots).run()
+            finally:
+                self.counts["page_links"] -= 1
+        except* (BadPeer, LinkRefused, OSError) as group:  # TimeoutError is one of OSError's
+            reasons = ", ".join(str(error) or type(error).__name__ for error in group.exceptions)
+            _log.info("a connection for pages has ended: %s", reasons)
+        except* Exception:  # a fault of ours must not go unseen
+            _log.exception("a connection for pages failed")
+        finally:
+            channel.close()
+            if slots is not None:
+                slots.close()
+
+    async def _greet(self, channel: PageChannel) -> tuple[PageGreeting, SharedSlots | None]:
+        """Let a peer in that proves itself. Raises `LinkRefused`, having told it why."""
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        await channel.send(PageChallenge(nonce))
+        greeting: PageGreeting = await channel.receive(PageGreeting, MAX_GREETING_BYTES)
+        nonces = nonce, greeting.nonce
+        refusal, slots = self._check(greeting, nonces), None
+        if refusal is None and greeting.num_slots:
+            slots = await self._take_slots(channel, greeting)
+            if slots is None:
+                refusal = PageRefusal("shared-memory", "No shared memory of that size was given.")
+        if refusal is not None:
+            await channel.send(refusal)
+            raise LinkRefused(refusal.code, f"refused ({refusal.code}): {refusal.message}")
+        await channel.send(PageWelcome(proof(self._secret, "prefill", nonces)))
+        return greeting, slots
+
+    def _check(self, greeting: PageGreeting, nonces: tuple[bytes, bytes]) -> PageRefusal | None:
+        if greeting.version != VERSION:
+            return PageRefusal("version", f"Version {VERSION} here, {greeting.version} there.")
+        if not is_proof(greeting.proof, self._secret, "decode", nonces):
+            return PageRefusal("secret", "The secrets of --pipeline-key-file differ.")
+        if difference := self.format.difference(greeting.format):
+            return PageRefusal("format", f"Pages differ. {difference}.")
+        most = num_credits(self.format.page_bytes)
+        if not 0 < greeting.num_credits <= most or greeting.num_slots not in (
+            0,
+            greeting.num_credits,
+        ):
+            return PageRefusal("format", f"1 to {most} pages may be on the way.")
+        return None
+
+    async def _take_slots(self, channel: PageChannel, greeting: PageGreeting) -> SharedSlots | None:
+        if not (self._address.path and IS_OFFERED):
+            return None
+        descriptor = await channel.receive_descriptor()
+        return SharedSlots.take(descriptor, greeting.num_slots, self.format.page_bytes)
+
+
+class _Connection:
+    """A decode engine that was let in."""
+
+    def __init__(
+        self,
+        server: PageServer,
+        channel: PageChannel,
+        orders: PageOrders,
+        num_credits: int,
+        slots: SharedSlots | None,
+    ) -> None:
+        self._server = server
+        self._channel = channel
+        self._orders = orders
+        self._slots = slots
+        self._open: dict[int, PageOrder] = {}
+        self._free: asyncio.Queue[int] = asyncio.Queue()
+        for index in range(num_credits):
+            self._free.put_nowait(-1 if slots is None else index)
+        self._lent: list[int] = []
+        self._scratch = memoryview(bytearray(server.memory.page_bytes if slots is None else 0))
+        self._scratch_lock = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Until the other end leaves, or breaks a rule."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                self._take(await self._channel.receive(FromDecode, MAX_REQUEST_BYTES), group)
+
+    def _take(self, message: FromDecode, group: asyncio.TaskGroup) -> None:
+        match message:
+            case FetchPages():
+                if message.fetch_id in self._open or len(self._open) >= _MAX_ORDERS:
+                    raise BadPeer("an order that cannot be")
+                order = self._open[message.fetch_id] = PageOrder(message)
+                spawn(group, self._fill(order))
+            case DropFetch():
+                if (dropped := self._open.get(message.fetch_id)) is not None:
+                    dropped.drop()
+            case PageCredit():
+                if message.slot not in self._lent:
+                    raise BadPeer("a credit that was not given")
+                self._lent.remove(message.slot)
+                self._free.put_nowait(message.slot)
+            case _:
+                raise BadPeer("a second greeting")
+
+    async def _fill(self, order: PageOrder) -> None:
+        """Send an order's pages as they come."""
+        wanted = order.wanted
+        try:
+            self._orders.open(order)
+            for _ in range(wanted.num_pages):
+                page = await order.next()
+                if page is None or order.is_dropped:
+                    break
+                async with asyncio.timeout(self._server.timeout_s):
+                    await self._send_page(wanted.fetch_id, *page)
+            del self._open[wanted.fetch_id]
+            async with asyncio.timeout(self._server.timeout_s):
+                await self._channel.send(FetchEnded(wanted.fetch_id, order.reason))
+        finally:
+            self._orders.close(order)
+
+    async def _send_page(self, fetch_id: int, key: bytes, page_id: int) -> None:
+        memory, counts = self._server.memory, self._server.counts
+        slot = await self._free.get()
+        self._lent.append(slot)
+        header = PageHeader(fetch_id=fetch_id, key=key, slot=slot)
+        if self._slots is not None:
+            memory.read(page_id, self._slots.slot(slot))
+            await self._channel.send(header)
+            counts["page_sent_bytes_total"] += memory.page_bytes
+        else:
+            async with self._scratch_lock:
+                memory.read(page_id, self._scratch)
+                await self._channel.send(header, self._scratch)
+        counts["pages_sent_total"] += 1

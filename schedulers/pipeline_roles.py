@@ -1,0 +1,48 @@
+"""What the role of an engine makes of a model that was loaded.
+
+Owns putting the parts of an exchange of pages together. Knows neither sockets nor tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from triptych.core.errors import ConfigError
+from triptych.core.kv.transfer.address import PageAddress, read_secret
+from triptych.core.kv.transfer.client import PageClient
+from triptych.core.kv.transfer.memory import PageMemory
+from triptych.core.kv.transfer.messages import PageFormat
+from triptych.core.kv.transfer.server import PageServer
+from triptych.core.options.pipeline import PREFILL, PipelinePlan
+from triptych.schedulers.page_exchange import FetchedPages, SentPages
+
+if TYPE_CHECKING:
+    from triptych.schedulers.token import TokenScheduler
+
+
+def open_exchange(
+    model: str,
+    scheduler: TokenScheduler,
+    memory: PageMemory,
+    page_format: PageFormat,
+    plan: PipelinePlan,
+) -> Callable[[], None]:
+    """Have a model's pages sent or fetched, by the plan; returns what ends that.
+
+    Raises `ConfigError`.
+    """
+    if not scheduler.tokens.pool.enable_prefix_caching:
+        raise ConfigError(
+            f"--pipeline-role {plan.role}: this model computes each prompt as a whole and shares no"
+            " pages; leave it out."
+        )
+    secret, timeout_s = read_secret(plan.key_file), plan.timeout_s
+    addresses = [PageAddress.parse(address) for address in plan.addresses]
+    if plan.role == PREFILL:
+        server = PageServer(addresses[0], secret, page_format, memory, timeout_s=timeout_s)
+        scheduler.exchange = SentPages(scheduler, server, model)
+        return server.close
+    client = PageClient(addresses, secret, page_format, memory, timeout_s=timeout_s)
+    scheduler.exchange = FetchedPages(scheduler, client)
+    return client.close

@@ -1,0 +1,50 @@
+"""Results in a file: kept as they come, found again, in the order of the rows at the end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from triptych.core.bulk.results import ResultFile
+from triptych.core.errors import ConfigError
+
+
+def lines(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_records_are_found_by_another_run(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    first = ResultFile(path)
+    first.keep([])
+    first.add("b", {"text": "naïve \ud800"})
+    first.add("a", {"text": "one"})
+    first.add("c", {"error": {"code": "x"}})
+    second = ResultFile(path)
+    assert second.holds("a") == {"text": "one", "row": "a"}
+    assert second.holds("b") == {"text": "naïve \ud800", "row": "b"}
+    assert second.holds("c") is None, "what failed is asked again"
+    assert second.holds("d") is None
+    second.keep(["a", "b"])
+    second.add("c", {"text": "three"})
+    second.keep(["c", "a", "b"])
+    assert [line["row"] for line in lines(path)] == ["c", "a", "b"]
+    assert [second.holds(key)["row"] for key in "abc"] == ["a", "b", "c"]  # type: ignore[index]
+
+
+def test_what_was_not_written_whole_does_not_count(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    path.write_bytes(b'{"row": "a"}\nnothing\n[1]\n{"other": 1}\n{"row": "b"}\n{"row": "c"')
+    found = ResultFile(path)
+    assert [key for key in "abc" if found.holds(key)] == ["a", "b"]
+    found.keep(["b"])
+    assert path.read_bytes() == b'{"row": "b"}\n'
+    assert list(tmp_path.iterdir()) == [path], "nothing is left beside it"
+
+
+def test_a_file_that_cannot_be_written_is_a_wrong_option(tmp_path: Path) -> None:
+    found = ResultFile(tmp_path / "absent" / "out.jsonl")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        found.keep([])

@@ -1,0 +1,166 @@
+"""A decode and a prefill scheduler with a connection between them that a test moves by hand."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec import structs
+
+from support.token_driver import Driver
+from support.token_world import MODEL, VOCAB_SIZE, Page, World
+from triptych.core.errors import TriptychError, to_info
+from triptych.core.job import Job, Output
+from triptych.core.kv.transfer.client import PageFetch
+from triptych.core.kv.transfer.memory import new_counts
+from triptych.core.kv.transfer.messages import FetchPages
+from triptych.schedulers.page_exchange import FetchedPages, SentPages
+
+
+@dataclass(eq=False)
+class HandOrder:
+    """A `PageOrder` whose pages wait for a test to carry them."""
+
+    wanted: FetchPages
+    fetch: PageFetch | None = None
+    pages: list[tuple[bytes, int]] = field(default_factory=list)
+    reason: str = ""
+
+    def add(self, pages: list[tuple[bytes, int]]) -> None:
+        self.pages += pages
+
+    def end(self, reason: str) -> None:
+        self.reason = reason
+
+
+class HandLink:
+    """Implements `PageSource` and `PageSink`."""
+
+    def __init__(self, decode: World, prefill: World) -> None:
+        self.decode, self.prefill = decode, prefill
+        self.counts: Counter[str] = new_counts(4)
+        self.is_connected = True
+        self.open: list[HandOrder] = []
+        self.orders: SentPages | None = None
+        decode.scheduler.exchange = FetchedPages(decode.scheduler, self)
+        sent = SentPages(prefill.scheduler, self, MODEL)
+        prefill.scheduler.exchange = sent
+        prefill.scheduler.tokens.vocab_size = VOCAB_SIZE
+        sent.attach(self._submit)
+
+    # As the schedulers see it.
+
+    def start(self, what: Any) -> None:
+        if isinstance(what, SentPages):
+            self.orders = what
+            return
+        order = HandOrder(
+            FetchPages(
+                fetch_id=what.fetch_id,
+                request=what.request,
+                first=what.first,
+                num_pages=len(what.keys),
+            ),
+            what,
+        )
+        self.open.append(order)
+        self.place(order)
+
+    def stop(self, fetch: PageFetch) -> None:
+        (order,) = (order for order in self.open if order.fetch is fetch)
+        self.end(order)
+
+    def _submit(self, job: Job) -> None:
+        world, sink = self.prefill, job.sink
+
+        def both(output: Output) -> None:
+            world.outputs(output)
+            sink(output)
+
+        job = structs.replace(job, sink=both, arrival_s=world.now_s)
+        try:
+            world.scheduler.submit(job)
+        except TriptychError as error:
+            sink(Output(job_id=job.job_id, is_final=True, error=to_info(error)))
+        else:
+            world.requests[job.job_id], world.jobs[job.job_id] = job.request, job
+
+    # As a test moves it.
+
+    def place(self, order: HandOrder) -> None:
+        assert self.orders is not None
+        self.orders.open(order)  # type: ignore[arg-type]
+
+    def carry(self, order: HandOrder, num_pages: int = 1) -> None:
+        """The next pages that are ready reach the other cache."""
+        fetch = order.fetch
+        assert fetch is not None
+        for key, page_id in order.pages[:num_pages]:
+            assert key == fetch.keys[fetch.num_arrived]
+            source = self.prefill.runner.pages[page_id]
+            assert self.prefill.pool.num_holders(page_id), "a page that is sent is held"
+            steps = [-1] * len(source.digests)
+            target = fetch.page_ids[fetch.num_arrived]
+            self.decode.runner.pages[target] = Page(list(source.digests), steps)
+            fetch.num_arrived += 1
+            fetch.arrived(fetch.num_arrived)
+        del order.pages[:num_pages]
+        if fetch.num_arrived == len(fetch.keys):
+            self.end(order)
+
+    def end(self, order: HandOrder) -> None:
+        """Nothing more of an order is carried."""
+        self.open.remove(order)
+        assert self.orders is not None
+        self.orders.close(order)  # type: ignore[arg-type]
+        assert order.fetch is not None
+        order.fetch.ended()
+
+    def carry_all(self) -> None:
+        """Have prompts computed and pages carried until nothing is left to do."""
+        while self.open:
+            self.prefill.book()
+            self.prefill.commit()
+            for order in tuple(self.open):
+                self.carry(order, 99)
+                if order in self.open and order.reason:
+                    self.end(order)
+
+    def act(self, rng: random.Random) -> None:
+        """Something happens to some fetch."""
+        if not self.open:
+            return
+        order = rng.choice(self.open)
+        if order.reason or rng.random() < 0.03:
+            self.end(order)
+        else:
+            self.carry(order, rng.choice((1, 1, 2, 9)))
+
+
+def drive_pair(seed: int, num_actions: int, link: HandLink) -> None:
+    """Both worlds' lives at random, with a connection that comes and goes."""
+    rng = random.Random(seed)
+    decode, prefill = Driver(link.decode, rng), Driver(link.prefill, rng)
+    for _ in range(num_actions):
+        draw = rng.random()
+        if draw < 0.45:
+            decode.act()
+        elif draw < 0.7:
+            prefill.act()
+        elif draw < 0.98:
+            link.act(rng)
+        else:
+            link.is_connected = not link.is_connected
+            for order in tuple(link.open):
+                link.end(order)
+        link.decode.check()
+        link.prefill.check()
+    for order in tuple(link.open):
+        link.end(order)
+    decode.finish()
+    prefill.finish()
+    assert not link.decode.scheduler.tokens.state.carried
+    assert not link.decode.scheduler.tokens.state.arriving
+    assert not link.prefill.scheduler.tokens.state.carried
