@@ -9,6 +9,8 @@ from pathlib import Path
 
 import msgspec
 
+from triptych.core.atomic_files import write_whole
+
 FEWER_STEPS = "fewer steps"
 """The comparison without a cache."""
 _LEAST = 3
@@ -126,6 +128,4 @@ class Results:
         self._write()
 
     def _write(self) -> None:
-        partial = self._path.with_suffix(".partial")
-        partial.write_bytes(msgspec.json.encode(self._document) + b"\n")
-        partial.replace(self._path)
+        write_whole(self._path, (msgspec.json.encode(self._document), b"\n"))
