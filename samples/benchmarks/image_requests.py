@@ -32,16 +32,25 @@ import openai
 import torch
 import transformers
 from chat_cpu import free_port, server, wait_until_ready
-from image_caches import Wish, psnr_db, theirs_draws, wishes
 from rich.console import Console
 from rich.table import Table
+from step_caches.measures import psnr_db
+from step_caches.subject import Wish
 
 from triptych import ImagePipeline
 from triptych.modalities.diffusion.api.pipeline import GeneratedImage
 from triptych.modalities.diffusion.source import FOLDER
 
 STEPS = (50, 28, 20, 50, 28, 20, 50, 28)
-_BATCH = 8
+ASKED = tuple(
+    Wish(f"{thing} on a white background", seed)
+    for seed, thing in enumerate(
+        ("a red apple", "a penguin", "a house", "a blue car", "a dog", "a cat", "a tree", "a sun")
+    )
+)
+SIDE = 128
+GUIDANCE = json.loads((FOLDER / "model_index.json").read_text(encoding="utf-8"))["default_guidance"]
+_BATCH = len(ASKED)
 
 
 def seconds_of(work: Callable[[], Any]) -> float:
@@ -110,7 +119,16 @@ class Theirs:
     def in_turn(self, asked: Sequence[Wish], steps: Sequence[int]) -> None:
         """All images, one after the other."""
         for wish, number in zip(asked, steps, strict=True):
-            theirs_draws(self.pipe, wish, number, "pil")
+            self.pipe(
+                wish.prompt,
+                negative_prompt="",
+                true_cfg_scale=GUIDANCE,
+                height=SIDE,
+                width=SIDE,
+                num_inference_steps=number,
+                max_sequence_length=self.pipe.tokenizer_2.model_max_length,
+                generator=torch.Generator().manual_seed(wish.seed),
+            )
 
     def run(self, num_rows: int) -> None:
         """A bare run of the transformer."""
@@ -141,18 +159,16 @@ def flux_inputs(transformer: Any, num_rows: int, num_tokens: int, num_words: int
 
 def together(ours: Ours, theirs: Theirs, repeats: int) -> dict[str, Any]:
     """Eight requests with mixed steps, against the pipeline."""
-    asked = wishes(_BATCH)
     sides = {
-        "ours": lambda: ours.at_once(asked, STEPS, "auto"),
-        "diffusers": lambda: theirs.in_turn(asked, STEPS),
+        "ours": lambda: ours.at_once(ASKED, STEPS, "auto"),
+        "diffusers": lambda: theirs.in_turn(ASKED, STEPS),
     }
     seconds = taking_turns(sides, repeats)
-    planned = ours.at_once(asked, STEPS, "auto")
-    whole = ours.at_once(asked, STEPS, "off")
-    psnrs = [psnr_db(_values(a), _values(b)) for a, b in zip(planned, whole, strict=True)]
+    planned = ours.at_once(ASKED, STEPS, "auto")
+    whole = ours.at_once(ASKED, STEPS, "off")
     return {
         "seconds": seconds,
-        "psnr_db": psnrs,
+        "psnr_db": psnr_db(_values(planned), _values(whole)),
         "computed": [picture.num_computed for picture in planned],
     }
 
@@ -162,10 +178,10 @@ def batching(ours: Ours, theirs: Theirs, repeats: int) -> dict[str, list[float]]
 
     Without guidance, so that a request is one row.
     """
-    asked, steps = wishes(_BATCH), [28] * _BATCH
+    steps = [28] * _BATCH
     sides: dict[str, Callable[[], Any]] = {
-        "at once": lambda: ours.at_once(asked, steps, "off", guidance_scale=1.0),
-        "in turn": lambda: ours.in_turn(asked, steps, "off", guidance_scale=1.0),
+        "at once": lambda: ours.at_once(ASKED, steps, "off", guidance_scale=1.0),
+        "in turn": lambda: ours.in_turn(ASKED, steps, "off", guidance_scale=1.0),
         "bare, 8 rows": lambda: [theirs.run(_BATCH) for _ in range(28)],
         "bare, 8 times 1 row": lambda: [theirs.run(1) for _ in range(28 * _BATCH)],
     }
@@ -253,8 +269,9 @@ def previews(repeats: int, log: Path) -> dict[str, list[float]]:
     return found
 
 
-def _values(picture: GeneratedImage) -> Any:
-    return np.asarray(picture.image, np.float32) / 255
+def _values(pictures: Sequence[GeneratedImage]) -> torch.Tensor:
+    """`[B, H, W, C]` in 0..1."""
+    return torch.stack([torch.from_numpy(np.array(each.image)) / 255 for each in pictures])
 
 
 def _ratio(over: Sequence[float], under: Sequence[float]) -> tuple[float, float, float]:

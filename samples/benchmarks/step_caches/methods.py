@@ -1,0 +1,213 @@
+"""The step caches that are compared, and the settings that a search may give each.
+
+Owns what is open in each method: where the prediction acts, its degree, and what the method itself
+decides by. All are wider than what a request may set, so that none is held back. The rules are the
+product's own (`caches.methods`), which decide for each picture and branch by itself.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
+from typing import ClassVar, TypeAlias
+
+import numpy as np
+from typing_extensions import override
+
+from triptych.modalities.diffusion.engine.caches.decisions import Bounds, Decisions
+from triptych.modalities.diffusion.engine.caches.extrapolation import DividedDifferences
+from triptych.modalities.diffusion.engine.caches.methods import (
+    CacheMethod,
+    Level,
+    first_block,
+    magcache,
+    planned,
+    taylorseer,
+    teacache,
+)
+from triptych.modalities.diffusion.engine.calibration.planning import Measured, all_plans
+
+Setting: TypeAlias = Mapping[str, str | float]
+"""What a search found, as it is written down. Numbers of steps are floats there, too."""
+THRESHOLD = "threshold"
+_DAMPINGS = tuple(float(rate) for rate in np.linspace(0, 7, 8))
+_LONG_SKIPS = 8
+"""Skips in a row that every method may make; MagCache's own bound of 3 cannot skip as much."""
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Calibrated:
+    """What is known of a model beforehand: measured on the pictures that settings are sought on.
+
+    `ratios` are MagCache's at each level.
+    """
+
+    measured: Measured
+    polynomial: tuple[float, ...]
+    ratios: Mapping[str, tuple[float, ...]]
+
+    @property
+    def num_steps(self) -> int:
+        """Runs of the model for a branch of an uncached picture."""
+        return len(self.measured.points)
+
+    @property
+    def levels(self) -> list[str]:
+        """Where a prediction may act."""
+        return list(self.ratios)
+
+
+class Method(ABC):
+    """A step cache with open settings."""
+
+    name: ClassVar[str]
+    has_threshold: ClassVar[bool] = False
+    needs_blocks: ClassVar[bool] = False  # to look between them
+
+    @abstractmethod
+    def settings(self, known: Calibrated, num_computed: int) -> Iterator[Setting]:
+        """All that could compute about as many steps; all but the threshold, where it has one."""
+
+    @abstractmethod
+    def open(self, setting: Setting, known: Calibrated) -> CacheMethod:
+        """The method with a whole setting."""
+
+
+class Planned(Method):
+    """Ours: the search for plans, whose error model has a damping, at any degree."""
+
+    name = "planned"
+
+    @override
+    def settings(self, known: Calibrated, num_computed: int) -> Iterator[Setting]:
+        for order, damping in product((1, 0, 2), _DAMPINGS):
+            yield {"order": order, "damping": damping, "computed": num_computed}
+
+    @override
+    def open(self, setting: Setting, known: Calibrated) -> CacheMethod:
+        order = int(setting["order"])
+        plans = _plans(known, order, float(setting["damping"]))
+        return planned(plans[int(setting["computed"])], order=order)
+
+
+@cache
+def _plans(known: Calibrated, order: int, damping: float) -> Mapping[int, tuple[bool, ...]]:
+    most = known.num_steps // 2 + 1
+    return all_plans(known.measured.damped(damping), DividedDifferences(order), most)
+
+
+class TaylorSeer(Method):
+    """Every so many steps after a warm-up; expanded in the noise level, or in the step."""
+
+    name = "TaylorSeer"
+
+    @override
+    def settings(self, known: Calibrated, num_computed: int) -> Iterator[Setting]:
+        pairs = list(_intervals(known.num_steps, num_computed))
+        for order, by_step, level in product((1, 2, 0), (0, 1), known.levels):
+            for warmup, interval in pairs:
+                if order or not by_step:  # without a slope both are the same
+                    yield {
+                        "warmup": warmup,
+                        "interval": interval,
+                        "order": order,
+                        "by_step": by_step,
+                        "level": level,
+                    }
+
+    @override
+    def open(self, setting: Setting, known: Calibrated) -> CacheMethod:
+        method = taylorseer(
+            interval=int(setting["interval"]),
+            order=int(setting["order"]),
+            warmup=int(setting["warmup"]),
+            by_step=bool(setting["by_step"]),
+            level=Level(setting["level"]),
+        )
+        return replace(method, bounds=Bounds(max_skips=known.num_steps))
+
+
+def _intervals(num_steps: int, num_computed: int) -> Iterator[tuple[int, int]]:
+    """For each warm-up the shortest interval within the budget, if it leaves one step at most."""
+    for warmup in range(1, num_computed):
+        for interval in range(1, num_steps):
+            method = taylorseer(interval=interval, warmup=warmup)
+            rule = Decisions(method.open_gate, Bounds(max_skips=num_steps), num_steps)
+            num_runs = sum(rule.may_compute(range(num_steps)))
+            if num_runs <= num_computed:
+                if num_runs >= num_computed - 1:
+                    yield warmup, interval
+                break
+
+
+class TeaCache(Method):
+    """By the change of the first block's input, rescaled by a polynomial fitted to the model."""
+
+    name = "TeaCache"
+    has_threshold = True
+    needs_blocks = True
+
+    @override
+    def settings(self, known: Calibrated, num_computed: int) -> Iterator[Setting]:
+        for level, order in product(known.levels, (0, 1)):
+            yield {"level": level, "order": order}
+
+    @override
+    def open(self, setting: Setting, known: Calibrated) -> CacheMethod:
+        method = teacache(
+            "",
+            threshold=float(setting[THRESHOLD]),
+            coefficients=known.polynomial,
+            level=Level(setting["level"]),
+        )
+        return replace(method, extrapolator=DividedDifferences(int(setting["order"])))
+
+
+class FBCache(Method):
+    """By the change of what the first block adds."""
+
+    name = "FBCache"
+    has_threshold = True
+    needs_blocks = True
+
+    @override
+    def settings(self, known: Calibrated, num_computed: int) -> Iterator[Setting]:
+        for level, order in product(known.levels, (0, 1)):
+            yield {"level": level, "order": order}
+
+    @override
+    def open(self, setting: Setting, known: Calibrated) -> CacheMethod:
+        return first_block(
+            threshold=float(setting[THRESHOLD]),
+            order=int(setting["order"]),
+            level=Level(setting["level"]),
+        )
+
+
+class MagCache(Method):
+    """By magnitudes that were measured, of what the blocks add or of the outputs."""
+
+    name = "MagCache"
+    has_threshold = True
+
+    @override
+    def settings(self, known: Calibrated, num_computed: int) -> Iterator[Setting]:
+        for level, order, max_skips in product(known.levels, (0, 1), (_LONG_SKIPS, 3)):
+            yield {"level": level, "order": order, "max_skips": max_skips}
+
+    @override
+    def open(self, setting: Setting, known: Calibrated) -> CacheMethod:
+        method = magcache(
+            known.ratios[str(setting["level"])],
+            threshold=float(setting[THRESHOLD]),
+            max_skips=int(setting["max_skips"]),
+            retention=0.1,
+            level=Level(setting["level"]),
+        )
+        return replace(method, extrapolator=DividedDifferences(int(setting["order"])))
+
+
+METHODS: Sequence[Method] = (Planned(), TeaCache(), FBCache(), TaylorSeer(), MagCache())
