@@ -107,12 +107,13 @@ class PageSink(Protocol):
 
 @dataclass(eq=False, slots=True)
 class _Awaited:
-    """A fetch and the pages that it fills."""
+    """A fetch and the pages that it fills; it takes `num_taken` that nobody held before it."""
 
     row: SequenceState
     lease: Lease
     keys: list[bytes]
     started_s: float
+    num_taken: int
     num_published: int = 0
     is_dropped: bool = False
     fetch: PageFetch | None = None
@@ -146,15 +147,17 @@ class FetchedPages(PageExchange):
         self._counts["page_fetches_total"] += 1
         lease = pool.acquire()
         pool.follow(lease, keys[:num_found])
-        num_held = sum(map(len, state.carried)) + len(keys)
+        num_held = sum(pool.num_holders(page) > 1 for page in lease.page_ids)
+        num_taken = num_found - num_held + len(keys) - first
+        num_carried = sum(each.num_taken for each in self._open.values())
         has_room = len(keys) - first <= pool.num_available
-        has_room &= num_held <= _MOST_SHARE * pool.num_pages
+        has_room &= num_carried + num_taken <= _MOST_SHARE * pool.num_pages
         if not (has_room and self._source.is_connected):
             pool.release(lease)
             self._counts["page_fallbacks_total"] += 1
             return
         pool.extend(lease, len(keys) - first)
-        awaited = _Awaited(row, lease, keys[first:], time.monotonic())
+        awaited = _Awaited(row, lease, keys[first:], time.monotonic(), num_taken)
         self._open[row] = awaited
         state.carried.add(lease)
         state.arriving.update(awaited.keys)

@@ -19,10 +19,10 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 from msgspec import structs
@@ -44,6 +44,14 @@ _END_TIMEOUT_S = 5.0
 _log = logging.getLogger(__name__)
 _decode_note = msgspec.json.Decoder(FromChild).decode
 PlanT = TypeVar("PlanT", bound=Plan)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Met(Generic[T]):
+    """What came of a meeting."""
+
+    value: T
 
 
 class RankSetup(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,13 +80,16 @@ class RankLoader(Protocol):
 
 
 class Plans:
-    """A rank's end of what rank 0 tells: how many pages there are, if any; then plans."""
+    """A rank's end of what rank 0 tells: how much there is room for; then plans."""
 
     def __init__(self, fd: int) -> None:
         self._connection = Connection(fd)
 
-    def num_pages(self) -> int:
-        """How many pages the cache has on every rank. Raises `EOFError` where loading failed."""
+    def capacity(self) -> int:
+        """What rank 0 has room for, and every rank with it: pages of a cache, pixels in one piece.
+
+        Raises `EOFError` where loading failed there.
+        """
         return decode_msgpack(self._connection.recv_bytes(), int)
 
     def run(self, launch: Callable[[PlanT], Any], kind: type[PlanT]) -> None:
@@ -159,8 +170,8 @@ class RankProcess:
         finally:
             self._notes.put(None)
             self._has_ended = True
-            if self._on_end is not None:
-                self._on_end()
+            if (on_end := self._on_end) is not None:  # `close` may take it away meanwhile
+                on_end()
 
     def _follow(self) -> None:
         """Start the process, and pass on what it says until it ends."""
@@ -204,13 +215,18 @@ class Ranks:
                 process.start(_setup_of(process, setup))
             for process in processes:
                 process.expect(Phase, _START_TIMEOUT_S)
-            return cls(_meet(setup, device, processes), processes, stack.pop_all())
+            group = _together(partial(setup.join, device), processes)
+            return cls(group, processes, stack.pop_all())
 
-    def tell_num_pages(self, num_pages: int) -> None:
-        """Have them load their parts, with a cache of so many pages."""
+    def divide(self, work: Callable[[RankGroup], T]) -> T:
+        """What `work` returns, in which all ranks meet. Raises `SetupError` where one has ended."""
+        return _together(partial(work, self.group), self._processes)
+
+    def tell_capacity(self, capacity: int) -> None:
+        """Have them load their parts, with room for as much; see `Plans.capacity`."""
         for process in self._processes:
             with suppress(OSError):  # it is gone; `leading_runner` says why
-                process.tell(msgspec.msgpack.encode(num_pages))
+                process.tell(msgspec.msgpack.encode(capacity))
 
     def tell(self, plan: Plan) -> None:
         """Have them run `plan`. Raises `OSError` where one is gone."""
@@ -257,27 +273,28 @@ class LeadingRunner:
         self._runner.close()
 
 
-def _meet(setup: RankSetup, device: Device, processes: Sequence[RankProcess]) -> RankGroup:
-    """Meet them. Raises `SetupError` as soon as one has ended, which no meeting notices.
+def _together(work: Callable[[], T], processes: Sequence[RankProcess]) -> T:
+    """What `work` returns, in which all ranks meet.
 
-    Then the thread that still waits for it is left behind; the file it waits at is taken away.
+    Raises `SetupError` as soon as one has ended, which no meeting notices. Then the thread that
+    still waits for it is left behind; the file it waits at is taken away.
     """
-    found: queue.SimpleQueue[RankGroup | RankProcess | Exception] = queue.SimpleQueue()
+    found: queue.SimpleQueue[_Met[T] | RankProcess | Exception] = queue.SimpleQueue()
 
-    def join() -> None:
+    def meet() -> None:
         try:
-            found.put(setup.join(device))
+            found.put(_Met(work()))
         except Exception as error:  # whatever it is, it is raised below
             found.put(error)
 
     for process in processes:
         process.watch(partial(found.put, process))
-    threading.Thread(target=join, name="triptych-meeting", daemon=True).start()
+    threading.Thread(target=meet, name="triptych-meeting", daemon=True).start()
     met = found.get()
     if isinstance(met, RankProcess):
         met.expect(Ready)  # which it has not said, and never will: raises what it failed for
-    if isinstance(met, RankGroup):
-        return met
+    if isinstance(met, _Met):
+        return met.value
     raise DeviceError("The ranks did not meet; the log says why.") from (
         met if isinstance(met, Exception) else None
     )

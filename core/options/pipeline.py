@@ -106,13 +106,16 @@ class PipelinePlan:
 
 
 def _refuse_what_bars(role: str, config: Config) -> None:
-    device, replicas = config.device, config.replicas
+    device, replicas, models = config.device, config.replicas, config.models
     barred = {
         f"--tensor-parallel-size {device.tensor_parallel_size}": device.tensor_parallel_size > 1,
         "--no-enable-prefix-caching": not config.cache.enable_prefix_caching,
         f"--replicas {replicas.replicas}": replicas.replicas != "1",
         f"--ray-address {replicas.ray_address}": bool(replicas.ray_address),
     }
+    if role == PREFILL:  # it listens while its model is loaded, and what decodes loads none
+        barred[f"--load {models.load}"] = models.load != "startup"
+        barred[f"--idle-unload-s {models.idle_unload_s:g}"] = models.idle_unload_s > 0
     if named := _named(barred):
         raise ConfigError(
             f"--pipeline-role {role} does not go with {named} yet; leave one of them out."

@@ -165,8 +165,16 @@ class EngineServer:
             self._engine.cancel(tuple(self._open_jobs))
             self._engine.watch(False)
 
-    def _submit(self, job: Job) -> None:
-        job.sink, job.arrival_s = self._put, self._engine.clock()
+    def _submit(self, asked: Job) -> None:
+        """Run what is asked for. What is the engine's own of a job, its sender has no say in."""
+        job = Job(
+            job_id=asked.job_id,
+            model=asked.model,
+            request=asked.request,
+            limit_s=asked.limit_s,
+            sink=self._put,
+            arrival_s=self._engine.clock(),
+        )
         self._open_jobs.add(job.job_id)
         self._engine.submit(job)
 

@@ -45,6 +45,7 @@ from triptych.core.config import (
     ScheduleOptions,
     ServerOptions,
 )
+from triptych.core.options.pipeline import DECODE, PREFILL, WHOLE
 from triptych.core.options.table import add_options, resolve_with_sources
 from triptych.core.sampling_params import SamplingParams
 from triptych.core.tokens import TokenRequest
@@ -53,7 +54,6 @@ from triptych.modalities.llm.engine import fallback, loader  # noqa: F401 (befor
 from triptych.modalities.registry import resolve_models
 from triptych.schedulers.local import LocalClient
 
-PREFILL, DECODE, WHOLE = "prefill", "decode", "prefill_and_decode"
 START_S = 600.0
 _ids = count()
 
@@ -196,11 +196,13 @@ def asked_of(rng: random.Random, num: int, length: int, num_tokens: int) -> dict
 @contextmanager
 def running(setup: Setup, *roles: str) -> Iterator[list[Engine]]:
     """Processes of these roles that are ready."""
-    engines = [Engine(setup=setup, role=role) for role in roles]
-    for engine in engines:
-        engine.start()
-        engine.wait_ready()
+    engines: list[Engine] = []
     try:
+        for role in roles:
+            engine = Engine(setup=setup, role=role)
+            engine.start()
+            engines.append(engine)
+            engine.wait_ready()
         yield engines
     finally:
         for engine in engines:

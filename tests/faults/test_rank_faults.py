@@ -7,7 +7,9 @@ import math
 import os
 import subprocess
 import sys
+import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -21,6 +23,7 @@ from support.text_models import write_text_folder
 from triptych.compose import build_engine
 from triptych.core.config import Config, DeviceOptions, ModelOptions, ScheduleOptions, ServerOptions
 from triptych.core.devices.device import Device
+from triptych.core.devices.rank_group import RankGroup
 from triptych.core.engine import ranks
 from triptych.core.errors import DeviceError, EngineDown, TriptychError
 from triptych.core.job import Output
@@ -165,13 +168,32 @@ def test_a_process_that_cannot_be_started_is_told_at_once(monkeypatch: pytest.Mo
 
 
 def ranks_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = start_in_vain(monkeypatch)
+    with pytest.raises(DeviceError, match="ended"):
+        process.expect(ranks.Phase, 60)
+    process.close()
+
+
+def start_in_vain(monkeypatch: pytest.MonkeyPatch) -> ranks.RankProcess:
     """A rank whose setup cannot be read."""
     process = ranks.RankProcess(1)
     monkeypatch.setattr("msgspec.json.encode", lambda setup: b"{}")
     process.start(setup=None)  # type: ignore[arg-type]
-    with pytest.raises(DeviceError, match="ended"):
-        process.expect(ranks.Phase, 60)
-    process.close()
+    return process
+
+
+def test_a_rank_that_ends_is_not_waited_for_where_parts_meet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those that share tokens and those that share branches meet again, after all have met."""
+    is_over = threading.Event()
+    group: RankGroup = None  # type: ignore[assignment]  # nobody asks it
+    with ExitStack() as stack:
+        stack.callback(is_over.set)
+        process = start_in_vain(monkeypatch)
+        stack.callback(process.close)
+        with pytest.raises(DeviceError, match="Rank 1 ended"):
+            ranks.Ranks(group, [process], stack).divide(lambda group: is_over.wait(60))
 
 
 def test_no_rank_outlives_a_parent_that_is_killed(folder: Path) -> None:

@@ -78,6 +78,19 @@ def test_equal_beginnings_are_fetched_once() -> None:
     link.decode.finish_all()
 
 
+def test_a_beginning_that_many_share_takes_room_once() -> None:
+    link = linked()
+    link.decode.submit("first", token_request(prompt(33), max_tokens=1))
+    link.carry_all()
+    link.decode.finish_all()
+    for name in "abcd":  # each follows 8 of 40 pages, and lacks one
+        ids = (*prompt(32), *prompt(5, ord(name) % 50))
+        link.decode.submit(name, token_request(ids, max_tokens=1))
+    assert len(link.open) == 4
+    link.carry_all()
+    link.decode.finish_all()
+
+
 def test_others_go_on_while_a_prompt_is_waited_for() -> None:
     link = linked()
     link.decode.submit("long", token_request(prompt(18), max_tokens=1))

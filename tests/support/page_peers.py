@@ -4,15 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import secrets
+import socket
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from triptych.core.kv.keys import page_key, root_key
 from triptych.core.kv.transfer.address import PageAddress
 from triptych.core.kv.transfer.client import PageClient, PageFetch
-from triptych.core.kv.transfer.messages import PageFormat
+from triptych.core.kv.transfer.messages import (
+    FetchEnded,
+    FetchPages,
+    PageChallenge,
+    PageFormat,
+    PageGreeting,
+    PageHeader,
+    PageWelcome,
+    encode,
+    proof,
+)
 from triptych.core.kv.transfer.server import PageOrder, PageServer
 from triptych.core.tokens import TokenRequest
 
@@ -116,3 +131,132 @@ async def until(condition: Callable[[], object]) -> None:
 
 def unix_address(folder: Path) -> str:
     return f"unix:{folder}/pages"
+
+
+class Pair:
+    """A server with its orders, and a client, connected."""
+
+    def __init__(self, address: str, timeout_s: float = 5.0) -> None:
+        self.server = open_server(address, ByteMemory(), timeout_s=timeout_s)
+        self.orders = Orders(self.server.memory)  # type: ignore[arg-type]
+        self.server.start(self.orders)
+        address = address.replace(":0", f":{self.server.port}") if ":0" in address else address
+        self.memory = ByteMemory()
+        self.client = open_client(address, memory=self.memory, timeout_s=timeout_s)
+
+    async def fetch(self, num_pages: int, first: int = 0) -> Fetched:
+        await until(lambda: self.client.is_connected)
+        fetched = Fetched(num_pages, first)
+        self.client.start(fetched.fetch)
+        return fetched
+
+    def close(self) -> None:
+        self.client.close()
+        self.server.close()
+
+
+async def started(client: PageClient) -> Fetched:
+    await until(lambda: client.is_connected)
+    fetched = Fetched(3)
+    client.start(fetched.fetch)
+    return fetched
+
+
+class RawPeer:
+    """An end of a connection that sends what a test wants."""
+
+    def __init__(self) -> None:
+        self.socket = socket.socket()
+        self.socket.settimeout(10.0)
+
+    def __enter__(self) -> RawPeer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+    def send(self, message: object) -> None:
+        frame = encode(message)
+        self.send_raw(struct.pack("<I", len(frame)) + frame)
+
+    def send_raw(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def receive(self, kind: Any) -> Any:
+        (length,) = struct.unpack("<I", self._read(4))
+        return msgspec.msgpack.decode(self._read(length), type=kind)
+
+    def _read(self, num_bytes: int) -> bytes:
+        found = b""
+        while len(found) < num_bytes:
+            more = self.socket.recv(num_bytes - len(found))
+            if not more:
+                raise ConnectionResetError("closed")
+            found += more
+        return found
+
+    def receive_page(self) -> None:
+        """The next page, within the stream."""
+        while not isinstance(self.receive(PageHeader | FetchEnded), PageHeader):
+            pass
+        self._read(PAGE_BYTES)
+
+    def is_closed(self) -> bool:
+        """Whether the other end hangs up."""
+        try:
+            while self.socket.recv(4096):
+                pass
+        except TimeoutError:
+            return False
+        except ConnectionError:
+            return True
+        return True
+
+
+class RawClient(RawPeer):
+    def greet(self, port: int, num_credits: int = 4) -> None:
+        self.socket.connect(("127.0.0.1", port))
+        challenge = self.receive(PageChallenge)
+        assert isinstance(challenge, PageChallenge)
+        nonce = secrets.token_bytes(32)
+        self.send(
+            PageGreeting(
+                nonce=nonce,
+                proof=proof(SECRET, "decode", (challenge.nonce, nonce)),
+                format=FORMAT,
+                num_credits=num_credits,
+            )
+        )
+
+
+class RawServer(RawPeer):
+    def __init__(self) -> None:
+        super().__init__()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.settimeout(10.0)
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def __enter__(self) -> RawServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
+        self._listener.close()
+
+    def accept(self) -> None:
+        self.socket.close()
+        self.socket, _ = self._listener.accept()
+        self.socket.settimeout(10.0)
+
+    def let_in(self) -> None:
+        self.accept()
+        nonce = secrets.token_bytes(32)
+        self.send(PageChallenge(nonce))
+        greeting = self.receive(PageGreeting)
+        assert isinstance(greeting, PageGreeting)
+        self.send(PageWelcome(proof(SECRET, "prefill", (nonce, greeting.nonce))))
+
+
+def order(fetch_id: int = 0, num_pages: int = 20) -> FetchPages:
+    request = TokenRequest(prompt_ids=(1, 2, 3))
+    return FetchPages(fetch_id=fetch_id, request=request, first=0, num_pages=num_pages)

@@ -34,10 +34,11 @@ from triptych.core.plan import Plan, TokenPlan
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 
 T = TypeVar("T")
-_PATIENCE = timedelta(seconds=30)
+_PATIENCE = timedelta(minutes=2)
 
 
-def _open_gloo(store: Any, rank: int, num_ranks: int) -> Any:
+def open_gloo(store: Any, rank: int, num_ranks: int) -> Any:
+    """The ranks' way to each other on this machine."""
     return dist.ProcessGroupGloo(store, rank, num_ranks, _PATIENCE)
 
 
@@ -47,7 +48,7 @@ def on_ranks(num_ranks: int, work: Callable[[RankGroup], T]) -> list[T]:
 
     def run(rank: int) -> T:
         with torch.inference_mode():
-            return work(RankGroup(store, rank, num_ranks, _open_gloo))
+            return work(RankGroup(store, rank, num_ranks, open_gloo))
 
     with ThreadPoolExecutor(num_ranks) as pool:
         return list(pool.map(run, range(num_ranks)))

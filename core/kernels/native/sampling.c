@@ -113,12 +113,13 @@ static float find_least(Row *r, int64_t top_k, const float shape[4]) {
     return nucleus > shape[3] ? nucleus : shape[3];
 }
 
-/* The token in whose share of the mass `uniform` falls; of a row without mass, some token. */
+/* The token in whose share of the mass `uniform` falls; of a row without mass, as one with an infinite
+ * score, the likeliest. */
 static int64_t draw(Row *r, double uniform) {
     double target = uniform * sum_blocks(r);
     int64_t block = 0;
     while (block < r->num_blocks && !(r->ends[block] > target)) block++;
-    if (block == r->num_blocks) return 0;
+    if (block == r->num_blocks) return find_likeliest(r);
     double start = block ? r->ends[block - 1] : 0.0;
     double share = (target - start) / (r->ends[block] - start), total = 0.0, end = 0.0;
     float weights[BLOCK] = {0};

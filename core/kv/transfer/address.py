@@ -37,7 +37,7 @@ class PageAddress:
         if text.startswith(_UNIX) and len(text) > len(_UNIX):
             return cls(path=text.removeprefix(_UNIX))
         host, _, port = text.rpartition(":")
-        if not host or not port.isdigit() or int(port) > 65535:
+        if not host or not port.isdecimal() or int(port) > 65535:
             raise ConfigError(
                 f"--prefill-address {text}: write HOST:PORT, or unix:PATH for a socket of this"
                 " host."
@@ -54,31 +54,29 @@ class PageAddress:
             listener = self._listen_here() if self.path else self._listen()
         except OSError as error:
             raise ConfigError(
-                f"--prefill-address {self}: cannot listen"
-                f" ({os.strerror(error.errno) if error.errno else error}); an engine of role"
-                " prefill serves one model of text, at an address of its own."
+                f"--prefill-address {self}: cannot listen ({error.strerror or error}); an engine"
+                " of role prefill serves one model of text, at an address of its own."
             ) from error
         listener.setblocking(False)
         return listener
 
     async def connect(self) -> socket.socket:
         """A connected socket that does not block. Raises `OSError`."""
-        loop = asyncio.get_running_loop()
         if self.path:
-            opened = socket.socket(socket.AF_UNIX)
-            target: object = self.path
-        else:
-            found = await loop.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
-            family, _, _, _, target = found[0]
-            opened = socket.socket(family)
-        try:
-            opened.setblocking(False)
-            await loop.sock_connect(opened, target)  # type: ignore[arg-type]  # tuple or path
-        except BaseException:
-            opened.close()
-            raise
-        make_prompt(opened)
-        return opened
+            return await _connect(socket.AF_UNIX, self.path)
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+        for family, _, _, _, target in found[:-1]:  # a name may stand for both families
+            with suppress(OSError):
+                return await _connect(family, target)
+        family, _, _, _, target = found[-1]
+        return await _connect(family, target)
+
+    def forget(self) -> None:
+        """Remove the file of a Unix socket, while it still listens."""
+        if self.path:
+            with suppress(OSError):
+                os.unlink(self.path)
 
     def _listen(self) -> socket.socket:
         found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0]
@@ -104,6 +102,19 @@ class PageAddress:
         finally:
             os.umask(umask)
         return listener
+
+
+async def _connect(family: int, target: object) -> socket.socket:
+    opened = socket.socket(family)
+    try:
+        opened.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(opened, target)  # type: ignore[arg-type]  # tuple or path
+    except BaseException:
+        opened.close()
+        raise
+    make_prompt(opened)
+    return opened
 
 
 def make_prompt(connected: socket.socket) -> None:

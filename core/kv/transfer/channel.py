@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import array
 import asyncio
+import os
 import socket
 import struct
 from collections import Counter
@@ -49,7 +50,10 @@ class PageChannel:
         self, message: FromPrefill | FromDecode, content: memoryview | None = None
     ) -> None:
         """Send a message, and the page that belongs to it."""
-        frame = encode(message)
+        await self.send_frame(encode(message), content)
+
+    async def send_frame(self, frame: bytes, content: memoryview | None = None) -> None:
+        """Send an encoded message, and the page that belongs to it."""
         parts: list[bytes | memoryview] = [_LENGTH.pack(len(frame)) + frame]
         if content is not None:
             parts.append(content)
@@ -101,6 +105,8 @@ class PageChannel:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 handed.frombytes(content[: len(content) // handed.itemsize * handed.itemsize])
         if data != _DESCRIPTOR or len(handed) != 1:
+            for descriptor in handed:
+                os.close(descriptor)
             raise BadPeer("no shared memory")
         return handed[0]
 

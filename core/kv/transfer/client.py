@@ -12,7 +12,6 @@ import asyncio
 import logging
 import os
 import secrets
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,6 +21,8 @@ from triptych.core.kv.transfer.channel import BadPeer, LinkRefused, PageChannel,
 from triptych.core.kv.transfer.memory import PageMemory, new_counts, num_credits
 from triptych.core.kv.transfer.messages import (
     MAX_GREETING_BYTES,
+    MAX_ORDERS,
+    MAX_REQUEST_BYTES,
     NONCE_BYTES,
     VERSION,
     DropFetch,
@@ -35,6 +36,7 @@ from triptych.core.kv.transfer.messages import (
     PageHeader,
     PageRefusal,
     PageWelcome,
+    encode,
     is_proof,
     proof,
 )
@@ -117,9 +119,9 @@ class PageClient:
         return asyncio.get_running_loop()
 
     def _start(self, fetch: PageFetch) -> None:
-        connected = [link for link in self._links if link.is_up]
-        if connected:
-            min(connected, key=lambda link: link.num_awaited).start(fetch)
+        willing = [link for link in self._links if link.takes_fetches]
+        if willing:
+            min(willing, key=lambda link: link.num_awaited).start(fetch)
         else:
             fetch.ended()
 
@@ -136,14 +138,20 @@ class _PageLink:
         self._client = client
         self._address = address
         self._fetches: dict[int, PageFetch] = {}
+        self._orders: set[int] = set()  # those that the other end has not ended
         self._is_useful = False
-        self._last_frame_s = 0.0
+        self._num_frames = 0
         self._said = ""
         page_bytes = client.memory.page_bytes
         self._num_credits = num_credits(page_bytes)
         self._scratch = memoryview(bytearray(page_bytes))
         self._channel: PageChannel
         self._group: asyncio.TaskGroup
+
+    @property
+    def takes_fetches(self) -> bool:
+        """Whether the other end would take one more."""
+        return self.is_up and len(self._orders) < MAX_ORDERS
 
     @property
     def num_awaited(self) -> int:
@@ -165,22 +173,28 @@ class _PageLink:
             await asyncio.sleep(delay_s)
 
     def start(self, fetch: PageFetch) -> None:
-        """Ask for pages."""
-        self._fetches[fetch.fetch_id] = fetch
-        self._await_next(fetch)
+        """Ask for pages; for none with a request that is too large to be sent."""
         wanted = FetchPages(
             fetch_id=fetch.fetch_id,
             request=fetch.request,
             first=fetch.first,
             num_pages=len(fetch.keys),
         )
-        spawn(self._group, self._channel.send(wanted))
+        frame = encode(wanted)
+        if len(frame) > MAX_REQUEST_BYTES:
+            fetch.ended()
+            return
+        self._fetches[fetch.fetch_id] = fetch
+        self._orders.add(fetch.fetch_id)
+        self._await_next(fetch)
+        spawn(self._group, self._channel.send_frame(frame))
 
     def drop(self, fetch: PageFetch) -> None:
         """End a fetch early, if it is one of this link's."""
         if self._fetches.get(fetch.fetch_id) is fetch:
             self._end(fetch)
-            spawn(self._group, self._channel.send(DropFetch(fetch.fetch_id)))
+            if self.is_up:
+                spawn(self._group, self._channel.send(DropFetch(fetch.fetch_id)))
 
     def _say(self, error: BaseException) -> None:
         """Log why there is no connection, once for each reason."""
@@ -205,14 +219,19 @@ class _PageLink:
                 try:
                     await self._read(slots)
                 finally:
-                    self.is_up = False
                     counts["page_links"] -= 1
+                    self._lose_all()
         finally:
-            for fetch in tuple(self._fetches.values()):
-                self._end(fetch)
             channel.close()
             if slots is not None:
                 slots.close()
+
+    def _lose_all(self) -> None:
+        """Nothing is read any more."""
+        self.is_up = False
+        self._orders.clear()
+        for fetch in tuple(self._fetches.values()):
+            self._end(fetch)
 
     async def _greet(self, channel: PageChannel) -> SharedSlots | None:
         """Prove that the secret is known, and have the other end prove it. Raises LinkRefused."""
@@ -253,11 +272,12 @@ class _PageLink:
         """Take what comes, until the other end leaves or breaks a rule."""
         while True:
             message: FromPrefill = await self._channel.receive(FromPrefill, MAX_GREETING_BYTES)
-            self._last_frame_s = time.monotonic()
+            self._num_frames += 1
             match message:
                 case PageHeader():
                     await self._take_page(message, slots)
                 case FetchEnded():
+                    self._orders.discard(message.fetch_id)
                     if (fetch := self._fetches.get(message.fetch_id)) is not None:
                         _log.info("pages did not come: %.300s", message.reason)
                         self._end(fetch)
@@ -266,9 +286,9 @@ class _PageLink:
 
     async def _take_page(self, header: PageHeader, slots: SharedSlots | None) -> None:
         client, page = self._client, self._scratch
-        if slots is None:
+        if slots is None and header.slot == -1:
             await self._channel.fill(page)
-        elif 0 <= header.slot < slots.num_slots:
+        elif slots is not None and 0 <= header.slot < slots.num_slots:
             page = slots.slot(header.slot)
             client.counts["page_received_bytes_total"] += len(page)
         else:
@@ -282,6 +302,7 @@ class _PageLink:
         client.counts["pages_received_total"] += 1
         self._is_useful = True
         await self._channel.send(PageCredit(header.slot))  # nothing more is read before
+        await asyncio.sleep(0)  # whatever else waits has its turn, however fast pages come
 
     def _count(self, fetch: PageFetch) -> None:
         """A page of it was written."""
@@ -298,18 +319,21 @@ class _PageLink:
         fetch.set_timer(loop.call_later(self._client.timeout_s, self._give_up, fetch))
 
     def _give_up(self, fetch: PageFetch) -> None:
-        """The prefill engine has too much to do; or it hangs, where nothing at all comes."""
-        timeout_s = self._client.timeout_s
+        """The prefill engine has too much to do; or it hangs, and does not answer the drop."""
         self.drop(fetch)
-        if time.monotonic() - self._last_frame_s >= timeout_s:
-            spawn(self._group, _fail(f"nothing for {timeout_s:g} s"))
+        if self.is_up:
+            spawn(self._group, self._expect_frame())
+
+    async def _expect_frame(self) -> None:
+        """Raises `BadPeer` if nothing comes: a drop is answered at once, whatever is computed."""
+        num_before, wait_s = self._num_frames, min(self._client.timeout_s, GREETING_TIMEOUT_S)
+        await asyncio.sleep(wait_s)
+        if self._num_frames == num_before:
+            self.is_up = False  # what would be sent now might wait for ever
+            raise BadPeer(f"no answer for {wait_s:g} s")
 
     def _end(self, fetch: PageFetch) -> None:
         fetch.set_timer(None)
         del self._fetches[fetch.fetch_id]
         with suppress(RuntimeError):  # the engine's loop is closed
             fetch.ended()
-
-
-async def _fail(reason: str) -> None:
-    raise BadPeer(reason)

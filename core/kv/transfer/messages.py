@@ -27,6 +27,8 @@ MAX_GREETING_BYTES = 8 * 2**10
 """Of a frame of somebody who has proved nothing yet, and of any frame of a prefill engine."""
 MAX_REQUEST_BYTES = 64 * 2**20
 """Of a frame of a decode engine: a prompt, and the pictures in it."""
+MAX_ORDERS = 1024
+"""Fetches of a connection that the prefill engine has not ended."""
 
 
 class PageFormat(msgspec.Struct, frozen=True, kw_only=True):

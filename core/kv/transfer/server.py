@@ -21,6 +21,7 @@ from triptych.core.kv.transfer.channel import BadPeer, LinkRefused, PageChannel,
 from triptych.core.kv.transfer.memory import PageMemory, new_counts, num_credits
 from triptych.core.kv.transfer.messages import (
     MAX_GREETING_BYTES,
+    MAX_ORDERS,
     MAX_REQUEST_BYTES,
     NONCE_BYTES,
     VERSION,
@@ -43,7 +44,6 @@ from triptych.core.loop_thread import LoopThread
 
 GREETING_TIMEOUT_S = 5.0
 _MAX_CONNECTIONS = 64
-_MAX_ORDERS = 1024
 _log = logging.getLogger(__name__)
 
 
@@ -132,6 +132,7 @@ class PageServer:
     def close(self) -> None:
         """End all connections; nothing is read of the pages after this."""
         self._thread.close()
+        self._address.forget()
         self._listener.close()
 
     async def _start(self, orders: PageOrders) -> None:
@@ -237,19 +238,20 @@ class _Connection:
         for index in range(num_credits):
             self._free.put_nowait(-1 if slots is None else index)
         self._lent: list[int] = []
+        self._deadline = asyncio.timeout(None)
         self._scratch = memoryview(bytearray(server.memory.page_bytes if slots is None else 0))
         self._scratch_lock = asyncio.Lock()
 
     async def run(self) -> None:
-        """Until the other end leaves, or breaks a rule."""
-        async with asyncio.TaskGroup() as group:
+        """Until the other end leaves, breaks a rule, or takes no page for too long."""
+        async with self._deadline, asyncio.TaskGroup() as group:
             while True:
                 self._take(await self._channel.receive(FromDecode, MAX_REQUEST_BYTES), group)
 
     def _take(self, message: FromDecode, group: asyncio.TaskGroup) -> None:
         match message:
             case FetchPages():
-                if message.fetch_id in self._open or len(self._open) >= _MAX_ORDERS:
+                if message.fetch_id in self._open or len(self._open) >= MAX_ORDERS:
                     raise BadPeer("an order that cannot be")
                 order = self._open[message.fetch_id] = PageOrder(message)
                 spawn(group, self._fill(order))
@@ -261,6 +263,7 @@ class _Connection:
                     raise BadPeer("a credit that was not given")
                 self._lent.remove(message.slot)
                 self._free.put_nowait(message.slot)
+                self._give_time()
             case _:
                 raise BadPeer("a second greeting")
 
@@ -273,8 +276,7 @@ class _Connection:
                 page = await order.next()
                 if page is None or order.is_dropped:
                     break
-                async with asyncio.timeout(self._server.timeout_s):
-                    await self._send_page(wanted.fetch_id, *page)
+                await self._send_page(wanted.fetch_id, *page)
             del self._open[wanted.fetch_id]
             async with asyncio.timeout(self._server.timeout_s):
                 await self._channel.send(FetchEnded(wanted.fetch_id, order.reason))
@@ -285,6 +287,8 @@ class _Connection:
         memory, counts = self._server.memory, self._server.counts
         slot = await self._free.get()
         self._lent.append(slot)
+        if len(self._lent) == 1:
+            self._give_time()
         header = PageHeader(fetch_id=fetch_id, key=key, slot=slot)
         if self._slots is not None:
             memory.read(page_id, self._slots.slot(slot))
@@ -295,3 +299,9 @@ class _Connection:
                 memory.read(page_id, self._scratch)
                 await self._channel.send(header, self._scratch)
         counts["pages_sent_total"] += 1
+
+    def _give_time(self) -> None:
+        """The other end is to take a page in time, counted from now, as long as there is one."""
+        if not self._deadline.expired():
+            due_s = asyncio.get_running_loop().time() + self._server.timeout_s
+            self._deadline.reschedule(due_s if self._lent else None)

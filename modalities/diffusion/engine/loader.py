@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -92,7 +92,13 @@ class DiffusionLoader(DeviceLoader):
             memory = self._memory(stack)
             memory.num_ranks = self._num_ranks
             ranks = self._start_ranks(memory, stack)
-            executor, costs, room = self._draws(memory, report, ranks.group if ranks else None)
+            # Ahead of the weights: who cannot load them is not waited for.
+            division = Division() if ranks is None else ranks.divide(self._division)
+            recipe, components = self._open(memory, report)
+            costs, room = self._share_out(memory, recipe)
+            if ranks is not None:
+                ranks.tell_capacity(room.whole_pixels)
+            executor = self._executor(components, recipe, room, division)
             own = DenoiseRunner(executor, self._device.torch, is_divided=ranks is not None)
             stack.callback(own.close)
             runner = own if ranks is None else ranks.leading_runner(own)
@@ -120,8 +126,12 @@ class DiffusionLoader(DeviceLoader):
     def follow(self, plans: Plans, group: RankGroup, ready: Callable[[], None]) -> None:
         """Implements `core.engine.ranks.RankLoader`: draw as rank 0 does, but no pixels."""
         with ExitStack() as stack:
-            memory = self._memory(stack)
-            executor, _, _ = self._draws(memory, lambda share: None, group)
+            memory, division = self._memory(stack), self._division(group)
+            recipe, components = self._open(memory, lambda share: None)
+            _, room = self._share_out(memory, recipe)
+            # Pictures to begin from are encoded by every rank, in tiles on all or on none.
+            room = replace(room, whole_pixels=plans.capacity())
+            executor = self._executor(components, recipe, room, division)
             runner = DenoiseRunner(executor, self._device.torch, is_divided=True)
             ready()
             plans.run(lambda plan: runner.launch(followed(plan)), DenoisePlan)
@@ -143,19 +153,15 @@ class DiffusionLoader(DeviceLoader):
         stack.callback(ranks.close)
         return ranks
 
-    def _draws(
-        self, memory: ModelMemory, report: Callable[[float], None], group: RankGroup | None
-    ) -> tuple[ImageExecutor, DrawingCosts, _Room]:
-        """What draws, one rank's with a `group`; what pictures take, and what there is room for."""
+    def _division(self, group: RankGroup) -> Division:
+        """This rank's place; all ranks meet in it."""
+        return Division.of(group, self._config.device.ulysses_degree)
+
+    def _open(
+        self, memory: ModelMemory, report: Callable[[float], None]
+    ) -> tuple[Recipe, Components]:
         components = self._open_components(memory, report)
-        recipe = open_recipe(components.pipeline, components.parts)
-        degree = self._config.device.ulysses_degree
-        division = Division() if group is None else Division.of(group, degree)
-        with torch.inference_mode():
-            costs = DrawingCosts.of(recipe)
-            room = self._share_out(memory, costs)
-            executor = self._executor(components, recipe, room, division)
-        return executor, costs, room
+        return open_recipe(components.pipeline, components.parts), components
 
     def _open_components(self, memory: ModelMemory, report: Callable[[float], None]) -> Components:
         folder, options = self._resolved.folder, self._config.models
@@ -181,11 +187,13 @@ class DiffusionLoader(DeviceLoader):
                 pack_linears(part, native)
         return components
 
-    def _share_out(self, memory: ModelMemory, costs: DrawingCosts) -> _Room:
-        """Room for pictures and for activations. Raises `MemoryBudgetExceeded`.
+    @torch.inference_mode()
+    def _share_out(self, memory: ModelMemory, recipe: Recipe) -> tuple[DrawingCosts, _Room]:
+        """What pictures take, and the room for them. Raises `MemoryBudgetExceeded`.
 
         One picture of the model's own size must fit, and a run for its two branches.
         """
+        costs = DrawingCosts.of(recipe)
         own = costs.of_picture(own_request(costs.recipe))
         num_models = max(1, len(self._config.models.model))
         most = int(_SHARE * self._ledger.available_bytes / num_models)
@@ -201,8 +209,9 @@ class DiffusionLoader(DeviceLoader):
         memory.reserve("pictures", state_bytes)
         is_whole = self._num_ranks == 1
         graphs = memory.captured_steps(num_rows * row_bytes) if is_whole else None
-        return _Room(num_rows, state_bytes, activations // costs.decode_bytes(1), graphs)
+        return costs, _Room(num_rows, state_bytes, activations // costs.decode_bytes(1), graphs)
 
+    @torch.inference_mode()
     def _executor(
         self, components: Components, recipe: Recipe, room: _Room, division: Division
     ) -> ImageExecutor:

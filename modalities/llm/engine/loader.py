@@ -72,7 +72,7 @@ class LlmLoader(TokenLoader):
             memory.show()
             sampler: TokenSampler = self._sampler(blueprint.vocab_size, native)
             if ranks is not None:
-                ranks.tell_num_pages(num_pages)
+                ranks.tell_capacity(num_pages)
                 sampler = ranks.leading_sampler(sampler)
             runner = self._runner(
                 self._head(blueprint.build(checkpoint, report), sampler),
@@ -99,7 +99,7 @@ class LlmLoader(TokenLoader):
             memory = self._memory(stack)
             checkpoint.native = native = memory.native_kernels()
             blueprint, build_head = self._follower(checkpoint, memory, native, group)
-            layout, num_pages = self._reserve(blueprint, memory), plans.num_pages()
+            layout, num_pages = self._reserve(blueprint, memory), plans.capacity()
             memory.reserve("kv", (num_pages + 1) * layout.page_bytes)
             runner = self._runner(
                 build_head(),

@@ -6,6 +6,7 @@ from triptych.core.config import (
     CacheOptions,
     Config,
     DeviceOptions,
+    ModelOptions,
     PipelineOptions,
     ReplicaOptions,
 )
@@ -52,8 +53,15 @@ def test_what_is_missing_or_of_no_use_is_named(options: dict[str, object], messa
         ({"cache": CacheOptions(enable_prefix_caching=False)}, "--no-enable-prefix-caching"),
         ({"replicas": ReplicaOptions(replicas="2")}, "--replicas 2"),
         ({"replicas": ReplicaOptions(ray_address="auto")}, "--ray-address auto"),
+        ({"models": ModelOptions(load="first-use")}, "--load first-use"),
+        ({"models": ModelOptions(idle_unload_s=60.0)}, "--idle-unload-s 60"),
     ],
 )
 def test_what_bars_a_role_is_named(sections: dict[str, object], flag: str) -> None:
-    with pytest.raises(ConfigError, match=f"--pipeline-role decode does not go with {flag} yet"):
-        PipelinePlan.of(_config(sections=sections))
+    with pytest.raises(ConfigError, match=f"--pipeline-role prefill does not go with {flag} yet"):
+        PipelinePlan.of(_config(sections=sections, pipeline_role="prefill"))
+
+
+def test_an_engine_that_decodes_may_load_its_model_late_and_unload_it() -> None:
+    models = ModelOptions(load="first-use", idle_unload_s=60.0)
+    PipelinePlan.of(_config(sections={"models": models}))

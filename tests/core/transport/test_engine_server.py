@@ -12,7 +12,7 @@ import pytest
 
 from support.engine_seams import eventually
 from triptych.core.errors import EngineDown, OutOfMemory, WeightsError, to_info
-from triptych.core.job import Output
+from triptych.core.job import Job, JobState, Output
 from triptych.core.sampling_params import SamplingParams
 from triptych.core.tokens import TokenDelta, TokenRequest
 from triptych.core.transport.endpoint import private_folder
@@ -125,6 +125,17 @@ async def test_a_job_goes_in_and_its_outputs_come_back():
         engine.turn(delta("a", 1), delta("a", 2))
         engine.turn(delta("a", 3, is_final=True))
         assert await collect(stream) == [1, 2, 3]
+
+
+async def test_what_is_the_engines_own_of_a_job_its_sender_has_no_say_in():
+    async with open_pair() as (client, engine, _, _):
+        before_s = time.monotonic()
+        own = {"state": JobState.FINISHED, "is_paused": True, "timings": {"scheduled_s": 1.0}}
+        client._post(Job(job_id="a", model="m", request=REQUEST, arrival_s=-1e9, **own))
+        assert await engine.called() == ("submit", "a")
+        job = engine.jobs["a"]
+        assert (job.state, job.is_paused, job.timings) == (JobState.WAITING, False, {})
+        assert before_s <= job.arrival_s <= time.monotonic()
 
 
 async def test_many_jobs_outputs_of_a_turn_arrive_in_order():

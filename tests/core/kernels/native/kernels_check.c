@@ -11,6 +11,9 @@
 void pack_weight(const void *weight, int64_t num_outputs, int64_t num_inputs, int32_t dtype,
                  void *packed, int32_t num_threads);
 
+void unpack_blocks(const void *blocks, int64_t num_outputs, int64_t num_inputs, int32_t format,
+                   void *values, int32_t dtype, int32_t num_threads);
+
 static int num_wrong;
 
 static void *random_values(int64_t count, int dtype) {
@@ -53,6 +56,20 @@ static void check_linear(int64_t rows, int64_t outputs, int64_t inputs, int dtyp
     free(weight), free(x), free(packed), free(y), free(alone);
 }
 
+/* The values of whole matrices beside those of packed rows, which are the same numbers. */
+static void check_unpacked(const void *raw, const void *packed, int64_t outputs, int64_t inputs,
+                           int format, int dtype) {
+    void *values = malloc((size_t)(outputs * inputs * size_of(dtype)));
+    void *row = malloc((size_t)(inputs * size_of(dtype)));
+    unpack_blocks(raw, outputs, inputs, format, values, dtype, 2);
+    for (int64_t output = 0; output < outputs; output++) {
+        read_rows(packed, inputs, format, &output, 1, row, dtype, 1);
+        for (int64_t i = 0; i < inputs; i++)
+            expect(read_as(values, output * inputs + i, dtype), read_as(row, i, dtype), 0.0);
+    }
+    free(values), free(row);
+}
+
 /* Weights in blocks beside a plain sum of their values, and bitwise beside each row alone. Any bytes
  * are codes; scales in float16 are 0x2c00 and what is left of them, all of the order of 0.1. */
 static void check_blocks(int64_t rows, int64_t outputs, int64_t inputs, int format, int64_t bytes) {
@@ -60,6 +77,8 @@ static void check_blocks(int64_t rows, int64_t outputs, int64_t inputs, int form
     for (int64_t i = 0; i < bytes; i++) raw[i] = (uint8_t)(i % 2 ? 0x1c + rand() % 8 : rand());
     void *packed = malloc((size_t)packed_block_bytes(outputs, inputs, format));
     pack_blocks(raw, outputs, inputs, format, packed, 2);
+    for (int dtype = FLOAT32; dtype <= BFLOAT16; dtype++)
+        check_unpacked(raw, packed, outputs, inputs, format, dtype);
     float *x = random_values(rows * inputs, FLOAT32), *weight = malloc(sizeof(float) * (size_t)inputs);
     float *y = malloc(sizeof(float) * (size_t)(rows * outputs));
     float *alone = malloc(sizeof(float) * (size_t)outputs);
@@ -139,15 +158,40 @@ static void check_attention(int dtype, int cells) {
     free(a.k_scales), free(a.v_scales);
 }
 
-/* A greedy row, one that is drawn plainly and one that is filtered, each with and without a mask and
- * penalties: what is drawn is allowed, and the likeliest where it must be. */
-static void check_draws(int64_t size) {
+/* Counts of tokens, in every fifth of which there are some. */
+static int32_t *some_counts(int64_t size) {
+    int32_t *counts = malloc(sizeof(int32_t) * (size_t)size);
+    for (int64_t i = 0; i < size; i++) counts[i] = (int32_t)(i % 5 ? 0 : i | 1 << 30);
+    return counts;
+}
+
+/* A mask: all of some words, none of others and a part of the rest. */
+static char *some_mask(int64_t size) {
     int64_t num_bytes = (size + 31) / 32 * 4;
     char *mask = malloc((size_t)num_bytes);
-    float *logits = random_values(6 * size, FLOAT32);
-    int32_t *counts = malloc(sizeof(int32_t) * (size_t)(3 * size));
-    for (int64_t i = 0; i < num_bytes; i++) mask[i] = (char)(i % 16 < 4 ? -1 : i % 16 < 8 ? 0 : i * 37);
-    for (int64_t i = 0; i < 3 * size; i++) counts[i] = (int32_t)(i % 5 ? 0 : i | 1 << 30);
+    for (int64_t i = 0; i < num_bytes; i++)
+        mask[i] = (char)(i % 16 < 4 ? -1 : i % 16 < 8 ? 0 : i * 37);
+    return mask;
+}
+
+static void draw_checked(const Draws *d) {
+    num_wrong += draw_rows(d) != 0;
+    for (int row = 0; row < d->num_rows; row++) {
+        int64_t id = d->token_ids[row];
+        num_wrong += id < 0 || id >= d->size || d->is_finite[row] != (row != 4);
+        if (id >= 0 && id < d->size && row < 3) num_wrong += !(d->masks[row][id / 8] >> id % 8 & 1);
+    }
+}
+
+/* A greedy row, one that is drawn plainly and one that is filtered, each with and without a mask and
+ * penalties: what is drawn is allowed, and the likeliest where it must be. Then by edited scores of
+ * few values and an infinite one, and where no token is allowed. The last row ends where `logits` do. */
+static void check_draws(int64_t size) {
+    int64_t stride = size + 3, num_scores = 6 * size;
+    char *mask = some_mask(size), *nothing = calloc((size_t)(size + 31) / 32, 4);
+    float *logits = random_values(5 * stride + size, FLOAT32);
+    float *edited = malloc(sizeof(float) * (size_t)num_scores);
+    int32_t *counts = some_counts(3 * size);
     static const float shapes[3][4] = {{1, 1, 1, 0}, {0.5f, 0, 1, 0}, {1, 7, 0.9f, 0.01f}};
     static const float penalties[3][3] = {{1.2f, 0.1f, 0.2f}, {0.9f, 0, 0}, {1, 0.3f, 0}};
     static const int64_t slots[] = {2, 1, 0, 2, 1, 0};
@@ -156,18 +200,25 @@ static void check_draws(int64_t size) {
     const char *masks[] = {mask, mask, mask, NULL, NULL, NULL};
     int64_t ids[6];
     uint8_t is_finite[6];
-    logits[4 * size] = NAN;
+    logits[4 * stride] = NAN;
     Draws d = {.logits = logits, .shapes = shapes[0], .penalties = penalties[0], .masks = masks,
                .counts = counts, .is_penalised = is_penalised, .slots = slots,
                .uniforms = uniforms, .token_ids = ids, .is_finite = is_finite, .num_rows = 6,
-               .size = size, .stride = size, .num_threads = 2};
-    num_wrong += draw_rows(&d) != 0;
-    for (int row = 0; row < 6; row++) {
-        num_wrong += ids[row] < 0 || ids[row] >= size || is_finite[row] != (row != 4);
-        num_wrong += row < 3 && !(mask[ids[row] / 8] >> ids[row] % 8 & 1);
-    }
-    for (int64_t i = 0; i < size; i++) num_wrong += logits[5 * size + i] > logits[5 * size + ids[5]];
-    free(mask), free(logits), free(counts);
+               .size = size, .stride = stride, .num_threads = 2};
+    draw_checked(&d);
+    for (int64_t i = 0; i < size; i++)
+        num_wrong += logits[5 * stride + i] > logits[5 * stride + ids[5]];
+    for (int64_t i = 0; i < num_scores; i++) edited[i] = (float)(i * 7 % 4);
+    edited[num_scores - 1] = 4, edited[4 * size - 1] = INFINITY;
+    d.edited = edited;
+    draw_checked(&d);
+    num_wrong += ids[5] != size - 1 || ids[3] != size - 1;
+    d.uniforms = NULL;
+    draw_checked(&d);
+    num_wrong += ids[5] != size - 1 || ids[3] != size - 1;
+    for (int row = 3; row < 6; row++) masks[row] = nothing;
+    for (d.uniforms = uniforms; d.num_threads < 4; d.num_threads++) draw_checked(&d);
+    free(mask), free(nothing), free(logits), free(edited), free(counts);
 }
 
 int main(void) {

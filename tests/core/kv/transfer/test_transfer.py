@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import socket
 import struct
 import threading
 from collections.abc import Iterator
@@ -23,15 +22,19 @@ from support.page_peers import (
     ByteMemory,
     Fetched,
     Orders,
+    Pair,
+    RawClient,
+    RawServer,
     content,
     open_client,
     open_server,
+    order,
+    started,
     unix_address,
     until,
 )
 from triptych.core.errors import ConfigError
 from triptych.core.kv.transfer.address import PageAddress, read_secret
-from triptych.core.kv.transfer.client import PageClient
 from triptych.core.kv.transfer.messages import (
     DropFetch,
     FetchEnded,
@@ -42,33 +45,8 @@ from triptych.core.kv.transfer.messages import (
     PageHeader,
     PageRefusal,
     PageWelcome,
-    encode,
-    proof,
 )
 from triptych.core.kv.transfer.shared_slots import IS_OFFERED, SharedSlots
-from triptych.core.tokens import TokenRequest
-
-
-class Pair:
-    """A server with its orders, and a client, connected."""
-
-    def __init__(self, address: str, timeout_s: float = 5.0) -> None:
-        self.server = open_server(address, ByteMemory(), timeout_s=timeout_s)
-        self.orders = Orders(self.server.memory)  # type: ignore[arg-type]
-        self.server.start(self.orders)
-        address = address.replace(":0", f":{self.server.port}") if ":0" in address else address
-        self.memory = ByteMemory()
-        self.client = open_client(address, memory=self.memory, timeout_s=timeout_s)
-
-    async def fetch(self, num_pages: int, first: int = 0) -> Fetched:
-        await until(lambda: self.client.is_connected)
-        fetched = Fetched(num_pages, first)
-        self.client.start(fetched.fetch)
-        return fetched
-
-    def close(self) -> None:
-        self.client.close()
-        self.server.close()
 
 
 @pytest.fixture(params=["127.0.0.1:0", "unix"])
@@ -102,11 +80,11 @@ async def test_pages_are_sent_while_the_rest_is_computed(pair: Pair) -> None:
     pair.orders.is_instant = False
     fetched = await pair.fetch(5)
     await until(lambda: pair.orders.opened)
-    (order,) = pair.orders.opened
-    pair.orders.compute(order, 2)
+    (taken,) = pair.orders.opened
+    pair.orders.compute(taken, 2)
     await until(lambda: fetched.num_arrived == 2)
     assert not fetched.num_ended
-    order.end("overloaded")
+    taken.end("overloaded")
     await until(lambda: fetched.num_ended)
     assert fetched.num_arrived == 2
 
@@ -125,8 +103,8 @@ async def test_a_fetch_that_is_stopped_ends_and_writes_nothing_more(pair: Pair) 
     pair.client.stop(stopped.fetch)
     await until(lambda: stopped.num_ended)
     await until(lambda: len(pair.orders.closed) == 1)
-    for order in pair.orders.opened:
-        pair.orders.compute(order, 5)
+    for each in pair.orders.opened:
+        pair.orders.compute(each, 5)
     await until(lambda: other.num_ended)
     assert (stopped.num_arrived, other.num_arrived) == (0, 5)
     assert pair.memory.pages[0] == bytes(PAGE_BYTES)
@@ -240,100 +218,6 @@ def test_a_secret_is_read_without_its_line_end_and_has_a_length(tmp_path: Path) 
 # Peers that break the rules. They know the secret: a stranger gets no further than the greeting.
 
 
-class RawPeer:
-    """An end of a connection that sends what a test wants."""
-
-    def __init__(self) -> None:
-        self.socket = socket.socket()
-        self.socket.settimeout(10.0)
-
-    def __enter__(self) -> RawPeer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.socket.close()
-
-    def send(self, message: object) -> None:
-        frame = encode(message)
-        self.send_raw(struct.pack("<I", len(frame)) + frame)
-
-    def send_raw(self, data: bytes) -> None:
-        self.socket.sendall(data)
-
-    def receive(self, kind: type) -> object:
-        (length,) = struct.unpack("<I", self._read(4))
-        return msgspec.msgpack.decode(self._read(length), type=kind)
-
-    def _read(self, num_bytes: int) -> bytes:
-        found = b""
-        while len(found) < num_bytes:
-            more = self.socket.recv(num_bytes - len(found))
-            if not more:
-                raise ConnectionResetError("closed")
-            found += more
-        return found
-
-    def is_closed(self) -> bool:
-        """Whether the other end hangs up."""
-        try:
-            while self.socket.recv(4096):
-                pass
-        except TimeoutError:
-            return False
-        except ConnectionError:
-            return True
-        return True
-
-
-class RawClient(RawPeer):
-    def greet(self, port: int, num_credits: int = 4) -> None:
-        self.socket.connect(("127.0.0.1", port))
-        challenge = self.receive(PageChallenge)
-        assert isinstance(challenge, PageChallenge)
-        nonce = secrets.token_bytes(32)
-        self.send(
-            PageGreeting(
-                nonce=nonce,
-                proof=proof(SECRET, "decode", (challenge.nonce, nonce)),
-                format=FORMAT,
-                num_credits=num_credits,
-            )
-        )
-
-
-class RawServer(RawPeer):
-    def __init__(self) -> None:
-        super().__init__()
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._listener.settimeout(10.0)
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-
-    def __enter__(self) -> RawServer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        super().__exit__()
-        self._listener.close()
-
-    def accept(self) -> None:
-        self.socket.close()
-        self.socket, _ = self._listener.accept()
-        self.socket.settimeout(10.0)
-
-    def let_in(self) -> None:
-        self.accept()
-        nonce = secrets.token_bytes(32)
-        self.send(PageChallenge(nonce))
-        greeting = self.receive(PageGreeting)
-        assert isinstance(greeting, PageGreeting)
-        self.send(PageWelcome(proof(SECRET, "prefill", (nonce, greeting.nonce))))
-
-
-def order(fetch_id: int = 0, num_pages: int = 20) -> FetchPages:
-    request = TokenRequest(prompt_ids=(1, 2, 3))
-    return FetchPages(fetch_id=fetch_id, request=request, first=0, num_pages=num_pages)
-
-
 RUBBISH = {
     "no message": [b"\x04\0\0\0abcd"],
     "too long": [b"\xff\xff\xff\xff"],
@@ -427,13 +311,6 @@ async def test_a_server_that_stalls_costs_a_wait_and_the_connection() -> None:
         await until(lambda: not client.is_connected)
 
 
-async def started(client: PageClient) -> Fetched:
-    await until(lambda: client.is_connected)
-    fetched = Fetched(3)
-    client.start(fetched.fetch)
-    return fetched
-
-
 @pytest.mark.skipif(not IS_OFFERED, reason="Linux's")
 def test_shared_memory_that_could_shrink_is_not_taken() -> None:
     slots, descriptor = SharedSlots.make(2, 4096)
@@ -451,4 +328,5 @@ def test_shared_memory_that_could_shrink_is_not_taken() -> None:
 
 def test_threads_end_with_both_ends(tmp_path: Path) -> None:
     Pair(unix_address(tmp_path)).close()
+    assert not list(tmp_path.iterdir()), "the socket's file goes with the server"
     assert not [thread for thread in threading.enumerate() if thread.name == "triptych-pages"]

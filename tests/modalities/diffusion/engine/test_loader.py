@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
 from support.image_folders import save_pipeline
 from support.image_runner import PIPELINE, RunnerDriver, image_request, open_executor
-from triptych.core.config import Config, ImageOptions, ModelOptions
+from support.rank_threads import open_gloo
+from triptych.core.config import Config, DeviceOptions, ImageOptions, ModelOptions
 from triptych.core.devices.device import Device
+from triptych.core.devices.rank_group import RankGroup
+from triptych.core.engine.ranks import Plans
 from triptych.core.errors import InvalidRequest, MemoryBudgetExceeded, WeightsError
 from triptych.core.ledger import Ledger
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.diffusion.engine.caches.methods import Level
 from triptych.modalities.diffusion.engine.costs import DrawingCosts
-from triptych.modalities.diffusion.engine.latent_decoder import FILE_NAME, Preview
+from triptych.modalities.diffusion.engine.latent_decoder import FILE_NAME, LatentDecoder, Preview
 from triptych.modalities.diffusion.engine.loader import DiffusionLoader, measure
 from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
 from triptych.modalities.diffusion.engine.runner import DenoiseRunner
-from triptych.modalities.diffusion.wire import AdapterUse, StepCache
+from triptych.modalities.diffusion.plan import DenoisePlan, PictureKey, PictureStart
+from triptych.modalities.diffusion.wire import AdapterUse, ImageRequest, StepCache
 from triptych.schedulers.base import LoadedModel
 
 MANY = 2**31
@@ -38,13 +44,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def load(folder: Path, ledger: Ledger, cache_dir: Path, **images: Any) -> LoadedModel:
+def open_loader(
+    folder: Path, ledger: Ledger, cache_dir: Path, cfg_parallel_size: int = 1, **images: Any
+) -> DiffusionLoader:
     config = Config(
         models=ModelOptions(cache_dir=str(cache_dir), dtype="float32"),
+        device=DeviceOptions(cfg_parallel_size=cfg_parallel_size, threads=torch.get_num_threads()),
         images=ImageOptions(**images),
     )
     resolved = ResolvedModel(name="m", reference=str(folder), folder=str(folder), digest="d")
-    loader = DiffusionLoader(resolved, config, Device(torch.device("cpu")), ledger)
+    return DiffusionLoader(resolved, config, Device(torch.device("cpu")), ledger)
+
+
+def load(folder: Path, ledger: Ledger, cache_dir: Path, **images: Any) -> LoadedModel:
+    loader = open_loader(folder, ledger, cache_dir, **images)
     progress: list[float] = []
     loaded = loader.load(progress.append)
     assert progress == sorted(progress)
@@ -74,6 +87,36 @@ def test_every_byte_has_an_owner_and_comes_back(folder: Path, tmp_path: Path) ->
     loaded.close()
     assert ledger.available_bytes == MANY
     ledger.check()
+
+
+class _ToldPlans:
+    """In place of `core.engine.ranks.Plans`: rank 0 has little room, and one picture."""
+
+    def capacity(self) -> int:
+        return 64 * 64 - 1
+
+    def run(self, launch: Callable[[DenoisePlan], Any], kind: type[DenoisePlan]) -> None:
+        start = PictureStart(key=PictureKey("a", 0), request=image_request())
+        launch(kind(step_id=0, model="m", kind="encode", starts=(start,)))
+        launch(kind(step_id=1, model="m", kind="release", dropped=(start.key,)))
+
+
+def test_a_rank_takes_pictures_apart_where_rank_0_does(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own memory has room for the whole picture; what it begins from would come to differ."""
+    tiled: list[bool] = []
+    make_room = LatentDecoder.make_room
+
+    def watched(self: LatentDecoder, request: ImageRequest) -> None:
+        make_room(self, request)
+        tiled.append(self._recipe.vae.use_tiling)
+
+    monkeypatch.setattr(LatentDecoder, "make_room", watched)
+    loader = open_loader(folder, Ledger(MANY), tmp_path, cfg_parallel_size=2)
+    group = RankGroup(dist.HashStore(), 0, 1, open_gloo)
+    loader.follow(cast("Plans", _ToldPlans()), group, lambda: None)
+    assert tiled == [True]
 
 
 def test_closing_with_pictures_under_way_lets_go_of_them(folder: Path, tmp_path: Path) -> None:

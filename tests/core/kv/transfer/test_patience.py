@@ -1,0 +1,147 @@
+"""How long ends wait for each other, what they ask of each other at most, and what they leave."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections import Counter
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from support.page_peers import (
+    Fetched,
+    Pair,
+    RawClient,
+    RawServer,
+    open_client,
+    order,
+    started,
+    until,
+)
+from triptych.core.errors import ConfigError
+from triptych.core.kv.transfer import client as client_module
+from triptych.core.kv.transfer.address import PageAddress
+from triptych.core.kv.transfer.channel import BadPeer, PageChannel
+from triptych.core.kv.transfer.messages import (
+    DropFetch,
+    FetchEnded,
+    FetchPages,
+    PageCredit,
+    PageWelcome,
+)
+from triptych.core.kv.transfer.shared_slots import IS_OFFERED
+
+
+async def test_a_server_that_is_busy_keeps_its_connection() -> None:
+    with RawServer() as server, closing(open_client(server.address, timeout_s=1.0)) as client:
+        await asyncio.to_thread(server.let_in)
+        fetched = await started(client)
+        wanted = await asyncio.to_thread(server.receive, FetchPages)
+        assert await asyncio.to_thread(server.receive, DropFetch) == DropFetch(wanted.fetch_id)
+        server.send(FetchEnded(wanted.fetch_id, "dropped"))
+        await until(lambda: fetched.num_ended)
+        await asyncio.sleep(1.2)  # longer than an answer may take
+        await started(client)
+        await asyncio.to_thread(server.receive, FetchPages)  # by the same connection
+
+
+async def test_a_client_that_takes_pages_slowly_keeps_its_connection() -> None:
+    """The last of five orders waits longer for a credit than a page may take."""
+    with closing(Pair("127.0.0.1:0", timeout_s=1.5)) as pair, RawClient() as peer:
+        peer.greet(pair.server.port, num_credits=1)
+        peer.receive(PageWelcome)
+        for fetch_id in range(5):
+            peer.send(order(fetch_id, num_pages=1))
+        for _ in range(5):
+            await asyncio.to_thread(peer.receive_page)
+            await asyncio.sleep(0.4)
+            peer.send(PageCredit())
+        await until(lambda: len(pair.orders.closed) == 5)
+        assert pair.server.counts["pages_sent_total"] == 5
+        await until(lambda: pair.server.counts["page_links"] == 2)
+
+
+async def test_no_more_is_asked_for_than_the_other_end_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client_module, "MAX_ORDERS", 2)
+    with closing(Pair("127.0.0.1:0")) as pair:
+        pair.orders.is_instant = False
+        first, second, third = [await pair.fetch(3) for _ in range(3)]
+        await until(lambda: third.num_ended)
+        assert not first.num_ended + second.num_ended
+        pair.client.stop(first.fetch)
+        await until(lambda: pair.orders.closed)
+        taken: list[Fetched] = []
+
+        async def is_taken() -> bool:
+            taken.append(await pair.fetch(3))
+            await asyncio.sleep(0.05)
+            return not taken[-1].num_ended
+
+        async with asyncio.timeout(20.0):
+            while not await is_taken():
+                pass
+        assert not second.num_ended
+
+
+async def test_a_request_that_is_too_large_costs_itself_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with closing(Pair("127.0.0.1:0")) as pair:
+        pair.orders.is_instant = False
+        other = await pair.fetch(3)
+        await until(lambda: pair.orders.opened)
+        monkeypatch.setattr(client_module, "MAX_REQUEST_BYTES", 8)
+        large = await pair.fetch(3)
+        await until(lambda: large.num_ended)
+        pair.orders.compute(pair.orders.opened[0], 3)
+        await until(lambda: other.num_ended)
+        assert (large.num_arrived, other.num_arrived, len(pair.orders.opened)) == (0, 3, 1)
+
+
+@pytest.mark.skipif(not IS_OFFERED, reason="Linux's")
+async def test_open_files_that_were_not_asked_for_are_closed() -> None:
+    ours, theirs = socket.socketpair()
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    with ours, theirs:
+        ours.setblocking(False)
+        socket.send_fds(theirs, [b"\1"], [writer, writer])
+        os.close(writer)
+        with pytest.raises(BadPeer):
+            await PageChannel(ours, Counter()).receive_descriptor()
+        assert os.read(reader, 1) == b"", "nobody can write to it any more"
+    os.close(reader)
+
+
+def _resolve_to(monkeypatch: pytest.MonkeyPatch, *ports: int) -> None:
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port)) for port in ports]
+
+    def getaddrinfo(*_: Any, **__: Any) -> list[Any]:
+        if not found:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return found
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+
+
+async def test_every_address_of_a_name_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        ports = closed.getsockname()[1], server.getsockname()[1]
+        _resolve_to(monkeypatch, *ports)
+        with await PageAddress.parse("host:1").connect() as connected:
+            assert connected.getpeername()[1] == ports[1]
+        _resolve_to(monkeypatch, ports[0])
+        with pytest.raises(ConnectionRefusedError):
+            await PageAddress.parse("host:1").connect()
+
+
+def test_a_name_that_nobody_has_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    _resolve_to(monkeypatch)
+    with pytest.raises(ConfigError, match=r"cannot listen .Name or service"):
+        PageAddress.parse("host:1").listen()
