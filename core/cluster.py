@@ -18,6 +18,13 @@ from triptych.core.config import Config, DeviceOptions, ServerOptions
 from triptych.core.errors import ConfigError, SetupError
 
 _COUNT = re.compile(r"(\d{1,4})(?:\.\.(\d{1,4}))?")
+_SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Ray gives its own processes 30 and 5 s to start, and ends with an error where a busy machine
+    # takes longer. What Serve waits in all is 60 s.
+    "RAY_raylet_start_wait_time_s": "240",
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+}
 
 
 def read_count(text: str) -> tuple[int, int]:
@@ -54,7 +61,8 @@ def engine_resources(options: DeviceOptions, *, has_gpus: bool) -> dict[str, int
 
 def import_ray(part: str = "ray") -> Any:
     """Ray, or a part of it; it sends nothing anywhere. Raises `ConfigError` where it is missing."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
     try:
         return importlib.import_module(part)
     except ImportError as error:

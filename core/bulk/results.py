@@ -1,25 +1,32 @@
 """Results of rows, kept as they come: a second run goes on from them.
 
 Owns the JSON Lines file: a record for each row that was answered or failed, with the row's key.
-While a run works, records stand in the order in which they came; at its end, in that of the rows.
+While a run works, records stand in the order in which they came, behind those of earlier runs; at
+its end those of its rows are left, in the order of the rows.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from triptych.core.atomic_files import write_whole
 from triptych.core.bulk.rows import Record
 from triptych.core.cli_io import writing
+from triptych.core.errors import ConfigError
 
 
 class ResultSink(Protocol):
     """Where records go."""
+
+    def opened(self) -> AbstractContextManager[None]:
+        """A context for one run, without which nothing is held or taken."""
 
     def holds(self, key: str) -> Record | None:
         """The record of a row that an earlier run has answered."""
@@ -39,10 +46,20 @@ class ResultFile:
         self._spans: dict[str, tuple[int, int]] = {}
         self._failed: set[str] = set()
         self._end = 0
-        if path.is_file():
-            with writing(path), path.open("rb") as file:
-                for line in file:
-                    self._note(line)
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Take in what is there (`ResultSink`).
+
+        Raises `ConfigError` where another run writes, and for a file that is none of results.
+        """
+        with writing(self.path):
+            file = self.path.open("a+b")
+        with file:
+            self._lock(file)
+            with writing(self.path):
+                self._load(file)
+            yield
 
     def holds(self, key: str) -> Record | None:
         """The record of a row that was answered (`ResultSink`)."""
@@ -57,7 +74,7 @@ class ResultFile:
     def keep(self, keys: Iterable[str]) -> None:
         """Leave these records alone (`ResultSink`). The file is there whole, before or after."""
         known = {key: self._spans[key] for key in keys if key in self._spans}
-        with writing(self.path), open(self.path if known else os.devnull, "rb") as file:
+        with writing(self.path), self.path.open("rb") as file:
             write_whole(self.path, (_read(file, *span) for span in known.values()))
         self._spans.clear()
         self._failed &= known.keys()
@@ -73,11 +90,34 @@ class ResultFile:
             file.write(line)
         self._note(line)
 
-    def _note(self, line: bytes) -> None:
-        """Remember a line; one that could not be finished does not count."""
-        start, self._end = self._end, self._end + len(line)
-        if not line.endswith(b"\n"):
+    def _lock(self, file: BinaryIO) -> None:
+        """Keep other runs out until the file is closed, or replaced at the end of this one."""
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_here = os.path.samestat(os.fstat(file.fileno()), os.stat(self.path))
+        except (BlockingIOError, FileNotFoundError):
+            is_here = False
+        except OSError:  # a file system without locks
             return
+        if not is_here:
+            raise ConfigError(f"--output {self.path}: another run writes there; let it end first.")
+
+    def _load(self, file: BinaryIO) -> None:
+        """Remember the records. A last line that was not finished is taken off."""
+        file.seek(0)
+        for line in file:
+            if line.endswith(b"\n"):
+                self._note(line)
+        if self._end and not self._spans:
+            raise ConfigError(
+                f"--output {self.path}: there are no results in it that a run could go on from, but"
+                " something else. Name another file."
+            )
+        file.truncate(self._end)
+
+    def _note(self, line: bytes) -> None:
+        """Remember a line."""
+        start, self._end = self._end, self._end + len(line)
         try:  # not msgspec, which refuses half a surrogate pair
             record = json.loads(line)
             key = str(record["row"])
@@ -89,6 +129,10 @@ class ResultFile:
 
 class PrintedResults:
     """Records on stdout, as they come. Nothing of them is kept."""
+
+    def opened(self) -> AbstractContextManager[None]:
+        """There is nothing to open (`ResultSink`)."""
+        return nullcontext()
 
     def holds(self, key: str) -> None:
         """Nothing is (`ResultSink`)."""

@@ -110,9 +110,12 @@ class BulkRun:
 
         Raises `EngineDown` where the engine ended: what was answered is kept.
         """
+        with self.sink.opened():
+            return self._run(verb)
+
+    def _run(self, verb: str) -> int:
         started_s = time.monotonic()
         done = {row.key for row in self.rows if self._holds(row)}
-        self.sink.keep(done)
         left = [row for row in self.rows if row.key not in done]
         num_failed = 0
         with count_bar(is_hidden=self.is_bar_hidden) as bar:

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
+from contextvars import Context
 from typing import Any, Protocol
 
 import msgspec
@@ -100,7 +101,9 @@ class ReplicatedClient:
             del self._routed[next(iter(self._routed))]
         self._gates[job_id] = asyncio.Event()
         self._gates[job_id].set()
-        task = self._jobs[job_id] = asyncio.create_task(self._run(job_id, routed, message))
+        # A context of its own: Ray Serve would take all that is sent in a request's for one call.
+        running = self._run(job_id, routed, message)
+        task = self._jobs[job_id] = asyncio.create_task(running, context=Context())
         task.add_done_callback(lambda _: self._forget(job_id))
         return stream
 

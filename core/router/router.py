@@ -24,9 +24,10 @@ UNKNOWN_JOB_S = 0.1
 UNKNOWN_TOKEN_S = 1e-5
 ADAPTER_S = 0.01
 """What a replica saves that ran a request's adapter lately."""
-SAVED_WEIGHT = 3.0
-"""What is saved counts for the request itself, for those that would wait behind its work, and for
-the prefixes that would give way to a second copy."""
+OTHERS_WEIGHT = 2.0
+"""What is saved counts once for the request itself, and so often for others: for those that would
+wait behind its work, and for the prefixes that would give way to a second copy. For others it
+counts up to the work of one job, or long prompts would wait longest."""
 MODEL_S = 10.0
 """What it takes to load a model that is not in memory."""
 
@@ -39,7 +40,7 @@ _SPARE_SLOTS = 64
 class _Replica:
     """What is known of one replica."""
 
-    __slots__ = ("job_s", "load_s", "name", "own_s", "report", "reported_own_s", "slot", "tie")
+    __slots__ = ("load_s", "name", "own_s", "report", "reported_own_s", "slot", "tie")
 
     def __init__(self, name: str, slot: int, tie: float) -> None:
         self.name = name
@@ -58,6 +59,15 @@ class _Replica:
     def token_s(self, model: str) -> float:
         """Seconds of a prompt's token."""
         return self.report.token_s.get(model, UNKNOWN_TOKEN_S)
+
+    def job_s(self, model: str) -> float:
+        """Seconds of a job."""
+        return self.report.job_s.get(model, UNKNOWN_JOB_S)
+
+    def worth_s(self, num_held: float, model: str) -> float:
+        """The seconds of waiting that so many cached tokens are worth."""
+        saved_s = num_held * self.token_s(model)
+        return saved_s + OTHERS_WEIGHT * min(saved_s, self.job_s(model))
 
 
 class ReplicaRouter:
@@ -141,7 +151,7 @@ class ReplicaRouter:
         replica = self._replicas.get(choice.replica)
         if replica is None:
             return
-        seconds = replica.report.job_s.get(request.model, UNKNOWN_JOB_S)
+        seconds = replica.job_s(request.model)
         self._in_flight[request_id] = replica, seconds
         replica.own_s += seconds
         self._move(replica)
@@ -232,7 +242,7 @@ class ReplicaRouter:
         if self._adapters.get(request.adapter, 0) & bit:
             done_s -= ADAPTER_S
         held = _held_tokens(replica, request, masks)
-        return done_s - SAVED_WEIGHT * held * replica.token_s(request.model) if held else done_s
+        return done_s - replica.worth_s(held, request.model) if held else done_s
 
     def _next_in_turn(self, avoided: Collection[str]) -> RouteChoice | None:
         names = [name for name in self._replicas if name not in avoided] or list(self._replicas)

@@ -113,8 +113,8 @@ def serving(folder: str, *more: str) -> Iterator[Server]:
 
 
 def environment(folder: str) -> dict[str, str]:
-    """Ray's files are in a folder of this run; a busy machine may be slow to start it."""
-    return os.environ | {"RAY_TMPDIR": folder, "RAY_raylet_start_wait_time_s": "240"}
+    """Ray's files are in a folder of this run."""
+    return os.environ | {"RAY_TMPDIR": folder}
 
 
 # -- prefixes ----------------------------------------------------------------------------------

@@ -51,9 +51,11 @@ def client(server: Server) -> Iterator[openai.OpenAI]:
 
 
 def gauge(server: Server, name: str) -> float:
-    series = f'{name}{{model="{MODEL}"}} '
+    """Of the engine, or of all replicas together."""
     lines = server.client.get("/metrics").text.splitlines()
-    return next(float(line.removeprefix(series)) for line in lines if line.startswith(series))
+    found = [line for line in lines if line.startswith(f'{name}{{model="{MODEL}"')]
+    assert found, name
+    return sum(float(line.rpartition(" ")[2]) for line in found)
 
 
 def test_other_apis_give_the_same_answers(server: Server, client: openai.OpenAI) -> None:

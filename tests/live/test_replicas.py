@@ -33,7 +33,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("live") / "log"
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("RAY_TMPDIR", "/tmp/ray_live")  # Ray's sockets allow no long paths
-        patched.setenv("RAY_raylet_start_wait_time_s", "240")
         with Server(*OPTIONS, engine="real", log=log) as running:
             eventually(lambda: is_complete(running), timeout_s=300)
             yield running

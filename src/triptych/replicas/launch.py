@@ -12,6 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -110,9 +111,10 @@ def _deploy(resolved: Resolved, plan: ReplicaPlan, startup: Startup) -> None:
         num_gpus = int(ray.cluster_resources().get("GPU", 0))
         plan.check_room(resolved.config.device, num_gpus)
     try:
-        serve.start(http_options={"host": options.host, "port": options.port})
+        with suppress(TimeoutError):  # a busy machine: `run` waits for the proxy, too, and longer
+            serve.start(http_options={"host": options.host, "port": options.port})
         serve.run(application(resolved.config, plan), name=APPLICATION)
-    except (RuntimeError, ray.exceptions.RayError) as error:
+    except (RuntimeError, TimeoutError, ray.exceptions.RayError) as error:
         raise SetupError(f"The replicas did not start: {error}") from error
     startup.phase("deploy", time.monotonic() - started_s, _count(plan))
     startup.ready(_url(options))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -17,7 +18,7 @@ from triptych.core.job import Output
 from triptych.core.router import client as module
 from triptych.core.router.client import MAX_TRIES, ReplicaLost, ReplicatedClient
 from triptych.core.router.replica import Replica
-from triptych.core.router.request import RoutedRequest
+from triptych.core.router.request import RouteChoice, RoutedRequest
 from triptych.core.router.router import ReplicaRouter
 from triptych.core.sampling_params import SamplingParams
 from triptych.core.tokens import TokenDelta, TokenRequest
@@ -97,6 +98,22 @@ async def test_a_job_is_answered_by_one_replica() -> None:
         assert sum(len(each.payload.token_ids) for each in found if each.payload) == len(ANSWER)
         assert found[-1].is_final
         assert len(replicas.sent) == 1
+
+
+async def test_jobs_of_a_request_are_sent_apart_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    request_id: ContextVar[str] = ContextVar("request_id", default="")
+    replicas, seen = LocalReplicas({"a": FakeEngine()}), []
+    choose = replicas.router.choose
+
+    def note(routed: RoutedRequest) -> RouteChoice | None:
+        seen.append(request_id.get())
+        return choose(routed)
+
+    monkeypatch.setattr(replicas.router, "choose", note)
+    request_id.set("one call of Ray Serve")
+    async with serving(replicas) as client:
+        await asyncio.gather(*(outputs(client, str(n)) for n in range(3)))
+    assert seen == [""] * 3
 
 
 async def test_a_job_that_has_not_begun_goes_to_another_replica() -> None:

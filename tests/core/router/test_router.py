@@ -11,7 +11,7 @@ from triptych.core.router.report import LoadReport
 from triptych.core.router.request import CUTS, RouteChoice, RoutedRequest, prefix_keys
 from triptych.core.router.router import (
     ADAPTER_S,
-    SAVED_WEIGHT,
+    OTHERS_WEIGHT,
     UNKNOWN_JOB_S,
     UNKNOWN_TOKEN_S,
     ReplicaRouter,
@@ -68,11 +68,19 @@ def test_requests_without_a_prefix_go_where_there_is_least_to_do() -> None:
 
 def test_a_prefix_is_followed_as_far_as_it_saves_time() -> None:
     router = of_three()
-    request = prompt(0, 512)  # saves half a second, which counts thrice
+    request = prompt(0, 512)  # saves 0.5 s for itself, and twice a job's 0.2 s for others
     home = send(router, "0", request)
-    sent = [send(router, str(i), request) for i in range(1, 8)]
-    assert sent == [home] * 7, "until its queue is as long as that"
-    assert send(router, "8", request) != home
+    sent = [send(router, str(i), request) for i in range(1, 5)]
+    assert sent == [home] * 4, "until its queue is as long as that"
+    assert send(router, "5", request) != home
+
+
+def test_what_a_short_prefix_saves_counts_thrice() -> None:
+    router = of_three()
+    request = prompt(0, 128)
+    home = send(router, "0", request)
+    assert send(router, "1", request) == home, "0.13 s are worth a wait of 0.38 s"
+    assert send(router, "2", request) != home
 
 
 def test_the_longest_prefix_counts() -> None:
@@ -230,8 +238,11 @@ class RandomTraffic(RuleBasedStateMachine):
         name = choice.replica
         assert name in self.alive, "the dead get nothing"
         least_s = min(map(self.router.load_s, self.alive))
-        saved_s = SAVED_WEIGHT * num_tokens * max(TOKEN_S, UNKNOWN_TOKEN_S) + ADAPTER_S
-        assert self.router.load_s(name) <= least_s + saved_s, "balance is bounded by what is saved"
+        saved_s = num_tokens * max(TOKEN_S, UNKNOWN_TOKEN_S)
+        worth_s = saved_s + OTHERS_WEIGHT * min(saved_s, max(JOB_S, UNKNOWN_JOB_S))
+        assert self.router.load_s(name) <= least_s + worth_s + ADAPTER_S, (
+            "balance is bounded by what is saved"
+        )
         self.num_sent += 1
         self.router.begin(str(self.num_sent), choice, request)
         self.open.append(str(self.num_sent))
