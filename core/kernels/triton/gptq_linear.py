@@ -186,30 +186,12 @@ def _unpack(words: torch.Tensor, is_awq: bool) -> torch.Tensor:
 
 @triton.jit(do_not_specialize=VARYING)
 def _gptq_kernel(
-    x_ptr,
-    weight_ptr,
-    scale_ptr,
-    zero_ptr,
-    group_ptr,
-    out_ptr,
-    num_rows,
-    num_outputs,
-    num_inputs,
-    group_size,
-    x_stride,
-    weight_stride,
-    weight_output_stride,
-    scale_stride,
-    scale_output_stride,
-    zero_stride,
-    zero_output_stride,
-    num_splits,
-    LAYOUT: tl.constexpr,
-    SPLITS: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    K: tl.constexpr,
-):
+    x_ptr, weight_ptr, scale_ptr, zero_ptr, group_ptr, out_ptr,
+    num_rows, num_outputs, num_inputs, group_size,
+    x_stride, weight_stride, weight_output_stride, scale_stride, scale_output_stride,
+    zero_stride, zero_output_stride, num_splits,
+    LAYOUT: tl.constexpr, SPLITS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
     first_row, first_output = tile_of_program(num_rows, num_outputs, M, N)
     rows_M, outputs_N = first_row + tl.arange(0, M), first_output + tl.arange(0, N)
     is_row_M, is_output_N = rows_M < num_rows, outputs_N < num_outputs

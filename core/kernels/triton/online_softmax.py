@@ -21,6 +21,13 @@ LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
+def nothing_seen(M: tl.constexpr, D: tl.constexpr):
+    """The maximum, sum and output of a tile before its first block."""
+    max_M = tl.full([M], float("-inf"), tl.float32)
+    return max_M, tl.zeros([M], tl.float32), tl.zeros([M, D], tl.float32)
+
+
+@triton.jit
 def attend_block(
     q_MD,
     k_DN,

@@ -67,6 +67,16 @@ def paged_cells(
 
 
 @triton.jit
+def load_cells(k_ptr, v_ptr, cell_N, is_read_N, dim_D, HEAD_DIM: tl.constexpr):
+    """The keys and the values that lie at `cell_N`, as they are stored."""
+    cell_ND = cell_N[:, None] * HEAD_DIM + dim_D
+    is_read_ND = is_read_N[:, None] & (dim_D < HEAD_DIM)
+    k_ND = tl.load(k_ptr + cell_ND, mask=is_read_ND, other=0)
+    v_ND = tl.load(v_ptr + cell_ND, mask=is_read_ND, other=0)
+    return k_ND, v_ND
+
+
+@triton.jit
 def cell_scales(scale_ptr, cell_N, is_seen_N, HAS_SCALES: tl.constexpr):
     """The scales of keys, or of values, that lie at `cell_N`; 1 where there are none."""
     if HAS_SCALES:

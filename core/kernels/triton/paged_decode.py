@@ -26,6 +26,7 @@ from triptych.core.kernels.triton.float8 import dequantized
 from triptych.core.kernels.triton.online_softmax import (
     attend_block,
     normalized,
+    nothing_seen,
     with_sinks,
 )
 from triptych.core.kernels.triton.paged import (
@@ -33,6 +34,7 @@ from triptych.core.kernels.triton.paged import (
     block_d,
     cell_scales,
     check_paged,
+    load_cells,
     paged_cells,
     paged_variant,
 )
@@ -220,39 +222,14 @@ def _block_n(head_dim: int, dtype: torch.dtype) -> int:
     do_not_specialize_on_alignment=UPLOADED,
 )
 def _attend_split(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    k_scale_ptr,
-    v_scale_ptr,
-    table_ptr,
-    lengths_ptr,
-    sinks_ptr,
-    out_ptr,
-    partial_ptr,
-    log_sums_ptr,
-    scale,
-    soft_cap,
-    v_scale,
-    window,
-    split_size,
-    num_splits,
-    table_stride,
-    q_stride_b,
-    q_stride_h,
-    NUM_HEADS: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PAGE_SIZE: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_SOFT_CAP: tl.constexpr,
-    HAS_SINKS: tl.constexpr,
-    HAS_SCALES: tl.constexpr,
-    IS_WHOLE: tl.constexpr,
-):
+    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, lengths_ptr, sinks_ptr,
+    out_ptr, partial_ptr, log_sums_ptr, scale, soft_cap, v_scale,
+    window, split_size, num_splits, table_stride, q_stride_b, q_stride_h,
+    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_SOFT_CAP: tl.constexpr, HAS_SINKS: tl.constexpr,
+    HAS_SCALES: tl.constexpr, IS_WHOLE: tl.constexpr,
+):  # fmt: skip
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
     TILES: tl.constexpr = (GROUP + BLOCK_H - 1) // BLOCK_H
     row, tile, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
@@ -275,54 +252,50 @@ def _attend_split(
     q_HD = tl.load(
         q_ptr + row * q_stride_b + head_H[:, None] * q_stride_h + dim_D, mask=is_held_HD, other=0.0
     )
-    max_H = tl.full([BLOCK_H], float("-inf"), tl.float32)
-    sum_H = tl.zeros([BLOCK_H], tl.float32)
-    out_HD = tl.zeros([BLOCK_H, BLOCK_D], tl.float32)
+    max_H, sum_H, out_HD = nothing_seen(BLOCK_H, BLOCK_D)
     for block in range(start, end, BLOCK_N):
         position_N = block + tl.arange(0, BLOCK_N)
         is_seen_N = (position_N < end) & (position_N >= first)
-        cell_N = paged_cells(
-            table_ptr + row * table_stride,
-            position_N,
-            is_seen_N,
-            kv_head,
-            NUM_KV_HEADS,
-            PAGE_SIZE,
-        )
-        cell_ND = cell_N[:, None] * HEAD_DIM + dim_D
-        is_read_ND = is_seen_N[:, None] & is_dim_D
-        k_ND = tl.load(k_ptr + cell_ND, mask=is_read_ND, other=0)
-        v_ND = tl.load(v_ptr + cell_ND, mask=is_read_ND, other=0)
+        table_row = table_ptr + row * table_stride
+        cell_N = paged_cells(table_row, position_N, is_seen_N, kv_head, NUM_KV_HEADS, PAGE_SIZE)
+        k_ND, v_ND = load_cells(k_ptr, v_ptr, cell_N, is_seen_N, dim_D, HEAD_DIM)
         max_H, sum_H, out_HD = attend_block(
-            q_HD,
-            dequantized(tl.trans(k_ND), q_HD.dtype),
-            dequantized(v_ND, q_HD.dtype),
-            is_seen_N[None, :],
-            max_H,
-            sum_H,
-            out_HD,
+            q_HD, dequantized(tl.trans(k_ND), q_HD.dtype), dequantized(v_ND, q_HD.dtype),
+            is_seen_N[None, :], max_H, sum_H, out_HD,
             cell_scales(k_scale_ptr, cell_N, is_seen_N, HAS_SCALES),
             cell_scales(v_scale_ptr, cell_N, is_seen_N, HAS_SCALES),
-            scale,
-            soft_cap,
-            HAS_SCALES,
-            HAS_SOFT_CAP,
-            IS_MASKED=True,
-        )
+            scale, soft_cap, HAS_SCALES, HAS_SOFT_CAP, IS_MASKED=True,
+        )  # fmt: skip
 
-    cell_HD = head_H[:, None] * HEAD_DIM + dim_D
+    state = max_H, sum_H, out_HD
+    cell_HD, is_head_H = head_H[:, None] * HEAD_DIM + dim_D, in_group_H < GROUP
     if IS_WHOLE:
-        if HAS_SINKS:
-            sinks_H = tl.load(sinks_ptr + head_H, mask=in_group_H < GROUP, other=0.0)
-            max_H, sum_H, out_HD = with_sinks(max_H, sum_H, out_HD, sinks_H.to(tl.float32))
-        out_HD = normalized(sum_H, out_HD, v_scale).to(out_ptr.dtype.element_ty)
-        tl.store(out_ptr + row * NUM_HEADS * HEAD_DIM + cell_HD, out_HD, mask=is_held_HD)
+        sinks_ptrs_H = sinks_ptr + head_H if HAS_SINKS else None
+        into = out_ptr + row * NUM_HEADS * HEAD_DIM + cell_HD
+        _store_whole(state, into, sinks_ptrs_H, v_scale, is_head_H, is_held_HD)
     else:
         index = (row * num_splits + split) * NUM_HEADS
-        out_HD = normalized(sum_H, out_HD, 1.0)
-        tl.store(partial_ptr + index * HEAD_DIM + cell_HD, out_HD, mask=is_held_HD)
-        log_sums = max_H + tl.log2(sum_H)
-        tl.store(log_sums_ptr + index + head_H, log_sums, mask=in_group_H < GROUP)
+        into = partial_ptr + index * HEAD_DIM + cell_HD
+        _store_part(state, into, log_sums_ptr + index + head_H, is_head_H, is_held_HD)
+
+
+@triton.jit
+def _store_whole(state, into, sinks_ptrs_H, v_scale, is_head_H, is_held_HD):
+    """A row's attention, all of whose keys were seen."""
+    max_H, sum_H, out_HD = state
+    if sinks_ptrs_H is not None:
+        sinks_H = tl.load(sinks_ptrs_H, mask=is_head_H, other=0.0)
+        max_H, sum_H, out_HD = with_sinks(max_H, sum_H, out_HD, sinks_H.to(tl.float32))
+    out_HD = normalized(sum_H, out_HD, v_scale).to(into.dtype.element_ty)
+    tl.store(into, out_HD, mask=is_held_HD)
+
+
+@triton.jit
+def _store_part(state, into, log_sums_ptrs_H, is_head_H, is_held_HD):
+    """What `_join_splits` needs of one split."""
+    max_H, sum_H, out_HD = state
+    tl.store(into, normalized(sum_H, out_HD, 1.0), mask=is_held_HD)
+    tl.store(log_sums_ptrs_H, max_H + tl.log2(sum_H), mask=is_head_H)
 
 
 @triton.jit(

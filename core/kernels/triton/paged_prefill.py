@@ -20,6 +20,7 @@ from triptych.core.kernels.triton.float8 import dequantized
 from triptych.core.kernels.triton.online_softmax import (
     attend_block,
     normalized,
+    nothing_seen,
     with_sinks,
 )
 from triptych.core.kernels.triton.paged import (
@@ -27,6 +28,7 @@ from triptych.core.kernels.triton.paged import (
     block_d,
     cell_scales,
     check_paged,
+    load_cells,
     paged_cells,
     paged_variant,
 )
@@ -144,61 +146,30 @@ def _tile(group: int, head_dim: int, dtype: torch.dtype) -> tuple[int, int]:
     do_not_specialize_on_alignment=UPLOADED,
 )
 def _attend_tile(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    k_scale_ptr,
-    v_scale_ptr,
-    table_ptr,
-    lengths_ptr,
-    starts_ptr,
-    blocks_ptr,
-    sinks_ptr,
-    out_ptr,
-    scale,
-    soft_cap,
-    v_scale,
-    window,
-    first_token,
-    num_tokens,
-    num_rows,
-    blocks_stride,
-    table_stride,
-    q_stride_t,
-    q_stride_h,
-    NUM_HEADS: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PAGE_SIZE: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    HAS_BLOCKS: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_SOFT_CAP: tl.constexpr,
-    HAS_SINKS: tl.constexpr,
-    HAS_SCALES: tl.constexpr,
-):
+    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, lengths_ptr, starts_ptr, blocks_ptr,
+    sinks_ptr, out_ptr, scale, soft_cap, v_scale,
+    window, first_token, num_tokens, num_rows, blocks_stride, table_stride, q_stride_t, q_stride_h,
+    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    HAS_BLOCKS: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFT_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr, HAS_SCALES: tl.constexpr,
+):  # fmt: skip
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
     # The last tiles of a row see the most keys, so they start first.
     tile, kv_head = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
     row = _row_of_tile(starts_ptr, tile, first_token, num_rows, BLOCK_Q)
-    start = tl.load(starts_ptr + row).to(tl.int32) - first_token
-    next_row = tl.minimum(row + 1, num_rows - 1)
-    next_start = tl.load(starts_ptr + next_row).to(tl.int32) - first_token
-    num_queries = tl.where(row + 1 < num_rows, next_start, num_tokens) - start
+    start, num_queries = _queries_of_row(starts_ptr, row, first_token, num_tokens, num_rows)
     first_query = (tile - start // BLOCK_Q - row) * BLOCK_Q
     if first_query >= num_queries:
         return
 
-    index_M = tl.arange(0, BLOCK_M)
+    index_M, dim_D = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
     query_M = first_query + index_M // GROUP
     is_query_M = (query_M < num_queries) & (index_M < BLOCK_Q * GROUP)
     query_M = tl.minimum(query_M, num_queries - 1)  # repeats the last, so that every line sees keys
     token_M = (start + query_M).to(tl.int64)
     head_M = kv_head * GROUP + index_M % GROUP
-    dim_D = tl.arange(0, BLOCK_D)
     is_held_MD = is_query_M[:, None] & (dim_D < HEAD_DIM)
 
     position_M = tl.load(lengths_ptr + row).to(tl.int32) - num_queries + query_M
@@ -214,55 +185,63 @@ def _attend_tile(
         first_cut = tl.min(last_M, 0) + 1
     first_cut = tl.maximum(first_cut, 0) // BLOCK_N * BLOCK_N
 
-    q_MD = tl.load(
-        q_ptr + token_M[:, None] * q_stride_t + head_M[:, None] * q_stride_h + dim_D,
-        mask=is_held_MD,
-        other=0.0,
-    )
+    q_ptrs_MD = q_ptr + token_M[:, None] * q_stride_t + head_M[:, None] * q_stride_h + dim_D
+    q_MD = tl.load(q_ptrs_MD, mask=is_held_MD, other=0.0)
     table_ptr += row.to(tl.int64) * table_stride
-    max_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    sum_M = tl.zeros([BLOCK_M], tl.float32)
-    out_MD = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    max_M, sum_M, out_MD = nothing_seen(BLOCK_M, BLOCK_D)
     for is_cut in tl.static_range(2):  # blocks that every query sees all of, then the others
         if is_cut or not HAS_WINDOW:
-            begin = first_cut if is_cut else 0
-            end = end_key if is_cut else first_cut
-            for block in range(begin, end, BLOCK_N):
-                position_N = block + tl.arange(0, BLOCK_N)
-                is_read_N = position_N < end_key
-                cell_N = paged_cells(
-                    table_ptr, position_N, is_read_N, kv_head, NUM_KV_HEADS, PAGE_SIZE
-                )
-                cell_ND = cell_N[:, None] * HEAD_DIM + dim_D
-                is_read_ND = is_read_N[:, None] & (dim_D < HEAD_DIM)
-                k_ND = tl.load(k_ptr + cell_ND, mask=is_read_ND, other=0)
-                v_ND = tl.load(v_ptr + cell_ND, mask=is_read_ND, other=0)
-                is_seen_MN = position_N <= last_M[:, None]
-                if HAS_WINDOW:
-                    is_seen_MN &= position_N >= first_M[:, None]
-                max_M, sum_M, out_MD = attend_block(
-                    q_MD,
-                    tl.trans(dequantized(k_ND, q_MD.dtype)),
-                    dequantized(v_ND, q_MD.dtype),
-                    is_seen_MN,
-                    max_M,
-                    sum_M,
-                    out_MD,
-                    cell_scales(k_scale_ptr, cell_N, is_read_N, HAS_SCALES),
-                    cell_scales(v_scale_ptr, cell_N, is_read_N, HAS_SCALES),
-                    scale,
-                    soft_cap,
-                    HAS_SCALES,
-                    HAS_SOFT_CAP,
-                    IS_MASKED=is_cut == 1,
-                )
+            begin, end = first_cut if is_cut else 0, end_key if is_cut else first_cut
+            max_M, sum_M, out_MD = _attend_blocks(
+                q_MD, first_M, last_M, max_M, sum_M, out_MD, begin, end, end_key,
+                k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, kv_head, scale, soft_cap,
+                NUM_KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_N, BLOCK_D,
+                HAS_WINDOW, HAS_SOFT_CAP, HAS_SCALES, IS_CUT=is_cut == 1,
+            )  # fmt: skip
 
     if HAS_SINKS:
         sinks_M = tl.load(sinks_ptr + head_M).to(tl.float32)
         max_M, sum_M, out_MD = with_sinks(max_M, sum_M, out_MD, sinks_M)
-    out_MD = normalized(sum_M, out_MD, v_scale).to(out_ptr.dtype.element_ty)
     cell_MD = (token_M * NUM_HEADS + head_M)[:, None] * HEAD_DIM + dim_D
+    out_MD = normalized(sum_M, out_MD, v_scale).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + cell_MD, out_MD, mask=is_held_MD)
+
+
+@triton.jit
+def _attend_blocks(
+    q_MD, first_M, last_M, max_M, sum_M, out_MD, begin, end, end_key,
+    k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, kv_head, scale, soft_cap,
+    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    HAS_SOFT_CAP: tl.constexpr, HAS_SCALES: tl.constexpr, IS_CUT: tl.constexpr,
+):  # fmt: skip
+    """Take the keys from `begin` to `end` into a tile; of what `IS_CUT` a query sees some alone."""
+    dim_D = tl.arange(0, BLOCK_D)
+    for block in range(begin, end, BLOCK_N):
+        position_N = block + tl.arange(0, BLOCK_N)
+        is_read_N = position_N < end_key
+        cell_N = paged_cells(table_ptr, position_N, is_read_N, kv_head, NUM_KV_HEADS, PAGE_SIZE)
+        k_ND, v_ND = load_cells(k_ptr, v_ptr, cell_N, is_read_N, dim_D, HEAD_DIM)
+        is_seen_MN = position_N <= last_M[:, None]
+        if HAS_WINDOW:
+            is_seen_MN &= position_N >= first_M[:, None]
+        max_M, sum_M, out_MD = attend_block(
+            q_MD, tl.trans(dequantized(k_ND, q_MD.dtype)), dequantized(v_ND, q_MD.dtype),
+            is_seen_MN, max_M, sum_M, out_MD,
+            cell_scales(k_scale_ptr, cell_N, is_read_N, HAS_SCALES),
+            cell_scales(v_scale_ptr, cell_N, is_read_N, HAS_SCALES),
+            scale, soft_cap, HAS_SCALES, HAS_SOFT_CAP, IS_MASKED=IS_CUT,
+        )  # fmt: skip
+    return max_M, sum_M, out_MD
+
+
+@triton.jit
+def _queries_of_row(starts_ptr, row, first_token, num_tokens, num_rows):
+    """The first of a row's queries among those of all rows, and how many it has."""
+    start = tl.load(starts_ptr + row).to(tl.int32) - first_token
+    next_row = tl.minimum(row + 1, num_rows - 1)
+    next_start = tl.load(starts_ptr + next_row).to(tl.int32) - first_token
+    return start, tl.where(row + 1 < num_rows, next_start, num_tokens) - start
 
 
 @triton.jit

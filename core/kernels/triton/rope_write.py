@@ -144,50 +144,24 @@ def _check(
     do_not_specialize=["num_heads", "num_kv_heads"], do_not_specialize_on_alignment=["slots_ptr"]
 )
 def _kernel(
-    qk_ptr,
-    v_ptr,
-    norm_ptr,
-    cos_ptr,
-    sin_ptr,
-    q_ptr,
-    k_pages_ptr,
-    v_pages_ptr,
-    k_scale_ptr,
-    v_scale_ptr,
-    slots_ptr,
-    qk_token_stride,
-    qk_head_stride,
-    v_token_stride,
-    v_head_stride,
-    num_heads,
-    num_kv_heads,
-    eps,
-    HEAD_DIM: tl.constexpr,
-    HALF: tl.constexpr,
-    BLOCK_HALF: tl.constexpr,
-    BLOCK_REST: tl.constexpr,
-    IS_INTERLEAVED: tl.constexpr,
-    HEADS: tl.constexpr,
-    HAS_SCALES: tl.constexpr,
-):
+    qk_ptr, v_ptr, norm_ptr, cos_ptr, sin_ptr, q_ptr,
+    k_pages_ptr, v_pages_ptr, k_scale_ptr, v_scale_ptr, slots_ptr,
+    qk_token_stride, qk_head_stride, v_token_stride, v_head_stride, num_heads, num_kv_heads, eps,
+    HEAD_DIM: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
+    IS_INTERLEAVED: tl.constexpr, HEADS: tl.constexpr, HAS_SCALES: tl.constexpr,
+):  # fmt: skip
     """Some heads of one token: queries, keys and values are numbered through.
 
     A head is held as the first and the second dims of its pairs, and the dims that do not turn.
     """
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
-    num_qk_heads = num_heads + num_kv_heads
-    is_value = (heads >= num_qk_heads) & (heads < num_qk_heads + num_kv_heads)
-    is_turned = heads < num_qk_heads
-    is_key = is_turned & (heads >= num_heads)
-    v_head = heads - num_qk_heads
+    slot = tl.load(slots_ptr + token)
+    is_turned, is_value, stored = _kinds(heads, num_heads, num_kv_heads, slot >= 0)
+    v_head = heads - num_heads - num_kv_heads
     from_qk = qk_ptr + token * qk_token_stride + heads * qk_head_stride
     from_v = v_ptr + token * v_token_stride + v_head * v_head_stride
-    slot = tl.load(slots_ptr + token)
-    is_written = slot >= 0
-    into_q = q_ptr + (token * num_heads + heads) * HEAD_DIM
     k_cell, v_cell = slot * num_kv_heads + heads - num_heads, slot * num_kv_heads + v_head
-    into_k, into_v = k_pages_ptr + k_cell * HEAD_DIM, v_pages_ptr + v_cell * HEAD_DIM
     norms = heads * HEAD_DIM
 
     squares, peak_bits = tl.zeros([HEADS, 1], tl.float32), tl.zeros([HEADS, 1], tl.int32)
@@ -210,32 +184,35 @@ def _kernel(
         first = _normed(first, scale, norm_ptr, norms + firsts, is_turned & is_pair)
         second = _normed(second, scale, norm_ptr, norms + seconds, is_turned & is_pair)
         row = token * (2 * HALF) + pairs
-        turned_first = _turned(first, second, cos_ptr + row, sin_ptr + row, is_turned, is_pair)
-        row += HALF
-        second = _turned(second, first, cos_ptr + row, sin_ptr + row, is_turned, is_pair)
-        first = turned_first
+        first, second = _turned_pairs(
+            first, second, cos_ptr + row, sin_ptr + row, is_turned, is_pair, HALF
+        )
         peak_bits = _larger_bits(_larger_bits(peak_bits, first), second)
     if BLOCK_REST > 0:
         rest = _normed(rest, scale, norm_ptr, norms + rests, is_turned & is_rest)
         peak_bits = _larger_bits(peak_bits, rest)
     cell_scale = int8_scale(peak_bits)
     if HAS_SCALES:
-        tl.store(k_scale_ptr + k_cell, cell_scale, mask=is_key & is_written)
-        tl.store(v_scale_ptr + v_cell, cell_scale, mask=is_value & is_written)
+        tl.store(k_scale_ptr + k_cell, cell_scale, mask=stored[1])
+        tl.store(v_scale_ptr + v_cell, cell_scale, mask=stored[2])
 
-    is_query = heads < num_heads
-    is_key, is_value = is_key & is_written, is_value & is_written
+    into_q = q_ptr + (token * num_heads + heads) * HEAD_DIM
+    places = into_q, k_pages_ptr + k_cell * HEAD_DIM, v_pages_ptr + v_cell * HEAD_DIM
     if BLOCK_HALF > 0:
-        tl.store(into_q + firsts, first.to(q_ptr.dtype.element_ty), mask=is_query & is_pair)
-        tl.store(into_q + seconds, second.to(q_ptr.dtype.element_ty), mask=is_query & is_pair)
-        _store_cells(into_k + firsts, first, cell_scale, is_key & is_pair, HAS_SCALES)
-        _store_cells(into_v + firsts, first, cell_scale, is_value & is_pair, HAS_SCALES)
-        _store_cells(into_k + seconds, second, cell_scale, is_key & is_pair, HAS_SCALES)
-        _store_cells(into_v + seconds, second, cell_scale, is_value & is_pair, HAS_SCALES)
+        _store_dims(places, stored, firsts, is_pair, first, cell_scale, HAS_SCALES)
+        _store_dims(places, stored, seconds, is_pair, second, cell_scale, HAS_SCALES)
     if BLOCK_REST > 0:
-        tl.store(into_q + rests, rest.to(q_ptr.dtype.element_ty), mask=is_query & is_rest)
-        _store_cells(into_k + rests, rest, cell_scale, is_key & is_rest, HAS_SCALES)
-        _store_cells(into_v + rests, rest, cell_scale, is_value & is_rest, HAS_SCALES)
+        _store_dims(places, stored, rests, is_rest, rest, cell_scale, HAS_SCALES)
+
+
+@triton.jit
+def _kinds(heads, num_heads, num_kv_heads, is_written):
+    """Which heads are turned, and which are values; which are stored as queries, keys, values."""
+    num_qk_heads = num_heads + num_kv_heads
+    is_turned = heads < num_qk_heads
+    is_value = (heads >= num_qk_heads) & (heads < num_qk_heads + num_kv_heads)
+    is_key = is_turned & (heads >= num_heads)
+    return is_turned, is_value, (heads < num_heads, is_key & is_written, is_value & is_written)
 
 
 @triton.jit
@@ -266,9 +243,27 @@ def _turned(values, others, cos_ptrs, sin_ptrs, is_turned, is_pair):
 
 
 @triton.jit
+def _turned_pairs(first, second, cos_ptrs, sin_ptrs, is_turned, is_pair, HALF: tl.constexpr):
+    """Both halves of the pairs, turned; the second one's sines and cosines lie `HALF` further."""
+    turned_first = _turned(first, second, cos_ptrs, sin_ptrs, is_turned, is_pair)
+    second = _turned(second, first, cos_ptrs + HALF, sin_ptrs + HALF, is_turned, is_pair)
+    return turned_first, second
+
+
+@triton.jit
 def _larger_bits(peak_bits, values):
     """The larger one of a head's largest size and those of `values`, as bits."""
     return tl.maximum(peak_bits, tl.max(size_bits(values), axis=1, keep_dims=True))
+
+
+@triton.jit
+def _store_dims(places, stored, dims, is_dim, values, cell_scale, HAS_SCALES: tl.constexpr):
+    """Store some dims of the heads, each where those of its kind go: queries, keys, values."""
+    into_q, into_k, into_v = places
+    is_query, is_key, is_value = stored
+    tl.store(into_q + dims, values.to(into_q.dtype.element_ty), mask=is_query & is_dim)
+    _store_cells(into_k + dims, values, cell_scale, is_key & is_dim, HAS_SCALES)
+    _store_cells(into_v + dims, values, cell_scale, is_value & is_dim, HAS_SCALES)
 
 
 @triton.jit
