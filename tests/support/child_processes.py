@@ -45,5 +45,11 @@ def renderers_from_now() -> Callable[[], list[psutil.Process]]:
 
 def ranks_of(process: psutil.Process | None = None) -> list[psutil.Process]:
     """The processes of ranks that a process has started."""
-    children = (process or psutil.Process()).children()
-    return [child for child in children if "triptych.rank_process" in child.cmdline()]
+    return [child for child in (process or psutil.Process()).children() if _is_rank(child)]
+
+
+def _is_rank(process: psutil.Process) -> bool:
+    try:
+        return "triptych.rank_process" in process.cmdline()
+    except psutil.NoSuchProcess:  # it has ended
+        return False

@@ -14,6 +14,7 @@ import secrets
 import socket
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol
 
 from triptych.core.kv.transfer.address import PageAddress, make_prompt
@@ -138,10 +139,11 @@ class PageServer:
     async def _start(self, orders: PageOrders) -> None:
         self._spawn(self._accept(orders))
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _accept(self, orders: PageOrders) -> None:
         while True:
@@ -154,7 +156,8 @@ class PageServer:
             if len(self._tasks) > _MAX_CONNECTIONS:
                 connected.close()
             else:
-                self._spawn(self._serve(connected, orders))
+                task = self._spawn(self._serve(connected, orders))
+                task.add_done_callback(partial(_hang_up, connected))  # it may end before it begins
 
     async def _serve(self, connected: socket.socket, orders: PageOrders) -> None:
         """One connection, to its end."""
@@ -216,6 +219,10 @@ class PageServer:
             return None
         descriptor = await channel.receive_descriptor()
         return SharedSlots.take(descriptor, greeting.num_slots, self.format.page_bytes)
+
+
+def _hang_up(connected: socket.socket, _: object) -> None:
+    connected.close()
 
 
 class _Connection:
