@@ -25,7 +25,7 @@ LIMITS: Final = DecodeLimits(
     output_bytes=16 * 2**20,
     num_waiting=256,
     num_requests_per_child=2**31,
-    niceness=5,
+    niceness=10,
 )
 _NUM_CHILDREN: Final = 2
 _MAX_KEPT: Final = 128
