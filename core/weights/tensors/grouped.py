@@ -294,7 +294,7 @@ def _eight_bit_floats(parts: Parts) -> PackedTensor:
 def _four_bit_floats(parts: Parts) -> PackedTensor:
     """With a scale for 16 inputs, in float8, and one for all; or powers of two for 32 inputs."""
     _check_symmetric(parts)
-    packed_OB = parts["weight_packed" if "weight_packed" in parts else "weight"]
+    packed_OB = parts["weight_packed" if "weight_packed" in parts else "weight"].view(torch.uint8)
     magnitudes = torch.tensor(_FLOAT4)
     values = torch.cat((magnitudes, -magnitudes))
     codes_OI = torch.stack((packed_OB & 15, packed_OB >> 4), dim=2).flatten(1)
