@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from PIL import Image
 
 from support.decoder_families import FAMILIES, save_family
 from support.http import in_process
@@ -22,6 +23,8 @@ from triptych.compose import build_app
 from triptych.core.config import Config
 from triptych.core.sampling_params import SamplingParams
 from triptych.core.tokens import TokenRequest
+from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.vlm.engine import feature_memory
 from triptych.schedulers.local import LocalClient
 
 _NUM_PAGES = 14 + 1
@@ -88,32 +91,97 @@ async def test_tokens_are_those_of_one_engine(
     assert len(set(got)) > 6
 
 
+async def ask(
+    config: Config, model: ResolvedModel, client: LocalClient, *pictures: Image.Image
+) -> str:
+    """What a model says of pictures."""
+    urls = [data_url(saved(each)) for each in pictures or (picture(),)]
+    body = shown(*urls) | {"model": "tiny", "temperature": 0}
+    app = build_app(config, [model], client)
+    async with in_process(app) as http:
+        response = await http.post("/v1/chat/completions", json=body, timeout=60)
+    await app.state.close()
+    assert response.status_code == 200, response.text
+    return str(response.json()["choices"][0]["message"]["content"])
+
+
 async def test_pictures_are_encoded_where_prompts_are_computed(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     model = msgspec.structs.replace(write_vision_folder(folder), name="tiny")
-    body = shown(data_url(saved(picture()))) | {"model": "tiny", "temperature": 0}
-
-    async def ask(config: Config, client: LocalClient) -> str:
-        app = build_app(config, [model], client)
-        async with in_process(app) as http:
-            response = await http.post("/v1/chat/completions", json=body, timeout=60)
-        await app.state.close()
-        assert response.status_code == 200, response.text
-        return str(response.json()["choices"][0]["message"]["content"])
-
     address = f"unix:{tmp_path}/pages"
     whole_config, *configs = (
         role_config(role, address, tmp_path) for role in ("prefill_and_decode", "prefill", "decode")
     )
     async with engine(whole_config, folder, model) as whole:
-        expected = await ask(whole_config, whole)
+        expected = await ask(whole_config, model, whole)
     async with (
         engine(configs[0], folder, model) as prefill,
         engine(configs[1], folder, model) as decode,
     ):
         await series(decode, "page_links", 1)
-        assert await ask(configs[1], decode) == expected
+        assert await ask(configs[1], model, decode) == expected
         assert await series(decode, "pages_received_total", 4) >= 4
         assert await series(decode, "page_fallbacks_total") == 0
         assert await series(prefill, "pictures_encoded_total", 1) == 1
         assert await series(decode, "pictures_encoded_total") == 0
+
+
+@pytest.mark.parametrize(
+    ("way", "family"),
+    [("unix", "llava"), ("tcp", "qwen3_vl"), ("unix", "gemma3"), ("tcp", "idefics3")],
+)
+async def test_answers_about_pictures_that_were_encoded_elsewhere(
+    way: str, family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feature_memory, "PAGE_BYTES", 600)  # several of a picture
+    folder = tmp_path / "model"
+    model = msgspec.structs.replace(write_vision_folder(folder, family), name="tiny")
+    address = f"unix:{tmp_path}/features" if way == "unix" else f"127.0.0.1:{free_port()}"
+    configs = {
+        role: role_config(role, address, tmp_path, encoder=address)
+        for role in ("prefill_and_decode", "encode")
+    }
+    alone = role_config("prefill_and_decode", "", tmp_path)
+    shown = [picture(40, 60), picture(90, 30)]
+    async with engine(alone, folder, model) as whole:
+        expected = await ask(alone, model, whole, *shown)
+    language = configs["prefill_and_decode"]
+    async with engine(language, folder, model) as reader:
+        async with engine(configs["encode"], folder, model) as encoder:
+            await series(reader, "feature_page_links", 1)
+            assert await ask(language, model, reader, *shown) == expected
+            assert await series(encoder, "pictures_encoded_total", 2) == 2
+            assert await series(reader, "feature_fetches_total", 2) == 2
+            num_pages = await series(encoder, "feature_pages_sent_total", 4)
+            assert await series(reader, "feature_pages_received_total", num_pages) == num_pages
+            assert await series(reader, "feature_fallbacks_total") == 0
+            assert await series(reader, "pictures_encoded_total") == 0
+        turned = [each.rotate(90) for each in shown]  # nobody is left who would encode these
+        assert await ask(language, model, reader, *turned)
+        assert await series(reader, "pictures_encoded_total", 2) == 2
+
+
+async def test_three_roles_share_a_chat_with_a_picture(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    model = msgspec.structs.replace(write_vision_folder(folder), name="tiny")
+    pages, features = f"unix:{tmp_path}/pages", f"unix:{tmp_path}/features"
+    alone = role_config("prefill_and_decode", "", tmp_path)
+    configs = {
+        "encode": role_config("encode", features, tmp_path),
+        "prefill": role_config("prefill", pages, tmp_path, encoder=features),
+        "decode": role_config("decode", pages, tmp_path),
+    }
+    async with engine(alone, folder, model) as whole:
+        expected = await ask(alone, model, whole)
+    async with (
+        engine(configs["encode"], folder, model) as encoder,
+        engine(configs["prefill"], folder, model) as prefill,
+        engine(configs["decode"], folder, model) as decode,
+    ):
+        await series(prefill, "feature_page_links", 1)
+        await series(decode, "page_links", 1)
+        assert await ask(configs["decode"], model, decode) == expected
+        assert await series(encoder, "pictures_encoded_total", 1) == 1
+        assert await series(prefill, "pictures_encoded_total") == 0
+        assert await series(decode, "pictures_encoded_total") == 0
+        assert await series(decode, "page_fallbacks_total") == 0

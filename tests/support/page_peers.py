@@ -53,6 +53,9 @@ class ByteMemory:
     def __init__(self, num_pages: int = 200) -> None:
         self.pages = [bytes(PAGE_BYTES)] * num_pages
 
+    def num_bytes(self, page_id: int) -> int:
+        return self.page_bytes
+
     def read(self, page_id: int, buffer: memoryview) -> None:
         buffer[:] = self.pages[page_id]
 

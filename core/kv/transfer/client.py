@@ -1,4 +1,4 @@
-"""The decode engine's end: fetches pages of prompts from prefill engines.
+"""The connecting end: fetches pages of prompts and pictures from engines of other roles.
 
 Owns the connections, one to each address, made again when they end, all on a thread of its own.
 Knows no scheduler: what is to be fetched says where each page goes, and is told what arrived. A
@@ -43,6 +43,7 @@ from triptych.core.kv.transfer.messages import (
 from triptych.core.kv.transfer.server import GREETING_TIMEOUT_S
 from triptych.core.kv.transfer.shared_slots import IS_OFFERED, SharedSlots
 from triptych.core.loop_thread import LoopThread
+from triptych.core.prompt_content import PromptContent
 from triptych.core.tokens import TokenRequest
 
 _LEAST_DELAY_S = 0.1
@@ -52,13 +53,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class PageFetch:
-    """Pages of a prompt, from `first` on: the one called `keys[i]` goes to page `page_ids[i]`.
+    """Pages of a prompt or a picture, from `first` on: `keys[i]` goes to page `page_ids[i]`.
 
     `arrived` gets how many have been written, `ended` is called last; both on the client's thread.
     """
 
     fetch_id: int
-    request: TokenRequest
+    request: TokenRequest | PromptContent
     first: int
     keys: Sequence[bytes]
     page_ids: Sequence[int]
@@ -99,7 +100,7 @@ class PageClient:
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a prefill engine."""
+        """Whether there is anybody to ask."""
         return self.counts["page_links"] > 0
 
     def start(self, fetch: PageFetch) -> None:
@@ -131,7 +132,7 @@ class PageClient:
 
 
 class _PageLink:
-    """The connection to one prefill engine, whenever there is one."""
+    """The connection to one address, whenever there is one."""
 
     def __init__(self, client: PageClient, address: PageAddress) -> None:
         self.is_up = False
@@ -200,7 +201,8 @@ class _PageLink:
         """Log why there is no connection, once for each reason."""
         said = f"{error}" or type(error).__name__
         if said != self._said:
-            _log.warning("no pages come from %s: %s", self._address, said)
+            what = self._client.format.content
+            _log.warning("no %s come from %s: %s", what, self._address, said)
         self._said = said
 
     async def _connect(self) -> None:
@@ -208,18 +210,18 @@ class _PageLink:
             self._channel = channel = PageChannel(
                 await self._address.connect(), self._client.counts
             )
-        counts, slots = self._client.counts, None
+        client, slots = self._client, None
         try:
             async with asyncio.timeout(GREETING_TIMEOUT_S):
                 slots = await self._greet(channel)
-            _log.info("pages come from %s", self._address)
+            _log.info("%s come from %s", client.format.content, self._address)
             async with asyncio.TaskGroup() as self._group:
                 self.is_up, self._said = True, ""
-                counts["page_links"] += 1
+                client.counts["page_links"] += 1
                 try:
                     await self._read(slots)
                 finally:
-                    counts["page_links"] -= 1
+                    client.counts["page_links"] -= 1
                     self._lose_all()
         finally:
             channel.close()
@@ -279,25 +281,32 @@ class _PageLink:
                 case FetchEnded():
                     self._orders.discard(message.fetch_id)
                     if (fetch := self._fetches.get(message.fetch_id)) is not None:
-                        _log.info("pages did not come: %.300s", message.reason)
+                        _log.info(
+                            "%s did not come: %.300s", self._client.format.content, message.reason
+                        )
                         self._end(fetch)
                 case _:
                     raise BadPeer("a second greeting")
 
     async def _take_page(self, header: PageHeader, slots: SharedSlots | None) -> None:
-        client, page = self._client, self._scratch
+        client, num_bytes = self._client, header.num_bytes
+        if not 0 < num_bytes <= client.memory.page_bytes:
+            raise BadPeer("a page of another size")
+        page = self._scratch[:num_bytes]
         if slots is None and header.slot == -1:
             await self._channel.fill(page)
         elif slots is not None and 0 <= header.slot < slots.num_slots:
-            page = slots.slot(header.slot)
+            page = slots.slot(header.slot)[:num_bytes]
             client.counts["page_received_bytes_total"] += len(page)
         else:
             raise BadPeer("no such slot")
         fetch = self._fetches.get(header.fetch_id)
         if fetch is not None:
-            if header.key != fetch.keys[fetch.num_arrived]:
+            page_id = fetch.page_ids[fetch.num_arrived]
+            is_next = header.key == fetch.keys[fetch.num_arrived]
+            if not is_next or num_bytes != client.memory.num_bytes(page_id):
                 raise BadPeer("another page than the next")
-            client.memory.write(fetch.page_ids[fetch.num_arrived], page)
+            client.memory.write(page_id, page)
             self._count(fetch)
         client.counts["pages_received_total"] += 1
         self._is_useful = True
@@ -319,7 +328,7 @@ class _PageLink:
         fetch.set_timer(loop.call_later(self._client.timeout_s, self._give_up, fetch))
 
     def _give_up(self, fetch: PageFetch) -> None:
-        """The prefill engine has too much to do; or it hangs, and does not answer the drop."""
+        """The other end has too much to do; or it hangs, and does not answer the drop."""
         self.drop(fetch)
         if self.is_up:
             spawn(self._group, self._expect_frame())

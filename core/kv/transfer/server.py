@@ -1,9 +1,9 @@
-"""The prefill engine's end: sends pages to decode engines while prompts are computed.
+"""The listening end: sends pages to engines that ask, while the rest is computed.
 
 Owns the listening socket, who may connect, and the order of pages on each connection, all on a
-thread of its own. Knows no scheduler: `PageOrders` has prompts computed, and tells an order of
-pages that are there. What a peer does costs its own connection only: frames, orders and time are
-bounded, and a peer that takes no pages is let go of.
+thread of its own. Knows no scheduler: `PageOrders` has prompts computed and pictures encoded, and
+tells an order of pages that are there. What a peer does costs its own connection only: frames,
+orders and time are bounded, and a peer that takes no pages is let go of.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from triptych.core.kv.transfer.address import PageAddress, make_prompt
-from triptych.core.kv.transfer.channel import BadPeer, LinkRefused, PageChannel, spawn
+from triptych.core.kv.transfer.channel import BadPeer, LinkRefused, PageChannel, readable, spawn
 from triptych.core.kv.transfer.memory import PageMemory, new_counts, num_credits
 from triptych.core.kv.transfer.messages import (
     MAX_GREETING_BYTES,
@@ -49,7 +49,7 @@ _log = logging.getLogger(__name__)
 
 
 class PageOrder:
-    """What a decode engine wants of a prompt. `add` and `end` may be called from any thread."""
+    """Pages that an engine wants. `add` and `end` may be called from any thread."""
 
     def __init__(self, wanted: FetchPages) -> None:
         self.wanted = wanted
@@ -83,7 +83,7 @@ class PageOrder:
 
 
 class PageOrders(Protocol):
-    """Has prompts computed. Called from the server's thread."""
+    """Has prompts computed, or pictures encoded. Called from the server's thread."""
 
     def open(self, order: PageOrder) -> None:
         """Have pages computed, and add them to `order`; they stay as they are until `close`."""
@@ -123,7 +123,7 @@ class PageServer:
     def start(self, orders: PageOrders) -> None:
         """Take connections from now on."""
         self._thread.run(self._start(orders))
-        _log.info("pages are sent from %s", self._address)
+        _log.info("%s are sent from %s", self.format.content, self._address)
 
     @property
     def port(self) -> int:
@@ -147,8 +147,11 @@ class PageServer:
 
     async def _accept(self, orders: PageOrders) -> None:
         while True:
-            try:
-                connected, _ = await asyncio.get_running_loop().sock_accept(self._listener)
+            await readable(self._listener)
+            try:  # not awaited: a task that is cancelled would lose what it has accepted
+                connected, _ = self._listener.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                continue
             except OSError as error:  # such as too many open files
                 _log.warning("a connection for pages was not taken: %s", error.strerror)
                 await asyncio.sleep(0.1)
@@ -226,7 +229,7 @@ def _hang_up(connected: socket.socket, _: object) -> None:
 
 
 class _Connection:
-    """A decode engine that was let in."""
+    """An engine that was let in."""
 
     def __init__(
         self,
@@ -296,15 +299,17 @@ class _Connection:
         self._lent.append(slot)
         if len(self._lent) == 1:
             self._give_time()
-        header = PageHeader(fetch_id=fetch_id, key=key, slot=slot)
+        num_bytes = memory.num_bytes(page_id)
+        header = PageHeader(fetch_id=fetch_id, key=key, num_bytes=num_bytes, slot=slot)
         if self._slots is not None:
-            memory.read(page_id, self._slots.slot(slot))
+            memory.read(page_id, self._slots.slot(slot)[:num_bytes])
             await self._channel.send(header)
-            counts["page_sent_bytes_total"] += memory.page_bytes
+            counts["page_sent_bytes_total"] += num_bytes
         else:
             async with self._scratch_lock:
-                memory.read(page_id, self._scratch)
-                await self._channel.send(header, self._scratch)
+                page = self._scratch[:num_bytes]
+                memory.read(page_id, page)
+                await self._channel.send(header, page)
         counts["pages_sent_total"] += 1
 
     def _give_time(self) -> None:

@@ -277,9 +277,16 @@ def test_credits_have_bounds(num_credits: int) -> None:
         assert refusal.code == "format"
 
 
+def header(fetch_id: int, key: bytes = KEYS[0], **more: int) -> PageHeader:
+    return PageHeader(**{"fetch_id": fetch_id, "key": key, "num_bytes": PAGE_BYTES} | more)  # type: ignore[arg-type]
+
+
 LIES = {
-    "another page": lambda fetch_id: [PageHeader(fetch_id=fetch_id, key=KEYS[1]), bytes(1024)],
-    "a slot": lambda fetch_id: [PageHeader(fetch_id=fetch_id, key=KEYS[0], slot=9)],
+    "a shorter page": lambda fetch_id: [header(fetch_id, num_bytes=9), bytes(9)],
+    "an empty page": lambda fetch_id: [header(fetch_id, num_bytes=0)],
+    "a longer page": lambda fetch_id: [header(fetch_id, num_bytes=1025), bytes(1025)],
+    "another page": lambda fetch_id: [header(fetch_id, key=KEYS[1]), bytes(1024)],
+    "a slot": lambda fetch_id: [header(fetch_id, slot=9)],
     "rubbish": lambda _: [b"\x04\0\0\0abcd"],
     "a large frame": lambda _: [struct.pack("<I", 10**6)],
     "a second welcome": lambda _: [PageWelcome(b"")],
