@@ -5,6 +5,7 @@ Owns the declarations, and what cannot go together; `schedulers.pipeline_roles` 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Self
 
@@ -14,6 +15,7 @@ from triptych.core.options.declaration import DURATION, TEXT, Role, option
 if TYPE_CHECKING:
     from triptych.core.config import Config
 
+SOCKETS, NIXL = "sockets", "nixl"
 PREFILL, DECODE, WHOLE, ENCODE = "prefill", "decode", "prefill_and_decode", "encode"
 
 
@@ -48,6 +50,13 @@ class PipelineOptions:
         "File with a secret that engines of different roles share, 16 bytes or more.",
         is_for_server=True,
     )
+    pipeline_transport: str = option(
+        SOCKETS,
+        "How pages cross between engines: over their sockets, in shared memory for unix:PATH; or"
+        " by `nixl` (`pip install 'triptych[nixl]'`), which uses RDMA where there is.",
+        choices=(SOCKETS, NIXL),
+        is_for_server=True,
+    )
     prefill_timeout_s: float = option(
         10.0,
         "Longest wait for the next page of a prompt: an engine of role decode then computes it"
@@ -71,6 +80,7 @@ class Meeting:
     flag: str
     addresses: tuple[str, ...]
     key_file: str
+    transport: str
     timeout_s: float
 
 
@@ -86,19 +96,20 @@ class PipelinePlan:
     def of(cls, config: Config) -> Self:
         """Raises `ConfigError` for options that miss each other, and for those that bar a role."""
         options = config.pipeline
-        key_file = options.pipeline_key_file
         plan = cls(
             options.pipeline_role,
             Meeting(
                 flag="--prefill-address",
                 addresses=options.prefill_address,
-                key_file=key_file,
+                key_file=options.pipeline_key_file,
+                transport=options.pipeline_transport,
                 timeout_s=options.prefill_timeout_s,
             ),
             Meeting(
                 flag="--encoder-address",
                 addresses=options.encoder_address,
-                key_file=key_file,
+                key_file=options.pipeline_key_file,
+                transport=options.pipeline_transport,
                 timeout_s=options.encoder_timeout_s,
             ),
         )
@@ -142,9 +153,13 @@ class PipelinePlan:
                 f"{self.pages.flag}: for engines of role prefill and decode; add --pipeline-role"
                 " prefill or --pipeline-role decode, or leave it out."
             )
-        if self.pages.key_file and not self._is_part:
+        given = {
+            "--pipeline-key-file": bool(self.pages.key_file),
+            f"--pipeline-transport {NIXL}": self.pages.transport == NIXL,
+        }
+        if not self._is_part and (named := _named(given)):
             raise ConfigError(
-                "--pipeline-key-file: this engine meets no other; add --pipeline-role or"
+                f"{named}: this engine meets no other; add --pipeline-role or"
                 f" {self.features.flag}, or leave it out."
             )
 
@@ -172,5 +187,9 @@ def _refuse_what_bars(cause: str, role: str, config: Config) -> None:
     if role in (PREFILL, ENCODE):  # it listens while its model is loaded, and others load none
         barred[f"--load {models.load}"] = models.load != "startup"
         barred[f"--idle-unload-s {models.idle_unload_s:g}"] = models.idle_unload_s > 0
-    if named := ", ".join(flag for flag, is_given in barred.items() if is_given):
+    if named := _named(barred):
         raise ConfigError(f"{cause} does not go with {named} yet; leave one of them out.")
+
+
+def _named(flags: Mapping[str, bool]) -> str:
+    return ", ".join(flag for flag, is_given in flags.items() if is_given)

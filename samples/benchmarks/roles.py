@@ -52,7 +52,7 @@ from triptych.core.config import (
     ServerOptions,
 )
 from triptych.core.media.fetch import Fetched
-from triptych.core.options.pipeline import DECODE, ENCODE, PREFILL, WHOLE
+from triptych.core.options.pipeline import DECODE, ENCODE, NIXL, PREFILL, SOCKETS, WHOLE
 from triptych.core.options.table import add_options, resolve_with_sources
 from triptych.core.sampling_params import SamplingParams
 from triptych.core.tokens import TokenRequest
@@ -68,6 +68,7 @@ from triptych.modalities.vlm.processing.probe import read_facts
 from triptych.schedulers.local import LocalClient
 
 START_S = 600.0
+_WAY = "shared memory"
 _ids = count()
 
 
@@ -78,6 +79,7 @@ class Setup:
     model: ResolvedModel
     folder: Path
     address: str
+    transport: str
     chunk: int
     sees: bool
 
@@ -105,6 +107,7 @@ class Setup:
                 prefill_address=() if self.sees else meets,
                 encoder_address=meets if self.sees else (),
                 pipeline_key_file=str(self.folder / "key") if meets else "",
+                pipeline_transport=self.transport if meets else SOCKETS,
                 prefill_timeout_s=60.0,
                 encoder_timeout_s=60.0,
             ),
@@ -399,7 +402,7 @@ def main() -> int:
     parser.add_argument("--length", type=int, default=330, help="tokens of a prompt")
     parser.add_argument("--tokens", type=int, default=24, help="tokens of an answer")
     parser.add_argument("--chunk", type=int, default=128, help="tokens of a step")
-    parser.add_argument("--tcp", action="store_true", help="instead of shared memory")
+    parser.add_argument("--way", default=_WAY, choices=(_WAY, "TCP", "NIXL"))
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
     rng = random.Random(8)
@@ -411,7 +414,8 @@ def main() -> int:
         setup = Setup(
             model=model,
             folder=folder,
-            address=f"127.0.0.1:{_free_port()}" if given.tcp else f"unix:{folder}/pages",
+            address=f"unix:{folder}/pages" if given.way == _WAY else f"127.0.0.1:{_free_port()}",
+            transport=NIXL if given.way == "NIXL" else SOCKETS,
             chunk=given.chunk,
             sees=role_of(model) == VISION.role,
         )
@@ -425,14 +429,13 @@ def main() -> int:
             title, (rows, is_right) = "Deaths", kill(setup, asked, rng)
         else:
             title, (rows, is_right) = "Tokens and bytes", compare(setup, asked)
-    way = "TCP" if given.tcp else "shared memory"
     what = "prompts with a picture" if setup.sees else f"prompts of {given.length} tokens"
-    head = f"{given.model}, {way}, {what}, answers of {given.tokens}"
+    head = f"{given.model}, {given.way}, {what}, answers of {given.tokens}"
     table = markdown_table([head, ""], rows)
     print(f"## {title}\n\n{table}")
     if given.output:
-        section = f"{title.lower()} {given.model} {way}"
-        write_section(given.output, section, f"## {title}: {given.model}, {way}\n\n{table}")
+        section = f"{title.lower()} {given.model} {given.way}"
+        write_section(given.output, section, f"## {title}: {given.model}, {given.way}\n\n{table}")
     return 0 if is_right else 1
 
 

@@ -29,6 +29,7 @@ from triptych.core.kv.transfer.messages import (
     FetchEnded,
     FetchPages,
     FromPrefill,
+    NixlRegion,
     PageChallenge,
     PageCredit,
     PageFormat,
@@ -40,12 +41,15 @@ from triptych.core.kv.transfer.messages import (
     is_proof,
     proof,
 )
+from triptych.core.kv.transfer.nixl_slots import ReadSlots
 from triptych.core.kv.transfer.server import GREETING_TIMEOUT_S
 from triptych.core.kv.transfer.shared_slots import IS_OFFERED, SharedSlots
 from triptych.core.loop_thread import LoopThread
+from triptych.core.options.pipeline import NIXL
 from triptych.core.prompt_content import PromptContent
 from triptych.core.tokens import TokenRequest
 
+ReceivedSlots = SharedSlots | ReadSlots
 _LEAST_DELAY_S = 0.1
 _MOST_DELAY_S = 5.0
 _log = logging.getLogger(__name__)
@@ -235,7 +239,7 @@ class _PageLink:
         for fetch in tuple(self._fetches.values()):
             self._end(fetch)
 
-    async def _greet(self, channel: PageChannel) -> SharedSlots | None:
+    async def _greet(self, channel: PageChannel) -> ReceivedSlots | None:
         """Prove that the secret is known, and have the other end prove it. Raises LinkRefused."""
         client, nonce = self._client, secrets.token_bytes(NONCE_BYTES)
         challenge: PageChallenge = await channel.receive(PageChallenge, MAX_GREETING_BYTES)
@@ -243,7 +247,7 @@ class _PageLink:
             raise LinkRefused("version", f"version {VERSION} here, {challenge.version} there")
         nonces = challenge.nonce, nonce
         slots, descriptor = None, -1
-        if self._address.path and IS_OFFERED:
+        if client.format.transport != NIXL and self._address.path and IS_OFFERED:
             slots, descriptor = SharedSlots.make(self._num_credits, client.memory.page_bytes)
         try:
             greeting = PageGreeting(
@@ -261,6 +265,8 @@ class _PageLink:
                 raise LinkRefused(answer.code, f"refused ({answer.code}): {answer.message:.600}")
             if not is_proof(answer.proof, client.secret, "prefill", nonces):
                 raise LinkRefused("secret", "it does not know the secret of --pipeline-key-file")
+            if client.format.transport == NIXL:
+                return self._read_slots(answer.region)
         except BaseException:
             if slots is not None:
                 slots.close()
@@ -270,7 +276,12 @@ class _PageLink:
                 os.close(descriptor)
         return slots
 
-    async def _read(self, slots: SharedSlots | None) -> None:
+    def _read_slots(self, region: NixlRegion | None) -> ReadSlots:
+        if region is None:
+            raise BadPeer("no region to read")
+        return ReadSlots(self._num_credits, self._client.memory.page_bytes, region)
+
+    async def _read(self, slots: ReceivedSlots | None) -> None:
         """Take what comes, until the other end leaves or breaks a rule."""
         while True:
             message: FromPrefill = await self._channel.receive(FromPrefill, MAX_GREETING_BYTES)
@@ -288,7 +299,7 @@ class _PageLink:
                 case _:
                     raise BadPeer("a second greeting")
 
-    async def _take_page(self, header: PageHeader, slots: SharedSlots | None) -> None:
+    async def _take_page(self, header: PageHeader, slots: ReceivedSlots | None) -> None:
         client, num_bytes = self._client, header.num_bytes
         if not 0 < num_bytes <= client.memory.page_bytes:
             raise BadPeer("a page of another size")
@@ -296,6 +307,7 @@ class _PageLink:
         if slots is None and header.slot == -1:
             await self._channel.fill(page)
         elif slots is not None and 0 <= header.slot < slots.num_slots:
+            await slots.arrive(header.slot, num_bytes)
             page = slots.slot(header.slot)[:num_bytes]
             client.counts["page_received_bytes_total"] += len(page)
         else:

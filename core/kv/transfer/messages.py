@@ -20,12 +20,13 @@ import hmac
 
 import msgspec
 
+from triptych.core.options.pipeline import SOCKETS
 from triptych.core.prompt_content import PromptContent
 from triptych.core.tokens import TokenRequest
 
 VERSION = 2
 NONCE_BYTES = 32
-MAX_GREETING_BYTES = 8 * 2**10
+MAX_GREETING_BYTES = 64 * 2**10
 """Of a frame of somebody who has proved nothing yet, and of any frame of one that listens."""
 MAX_REQUEST_BYTES = 64 * 2**20
 """Of a frame of one that connects: a prompt, and the pictures in it."""
@@ -38,12 +39,13 @@ CACHE, FEATURES = "pages", "features"
 class PageFormat(msgspec.Struct, frozen=True, kw_only=True):
     """What pages of two engines must have in common to stand for each other.
 
-    `content` says what they are of. `weights` is their digest, `layout` the shape and type of a
-    page, `order` that of cells in it, `compute` what their values are computed in. No page has more
-    than `page_bytes`.
+    `content` says what they are of, `transport` how they cross. `weights` is their digest, `layout`
+    the shape and type of a page, `order` that of cells in it, `compute` what their values are
+    computed in. No page has more than `page_bytes`.
     """
 
     content: str = CACHE
+    transport: str = SOCKETS
     weights: str
     layout: str
     order: str
@@ -82,10 +84,18 @@ class PageGreeting(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     version: int = VERSION
 
 
+class NixlRegion(msgspec.Struct, frozen=True):
+    """Where slots lie that are read by NIXL: an agent's metadata, and their address there."""
+
+    metadata: bytes
+    address: int
+
+
 class PageWelcome(msgspec.Struct, frozen=True, tag=True):
-    """The listening end's own proof."""
+    """The listening end's own proof; pages cross by NIXL if it offers a region."""
 
     proof: bytes
+    region: NixlRegion | None = None
 
 
 class PageRefusal(msgspec.Struct, frozen=True, tag=True):

@@ -40,9 +40,12 @@ from triptych.core.kv.transfer.messages import (
     is_proof,
     proof,
 )
+from triptych.core.kv.transfer.nixl_slots import OfferedSlots
 from triptych.core.kv.transfer.shared_slots import IS_OFFERED, SharedSlots
 from triptych.core.loop_thread import LoopThread
+from triptych.core.options.pipeline import NIXL
 
+SentSlots = SharedSlots | OfferedSlots
 GREETING_TIMEOUT_S = 5.0
 _MAX_CONNECTIONS = 64
 _log = logging.getLogger(__name__)
@@ -185,7 +188,7 @@ class PageServer:
             if slots is not None:
                 slots.close()
 
-    async def _greet(self, channel: PageChannel) -> tuple[PageGreeting, SharedSlots | None]:
+    async def _greet(self, channel: PageChannel) -> tuple[PageGreeting, SentSlots | None]:
         """Let a peer in that proves itself. Raises `LinkRefused`, having told it why."""
         nonce = secrets.token_bytes(NONCE_BYTES)
         await channel.send(PageChallenge(nonce))
@@ -199,7 +202,11 @@ class PageServer:
         if refusal is not None:
             await channel.send(refusal)
             raise LinkRefused(refusal.code, f"refused ({refusal.code}): {refusal.message}")
-        await channel.send(PageWelcome(proof(self._secret, "prefill", nonces)))
+        region = None
+        if self.format.transport == NIXL:
+            slots = OfferedSlots(greeting.num_credits, self.memory.page_bytes)
+            region = slots.region
+        await channel.send(PageWelcome(proof(self._secret, "prefill", nonces), region))
         return greeting, slots
 
     def _check(self, greeting: PageGreeting, nonces: tuple[bytes, bytes]) -> PageRefusal | None:
@@ -217,7 +224,7 @@ class PageServer:
             return PageRefusal("format", f"1 to {most} pages may be on the way.")
         return None
 
-    async def _take_slots(self, channel: PageChannel, greeting: PageGreeting) -> SharedSlots | None:
+    async def _take_slots(self, channel: PageChannel, greeting: PageGreeting) -> SentSlots | None:
         if not (self._address.path and IS_OFFERED):
             return None
         descriptor = await channel.receive_descriptor()
@@ -237,7 +244,7 @@ class _Connection:
         channel: PageChannel,
         orders: PageOrders,
         num_credits: int,
-        slots: SharedSlots | None,
+        slots: SentSlots | None,
     ) -> None:
         self._server = server
         self._channel = channel
@@ -248,6 +255,7 @@ class _Connection:
         for index in range(num_credits):
             self._free.put_nowait(-1 if slots is None else index)
         self._lent: list[int] = []
+        self._is_lent = asyncio.Event()
         self._deadline = asyncio.timeout(None)
         self._scratch = memoryview(bytearray(server.memory.page_bytes if slots is None else 0))
         self._scratch_lock = asyncio.Lock()
@@ -255,6 +263,8 @@ class _Connection:
     async def run(self) -> None:
         """Until the other end leaves, breaks a rule, or takes no page for too long."""
         async with self._deadline, asyncio.TaskGroup() as group:
+            if self._slots is not None:
+                group.create_task(self._slots.carry(self._is_lent))
             while True:
                 self._take(await self._channel.receive(FromDecode, MAX_REQUEST_BYTES), group)
 
@@ -272,6 +282,8 @@ class _Connection:
                 if message.slot not in self._lent:
                     raise BadPeer("a credit that was not given")
                 self._lent.remove(message.slot)
+                if not self._lent:
+                    self._is_lent.clear()
                 self._free.put_nowait(message.slot)
                 self._give_time()
             case _:
@@ -297,6 +309,7 @@ class _Connection:
         memory, counts = self._server.memory, self._server.counts
         slot = await self._free.get()
         self._lent.append(slot)
+        self._is_lent.set()
         if len(self._lent) == 1:
             self._give_time()
         num_bytes = memory.num_bytes(page_id)
