@@ -304,7 +304,7 @@ def compare(setup: Setup, asked: Sequence[TokenRequest]) -> tuple[list[list[str]
     rows = [
         ["answers equal token for token", f"{num_equal} of {len(asked)}"],
         [f"{what} by the engine that answers", f"{fallbacks:g}"],
-        ["pages that crossed", f"{num_pages:g}, {content_bytes:g} bytes"],
+        ["pages that crossed", f"{num_pages:.0f}, {content_bytes:.0f} bytes"],
         ["bytes on the wire above those", f"{100 * overhead:.3f} %"],
     ]
     return rows, num_equal == len(asked) and 0 <= overhead < 0.05 and not fallbacks

@@ -57,7 +57,7 @@ def _open_pace(job: Job) -> JobPace:
 
 
 @dataclass(eq=False, slots=True)
-class _Sent:
+class _SentPicture:
     """What is held for an order: pages of a picture's features, once they are there."""
 
     picture: PromptContent
@@ -79,7 +79,7 @@ class SentFeatures:
         self._submit: Callable[[Job], None] = lambda job: None
         self._post: Post = lambda call: call()
         self._ids = count()
-        self._sent: dict[PageOrder, _Sent] = {}
+        self._sent: dict[PageOrder, _SentPicture] = {}
         self._jobs: dict[bytes, str] = {}
         scheduler.counted = self.counted
 
@@ -124,7 +124,7 @@ class SentFeatures:
         if num_held + num_bytes > self._memory.capacity_bytes:
             order.end("too many pictures at once")
             return
-        sent = self._sent[order] = _Sent(picture, num_bytes)
+        sent = self._sent[order] = _SentPicture(picture, num_bytes)
         if self._send(order, sent) or span.digest in self._jobs:
             return
         job_id = f"features-{self._model}-{next(self._ids)}"
@@ -138,7 +138,7 @@ class SentFeatures:
         )
         self._submit(job)
 
-    def _send(self, order: PageOrder, sent: _Sent) -> bool:
+    def _send(self, order: PageOrder, sent: _SentPicture) -> bool:
         """Hand a picture's pages to its order; false if they are not there."""
         span = sent.picture.span
         sent.page_ids = self._memory.lend(span.digest)
@@ -171,7 +171,7 @@ class SentFeatures:
         if digest in self._jobs and not self._waiting_for(digest):
             self._scheduler.cancel(self._jobs[digest])
 
-    def _waiting_for(self, digest: bytes) -> list[tuple[PageOrder, _Sent]]:
+    def _waiting_for(self, digest: bytes) -> list[tuple[PageOrder, _SentPicture]]:
         return [
             (order, sent)
             for order, sent in self._sent.items()

@@ -47,7 +47,7 @@ class PictureExchange:
 
 
 @dataclass(frozen=True, slots=True)
-class _Awaited:
+class _AwaitedPicture:
     """A fetch, begun at a time, for so many bytes."""
 
     fetch: PageFetch
@@ -66,7 +66,7 @@ class FetchedFeatures(PictureExchange):
         self._post: Post = lambda call: call()
         self._done: Callable[[bytes, bool], None] = lambda digest, is_here: None
         self._ids = count()
-        self._open: dict[bytes, _Awaited] = {}
+        self._open: dict[bytes, _AwaitedPicture] = {}
         self._stopped: set[bytes] = set()
 
     def connect(self, post: Post, done: Callable[[bytes, bool], None]) -> None:
@@ -97,7 +97,7 @@ class FetchedFeatures(PictureExchange):
             arrived=lambda num_arrived: None,
             ended=partial(self._end, span.digest),
         )
-        self._open[span.digest] = _Awaited(fetch, time.monotonic(), num_bytes)
+        self._open[span.digest] = _AwaitedPicture(fetch, time.monotonic(), num_bytes)
         self._source.start(fetch)
 
     def stop(self, digest: bytes) -> None:
