@@ -141,7 +141,9 @@ def _waits() -> Iterator[float]:
 
 
 def _nixl() -> Any:
-    return importlib.import_module("nixl")
+    module = importlib.import_module("nixl")
+    logging.getLogger("nixl").setLevel(logging.WARNING)  # it tells of each agent, on stdout
+    return module
 
 
 @contextmanager
