@@ -365,9 +365,16 @@ class VisionScheduler(TokenScheduler):
                 if self._features.acquire(digest) is not None:
                     prompt.refs.add(digest)
                     self._counters["vision_cache_hits_total"] += 1
-                elif not any(digest in other.asked for other in self._waiting_for(digest)):
-                    prompt.asked.add(digest)
-                    self.elsewhere.start(picture)
+                elif digest not in prompt.asked:
+                    self._ask_for(prompt, picture)
+
+    def _ask_for(self, prompt: PicturedPrompt, picture: PromptContent) -> None:
+        """Have a picture encoded elsewhere, unless that failed for somebody who still waits."""
+        digest = picture.span.digest
+        is_new = not any(digest in other.asked for other in self._waiting_for(digest))
+        prompt.asked.add(digest)
+        if is_new:
+            self.elsewhere.start(picture)
 
     def _release(self, digests: set[bytes]) -> None:
         for digest in digests:
