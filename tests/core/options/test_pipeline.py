@@ -127,6 +127,7 @@ def test_what_bars_a_role_is_named(sections: dict[str, object], flag: str, roles
 def test_an_encoder_is_of_no_use_to_models_that_do_not_see() -> None:
     args = argparse.Namespace(encoder_address=["host:1"], encoder_timeout_s=3.0)
     resolved = resolve_with_sources(args)
-    with pytest.raises(ConfigError, match=r"--encoder-address.* --encoder-timeout-s.* vision models"):
+    given = r"--encoder-address.* --encoder-timeout-s.* vision models"
+    with pytest.raises(ConfigError, match=given):
         check_relevance(resolved, {"chat"})
     check_relevance(resolved, {"chat", "vision"})
