@@ -16,10 +16,13 @@ import torch
 from support.page_peers import until
 from support.roles import engine, role_config
 from support.vision_models import save_model
+from support.vision_world import see
 from triptych.core.config import Config, ModelOptions
 from triptych.core.devices.device import Device
 from triptych.core.errors import ConfigError
+from triptych.core.job import Job
 from triptych.core.ledger import Ledger
+from triptych.core.staged_plan import StagedPlan
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.modalities.llm.engine.loader import LlmLoader
@@ -107,3 +110,20 @@ async def test_an_encoder_that_scales_pictures_in_another_way_is_refused(
     with caplog.at_level(logging.WARNING):
         async with engine(config_of(tmp_path), tmp_path, saved), engine(reader, tmp_path, scaled):
             await until(lambda: "refused (format): Pages differ. compute" in caplog.text)
+
+
+def test_on_a_cpu_a_picture_is_sent_before_the_next_is_encoded(
+    saved: ResolvedModel, tmp_path: Path
+) -> None:
+    ledger = Ledger(256 * MIB)
+    loader = open_vision_loader(saved, config_of(tmp_path), Device.open("cpu"), ledger)
+    loaded = loader.load(lambda _: None)
+    for picture in see(("a", 2), ("b", 2)).contents:
+        job = Job(job_id=picture.span.digest.hex(), model="tiny", request=picture)
+        loaded.scheduler.submit(job)
+    proposal = loaded.scheduler.propose(0.0)
+    assert proposal is not None
+    plan = loaded.scheduler.book(proposal, 0, 0.0)
+    loaded.close()
+    assert isinstance(plan, StagedPlan)
+    assert len(plan.rows) == 1
