@@ -76,12 +76,12 @@ def drive(rig: Rig) -> list[Row]:
     return [long, short, shared]
 
 
-def assert_same(rows: list[Row], expected: list[Row]) -> None:
+def assert_same(rows: list[Row], expected: list[Row], close: float = 1e-5) -> None:
     for row, wanted in zip(rows, expected, strict=True):
         assert row.tokens == wanted.tokens
         assert row.logits.keys() == wanted.logits.keys()
         for position, logits_V in row.logits.items():
-            torch.testing.assert_close(logits_V, wanted.logits[position], atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(logits_V, wanted.logits[position], atol=close, rtol=close)
 
 
 def test_every_native_family_is_here() -> None:
@@ -138,12 +138,20 @@ def test_weights_in_blocks(
     has_kernels: bool,
     kernels_of: Callable[[str | None], NativeKernels],
 ) -> None:
-    """Three ranks have 3, 3 and 2 heads; 768 features are three blocks of 256."""
+    """Three ranks have 3, 3 and 2 heads; 768 features are three blocks of 256.
+
+    Kernels round inputs to bytes, some to others after sums that differ in their last bits. They
+    are some hundred times closer to each other than to the products of torch.
+    """
     native = kernels_of(LEVELS[0]) if has_kernels else None
     tensors = tensors_of(name, **BLOCKS)
     tensors.encoding = WeightEncoding(encoding)
     expected = drive(decoder_rig(tensors.decoder(native=native), native=native))
-    assert_same(drive_divided(tensors, num_ranks, drive, native), expected)
+    assert_same(
+        drive_divided(tensors, num_ranks, drive, native),
+        expected,
+        close=0.3 if has_kernels else 1e-4,
+    )
 
 
 @pytest.mark.parametrize(("encoding", "num_heads"), [("q4_k", 4), ("q8_0", 16)])
@@ -184,14 +192,15 @@ def test_a_row_alone_and_in_a_batch_is_the_same_to_the_bit(
 
 
 @pytest.mark.embedded
+@pytest.mark.parametrize("encoding", ["bfloat16", "q8_0"])
 def test_the_embedded_model_token_for_token(
-    kernels_of: Callable[[str | None], NativeKernels],
+    encoding: str, kernels_of: Callable[[str | None], NativeKernels]
 ) -> None:
     """9 heads in 3 groups: one rank has two of these. More in samples/benchmarks/divided.py."""
     resolved = resolve(
         EMBEDDED_REFERENCE, name=None, options=ModelOptions(), progress=SilentProgress()
     )
-    stored, native = StoredDecoder(Path(resolved.folder)), kernels_of(LEVELS[0])
+    stored, native = StoredDecoder(Path(resolved.folder), encoding), kernels_of(LEVELS[0])
     tokenizer = Tokenizer.from_file(str(stored.folder / "tokenizer.json"))
 
     def answer(rig: Rig) -> list[list[int]]:

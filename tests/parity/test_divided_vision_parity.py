@@ -1,4 +1,4 @@
-"""A model that sees, divided over two ranks: features come from rank 0, logits are those of one."""
+"""A model that sees, divided over ranks, tower and decoder: logits are those of one."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ import torch
 
 from support.decoder_rig import CPU
 from support.rank_threads import PlanQueue, following_runner, lead_and_follow
-from support.vision_models import pixels, save_model
+from support.vision_models import MODELS, pixels, save_model
 from support.vision_rig import VisionRig, VisionRow
 from triptych.core.devices.rank_group import RankGroup
 from triptych.core.engine.rank_sampler import FollowingSampler
-from triptych.core.engine.token_runner import TokenRunner
+from triptych.core.plan import Runner
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.modalities.vlm.engine.blueprint import VisionBlueprint
+from triptych.modalities.vlm.engine.encoder import open_cache
 from triptych.modalities.vlm.engine.head import VisionHead
+from triptych.modalities.vlm.engine.runner import VisionRunner
 from triptych.modalities.vlm.engine.step_features import FollowingFeatures
+from triptych.modalities.vlm.plan import SharedPlan
 
 HELLO, THEN, WHAT = (1, 5, 9, 12), (13, 14), (20, 21, 22)
 
@@ -34,26 +37,31 @@ def drive(rig: VisionRig) -> list[VisionRow]:
     return rows
 
 
-@pytest.mark.parametrize("family", ["llava", "gemma3", "qwen2_vl", "qwen3_vl"])
-def test_two_ranks_give_the_logits_of_one(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_ranks_give_the_logits_of_one(family: str, num_ranks: int, tmp_path: Path) -> None:
+    """Three ranks: these towers have two heads, which stay whole, and divide their MLPs."""
     save_model(family, tmp_path)
 
     def lead(ranks: PlanQueue) -> list[VisionRow]:
         return drive(VisionRig(tmp_path, ranks=ranks))
 
-    def follow(group: RankGroup) -> TokenRunner:
+    def follow(group: RankGroup) -> Runner:
         with Checkpoint.open(tmp_path) as checkpoint:
             blueprint = VisionBlueprint(checkpoint, max_length=0, dtype=torch.float32, device=CPU)
             blueprint.text.join(group)
-            decoder = blueprint.build_decoder(lambda _: None)
+            assert blueprint.share_encoder(group)
+            decoder, encoder = blueprint.build(lambda _: None)
         features = FollowingFeatures(group, blueprint.num_late)
         sampler = FollowingSampler(group)
         head_type = partial(VisionHead, decoder, sampler, features, blueprint.traits)
         layout = blueprint.text.kv_layout(4, torch.float32)
-        return following_runner(head_type, layout, max_length=256)
+        tokens = following_runner(head_type, layout, max_length=256)
+        return VisionRunner(tokens, encoder, open_cache(0, 0), CPU, tokens.stream)
 
     expected = drive(VisionRig(tmp_path))
-    for row, wanted in zip(lead_and_follow(2, lead, follow), expected, strict=True):
+    found = lead_and_follow(num_ranks, lead, follow, SharedPlan)
+    for row, wanted in zip(found, expected, strict=True):
         assert row.tokens == wanted.tokens
         for position, logits_V in row.logits.items():
             torch.testing.assert_close(logits_V, wanted.logits[position], atol=1e-5, rtol=1e-5)

@@ -31,7 +31,7 @@ from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.attention import KvCache, KvLayout
 from triptych.core.layers.decoder import Decoder, DecoderConfig
 from triptych.core.layers.shards import BLOCK_UNIT, PLAIN_UNIT
-from triptych.core.plan import Plan, TokenPlan
+from triptych.core.plan import Plan, Runner, TokenPlan
 from triptych.core.weights.encoding import WeightEncoding
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 
@@ -102,13 +102,19 @@ class StoredDecoder:
     """The decoder in a folder, in float32, whole or one rank's part."""
 
     folder: Path
+    encoding: str = "auto"
 
     def decoder(
         self, group: RankGroup | None = None, native: NativeKernels | None = None
     ) -> Decoder:
         with Checkpoint.open(self.folder) as checkpoint:
             blueprint = NativeBlueprint(
-                checkpoint.config, max_length=0, dtype=torch.float32, device=CPU, native=native
+                checkpoint.config,
+                max_length=0,
+                dtype=torch.float32,
+                device=CPU,
+                native=native,
+                encoding=WeightEncoding.of(self.encoding, checkpoint.tensors),
             )
             if group is not None:
                 blueprint.join(group)
@@ -167,7 +173,10 @@ def drive_divided(
 
 
 def lead_and_follow(
-    num_ranks: int, lead: Callable[[PlanQueue], T], follow: Callable[[RankGroup], TokenRunner]
+    num_ranks: int,
+    lead: Callable[[PlanQueue], T],
+    follow: Callable[[RankGroup], Runner],
+    kind: type[Plan] = TokenPlan,
 ) -> T:
     """What `lead` returns on rank 0, while runners that `follow` makes run its plans."""
     plans = PlanQueue(num_ranks - 1)
@@ -181,7 +190,7 @@ def lead_and_follow(
                 plans.end()
         runner = follow(group)
         while message := plans.queues[group.rank - 1].get():
-            runner.launch(msgspec.msgpack.decode(message, type=TokenPlan))
+            runner.launch(msgspec.msgpack.decode(message, type=kind))
         return None
 
     result = on_ranks(num_ranks, work)[0]

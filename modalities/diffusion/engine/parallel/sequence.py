@@ -72,10 +72,11 @@ class SequenceParallel:
         }
 
     def gather(self, output_BTC: Tensor) -> Tensor:
-        """Every rank's tokens of the picture, in their order. The run is divided no longer."""
+        """All tokens of the picture, in their order. What follows blocks is not divided."""
         rows, _, width = output_BTC.shape
         shapes = [(rows, picture.length, width) for _, picture in self.shards]
-        self.shards = []
+        if self.is_in_blocks:
+            self.shards = []
         parts = self.group.exchange([output_BTC] * len(shapes), shapes)
         return torch.cat(parts, dim=PICTURE.dim)
 
