@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -9,11 +10,13 @@ import pytest
 import torch
 
 from support.decoder_rig import CPU
+from support.kernel_levels import LEVELS
 from support.rank_threads import PlanQueue, following_runner, lead_and_follow
 from support.vision_models import MODELS, pixels, save_model
 from support.vision_rig import VisionRig, VisionRow
 from triptych.core.devices.rank_group import RankGroup
 from triptych.core.engine.rank_sampler import FollowingSampler
+from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.plan import Runner
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.modalities.vlm.engine.blueprint import VisionBlueprint
@@ -37,18 +40,17 @@ def drive(rig: VisionRig) -> list[VisionRow]:
     return rows
 
 
-@pytest.mark.parametrize("family", MODELS)
-@pytest.mark.parametrize("num_ranks", [2, 3])
-def test_ranks_give_the_logits_of_one(family: str, num_ranks: int, tmp_path: Path) -> None:
-    """Three ranks: these towers have two heads, which stay whole, and divide their MLPs."""
-    save_model(family, tmp_path)
-
+def drive_divided(
+    folder: Path, num_ranks: int, native: NativeKernels | None = None
+) -> list[VisionRow]:
     def lead(ranks: PlanQueue) -> list[VisionRow]:
-        return drive(VisionRig(tmp_path, ranks=ranks))
+        return drive(VisionRig(folder, ranks=ranks, native=native))
 
     def follow(group: RankGroup) -> Runner:
-        with Checkpoint.open(tmp_path) as checkpoint:
-            blueprint = VisionBlueprint(checkpoint, max_length=0, dtype=torch.float32, device=CPU)
+        with Checkpoint.open(folder) as checkpoint:
+            blueprint = VisionBlueprint(
+                checkpoint, max_length=0, dtype=torch.float32, device=CPU, native=native
+            )
             blueprint.text.join(group)
             assert blueprint.share_encoder(group)
             decoder, encoder = blueprint.build(lambda _: None)
@@ -56,12 +58,36 @@ def test_ranks_give_the_logits_of_one(family: str, num_ranks: int, tmp_path: Pat
         sampler = FollowingSampler(group)
         head_type = partial(VisionHead, decoder, sampler, features, blueprint.traits)
         layout = blueprint.text.kv_layout(4, torch.float32)
-        tokens = following_runner(head_type, layout, max_length=256)
+        tokens = following_runner(head_type, layout, max_length=256, native=native)
         return VisionRunner(tokens, encoder, open_cache(0, 0), CPU, tokens.stream)
 
-    expected = drive(VisionRig(tmp_path))
-    found = lead_and_follow(num_ranks, lead, follow, SharedPlan)
+    return lead_and_follow(num_ranks, lead, follow, SharedPlan)
+
+
+def assert_same(found: list[VisionRow], expected: list[VisionRow]) -> None:
     for row, wanted in zip(found, expected, strict=True):
         assert row.tokens == wanted.tokens
         for position, logits_V in row.logits.items():
             torch.testing.assert_close(logits_V, wanted.logits[position], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_two_ranks_give_the_logits_of_one(family: str, tmp_path: Path) -> None:
+    save_model(family, tmp_path)
+    assert_same(drive_divided(tmp_path, 2), drive(VisionRig(tmp_path)))
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen3_vl"])
+def test_a_head_for_two_of_three_ranks_stays_whole(family: str, tmp_path: Path) -> None:
+    """The towers' MLPs are divided all the same."""
+    save_model(family, tmp_path)
+    assert_same(drive_divided(tmp_path, 3), drive(VisionRig(tmp_path)))
+
+
+@pytest.mark.parametrize("family", ["gemma3", "qwen2_5_vl"])
+def test_on_the_native_kernels(
+    family: str, tmp_path: Path, kernels_of: Callable[[str | None], NativeKernels]
+) -> None:
+    save_model(family, tmp_path)
+    native = kernels_of(LEVELS[0])
+    assert_same(drive_divided(tmp_path, 2, native), drive(VisionRig(tmp_path, native=native)))
