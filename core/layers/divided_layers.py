@@ -35,7 +35,7 @@ _MLPS = (
     (("gate_proj", "up_proj"), "down_proj"),
     (("linear_1",), "linear_2"),
 )
-_ALL_HEADS_AT_ONCE = ("q_norm", "k_norm")
+_NORMS = {"q_proj": ("q_norm",), "k_proj": ("k_norm",), "qkv": ("q_norm", "k_norm")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +52,23 @@ class _Pair:
         """What there is to divide."""
         return self._linear(self.output).in_features
 
-    def shard(self, rank: int, num_ranks: int, unit: int) -> Shard:
-        """The part of the features that a rank has."""
-        if self.num_heads:
-            width = self.features // self.num_heads
-            return even_shard(self.num_heads, rank, num_ranks).times(width)
-        return feature_shard(self.features, rank, num_ranks, unit)
-
     def divide(self, group: RankGroup, unit: int) -> None:
         """Leave this rank's part."""
-        shard = self.shard(group.rank, group.num_ranks, unit)
+        if self.num_heads:
+            heads = even_shard(self.num_heads, group.rank, group.num_ranks)
+            self.parent.forward = _with_own_heads(self.parent.forward, heads)
+            shard = heads.times(self.features // self.num_heads)
+        else:
+            shard = feature_shard(self.features, group.rank, group.num_ranks, unit)
         for name in self.inputs:
-            setattr(self.parent, name, DividedOutputs(self._linear(name), shard))
+            told = group if self._is_normed(name) else None
+            setattr(self.parent, name, DividedOutputs(self._linear(name), shard, told))
         setattr(self.parent, self.output, DividedInputs(self._linear(self.output), shard, group))
+
+    def _is_normed(self, name: str) -> bool:
+        """Whether the outputs are normed, which may be over all heads."""
+        norms = (getattr(self.parent, norm, nn.Identity()) for norm in _NORMS.get(name, ()))
+        return not all(isinstance(norm, nn.Identity) for norm in norms)
 
     def _linear(self, name: str) -> nn.Linear:
         linear = getattr(self.parent, name)
@@ -76,15 +80,12 @@ def divide_layers(module: nn.Module, group: RankGroup, unit: int) -> int:
     """Leave this rank's part of each pair of projections in a module; how many there are.
 
     Features are divided in whole units where they can be. What has less than one head or feature
-    for each rank stays whole, as does attention whose queries are normed over all heads.
+    for each rank stays whole.
     """
     pairs = [
         pair for pair in _pairs(module) if (pair.num_heads or pair.features) >= group.num_ranks
     ]
     for pair in pairs:
-        if pair.num_heads:
-            shard = even_shard(pair.num_heads, group.rank, group.num_ranks)
-            pair.parent.forward = _with_own_heads(pair.parent.forward, shard)
         pair.divide(group, unit)
     return len(pairs)
 
@@ -93,13 +94,9 @@ def _pairs(module: nn.Module) -> Iterator[_Pair]:
     for parent in module.modules():
         children = dict(parent.named_children())
         num_heads = getattr(parent, "num_heads", 0)
-        if num_heads and not any(_is_norm(children.get(name)) for name in _ALL_HEADS_AT_ONCE):
+        if num_heads:
             yield from _pairs_in(parent, children, _ATTENTION, num_heads)
         yield from _pairs_in(parent, children, _MLPS)
-
-
-def _is_norm(child: nn.Module | None) -> bool:
-    return child is not None and not isinstance(child, nn.Identity)
 
 
 def _pairs_in(
@@ -116,11 +113,13 @@ def _pairs_in(
 class DividedOutputs(nn.Module):
     """A projection of which this rank has some outputs; the others come as zeros.
 
-    Where queries, keys and values are one projection, it has the same part of each.
+    With a `group` they come from the others. Where queries, keys and values are one projection, a
+    rank has the same part of each.
     """
 
-    def __init__(self, linear: nn.Linear, shard: Shard) -> None:
+    def __init__(self, linear: nn.Linear, shard: Shard, group: RankGroup | None = None) -> None:
         super().__init__()
+        self._group = group
         assert linear.out_features % shard.total == 0, "as many as are read, or several times that"
         self.out_features = linear.out_features
         firsts = range(shard.first, linear.out_features, shard.total)
@@ -136,7 +135,7 @@ class DividedOutputs(nn.Module):
         y = x.new_zeros(*x.shape[:-1], self.out_features)
         for place, part in zip(self._slices, parts, strict=True):
             y[..., place] = part
-        return y
+        return y if self._group is None else self._group.sum(y)
 
 
 class DividedInputs(nn.Module):

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from support.rank_threads import on_ranks
 from triptych.core.devices.rank_group import RankGroup
-from triptych.core.layers.divided_layers import DividedInputs, DividedOutputs, divide_layers
+from triptych.core.layers.divided_layers import DividedInputs, divide_layers
 from triptych.core.layers.shards import PLAIN_UNIT
 
 WIDTH, HEADS, FEATURES, TOKENS = 24, 4, 40, 7
@@ -100,21 +100,14 @@ def test_ranks_together_give_what_the_whole_gives(
     assert all(p.untyped_storage().nbytes() == p.nbytes for each in matrices for p in each)
 
 
-def test_queries_normed_over_all_heads_stay_whole() -> None:
+def test_queries_normed_over_all_heads_are_told() -> None:
+    """InternViT-6B has such norms."""
     torch.manual_seed(3)
     block = Block(is_fused=False, norm=nn.LayerNorm(WIDTH)).eval().requires_grad_(False)
     x_TC = torch.randn(TOKENS, WIDTH)
-
-    def work(group: RankGroup) -> Tensor:
-        part = copy.deepcopy(block)
-        assert divide_layers(part, group, PLAIN_UNIT) == 1
-        assert isinstance(part.fc1, DividedOutputs)
-        assert isinstance(part.fc2, DividedInputs)
-        out: Tensor = part(x_TC)
-        return out
-
-    for y_TC in on_ranks(2, work):
+    for y_TC, counts, _ in on_ranks(2, lambda group: run(block, group, x_TC)):
         torch.testing.assert_close(y_TC, block(x_TC), atol=1e-6, rtol=1e-5)
+        assert counts == [2]
 
 
 def test_fewer_heads_than_ranks_stay_whole() -> None:
