@@ -244,9 +244,11 @@ def test_an_ending_that_is_a_stop_token_is_followed_by_the_answer() -> None:
     assert made.answer(request) == ("aaahaaaa", "length")
     (held,) = {row.sampling.stop_token_ids for plan in made.runner.plans for row in plan.starts}
     assert held == (EOS,)
+
+
+def test_a_stop_token_that_is_not_prescribed_ends_the_answer() -> None:
+    request = guided_request("prompt", max_tokens=8, stop_token_ids=(EOS, CLOSE))
+    request = msgspec.structs.replace(request, thinking=budgeted(OPENED, 3))
+    made = world()
     made.runner.draw = lambda row, context: CLOSE  # type: ignore[method-assign]
-    assert made.answer(
-        msgspec.structs.replace(
-            request, sampling=SamplingParams(max_tokens=8, stop_token_ids=(EOS, CLOSE))
-        )
-    ) == ("", "stop")
+    assert made.answer(request) == ("", "stop")

@@ -34,7 +34,7 @@ from triptych.modalities.vlm.engine.runner import VisionRunner, told
 from triptych.modalities.vlm.engine.step_features import CachedFeatures, LeadingFeatures
 from triptych.modalities.vlm.plan import EncodePlan
 from triptych.modalities.vlm.processing.processor import PictureProcessor
-from triptych.modalities.vlm.scheduling import VisionLimits
+from triptych.modalities.vlm.scheduling.prompts import VisionLimits
 
 Part = Sequence[int] | Pixels
 

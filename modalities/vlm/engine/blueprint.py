@@ -31,6 +31,7 @@ from triptych.core.weights.tensors.quantise import quantise
 from triptych.modalities.vlm.configs.config import open_image_processor, read_config
 from triptych.modalities.vlm.configs.families import FAMILIES, family_of
 from triptych.modalities.vlm.engine.encoder import (
+    FeatureLayout,
     PictureEncoder,
     Scaling,
     encoder_sketch,
@@ -80,15 +81,25 @@ class AnyVisionBlueprint:
         return self._group is not None
 
     @property
-    def feature_bytes(self) -> int:
-        """Bytes of one position's features."""
-        hidden = int(self._config.text_config.hidden_size)
-        return hidden * (1 + self.num_late) * self.dtype.itemsize
-
-    @property
     def num_late(self) -> int:
         """How many of the first layers are followed by more features."""
         return len(getattr(self._config.vision_config, "deepstack_visual_indexes", None) or ())
+
+    @property
+    def kernels(self) -> str:
+        """What multiplies by the encoder's weights."""
+        return "torch" if self._native is None else "native"
+
+    @property
+    def feature_layout(self) -> FeatureLayout:
+        """How features lie in memory."""
+        hidden = int(self._config.text_config.hidden_size)
+        return FeatureLayout(num_parts=1 + self.num_late, hidden_size=hidden, dtype=self.dtype)
+
+    @property
+    def feature_bytes(self) -> int:
+        """Bytes of one position's features."""
+        return self.feature_layout.num_bytes
 
     def encoder_bytes(self) -> int:
         """Device bytes of all but the language model."""

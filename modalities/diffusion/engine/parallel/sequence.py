@@ -43,7 +43,7 @@ class SequenceParallel:
     """Divides one run at a time, of a text and a picture that attend to each other.
 
     `tokens` are the arguments that have some: of the model, or with `is_in_blocks` of its blocks,
-    between which all ranks compute all tokens.
+    before and after which every rank has all tokens.
     """
 
     def __init__(
@@ -72,16 +72,16 @@ class SequenceParallel:
         }
 
     def gather(self, output_BTC: Tensor) -> Tensor:
-        """All tokens of the picture, in their order. What follows blocks is not divided."""
+        """All tokens of the picture, in their order."""
         rows, _, width = output_BTC.shape
         shapes = [(rows, picture.length, width) for _, picture in self.shards]
-        if self.is_in_blocks:
-            self.shards = []
         parts = self.group.exchange([output_BTC] * len(shapes), shapes)
         return torch.cat(parts, dim=PICTURE.dim)
 
     def attending(self) -> AbstractContextManager[object]:
-        """While inside, attention of a run that is divided is over the tokens of all ranks."""
+        """While inside, attention of what is divided is over the tokens of all ranks."""
+        if self.is_in_blocks:
+            self.shards = []  # of the run before
         return _UlyssesAttention(self)
 
     def sum(self, parts: Tensor) -> Tensor:
