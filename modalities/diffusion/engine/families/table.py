@@ -131,18 +131,19 @@ def open_model(module: nn.Module, ranks: RankGroup | None = None) -> DenoiseMode
     if ranks is not None:
         tokens = family.tokens or family.block_tokens
         sequence = SequenceParallel(ranks, tokens, is_in_blocks=not family.tokens)
-        module = _with_attention_apart(module, family.apart, sequence)
+        if family.apart:
+            module = _with_attention_apart(module, family.apart, sequence)
     model = SpanModel(module, family) if family.span else DenoiseModel(module, family)
     model.sequence = sequence
     return model
 
 
 def _with_attention_apart(module: nn.Module, name: str, sequence: SequenceParallel) -> nn.Module:
-    """A view of the module in which attention of that name, if any, is of a rank's own tokens."""
+    """A view of the module in which attention of that name is of a rank's own tokens."""
     apart = {
         path: AttentionApart(attention, sequence)
         for path, attention in module.named_modules()
-        if name and path.endswith(f".{name}")
+        if path.endswith(f".{name}")
     }
     return replaced(module, apart)
 
