@@ -3,7 +3,8 @@
 Owns the stand-ins and the walk that finds what is divided: heads of attention and features of MLPs
 (Shoeybi et al. 2019, arXiv:1909.08053), by the names that vision towers have for their projections.
 A module's own forward runs as it is: what a rank does not compute is zero in what its projections
-give, and never read. Knows no model and no file.
+give and is never read, but where all of it is normed, and then others tell it. Knows no model and
+no file.
 
 Shapes: I inputs, O outputs, B rows, H heads, T tokens, D a head's width.
 """
