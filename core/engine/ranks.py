@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -213,8 +214,7 @@ class Ranks:
             for process in processes:
                 stack.callback(process.close)
                 process.start(_setup_of(process, setup))
-            for process in processes:
-                process.expect(Phase, _START_TIMEOUT_S)
+            _expect_of_all(processes, Phase, _START_TIMEOUT_S)
             group = _together(partial(setup.join, device), processes)
             return cls(group, processes, stack.pop_all())
 
@@ -240,8 +240,7 @@ class Ranks:
 
     def leading_runner(self, runner: Runner) -> LeadingRunner:
         """Rank 0's, once all have loaded their parts. Raises what one of them failed for."""
-        for process in self._processes:
-            process.expect(Ready)
+        _expect_of_all(self._processes, Ready)
         return LeadingRunner(runner, self)
 
     def watch(self, on_lost: Callable[[RankLost], None]) -> None:
@@ -271,6 +270,22 @@ class LeadingRunner:
     def close(self) -> None:
         """Let go of rank 0's part."""
         self._runner.close()
+
+
+def _expect_of_all(
+    processes: Sequence[RankProcess],
+    kind: type[Phase] | type[Ready],
+    timeout_s: float | None = None,
+) -> None:
+    """Wait for such a note of each. Raises what the first failed for, in whichever order.
+
+    Then threads still wait for the others, until those are closed.
+    """
+    pool = ThreadPoolExecutor(len(processes), "triptych-ranks")
+    notes = [pool.submit(process.expect, kind, timeout_s) for process in processes]
+    pool.shutdown(wait=False)
+    for note in as_completed(notes):
+        note.result()
 
 
 def _together(work: Callable[[], T], processes: Sequence[RankProcess]) -> T:
