@@ -30,7 +30,7 @@ from triptych.modalities.llm.api.bench.report import machine
 TRIPTYCH = (sys.executable, "-m", "triptych")
 NUM_ENGINES = 2
 _COUNTS = re.compile(
-    r"^Rows: (\\d+), \\w+: (\\d+), there before: (\\d+), failed: (\\d+)", re.MULTILINE
+    r"^Rows: (\d+), \w+: (\d+), there before: (\d+), failed: (\d+)", re.MULTILINE
 )
 _TIMES = frozenset({"elapsed_s"})
 
@@ -102,7 +102,7 @@ TASKS = {
 
 def _jsonl(folder: Path, rows: Sequence[dict[str, object]]) -> str:
     path = folder / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\\n" for row in rows))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
 
 
@@ -182,7 +182,7 @@ def main() -> None:
     titles = ["command", "rows", "before the kill", "after it", "seconds, one process"]
     table = markdown_table([*titles, "seconds, second run on Ray"], rows)
     here = machine()
-    content = f"{here['num_cores']} cores of {here['cpu']}; Ray {ray.__version__}.\\n\\n{table}"
+    content = f"{here['num_cores']} cores of {here['cpu']}; Ray {ray.__version__}.\n\n{table}"
     print(content)
     if args.output:
         write_section(args.output, "bulk", content)
