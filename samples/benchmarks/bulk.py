@@ -1,7 +1,7 @@
 """Bulk work in one process and over Ray Data: the same results, also where a run was killed.
 
     pip install 'triptych[ray]'
-    python samples/benchmarks/bulk.py --output docs/benchmarks/bulk.md
+    python samples/benchmarks/bulk.py --output docs/bulk.md
 
 Each command answers its rows in one process; then over two engines of a Ray cluster, where it gets
 SIGKILL once some rows are written down and is run again. Results are compared byte for byte but for
@@ -22,16 +22,14 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-import ray
 from pages import markdown_table, write_section
 
+from triptych.core.cluster import import_ray
 from triptych.modalities.llm.api.bench.report import machine
 
 TRIPTYCH = (sys.executable, "-m", "triptych")
 NUM_ENGINES = 2
-_COUNTS = re.compile(
-    r"^Rows: (\d+), \w+: (\d+), there before: (\d+), failed: (\d+)", re.MULTILINE
-)
+_COUNTS = re.compile(r"^Rows: (\d+), \w+: (\d+), there before: (\d+), failed: (\d+)", re.MULTILINE)
 _TIMES = frozenset({"elapsed_s"})
 
 
@@ -165,7 +163,8 @@ def compare(name: str, address: str) -> list[str]:
         again = run(words, spread, *more)
         expected, found = results_of(alone), results_of(spread)
         if found != expected or here.num_failed or again.num_failed or not again.num_before:
-            raise SystemExit(f"{name}: results differ: {here}, {again}")
+            differ = [each for each in expected | found if expected.get(each) != found.get(each)]
+            raise SystemExit(f"{name}: results differ: {differ}, {here}, {again}")
     counts = (task.num_rows, again.num_before, again.num_asked)
     return [name, *map(str, counts), f"{here.seconds:.0f}", f"{again.seconds:.0f}"]
 
@@ -176,6 +175,7 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=tuple(TASKS), default=tuple(TASKS))
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
+    ray = import_ray()
     ray.init(num_cpus=NUM_ENGINES, include_dashboard=False, object_store_memory=256 * 2**20)
     address = ray.get_runtime_context().gcs_address
     rows = [compare(name, address) for name in args.parts]

@@ -113,7 +113,7 @@ class Ingress:
         self._app = build_app(with_models(config, models), models, self._client)
         await self._app.state.start()
         context = serve.get_replica_context()
-        self._name = context.replica_id.unique_id
+        self._name: str = context.replica_id.unique_id
         own = serve.get_deployment_handle(context.deployment, context.app_name)
         self._draining: asyncio.Task[None] | None = None
         self._leaving = asyncio.create_task(self._leave(own))
