@@ -214,7 +214,7 @@ class Ranks:
             for process in processes:
                 stack.callback(process.close)
                 process.start(_setup_of(process, setup))
-            _expect_of_all(processes, Phase, _START_TIMEOUT_S)
+            _expect_open(processes)
             group = _together(partial(setup.join, device), processes)
             return cls(group, processes, stack.pop_all())
 
@@ -240,7 +240,8 @@ class Ranks:
 
     def leading_runner(self, runner: Runner) -> LeadingRunner:
         """Rank 0's, once all have loaded their parts. Raises what one of them failed for."""
-        _expect_of_all(self._processes, Ready)
+        for process in self._processes:
+            process.expect(Ready)
         return LeadingRunner(runner, self)
 
     def watch(self, on_lost: Callable[[RankLost], None]) -> None:
@@ -272,17 +273,13 @@ class LeadingRunner:
         self._runner.close()
 
 
-def _expect_of_all(
-    processes: Sequence[RankProcess],
-    kind: type[Phase] | type[Ready],
-    timeout_s: float | None = None,
-) -> None:
-    """Wait for such a note of each. Raises what the first failed for, in whichever order.
+def _expect_open(processes: Sequence[RankProcess]) -> None:
+    """Wait until all have opened their devices. Raises what the first failed for, whichever it is.
 
     Then threads still wait for the others, until those are closed.
     """
     pool = ThreadPoolExecutor(len(processes), "triptych-ranks")
-    notes = [pool.submit(process.expect, kind, timeout_s) for process in processes]
+    notes = [pool.submit(process.expect, Phase, _START_TIMEOUT_S) for process in processes]
     pool.shutdown(wait=False)
     for note in as_completed(notes):
         note.result()
