@@ -11,6 +11,7 @@ Knows no model and no kind of content.
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 from collections.abc import Iterator, Mapping
 from typing import Literal
@@ -20,6 +21,7 @@ import msgspec
 from triptych.core.frames import FIRST_FRAME_ID
 
 ArrayType = Literal["uint8", "int64", "float32"]
+_ITEM_BYTES = {"uint8": 1, "int64": 8, "float32": 4}
 
 
 class Array(msgspec.Struct, frozen=True, array_like=True):
@@ -28,6 +30,12 @@ class Array(msgspec.Struct, frozen=True, array_like=True):
     dtype: ArrayType
     shape: tuple[int, ...]
     data: bytes
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether there are as many bytes as the shape says."""
+        num_bytes = math.prod(self.shape) * _ITEM_BYTES[self.dtype]
+        return min(self.shape, default=0) >= 0 and len(self.data) == num_bytes
 
 
 class ContentSpan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -75,7 +83,7 @@ class ContentSpan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         )
 
 
-class PromptContent(msgspec.Struct, frozen=True, kw_only=True):
+class PromptContent(msgspec.Struct, frozen=True, kw_only=True, tag="content"):
     """Content in a prompt. `inputs` are what its encoder is called with, by name."""
 
     span: ContentSpan

@@ -244,9 +244,12 @@ class SentPages(PageExchange):
     def open(self, order: PageOrder) -> None:
         """On the server's thread: check a prompt, and have it computed."""
         request, limit = order.wanted.request, self._tokens.vocab_size
+        if not isinstance(request, TokenRequest):
+            order.end("no prompt")
+            return
         first_free = FIRST_FRAME_ID if request.contents else sys.maxsize
         if all(0 <= token < limit or token >= first_free for token in request.prompt_ids):
-            self._post(partial(self._open, order))
+            self._post(partial(self._open, order, request))
         else:
             order.end("a prompt of other tokens than the model's")
 
@@ -263,7 +266,7 @@ class SentPages(PageExchange):
         """`stats` with what was sent."""
         return _counted(stats, self._counts, self._sink.counts)
 
-    def _open(self, order: PageOrder) -> None:
+    def _open(self, order: PageOrder, request: TokenRequest) -> None:
         self._counts["page_orders_total"] += 1
         job_id = f"pages-{self._model}-{next(self._ids)}"
         sent = self._sent[order] = _Sent(order, job_id, self._state.pool.acquire())
@@ -271,7 +274,7 @@ class SentPages(PageExchange):
         job = Job(
             job_id=job_id,
             model=self._model,
-            request=_prompt_of(order.wanted.request),
+            request=_prompt_of(request),
             sink=partial(self._take, sent),
             arrival_s=time.monotonic(),
         )

@@ -7,6 +7,7 @@ have OpenMP keep workers for the thread that carries pages, beside those of the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -24,9 +25,13 @@ class CacheMemory:
         self._places = [slice(*ends) for ends in pairwise(accumulate(sizes, initial=0))]
         self._device = self._tensors[0].device
         self._host = [t.numpy() for t in self._tensors] if self._device.type == "cpu" else []
-        self._stream: torch.cuda.Stream | None = None
+        self._copies = HostCopies(self._device)
         self.page_bytes = sum(sizes)
         assert self.page_bytes == kv.layout.page_bytes, "a page is what the layout says"
+
+    def num_bytes(self, page_id: int) -> int:
+        """How many a page has: all as many."""
+        return self.page_bytes
 
     def read(self, page_id: int, buffer: memoryview) -> None:
         """Copy a page to `buffer`."""
@@ -47,12 +52,25 @@ class CacheMemory:
             self._copy(page_id, buffer, is_read=False)
 
     def _copy(self, page_id: int, buffer: memoryview, *, is_read: bool) -> None:
-        """Copy between a device and the host, beside the steps that run."""
+        content = torch.frombuffer(buffer, dtype=torch.uint8)
+        here = [pages[page_id] for pages in self._tensors]
+        there = [content[place] for place in self._places]
+        source, target = (here, there) if is_read else (there, here)
+        self._copies.copy(target, source)
+
+
+class HostCopies:
+    """Copies between a device and the host, beside the steps that run, on one thread."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: torch.cuda.Stream | None = None
+
+    def copy(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+        """Copy each source to its target, and wait for it."""
         if self._stream is None:
             self._stream = torch.cuda.Stream(self._device)
-        content = torch.frombuffer(buffer, dtype=torch.uint8)
         with torch.inference_mode(), torch.cuda.stream(self._stream):
-            for pages, place in zip(self._tensors, self._places, strict=True):
-                here, there = pages[page_id], content[place]
-                (there if is_read else here).copy_(here if is_read else there, non_blocking=True)
+            for target, source in zip(targets, sources, strict=True):
+                target.copy_(source, non_blocking=True)
         self._stream.synchronize()

@@ -1,4 +1,4 @@
-"""Options of roles: engines that compute prompts, and engines that go on from them.
+"""Options of roles: engines that compute prompts or encode pictures for those that go on from them.
 
 Owns the declarations, and what cannot go together; `schedulers.pipeline_roles` reads them.
 """
@@ -15,20 +15,22 @@ from triptych.core.options.declaration import DURATION, TEXT, Role, option
 if TYPE_CHECKING:
     from triptych.core.config import Config
 
-PREFILL, DECODE, WHOLE = "prefill", "decode", "prefill_and_decode"
+SOCKETS, NIXL = "sockets", "nixl"
+PREFILL, DECODE, WHOLE, ENCODE = "prefill", "decode", "prefill_and_decode", "encode"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineOptions:
-    """Prefill and decode in engines of their own."""
+    """Prefill, decode and the encoder of pictures in engines of their own."""
 
     ROLES: ClassVar[tuple[Role, ...]] = TEXT
 
     pipeline_role: str = option(
         WHOLE,
         "What the engine does of a request: all of it; `prefill`, prompts for engines that decode;"
-        " `decode`, the rest, and whatever of prompts does not come in time.",
-        choices=(WHOLE, PREFILL, DECODE),
+        " `decode`, the rest, and whatever of prompts does not come in time; `encode`, pictures"
+        " for all of these, with no language model loaded.",
+        choices=(WHOLE, PREFILL, DECODE, ENCODE),
         is_for_server=True,
     )
     prefill_address: tuple[str, ...] = option(
@@ -37,9 +39,22 @@ class PipelineOptions:
         " role decode finds it; there repeat for several.",
         is_for_server=True,
     )
+    encoder_address: tuple[str, ...] = option(
+        (),
+        "HOST:PORT, or unix:PATH on one host: where an engine of role encode listens, and any"
+        " other finds it; there repeat for several.",
+        is_for_server=True,
+    )
     pipeline_key_file: str = option(
         "",
-        "File with a secret that the engines of both roles share, 16 bytes or more.",
+        "File with a secret that engines of different roles share, 16 bytes or more.",
+        is_for_server=True,
+    )
+    pipeline_transport: str = option(
+        SOCKETS,
+        "How pages cross between engines: over their sockets, in shared memory for unix:PATH; or"
+        " by `nixl` (`pip install 'triptych[nixl]'`), which uses RDMA where there is.",
+        choices=(SOCKETS, NIXL),
         is_for_server=True,
     )
     prefill_timeout_s: float = option(
@@ -49,6 +64,24 @@ class PipelineOptions:
         within=DURATION,
         is_for_server=True,
     )
+    encoder_timeout_s: float = option(
+        10.0,
+        "Longest wait for a picture that is encoded elsewhere: the engine then encodes it itself,"
+        " and one of role encode lets go of a peer that takes nothing.",
+        within=DURATION,
+        is_for_server=True,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """Where engines of two roles meet, by what `flag` says, and how long they wait there."""
+
+    flag: str
+    addresses: tuple[str, ...]
+    key_file: str
+    transport: str
+    timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +89,8 @@ class PipelinePlan:
     """The role of an engine, and what it needs for it."""
 
     role: str
-    addresses: tuple[str, ...]
-    key_file: str
-    timeout_s: float
+    pages: Meeting
+    features: Meeting
 
     @classmethod
     def of(cls, config: Config) -> Self:
@@ -66,60 +98,97 @@ class PipelinePlan:
         options = config.pipeline
         plan = cls(
             options.pipeline_role,
-            options.prefill_address,
-            options.pipeline_key_file,
-            options.prefill_timeout_s,
+            Meeting(
+                flag="--prefill-address",
+                addresses=options.prefill_address,
+                key_file=options.pipeline_key_file,
+                transport=options.pipeline_transport,
+                timeout_s=options.prefill_timeout_s,
+            ),
+            Meeting(
+                flag="--encoder-address",
+                addresses=options.encoder_address,
+                key_file=options.pipeline_key_file,
+                transport=options.pipeline_transport,
+                timeout_s=options.encoder_timeout_s,
+            ),
         )
-        if plan.is_whole:
-            plan._refuse_what_is_for_roles()
-        else:
-            plan._refuse_what_is_missing()
-            _refuse_what_bars(plan.role, config)
+        plan._refuse_what_is_of_no_use()
+        plan._refuse_what_is_missing()
+        if plan._is_part:
+            _refuse_what_bars(plan._cause, plan.role, config)
         return plan
 
     @property
-    def is_whole(self) -> bool:
-        """Whether one engine does both."""
-        return self.role == WHOLE
+    def fetches_pages(self) -> bool:
+        """Whether prompts are computed elsewhere."""
+        return self.role == DECODE
 
-    def _refuse_what_is_for_roles(self) -> None:
-        given = {
-            "--prefill-address": bool(self.addresses),
-            "--pipeline-key-file": bool(self.key_file),
-        }
-        if named := _named(given):
+    @property
+    def sends_pages(self) -> bool:
+        """Whether prompts are computed for others."""
+        return self.role == PREFILL
+
+    @property
+    def encodes(self) -> bool:
+        """Whether pictures are encoded for others, and nothing else is done."""
+        return self.role == ENCODE
+
+    @property
+    def fetches_features(self) -> bool:
+        """Whether pictures are encoded elsewhere."""
+        return bool(self.features.addresses) and not self.encodes
+
+    @property
+    def _is_part(self) -> bool:
+        return self.role != WHOLE or bool(self.features.addresses)
+
+    @property
+    def _cause(self) -> str:
+        return self.features.flag if self.role == WHOLE else f"--pipeline-role {self.role}"
+
+    def _refuse_what_is_of_no_use(self) -> None:
+        if self.pages.addresses and self.role in (WHOLE, ENCODE):
             raise ConfigError(
-                f"{named}: for engines of one role; add --pipeline-role prefill or --pipeline-role"
-                " decode, or leave it out."
+                f"{self.pages.flag}: for engines of role prefill and decode; add --pipeline-role"
+                " prefill or --pipeline-role decode, or leave it out."
+            )
+        given = {
+            "--pipeline-key-file": bool(self.pages.key_file),
+            f"--pipeline-transport {NIXL}": self.pages.transport == NIXL,
+        }
+        if not self._is_part and (named := _named(given)):
+            raise ConfigError(
+                f"{named}: this engine meets no other; add --pipeline-role or"
+                f" {self.features.flag}, or leave it out."
             )
 
     def _refuse_what_is_missing(self) -> None:
-        if not self.addresses or not self.key_file:
+        needed = self.features if self.role in (WHOLE, ENCODE) else self.pages
+        if self._is_part and not needed.addresses:
+            raise ConfigError(f"{self._cause} needs {needed.flag} (HOST:PORT or unix:PATH).")
+        if self._is_part and not needed.key_file:
+            raise ConfigError(f"{self._cause} needs --pipeline-key-file.")
+        if self.role in (PREFILL, ENCODE) and len(needed.addresses) > 1:
             raise ConfigError(
-                f"--pipeline-role {self.role} needs --prefill-address (HOST:PORT or unix:PATH) and"
-                " --pipeline-key-file."
-            )
-        if self.role == PREFILL and len(self.addresses) > 1:
-            raise ConfigError(
-                "--prefill-address: an engine of role prefill listens on one; name one."
+                f"{needed.flag}: an engine of role {self.role} listens on one; name one."
             )
 
 
-def _refuse_what_bars(role: str, config: Config) -> None:
+def _refuse_what_bars(cause: str, role: str, config: Config) -> None:
     device, replicas, models = config.device, config.replicas, config.models
     barred = {
         f"--tensor-parallel-size {device.tensor_parallel_size}": device.tensor_parallel_size > 1,
-        "--no-enable-prefix-caching": not config.cache.enable_prefix_caching,
         f"--replicas {replicas.replicas}": replicas.replicas != "1",
         f"--ray-address {replicas.ray_address}": bool(replicas.ray_address),
     }
-    if role == PREFILL:  # it listens while its model is loaded, and what decodes loads none
+    if role in (PREFILL, DECODE):
+        barred["--no-enable-prefix-caching"] = not config.cache.enable_prefix_caching
+    if role in (PREFILL, ENCODE):  # it listens while its model is loaded, and others load none
         barred[f"--load {models.load}"] = models.load != "startup"
         barred[f"--idle-unload-s {models.idle_unload_s:g}"] = models.idle_unload_s > 0
     if named := _named(barred):
-        raise ConfigError(
-            f"--pipeline-role {role} does not go with {named} yet; leave one of them out."
-        )
+        raise ConfigError(f"{cause} does not go with {named} yet; leave one of them out.")
 
 
 def _named(flags: Mapping[str, bool]) -> str:

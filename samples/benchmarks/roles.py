@@ -2,18 +2,22 @@
 
     python samples/benchmarks/roles.py --output docs/benchmarks/roles.md
     python samples/benchmarks/roles.py --model tiny --kills 50 --output docs/benchmarks/roles.md
+    python samples/benchmarks/roles.py --model triptych-vision --output docs/benchmarks/roles.md
 
-First the same requests, greedy and seeded, of one engine and of two. Then requests one after
-another, while one of the two processes gets SIGKILL at a random moment of each, in turn, and is
-started again; a request that the decode process took along is asked once more. Exits with 1 where
-an answer differs, or bytes exceed the pages' by more than 5 %. `tiny` is a Llama with random
-weights. Processes are forked from this one, which has imported all there is.
+Of a model that sees, one process encodes pictures and the other does the rest. First the same
+requests, greedy and seeded, of one engine and of two. Then requests one after another, while one of
+the two processes gets SIGKILL at a random moment of each, in turn, and is started again; a request
+that the process which answers took along is asked once more. Exits with 1 where an answer differs,
+or bytes exceed the pages' by more than 5 %. `tiny` is a Llama with random weights. Processes are
+forked from this one, which has imported all there is.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
+import io
 import json
 import math
 import os
@@ -24,16 +28,18 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 import transformers
 from pages import markdown_table, write_section
+from PIL import Image
 
 from triptych import compose
 from triptych.core.config import (
@@ -45,16 +51,24 @@ from triptych.core.config import (
     ScheduleOptions,
     ServerOptions,
 )
-from triptych.core.options.pipeline import DECODE, PREFILL, WHOLE
+from triptych.core.media.fetch import Fetched
+from triptych.core.options.pipeline import DECODE, ENCODE, NIXL, PREFILL, SOCKETS, WHOLE
 from triptych.core.options.table import add_options, resolve_with_sources
 from triptych.core.sampling_params import SamplingParams
 from triptych.core.tokens import TokenRequest
 from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.llm.api.multimodal import PictureSource
 from triptych.modalities.llm.engine import fallback, loader  # noqa: F401 (before the forks)
-from triptych.modalities.registry import resolve_models
+from triptych.modalities.registry import resolve_models, role_of
+from triptych.modalities.vlm.api.preparation import InProcessPreparation, PictureProcessorCache
+from triptych.modalities.vlm.api.prompt_encoder import VisionPromptEncoder
+from triptych.modalities.vlm.engine import encoder_loader  # noqa: F401
+from triptych.modalities.vlm.modality import VISION
+from triptych.modalities.vlm.processing.probe import read_facts
 from triptych.schedulers.local import LocalClient
 
 START_S = 600.0
+_WAY = "shared memory"
 _ids = count()
 
 
@@ -65,11 +79,23 @@ class Setup:
     model: ResolvedModel
     folder: Path
     address: str
+    transport: str
     chunk: int
+    sees: bool
 
-    def config(self, role: str) -> Config:
+    @property
+    def roles(self) -> tuple[str, str]:
+        """Of the process that is asked by the other, and of that."""
+        return (ENCODE, WHOLE) if self.sees else (PREFILL, DECODE)
+
+    @property
+    def prefix(self) -> str:
+        """Of the names of series."""
+        return "feature_" if self.sees else ""
+
+    def config(self, role: str, *, is_alone: bool = False) -> Config:
         """Of an engine of a role, on one thread."""
-        has_role = role != WHOLE
+        meets = () if is_alone else (self.address,)
         return Config(
             models=ModelOptions(model=(self.model.reference,)),
             device=DeviceOptions(device="cpu", threads=1),
@@ -78,9 +104,12 @@ class Setup:
             server=ServerOptions(stream_timeout_s=math.inf),
             pipeline=PipelineOptions(
                 pipeline_role=role,
-                prefill_address=(self.address,) if has_role else (),
-                pipeline_key_file=str(self.folder / "key") if has_role else "",
+                prefill_address=() if self.sees else meets,
+                encoder_address=meets if self.sees else (),
+                pipeline_key_file=str(self.folder / "key") if meets else "",
+                pipeline_transport=self.transport if meets else SOCKETS,
                 prefill_timeout_s=60.0,
+                encoder_timeout_s=60.0,
             ),
         )
 
@@ -91,6 +120,7 @@ class Engine:
 
     setup: Setup
     role: str
+    is_alone: bool = False
     pid: int = 0
     line: socket.socket = field(default_factory=socket.socket)
 
@@ -100,7 +130,8 @@ class Engine:
         self.pid = os.fork()
         if not self.pid:
             ours.close()
-            os._exit(_child(self.setup, self.role, theirs))
+            config = self.setup.config(self.role, is_alone=self.is_alone)
+            os._exit(_child(self.setup, config, theirs))
         theirs.close()
         self.line = ours
 
@@ -110,14 +141,13 @@ class Engine:
         if self.line.recv(1) != b"r":
             raise RuntimeError(f"the {self.role} process did not start")
 
-    def ask(self, request: Mapping[str, Any], timeout_s: float = START_S) -> dict[str, Any] | None:
-        """What it says; none where it died. Raises `TimeoutError`."""
-        with suppress(ConnectionError):
-            self.line.sendall(json.dumps(request).encode() + b"\n")
+    def ask(self, request: TokenRequest, timeout_s: float = START_S) -> list[int] | None:
+        """The ids of its answer; none where it died. Raises `TimeoutError`."""
+        self._send(base64.b64encode(msgspec.msgpack.encode(request)))
         return self.answer(timeout_s)
 
-    def answer(self, timeout_s: float = START_S) -> dict[str, Any] | None:
-        """The rest of what it says."""
+    def answer(self, timeout_s: float = START_S) -> Any:
+        """The rest of what it says; none where it died."""
         self.line.settimeout(timeout_s)
         found = b""
         with suppress(ConnectionError):
@@ -126,14 +156,17 @@ class Engine:
                 if not more:
                     return None
                 found += more
-            answer: dict[str, Any] = json.loads(found)
-            return answer
+            return json.loads(found)
         return None
+
+    def _send(self, line: bytes) -> None:
+        with suppress(ConnectionError):
+            self.line.sendall(line + b"\n")
 
     def series(self, name: str) -> float:
         """A figure of the engine's."""
-        answer = self.ask({"series": name}) or {}
-        return float(answer["value"])
+        self._send(f"?{name}".encode())
+        return float(self.answer() or 0)
 
     def wait_for(self, name: str, least: float) -> float:
         """A figure, once it is so high."""
@@ -148,120 +181,159 @@ class Engine:
         self.line.close()
 
 
-def _child(setup: Setup, role: str, line: socket.socket) -> int:
+def _child(setup: Setup, config: Config, line: socket.socket) -> int:
     torch.set_num_threads(1)
     try:
-        asyncio.run(_serve(setup, role, line))
+        asyncio.run(_serve(setup, config, line))
     except (ConnectionError, KeyboardInterrupt):
         return 1
     return 0
 
 
-async def _serve(setup: Setup, role: str, line: socket.socket) -> None:
-    """Answer what comes on the line until it ends."""
-    client = LocalClient(compose.build_engine(setup.config(role), [setup.model]))
+async def _serve(setup: Setup, config: Config, line: socket.socket) -> None:
+    """Answer what comes on the line until it ends: names of series, and requests."""
+    client = LocalClient(compose.build_engine(config, [setup.model]))
     await client.load(setup.model.name)
-    reader, writer = await asyncio.open_connection(sock=line)
+    reader, writer = await asyncio.open_connection(sock=line, limit=2**26)
     writer.write(b"r")
     while raw := await reader.readline():
-        asked = json.loads(raw)
-        if "series" in asked:
-            await asyncio.sleep(0.6)  # a heartbeat
-            beat = client.status().last_beat
-            key = f'triptych_{asked["series"]}{{model="{setup.model.name}"}}'
-            values = {**beat.gauges, **beat.counters} if beat is not None else {}
-            answer: dict[str, Any] = {"value": values.get(key, 0)}
+        if raw.startswith(b"?"):
+            answer: Any = await _series(client, raw[1:].strip().decode(), setup.model.name)
         else:
+            asked = msgspec.msgpack.decode(base64.b64decode(raw), type=TokenRequest)
             answer = await _complete(client, setup.model.name, asked)
         writer.write(json.dumps(answer).encode() + b"\n")
 
 
-async def _complete(client: LocalClient, model: str, asked: Mapping[str, Any]) -> dict[str, Any]:
-    sampling = SamplingParams(**asked["sampling"])
-    request = TokenRequest(prompt_ids=tuple(asked["prompt"]), sampling=sampling)
+async def _series(client: LocalClient, name: str, model: str) -> float:
+    await asyncio.sleep(0.6)  # a heartbeat
+    beat = client.status().last_beat
+    values = {**beat.gauges, **beat.counters} if beat is not None else {}
+    return values.get(f'triptych_{name}{{model="{model}"}}', 0.0)
+
+
+async def _complete(client: LocalClient, model: str, request: TokenRequest) -> list[int]:
     ids: list[int] = []
     async for output in client.submit(model, request, job_id=f"job-{next(_ids)}"):
         ids += output.payload.token_ids
-    return {"ids": ids}
+    return ids
 
 
-def asked_of(rng: random.Random, num: int, length: int, num_tokens: int) -> dict[str, Any]:
-    """A request with a prompt that nobody had before; every other is drawn with a seed."""
-    sampling: dict[str, Any] = {"temperature": 0.0, "max_tokens": num_tokens}
+def sampling_of(num: int, num_tokens: int) -> SamplingParams:
+    """Every other answer is drawn with a seed."""
     if num % 2:
-        sampling |= {"temperature": 0.8, "top_p": 0.95, "seed": num}
-    return {"prompt": [rng.randrange(20, 250) for _ in range(length)], "sampling": sampling}
+        return SamplingParams(temperature=0.8, top_p=0.95, seed=num, max_tokens=num_tokens)
+    return SamplingParams(temperature=0.0, max_tokens=num_tokens)
+
+
+def texts(rng: random.Random, num: int, length: int, num_tokens: int) -> list[TokenRequest]:
+    """Requests with prompts that nobody had before."""
+    return [
+        TokenRequest(
+            prompt_ids=tuple(rng.randrange(20, 250) for _ in range(length)),
+            sampling=sampling_of(each, num_tokens),
+        )
+        for each in range(num)
+    ]
+
+
+def chats(
+    model: ResolvedModel, rng: random.Random, num: int, num_tokens: int
+) -> list[TokenRequest]:
+    """Requests with a picture that nobody had before."""
+    config = Config()
+    pictures = PictureProcessorCache.from_config(InProcessPreparation(model), config)
+    facts = read_facts(model.folder)
+    encoder = VisionPromptEncoder.open(model, facts, pictures, config)
+
+    async def encode(each: int) -> TokenRequest:
+        file = io.BytesIO()
+        Image.frombytes("RGB", (16, 16), rng.randbytes(768)).resize((320, 240)).save(file, "png")
+        shown = PictureSource(file=Fetched(file.getvalue(), ""))
+        message = {"role": "user", "content": [shown, "What is this?"]}
+        request = await encoder.encode_messages([message])
+        return msgspec.structs.replace(request, sampling=sampling_of(each, num_tokens))
+
+    async def encode_all() -> list[TokenRequest]:
+        return [await encode(each) for each in range(num)]
+
+    return asyncio.run(encode_all())
 
 
 @contextmanager
-def running(setup: Setup, *roles: str) -> Iterator[list[Engine]]:
-    """Processes of these roles that are ready."""
-    engines: list[Engine] = []
+def running(*engines: Engine) -> Iterator[None]:
+    """Processes that are ready."""
+    started: list[Engine] = []
     try:
-        for role in roles:
-            engine = Engine(setup=setup, role=role)
-            engine.start()
-            engines.append(engine)
-            engine.wait_ready()
-        yield engines
-    finally:
         for engine in engines:
+            engine.start()
+            started.append(engine)
+            engine.wait_ready()
+        yield
+    finally:
+        for engine in started:
             engine.kill()
 
 
-def expected(setup: Setup, asked: Sequence[Mapping[str, Any]]) -> list[list[int]]:
-    """The answers of one engine that does both."""
-    with running(setup, WHOLE) as (whole,):
-        return [(whole.ask(each) or {})["ids"] for each in asked]
+def expected(setup: Setup, asked: Sequence[TokenRequest]) -> list[list[int] | None]:
+    """The answers of one engine that does all."""
+    alone = Engine(setup=setup, role=WHOLE, is_alone=True)
+    with running(alone):
+        return [alone.ask(each) for each in asked]
 
 
-def compare(setup: Setup, asked: Sequence[Mapping[str, Any]]) -> tuple[list[list[str]], bool]:
+def compare(setup: Setup, asked: Sequence[TokenRequest]) -> tuple[list[list[str]], bool]:
     """Answers of two engines beside one's, and what crossed; whether that is as it should be."""
-    want = expected(setup, asked)
-    with running(setup, PREFILL, DECODE) as (prefill, decode):
-        decode.wait_for("page_links", 1)
-        got = [(decode.ask(each) or {})["ids"] for each in asked]
+    want, prefix = expected(setup, asked), setup.prefix
+    helper, front = (Engine(setup=setup, role=role) for role in setup.roles)
+    with running(helper, front):
+        front.wait_for(f"{prefix}page_links", 1)
+        got = [front.ask(each) for each in asked]
         num_pages, num_bytes = (
-            decode.series(f"page{name}_total") for name in ("s_received", "_received_bytes")
+            front.series(f"{prefix}page{name}_total") for name in ("s_received", "_received_bytes")
         )
-        sent_bytes = prefill.series("page_sent_bytes_total")
-        fallbacks = decode.series("page_fallbacks_total")
-        page_bytes = prefill.series("page_bytes")
+        sent_bytes = helper.series(f"{prefix}page_sent_bytes_total")
+        kind = "feature" if setup.sees else "page"
+        fallbacks = front.series(f"{kind}_fallbacks_total")
+        content_bytes = num_pages * helper.series("page_bytes")
+        if setup.sees:
+            content_bytes = front.series("vision_cache_bytes")
     num_equal = sum(ours == theirs for ours, theirs in zip(want, got, strict=True))
-    overhead = max(num_bytes, sent_bytes) / (num_pages * page_bytes) - 1
+    overhead = max(num_bytes, sent_bytes) / content_bytes - 1
+    what = "pictures encoded" if setup.sees else "prompts of which pages were computed"
     rows = [
         ["answers equal token for token", f"{num_equal} of {len(asked)}"],
-        ["prompts that the decode engine computed pages of", f"{fallbacks:g}"],
-        ["pages that crossed", f"{num_pages:g} of {page_bytes:g} bytes"],
-        ["bytes on the wire above those of pages", f"{100 * overhead:.3f} %"],
+        [f"{what} by the engine that answers", f"{fallbacks:g}"],
+        ["pages that crossed", f"{num_pages:.0f}, {content_bytes:.0f} bytes"],
+        ["bytes on the wire above those", f"{100 * overhead:.3f} %"],
     ]
     return rows, num_equal == len(asked) and 0 <= overhead < 0.05 and not fallbacks
 
 
 def kill(
-    setup: Setup, asked: Sequence[Mapping[str, Any]], rng: random.Random
+    setup: Setup, asked: Sequence[TokenRequest], rng: random.Random
 ) -> tuple[list[list[str]], bool]:
     """Requests during each of which a process dies; whether all answers are right."""
     want, counts = expected(setup, asked), Counter[str]()
     longest_s = usual_s = first_s = 0.0
-    with running(setup, PREFILL, DECODE) as (prefill, decode):
-        decode.wait_for("page_links", 1)
+    helper, front = (Engine(setup=setup, role=role) for role in setup.roles)
+    with running(helper, front):
+        front.wait_for(f"{setup.prefix}page_links", 1)
         for num, (each, ids) in enumerate(zip(asked, want, strict=True)):
             begun_s = time.monotonic()
             if num == 0:  # none dies: how long it takes
-                answer = decode.ask(each)
+                answer = front.ask(each)
                 first_s = usual_s = time.monotonic() - begun_s
             else:
-                victim, num_hit = prefill if num % 2 else decode, counts["hit"]
-                answer = _ask_and_kill(decode, victim, each, rng.uniform(0, usual_s), counts)
+                victim, num_hit = helper if num % 2 else front, counts["hit"]
+                answer = _ask_and_kill(front, victim, each, rng.uniform(0, usual_s), counts)
                 usual_s *= 1.1 if counts["hit"] > num_hit else 0.8  # the machine is shared
-            counts["right"] += (answer or {}).get("ids") == ids
+            counts["right"] += answer == ids
             longest_s = max(longest_s, time.monotonic() - begun_s)
-    num_kills = len(asked) - 1
     rows = [
-        ["processes killed", f"{num_kills}: prefill and decode in turn"],
+        ["processes killed", f"{len(asked) - 1}: {setup.roles[0]} and the other in turn"],
         ["killed during the request", f"{counts['hit']}"],
-        ["asked again, since the decode process was gone", f"{counts['again']}"],
+        ["asked again, since the process that answers was gone", f"{counts['again']}"],
         ["answers equal to those of one engine", f"{counts['right']} of {len(asked)}"],
         ["seconds of the first request, without a kill", f"{first_s:.2f}"],
         ["longest request, process starts included", f"{longest_s:.2f}"],
@@ -270,22 +342,22 @@ def kill(
 
 
 def _ask_and_kill(
-    decode: Engine, victim: Engine, asked: Mapping[str, Any], after_s: float, counts: Counter[str]
-) -> dict[str, Any] | None:
+    front: Engine, victim: Engine, asked: TokenRequest, after_s: float, counts: Counter[str]
+) -> Any:
     """Ask; kill the victim in between; start it again, and ask again where need be."""
     answer = None
     try:
-        answer = decode.ask(asked, after_s)
+        answer = front.ask(asked, after_s)
     except TimeoutError:
         counts["hit"] += 1
     victim.kill()
     victim.start()
-    if answer is None and victim is decode:
+    if answer is None and victim is front:
         counts["again"] += 1
         victim.wait_ready()
-        return decode.ask(asked)
+        return front.ask(asked)
     if answer is None:
-        answer = decode.answer()
+        answer = front.answer()
     victim.wait_ready()
     return answer
 
@@ -330,7 +402,7 @@ def main() -> int:
     parser.add_argument("--length", type=int, default=330, help="tokens of a prompt")
     parser.add_argument("--tokens", type=int, default=24, help="tokens of an answer")
     parser.add_argument("--chunk", type=int, default=128, help="tokens of a step")
-    parser.add_argument("--tcp", action="store_true", help="instead of shared memory")
+    parser.add_argument("--way", default=_WAY, choices=(_WAY, "TCP", "NIXL"))
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
     rng = random.Random(8)
@@ -338,25 +410,32 @@ def main() -> int:
         folder = Path(name)
         (folder / "key").write_text("a secret of this benchmark")
         is_tiny = given.model == "tiny"
+        model = tiny_model(folder / "model") if is_tiny else resolved_model(given.model)
         setup = Setup(
-            model=tiny_model(folder / "model") if is_tiny else resolved_model(given.model),
+            model=model,
             folder=folder,
-            address=f"127.0.0.1:{_free_port()}" if given.tcp else f"unix:{folder}/pages",
+            address=f"unix:{folder}/pages" if given.way == _WAY else f"127.0.0.1:{_free_port()}",
+            transport=NIXL if given.way == "NIXL" else SOCKETS,
             chunk=given.chunk,
+            sees=role_of(model) == VISION.role,
         )
-        way = "TCP" if given.tcp else "shared memory"
+        num = given.kills + 1 if given.kills else given.requests
+        asked = (
+            chats(model, rng, num, given.tokens)
+            if setup.sees
+            else texts(rng, num, given.length, given.tokens)
+        )
         if given.kills:
-            asked = [asked_of(rng, n, given.length, given.tokens) for n in range(given.kills + 1)]
             title, (rows, is_right) = "Deaths", kill(setup, asked, rng)
         else:
-            asked = [asked_of(rng, n, given.length, given.tokens) for n in range(given.requests)]
             title, (rows, is_right) = "Tokens and bytes", compare(setup, asked)
-    head = f"{given.model}, {way}, prompts of {given.length} tokens, answers of {given.tokens}"
+    what = "prompts with a picture" if setup.sees else f"prompts of {given.length} tokens"
+    head = f"{given.model}, {given.way}, {what}, answers of {given.tokens}"
     table = markdown_table([head, ""], rows)
     print(f"## {title}\n\n{table}")
     if given.output:
-        section = f"{title.lower()} {given.model} {way}"
-        write_section(given.output, section, f"## {title}: {given.model}, {way}\n\n{table}")
+        section = f"{title.lower()} {given.model} {given.way}"
+        write_section(given.output, section, f"## {title}: {given.model}, {given.way}\n\n{table}")
     return 0 if is_right else 1
 
 

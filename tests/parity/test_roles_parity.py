@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from PIL import Image
 
 from support.decoder_families import FAMILIES, save_family
-from support.http import in_process
 from support.pictures import picture, saved
 from support.roles import answer, engine, role_config, series
 from support.serve_process import free_port
 from support.text_models import write_text_folder
-from support.vision_folders import data_url, shown, write_vision_folder
-from triptych.compose import build_app
+from support.vision_folders import write_vision_folder
 from triptych.core.config import Config
+from triptych.core.media.fetch import Fetched
 from triptych.core.sampling_params import SamplingParams
 from triptych.core.tokens import TokenRequest
+from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.llm.api.multimodal import PictureSource
+from triptych.modalities.vlm.api.preparation import InProcessPreparation, PictureProcessorCache
+from triptych.modalities.vlm.api.prompt_encoder import VisionPromptEncoder
+from triptych.modalities.vlm.engine import feature_memory
+from triptych.modalities.vlm.processing.probe import read_facts
 from triptych.schedulers.local import LocalClient
 
 _NUM_PAGES = 14 + 1
@@ -88,32 +94,124 @@ async def test_tokens_are_those_of_one_engine(
     assert len(set(got)) > 6
 
 
-async def test_pictures_are_encoded_where_prompts_are_computed(tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    model = msgspec.structs.replace(write_vision_folder(folder), name="tiny")
-    body = shown(data_url(saved(picture()))) | {"model": "tiny", "temperature": 0}
+@pytest.fixture(scope="module")
+def seen(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[str], ResolvedModel]:
+    """A tiny model of a family that sees."""
 
-    async def ask(config: Config, client: LocalClient) -> str:
-        app = build_app(config, [model], client)
-        async with in_process(app) as http:
-            response = await http.post("/v1/chat/completions", json=body, timeout=60)
-        await app.state.close()
-        assert response.status_code == 200, response.text
-        return str(response.json()["choices"][0]["message"]["content"])
+    @cache
+    def write(family: str) -> ResolvedModel:
+        folder = tmp_path_factory.mktemp(family)
+        return msgspec.structs.replace(write_vision_folder(folder, family), name="tiny")
 
-    address = f"unix:{tmp_path}/pages"
+    return write
+
+
+async def chats(model: ResolvedModel) -> list[TokenRequest]:
+    """Of one picture and of two."""
+    return [
+        await chat(model, picture(40, 60)),
+        await chat(model, picture(90, 30), picture(50, 50)),
+    ]
+
+
+async def chat(model: ResolvedModel, *shown: Image.Image) -> TokenRequest:
+    """A chat with pictures, as the API would send it to the engine."""
+    config = Config()
+    pictures = PictureProcessorCache.from_config(InProcessPreparation(model), config)
+    encoder = VisionPromptEncoder.open(model, read_facts(model.folder), pictures, config)
+    files = [PictureSource(file=Fetched(saved(each), "")) for each in shown]
+    messages = [{"role": "user", "content": [*files, "What is this?"]}]
+    request = await encoder.encode_messages(messages)
+    sampling = SamplingParams(temperature=0.0, max_tokens=9)
+    return msgspec.structs.replace(request, sampling=sampling)
+
+
+async def answers(client: LocalClient, requested: Sequence[TokenRequest]) -> list[tuple[int, ...]]:
+    return [await answer(client, each, str(n)) for n, each in enumerate(requested)]
+
+
+async def test_pictures_are_encoded_where_prompts_are_computed(
+    seen: Callable[[str], ResolvedModel], tmp_path: Path
+) -> None:
+    model = seen("llava")
+    requested = await chats(model)
+    folder, address = Path(model.folder), f"unix:{tmp_path}/pages"
     whole_config, *configs = (
         role_config(role, address, tmp_path) for role in ("prefill_and_decode", "prefill", "decode")
     )
     async with engine(whole_config, folder, model) as whole:
-        expected = await ask(whole_config, whole)
+        expected = await answers(whole, requested)
     async with (
         engine(configs[0], folder, model) as prefill,
         engine(configs[1], folder, model) as decode,
     ):
         await series(decode, "page_links", 1)
-        assert await ask(configs[1], decode) == expected
+        assert await answers(decode, requested) == expected
         assert await series(decode, "pages_received_total", 4) >= 4
         assert await series(decode, "page_fallbacks_total") == 0
-        assert await series(prefill, "pictures_encoded_total", 1) == 1
+        assert await series(prefill, "pictures_encoded_total", 3) == 3
         assert await series(decode, "pictures_encoded_total") == 0
+
+
+@pytest.mark.parametrize(
+    ("way", "family"), [("unix", "llava"), ("tcp", "qwen3_vl"), ("tcp", "idefics3")]
+)
+async def test_answers_about_pictures_that_were_encoded_elsewhere(
+    way: str,
+    family: str,
+    seen: Callable[[str], ResolvedModel],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(feature_memory, "PAGE_BYTES", 600)  # several of a picture
+    model = seen(family)
+    requested = await chats(model)
+    folder = Path(model.folder)
+    address = f"unix:{tmp_path}/features" if way == "unix" else f"127.0.0.1:{free_port()}"
+    alone = role_config("prefill_and_decode", "", tmp_path)
+    language = role_config("prefill_and_decode", "", tmp_path, encoder=address)
+    async with engine(alone, folder, model) as whole:
+        expected = await answers(whole, requested)
+    async with engine(language, folder, model) as reader:
+        async with engine(role_config("encode", address, tmp_path), folder, model) as encoder:
+            await series(reader, "feature_page_links", 1)
+            assert await answers(reader, requested[1:]) == expected[1:]
+            assert await series(encoder, "pictures_encoded_total", 2) == 2
+            assert await series(reader, "feature_fetches_total", 2) == 2
+            num_pages = await series(encoder, "feature_pages_sent_total", 4)
+            assert await series(reader, "feature_pages_received_total", num_pages) == num_pages
+            assert await series(reader, "feature_fallbacks_total") == 0
+            assert await series(reader, "pictures_encoded_total") == 0
+        assert await answers(reader, requested[:1]) == expected[:1]  # nobody else is there
+        assert await series(reader, "pictures_encoded_total", 1) == 1
+
+
+async def test_three_roles_share_a_chat_with_pictures(
+    seen: Callable[[str], ResolvedModel], tmp_path: Path
+) -> None:
+    model = seen("llava")
+    requested = await chats(model)
+    folder, pages = Path(model.folder), f"unix:{tmp_path}/pages"
+    features = f"unix:{tmp_path}/features"
+    alone = role_config("prefill_and_decode", "", tmp_path)
+    configs = {
+        "encode": role_config("encode", features, tmp_path),
+        "prefill": role_config("prefill", pages, tmp_path, encoder=features),
+        "decode": role_config("decode", pages, tmp_path),
+    }
+    async with engine(alone, folder, model) as whole:
+        expected = await answers(whole, requested)
+    async with (
+        engine(configs["encode"], folder, model) as encoder,
+        engine(configs["prefill"], folder, model) as prefill,
+        engine(configs["decode"], folder, model) as decode,
+    ):
+        await series(prefill, "feature_page_links", 1)
+        await series(decode, "page_links", 1)
+        assert await answers(decode, requested) == expected
+        assert await series(encoder, "pictures_encoded_total", 3) == 3
+        assert await series(prefill, "pictures_encoded_total") == 0
+        assert await series(decode, "pictures_encoded_total") == 0
+        assert await series(decode, "page_fallbacks_total") == 0

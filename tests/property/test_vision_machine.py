@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.vision_world import VisionWorld, live, see
+from support.picture_link import FetchingDriver, HandPictures
+from support.vision_world import VisionWorld, live, random_vision_world, see
 
 PARTS = st.lists(
     st.integers(1, 6) | st.tuples(st.sampled_from("abc"), st.sampled_from((1, 2, 5, 8))),
@@ -18,6 +21,21 @@ PARTS = st.lists(
 @pytest.mark.parametrize("seed", range(25))
 def test_random_schedules_of_chats_with_pictures(seed: int) -> None:
     world = live(seed, 120)
+    for job_id in world.jobs:
+        got_ids = world.output_ids(job_id)
+        if job_id not in world.runner.bad_jobs:
+            assert got_ids == world.answer(job_id)[: len(got_ids)]
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_random_schedules_of_pictures_that_come_from_elsewhere(seed: int) -> None:
+    rng = random.Random(seed)
+    world = random_vision_world(rng)
+    link = HandPictures(world, capacity_bytes=rng.choice((8, 1000)))
+    driver = FetchingDriver(world, rng, link)
+    for _ in range(150):
+        driver.act()
+    driver.finish()
     for job_id in world.jobs:
         got_ids = world.output_ids(job_id)
         if job_id not in world.runner.bad_jobs:

@@ -53,6 +53,9 @@ class ByteMemory:
     def __init__(self, num_pages: int = 200) -> None:
         self.pages = [bytes(PAGE_BYTES)] * num_pages
 
+    def num_bytes(self, page_id: int) -> int:
+        return self.page_bytes
+
     def read(self, page_id: int, buffer: memoryview) -> None:
         buffer[:] = self.pages[page_id]
 
@@ -111,9 +114,14 @@ class Fetched:
 
 
 def open_server(
-    address: str, memory: ByteMemory, secret: bytes = SECRET, timeout_s: float = 5.0
+    address: str,
+    memory: ByteMemory,
+    secret: bytes = SECRET,
+    timeout_s: float = 5.0,
+    transport: str = "sockets",
 ) -> PageServer:
-    return PageServer(PageAddress.parse(address), secret, FORMAT, memory, timeout_s=timeout_s)
+    met = msgspec.structs.replace(FORMAT, transport=transport)
+    return PageServer(PageAddress.parse(address), secret, met, memory, timeout_s=timeout_s)
 
 
 def open_client(*addresses: str, memory: ByteMemory | None = None, **more: Any) -> PageClient:
@@ -136,13 +144,14 @@ def unix_address(folder: Path) -> str:
 class Pair:
     """A server with its orders, and a client, connected."""
 
-    def __init__(self, address: str, timeout_s: float = 5.0) -> None:
-        self.server = open_server(address, ByteMemory(), timeout_s=timeout_s)
+    def __init__(self, address: str, timeout_s: float = 5.0, transport: str = "sockets") -> None:
+        self.server = open_server(address, ByteMemory(), timeout_s=timeout_s, transport=transport)
         self.orders = Orders(self.server.memory)  # type: ignore[arg-type]
         self.server.start(self.orders)
         address = address.replace(":0", f":{self.server.port}") if ":0" in address else address
         self.memory = ByteMemory()
-        self.client = open_client(address, memory=self.memory, timeout_s=timeout_s)
+        met = self.server.format
+        self.client = open_client(address, memory=self.memory, timeout_s=timeout_s, page_format=met)
 
     async def fetch(self, num_pages: int, first: int = 0) -> Fetched:
         await until(lambda: self.client.is_connected)

@@ -26,15 +26,22 @@ SECRET = "a secret that nobody else knows"
 WAIT_S = 60.0
 
 
-def role_config(role: str, address: str, folder: Path, **cache: object) -> Config:
-    """An engine of a role on one thread of the CPU, with small pages and chunks."""
+def role_config(
+    role: str, address: str, folder: Path, *, encoder: str = "", **cache: object
+) -> Config:
+    """An engine of a role on one thread of the CPU, with small pages and chunks.
+
+    At `encoder` it meets one that encodes pictures, as one of that role does at its `address`.
+    """
     key_file = folder / "pipeline.key"
     key_file.write_text(SECRET)
-    has_role = role != "prefill_and_decode"
+    encoder = address if role == "encode" else encoder
+    has_pages = role in ("prefill", "decode")
     options = PipelineOptions(
         pipeline_role=role,
-        prefill_address=(address,) if has_role else (),
-        pipeline_key_file=str(key_file) if has_role else "",
+        prefill_address=(address,) if has_pages else (),
+        encoder_address=(encoder,) if encoder else (),
+        pipeline_key_file=str(key_file) if has_pages or encoder else "",
     )
     return Config(
         models=ModelOptions(model=("tiny",)),

@@ -31,7 +31,7 @@ from triptych.modalities.vlm.engine.fallback import FallbackVisionBlueprint
 from triptych.modalities.vlm.engine.head import VisionHead
 from triptych.modalities.vlm.engine.step_features import CachedFeatures, LeadingFeatures
 from triptych.modalities.vlm.processing.processor import PictureProcessor
-from triptych.modalities.vlm.scheduling import VisionLimits
+from triptych.modalities.vlm.scheduling.prompts import VisionLimits
 
 Part = Sequence[int] | Pixels
 

@@ -21,7 +21,11 @@ from triptych.core.plan import Plan, StepResult, TokenPlan, TokenRow
 from triptych.core.prompt_content import Array, ContentSpan, PromptContent
 from triptych.core.tokens import TokenDelta, TokenRequest
 from triptych.modalities.vlm.plan import EncodePlan
-from triptych.modalities.vlm.scheduling import VisionLimits, VisionResources, VisionScheduler
+from triptych.modalities.vlm.scheduling.prompts import (
+    VisionLimits,
+    VisionResources,
+    VisionScheduler,
+)
 from triptych.schedulers.base import Proposal
 
 CLASH = FIRST_FRAME_ID + 1
@@ -208,11 +212,10 @@ class VisionDriver(Driver):
         self.num_jobs += 1
 
 
-def live(seed: int, num_actions: int) -> VisionWorld:
-    """The whole life of a vision world."""
-    rng = random.Random(seed)
+def random_vision_world(rng: random.Random) -> VisionWorld:
+    """One whose pages and cache are often too small."""
     whole = rng.choice(("", "", "spans", "prompts"))
-    world = VisionWorld(
+    return VisionWorld(
         limits=VisionLimits(
             max_step_patches=rng.choice((4, 12)),
             whole_spans=whole == "spans",
@@ -228,6 +231,12 @@ def live(seed: int, num_actions: int) -> VisionWorld:
         enable_chunked_prefill=rng.random() < 0.8,
         max_queue_size=8,
     )
+
+
+def live(seed: int, num_actions: int) -> VisionWorld:
+    """The whole life of a vision world."""
+    rng = random.Random(seed)
+    world = random_vision_world(rng)
     driver = VisionDriver(world, rng)
     for _ in range(num_actions):
         driver.act()

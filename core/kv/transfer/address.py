@@ -1,4 +1,4 @@
-"""Where prefill engines are reached: `HOST:PORT`, or `unix:PATH` on one host.
+"""Where engines of a role are reached: `HOST:PORT`, or `unix:PATH` on one host.
 
 Owns opening sockets on such an address, and the secret that both ends know. Knows no messages.
 """
@@ -18,6 +18,7 @@ from typing import Self
 from triptych.core.errors import ConfigError
 
 _UNIX = "unix:"
+_PREFILL_FLAG = "--prefill-address"
 _BACKLOG = 64
 _LEAST_SECRET_BYTES = 16
 _MAX_SECRET_BYTES = 4096
@@ -30,19 +31,19 @@ class PageAddress:
     host: str = ""
     port: int = 0
     path: str = ""
+    flag: str = _PREFILL_FLAG
 
     @classmethod
-    def parse(cls, text: str) -> Self:
-        """Raises `ConfigError`."""
+    def parse(cls, text: str, flag: str = _PREFILL_FLAG) -> Self:
+        """What `flag` was given. Raises `ConfigError`."""
         if text.startswith(_UNIX) and len(text) > len(_UNIX):
-            return cls(path=text.removeprefix(_UNIX))
+            return cls(path=text.removeprefix(_UNIX), flag=flag)
         host, _, port = text.rpartition(":")
         if not host or not port.isdecimal() or int(port) > 65535:
             raise ConfigError(
-                f"--prefill-address {text}: write HOST:PORT, or unix:PATH for a socket of this"
-                " host."
+                f"{flag} {text}: write HOST:PORT, or unix:PATH for a socket of this host."
             )
-        return cls(host=host.strip("[]"), port=int(port))
+        return cls(host=host.strip("[]"), port=int(port), flag=flag)
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -54,8 +55,8 @@ class PageAddress:
             listener = self._listen_here() if self.path else self._listen()
         except OSError as error:
             raise ConfigError(
-                f"--prefill-address {self}: cannot listen ({error.strerror or error}); an engine"
-                " of role prefill serves one model of text, at an address of its own."
+                f"{self.flag} {self}: cannot listen ({error.strerror or error}); an engine of such"
+                " a role serves one model, at an address of its own."
             ) from error
         listener.setblocking(False)
         return listener
@@ -125,7 +126,7 @@ def make_prompt(connected: socket.socket) -> None:
 
 
 def read_secret(file: str) -> bytes:
-    """What engines of both roles know and nobody else. Raises `ConfigError`."""
+    """What engines that meet know and nobody else. Raises `ConfigError`."""
     try:
         with Path(file).expanduser().open("rb") as opened:
             secret = opened.read(_MAX_SECRET_BYTES + 1).strip()

@@ -95,7 +95,7 @@ class PageChannel:
             try:
                 return self._take_descriptor()
             except BlockingIOError:
-                await self._readable()
+                await readable(self._socket)
 
     def _take_descriptor(self) -> int:
         room = socket.CMSG_SPACE(array.array("i", [0]).itemsize)
@@ -110,17 +110,19 @@ class PageChannel:
             raise BadPeer("no shared memory")
         return handed[0]
 
-    async def _readable(self) -> None:
-        ready = asyncio.Event()
-        self._loop.add_reader(self._socket, ready.set)
-        try:
-            await ready.wait()
-        finally:
-            self._loop.remove_reader(self._socket)
-
     def close(self) -> None:
         """Let go of the socket; calls in progress raise."""
         self._socket.close()
+
+
+async def readable(watched: socket.socket) -> None:
+    """Until there is something to read, or to accept."""
+    loop, ready = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(watched, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(watched)
 
 
 def spawn(group: asyncio.TaskGroup, work: Coroutine[Any, Any, None]) -> None:

@@ -1,4 +1,4 @@
-"""The decode engine's end: fetches pages of prompts from prefill engines.
+"""The connecting end: fetches pages of prompts and pictures from engines of other roles.
 
 Owns the connections, one to each address, made again when they end, all on a thread of its own.
 Knows no scheduler: what is to be fetched says where each page goes, and is told what arrived. A
@@ -29,6 +29,7 @@ from triptych.core.kv.transfer.messages import (
     FetchEnded,
     FetchPages,
     FromPrefill,
+    NixlRegion,
     PageChallenge,
     PageCredit,
     PageFormat,
@@ -40,11 +41,15 @@ from triptych.core.kv.transfer.messages import (
     is_proof,
     proof,
 )
+from triptych.core.kv.transfer.nixl_slots import ReadSlots
 from triptych.core.kv.transfer.server import GREETING_TIMEOUT_S
 from triptych.core.kv.transfer.shared_slots import IS_OFFERED, SharedSlots
 from triptych.core.loop_thread import LoopThread
+from triptych.core.options.pipeline import NIXL
+from triptych.core.prompt_content import PromptContent
 from triptych.core.tokens import TokenRequest
 
+ReceivedSlots = SharedSlots | ReadSlots
 _LEAST_DELAY_S = 0.1
 _MOST_DELAY_S = 5.0
 _log = logging.getLogger(__name__)
@@ -52,13 +57,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class PageFetch:
-    """Pages of a prompt, from `first` on: the one called `keys[i]` goes to page `page_ids[i]`.
+    """Pages of a prompt or a picture, from `first` on: `keys[i]` goes to page `page_ids[i]`.
 
     `arrived` gets how many have been written, `ended` is called last; both on the client's thread.
     """
 
     fetch_id: int
-    request: TokenRequest
+    request: TokenRequest | PromptContent
     first: int
     keys: Sequence[bytes]
     page_ids: Sequence[int]
@@ -99,7 +104,7 @@ class PageClient:
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a prefill engine."""
+        """Whether there is anybody to ask."""
         return self.counts["page_links"] > 0
 
     def start(self, fetch: PageFetch) -> None:
@@ -131,7 +136,7 @@ class PageClient:
 
 
 class _PageLink:
-    """The connection to one prefill engine, whenever there is one."""
+    """The connection to one address, whenever there is one."""
 
     def __init__(self, client: PageClient, address: PageAddress) -> None:
         self.is_up = False
@@ -200,7 +205,8 @@ class _PageLink:
         """Log why there is no connection, once for each reason."""
         said = f"{error}" or type(error).__name__
         if said != self._said:
-            _log.warning("no pages come from %s: %s", self._address, said)
+            what = self._client.format.content
+            _log.warning("no %s come from %s: %s", what, self._address, said)
         self._said = said
 
     async def _connect(self) -> None:
@@ -208,18 +214,18 @@ class _PageLink:
             self._channel = channel = PageChannel(
                 await self._address.connect(), self._client.counts
             )
-        counts, slots = self._client.counts, None
+        client, slots = self._client, None
         try:
             async with asyncio.timeout(GREETING_TIMEOUT_S):
                 slots = await self._greet(channel)
-            _log.info("pages come from %s", self._address)
+            _log.info("%s come from %s", client.format.content, self._address)
             async with asyncio.TaskGroup() as self._group:
                 self.is_up, self._said = True, ""
-                counts["page_links"] += 1
+                client.counts["page_links"] += 1
                 try:
                     await self._read(slots)
                 finally:
-                    counts["page_links"] -= 1
+                    client.counts["page_links"] -= 1
                     self._lose_all()
         finally:
             channel.close()
@@ -233,7 +239,7 @@ class _PageLink:
         for fetch in tuple(self._fetches.values()):
             self._end(fetch)
 
-    async def _greet(self, channel: PageChannel) -> SharedSlots | None:
+    async def _greet(self, channel: PageChannel) -> ReceivedSlots | None:
         """Prove that the secret is known, and have the other end prove it. Raises LinkRefused."""
         client, nonce = self._client, secrets.token_bytes(NONCE_BYTES)
         challenge: PageChallenge = await channel.receive(PageChallenge, MAX_GREETING_BYTES)
@@ -241,7 +247,7 @@ class _PageLink:
             raise LinkRefused("version", f"version {VERSION} here, {challenge.version} there")
         nonces = challenge.nonce, nonce
         slots, descriptor = None, -1
-        if self._address.path and IS_OFFERED:
+        if client.format.transport != NIXL and self._address.path and IS_OFFERED:
             slots, descriptor = SharedSlots.make(self._num_credits, client.memory.page_bytes)
         try:
             greeting = PageGreeting(
@@ -259,6 +265,8 @@ class _PageLink:
                 raise LinkRefused(answer.code, f"refused ({answer.code}): {answer.message:.600}")
             if not is_proof(answer.proof, client.secret, "prefill", nonces):
                 raise LinkRefused("secret", "it does not know the secret of --pipeline-key-file")
+            if client.format.transport == NIXL:
+                return self._read_slots(answer.region)
         except BaseException:
             if slots is not None:
                 slots.close()
@@ -268,7 +276,12 @@ class _PageLink:
                 os.close(descriptor)
         return slots
 
-    async def _read(self, slots: SharedSlots | None) -> None:
+    def _read_slots(self, region: NixlRegion | None) -> ReadSlots:
+        if region is None:
+            raise BadPeer("no region to read")
+        return ReadSlots(self._num_credits, self._client.memory.page_bytes, region)
+
+    async def _read(self, slots: ReceivedSlots | None) -> None:
         """Take what comes, until the other end leaves or breaks a rule."""
         while True:
             message: FromPrefill = await self._channel.receive(FromPrefill, MAX_GREETING_BYTES)
@@ -279,25 +292,33 @@ class _PageLink:
                 case FetchEnded():
                     self._orders.discard(message.fetch_id)
                     if (fetch := self._fetches.get(message.fetch_id)) is not None:
-                        _log.info("pages did not come: %.300s", message.reason)
+                        _log.info(
+                            "%s did not come: %.300s", self._client.format.content, message.reason
+                        )
                         self._end(fetch)
                 case _:
                     raise BadPeer("a second greeting")
 
-    async def _take_page(self, header: PageHeader, slots: SharedSlots | None) -> None:
-        client, page = self._client, self._scratch
+    async def _take_page(self, header: PageHeader, slots: ReceivedSlots | None) -> None:
+        client, num_bytes = self._client, header.num_bytes
+        if not 0 < num_bytes <= client.memory.page_bytes:
+            raise BadPeer("a page of another size")
+        page = self._scratch[:num_bytes]
         if slots is None and header.slot == -1:
             await self._channel.fill(page)
         elif slots is not None and 0 <= header.slot < slots.num_slots:
-            page = slots.slot(header.slot)
+            await slots.arrive(header.slot, num_bytes)
+            page = slots.slot(header.slot)[:num_bytes]
             client.counts["page_received_bytes_total"] += len(page)
         else:
             raise BadPeer("no such slot")
         fetch = self._fetches.get(header.fetch_id)
         if fetch is not None:
-            if header.key != fetch.keys[fetch.num_arrived]:
+            page_id = fetch.page_ids[fetch.num_arrived]
+            is_next = header.key == fetch.keys[fetch.num_arrived]
+            if not is_next or num_bytes != client.memory.num_bytes(page_id):
                 raise BadPeer("another page than the next")
-            client.memory.write(fetch.page_ids[fetch.num_arrived], page)
+            client.memory.write(page_id, page)
             self._count(fetch)
         client.counts["pages_received_total"] += 1
         self._is_useful = True
@@ -319,7 +340,7 @@ class _PageLink:
         fetch.set_timer(loop.call_later(self._client.timeout_s, self._give_up, fetch))
 
     def _give_up(self, fetch: PageFetch) -> None:
-        """The prefill engine has too much to do; or it hangs, and does not answer the drop."""
+        """The other end has too much to do; or it hangs, and does not answer the drop."""
         self.drop(fetch)
         if self.is_up:
             spawn(self._group, self._expect_frame())

@@ -13,15 +13,20 @@ MAX_BYTES_ON_THE_WAY = 64 * 2**20
 
 
 class PageMemory(Protocol):
-    """The pages of one model, as bytes. Called from the thread that carries them.
+    """Pages of one model, as bytes. Called from the thread that carries them.
 
     Only pages that nobody writes are read, and only those that nobody else uses are written.
     """
 
     page_bytes: int
+    """No page has more."""
+
+    def num_bytes(self, page_id: int) -> int:
+        """How many a page has."""
+        ...
 
     def read(self, page_id: int, buffer: memoryview) -> None:
-        """Copy a page to `buffer`."""
+        """Copy a page to `buffer`, which has its size."""
         ...
 
     def write(self, page_id: int, buffer: memoryview) -> None:

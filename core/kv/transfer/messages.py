@@ -1,9 +1,10 @@
 """What engines say to each other about pages: typed MessagePack in bounded frames.
 
 Owns the messages and their bounds. Knows neither sockets nor schedulers. A connection is between
-one model of a decode engine, which connects, and the same model of a prefill engine:
+one model of an engine that listens, which has a role of its own, and the same model of one that
+connects. Pages are those of a prompt's cache, or pieces of a picture's features:
 
-    prefill                      decode
+    prefill, encode              decode, and any other
     PageChallenge        ->
                         <-       PageGreeting        (proves that it knows the secret)
     PageWelcome          ->                          (so does this; or PageRefusal)
@@ -19,25 +20,32 @@ import hmac
 
 import msgspec
 
+from triptych.core.options.pipeline import SOCKETS
+from triptych.core.prompt_content import PromptContent
 from triptych.core.tokens import TokenRequest
 
-VERSION = 1
+VERSION = 2
 NONCE_BYTES = 32
-MAX_GREETING_BYTES = 8 * 2**10
-"""Of a frame of somebody who has proved nothing yet, and of any frame of a prefill engine."""
+MAX_GREETING_BYTES = 64 * 2**10
+"""Of a frame of somebody who has proved nothing yet, and of any frame of one that listens."""
 MAX_REQUEST_BYTES = 64 * 2**20
-"""Of a frame of a decode engine: a prompt, and the pictures in it."""
+"""Of a frame of one that connects: a prompt, and the pictures in it."""
 MAX_ORDERS = 1024
-"""Fetches of a connection that the prefill engine has not ended."""
+"""Fetches of a connection that the other end has not ended."""
+CACHE, FEATURES = "pages", "features"
+"""What pages are of: a prompt's cache, the features of a picture."""
 
 
 class PageFormat(msgspec.Struct, frozen=True, kw_only=True):
     """What pages of two engines must have in common to stand for each other.
 
-    `weights` is their digest, `layout` the shape and type of a page, `order` that of cells in it,
-    `compute` what keys and values are computed in.
+    `content` says what they are of, `transport` how they cross. `weights` is their digest, `layout`
+    the shape and type of a page, `order` that of cells in it, `compute` what their values are
+    computed in. No page has more than `page_bytes`.
     """
 
+    content: str = CACHE
+    transport: str = SOCKETS
     weights: str
     layout: str
     order: str
@@ -62,7 +70,7 @@ class PageChallenge(msgspec.Struct, frozen=True, tag=True):
 
 
 class PageGreeting(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A decode engine's proof, and what it wants pages of.
+    """Who connects proves itself, and says what it wants pages of.
 
     Pages come in `num_slots` slots of shared memory, whose descriptor follows, or within the
     stream where that is 0. `num_credits` pages may be on the way.
@@ -76,10 +84,18 @@ class PageGreeting(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     version: int = VERSION
 
 
+class NixlRegion(msgspec.Struct, frozen=True):
+    """Where slots lie that are read by NIXL: an agent's metadata, and their address there."""
+
+    metadata: bytes
+    address: int
+
+
 class PageWelcome(msgspec.Struct, frozen=True, tag=True):
-    """The prefill engine's own proof."""
+    """The listening end's own proof; pages cross by NIXL if it offers a region."""
 
     proof: bytes
+    region: NixlRegion | None = None
 
 
 class PageRefusal(msgspec.Struct, frozen=True, tag=True):
@@ -90,10 +106,10 @@ class PageRefusal(msgspec.Struct, frozen=True, tag=True):
 
 
 class FetchPages(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Send the pages from `first` on, `num_pages` of them, of a request's prompt."""
+    """Send the pages from `first` on, `num_pages` of them, of a prompt or a picture."""
 
     fetch_id: int
-    request: TokenRequest
+    request: TokenRequest | PromptContent
     first: int
     num_pages: int
 
@@ -111,10 +127,11 @@ class PageCredit(msgspec.Struct, frozen=True, tag=True):
 
 
 class PageHeader(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The next page of a fetch, called `key`: its bytes follow, or lie in a slot."""
+    """The next page of a fetch, called `key`: its `num_bytes` follow, or lie in a slot."""
 
     fetch_id: int
     key: bytes
+    num_bytes: int
     slot: int = -1
 
 
@@ -133,7 +150,7 @@ encode = msgspec.msgpack.Encoder().encode
 
 def proof(secret: bytes, role: str, nonces: tuple[bytes, bytes]) -> bytes:
     """That whoever is in `role` knows the secret, for one connection: HMAC-SHA256."""
-    content = b"triptych pages 1 " + role.encode() + b"".join(nonces)
+    content = b"triptych pages 2 " + role.encode() + b"".join(nonces)
     return hmac.new(secret, content, hashlib.sha256).digest()
 
 

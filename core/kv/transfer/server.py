@@ -1,9 +1,9 @@
-"""The prefill engine's end: sends pages to decode engines while prompts are computed.
+"""The listening end: sends pages to engines that ask, while the rest is computed.
 
 Owns the listening socket, who may connect, and the order of pages on each connection, all on a
-thread of its own. Knows no scheduler: `PageOrders` has prompts computed, and tells an order of
-pages that are there. What a peer does costs its own connection only: frames, orders and time are
-bounded, and a peer that takes no pages is let go of.
+thread of its own. Knows no scheduler: `PageOrders` has prompts computed and pictures encoded, and
+tells an order of pages that are there. What a peer does costs its own connection only: frames,
+orders and time are bounded, and a peer that takes no pages is let go of.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from triptych.core.kv.transfer.address import PageAddress, make_prompt
-from triptych.core.kv.transfer.channel import BadPeer, LinkRefused, PageChannel, spawn
+from triptych.core.kv.transfer.channel import BadPeer, LinkRefused, PageChannel, readable, spawn
 from triptych.core.kv.transfer.memory import PageMemory, new_counts, num_credits
 from triptych.core.kv.transfer.messages import (
     MAX_GREETING_BYTES,
@@ -40,16 +40,19 @@ from triptych.core.kv.transfer.messages import (
     is_proof,
     proof,
 )
+from triptych.core.kv.transfer.nixl_slots import OfferedSlots
 from triptych.core.kv.transfer.shared_slots import IS_OFFERED, SharedSlots
 from triptych.core.loop_thread import LoopThread
+from triptych.core.options.pipeline import NIXL
 
+SentSlots = SharedSlots | OfferedSlots
 GREETING_TIMEOUT_S = 5.0
 _MAX_CONNECTIONS = 64
 _log = logging.getLogger(__name__)
 
 
 class PageOrder:
-    """What a decode engine wants of a prompt. `add` and `end` may be called from any thread."""
+    """Pages that an engine wants. `add` and `end` may be called from any thread."""
 
     def __init__(self, wanted: FetchPages) -> None:
         self.wanted = wanted
@@ -83,7 +86,7 @@ class PageOrder:
 
 
 class PageOrders(Protocol):
-    """Has prompts computed. Called from the server's thread."""
+    """Has prompts computed, or pictures encoded. Called from the server's thread."""
 
     def open(self, order: PageOrder) -> None:
         """Have pages computed, and add them to `order`; they stay as they are until `close`."""
@@ -123,7 +126,7 @@ class PageServer:
     def start(self, orders: PageOrders) -> None:
         """Take connections from now on."""
         self._thread.run(self._start(orders))
-        _log.info("pages are sent from %s", self._address)
+        _log.info("%s are sent from %s", self.format.content, self._address)
 
     @property
     def port(self) -> int:
@@ -147,8 +150,11 @@ class PageServer:
 
     async def _accept(self, orders: PageOrders) -> None:
         while True:
-            try:
-                connected, _ = await asyncio.get_running_loop().sock_accept(self._listener)
+            await readable(self._listener)
+            try:  # not awaited: a task that is cancelled would lose what it has accepted
+                connected, _ = self._listener.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                continue
             except OSError as error:  # such as too many open files
                 _log.warning("a connection for pages was not taken: %s", error.strerror)
                 await asyncio.sleep(0.1)
@@ -182,7 +188,7 @@ class PageServer:
             if slots is not None:
                 slots.close()
 
-    async def _greet(self, channel: PageChannel) -> tuple[PageGreeting, SharedSlots | None]:
+    async def _greet(self, channel: PageChannel) -> tuple[PageGreeting, SentSlots | None]:
         """Let a peer in that proves itself. Raises `LinkRefused`, having told it why."""
         nonce = secrets.token_bytes(NONCE_BYTES)
         await channel.send(PageChallenge(nonce))
@@ -196,7 +202,11 @@ class PageServer:
         if refusal is not None:
             await channel.send(refusal)
             raise LinkRefused(refusal.code, f"refused ({refusal.code}): {refusal.message}")
-        await channel.send(PageWelcome(proof(self._secret, "prefill", nonces)))
+        region = None
+        if self.format.transport == NIXL:
+            slots = OfferedSlots(greeting.num_credits, self.memory.page_bytes)
+            region = slots.region
+        await channel.send(PageWelcome(proof(self._secret, "prefill", nonces), region))
         return greeting, slots
 
     def _check(self, greeting: PageGreeting, nonces: tuple[bytes, bytes]) -> PageRefusal | None:
@@ -214,7 +224,7 @@ class PageServer:
             return PageRefusal("format", f"1 to {most} pages may be on the way.")
         return None
 
-    async def _take_slots(self, channel: PageChannel, greeting: PageGreeting) -> SharedSlots | None:
+    async def _take_slots(self, channel: PageChannel, greeting: PageGreeting) -> SentSlots | None:
         if not (self._address.path and IS_OFFERED):
             return None
         descriptor = await channel.receive_descriptor()
@@ -226,7 +236,7 @@ def _hang_up(connected: socket.socket, _: object) -> None:
 
 
 class _Connection:
-    """A decode engine that was let in."""
+    """An engine that was let in."""
 
     def __init__(
         self,
@@ -234,7 +244,7 @@ class _Connection:
         channel: PageChannel,
         orders: PageOrders,
         num_credits: int,
-        slots: SharedSlots | None,
+        slots: SentSlots | None,
     ) -> None:
         self._server = server
         self._channel = channel
@@ -245,6 +255,7 @@ class _Connection:
         for index in range(num_credits):
             self._free.put_nowait(-1 if slots is None else index)
         self._lent: list[int] = []
+        self._is_lent = asyncio.Event()
         self._deadline = asyncio.timeout(None)
         self._scratch = memoryview(bytearray(server.memory.page_bytes if slots is None else 0))
         self._scratch_lock = asyncio.Lock()
@@ -252,6 +263,8 @@ class _Connection:
     async def run(self) -> None:
         """Until the other end leaves, breaks a rule, or takes no page for too long."""
         async with self._deadline, asyncio.TaskGroup() as group:
+            if self._slots is not None:
+                group.create_task(self._slots.carry(self._is_lent))
             while True:
                 self._take(await self._channel.receive(FromDecode, MAX_REQUEST_BYTES), group)
 
@@ -269,6 +282,8 @@ class _Connection:
                 if message.slot not in self._lent:
                     raise BadPeer("a credit that was not given")
                 self._lent.remove(message.slot)
+                if not self._lent:
+                    self._is_lent.clear()
                 self._free.put_nowait(message.slot)
                 self._give_time()
             case _:
@@ -294,17 +309,20 @@ class _Connection:
         memory, counts = self._server.memory, self._server.counts
         slot = await self._free.get()
         self._lent.append(slot)
+        self._is_lent.set()
         if len(self._lent) == 1:
             self._give_time()
-        header = PageHeader(fetch_id=fetch_id, key=key, slot=slot)
+        num_bytes = memory.num_bytes(page_id)
+        header = PageHeader(fetch_id=fetch_id, key=key, num_bytes=num_bytes, slot=slot)
         if self._slots is not None:
-            memory.read(page_id, self._slots.slot(slot))
+            memory.read(page_id, self._slots.slot(slot)[:num_bytes])
             await self._channel.send(header)
-            counts["page_sent_bytes_total"] += memory.page_bytes
+            counts["page_sent_bytes_total"] += num_bytes
         else:
             async with self._scratch_lock:
-                memory.read(page_id, self._scratch)
-                await self._channel.send(header, self._scratch)
+                page = self._scratch[:num_bytes]
+                memory.read(page_id, page)
+                await self._channel.send(header, page)
         counts["pages_sent_total"] += 1
 
     def _give_time(self) -> None:

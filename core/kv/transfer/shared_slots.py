@@ -6,6 +6,7 @@ other. Knows no messages. Linux alone has such memory; elsewhere pages stay with
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import mmap
 import os
@@ -56,6 +57,12 @@ class SharedSlots:
         """The bytes of a slot."""
         assert 0 <= index < self.num_slots, "no such slot"
         return self._view[index * self._slot_bytes : (index + 1) * self._slot_bytes]
+
+    async def carry(self, is_lent: asyncio.Event) -> None:
+        """What the sending end has to do while slots are lent: nothing."""
+
+    async def arrive(self, index: int, num_bytes: int) -> None:
+        """What the receiving end has to do for a slot's bytes: nothing, they are there."""
 
     def close(self) -> None:
         """Unmap it, as soon as no view of a slot is left."""

@@ -59,6 +59,10 @@ class LlmLoader(TokenLoader):
 
     def load(self, report: Callable[[float], None]) -> LoadedModel:
         """Load the model; see `schedulers.base.ModelLoader.load`. On an error nothing is held."""
+        if PipelinePlan.of(self._config).encodes:
+            raise ConfigError(
+                f"--pipeline-role encode: {self.name} takes no pictures; name others."
+            )
         with open_checkpoint(self._resolved.folder) as checkpoint, ExitStack() as stack:
             memory = self._memory(stack)
             memory.num_ranks = self._num_ranks
@@ -213,20 +217,24 @@ class LlmLoader(TokenLoader):
     ) -> None:
         """Have pages exchanged with engines of the other role, where this one has one."""
         plan = PipelinePlan.of(self._config)
-        if plan.is_whole:
+        if not (plan.sends_pages or plan.fetches_pages):
             return
-        dtype, impl = blueprint.dtype, type(blueprint).__name__
         page_format = PageFormat(
             weights=self._resolved.digest,
             layout=str(kv.layout),
             order="native" if kv.native is not None else "torch",
-            compute=f"{dtype} {self._config.models.quantization_encoding} {impl}",
+            compute=self._compute(blueprint),
             max_length=blueprint.max_length,
             page_bytes=kv.layout.page_bytes,
         )
         pages = CacheMemory(kv)
         close = open_exchange(self.name, scheduler, pages, page_format, plan)
         stack.callback(close)
+
+    def _compute(self, blueprint: Any) -> str:
+        """What a model's values are computed in, to the last bit on processors of one kind."""
+        encoding, impl = self._config.models.quantization_encoding, type(blueprint).__name__
+        return f"{blueprint.dtype} {encoding} {impl}"
 
     def _kind(
         self, ours: Any, fallback: str, native: NativeKernels | None, *, is_known: bool

@@ -29,6 +29,7 @@ from triptych.core.weights.tensors.quantise import quantise
 from triptych.modalities.vlm.configs.config import open_image_processor, read_config
 from triptych.modalities.vlm.configs.families import FAMILIES, family_of
 from triptych.modalities.vlm.engine.encoder import (
+    FeatureLayout,
     PictureEncoder,
     Scaling,
     encoder_sketch,
@@ -69,15 +70,25 @@ class AnyVisionBlueprint:
         self.dtype = dtype
 
     @property
-    def feature_bytes(self) -> int:
-        """Bytes of one position's features."""
-        hidden = int(self._config.text_config.hidden_size)
-        return hidden * (1 + self.num_late) * self.dtype.itemsize
-
-    @property
     def num_late(self) -> int:
         """How many of the first layers are followed by more features."""
         return len(getattr(self._config.vision_config, "deepstack_visual_indexes", None) or ())
+
+    @property
+    def kernels(self) -> str:
+        """What multiplies by the encoder's weights."""
+        return "torch" if self._native is None else "native"
+
+    @property
+    def feature_layout(self) -> FeatureLayout:
+        """How features lie in memory."""
+        hidden = int(self._config.text_config.hidden_size)
+        return FeatureLayout(num_parts=1 + self.num_late, hidden_size=hidden, dtype=self.dtype)
+
+    @property
+    def feature_bytes(self) -> int:
+        """Bytes of one position's features."""
+        return self.feature_layout.num_bytes
 
     def encoder_bytes(self) -> int:
         """Device bytes of all but the language model."""
@@ -155,6 +166,13 @@ class VisionBlueprint(AnyVisionBlueprint):
 
     def build(self, report: Callable[[float], None]) -> tuple[Decoder, PictureEncoder]:
         """Load both."""
+        encoder = self.build_encoder()
+        report(_ENCODER_SHARE)
+        share = 1 - _ENCODER_SHARE
+        return self.build_decoder(lambda done: report(_ENCODER_SHARE + share * done)), encoder
+
+    def build_encoder(self) -> PictureEncoder:
+        """Load the encoder alone."""
         names = [name for name in self._checkpoint.tensors if not self._part.holds(name)]
         model = load_encoder(
             self._checkpoint, self._config, self._kind, dtype=self.dtype, names=names
@@ -166,10 +184,7 @@ class VisionBlueprint(AnyVisionBlueprint):
             BlockDevice(device=self._device, dtype=self.dtype, native=self._native),
         )
         pack_linears(model, self._native)
-        encoder = self._encoder(model)
-        report(_ENCODER_SHARE)
-        share = 1 - _ENCODER_SHARE
-        return self.build_decoder(lambda done: report(_ENCODER_SHARE + share * done)), encoder
+        return self._encoder(model)
 
     def build_decoder(self, report: Callable[[float], None]) -> Decoder:
         """Load the decoder alone."""

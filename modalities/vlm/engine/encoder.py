@@ -22,7 +22,7 @@ import torch
 
 from triptych.core.content_cache import ContentCache
 from triptych.core.devices.transfer import sent
-from triptych.core.errors import InvalidRequest, WeightsError
+from triptych.core.errors import InvalidRequest, NonFinite, WeightsError
 from triptych.core.prompt_content import Array, PromptContent
 from triptych.core.weights.quiet import without_progress_bar
 from triptych.core.weights.tensors.checkpoint import Checkpoint
@@ -33,10 +33,14 @@ _LANGUAGE = ("language_model", "text_model", "lm_head")
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """One picture's features; `late_LNC` are added after the first layers, where a model has it."""
+    """One picture's features; `late_LNC` are added after the first layers, where a model has it.
+
+    Those that are `is_owned` keep nothing else alive, and nobody writes to them.
+    """
 
     hidden_NC: torch.Tensor
     late_LNC: torch.Tensor | None = None
+    is_owned: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -45,12 +49,36 @@ class Features:
         return int(self.hidden_NC.nbytes + late_bytes)
 
     def clone(self) -> Features:
-        """A copy that keeps nothing else alive."""
+        """A copy that keeps nothing else alive; features that are owned are their own."""
+        if self.is_owned:
+            return self
         late_LNC = None if self.late_LNC is None else self.late_LNC.clone()
-        return Features(self.hidden_NC.clone(), late_LNC)
+        return Features(self.hidden_NC.clone(), late_LNC, is_owned=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeatureLayout:
+    """What the features of a model's pictures have in common: one, and the late ones with it."""
+
+    num_parts: int
+    hidden_size: int
+    dtype: torch.dtype
+
+    def __str__(self) -> str:
+        return f"{self.num_parts} x {self.hidden_size} {str(self.dtype).removeprefix('torch.')}"
+
+    @property
+    def num_bytes(self) -> int:
+        """Of one position."""
+        return self.num_parts * self.hidden_size * self.dtype.itemsize
 
 
 FeatureCache = ContentCache[Features]
+
+
+def not_finite() -> NonFinite:
+    """Why a picture's features are of no use."""
+    return NonFinite("The model computed no finite values for a picture.")
 
 
 def open_cache(capacity_bytes: int, max_entries: int) -> FeatureCache:

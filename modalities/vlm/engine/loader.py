@@ -12,13 +12,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from triptych.core.decoders.native import NativeBlueprint
 from triptych.core.engine.model_memory import ModelMemory
 from triptych.core.engine.text_head import TextHead, TokenSampler
+from triptych.core.errors import ConfigError
 from triptych.core.kernels.native.library import NativeKernels
+from triptych.core.kv.transfer.messages import FEATURES, PageFormat
+from triptych.core.options.pipeline import PipelinePlan
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.core.weights.tensors.grouped import open_checkpoint
 from triptych.modalities.llm.engine.loader import LlmLoader, unreported
 from triptych.modalities.vlm.engine.blueprint import VisionBlueprint, is_native
 from triptych.modalities.vlm.engine.encoder import FeatureCache, open_cache
 from triptych.modalities.vlm.engine.fallback import FallbackVisionBlueprint
+from triptych.modalities.vlm.engine.feature_memory import ArrivingFeatures, FeaturePages
 from triptych.modalities.vlm.engine.head import VisionHead, VisionTextModel
 from triptych.modalities.vlm.engine.runner import VisionRunner
 from triptych.modalities.vlm.engine.step_features import (
@@ -27,13 +31,19 @@ from triptych.modalities.vlm.engine.step_features import (
     LeadingFeatures,
     StepFeatures,
 )
-from triptych.modalities.vlm.scheduling import VisionLimits, VisionResources, VisionScheduler
+from triptych.modalities.vlm.scheduling.fetching import FetchedFeatures
+from triptych.modalities.vlm.scheduling.prompts import (
+    VisionLimits,
+    VisionResources,
+    VisionScheduler,
+)
 from triptych.schedulers.base import LoadedModel
+from triptych.schedulers.pipeline_roles import open_client
 
 if TYPE_CHECKING:
     from triptych.core.devices.rank_group import RankGroup
 
-_STEP_PATCHES = 8192
+STEP_PATCHES = 8192
 """Of pictures that are encoded together; a larger picture is encoded alone."""
 _PICTURE_FEATURES = 1024
 """Of a picture as the cache expects them to be."""
@@ -86,13 +96,15 @@ class VisionLoader(LlmLoader):
                 vision=VisionResources(
                     features,
                     VisionLimits(
-                        max_step_patches=_STEP_PATCHES,
+                        max_step_patches=STEP_PATCHES,
                         whole_spans=family.whole_spans,
                         whole_prompts=family.whole_prompts,
                     ),
                 ),
             )
             self._exchange(scheduler, tokens.kv, blueprint.text, stack)
+            if PipelinePlan.of(self._config).fetches_features:
+                stack.callback(self._fetch_features(scheduler, features, blueprint))
             return self._loaded(scheduler, runner, blueprint.text.vocab_size, stack, ranks)
 
     def _follower(
@@ -151,11 +163,50 @@ class VisionLoader(LlmLoader):
         memory.reserve("vision-weights", blueprint.encoder_bytes(), is_divided=False)
         activation_bytes = max(
             blueprint.text.activation_bytes(num_tokens, num_rows),
-            blueprint.encoder_activation_bytes(2 * _STEP_PATCHES),
+            blueprint.encoder_activation_bytes(2 * STEP_PATCHES),
         )
         memory.reserve("activations", activation_bytes)
+        cache_bytes = self._reserve_cache(memory, blueprint)
+        return open_cache(cache_bytes, self._config.cache.max_vision_cache_entries)
+
+    def _reserve_cache(self, memory: ModelMemory, blueprint: Blueprint) -> int:
+        """Bytes that are kept for features."""
         max_entries = self._config.cache.max_vision_cache_entries
-        wanted = max(max_entries * _PICTURE_FEATURES, _STEP_PATCHES) * blueprint.feature_bytes
+        wanted = max(max_entries * _PICTURE_FEATURES, STEP_PATCHES) * blueprint.feature_bytes
         cache_bytes = min(wanted, int(_CACHE_SHARE * self._ledger.capacity_bytes))
         memory.reserve("vision-cache", cache_bytes, is_divided=False)
-        return open_cache(cache_bytes, max_entries)
+        return cache_bytes
+
+    def _feature_format(self, blueprint: VisionBlueprint, memory: FeaturePages) -> PageFormat:
+        """What features must have in common that are encoded in one engine for another."""
+        return PageFormat(
+            content=FEATURES,
+            weights=self._resolved.digest,
+            layout=str(blueprint.feature_layout),
+            order="",
+            compute=f"{self._compute(blueprint)} {blueprint.kernels}",
+            max_length=0,
+            page_bytes=memory.page_bytes,
+        )
+
+    def _fetch_features(
+        self, scheduler: VisionScheduler, features: FeatureCache, blueprint: Blueprint
+    ) -> Callable[[], None]:
+        """Have pictures encoded elsewhere; returns what ends that. Raises `ConfigError`."""
+        plan = PipelinePlan.of(self._config)
+        if not isinstance(blueprint, VisionBlueprint):
+            raise ConfigError(undivided(self.name, plan.features.flag))
+        capacity_bytes, device = features.capacity_bytes, self._device.torch
+        layout = blueprint.feature_layout
+        memory = ArrivingFeatures(features, layout, capacity_bytes, device)
+        client = open_client(plan.features, self._feature_format(blueprint, memory), memory)
+        scheduler.elsewhere = FetchedFeatures(memory, client)
+        return client.close
+
+
+def undivided(name: str, flag: str) -> str:
+    """Why a model's encoder cannot be in an engine of its own."""
+    return (
+        f"{flag}: {name} runs on transformers, with its encoder; leave it out, or name a model of"
+        " the decoder's families."
+    )

@@ -12,15 +12,20 @@ from dataclasses import dataclass
 import torch
 
 from triptych.core.devices.stream import StepStream
-from triptych.core.errors import NonFinite, OutOfMemory, TriptychError
+from triptych.core.errors import OutOfMemory, TriptychError
 from triptych.core.plan import PendingStep, Plan, Runner, StepResult
 from triptych.core.sampling.host_copy import HostCopy
-from triptych.modalities.vlm.engine.encoder import FeatureCache, Features, PictureEncoder
+from triptych.modalities.vlm.engine.encoder import (
+    FeatureCache,
+    Features,
+    PictureEncoder,
+    not_finite,
+)
 from triptych.modalities.vlm.plan import EncodePlan
 
 
 class VisionRunner:
-    """Implements `core.plan.Runner` for the plans of `modalities.vlm.scheduling`."""
+    """Implements `core.plan.Runner` for the plans of `modalities.vlm.scheduling.prompts`."""
 
     def __init__(
         self,
@@ -77,7 +82,7 @@ class PendingFeatures:
             if isinstance(part, TriptychError):
                 errors.append(part)
             elif not is_finite:
-                errors.append(NonFinite("The model computed no finite values for a picture."))
+                errors.append(not_finite())
             else:
                 self.cache.insert(picture.span.digest, part, part.num_bytes)
                 errors.append(None)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import secrets
 import struct
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -14,6 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from support import fake_nixl
 from support.page_peers import (
     FORMAT,
     KEYS,
@@ -49,11 +51,19 @@ from triptych.core.kv.transfer.messages import (
 from triptych.core.kv.transfer.shared_slots import IS_OFFERED, SharedSlots
 
 
-@pytest.fixture(params=["127.0.0.1:0", "unix"])
-def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
-    address = unix_address(tmp_path) if request.param == "unix" else request.param
-    with closing(Pair(address)) as pair:
+@pytest.fixture(params=["tcp", "unix", "fake nixl", "nixl"])
+def pair(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Pair]:
+    if request.param == "fake nixl":
+        monkeypatch.setitem(sys.modules, "nixl", fake_nixl)
+    elif request.param == "nixl":
+        pytest.importorskip("nixl")
+    address = unix_address(tmp_path) if request.param == "unix" else "127.0.0.1:0"
+    transport = "nixl" if "nixl" in request.param else "sockets"
+    with closing(Pair(address, transport=transport)) as pair:
         yield pair
+    assert not fake_nixl.AGENTS
 
 
 async def test_pages_arrive_as_they_are_and_where_they_belong(pair: Pair) -> None:
@@ -73,7 +83,7 @@ async def test_bytes_on_the_wire_are_those_of_pages_and_little_else(pair: Pair) 
     assert server["pages_sent_total"] == client["pages_received_total"] == 150
     num_bytes = server["page_sent_bytes_total"]
     assert client["page_received_bytes_total"] == num_bytes
-    assert 150 * PAGE_BYTES < num_bytes < 150 * (PAGE_BYTES + 90) + 300  # headers, the welcome
+    assert 150 * PAGE_BYTES < num_bytes < 150 * (PAGE_BYTES + 90) + 1500  # headers, the welcome
 
 
 async def test_pages_are_sent_while_the_rest_is_computed(pair: Pair) -> None:
@@ -156,6 +166,8 @@ async def test_the_engine_with_the_least_to_send_is_asked(tmp_path: Path) -> Non
         ({"page_format": msgspec.structs.replace(FORMAT, weights="11")}, "weights: 00 here"),
         ({"page_format": msgspec.structs.replace(FORMAT, layout="fp8")}, "layout: tiny here"),
         ({"page_format": msgspec.structs.replace(FORMAT, order="native")}, "order: torch here"),
+        ({"page_format": msgspec.structs.replace(FORMAT, transport="nixl")}, "transport: sockets"),
+        ({"page_format": msgspec.structs.replace(FORMAT, content="features")}, "content: pages"),
     ],
 )
 async def test_a_peer_that_does_not_fit_is_refused_with_a_reason(
@@ -277,9 +289,16 @@ def test_credits_have_bounds(num_credits: int) -> None:
         assert refusal.code == "format"
 
 
+def header(fetch_id: int, key: bytes = KEYS[0], **more: int) -> PageHeader:
+    return PageHeader(**{"fetch_id": fetch_id, "key": key, "num_bytes": PAGE_BYTES} | more)  # type: ignore[arg-type]
+
+
 LIES = {
-    "another page": lambda fetch_id: [PageHeader(fetch_id=fetch_id, key=KEYS[1]), bytes(1024)],
-    "a slot": lambda fetch_id: [PageHeader(fetch_id=fetch_id, key=KEYS[0], slot=9)],
+    "a shorter page": lambda fetch_id: [header(fetch_id, num_bytes=9), bytes(9)],
+    "an empty page": lambda fetch_id: [header(fetch_id, num_bytes=0)],
+    "a longer page": lambda fetch_id: [header(fetch_id, num_bytes=1025), bytes(1025)],
+    "another page": lambda fetch_id: [header(fetch_id, key=KEYS[1]), bytes(1024)],
+    "a slot": lambda fetch_id: [header(fetch_id, slot=9)],
     "rubbish": lambda _: [b"\x04\0\0\0abcd"],
     "a large frame": lambda _: [struct.pack("<I", 10**6)],
     "a second welcome": lambda _: [PageWelcome(b"")],

@@ -4,7 +4,8 @@ Owns the steps of a vision model, beside those of tokens. A prompt's chunk ends 
 picture that has no features yet; what the next chunks need is encoded, no more. Features live in a
 `ContentCache` that the runner fills; what is held here are references, from a job's first need of a
 picture until its last position is computed. Steps that encode and steps of tokens take turns, so
-that neither waits for long. Knows no tensors.
+that neither waits for long. Pictures may be encoded by another engine (`fetching`). Knows no
+tensors.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ from triptych.core.plan import Plan
 from triptych.core.prompt_content import ContentSpan, PromptContent
 from triptych.core.tokens import TokenDelta
 from triptych.modalities.vlm.plan import EncodePlan
+from triptych.modalities.vlm.scheduling.fetching import PictureExchange
+from triptych.schedulers.base import SchedulerStats
 from triptych.schedulers.batcher import Unit
+from triptych.schedulers.guides import Post
 from triptych.schedulers.token import TokenScheduler
 from triptych.schedulers.token_draft import TokenDraft, TokenLimits
 from triptych.schedulers.token_state import SequenceState
@@ -74,11 +78,15 @@ class VisionResources:
 
 @dataclass(slots=True, eq=False)
 class PicturedPrompt:
-    """A job's prompt with references to the features `refs`; it had `awaited` encoded for it."""
+    """A job's prompt with references to the features `refs`; it had `awaited` encoded for it.
+
+    Other engines have been `asked` for some.
+    """
 
     row: SequenceState
     refs: set[bytes] = field(default_factory=set)
     awaited: set[bytes] = field(default_factory=set)
+    asked: set[bytes] = field(default_factory=set)
 
     @property
     def pictures(self) -> tuple[PromptContent, ...]:
@@ -127,8 +135,19 @@ class VisionScheduler(TokenScheduler):
         self._encoding: set[bytes] = set()
         self._alone: set[bytes] = set()
         self._releasing: list[tuple[int, set[bytes]]] = []
+        self.elsewhere = PictureExchange()
+        """Where pictures are encoded beside this engine; set before jobs come."""
         self._was_encode = False
         self._counters.update({"pictures_encoded_total": 0, "vision_cache_hits_total": 0})
+
+    def connect(self, post: Post) -> None:
+        """As for text; and learn of pictures that come from elsewhere."""
+        super().connect(post)
+        self.elsewhere.connect(post, self._take_fetched)
+
+    def stats(self) -> SchedulerStats:
+        """As for text; and counts of pictures that come from elsewhere."""
+        return self.elsewhere.counted(super().stats())
 
     def check(self) -> None:
         """Assert that every page, slot, row and reference is accounted for."""
@@ -155,12 +174,19 @@ class VisionScheduler(TokenScheduler):
             opened.job.sink = partial(_send, prompt, opened.job.sink)
             self._take_references()
 
+    def _paused(self, opened: SequenceState) -> None:
+        super()._paused(opened)
+        self._take_references()
+
     def _left(self, opened: SequenceState) -> None:
         super()._left(opened)
         prompt = self._seeing.pop(opened.name, None)
         if prompt is not None:
             # A step in flight may still read what the job held.
             self._releasing.append((max(self._steps, default=-1), prompt.refs))
+            for digest in {picture.span.digest for picture in prompt.pictures}:
+                if self.elsewhere.is_coming(digest) and not self._waiting_for(digest):
+                    self.elsewhere.stop(digest)
         self._update_references()
 
     def _gauges(self) -> dict[str, float]:
@@ -224,14 +250,15 @@ class VisionScheduler(TokenScheduler):
         for prompt in self._next_prompts():
             for picture in self._wanted(prompt):
                 digest = picture.span.digest
-                if digest in chosen or digest in self._encoding:
+                is_coming = digest in self._encoding or self.elsewhere.is_coming(digest)
+                if digest in chosen or is_coming:
                     continue
-                if chosen and num_patches + _num_patches(picture) > most:
+                if chosen and num_patches + num_patches_of(picture) > most:
                     continue
                 if chosen and (digest in self._alone or self._alone & chosen.keys()):
                     continue
                 chosen[digest] = picture
-                num_patches += _num_patches(picture)
+                num_patches += num_patches_of(picture)
                 due_s = min(due_s, prompt.row.arrival_s + self._options.target_first_token_s)
         if not chosen:
             return None
@@ -265,11 +292,22 @@ class VisionScheduler(TokenScheduler):
             self._give_up(row, found)
             return
         self._counters["pictures_encoded_total"] += 1
-        for prompt in self._waiting_for(row.digest):
-            self._features.acquire(row.digest)
-            prompt.refs.add(row.digest)
-            prompt.awaited.add(row.digest)
-        self._features.release(row.digest)
+        self._hand_on(row.digest)
+
+    def _take_fetched(self, digest: bytes, is_here: bool) -> None:
+        """A picture was encoded elsewhere, or is not going to be."""
+        if is_here:
+            self._hand_on(digest)
+        self.note_change()
+        self._take_references()
+
+    def _hand_on(self, digest: bytes) -> None:
+        """Give a new picture's reference to the jobs that wait for it."""
+        for prompt in self._waiting_for(digest):
+            self._features.acquire(digest)
+            prompt.refs.add(digest)
+            prompt.awaited.add(digest)
+        self._features.release(digest)
 
     def _retry(self, step: TokenDraft, live: list[Any], later: Iterable[Any]) -> bool:
         if step.kind != _ENCODE:
@@ -322,10 +360,21 @@ class VisionScheduler(TokenScheduler):
         for prompt in self._next_prompts():
             for picture in self._wanted(prompt):
                 digest = picture.span.digest
-                # What is being encoded is nobody's yet: its step hands it on.
-                if digest not in self._encoding and self._features.acquire(digest) is not None:
+                if digest in self._encoding or self.elsewhere.is_coming(digest):
+                    continue  # nobody's yet: it is handed on when it is there
+                if self._features.acquire(digest) is not None:
                     prompt.refs.add(digest)
                     self._counters["vision_cache_hits_total"] += 1
+                elif digest not in prompt.asked:
+                    self._ask_for(prompt, picture)
+
+    def _ask_for(self, prompt: PicturedPrompt, picture: PromptContent) -> None:
+        """Have a picture encoded elsewhere, unless that failed for somebody who still waits."""
+        digest = picture.span.digest
+        is_new = not any(digest in other.asked for other in self._waiting_for(digest))
+        prompt.asked.add(digest)
+        if is_new:
+            self.elsewhere.start(picture)
 
     def _release(self, digests: set[bytes]) -> None:
         for digest in digests:
@@ -340,7 +389,7 @@ def _send(prompt: PicturedPrompt, sink: Sink, output: Output) -> None:
     sink(output)
 
 
-def _num_patches(picture: PromptContent) -> int:
+def num_patches_of(picture: PromptContent) -> int:
     """How much work it is to encode: what an encoder takes in, in patches."""
     num_values = max(math.prod(array.shape) for array in picture.inputs.values())
     return max(1, num_values // _PATCH_VALUES)

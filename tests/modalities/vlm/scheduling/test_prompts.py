@@ -13,7 +13,7 @@ from support.vision_world import MEMORY_SHORT, VisionWorld, see
 from triptych.core.errors import InternalError, InvalidRequest
 from triptych.core.grammar.source import to_grammar
 from triptych.core.plan import TokenPlan
-from triptych.modalities.vlm.scheduling import VisionLimits
+from triptych.modalities.vlm.scheduling.prompts import VisionLimits
 from triptych.schedulers.guides import Guides
 
 

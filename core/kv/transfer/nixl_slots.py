@@ -1,0 +1,155 @@
+"""Slots that pages cross in by NIXL: memory of the sending end, which the receiving end reads.
+
+Owns both ends' NIXL agents, a pair for each connection: with an agent all its transfers end, so
+nothing is written to memory that another connection uses. Where there is RDMA, reading costs the
+sending end nothing; elsewhere UCX emulates it, and both ends make progress when they are called:
+NIXL's own threads for that would spin. Knows no messages but the place of the slots.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import itertools
+import logging
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from triptych.core.errors import ConfigError
+from triptych.core.kv.transfer.messages import NixlRegion
+
+_HOST = "DRAM"
+_POLL_S = 0.0003
+_MOST_POLL_S = 0.002
+_NUM_EAGER_POLLS = 20
+_log = logging.getLogger(__name__)
+
+
+def check_nixl() -> None:
+    """Raises `ConfigError` where NIXL is not installed."""
+    try:
+        _nixl()
+    except ImportError as error:
+        raise ConfigError(
+            f"--pipeline-transport nixl: NIXL cannot be loaded ({error}); pip install"
+            " 'triptych[nixl]', or leave it out."
+        ) from error
+
+
+class _NixlMemory:
+    """Slots that are registered with an agent of their own. Raises `ConnectionError`."""
+
+    def __init__(self, num_slots: int, slot_bytes: int) -> None:
+        self.num_slots = num_slots
+        self._slot_bytes = slot_bytes
+        self._memory = np.zeros(num_slots * slot_bytes, dtype=np.uint8)
+        self._view = self._memory.data
+        with _connection_errors():
+            nixl = _nixl()
+            config = nixl.nixl_agent_config(enable_prog_thread=False)
+            self._agent: Any = nixl.nixl_agent(f"triptych-{uuid.uuid4()}", config)
+            region = (self._address(0), self._memory.nbytes, 0, "")
+            self._registered: Any = self._agent.register_memory([region], _HOST)
+
+    def slot(self, index: int) -> memoryview:
+        """The bytes of a slot."""
+        assert 0 <= index < self.num_slots, "no such slot"
+        return self._view[index * self._slot_bytes : (index + 1) * self._slot_bytes]
+
+    def close(self) -> None:
+        """End all transfers; the memory is nobody else's after this."""
+        try:
+            with _connection_errors():
+                self._agent.deregister_memory(self._registered)
+        except ConnectionError as error:
+            _log.info("%s", error)
+        del self._agent, self._registered
+
+    def _address(self, index: int) -> int:
+        return int(self._memory.ctypes.data) + index * self._slot_bytes
+
+
+class OfferedSlots(_NixlMemory):
+    """Of the sending end."""
+
+    @property
+    def region(self) -> NixlRegion:
+        """Where the other end finds the slots. Raises `ConnectionError`."""
+        with _connection_errors():
+            return NixlRegion(self._agent.get_agent_metadata(), self._address(0))
+
+    async def carry(self, is_lent: asyncio.Event) -> None:
+        """Make progress, for ever, while slots are lent that the other end may be reading."""
+        while True:
+            await is_lent.wait()
+            with _connection_errors():
+                self._agent.get_new_notifs()
+            await asyncio.sleep(_POLL_S)
+
+
+class ReadSlots(_NixlMemory):
+    """Of the receiving end: copies of the slots in `region`."""
+
+    def __init__(self, num_slots: int, slot_bytes: int, region: NixlRegion) -> None:
+        super().__init__(num_slots, slot_bytes)
+        self._there = region.address
+        with _connection_errors():
+            self._peer: Any = self._agent.add_remote_agent(region.metadata)
+
+    async def arrive(self, index: int, num_bytes: int) -> None:
+        """Read the first bytes of a slot. Raises `ConnectionError`."""
+        place = index * self._slot_bytes
+        with _connection_errors():
+            here, there = (
+                self._agent.get_xfer_descs([(address, num_bytes, 0)], _HOST)
+                for address in (self._address(index), self._there + place)
+            )
+            handle = self._agent.initialize_xfer("READ", here, there, self._peer)
+            state = self._agent.transfer(handle)
+        for wait_s in _waits():
+            if state != "PROC":
+                break
+            await asyncio.sleep(wait_s)
+            with _connection_errors():
+                state = self._agent.check_xfer_state(handle)
+        if state != "DONE":
+            raise ConnectionError("NIXL could not read a page")
+        with _connection_errors():
+            self._agent.release_xfer_handle(handle)
+
+    def close(self) -> None:
+        """Let go of the other end, too."""
+        try:
+            with _connection_errors():
+                self._agent.remove_remote_agent(self._peer)
+        except ConnectionError as error:
+            _log.info("%s", error)
+        super().close()
+
+
+def _waits() -> Iterator[float]:
+    """How long to wait before each look: not at all, then longer and longer."""
+    yield from itertools.repeat(0.0, _NUM_EAGER_POLLS)
+    wait_s = _POLL_S / 4
+    while True:
+        yield wait_s
+        wait_s = min(2 * wait_s, _MOST_POLL_S)
+
+
+def _nixl() -> Any:
+    module = importlib.import_module("nixl")
+    logging.getLogger("nixl").setLevel(logging.WARNING)  # it tells of each agent, on stdout
+    return module
+
+
+@contextmanager
+def _connection_errors() -> Iterator[None]:
+    """NIXL's errors, which have no base of their own, as what they mean for a connection."""
+    try:
+        yield
+    except Exception as error:
+        raise ConnectionError(f"NIXL: {type(error).__name__}: {error!s:.200}") from error

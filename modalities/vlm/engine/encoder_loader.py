@@ -1,0 +1,77 @@
+"""Brings the encoder of a vision model onto the device, without the language model.
+
+Owns the order of what an engine of role encode loads, and which loader a role needs. Knows no
+architecture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from triptych.core.config import Config
+from triptych.core.devices.device import Device
+from triptych.core.engine.staged_runner import StagedRunner
+from triptych.core.errors import ConfigError
+from triptych.core.ledger import Ledger
+from triptych.core.options.pipeline import PipelinePlan
+from triptych.core.weights.resolve import ResolvedModel
+from triptych.core.weights.tensors.grouped import open_checkpoint
+from triptych.modalities.vlm.engine.blueprint import VisionBlueprint
+from triptych.modalities.vlm.engine.encoding import EncodingModel
+from triptych.modalities.vlm.engine.feature_memory import LeavingFeatures
+from triptych.modalities.vlm.engine.loader import STEP_PATCHES, VisionLoader, undivided
+from triptych.modalities.vlm.scheduling.encoding import EncodeScheduler, SentFeatures
+from triptych.schedulers.base import LoadedModel, ModelLoader
+from triptych.schedulers.pipeline_roles import open_server
+
+
+def open_vision_loader(
+    resolved: ResolvedModel, config: Config, device: Device, ledger: Ledger
+) -> ModelLoader:
+    """What loads a vision model: all of it, or its encoder."""
+    encodes = PipelinePlan.of(config).encodes
+    kind = VisionEncoderLoader if encodes else VisionLoader
+    return kind(resolved, config, device, ledger)
+
+
+class VisionEncoderLoader(VisionLoader):
+    """Implements `schedulers.base.ModelLoader`."""
+
+    def load(self, report: Callable[[float], None]) -> LoadedModel:
+        """Load the encoder; see `schedulers.base.ModelLoader.load`. On an error nothing is held."""
+        meeting = PipelinePlan.of(self._config).features
+        with open_checkpoint(self._resolved.folder) as checkpoint, ExitStack() as stack:
+            memory = self._memory(stack)
+            checkpoint.native = native = memory.native_kernels()
+            blueprint = self._blueprint(checkpoint, memory, native)
+            if not isinstance(blueprint, VisionBlueprint):
+                raise ConfigError(undivided(self.name, "--pipeline-role encode"))
+            memory.reserve("vision-weights", blueprint.encoder_bytes())
+            memory.reserve("activations", blueprint.encoder_activation_bytes(2 * STEP_PATCHES))
+            cache_bytes = self._reserve_cache(memory, blueprint)
+            memory.show()
+            encoder = blueprint.build_encoder()
+            report(1.0)
+            device, layout = self._device.torch, blueprint.feature_layout
+            runner = StagedRunner(EncodingModel(encoder, layout.dtype), device)
+            stack.callback(runner.close)
+            max_entries = self._config.cache.max_vision_cache_entries
+            features = LeavingFeatures(layout, cache_bytes, max_entries, device)
+            server = open_server(meeting, self._feature_format(blueprint, features), features)
+            stack.callback(server.close)
+            close = stack.pop_all().close
+        scheduler = EncodeScheduler(
+            model=self.name,
+            max_jobs=self._config.schedule.max_queue_size,
+            max_step_patches=STEP_PATCHES,
+        )
+        sent = SentFeatures(scheduler, features, server, self.name)
+        return LoadedModel(
+            name=self.name,
+            scheduler=scheduler,
+            runner=runner,
+            close=close,
+            connect=sent.connect,
+            attach=sent.attach,
+        )

@@ -1,0 +1,154 @@
+"""Features of pictures as bytes, for engines that hand them to each other.
+
+Owns how features are cut into pages: their bytes as they are stored, those of the hidden states
+before those that enter late. Both classes implement `core.kv.transfer.memory.PageMemory`, and the
+protocols of `modalities.vlm.scheduling.features`. On a CPU numpy copies, as in
+`core.engine.page_memory`.
+
+Shapes: D hidden states and late ones (1 + L), N features of a picture, C hidden.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from itertools import count
+
+import numpy as np
+import torch
+
+from triptych.core.content_cache import ContentCache
+from triptych.core.engine.page_memory import HostCopies
+from triptych.modalities.vlm.engine.encoder import FeatureCache, FeatureLayout, Features
+
+PAGE_BYTES = 2**18
+_log = logging.getLogger(__name__)
+
+
+class FeaturePages:
+    """What both ends do: features in `layout`, `capacity_bytes` on their way at once."""
+
+    def __init__(self, layout: FeatureLayout, capacity_bytes: int) -> None:
+        self.page_bytes = PAGE_BYTES
+        self.capacity_bytes = capacity_bytes
+        self._layout = layout
+        self._ids = count()
+        self._pages: dict[int, torch.Tensor] = {}
+
+    def num_bytes_of(self, num_features: int) -> int:
+        """Of the features of a picture."""
+        return num_features * self._layout.num_bytes
+
+    def num_pages_of(self, num_features: int) -> int:
+        """Pages that they are cut into."""
+        return -(-self.num_bytes_of(num_features) // self.page_bytes)
+
+    def num_bytes(self, page_id: int) -> int:
+        """How many a page has: the last one of a picture has fewer."""
+        return self._pages[page_id].nbytes
+
+    def drop(self, page_ids: Sequence[int]) -> None:
+        """Forget pages that nobody reads or writes any more."""
+        for page_id in page_ids:
+            del self._pages[page_id]
+
+    def _cut(self, features_DNC: torch.Tensor) -> list[int]:
+        pieces = features_DNC.view(torch.uint8).flatten().split(self.page_bytes)
+        pages = {next(self._ids): piece for piece in pieces}
+        self._pages.update(pages)
+        return list(pages)
+
+
+class ArrivingFeatures(FeaturePages):
+    """Features that come from another engine, to the cache of this one."""
+
+    def __init__(
+        self, cache: FeatureCache, layout: FeatureLayout, capacity_bytes: int, device: torch.device
+    ) -> None:
+        super().__init__(layout, capacity_bytes)
+        self._cache = cache
+        self._device = device
+        self._whole: dict[int, torch.Tensor] = {}
+
+    def expect(self, num_features: int) -> Sequence[int]:
+        """New pages for the features of a picture."""
+        layout = self._layout
+        shape = (layout.num_parts, num_features, layout.hidden_size)
+        features_DNC = torch.empty(shape, dtype=layout.dtype)
+        page_ids = self._cut(features_DNC)
+        self._whole[page_ids[0]] = features_DNC
+        return page_ids
+
+    def read(self, page_id: int, buffer: memoryview) -> None:
+        """Pages here are written alone."""
+        raise AssertionError("nobody asks an engine that fetches")
+
+    def write(self, page_id: int, buffer: memoryview) -> None:
+        """Copy a page from `buffer`."""
+        self._pages[page_id].numpy()[:] = np.frombuffer(buffer, dtype=np.uint8)
+
+    def keep(self, digest: bytes, page_ids: Sequence[int]) -> bool:
+        """Put what was written into the cache, with a reference; false where there is no room."""
+        try:
+            features_DNC = self._whole[page_ids[0]].to(self._device)
+        except torch.OutOfMemoryError:
+            _log.warning("features of a picture do not fit in device memory")
+            return False
+        hidden_NC, late_LNC = features_DNC[0], features_DNC[1:]
+        features = Features(hidden_NC, late_LNC if len(late_LNC) else None, is_owned=True)
+        self._cache.insert(digest, features, features.num_bytes)
+        return True
+
+    def drop(self, page_ids: Sequence[int]) -> None:
+        """Forget pages that nobody writes any more."""
+        super().drop(page_ids)
+        del self._whole[page_ids[0]]
+
+
+class LeavingFeatures(FeaturePages):
+    """Features that were encoded here for others, kept by digest; an entry is one tensor, DNC."""
+
+    def __init__(
+        self, layout: FeatureLayout, capacity_bytes: int, max_entries: int, device: torch.device
+    ) -> None:
+        super().__init__(layout, capacity_bytes)
+        self._cache = ContentCache[torch.Tensor](
+            capacity_bytes, copy=lambda features_DNC: features_DNC, max_entries=max_entries
+        )
+        self._copies = HostCopies(device)
+        self._lent: dict[int, bytes] = {}
+
+    def keep(self, digest: bytes, features: torch.Tensor) -> None:
+        """Put what was encoded into the cache, with a reference."""
+        self._cache.insert(digest, features, features.nbytes)
+
+    def release(self, digest: bytes) -> None:
+        """Give back a reference."""
+        self._cache.release(digest)
+
+    def lend(self, digest: bytes) -> Sequence[int]:
+        """The pages of a picture's features, kept until they are dropped; none if unknown."""
+        features_DNC = self._cache.acquire(digest)
+        if features_DNC is None:
+            return ()
+        page_ids = self._cut(features_DNC)
+        self._lent[page_ids[0]] = digest
+        return page_ids
+
+    def read(self, page_id: int, buffer: memoryview) -> None:
+        """Copy a page to `buffer`."""
+        page = self._pages[page_id]
+        if page.device.type == "cpu":
+            np.frombuffer(buffer, dtype=np.uint8)[:] = page.numpy()
+        else:
+            self._copies.copy([torch.frombuffer(buffer, dtype=torch.uint8)], [page])
+
+    def write(self, page_id: int, buffer: memoryview) -> None:
+        """Pages here are read alone."""
+        raise AssertionError("nobody sends to an engine that encodes")
+
+    def drop(self, page_ids: Sequence[int]) -> None:
+        """Forget pages that nobody reads any more."""
+        super().drop(page_ids)
+        if page_ids:
+            self._cache.release(self._lent.pop(page_ids[0]))

@@ -1,0 +1,1 @@
+"""Which pictures are encoded when, and where. Runs in the engine process; loads no torch."""

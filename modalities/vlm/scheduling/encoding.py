@@ -1,0 +1,179 @@
+"""Pictures that this engine encodes for others, and nothing else.
+
+Owns the jobs of an engine of role encode, one for each picture, and whose orders wait for which.
+Features are kept by the picture's digest, so that one which many ask for is encoded once. Knows no
+sockets, no tensors.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+
+from triptych.core.errors import WrongModel
+from triptych.core.job import Job, Output
+from triptych.core.kv.transfer.server import PageOrder
+from triptych.core.prompt_content import PromptContent
+from triptych.core.staged_plan import Stage
+from triptych.modalities.vlm.scheduling.features import LeavingMemory, counted, page_keys
+from triptych.modalities.vlm.scheduling.prompts import num_patches_of
+from triptych.schedulers.base import SchedulerStats
+from triptych.schedulers.guides import Post
+from triptych.schedulers.page_exchange import PageSink
+from triptych.schedulers.staged import JobPace, StagedScheduler, StageLimits
+
+_MAX_STEP_PICTURES = 64
+
+
+class EncodeScheduler(StagedScheduler):
+    """Schedules pictures; a step encodes up to `max_step_patches` of several, or one."""
+
+    def __init__(self, *, model: str, max_jobs: int, max_step_patches: int) -> None:
+        limits = StageLimits(
+            max_rows=_MAX_STEP_PICTURES,
+            max_size=max_step_patches,
+            max_started=2 * _MAX_STEP_PICTURES,
+        )
+        super().__init__(model=model, open_pace=_open_pace, max_jobs=max_jobs, limits=limits)
+        self.counted: Callable[[SchedulerStats], SchedulerStats] = lambda stats: stats
+        """Adds what was sent; set before jobs come."""
+
+    def stats(self) -> SchedulerStats:
+        """Counts for metrics."""
+        return self.counted(super().stats())
+
+
+def _open_pace(job: Job) -> JobPace:
+    """Raises `WrongModel` for what is no picture."""
+    if not isinstance(job.request, PromptContent):
+        raise WrongModel(
+            "This server only encodes pictures for others; ask the one that has the language model."
+        )
+    return JobPace(Stage("encode", num_patches_of(job.request)))
+
+
+@dataclass(eq=False, slots=True)
+class _SentPicture:
+    """What is held for an order: pages of a picture's features, once they are there."""
+
+    picture: PromptContent
+    num_bytes: int
+    page_ids: Sequence[int] = ()
+
+
+class SentFeatures:
+    """Has pictures encoded. Implements `core.kv.transfer.server.PageOrders`."""
+
+    def __init__(
+        self, scheduler: EncodeScheduler, memory: LeavingMemory, sink: PageSink, model: str
+    ) -> None:
+        self._counts = Counter(feature_orders_total=0, pictures_encoded_total=0)
+        self._scheduler = scheduler
+        self._memory = memory
+        self._sink = sink
+        self._model = model
+        self._submit: Callable[[Job], None] = lambda job: None
+        self._post: Post = lambda call: call()
+        self._ids = count()
+        self._sent: dict[PageOrder, _SentPicture] = {}
+        self._jobs: dict[bytes, str] = {}
+        scheduler.counted = self.counted
+
+    def connect(self, post: Post) -> None:
+        """Learn how the server's thread reaches the loop's."""
+        self._post = post
+
+    def attach(self, submit: Callable[[Job], None]) -> None:
+        """Take orders from now on; their pictures are jobs."""
+        self._submit = submit
+        self._sink.start(self)
+
+    def open(self, order: PageOrder) -> None:
+        """On the server's thread: check a picture, and have it encoded."""
+        picture = order.wanted.request
+        if isinstance(picture, PromptContent) and self._can_be(picture, order):
+            self._post(partial(self._open, order, picture))
+        else:
+            order.end("no picture that can be encoded here")
+
+    def close(self, order: PageOrder) -> None:
+        """On the server's thread: let go of an order's pages."""
+        self._post(partial(self._close, order))
+
+    def counted(self, stats: SchedulerStats) -> SchedulerStats:
+        """`stats` with what was sent."""
+        return counted(stats, self._counts, self._sink.counts)
+
+    def _can_be(self, picture: PromptContent, order: PageOrder) -> bool:
+        lengths = [length for _, length in picture.span.runs]
+        if not lengths or min(lengths) < 1:
+            return False
+        num_pages = self._memory.num_pages_of(sum(lengths))
+        are_whole = bool(picture.inputs) and all(a.is_whole for a in picture.inputs.values())
+        return are_whole and (order.wanted.first, order.wanted.num_pages) == (0, num_pages)
+
+    def _open(self, order: PageOrder, picture: PromptContent) -> None:
+        self._counts["feature_orders_total"] += 1
+        span = picture.span
+        num_bytes = self._memory.num_bytes_of(span.num_features)
+        num_held = sum(sent.num_bytes for sent in self._sent.values())
+        if num_held + num_bytes > self._memory.capacity_bytes:
+            order.end("too many pictures at once")
+            return
+        sent = self._sent[order] = _SentPicture(picture, num_bytes)
+        if self._send(order, sent) or span.digest in self._jobs:
+            return
+        job_id = f"features-{self._model}-{next(self._ids)}"
+        self._jobs[span.digest] = job_id
+        job = Job(
+            job_id=job_id,
+            model=self._model,
+            request=picture,
+            sink=partial(self._take, span.digest),
+            arrival_s=time.monotonic(),
+        )
+        self._submit(job)
+
+    def _send(self, order: PageOrder, sent: _SentPicture) -> bool:
+        """Hand a picture's pages to its order; false if they are not there."""
+        span = sent.picture.span
+        sent.page_ids = self._memory.lend(span.digest)
+        if sent.page_ids:
+            keys = page_keys(span, len(sent.page_ids))
+            order.add(list(zip(keys, sent.page_ids, strict=True)))
+        return bool(sent.page_ids)
+
+    def _take(self, digest: bytes, output: Output) -> None:
+        """How the job of a picture ends; its payload is for all who wait for it."""
+        del self._jobs[digest]
+        waiting = self._waiting_for(digest)
+        if output.payload is None:
+            error = output.error
+            for order, _ in waiting:
+                order.end(f"{error.code}: {error.message}" if error else "not encoded")
+            return
+        self._counts["pictures_encoded_total"] += 1
+        self._memory.keep(digest, output.payload)
+        for order, sent in waiting:
+            self._send(order, sent)
+        self._memory.release(digest)
+
+    def _close(self, order: PageOrder) -> None:
+        sent = self._sent.pop(order, None)
+        if sent is None:
+            return  # its picture was not taken
+        self._memory.drop(sent.page_ids)
+        digest = sent.picture.span.digest
+        if digest in self._jobs and not self._waiting_for(digest):
+            self._scheduler.cancel(self._jobs[digest])
+
+    def _waiting_for(self, digest: bytes) -> list[tuple[PageOrder, _SentPicture]]:
+        return [
+            (order, sent)
+            for order, sent in self._sent.items()
+            if sent.picture.span.digest == digest and not sent.page_ids
+        ]

@@ -1,0 +1,81 @@
+"""Features of pictures as pages: what engines that hand them to each other have in common.
+
+Owns the names of a picture's pages, which are its features' bytes, cut, and the protocol of the
+memory behind them (the engine's: `modalities.vlm.engine.feature_memory`). Knows no tensors.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from triptych.core.prompt_content import ContentSpan
+from triptych.schedulers.base import SchedulerStats
+
+
+class FeatureMemory(Protocol):
+    """Where features lie as pages, on their way. Page ids are used once."""
+
+    capacity_bytes: int
+    """Of features on their way at once."""
+
+    def num_bytes_of(self, num_features: int) -> int:
+        """Of the features of a picture."""
+        ...
+
+    def num_pages_of(self, num_features: int) -> int:
+        """Pages that they are cut into."""
+        ...
+
+    def drop(self, page_ids: Sequence[int]) -> None:
+        """Forget pages that nobody reads or writes any more."""
+        ...
+
+
+class ArrivingMemory(FeatureMemory, Protocol):
+    """Of an engine that has pictures encoded elsewhere."""
+
+    def expect(self, num_features: int) -> Sequence[int]:
+        """New pages for the features of a picture."""
+        ...
+
+    def keep(self, digest: bytes, page_ids: Sequence[int]) -> bool:
+        """Put pages that are written into the cache of features, with a reference; any thread.
+
+        False where there is no room for them on the device.
+        """
+        ...
+
+
+class LeavingMemory(FeatureMemory, Protocol):
+    """Of an engine that encodes pictures for others."""
+
+    def keep(self, digest: bytes, features: Any) -> None:
+        """Put what was encoded into the cache, with a reference."""
+        ...
+
+    def release(self, digest: bytes) -> None:
+        """Give back a reference."""
+        ...
+
+    def lend(self, digest: bytes) -> Sequence[int]:
+        """The pages of a picture's features, kept until they are dropped; none if unknown."""
+        ...
+
+
+def page_keys(span: ContentSpan, num_pages: int) -> list[bytes]:
+    """What the pages of a picture's features are called."""
+    return [span.digest + struct.pack("<I", index) for index in range(num_pages)]
+
+
+def counted(stats: SchedulerStats, ours: Counter[str], theirs: Counter[str]) -> SchedulerStats:
+    """`stats` with what was exchanged; `theirs` is written by another thread, but for names."""
+    counters = {f"feature_{name}": float(value) for name, value in theirs.items()}
+    gauges = {name: counters.pop(name) for name in ("feature_page_links", "feature_page_bytes")}
+    counters.update(ours)
+    return replace(
+        stats, gauges={**stats.gauges, **gauges}, counters={**stats.counters, **counters}
+    )

@@ -1,0 +1,130 @@
+"""Pictures that another engine encodes for this one.
+
+Owns which of them are on their way, on the engine's loop. What arrives goes to the cache of
+features as if it had been encoded here; what does not come in time is encoded here. Knows no
+sockets, no tensors, no prompts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+
+from triptych.core.kv.transfer.client import PageFetch
+from triptych.core.prompt_content import PromptContent
+from triptych.modalities.vlm.scheduling.features import ArrivingMemory, counted, page_keys
+from triptych.schedulers.base import SchedulerStats
+from triptych.schedulers.guides import Post
+from triptych.schedulers.page_exchange import PageSource
+
+
+class PictureExchange:
+    """What the scheduler asks about pictures; an engine that encodes all itself has just this."""
+
+    def connect(self, post: Post, done: Callable[[bytes, bool], None]) -> None:
+        """Learn how other threads reach the loop's, and who is told of pictures.
+
+        `done` gets a digest, and whether its features are in the cache, with a reference.
+        """
+
+    def is_coming(self, digest: bytes) -> bool:
+        """Whether a picture is on its way."""
+        return False
+
+    def start(self, picture: PromptContent) -> None:
+        """Have a picture encoded elsewhere, if that is possible."""
+
+    def stop(self, digest: bytes) -> None:
+        """A picture that may be on its way is not wanted any more."""
+
+    def counted(self, stats: SchedulerStats) -> SchedulerStats:
+        """`stats` with what came from elsewhere."""
+        return stats
+
+
+@dataclass(frozen=True, slots=True)
+class _AwaitedPicture:
+    """A fetch, begun at a time, for so many bytes."""
+
+    fetch: PageFetch
+    started_s: float
+    num_bytes: int
+
+
+class FetchedFeatures(PictureExchange):
+    """Has pictures encoded by engines of that role."""
+
+    def __init__(self, memory: ArrivingMemory, source: PageSource) -> None:
+        self._memory = memory
+        self._source = source
+        self._counts = Counter(feature_fetches_total=0, feature_fallbacks_total=0)
+        self._wait_s = 0.0
+        self._post: Post = lambda call: call()
+        self._done: Callable[[bytes, bool], None] = lambda digest, is_here: None
+        self._ids = count()
+        self._open: dict[bytes, _AwaitedPicture] = {}
+        self._stopped: set[bytes] = set()
+
+    def connect(self, post: Post, done: Callable[[bytes, bool], None]) -> None:
+        """Learn how the source's thread reaches the loop's, and who is told of pictures."""
+        self._post, self._done = post, done
+
+    def is_coming(self, digest: bytes) -> bool:
+        """Whether a picture is on its way."""
+        return digest in self._open
+
+    def start(self, picture: PromptContent) -> None:
+        """Fetch a picture's features, unless there is nobody to ask, or too much on its way."""
+        span, memory = picture.span, self._memory
+        self._counts["feature_fetches_total"] += 1
+        num_bytes = memory.num_bytes_of(span.num_features)
+        num_coming = sum(awaited.num_bytes for awaited in self._open.values())
+        has_room = num_coming + num_bytes <= memory.capacity_bytes
+        if not (has_room and self._source.is_connected):
+            self._counts["feature_fallbacks_total"] += 1
+            return
+        page_ids = memory.expect(span.num_features)
+        fetch = PageFetch(
+            fetch_id=next(self._ids),
+            request=picture,
+            first=0,
+            keys=page_keys(span, len(page_ids)),
+            page_ids=page_ids,
+            arrived=lambda num_arrived: None,
+            ended=partial(self._end, span.digest),
+        )
+        self._open[span.digest] = _AwaitedPicture(fetch, time.monotonic(), num_bytes)
+        self._source.start(fetch)
+
+    def stop(self, digest: bytes) -> None:
+        """End a picture's fetch, if there is one."""
+        awaited = self._open.get(digest)
+        if awaited is not None:
+            self._stopped.add(digest)
+            self._source.stop(awaited.fetch)
+
+    def counted(self, stats: SchedulerStats) -> SchedulerStats:
+        """`stats` with what came from elsewhere."""
+        found = counted(stats, self._counts, self._source.counts)
+        found.counters["feature_wait_seconds_total"] = self._wait_s
+        return found
+
+    def _end(self, digest: bytes) -> None:
+        """On the source's thread: keep what came, and say so on the loop's."""
+        fetch = self._open[digest].fetch
+        is_whole = fetch.num_arrived == len(fetch.keys)
+        is_here = is_whole and self._memory.keep(digest, fetch.page_ids)
+        self._memory.drop(fetch.page_ids)
+        self._post(partial(self._close, digest, is_here))
+
+    def _close(self, digest: bytes, is_here: bool) -> None:
+        awaited = self._open.pop(digest)
+        self._wait_s += time.monotonic() - awaited.started_s
+        is_missed = not is_here and digest not in self._stopped
+        self._stopped.discard(digest)
+        self._counts["feature_fallbacks_total"] += is_missed
+        self._done(digest, is_here)

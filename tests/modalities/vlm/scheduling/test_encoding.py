@@ -1,0 +1,243 @@
+"""What an engine of role encode does with orders: one picture at a time for all who want it."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from support.driver import SchedulerDriver
+from support.vision_world import patches, token_request
+from triptych.core.errors import InvalidRequest, TriptychError, WrongModel, to_info
+from triptych.core.job import Job, Output
+from triptych.core.kv.transfer.memory import new_counts
+from triptych.core.kv.transfer.messages import FetchPages
+from triptych.core.plan import Plan, StepResult
+from triptych.core.prompt_content import Array, ContentSpan, PromptContent
+from triptych.core.staged_plan import StagedPlan, StagedRowResult
+from triptych.modalities.vlm.scheduling.encoding import EncodeScheduler, SentFeatures
+
+
+@dataclass(eq=False)
+class Order:
+    """A `PageOrder` that keeps what it gets."""
+
+    wanted: FetchPages
+    pages: list[tuple[bytes, int]] = field(default_factory=list)
+    reason: str = ""
+
+    def add(self, pages: Sequence[tuple[bytes, int]]) -> None:
+        self.pages += pages
+
+    def end(self, reason: str) -> None:
+        self.reason = reason
+
+
+class Memory:
+    """Implements `LeavingMemory`: features of 1 byte, two on a page, all kept while referenced."""
+
+    def __init__(self) -> None:
+        self.capacity_bytes = 100
+        self.references: Counter[bytes] = Counter()
+        self.lent: dict[int, bytes] = {}
+        self._ids = itertools.count()
+
+    def num_bytes_of(self, num_features: int) -> int:
+        return num_features
+
+    def num_pages_of(self, num_features: int) -> int:
+        return -(-num_features // 2)
+
+    def keep(self, digest: bytes, features: Any) -> None:
+        assert not self.references[digest], "encoded twice"
+        self.references[digest] += 1
+
+    def release(self, digest: bytes) -> None:
+        self.references[digest] -= 1
+        assert self.references[digest] >= 0
+
+    def lend(self, digest: bytes) -> Sequence[int]:
+        if not self.references[digest]:
+            return ()
+        self.references[digest] += 1
+        page_ids = [next(self._ids) for _ in range(2)]
+        self.lent.update(dict.fromkeys(page_ids, digest))
+        return page_ids
+
+    def drop(self, page_ids: Sequence[int]) -> None:
+        if digests := {self.lent.pop(page_id) for page_id in page_ids}:
+            (digest,) = digests
+            self.release(digest)
+
+
+class Rig(SchedulerDriver):
+    """The scheduler of an encoder with its orders; a picture called `bad` cannot be encoded."""
+
+    def __init__(self) -> None:
+        scheduler = EncodeScheduler(model="eyes", max_jobs=4, max_step_patches=8)
+        super().__init__(scheduler, None, model="eyes")
+        self.counts = new_counts(2)
+        self.memory = Memory()
+        self.sent = SentFeatures(scheduler, self.memory, self, "eyes")
+        self.sent.attach(self._submit)
+        self.steps: list[int] = []
+
+    def start(self, orders: SentFeatures) -> None:
+        assert orders is self.sent
+
+    def _submit(self, job: Job) -> None:
+        try:
+            self.scheduler.submit(job)
+        except TriptychError as error:
+            job.sink(Output(job_id=job.job_id, is_final=True, error=to_info(error)))
+
+    def launch(self, plan: Plan) -> StepResult:
+        assert isinstance(plan, StagedPlan)
+        self.steps.append(len(plan.rows))
+        requests = {start.job_id: start.request for start in plan.starts}
+        bad = InvalidRequest("It does not fit.")
+        return StepResult(
+            rows=[
+                StagedRowResult(error=bad)
+                if requests[row.job_id].span.digest == picture("bad").span.digest
+                else StagedRowResult(payload="features")
+                for row in plan.rows
+            ]
+        )
+
+    def order(self, wanted: PromptContent, **more: int) -> Order:
+        given = {"first": 0, "num_pages": 2} | more
+        order = Order(FetchPages(fetch_id=0, request=wanted, **given))
+        self.sent.open(order)  # type: ignore[arg-type]
+        return order
+
+    def close(self, *orders: Order) -> None:
+        for order in orders:
+            self.sent.close(order)  # type: ignore[arg-type]
+
+    def check_nothing_is_held(self) -> None:
+        assert not self.memory.lent
+        assert not any(self.memory.references.values())
+        assert not self.scheduler.stats().num_running + self.scheduler.stats().num_waiting
+
+
+def picture(name: str, num_features: int = 4) -> PromptContent:
+    span = ContentSpan(digest=hashlib.sha256(name.encode()).digest(), runs=((0, num_features),))
+    content = Array("uint8", (num_features, 14 * 14 * 3), bytes(num_features * 14 * 14 * 3))
+    return PromptContent(span=span, inputs={"pixel_values": content})
+
+
+def test_a_picture_is_encoded_once_for_all_who_want_it_and_sent_to_each() -> None:
+    rig = Rig()
+    first, second = rig.order(picture("x")), rig.order(picture("x"))
+    rig.run()
+    third = rig.order(picture("x"))
+    assert rig.steps == [1]
+    for order in (first, second, third):
+        digest = picture("x").span.digest
+        assert [key for key, _ in order.pages] == [digest + b"\0" * 4, digest + b"\1\0\0\0"]
+    assert len({page_id for each in (first, second, third) for _, page_id in each.pages}) == 6
+    rig.close(first, second, third)
+    rig.check_nothing_is_held()
+    counters = rig.scheduler.stats().counters
+    assert (counters["feature_orders_total"], counters["pictures_encoded_total"]) == (3, 1)
+
+
+def test_pictures_share_a_step_within_its_size() -> None:
+    rig = Rig()
+    orders = [rig.order(picture(name)) for name in "abc"]
+    rig.run()
+    assert rig.steps == [2, 1]
+    assert all(order.pages for order in orders)
+    rig.close(*orders)
+
+
+def test_a_picture_that_cannot_be_encoded_is_told_to_those_who_want_it_alone() -> None:
+    rig = Rig()
+    bad, good = rig.order(picture("bad")), rig.order(picture("x"))
+    rig.run()
+    assert "does not fit" in bad.reason
+    assert good.pages
+    rig.close(bad, good)
+    rig.check_nothing_is_held()
+
+
+def test_a_picture_that_nobody_wants_any_more_is_not_encoded() -> None:
+    rig = Rig()
+    first, second = rig.order(picture("x")), rig.order(picture("x"))
+    rig.close(first)
+    assert rig.scheduler.stats().num_waiting == 1
+    rig.close(second)
+    rig.run()
+    assert rig.steps == []
+    rig.check_nothing_is_held()
+
+
+def test_one_that_is_dropped_while_it_is_encoded_leaves_nothing() -> None:
+    rig = Rig()
+    order = rig.order(picture("x"))
+    rig.book()
+    rig.close(order)
+    again = rig.order(picture("x"))
+    rig.run()
+    assert again.pages
+    rig.close(again)
+    rig.check_nothing_is_held()
+
+
+def test_orders_beyond_what_is_kept_for_them_are_refused() -> None:
+    rig = Rig()
+    rig.memory.capacity_bytes = 10
+    first, second, third = (rig.order(picture(name)) for name in "abc")
+    assert [each.reason for each in (first, second)] == ["", ""]
+    assert third.reason == "too many pictures at once"
+    rig.close(third, first, second)
+    rig.check_nothing_is_held()
+
+
+def test_a_full_queue_is_told() -> None:
+    rig = Rig()
+    orders = [rig.order(picture(str(n))) for n in range(5)]
+    assert "overloaded" in orders[-1].reason
+    rig.close(*orders)
+    rig.check_nothing_is_held()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "more"),
+    [
+        (token_request((1, 2)), {}),
+        (picture("x"), {"num_pages": 3}),
+        (picture("x"), {"first": 1, "num_pages": 1}),
+        (replace(picture("x"), inputs={}), {}),
+        (replace(picture("x"), inputs={"pixel_values": patches(4)}), {}),
+        (replace(picture("x"), inputs={"pixel_values": Array("uint8", (-1, -1), b"1")}), {}),
+        (replace(picture("x"), span=ContentSpan(digest=b"", runs=())), {"num_pages": 0}),
+        (replace(picture("x"), span=ContentSpan(digest=b"", runs=((0, 9), (9, -5)))), {}),
+    ],
+)
+def test_an_order_that_cannot_be_is_refused_by_itself(wanted: Any, more: dict[str, int]) -> None:
+    rig = Rig()
+    order = rig.order(wanted, **more)
+    assert order.reason == "no picture that can be encoded here"
+    rig.close(order)
+    rig.check_nothing_is_held()
+
+
+def test_a_chat_is_refused_with_a_reason() -> None:
+    rig = Rig()
+    job = Job(
+        job_id="a",
+        model="eyes",
+        request=token_request((1, 2)),
+        sink=lambda output: None,
+        arrival_s=0.0,
+    )
+    with pytest.raises(WrongModel, match="only encodes pictures"):
+        rig.scheduler.submit(job)

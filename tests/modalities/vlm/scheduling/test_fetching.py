@@ -1,0 +1,104 @@
+"""Prompts whose pictures another engine encodes: they wait for them, or encode them here."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.picture_link import HandPictures
+from support.token_world import token_request
+from support.vision_world import VisionWorld, see
+
+
+def linked(**options: object) -> tuple[VisionWorld, HandPictures]:
+    given = {"num_pages": 80, "max_batch_size": 4} | options
+    world = VisionWorld(**given)  # type: ignore[arg-type]
+    return world, HandPictures(world)
+
+
+def counter(world: VisionWorld, name: str) -> float:
+    return world.scheduler.stats().counters[name]
+
+
+def check_answers(world: VisionWorld) -> None:
+    world.finish_all()
+    for job_id in world.jobs:
+        assert world.output_ids(job_id) == world.answer(job_id)
+
+
+def test_a_picture_comes_from_elsewhere_and_nothing_is_encoded_here() -> None:
+    world, link = linked()
+    world.submit("a", see(3, ("x", 9), 2, max_tokens=3))
+    assert link.open[0].keys == [link.digests[0] + bytes([n, 0, 0, 0]) for n in range(5)]
+    world.run()
+    assert world.kinds == ["prefill"], "the text before it"
+    link.deliver_all()
+    check_answers(world)
+    assert world.runner.encoded == []
+    assert counter(world, "feature_fetches_total") == 1
+    assert counter(world, "feature_fallbacks_total") == 0
+    assert counter(world, "pictures_encoded_total") == 0
+
+
+def test_what_came_from_elsewhere_is_not_told_as_cached() -> None:
+    world, link = linked()
+    for job_id in ("cold", "warm"):
+        world.submit(job_id, see(1, ("x", 5), 2, max_tokens=1))
+        link.deliver_all()
+        world.run()
+    assert world.payloads("cold")[-1].num_cached_contents == 0
+    assert world.payloads("warm")[-1].num_cached_contents == 1
+    assert counter(world, "feature_fetches_total") == 1
+
+
+def test_one_fetch_is_for_all_who_show_a_picture() -> None:
+    world, link = linked()
+    for job_id in "abc":
+        world.submit(job_id, see(ord(job_id) % 5 + 1, ("x", 5), 2, max_tokens=2))
+    assert len(link.open) == 1
+    link.deliver_all()
+    check_answers(world)
+    assert world.runner.encoded == []
+
+
+@pytest.mark.parametrize("reason", ["nobody", "too much", "lost", "no room"])
+def test_what_does_not_come_is_encoded_here_once(reason: str) -> None:
+    world, link = linked()
+    link.is_connected = reason != "nobody"
+    link.has_room = reason != "no room"
+    link.capacity_bytes = 4 if reason == "too much" else 1000
+    world.submit("a", see(3, ("x", 5), 2, max_tokens=3))
+    for fetch in tuple(link.open):
+        (link.lose if reason == "lost" else link.deliver)(fetch)
+    world.submit("b", see(2, ("x", 5), 2, max_tokens=3))  # does not begin it all again
+    assert not link.open
+    check_answers(world)
+    assert len(world.runner.encoded) == 1
+    assert counter(world, "feature_fallbacks_total") == 1
+
+
+def test_a_picture_that_nobody_waits_for_is_not_fetched_on() -> None:
+    world, link = linked()
+    for job_id in "ab":
+        world.submit(job_id, see(3, ("x", 5), 2, max_tokens=3))
+    world.scheduler.cancel("a")
+    assert link.open, "another waits for it"
+    world.scheduler.cancel("b")
+    assert not link.open
+    assert counter(world, "feature_fallbacks_total") == 0
+    check_answers_of_none(world)
+
+
+def check_answers_of_none(world: VisionWorld) -> None:
+    world.finish_all()
+    assert world.runner.encoded == []
+
+
+def test_text_is_answered_while_a_picture_is_waited_for() -> None:
+    world, link = linked()
+    world.submit("seen", see(3, ("x", 9), 2, max_tokens=3))
+    world.submit("text", token_request((1, 2, 3), max_tokens=6))
+    world.run()
+    assert world.has_ended("text")
+    assert not world.has_ended("seen")
+    link.deliver_all()
+    check_answers(world)
