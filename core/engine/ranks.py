@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -213,8 +214,7 @@ class Ranks:
             for process in processes:
                 stack.callback(process.close)
                 process.start(_setup_of(process, setup))
-            for process in processes:
-                process.expect(Phase, _START_TIMEOUT_S)
+            _expect_open(processes)
             group = _together(partial(setup.join, device), processes)
             return cls(group, processes, stack.pop_all())
 
@@ -275,6 +275,18 @@ class LeadingRunner:
     def close(self) -> None:
         """Let go of rank 0's part."""
         self._runner.close()
+
+
+def _expect_open(processes: Sequence[RankProcess]) -> None:
+    """Wait until all have opened their devices. Raises what the first failed for, whichever it is.
+
+    Then threads still wait for the others, until those are closed.
+    """
+    pool = ThreadPoolExecutor(len(processes), "triptych-ranks")
+    notes = [pool.submit(process.expect, Phase, _START_TIMEOUT_S) for process in processes]
+    pool.shutdown(wait=False)
+    for note in as_completed(notes):
+        note.result()
 
 
 def _together(work: Callable[[], T], processes: Sequence[RankProcess]) -> T:
