@@ -205,9 +205,7 @@ class Judges:
 def _below(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """The part of a state below a prefix."""
     return {
-        name.removeprefix(prefix): value
-        for name, value in state.items()
-        if name.startswith(prefix)
+        name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)
     }
 
 
