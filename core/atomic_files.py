@@ -10,10 +10,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
+_PARTIAL = ".partial"
+
 
 def write_whole(path: Path, parts: Iterable[bytes]) -> None:
     """Put a file in its place when all of it is on the disk. Raises `OSError`."""
-    with NamedTemporaryFile(dir=path.parent, prefix=".", suffix=".partial", delete=False) as file:
+    with NamedTemporaryFile(dir=path.parent, prefix=".", suffix=_PARTIAL, delete=False) as file:
         try:
             file.writelines(parts)
             file.flush()
@@ -23,3 +25,9 @@ def write_whole(path: Path, parts: Iterable[bytes]) -> None:
         except BaseException:
             os.unlink(file.name)
             raise
+
+
+def remove_partial(folder: Path) -> None:
+    """Take away what writers that were killed have left here; none may be at work."""
+    for left in folder.glob(f".????????{_PARTIAL}"):
+        left.unlink(missing_ok=True)

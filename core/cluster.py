@@ -24,6 +24,8 @@ _SETTINGS = {
     # takes longer. What Serve waits in all is 60 s.
     "RAY_raylet_start_wait_time_s": "240",
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+    # Ray's workers step back for all else on a machine (15); an engine of `serve` alone does not.
+    "RAY_worker_niceness": "0",
 }
 
 

@@ -23,6 +23,17 @@ class Plan:
     kind: str
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What other ranks of a divided model run of rank 0's plan.
+
+    If it is not `is_shared`, none waits for another in it.
+    """
+
+    plan: Plan
+    is_shared: bool = True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
     """What came of a plan: one entry per row of it, in order.

@@ -343,14 +343,21 @@ class Engine:
             return
         self._jobs[job.job_id] = job
         job.sink = partial(self._send, job, job.sink)
-        if job.deadline_s is not None:
-            heapq.heappush(self._deadlines, (job.deadline_s, job.job_id))
         try:
             if self._is_draining or self._is_stopping:
                 raise Draining("The server is shutting down.", retry_after_s=5.0)
+            self._limit(job)
             self._models.take(job)
         except TriptychError as error:
             self._refuse(job, error)
+
+    def _limit(self, job: Job) -> None:
+        """Have a job end in time. One moment that is no number would put all out of order."""
+        if job.deadline_s is None:
+            return
+        if math.isnan(job.deadline_s):
+            raise InvalidRequest("The time limit of a job must be a number of seconds.")
+        heapq.heappush(self._deadlines, (job.deadline_s, job.job_id))
 
     def _admit(self, loaded: LoadedModel, job: Job) -> None:
         """Hand a job to its loaded model's scheduler."""

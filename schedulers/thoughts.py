@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 import numpy as np
+from msgspec import structs
 
 from triptych.core.tokens import ThinkingRules, TokenRequest
 
@@ -30,6 +31,8 @@ class ThoughtCounter:
         self._held_ids = tuple(
             each for each in request.sampling.stop_token_ids if each not in closing
         )
+        self.sampling = structs.replace(request.sampling, stop_token_ids=self._held_ids)
+        """The row's, for a runner, which holds stop tokens off while an answer is short."""
         self._has_form = bool(request.grammar)
         self._recent: tuple[int, ...] = ()
         self._num_forced = 0
@@ -40,6 +43,11 @@ class ThoughtCounter:
     def holds_form(self) -> bool:
         """Whether the row's grammar is yet to begin."""
         return self._has_form and self.is_open and not self._may_open
+
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether an answer is still due: what is drawn now ends thoughts at most."""
+        return self.holds_form or self._is_spent
 
     @property
     def num_free(self) -> int:

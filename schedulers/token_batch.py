@@ -247,7 +247,7 @@ class TokenBatch:
         self._counters["output_tokens_total"] += 1
         row.last_token_s = now_s
         is_end = token_id in sampling.stop_token_ids and len(row.output_ids) >= sampling.min_tokens
-        if is_end and not (row.thoughts is not None and row.thoughts.holds_form):
+        if is_end and not (row.thoughts is not None and row.thoughts.is_unanswered):
             return self.delta(row, finish_reason="stop", stop_token_id=token_id)
         row.append((token_id,))
         if result.codes:

@@ -166,7 +166,7 @@ class SequenceState(Unit):
     def binding(self) -> dict[str, Any]:
         """What a `TokenRow` says of it as it takes its slot."""
         return {
-            "sampling": self.request.sampling,
+            "sampling": (self.thoughts or self.request).sampling,
             "history_ids": self.token_ids(0, self.num_known),
             "num_prompt_tokens": self.num_prompt_tokens,
             "frames": (*self.request.prompt_frames, *self.output_frames),

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from triptych.core.atomic_files import write_whole
+from triptych.core.atomic_files import remove_partial, write_whole
 from triptych.core.bulk.results import ResultSink
 from triptych.core.bulk.rows import BulkRow, Record, RowResult
 from triptych.core.cli_io import count_bar, writing
@@ -115,6 +115,7 @@ class BulkRun:
 
     def _run(self, verb: str) -> int:
         started_s = time.monotonic()
+        self._tidy()
         done = {row.key for row in self.rows if self._holds(row)}
         left = [row for row in self.rows if row.key not in done]
         num_failed = 0
@@ -130,6 +131,12 @@ class BulkRun:
             f" failed: {num_failed}. It took {time.monotonic() - started_s:.1f} s.\n"
         )
         return 1 if num_failed else 0
+
+    def _tidy(self) -> None:
+        """Remove halves of files, which a run that was killed has left."""
+        for folder in {(self.folder / row.stem).parent for row in self.rows if row.stem}:
+            with writing(folder):
+                remove_partial(folder)
 
     def _holds(self, row: BulkRow) -> bool:
         record = self.sink.holds(row.key)

@@ -14,13 +14,21 @@ from triptych.core.errors import ConfigError
 from triptych.core.layers.attention import AttentionConfig
 from triptych.core.layers.decoder import DecoderConfig
 from triptych.core.layers.moe import MoeConfig
-from triptych.core.layers.shards import even_shard, feature_shard, head_shards
+from triptych.core.layers.shards import PLAIN_UNIT, even_shard, feature_shard, head_shards
 
 
 def divide(
-    config: DecoderConfig, rank: int, num_ranks: int, *, by_experts: bool = False
+    config: DecoderConfig,
+    rank: int,
+    num_ranks: int,
+    *,
+    by_experts: bool = False,
+    unit: int = PLAIN_UNIT,
 ) -> DecoderConfig:
-    """The configuration of `rank`. Raises `ConfigError` where there are too many ranks."""
+    """The configuration of `rank`; features are divided in whole units where they can be.
+
+    Raises `ConfigError` where there are too many ranks.
+    """
     most = min(
         config.intermediate_size,
         config.vocab_size,
@@ -31,19 +39,23 @@ def divide(
             f"--tensor-parallel-size {num_ranks}: this model can be divided by {most} at most, with"
             " a query head for each; lower it."
         )
-    features = feature_shard(config.intermediate_size, rank, num_ranks)
+    features = feature_shard(config.intermediate_size, rank, num_ranks, unit)
     moe = config.moe
+    if moe is not None:
+        moe = _divide_experts(moe, rank, num_ranks, by_experts=by_experts, unit=unit)
     return replace(
         config,
         attention=tuple(_divide_heads(layer, rank, num_ranks) for layer in config.attention),
         intermediate_size=features.length,
         features=features,
         vocabulary=even_shard(config.vocab_size, rank, num_ranks),
-        moe=None if moe is None else _divide_experts(moe, rank, num_ranks, by_experts=by_experts),
+        moe=moe,
     )
 
 
-def _divide_experts(moe: MoeConfig, rank: int, num_ranks: int, *, by_experts: bool) -> MoeConfig:
+def _divide_experts(
+    moe: MoeConfig, rank: int, num_ranks: int, *, by_experts: bool, unit: int
+) -> MoeConfig:
     most = moe.num_experts if by_experts else moe.intermediate_size
     if num_ranks > most:
         raise ConfigError(
@@ -52,7 +64,7 @@ def _divide_experts(moe: MoeConfig, rank: int, num_ranks: int, *, by_experts: bo
         )
     if by_experts:
         return replace(moe, experts=even_shard(moe.num_experts, rank, num_ranks))
-    return replace(moe, features=feature_shard(moe.intermediate_size, rank, num_ranks))
+    return replace(moe, features=feature_shard(moe.intermediate_size, rank, num_ranks, unit))
 
 
 def _divide_heads(config: AttentionConfig, rank: int, num_ranks: int) -> AttentionConfig:

@@ -24,11 +24,11 @@ from triptych.core.decoders.tensor_names import (
     is_unused,
 )
 from triptych.core.engine.text_head import CausalModel, logits_bytes
-from triptych.core.errors import ConfigError
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.attention import KvLayout
 from triptych.core.layers.decoder import Decoder, DecoderConfig
 from triptych.core.layers.linear import is_packable
+from triptych.core.layers.shards import BLOCK_UNIT, PLAIN_UNIT
 from triptych.core.weights.encoding import WeightEncoding
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.core.weights.tensors.loading import Target, load_tensors
@@ -90,20 +90,21 @@ class NativeBlueprint:
 
         With `by_experts` a rank has whole experts of a mixture, not a part of each.
         """
-        self.config = divide(self.config, group.rank, group.num_ranks, by_experts=by_experts)
+        self.config = self._part(group.rank, group.num_ranks, by_experts=by_experts)
         self._group = group
 
     def check_divisible(self, num_ranks: int, *, by_experts: bool = False) -> None:
         """Raise `ConfigError` for a model that cannot be divided by so many ranks."""
-        divide(self.config, 0, num_ranks, by_experts=by_experts)
-        sketch = Decoder(self.config, dtype=self.dtype, device=torch.device("meta"))
-        targets = decoder_targets(sketch, encoding=self._encoding)
-        formats = {t.format.name for t in targets if isinstance(t, ProjectionTarget) and t.format}
-        if formats:
-            raise ConfigError(
-                f"--tensor-parallel-size: weights in blocks ({', '.join(sorted(formats))}) are not"
-                " divided yet; give --quantization-encoding bfloat16, or leave it out."
-            )
+        parts = [self._part(rank, num_ranks, by_experts=by_experts) for rank in range(num_ranks)]
+        for part in parts if self._encoding.has_blocks else ():
+            sketch = Decoder(part, dtype=self.dtype, device=torch.device("meta"))
+            for target in decoder_targets(sketch, encoding=self._encoding):
+                if isinstance(target, ProjectionTarget):
+                    target.check_blocks()
+
+    def _part(self, rank: int, num_ranks: int, *, by_experts: bool) -> DecoderConfig:
+        unit = BLOCK_UNIT if self._encoding.has_blocks else PLAIN_UNIT
+        return divide(self.config, rank, num_ranks, by_experts=by_experts, unit=unit)
 
     def weight_bytes(self) -> int:
         """Bytes of the parameters; a plain tied embedding counts twice where the head is packed."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from triptych.core.block_formats import BlockFormat
-from triptych.core.errors import WeightsError
+from triptych.core.errors import ConfigError, WeightsError
 from triptych.core.kernels.packed_linear import HeldWeight
 from triptych.core.layers.attention import Attention
 from triptych.core.layers.decoder import Decoder, DecoderLayer, DecoderStack, Mlp
@@ -104,22 +104,33 @@ class ProjectionTarget:
 
     @property
     def format(self) -> BlockFormat | None:
-        """The blocks in which the rows are held; `None`: plain numbers."""
-        num_inputs = self.linear.num_inputs
+        """The blocks in which the rows are held, on all ranks; `None`: plain numbers."""
+        num_inputs = self._inputs.total
         return self.encoding.format_of(self.name, num_inputs, is_vocabulary=self.is_vocabulary)
+
+    def check_blocks(self) -> None:
+        """Raise `ConfigError` where a block would be on two ranks."""
+        form, inputs = self.format, self._inputs
+        if form is not None and not (form.holds(inputs.first) and form.holds(inputs.length)):
+            raise ConfigError(
+                f"--tensor-parallel-size: {self.name} is held in blocks of {form.num_inputs} inputs"
+                f" ({form.name}), some of which would be on two ranks; give another number, or"
+                " --quantization-encoding bfloat16."
+            )
 
     def fill(self, source: TensorSource) -> None:
         """Put the tensor into the projection."""
-        form = self.format
+        form, part = self.format, (self.rows.slice, self._inputs.slice)
         if form is None:
-            part = self.rows.slice, self._inputs.slice
             self.into.copy_(source.read(self.name)[part])
             return
-        held = self.rows.length, self.linear.num_inputs  # `into` would allocate plain numbers
-        assert self.shape == held, "blocks are not divided"
-        self.linear.hold(
-            self.first, self._read_held(source) or quantise(source.read(self.name), form)
-        )
+        self.check_blocks()
+        held = self._read_held(source)
+        if held is None:
+            held = quantise(source.read(self.name)[part], form)
+        elif self.shape != (self.rows.length, self.linear.num_inputs):
+            held = held.part(*part)
+        self.linear.hold(self.first, held)
 
     def _read_held(self, source: TensorSource) -> HeldWeight | None:
         """What the source has in small numbers. Rows of a vocabulary are looked up in blocks."""

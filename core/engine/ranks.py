@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,7 +34,7 @@ from triptych.core.devices.rank_group import RankGroup
 from triptych.core.engine.rank_sampler import LeadingSampler
 from triptych.core.engine.text_head import TokenSampler
 from triptych.core.errors import DeviceError, ErrorInfo, RankLost, from_info
-from triptych.core.plan import PendingStep, Plan, Runner
+from triptych.core.plan import PendingStep, Plan, Runner, Told
 from triptych.core.transport.control import Failed, FromChild, Phase, Ready
 from triptych.core.typed import decode_msgpack
 from triptych.core.weights.resolve import ResolvedModel
@@ -213,8 +214,7 @@ class Ranks:
             for process in processes:
                 stack.callback(process.close)
                 process.start(_setup_of(process, setup))
-            for process in processes:
-                process.expect(Phase, _START_TIMEOUT_S)
+            _expect_open(processes)
             group = _together(partial(setup.join, device), processes)
             return cls(group, processes, stack.pop_all())
 
@@ -238,11 +238,11 @@ class Ranks:
         """Rank 0's."""
         return LeadingSampler(sampler, self.group)
 
-    def leading_runner(self, runner: Runner) -> LeadingRunner:
+    def leading_runner(self, runner: Runner, told: Callable[[Plan], Told] = Told) -> LeadingRunner:
         """Rank 0's, once all have loaded their parts. Raises what one of them failed for."""
         for process in self._processes:
             process.expect(Ready)
-        return LeadingRunner(runner, self)
+        return LeadingRunner(runner, self, told)
 
     def watch(self, on_lost: Callable[[RankLost], None]) -> None:
         """Have `on_lost` called, on another thread, when a rank ends by itself."""
@@ -255,22 +255,38 @@ class Ranks:
 
 
 class LeadingRunner:
-    """Implements `core.plan.Runner` on rank 0: the others run every plan, too."""
+    """Implements `core.plan.Runner` on rank 0: the others run every plan, too, as `told` it."""
 
-    def __init__(self, runner: Runner, ranks: Ranks) -> None:
-        self._runner, self._ranks = runner, ranks
+    def __init__(self, runner: Runner, ranks: Ranks, told: Callable[[Plan], Told] = Told) -> None:
+        self._runner, self._ranks, self._told = runner, ranks, told
 
     def launch(self, plan: Plan) -> PendingStep:
-        """Raises `RankLost` whatever went wrong: the ranks may be at different places by then."""
+        """Raises `RankLost` whatever went wrong where ranks meet: they may not be in step then."""
+        told, is_told = self._told(plan), False
         try:
-            self._ranks.tell(plan)
+            self._ranks.tell(told.plan)
+            is_told = True
             return self._runner.launch(plan)
         except Exception as error:
+            if is_told and not told.is_shared:
+                raise
             raise RankLost("A step of a divided model failed; its ranks start again.") from error
 
     def close(self) -> None:
         """Let go of rank 0's part."""
         self._runner.close()
+
+
+def _expect_open(processes: Sequence[RankProcess]) -> None:
+    """Wait until all have opened their devices. Raises what the first failed for, whichever it is.
+
+    Then threads still wait for the others, until those are closed.
+    """
+    pool = ThreadPoolExecutor(len(processes), "triptych-ranks")
+    notes = [pool.submit(process.expect, Phase, _START_TIMEOUT_S) for process in processes]
+    pool.shutdown(wait=False)
+    for note in as_completed(notes):
+        note.result()
 
 
 def _together(work: Callable[[], T], processes: Sequence[RankProcess]) -> T:

@@ -39,6 +39,12 @@ class PackedTensor:
         """Some of its outputs."""
         return PackedTensor(self.blocks_OB.index_select(0, ids), self.format)
 
+    def part(self, rows: slice, inputs: slice) -> PackedTensor:
+        """Some of its outputs, and of its inputs, which are whole blocks."""
+        assert all(map(self.format.holds, (inputs.start, inputs.stop)))
+        first, end = map(self.format.row_bytes, (inputs.start, inputs.stop))
+        return PackedTensor(self.blocks_OB[rows, first:end].contiguous(), self.format)
+
     def to(self, device: torch.device) -> PackedTensor:
         """The same on a device."""
         return PackedTensor(self.blocks_OB.to(device), self.format)

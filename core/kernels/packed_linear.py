@@ -16,10 +16,13 @@ from typing import TypeAlias
 import torch
 from torch.nn.functional import linear
 
+from triptych.core.errors import WeightsError
 from triptych.core.kernels.dequantise import PackedTensor
 
 _SQUARE = 128
 """Side of what shares a scale in float8 of blocks."""
+_WORD = 8
+"""Weights of four bits in a word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +41,30 @@ class Int4Weight:
     @property
     def shape(self) -> tuple[int, int]:
         """Outputs and inputs."""
-        words_per_input = 1 if self.layout == "awq" else 8
-        return self.scales_RO.shape[1], words_per_input * len(self.qweight)
+        inputs_per_word = 1 if self.layout == "awq" else _WORD
+        return self.scales_RO.shape[1], inputs_per_word * len(self.qweight)
 
     @property
     def num_bytes(self) -> int:
         """Bytes in memory."""
         held = self.qweight, self.scales_RO, self.zeros, self.group_of_input_I
         return sum(each.nbytes for each in held if each is not None)
+
+    def part(self, rows: slice, inputs: slice) -> Int4Weight:
+        """Some of its outputs and inputs. Raises `WeightsError` where that cuts words or groups."""
+        num_outputs, num_inputs = self.shape
+        words = _units(rows, _WORD, num_outputs)
+        along_inputs = inputs, words
+        if self.layout != "awq":
+            along_inputs = _units(inputs, _WORD, num_inputs), rows
+        groups, table_I = slice(None), self.group_of_input_I
+        if table_I is not None:
+            table_I = table_I[inputs]
+        elif (num_groups := len(self.scales_RO)) > 1:
+            groups = _units(inputs, num_inputs // num_groups, num_inputs)
+        zeros = None if self.zeros is None else self.zeros[groups, words]
+        scales_RO = self.scales_RO[groups, rows]
+        return Int4Weight(self.qweight[along_inputs], scales_RO, zeros, table_I, self.layout)
 
     def to(self, device: torch.device) -> Int4Weight:
         """The same on a device."""
@@ -75,6 +94,16 @@ class Float8Weight:
         """Bytes in memory."""
         return self.weight_OI.nbytes + self.scale.nbytes
 
+    def part(self, rows: slice, inputs: slice) -> Float8Weight:
+        """Some of its outputs and inputs. Raises `WeightsError` where that cuts squares."""
+        scale, (num_outputs, num_inputs) = self.scale, self.shape
+        if scale.dim() == 2:
+            squares = _units(rows, _SQUARE, num_outputs), _units(inputs, _SQUARE, num_inputs)
+            scale = scale[squares]
+        elif scale.numel() > 1:
+            scale = scale[rows]
+        return Float8Weight(self.weight_OI[rows, inputs].contiguous(), scale)
+
     def to(self, device: torch.device) -> Float8Weight:
         """The same on a device."""
         return Float8Weight(self.weight_OI.to(device), self.scale.to(device))
@@ -82,6 +111,16 @@ class Float8Weight:
 
 StoredWeight: TypeAlias = Int4Weight | Float8Weight
 HeldWeight: TypeAlias = PackedTensor | StoredWeight
+
+
+def _units(part: slice, size: int, total: int) -> slice:
+    """A part of `total` counted in units of `size`, of which the last may be smaller."""
+    if part.start % size or (part.stop % size and part.stop != total):
+        raise WeightsError(
+            f"A part from {part.start} to {part.stop} of {total} cuts what belongs together in the"
+            f" checkpoint, {size} at a time; give another number of ranks, or plain weights."
+        )
+    return slice(part.start // size, -(-part.stop // size))
 
 
 def packed_linear(

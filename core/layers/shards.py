@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_WIDEST_UNIT = 64
+PLAIN_UNIT = 64
+"""Features of a whole vector of any kind."""
+BLOCK_UNIT = 256
+"""Features of a whole block of any format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +46,8 @@ def even_shard(total: int, rank: int, num_ranks: int) -> Shard:
     return Shard(rank * length + min(rank, rest), length + (rank < rest), total)
 
 
-def feature_shard(total: int, rank: int, num_ranks: int) -> Shard:
-    """As `even_shard`, in units that are whole vectors where there are enough of them."""
-    unit = _WIDEST_UNIT
+def feature_shard(total: int, rank: int, num_ranks: int, unit: int = PLAIN_UNIT) -> Shard:
+    """As `even_shard`, in whole units where there are enough of them, or halves of these."""
     while total % unit or total // unit < num_ranks:
         unit //= 2
     return even_shard(total // unit, rank, num_ranks).times(unit)

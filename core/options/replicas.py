@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from triptych.core.options.declaration import DURATION, option
+from triptych.core.options.declaration import BOUND, DURATION, option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,5 +39,11 @@ class ReplicaOptions:
         2.0,
         "Seconds of work before a new request above which `min..max` replicas become more.",
         within=DURATION,
+        is_for_server=True,
+    )
+    replica_downscale_delay_s: float = option(
+        600.0,
+        "Seconds for which fewer of `min..max` replicas must do before one of them goes.",
+        within=BOUND,
         is_for_server=True,
     )

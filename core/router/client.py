@@ -18,7 +18,13 @@ from typing import Any, Protocol
 import msgspec
 
 from triptych.core.client import EngineStatus
-from triptych.core.errors import Draining, EngineDown, PayloadTooLarge, TriptychError
+from triptych.core.errors import (
+    Draining,
+    EngineDown,
+    PayloadTooLarge,
+    RequestTimeout,
+    TriptychError,
+)
 from triptych.core.job import Job, Output
 from triptych.core.logs import fields
 from triptych.core.router.beats import ReplicaBeat, joint_status
@@ -44,10 +50,13 @@ class ReplicaLost(Exception):
 class Replicas(Protocol):
     """The way to the replicas."""
 
-    def run(self, routed: RoutedRequest, message: bytes) -> AsyncGenerator[bytes, None]:
+    def run(
+        self, routed: RoutedRequest, message: bytes, *, is_watching: bool
+    ) -> AsyncGenerator[bytes, None]:
         """Send a `Job` to the replica chosen for it; each `Output` that comes back.
 
-        Raises `ReplicaLost` where the replica goes. Closing it cancels the job.
+        While somebody `is_watching`, its steps are recorded from the first one on. Raises
+        `ReplicaLost` where the replica goes. Closing it cancels the job.
         """
 
     async def beats(self, *, is_watching: bool) -> Sequence[bytes]:
@@ -84,17 +93,6 @@ class ReplicatedClient:
         """Run one job (`EngineClient.submit`)."""
         stream = self._streams.open(job_id)
         job = Job(job_id=job_id, model=model, request=request, limit_s=deadline_s)
-        message = self._codec.encode(job)
-        if len(message) > MAX_MESSAGE_BYTES:
-            mib, most = len(message) / 2**20, MAX_MESSAGE_BYTES >> 20
-            self._streams.fail(
-                job_id,
-                PayloadTooLarge(
-                    f"What the model is to read takes {mib:.0f} MiB; at most {most} go to an engine"
-                    " at once. Send less, or in smaller pieces."
-                ),
-            )
-            return stream
         routed = RoutedRequest.of(model, request)._replace(choices=[])
         self._routed[job_id] = routed
         if len(self._routed) > MAX_EXPLAINED:
@@ -102,8 +100,7 @@ class ReplicatedClient:
         self._gates[job_id] = asyncio.Event()
         self._gates[job_id].set()
         # A context of its own: Ray Serve would take all that is sent in a request's for one call.
-        running = self._run(job_id, routed, message)
-        task = self._jobs[job_id] = asyncio.create_task(running, context=Context())
+        task = self._jobs[job_id] = asyncio.create_task(self._run(job, routed), context=Context())
         task.add_done_callback(lambda _: self._forget(job_id))
         return stream
 
@@ -140,11 +137,12 @@ class ReplicatedClient:
 
     # -- jobs ----------------------------------------------------------------------------------
 
-    async def _run(self, job_id: str, routed: RoutedRequest, message: bytes) -> None:
+    async def _run(self, job: Job, routed: RoutedRequest) -> None:
         """Follow a job on one replica, or on another if that one is lost before it begins."""
+        begun_s, job_id = time.monotonic(), job.job_id
         try:
             for _ in range(MAX_TRIES):
-                if await self._try(job_id, routed, message):
+                if await self._try(job_id, routed, self._message(job, since_s=begun_s)):
                     return
                 tried = tuple(choice.replica for choice in routed.choices or ())
                 routed = routed._replace(avoided=tried)
@@ -156,6 +154,22 @@ class ReplicatedClient:
             _log.exception("a job could not be followed")
             self._streams.fail(job_id, _lost("The way to its replica failed"))
 
+    def _message(self, job: Job, *, since_s: float) -> bytes:
+        """A job with what is left of its time. Raises `RequestTimeout`, `PayloadTooLarge`."""
+        if job.limit_s is not None:
+            left_s = job.limit_s - (time.monotonic() - since_s)
+            if left_s <= 0:
+                raise RequestTimeout("No replica could begin the request in time.")
+            job = msgspec.structs.replace(job, limit_s=left_s)
+        message = self._codec.encode(job)
+        if len(message) > MAX_MESSAGE_BYTES:
+            mib, most = len(message) / 2**20, MAX_MESSAGE_BYTES >> 20
+            raise PayloadTooLarge(
+                f"What the model is to read takes {mib:.0f} MiB; at most {most} go to an engine at"
+                " once. Send less, or in smaller pieces."
+            )
+        return message
+
     def _forget(self, job_id: str) -> None:
         """A job's task is over; one that was cancelled at once has not even begun."""
         self._jobs.pop(job_id, None)
@@ -165,7 +179,8 @@ class ReplicatedClient:
         """Follow a job on one replica; false if that was lost, and no output of it has come."""
         has_begun = False
         with suppress(ReplicaLost):
-            async with aclosing(self._replicas.run(routed, message)) as packets:
+            way = self._replicas.run(routed, message, is_watching=len(self._feed) > 0)
+            async with aclosing(way) as packets:
                 async for packet in packets:
                     output = self._codec.from_engine(packet)
                     assert isinstance(output, Output), "a replica sends outputs"

@@ -46,14 +46,17 @@ class Replica:
         self._expiry: asyncio.TimerHandle | None = None
         self._leave: Callable[[], None] = lambda: None
 
-    async def run(self, message: bytes) -> AsyncGenerator[bytes, None]:
+    async def run(self, message: bytes, *, is_watching: bool) -> AsyncGenerator[bytes, None]:
         """Run a `Job`; each `Output` of it. Closing this cancels it.
 
-        A replica without an engine would refuse faster than any other works, and so get every job
-        until its health is asked for.
+        While somebody `is_watching`, its steps are recorded from the first one on. A replica
+        without an engine would refuse faster than any other works, and so get every job until its
+        health is asked for.
         """
         if not self._client.status().is_alive:
             self._end_process()
+        if is_watching:
+            self._watch()
         job = self._codec.to_engine(message)
         assert isinstance(job, Job), "the ingress sends jobs here"
         job_id = job.job_id

@@ -22,6 +22,8 @@ MIN_BLOCK_BYTES = 256 * 2**20
 """GGUF files with less in blocks are taken apart, unless asked for: memory is no matter there, and
 plain numbers are more exact and read prompts faster."""
 _PLAIN = "plain"
+_KEEPING = (AUTO, *FORMATS, *STORED_ONLY)
+"""What leaves stored blocks as they are."""
 
 
 def plain_type(options: ModelOptions, *, takes_blocks: bool = False) -> str:
@@ -72,6 +74,11 @@ class WeightEncoding:
             )
         return cls(wanted, stored)
 
+    @property
+    def has_blocks(self) -> bool:
+        """Whether any matrix is held in blocks."""
+        return self.wanted in FORMATS or (bool(self.stored) and self.wanted in _KEEPING)
+
     def as_plain(self) -> WeightEncoding:
         """All matrices as plain numbers, for a model of experts on a GPU.
 
@@ -92,7 +99,7 @@ class WeightEncoding:
         A stored format stays as it is. Others become the format wished for, or its fallback where
         rows are no whole blocks; the vocabulary's has six bits or more, as in llama.cpp's files.
         """
-        if name in self.stored and self.wanted in (AUTO, *FORMATS, *STORED_ONLY):
+        if name in self.stored and self.wanted in _KEEPING:
             return FORMATS[self.stored[name]]
         made = None if self.stored else FORMATS.get(self.wanted)
         if made is not None and is_vocabulary and made.name != "q8_0":

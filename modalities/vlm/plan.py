@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from triptych.core.plan import Plan
+from msgspec import structs
+
+from triptych.core.plan import Plan, TokenPlan
 from triptych.core.prompt_content import PromptContent
 
 
@@ -22,3 +24,37 @@ class EncodePlan(Plan):
     """
 
     pictures: tuple[PromptContent, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedPlan(TokenPlan):
+    """What the ranks of a divided model are told of a plan of either kind.
+
+    Pictures come without their numbers, which rank 0 hands round as they are encoded.
+    """
+
+    pictures: tuple[PromptContent, ...] = ()
+
+    @classmethod
+    def of(cls, plan: EncodePlan) -> SharedPlan:
+        """To be told."""
+        return cls(
+            step_id=plan.step_id,
+            model=plan.model,
+            kind=plan.kind,
+            rows=(),
+            pictures=tuple(_without_data(picture) for picture in plan.pictures),
+        )
+
+    def received(self) -> TokenPlan | EncodePlan:
+        """To be run."""
+        if not self.pictures:
+            return self
+        return EncodePlan(
+            step_id=self.step_id, model=self.model, kind=self.kind, pictures=self.pictures
+        )
+
+
+def _without_data(picture: PromptContent) -> PromptContent:
+    inputs = {name: structs.replace(each, data=b"") for name, each in picture.inputs.items()}
+    return structs.replace(picture, inputs=inputs)

@@ -4,8 +4,9 @@
     python samples/benchmarks/replicas.py --output docs/benchmarks/replicas.md
 
 Each replica has one thread. `prefixes`: groups of three chats share a long beginning, six groups
-at a time; by predicted seconds and in turn. `kill`: SIGKILL of an engine under
-load. `upgrade`: the same command once more, with `--ray-address`, under load.
+at a time; by predicted seconds and in turn. `kill`: SIGKILL of an engine under load. `upgrade`: the
+same command once more, with `--ray-address`, under load. `scale`: `--replicas 1..2`, with more work
+than one can do, then with little.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ NUM_OF_GROUP = 3
 NUM_AT_ONCE = 6
 SHARED_WORDS = 500
 START_S = 300.0
+DOWNSCALE_DELAY_S = 20
 
 
 @dataclass(kw_only=True)
@@ -91,13 +93,13 @@ def _name(process: psutil.Process) -> str:
 
 
 def command(port: int, *more: str) -> list[str]:
-    """The command line of a server."""
+    """The command line of a server; what comes last of an option is what counts."""
     serve = [sys.executable, "-m", "triptych", "serve", "--port", str(port), "--replicas", "2"]
     return [*serve, *OPTIONS, *more]
 
 
 @contextmanager
-def serving(folder: str, *more: str) -> Iterator[Server]:
+def serving(folder: str, *more: str, num_ready: int = 2) -> Iterator[Server]:
     """A server, until the end of the block."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -105,7 +107,7 @@ def serving(folder: str, *more: str) -> Iterator[Server]:
     process = subprocess.Popen(command(port, *more), env=environment(folder))
     server = Server(port=port, process=process)
     try:
-        server.wait(2)
+        server.wait(num_ready)
         yield server
     finally:
         process.send_signal(signal.SIGTERM)
@@ -249,6 +251,27 @@ async def upgrade(server: Server, folder: str) -> list[list[str]]:
     return rows
 
 
+async def scale(server: Server) -> list[list[str]]:
+    """More work than one replica can do, then little: when the second comes, and when it goes."""
+    much, little = Load(server.url), Load(server.url)
+    async with little.running(1):
+        begun_s = time.monotonic()
+        async with much.running(16):
+            await asyncio.to_thread(server.wait, 2)
+            up_s = time.monotonic() - begun_s
+            await asyncio.sleep(5)
+        begun_s = time.monotonic()
+        await asyncio.to_thread(server.wait_below, 2)
+        down_s = time.monotonic() - begun_s
+        await asyncio.sleep(5)
+    rows = [[what, str(count)] for what, count in sorted((much.outcomes + little.outcomes).items())]
+    rows.append(["seconds of much work until two are ready", f"{up_s:.1f}"])
+    rows.append(
+        [f"seconds of little until one is left ({DOWNSCALE_DELAY_S} asked)", f"{down_s:.1f}"]
+    )
+    return rows
+
+
 # -- the report --------------------------------------------------------------------------------
 
 
@@ -261,9 +284,31 @@ def machine() -> str:
     return f"{os.cpu_count()} cores of {model}; {versions}; {MODEL}."
 
 
+def under_load(folder: str, parts: Sequence[str]) -> dict[str, str]:
+    """Tables of `kill` and `upgrade`, of one server."""
+    found: dict[str, str] = {}
+    with serving(folder) as server:
+        start_s = time.monotonic() - server.started_s
+        if "kill" in parts:
+            rows = asyncio.run(kill(server))
+            rows.append(["seconds of the first start", f"{start_s:.1f}"])
+            found["kill"] = markdown_table(["requests", "count"], rows)
+        if "upgrade" in parts:
+            rows = asyncio.run(upgrade(server, folder))
+            found["upgrade"] = markdown_table(["requests", "count"], rows)
+    return found
+
+
+def scaled(folder: str) -> str:
+    """The table of `scale`."""
+    more = ("--replicas", "1..2", "--replica-downscale-delay-s", str(DOWNSCALE_DELAY_S))
+    with serving(folder, *more, num_ready=1) as server:
+        return markdown_table(["requests", "count"], asyncio.run(scale(server)))
+
+
 def main() -> None:
     """Run the parts that were asked for, print them, and write their sections."""
-    parts = ("prefixes", "kill", "upgrade")
+    parts = ("prefixes", "kill", "upgrade", "scale")
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
     parser.add_argument("--output", type=Path)
@@ -273,19 +318,13 @@ def main() -> None:
         if "prefixes" in args.parts:
             titles = ["routing", "prompt tokens found cached", "times in turn", "seconds"]
             found["prefixes"] = markdown_table(titles, prefixes(folder))
-        if "kill" in args.parts or "upgrade" in args.parts:
-            with serving(folder) as server:
-                start_s = time.monotonic() - server.started_s
-                if "kill" in args.parts:
-                    rows = asyncio.run(kill(server))
-                    rows.append(["seconds of the first start", f"{start_s:.1f}"])
-                    found["kill"] = markdown_table(["requests", "count"], rows)
-                if "upgrade" in args.parts:
-                    rows = asyncio.run(upgrade(server, folder))
-                    found["upgrade"] = markdown_table(["requests", "count"], rows)
+        if {"kill", "upgrade"} & set(args.parts):
+            found |= under_load(folder, args.parts)
+        if "scale" in args.parts:
+            found["scale"] = scaled(folder)
     for name, table in found.items():
         content = f"{machine()}\n\n{table}"
-        print(f"\n## {name}\n\n{content}")
+        print(f"\n## {name}\n\n{content}", flush=True)
         if args.output:
             write_section(args.output, name, content)
 

@@ -8,14 +8,20 @@ import sys
 
 import pytest
 
+from triptych.cli import all_commands
+
 _WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 PROGRAM = "import {modules}, sys; print(*sys.modules)"
 
 
-def loaded_by(*modules):
+def loaded_by(*modules, **environment):
     program = PROGRAM.format(modules=", ".join(modules))
     run = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, check=True, text=True
+        [sys.executable, "-c", program],
+        env=os.environ | environment,
+        capture_output=True,
+        check=True,
+        text=True,
     )
     return set(run.stdout.split())
 
@@ -62,6 +68,25 @@ def loaded_by(*modules):
 )
 def test_a_process_does_not_load_the_others_half(modules, unwanted):
     assert not loaded_by(*modules) & unwanted
+
+
+def test_ray_is_imported_where_it_is_asked_for_alone(tmp_path):
+    """A stand-in is found first, whether Ray is installed or not."""
+    (tmp_path / "ray.py").touch()
+    modules = (
+        "triptych.serve",
+        "triptych.api_process",
+        "triptych.engine_process",
+        "triptych.schedulers.engine",
+        "triptych.replicas.plan",
+        "triptych.replicas.scaling",
+        "triptych.core.http.app",
+        "triptych.core.bulk.run",
+        *(command.module for command in all_commands()),
+    )
+    found = loaded_by(*modules, PYTHONPATH=str(tmp_path))
+    assert "triptych.core.cluster" in found
+    assert "ray" not in found
 
 
 def test_what_divides_models_is_loaded_where_one_is_divided_alone():

@@ -153,6 +153,24 @@ def test_a_rank_that_dies_before_the_meeting_fails_the_start(
         ranks.Ranks.start(config, model_in(tmp_path), Device(torch.device("cpu")), 2)
 
 
+def test_a_rank_that_dies_is_noticed_before_those_that_still_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rank_two_dies.py").write_text(
+        "import json, socket, time\n"
+        "setup = json.loads(socket.socket(fileno=0).makefile('rb').readline())\n"
+        "time.sleep(600 if setup['rank'] == 1 else 0)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(ranks, "_PROGRAM", "rank_two_dies")
+    monkeypatch.setattr(ranks, "_START_TIMEOUT_S", 60.0)
+    monkeypatch.setattr(ranks, "_END_TIMEOUT_S", 0.01)
+    config = Config(device=DeviceOptions(device="cpu", tensor_parallel_size=3))
+    with pytest.raises(DeviceError, match="Rank 2 ended"):
+        ranks.Ranks.start(config, model_in(tmp_path), Device(torch.device("cpu")), 3)
+    assert not ranks_of()
+
+
 def test_what_lies_in_the_current_folder_is_no_part_of_a_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ The other modules of this folder run through the ingress, too:
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -17,12 +18,14 @@ import openai
 import psutil
 import pytest
 
+from support.engine_events import following, next_of
 from support.serve_process import Server, eventually
 
 pytest.importorskip("ray", reason="needs `pip install 'triptych[ray]'`")
 
 MODEL = "smollm2-135m-instruct"
 OPTIONS = ("--model", MODEL, "--replicas", "2", "--threads", "1", "--max-length", "2048")
+DRAIN_S = 5
 LONG = "It was a dark and stormy night. " * 40
 
 pytestmark = [pytest.mark.embedded, pytest.mark.timeout(600)]
@@ -33,7 +36,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("live") / "log"
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("RAY_TMPDIR", "/tmp/ray_live")  # Ray's sockets allow no long paths
-        with Server(*OPTIONS, engine="real", log=log) as running:
+        options = (*OPTIONS, "--drain-timeout-s", str(DRAIN_S))
+        with Server(*options, engine="real", log=log) as running:
             eventually(lambda: is_complete(running), timeout_s=300)
             yield running
             running.signal()
@@ -96,6 +100,17 @@ def test_streams_pass_and_a_prefix_finds_its_replica(client: openai.OpenAI) -> N
     assert min(found[1:]) >= 256, "each went where the first one was"
 
 
+def test_events_tell_every_step_of_an_answer(server: Server, client: openai.OpenAI) -> None:
+    with following(f"http://127.0.0.1:{server.port}") as events:
+        next_of(events, "started")
+        ask(client, "Count to ten.", extra_body={"ignore_eos": True})
+        rows = {"prefill": 0, "decode": 0}
+        while sum(rows.values()) < 8:
+            for step in next_of(events, "steps")["steps"]:
+                rows[step["kind"]] += step["num_rows"]
+    assert rows == {"prefill": 1, "decode": 7}
+
+
 def test_what_is_kept_is_kept_by_the_ingress(client: openai.OpenAI) -> None:
     answer = client.responses.create(model=MODEL, input="Say hello.", max_output_tokens=16)
     assert client.responses.retrieve(answer.id).output_text == answer.output_text
@@ -115,14 +130,17 @@ def test_errors_are_typed(server: Server, client: openai.OpenAI) -> None:
 def test_an_upgrade_keeps_answering(server: Server, client: openai.OpenAI) -> None:
     before = {each.pid for each in engines(server)}
     argv = [sys.executable, "-m", "triptych", "serve", "--port", str(server.port), *OPTIONS]
-    argv += ["--ray-address", "auto", "--max-batch-size", "4"]  # no other cluster may run here
+    argv += ["--drain-timeout-s", str(DRAIN_S), "--max-batch-size", "4"]
+    argv += ["--ray-address", "auto"]  # no other cluster may run here
     environ = os.environ | {"RAY_TMPDIR": "/tmp/ray_live"}
+    long = server.stream(model=MODEL, max_tokens=1900)
     upgrading = subprocess.Popen(argv, env=environ)
     try:
         while upgrading.poll() is None:
             assert ask(client, "Count to three.").choices
     finally:
         assert upgrading.wait(120) == 0
+    assert "error" in json.loads(long.rest()[-1]), "what takes too long ends with an error"
     eventually(lambda: not before & {each.pid for each in engines(server)}, timeout_s=60)
     assert ask(client, "Count to three.").choices
 

@@ -1,7 +1,8 @@
-"""A model that sees, divided over two ranks: features come from rank 0, logits are those of one."""
+"""A model that sees, divided over ranks, tower and decoder: logits are those of one."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -9,16 +10,21 @@ import pytest
 import torch
 
 from support.decoder_rig import CPU
+from support.kernel_levels import LEVELS
 from support.rank_threads import PlanQueue, following_runner, lead_and_follow
-from support.vision_models import pixels, save_model
+from support.vision_models import MODELS, pixels, save_model
 from support.vision_rig import VisionRig, VisionRow
 from triptych.core.devices.rank_group import RankGroup
 from triptych.core.engine.rank_sampler import FollowingSampler
-from triptych.core.engine.token_runner import TokenRunner
+from triptych.core.kernels.native.library import NativeKernels
+from triptych.core.plan import Runner
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.modalities.vlm.engine.blueprint import VisionBlueprint
+from triptych.modalities.vlm.engine.encoder import open_cache
 from triptych.modalities.vlm.engine.head import VisionHead
+from triptych.modalities.vlm.engine.runner import VisionRunner
 from triptych.modalities.vlm.engine.step_features import FollowingFeatures
+from triptych.modalities.vlm.plan import SharedPlan
 
 HELLO, THEN, WHAT = (1, 5, 9, 12), (13, 14), (20, 21, 22)
 
@@ -34,26 +40,54 @@ def drive(rig: VisionRig) -> list[VisionRow]:
     return rows
 
 
-@pytest.mark.parametrize("family", ["llava", "gemma3", "qwen2_vl", "qwen3_vl"])
-def test_two_ranks_give_the_logits_of_one(family: str, tmp_path: Path) -> None:
-    save_model(family, tmp_path)
-
+def drive_divided(
+    folder: Path, num_ranks: int, native: NativeKernels | None = None
+) -> list[VisionRow]:
     def lead(ranks: PlanQueue) -> list[VisionRow]:
-        return drive(VisionRig(tmp_path, ranks=ranks))
+        return drive(VisionRig(folder, ranks=ranks, native=native))
 
-    def follow(group: RankGroup) -> TokenRunner:
-        with Checkpoint.open(tmp_path) as checkpoint:
-            blueprint = VisionBlueprint(checkpoint, max_length=0, dtype=torch.float32, device=CPU)
+    def follow(group: RankGroup) -> Runner:
+        with Checkpoint.open(folder) as checkpoint:
+            blueprint = VisionBlueprint(
+                checkpoint, max_length=0, dtype=torch.float32, device=CPU, native=native
+            )
             blueprint.text.join(group)
-            decoder = blueprint.build_decoder(lambda _: None)
+            assert blueprint.share_encoder(group)
+            decoder, encoder = blueprint.build(lambda _: None)
         features = FollowingFeatures(group, blueprint.num_late)
         sampler = FollowingSampler(group)
         head_type = partial(VisionHead, decoder, sampler, features, blueprint.traits)
         layout = blueprint.text.kv_layout(4, torch.float32)
-        return following_runner(head_type, layout, max_length=256)
+        tokens = following_runner(head_type, layout, max_length=256, native=native)
+        return VisionRunner(tokens, encoder, open_cache(0, 0), CPU, tokens.stream)
 
-    expected = drive(VisionRig(tmp_path))
-    for row, wanted in zip(lead_and_follow(2, lead, follow), expected, strict=True):
+    return lead_and_follow(num_ranks, lead, follow, SharedPlan)
+
+
+def assert_same(found: list[VisionRow], expected: list[VisionRow]) -> None:
+    for row, wanted in zip(found, expected, strict=True):
         assert row.tokens == wanted.tokens
         for position, logits_V in row.logits.items():
             torch.testing.assert_close(logits_V, wanted.logits[position], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_two_ranks_give_the_logits_of_one(family: str, tmp_path: Path) -> None:
+    save_model(family, tmp_path)
+    assert_same(drive_divided(tmp_path, 2), drive(VisionRig(tmp_path)))
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen3_vl"])
+def test_a_head_for_two_of_three_ranks_stays_whole(family: str, tmp_path: Path) -> None:
+    """The towers' MLPs are divided all the same."""
+    save_model(family, tmp_path)
+    assert_same(drive_divided(tmp_path, 3), drive(VisionRig(tmp_path)))
+
+
+@pytest.mark.parametrize("family", ["gemma3", "qwen2_5_vl"])
+def test_on_the_native_kernels(
+    family: str, tmp_path: Path, kernels_of: Callable[[str | None], NativeKernels]
+) -> None:
+    save_model(family, tmp_path)
+    native = kernels_of(LEVELS[0])
+    assert_same(drive_divided(tmp_path, 2, native), drive(VisionRig(tmp_path, native=native)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import weakref
 from collections.abc import Sequence
@@ -309,6 +310,19 @@ def test_on_threads_two_steps_are_in_flight_and_results_stay_in_order() -> None:
     engine.stop()
     thread.join(timeout=30)
     assert not thread.is_alive()
+
+
+def test_a_time_limit_that_is_no_number_is_refused() -> None:
+    chat = Chat()
+    world = World([chat.loader])
+    request = ask(prompt_of(1), 500)
+    for job_id, limit_s in (("none", math.nan), ("short", 0.1)):
+        world.engine.submit(
+            Job(job_id=job_id, model="chat", request=request, sink=world.outputs, limit_s=limit_s)
+        )
+    world.finish("none", "short")
+    assert world.outputs.error_code("none") == "invalid_request"
+    assert world.outputs.error_code("short") == "request_timeout", "others keep their order"
 
 
 def test_on_threads_thirty_two_jobs_and_half_of_them_leave() -> None:

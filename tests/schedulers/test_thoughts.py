@@ -231,3 +231,24 @@ def test_a_token_that_ends_thoughts_may_be_one_that_ends_an_answer() -> None:
     assert EOS not in allowed
     thoughts.take([CLOSE])
     assert not thoughts.is_open
+
+
+def test_an_ending_that_is_a_stop_token_is_followed_by_the_answer() -> None:
+    """And a runner that holds stop tokens off for a while can draw it."""
+    request = guided_request("prompt", max_tokens=8, min_tokens=6, stop_token_ids=(EOS, CLOSE))
+    request = msgspec.structs.replace(request, thinking=budgeted(OPENED, 3))
+    made = world()
+    made.runner.draw = lambda row, context: (  # type: ignore[method-assign]
+        allowed_ids(row.allowed)[0] if row.allowed else ids_of("a")[0]
+    )
+    assert made.answer(request) == ("aaahaaaa", "length")
+    (held,) = {row.sampling.stop_token_ids for plan in made.runner.plans for row in plan.starts}
+    assert held == (EOS,)
+
+
+def test_a_stop_token_that_is_not_prescribed_ends_the_answer() -> None:
+    request = guided_request("prompt", max_tokens=8, stop_token_ids=(EOS, CLOSE))
+    request = msgspec.structs.replace(request, thinking=budgeted(OPENED, 3))
+    made = world()
+    made.runner.draw = lambda row, context: CLOSE  # type: ignore[method-assign]
+    assert made.answer(request) == ("", "stop")

@@ -189,10 +189,10 @@ TINY: dict[str, Tiny] = {
 }
 
 
-def build(name: str) -> nn.Module:
+def build(name: str, **edits: object) -> nn.Module:
     """The model, its weights drawn again so that none is zero."""
     torch.manual_seed(0)
-    module: nn.Module = getattr(diffusers, name)(**TINY[name].config).eval()
+    module: nn.Module = getattr(diffusers, name)(**{**TINY[name].config, **edits}).eval()
     with torch.no_grad():
         for weight in module.parameters():
             scale = 0.3 if weight.ndim < 2 else weight[0].numel() ** -0.5

@@ -11,7 +11,7 @@ from torch import nn
 
 from support.diffusers_pipelines import SCHEDULERS, components
 from triptych.core.pixels import Pixels
-from triptych.core.plan import StepResult
+from triptych.core.plan import Runner, StepResult
 from triptych.modalities.diffusion.engine.adapters.adapters import Adapters
 from triptych.modalities.diffusion.engine.adapters.files import LowRank
 from triptych.modalities.diffusion.engine.caches.methods import (
@@ -27,6 +27,7 @@ from triptych.modalities.diffusion.engine.denoise import Denoiser
 from triptych.modalities.diffusion.engine.executor import ImageExecutor
 from triptych.modalities.diffusion.engine.families.table import open_model
 from triptych.modalities.diffusion.engine.latent_decoder import LatentDecoder, Preview
+from triptych.modalities.diffusion.engine.parallel.division import Division
 from triptych.modalities.diffusion.engine.prompts import PromptCache
 from triptych.modalities.diffusion.engine.recipes.registry import open_recipe
 from triptych.modalities.diffusion.engine.runner import DenoiseRunner
@@ -43,6 +44,7 @@ from triptych.modalities.diffusion.wire import ImageRequest, StepCache
 PIPELINE = "PixArtSigmaPipeline"
 CPU = torch.device("cpu")
 PROMPTS_BYTES = 2**20
+WHOLE = Division()
 
 
 class TinyCaches:
@@ -65,6 +67,7 @@ def open_executor(
     scheduler: int = 0,
     adapt: Callable[[dict[str, Any]], dict[str, list[LowRank]]] = lambda parts: {},
     device: torch.device = CPU,
+    division: Division = WHOLE,
 ) -> ImageExecutor:
     """`adapt` makes adapters for the parts it is shown."""
     parts = {**components(pipeline), "scheduler": SCHEDULERS[pipeline][scheduler]}
@@ -73,11 +76,11 @@ def open_executor(
     recipe = open_recipe(pipeline, parts)
     with torch.inference_mode():
         preview = Preview.fit(recipe)
-    model = open_model(recipe.model)
+    model = open_model(recipe.model, division.tokens)
     adapters = model.adapters = Adapters(parts, adapt(parts), max_in_run=4)
     return ImageExecutor(
         recipe,
-        Denoiser(model),
+        Denoiser(model, division.branches),
         caches=TinyCaches(),
         prompts=PromptCache(recipe, adapters, "tiny", PROMPTS_BYTES),
         adapters=adapters,
@@ -93,9 +96,9 @@ def image_request(**fields: Any) -> ImageRequest:
 class RunnerDriver:
     """Drives a runner by hand, one picture per key."""
 
-    def __init__(self, executor: ImageExecutor) -> None:
+    def __init__(self, executor: ImageExecutor, runner: Runner | None = None) -> None:
         self.executor = executor
-        self.runner = DenoiseRunner(executor, executor.recipe.device)
+        self.runner: Any = runner or DenoiseRunner(executor, executor.recipe.device)
         self.planned_steps: dict[PictureKey, PlannedSteps] = {}
         self._ids = count()
 

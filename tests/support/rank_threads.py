@@ -21,7 +21,7 @@ import torch.distributed as dist
 from support.decoder_rig import CPU, Rig
 from triptych.core.decoders.division import divide
 from triptych.core.decoders.native import NativeBlueprint
-from triptych.core.decoders.tensor_names import decoder_targets
+from triptych.core.decoders.tensor_names import AS_STORED, decoder_targets
 from triptych.core.devices.rank_group import RankGroup
 from triptych.core.engine.rank_sampler import FollowingSampler, LeadingSampler
 from triptych.core.engine.ranks import LeadingRunner
@@ -30,7 +30,9 @@ from triptych.core.engine.token_runner import TokenHead, TokenRunner
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.attention import KvCache, KvLayout
 from triptych.core.layers.decoder import Decoder, DecoderConfig
-from triptych.core.plan import Plan, TokenPlan
+from triptych.core.layers.shards import BLOCK_UNIT, PLAIN_UNIT
+from triptych.core.plan import Plan, Runner, TokenPlan
+from triptych.core.weights.encoding import WeightEncoding
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 
 T = TypeVar("T")
@@ -61,6 +63,7 @@ class RandomTensors:
     config: DecoderConfig
     dtype: torch.dtype = torch.float32
     by_experts: bool = False
+    encoding: WeightEncoding = AS_STORED
 
     def __post_init__(self) -> None:
         torch.manual_seed(3)
@@ -84,9 +87,11 @@ class RandomTensors:
         """The decoder, or one rank's part of it."""
         config = self.config
         if group is not None:
-            config = divide(config, group.rank, group.num_ranks, by_experts=self.by_experts)
+            unit = BLOCK_UNIT if self.encoding.has_blocks else PLAIN_UNIT
+            place = group.rank, group.num_ranks
+            config = divide(config, *place, by_experts=self.by_experts, unit=unit)
         decoder = Decoder(config, dtype=self.dtype, device=CPU, group=group)
-        for target in decoder_targets(decoder):
+        for target in decoder_targets(decoder, encoding=self.encoding):
             target.fill(self)
         decoder.prepare(native)
         return decoder
@@ -97,13 +102,19 @@ class StoredDecoder:
     """The decoder in a folder, in float32, whole or one rank's part."""
 
     folder: Path
+    encoding: str = "auto"
 
     def decoder(
         self, group: RankGroup | None = None, native: NativeKernels | None = None
     ) -> Decoder:
         with Checkpoint.open(self.folder) as checkpoint:
             blueprint = NativeBlueprint(
-                checkpoint.config, max_length=0, dtype=torch.float32, device=CPU, native=native
+                checkpoint.config,
+                max_length=0,
+                dtype=torch.float32,
+                device=CPU,
+                native=native,
+                encoding=WeightEncoding.of(self.encoding, checkpoint.tensors),
             )
             if group is not None:
                 blueprint.join(group)
@@ -162,7 +173,10 @@ def drive_divided(
 
 
 def lead_and_follow(
-    num_ranks: int, lead: Callable[[PlanQueue], T], follow: Callable[[RankGroup], TokenRunner]
+    num_ranks: int,
+    lead: Callable[[PlanQueue], T],
+    follow: Callable[[RankGroup], Runner],
+    kind: type[Plan] = TokenPlan,
 ) -> T:
     """What `lead` returns on rank 0, while runners that `follow` makes run its plans."""
     plans = PlanQueue(num_ranks - 1)
@@ -176,7 +190,7 @@ def lead_and_follow(
                 plans.end()
         runner = follow(group)
         while message := plans.queues[group.rank - 1].get():
-            runner.launch(msgspec.msgpack.decode(message, type=TokenPlan))
+            runner.launch(msgspec.msgpack.decode(message, type=kind))
         return None
 
     result = on_ranks(num_ranks, work)[0]

@@ -15,6 +15,7 @@ from support.decoder_rig import CPU, Recorder, Rig, Row
 from support.picture_prompts import PicturePrompt, join_prompt
 from support.rank_threads import PlanQueue
 from support.vision_models import IMAGE_ID, encode
+from triptych.core.devices.stream import StepStream
 from triptych.core.engine.rank_sampler import LeadingSampler
 from triptych.core.engine.ranks import LeadingRunner
 from triptych.core.frames import FIRST_FRAME_ID
@@ -29,7 +30,9 @@ from triptych.modalities.vlm.engine.blueprint import VisionBlueprint
 from triptych.modalities.vlm.engine.encoder import open_cache
 from triptych.modalities.vlm.engine.fallback import FallbackVisionBlueprint
 from triptych.modalities.vlm.engine.head import VisionHead
+from triptych.modalities.vlm.engine.runner import VisionRunner, told
 from triptych.modalities.vlm.engine.step_features import CachedFeatures, LeadingFeatures
+from triptych.modalities.vlm.plan import EncodePlan
 from triptych.modalities.vlm.processing.processor import PictureProcessor
 from triptych.modalities.vlm.scheduling.prompts import VisionLimits
 
@@ -71,7 +74,8 @@ class VisionRig(Rig):
             blueprint = kind(checkpoint, max_length=0, dtype=dtype, device=CPU)
             if ranks is not None:
                 blueprint.text.join(ranks.group)
-            decoder, self.encoder = blueprint.build(lambda _: None)
+                assert blueprint.share_encoder(ranks.group)
+            decoder, encoder = blueprint.build(lambda _: None)
         family = blueprint.family
         self.limits = VisionLimits(
             max_step_patches=64,
@@ -93,8 +97,10 @@ class VisionRig(Rig):
         self.encode = encode
         options |= {"recorder": VisionRecorder, "max_length": 256, "native": native}
         super().__init__(decoder, layout, **options)
+        stream = StepStream(CPU)
+        self.runner = VisionRunner(self.runner, encoder, self.features, CPU, stream)
         if ranks is not None:
-            self.runner = LeadingRunner(self.runner, ranks)
+            self.runner = LeadingRunner(self.runner, ranks, told)
 
     def prompt(self, *parts: Part) -> PicturePrompt:
         prepared = [
@@ -107,10 +113,9 @@ class VisionRig(Rig):
         prompt = self.prompt(*parts)
         row = VisionRow(self.free_slots.pop(), list(prompt.prompt_ids), len(prompt.prompt_ids))
         row.pictures = prompt.pictures
-        with torch.inference_mode():
-            encoded = self.encoder.encode(row.pictures)
-        for picture, features in zip(row.pictures, encoded, strict=True):
-            self.features.insert(picture.span.digest, features, features.num_bytes)
+        if row.pictures:
+            plan = EncodePlan(step_id=0, model="test", kind="encode", pictures=row.pictures)
+            assert self.runner.launch(plan).result().rows == [None] * len(row.pictures)
         return row
 
     def _bound(self, sequence: Row, row: TokenRow) -> TokenRow:

@@ -40,7 +40,7 @@ from triptych.modalities.diffusion.engine.loading.components import (
     component_bytes,
     open_components,
 )
-from triptych.modalities.diffusion.engine.parallel.division import Division, followed
+from triptych.modalities.diffusion.engine.parallel.division import Division, told
 from triptych.modalities.diffusion.engine.prompts import PromptCache
 from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
 from triptych.modalities.diffusion.engine.recipes.registry import open_recipe
@@ -101,7 +101,7 @@ class DiffusionLoader(DeviceLoader):
             executor = self._executor(components, recipe, room, division)
             own = DenoiseRunner(executor, self._device.torch, is_divided=ranks is not None)
             stack.callback(own.close)
-            runner = own if ranks is None else ranks.leading_runner(own)
+            runner = own if ranks is None else ranks.leading_runner(own, told)
             close = stack.pop_all().close
         images = self._config.images
         scheduler = DenoiseScheduler(
@@ -134,7 +134,7 @@ class DiffusionLoader(DeviceLoader):
             executor = self._executor(components, recipe, room, division)
             runner = DenoiseRunner(executor, self._device.torch, is_divided=True)
             ready()
-            plans.run(lambda plan: runner.launch(followed(plan)), DenoisePlan)
+            plans.run(runner.launch, DenoisePlan)
 
     def _start_ranks(self, memory: ModelMemory, stack: ExitStack) -> Ranks | None:
         """The other ranks, if any. Raises `ConfigError` for what is not divided."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,6 +19,7 @@ from triptych.core.engine.loader import TokenLoader
 from triptych.core.engine.model_memory import ModelMemory
 from triptych.core.engine.page_memory import CacheMemory
 from triptych.core.engine.text_head import CausalModel, TextHead, TokenSampler
+from triptych.core.engine.token_runner import TokenRunner
 from triptych.core.errors import ConfigError
 from triptych.core.grammar.vocabulary import GrammarVocabulary
 from triptych.core.kernels.native.library import NativeKernels
@@ -26,7 +28,7 @@ from triptych.core.layers.attention import KvCache, KvLayout
 from triptych.core.lazy import load
 from triptych.core.ledger import Ledger
 from triptych.core.options.pipeline import PipelinePlan
-from triptych.core.plan import Runner, TokenPlan
+from triptych.core.plan import Plan, Runner, TokenPlan
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.core.weights.tensors.grouped import open_checkpoint
@@ -42,6 +44,20 @@ if TYPE_CHECKING:
 
 Post = Callable[[Callable[[], None]], None]
 _FALLBACK = "triptych.modalities.llm.engine.fallback:FallbackBlueprint"
+
+
+def _itself(runner: TokenRunner) -> Runner:
+    return runner
+
+
+@dataclass(frozen=True, slots=True)
+class Follower:
+    """Another rank than 0: its part, what loads that, and what runs plans of its kind."""
+
+    blueprint: NativeBlueprint
+    build: Callable[[], TextHead]
+    runner: Callable[[TokenRunner], Runner] = _itself
+    plans: type[Plan] = TokenPlan
 
 
 class LlmLoader(TokenLoader):
@@ -102,19 +118,21 @@ class LlmLoader(TokenLoader):
         with open_checkpoint(self._resolved.folder) as checkpoint, ExitStack() as stack:
             memory = self._memory(stack)
             checkpoint.native = native = memory.native_kernels()
-            blueprint, build_head = self._follower(checkpoint, memory, native, group)
+            follower = self._follower(checkpoint, memory, native, group)
+            blueprint = follower.blueprint
             layout, num_pages = self._reserve(blueprint, memory), plans.capacity()
             memory.reserve("kv", (num_pages + 1) * layout.page_bytes)
-            runner = self._runner(
-                build_head(),
+            tokens = self._runner(
+                follower.build(),
                 layout,
                 num_pages,
                 max_length=blueprint.max_length,
                 native=native,
                 graphs=None,
             )
+            runner = follower.runner(tokens)
             ready()
-            plans.run(runner.launch, TokenPlan)
+            plans.run(runner.launch, follower.plans)
 
     def _follower(
         self,
@@ -122,8 +140,8 @@ class LlmLoader(TokenLoader):
         memory: ModelMemory,
         native: NativeKernels | None,
         group: RankGroup,
-    ) -> tuple[NativeBlueprint, Callable[[], TextHead]]:
-        """A rank's part of the model, and what loads it."""
+    ) -> Follower:
+        """A rank's part of the model."""
         from triptych.core.engine.rank_sampler import FollowingSampler
 
         blueprint = self._blueprint(checkpoint, memory, native)
@@ -132,7 +150,7 @@ class LlmLoader(TokenLoader):
         def build() -> TextHead:
             return self._head(blueprint.build(checkpoint, unreported), FollowingSampler(group))
 
-        return blueprint, build
+        return Follower(blueprint, build)
 
     def _blueprint(
         self, checkpoint: Checkpoint, memory: ModelMemory, native: NativeKernels | None

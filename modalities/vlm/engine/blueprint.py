@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
@@ -23,7 +23,9 @@ from triptych.core.decoders.tensor_names import AS_STORED, DecoderTensors
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.block_layers import BlockDevice, block_places, hold_blocks
 from triptych.core.layers.decoder import Decoder
+from triptych.core.layers.divided_layers import divide_layers
 from triptych.core.layers.native_linear import pack_linears
+from triptych.core.layers.shards import BLOCK_UNIT, PLAIN_UNIT
 from triptych.core.weights.encoding import WeightEncoding
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.core.weights.tensors.quantise import quantise
@@ -38,6 +40,9 @@ from triptych.modalities.vlm.engine.encoder import (
 )
 from triptych.modalities.vlm.engine.head import PlaceholderTraits
 from triptych.modalities.vlm.engine.slots.model import AdaptedCheckpoint, SlotModel
+
+if TYPE_CHECKING:
+    from triptych.core.devices.rank_group import RankGroup
 
 _TEXT_MODELS = {
     "gemma": "GemmaModel",
@@ -67,8 +72,14 @@ class AnyVisionBlueprint:
         self._kind = kind
         self._device = device
         self._native = native
+        self._group: RankGroup | None = None
         self.family = family_of(config)
         self.dtype = dtype
+
+    @property
+    def shares_encoder(self) -> bool:
+        """Whether this is one rank's part of the encoder."""
+        return self._group is not None
 
     @property
     def num_late(self) -> int:
@@ -110,6 +121,7 @@ class AnyVisionBlueprint:
             self.scaling,
             batch_axis=self.family.batch_axis,
             dtype=self.dtype,
+            group=self._group,
         )
 
     def _placeholder_id(self, vocab_size: int) -> int:
@@ -146,9 +158,17 @@ class VisionBlueprint(AnyVisionBlueprint):
         )
         self._encoding = encoding
 
+    def share_encoder(self, group: RankGroup) -> bool:
+        """Have this rank's part of the encoder from now on; whether it can be divided."""
+        if divide_layers(encoder_sketch(self._config, self._kind), group, self._unit):
+            self._group = group
+        return self.shares_encoder
+
     def encoder_bytes(self) -> int:
         """Device bytes of all but the language model."""
         sketch, num_bytes = encoder_sketch(self._config, self._kind), 0
+        if self._group is not None:
+            divide_layers(sketch, self._group, self._unit)
         for place in block_places(sketch, self._encoding):
             num_bytes += place.num_bytes
             place.drop()
@@ -184,6 +204,8 @@ class VisionBlueprint(AnyVisionBlueprint):
         model = load_encoder(
             self._checkpoint, self._config, self._kind, dtype=self.dtype, names=names
         )
+        if self._group is not None:
+            divide_layers(model, self._group, self._unit)
         hold_blocks(
             model,
             block_places(model, self._encoding),
@@ -196,6 +218,10 @@ class VisionBlueprint(AnyVisionBlueprint):
     def build_decoder(self, report: Callable[[float], None]) -> Decoder:
         """Load the decoder alone."""
         return self.text.build(self._checkpoint, report, self._part)
+
+    @property
+    def _unit(self) -> int:
+        return BLOCK_UNIT if self._encoding.has_blocks else PLAIN_UNIT
 
 
 def is_native(config: Mapping[str, Any]) -> bool:

@@ -15,7 +15,7 @@ import inspect
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,6 +26,9 @@ from triptych.core.errors import InvalidRequest, NonFinite, WeightsError
 from triptych.core.prompt_content import Array, PromptContent
 from triptych.core.weights.quiet import without_progress_bar
 from triptych.core.weights.tensors.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from triptych.core.devices.rank_group import RankGroup
 
 _PIXELS, _MASK = "pixel_values", "pixel_attention_mask"
 _LANGUAGE = ("language_model", "text_model", "lm_head")
@@ -126,15 +129,22 @@ class PictureEncoder:
 
     Without one, and on a CPU, pictures are encoded one by one: there what shares a run differs in
     its last bits. Without `scaling` they come scaled. Inputs that the model does not ask for are
-    left out.
+    left out. With a `group` this is one rank's part, and rank 0 alone has the pictures' numbers.
     """
 
     def __init__(
-        self, model: Any, scaling: Scaling | None, *, batch_axis: int | None, dtype: torch.dtype
+        self,
+        model: Any,
+        scaling: Scaling | None,
+        *,
+        batch_axis: int | None,
+        dtype: torch.dtype,
+        group: RankGroup | None = None,
     ) -> None:
         self._model = model
         self._scaling = scaling
         self._dtype = dtype
+        self._group = group
         self._device = next(model.parameters()).device
         self._batch_axis = None if self._device.type == "cpu" else batch_axis
         self._wanted = inspect.signature(model.get_image_features).parameters
@@ -187,8 +197,12 @@ class PictureEncoder:
         return batch
 
     def _tensor(self, array: Array) -> torch.Tensor:
-        values = np.frombuffer(array.data, dtype=array.dtype).reshape(array.shape)
-        return sent(torch.from_numpy(values.copy()), self._device)
+        if self._group is not None and self._group.rank:
+            kind = getattr(torch, array.dtype)
+            return self._group.broadcast(torch.empty(array.shape, dtype=kind, device=self._device))
+        numbers = np.frombuffer(array.data, dtype=array.dtype).reshape(array.shape)
+        values = sent(torch.from_numpy(numbers.copy()), self._device)
+        return values if self._group is None else self._group.broadcast(values)
 
 
 def _shape(picture: PromptContent, axis: int) -> tuple[Any, ...]:

@@ -9,28 +9,30 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from triptych.core.decoders.native import NativeBlueprint
 from triptych.core.engine.model_memory import ModelMemory
 from triptych.core.engine.text_head import TextHead, TokenSampler
+from triptych.core.engine.token_runner import TokenRunner
 from triptych.core.errors import ConfigError
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.kv.transfer.messages import FEATURES, PageFormat
 from triptych.core.options.pipeline import PipelinePlan
+from triptych.core.plan import Runner
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.core.weights.tensors.grouped import open_checkpoint
-from triptych.modalities.llm.engine.loader import LlmLoader, unreported
+from triptych.modalities.llm.engine.loader import Follower, LlmLoader, unreported
 from triptych.modalities.vlm.engine.blueprint import VisionBlueprint, is_native
-from triptych.modalities.vlm.engine.encoder import FeatureCache, open_cache
+from triptych.modalities.vlm.engine.encoder import FeatureCache, PictureEncoder, open_cache
 from triptych.modalities.vlm.engine.fallback import FallbackVisionBlueprint
 from triptych.modalities.vlm.engine.feature_memory import ArrivingFeatures, FeaturePages
 from triptych.modalities.vlm.engine.head import VisionHead, VisionTextModel
-from triptych.modalities.vlm.engine.runner import VisionRunner
+from triptych.modalities.vlm.engine.runner import VisionRunner, told
 from triptych.modalities.vlm.engine.step_features import (
     CachedFeatures,
     FollowingFeatures,
     LeadingFeatures,
     StepFeatures,
 )
+from triptych.modalities.vlm.plan import SharedPlan
 from triptych.modalities.vlm.scheduling.fetching import FetchedFeatures
 from triptych.modalities.vlm.scheduling.prompts import (
     VisionLimits,
@@ -42,6 +44,7 @@ from triptych.schedulers.pipeline_roles import open_client
 
 if TYPE_CHECKING:
     from triptych.core.devices.rank_group import RankGroup
+    from triptych.core.engine.ranks import Ranks
 
 STEP_PATCHES = 8192
 """Of pictures that are encoded together; a larger picture is encoded alone."""
@@ -61,11 +64,14 @@ class VisionLoader(LlmLoader):
     def load(self, report: Callable[[float], None]) -> LoadedModel:
         """Load the model; see `schedulers.base.ModelLoader.load`. On an error nothing is held."""
         with open_checkpoint(self._resolved.folder) as checkpoint, ExitStack() as stack:
-            memory, device = self._memory(stack), self._device.torch
+            memory = self._memory(stack)
             checkpoint.native = native = memory.native_kernels()
             blueprint: Blueprint = self._blueprint(checkpoint, memory, native)
             memory.num_ranks = self._num_ranks
             ranks = self._start_ranks(blueprint.text, stack)
+            if ranks is not None:
+                assert isinstance(blueprint, VisionBlueprint), "others are refused"
+                blueprint.share_encoder(ranks.group)
             family, max_length = blueprint.family, blueprint.text.max_length
             features = self._reserve_all(memory, blueprint)
             layout = blueprint.text.kv_layout(*memory.cache_format(blueprint.dtype))
@@ -87,8 +93,7 @@ class VisionLoader(LlmLoader):
                 native=native,
                 graphs=graphs,
             )
-            leading = tokens if ranks is None else ranks.leading_runner(tokens)
-            runner = VisionRunner(leading, encoder, features, device, tokens.stream)
+            runner = self._vision_runner(tokens, encoder, features, blueprint, ranks)
             stack.callback(runner.close)
             shares = not family.whole_prompts
             scheduler = VisionScheduler(
@@ -113,19 +118,46 @@ class VisionLoader(LlmLoader):
         memory: ModelMemory,
         native: NativeKernels | None,
         group: RankGroup,
-    ) -> tuple[NativeBlueprint, Callable[[], TextHead]]:
-        """Of the decoder: the encoder is rank 0's, which sends features."""
+    ) -> Follower:
+        """The features of a step come from rank 0, whether or not the encoder is divided."""
         from triptych.core.engine.rank_sampler import FollowingSampler
 
         blueprint: VisionBlueprint = self._blueprint(checkpoint, memory, native)
         blueprint.text.join(group, by_experts=self._config.device.enable_expert_parallel)
+        if blueprint.share_encoder(group):
+            memory.reserve("vision-weights", blueprint.encoder_bytes())
+            memory.reserve("vision-activations", _encoding_bytes(blueprint))
 
         def build() -> TextHead:
             decoder = blueprint.build_decoder(unreported)
             features = FollowingFeatures(group, blueprint.num_late)
             return self._vision_head(blueprint, decoder, FollowingSampler(group), features)
 
-        return blueprint.text, build
+        def runner(tokens: TokenRunner) -> Runner:
+            if not blueprint.shares_encoder:
+                return tokens
+            encoder, unused = blueprint.build_encoder(), open_cache(0, 0)
+            return VisionRunner(tokens, encoder, unused, self._device.torch, tokens.stream)
+
+        return Follower(blueprint.text, build, runner, SharedPlan)
+
+    def _vision_runner(
+        self,
+        tokens: TokenRunner,
+        encoder: PictureEncoder,
+        features: FeatureCache,
+        blueprint: Blueprint,
+        ranks: Ranks | None,
+    ) -> Runner:
+        """Rank 0's, or the only one: the others run what is divided."""
+        device, stream = self._device.torch, tokens.stream
+        if ranks is None:
+            return VisionRunner(tokens, encoder, features, device, stream)
+        if not blueprint.shares_encoder:
+            leading = ranks.leading_runner(tokens)
+            return VisionRunner(leading, encoder, features, device, stream)
+        whole = VisionRunner(tokens, encoder, features, device, stream)
+        return ranks.leading_runner(whole, told)
 
     def _blueprint(
         self, checkpoint: Checkpoint, memory: ModelMemory, native: NativeKernels | None
@@ -160,12 +192,10 @@ class VisionLoader(LlmLoader):
         if blueprint.family.whole_prompts:
             num_tokens = max(num_tokens, blueprint.text.max_length + num_rows)
         memory.reserve("weights", blueprint.text.weight_bytes())
-        memory.reserve("vision-weights", blueprint.encoder_bytes(), is_divided=False)
-        activation_bytes = max(
-            blueprint.text.activation_bytes(num_tokens, num_rows),
-            blueprint.encoder_activation_bytes(2 * STEP_PATCHES),
-        )
-        memory.reserve("activations", activation_bytes)
+        encoder_bytes = blueprint.encoder_bytes()
+        memory.reserve("vision-weights", encoder_bytes, is_divided=blueprint.shares_encoder)
+        activation_bytes = blueprint.text.activation_bytes(num_tokens, num_rows)
+        memory.reserve("activations", max(activation_bytes, _encoding_bytes(blueprint)))
         cache_bytes = self._reserve_cache(memory, blueprint)
         return open_cache(cache_bytes, self._config.cache.max_vision_cache_entries)
 
@@ -210,3 +240,8 @@ def undivided(name: str, flag: str) -> str:
         f"{flag}: {name} runs on transformers, with its encoder; leave it out, or name a model of"
         " the decoder's families."
     )
+
+
+def _encoding_bytes(blueprint: Blueprint) -> int:
+    """What a step of the encoder takes."""
+    return blueprint.encoder_activation_bytes(2 * STEP_PATCHES)

@@ -13,7 +13,7 @@ import torch
 
 from triptych.core.devices.stream import StepStream
 from triptych.core.errors import OutOfMemory, TriptychError
-from triptych.core.plan import PendingStep, Plan, Runner, StepResult
+from triptych.core.plan import PendingStep, Plan, Runner, StepResult, Told
 from triptych.core.sampling.host_copy import HostCopy
 from triptych.modalities.vlm.engine.encoder import (
     FeatureCache,
@@ -21,7 +21,12 @@ from triptych.modalities.vlm.engine.encoder import (
     PictureEncoder,
     not_finite,
 )
-from triptych.modalities.vlm.plan import EncodePlan
+from triptych.modalities.vlm.plan import EncodePlan, SharedPlan
+
+
+def told(plan: Plan) -> Told:
+    """What the other ranks of a model are told, whose encoder is divided, too."""
+    return Told(SharedPlan.of(plan) if isinstance(plan, EncodePlan) else plan)
 
 
 class VisionRunner:
@@ -43,6 +48,8 @@ class VisionRunner:
 
     def launch(self, plan: Plan) -> PendingStep:
         """Start `plan`; on a CPU the work is done when this returns. Raises `OutOfMemory`."""
+        if isinstance(plan, SharedPlan):
+            plan = plan.received()
         if not isinstance(plan, EncodePlan):
             return self._tokens.launch(plan)
         try:

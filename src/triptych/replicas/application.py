@@ -25,6 +25,7 @@ REPORT_S = 1.0
 _HEALTH_S = 2.0
 _HANGS_S = 10.0  # thrice in a row, and Serve replaces it
 _DRAIN_SLACK_S = 5.0
+_INGRESS_SLACK_S = 20.0  # it notices late that it is to go
 _MAX_REQUESTS = 1_000_000  # the ingress admits; engines queue
 
 
@@ -44,7 +45,6 @@ def application(config: Config, plan: ReplicaPlan) -> serve.Application:
     drain_s = config.server.drain_timeout_s
     common = {
         "max_ongoing_requests": _MAX_REQUESTS,
-        "graceful_shutdown_timeout_s": drain_s + _DRAIN_SLACK_S,
         "graceful_shutdown_wait_loop_s": 0.2,
         "health_check_period_s": _HEALTH_S,
         "health_check_timeout_s": _HANGS_S,
@@ -57,11 +57,16 @@ def application(config: Config, plan: ReplicaPlan) -> serve.Application:
             request_router_kwargs={"policy": plan.routing},
             request_routing_stats_period_s=REPORT_S,
         ),
+        graceful_shutdown_timeout_s=drain_s + _DRAIN_SLACK_S,
         **_scale(plan),
         **common,
     )
     ingress = serve.deployment(serve.ingress()(Ingress)).options(
-        name="ingress", num_replicas=1, ray_actor_options={"num_cpus": 0}, **common
+        name="ingress",
+        num_replicas=1,
+        ray_actor_options={"num_cpus": 0},
+        graceful_shutdown_timeout_s=drain_s + _INGRESS_SLACK_S,
+        **common,
     )
     bound: serve.Application = ingress.bind(
         encode(plan.ingress_config(config)), engines.bind(encode(engine_config))
@@ -80,6 +85,7 @@ def _scale(plan: ReplicaPlan) -> dict[str, Any]:
         "autoscaling_config": AutoscalingConfig(
             min_replicas=plan.least,
             max_replicas=plan.most,
+            downscale_delay_s=plan.downscale_delay_s,
             policy=policy,
             metrics_interval_s=REPORT_S,
             look_back_period_s=5 * REPORT_S,

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from ray import serve
 from ray.exceptions import RayActorError, RayError
-from ray.serve.exceptions import RayServeException
+from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from triptych.compose import build_app, build_codec, build_engine, with_models
@@ -39,6 +39,8 @@ from triptych.schedulers.local import LocalClient
 _BEATS_TIMEOUT_S = 5.0
 _LOAD_TIMEOUT_S = 3600.0  # the largest weights, fetched and converted
 _LOAD_POLL_S = 0.05
+_LOOK_S = 2.0
+_TIMES_OUT = 2  # in a row, and an ingress is to go
 
 
 class EngineReplica:
@@ -61,9 +63,11 @@ class EngineReplica:
         )
         await _loaded(client)
 
-    async def run(self, routed: RoutedRequest, message: bytes) -> AsyncGenerator[bytes, None]:
+    async def run(
+        self, routed: RoutedRequest, message: bytes, is_watching: bool
+    ) -> AsyncGenerator[bytes, None]:
         """Run a job; `routed` was for the router."""
-        async with aclosing(self._replica.run(message)) as packets:
+        async with aclosing(self._replica.run(message, is_watching=is_watching)) as packets:
             async for packet in packets:
                 yield packet
 
@@ -108,15 +112,42 @@ class Ingress:
         )
         self._app = build_app(with_models(config, models), models, self._client)
         await self._app.state.start()
+        context = serve.get_replica_context()
+        self._name: str = context.replica_id.unique_id
+        own = serve.get_deployment_handle(context.deployment, context.app_name)
+        self._draining: asyncio.Task[None] | None = None
+        self._leaving = asyncio.create_task(self._leave(own))
 
     async def drain(self) -> None:
-        """Refuse new requests, and finish those in flight."""
-        await self._app.state.in_flight.drain(self._drain_s)
+        """Refuse new requests, and finish those in flight; what is left ends with an error."""
+        if self._draining is None:
+            in_flight = self._app.state.in_flight
+            self._draining = asyncio.create_task(in_flight.drain(self._drain_s))
+        await asyncio.shield(self._draining)
+
+    async def name(self) -> str:
+        """Which replica this is."""
+        return self._name
+
+    async def _leave(self, own: DeploymentHandle) -> None:
+        """Drain where another one takes over, before Serve cuts off what takes too long.
+
+        Serve does not say so, but leaves this one out of those that run.
+        """
+        has_run, num_out = False, 0
+        while num_out < _TIMES_OUT:
+            await asyncio.sleep(_LOOK_S)
+            if (running := await _running(own)) is not None:
+                has_run = has_run or self._name in running
+                num_out = num_out + 1 if has_run and self._name not in running else 0
+        await self.drain()
 
     def __serve_build_asgi_app__(self) -> Any:
         return self._app
 
     async def __del__(self) -> None:
+        self._leaving.cancel()
+        await self.drain()  # work without a request, as responses in the background, may be left
         await self._app.state.close()
         await self._client.close()
 
@@ -128,9 +159,11 @@ class ServeReplicas:
         self._handle = handle
         self._runs = handle.options(method_name="run", stream=True)
 
-    async def run(self, routed: RoutedRequest, message: bytes) -> AsyncGenerator[bytes, None]:
+    async def run(
+        self, routed: RoutedRequest, message: bytes, *, is_watching: bool
+    ) -> AsyncGenerator[bytes, None]:
         """Send a job to the replica that the router of this handle chooses."""
-        response = self._runs.remote(routed, message)
+        response = self._runs.remote(routed, message, is_watching)
         try:
             async for packet in response:
                 yield packet
@@ -167,6 +200,18 @@ class ServeReplicas:
 def _models_here(config: Config) -> tuple[ResolvedModel, ...]:
     """The models on this node, which may have to fetch them."""
     return resolve_models(Resolved.of(config), SilentProgress())
+
+
+async def _running(ingresses: DeploymentHandle) -> Sequence[str] | None:
+    """The names of those that Serve runs; `None` where that is not known."""
+    try:
+        response = ingresses.broadcast("name")
+        found: Sequence[str] = await response.results_async(timeout_s=_BEATS_TIMEOUT_S)
+    except DeploymentUnavailableError:
+        return ()
+    except (RayError, RayServeException, TimeoutError):
+        return None
+    return found
 
 
 async def _loaded(client: LocalClient) -> None:

@@ -22,6 +22,7 @@ class ReplicaPlan:
     address: str
     routing: str
     queue_s: float
+    downscale_delay_s: float
 
     @classmethod
     def of(cls, config: Config) -> Self:
@@ -34,6 +35,7 @@ class ReplicaPlan:
             address=options.ray_address,
             routing=options.replica_routing,
             queue_s=options.replica_queue_s,
+            downscale_delay_s=options.replica_downscale_delay_s,
         )
         if plan.needs_ray:
             _refuse_what_is_one(config)

@@ -71,6 +71,16 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("here")
+def test_halves_of_files_that_a_killed_run_left_are_removed(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    halves = [tmp_path / "sub" / name for name in (".abcd_123.partial", ".mine.partial")]
+    for half in halves:
+        half.touch()
+    make(tmp_path, [1], Doubler()).run("doubled")
+    assert [half.exists() for half in halves] == [False, True], "what is the caller's own stays"
+
+
+@pytest.mark.usefixtures("here")
 def test_a_run_goes_on_where_an_engine_ended(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

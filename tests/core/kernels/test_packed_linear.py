@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from support.block_weights import random_blocks
 from support.gpu_rehearsal import rehearse_gpu
+from triptych.core.errors import WeightsError
 from triptych.core.kernels.dequantise import PackedTensor
 from triptych.core.kernels.packed_linear import Float8Weight, HeldWeight, Int4Weight, joined
 from triptych.core.layers.linear import Linear
@@ -42,6 +45,54 @@ def float8(*scale: int) -> tuple[Float8Weight, torch.Tensor]:
 def blocks(seed: int) -> tuple[PackedTensor, torch.Tensor]:
     packed = random_blocks("q4_0", NUM_OUTPUTS, NUM_INPUTS, seed=seed)
     return packed, packed.dequantise(torch.float32)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: blocks(4),
+        lambda: int4("gptq", has_zeros=True),
+        lambda: int4("gptq_v2", has_zeros=False),
+        lambda: int4("gptq", has_zeros=True, has_table=True),
+        lambda: int4("awq", has_zeros=True),
+        lambda: float8(1),
+        lambda: float8(NUM_OUTPUTS),
+    ],
+)
+def test_a_part_of_a_weight_is_that_of_its_values(
+    make: Callable[[], tuple[HeldWeight, torch.Tensor]],
+) -> None:
+    weight, values_OI = make()
+    for rows, inputs in ((slice(8, 16), slice(0, 128)), (slice(0, 16), slice(64, 128))):
+        part = weight.part(rows, inputs)
+        assert part.shape == (rows.stop - rows.start, inputs.stop - inputs.start)
+        torch.testing.assert_close(values_of(part), values_OI[rows, inputs])
+
+
+def test_squares_of_float8_and_words_are_not_cut() -> None:
+    scales = torch.arange(6.0).view(2, 3)
+    square = Float8Weight(torch.zeros(200, 300).to(torch.float8_e4m3fn), scales)
+    part = square.part(slice(128, 200), slice(128, 300))
+    assert part.shape == (72, 172)
+    assert part.scale.tolist() == [[4.0, 5.0]]
+    with pytest.raises(WeightsError, match="128 at a time"):
+        square.part(slice(0, 100), slice(0, 128))
+    awq, _ = int4("awq", has_zeros=True)
+    with pytest.raises(WeightsError, match="8 at a time"):
+        awq.part(slice(0, 4), slice(0, 128))
+    with pytest.raises(WeightsError, match="64 at a time"):
+        awq.part(slice(0, 8), slice(0, 32))
+
+
+def values_of(weight: HeldWeight) -> torch.Tensor:
+    from triptych.core.kernels.triton.gptq_linear import dequantize
+
+    if isinstance(weight, PackedTensor):
+        return weight.dequantise(torch.float32)
+    if isinstance(weight, Float8Weight):
+        return weight.weight_OI.float() * weight.scale.view(-1, 1)
+    held = weight.qweight, weight.scales_RO, weight.zeros, weight.group_of_input_I
+    return dequantize(*held, weight.layout).t()
 
 
 PARTS = {

@@ -27,16 +27,16 @@ def test_even_shards_follow_each_other_and_the_first_are_the_longest(
     assert lengths[0] - lengths[-1] <= 1
 
 
-@given(total=st.integers(16, 20000), num_ranks=NUM_RANKS)
-def test_features_are_divided_in_whole_vectors_where_there_are_enough(
-    total: int, num_ranks: int
+@given(total=st.integers(16, 20000), num_ranks=NUM_RANKS, unit=st.sampled_from([64, 256]))
+def test_features_are_divided_in_whole_units_where_there_are_enough(
+    total: int, num_ranks: int, unit: int
 ) -> None:
-    shards = [feature_shard(total, rank, num_ranks) for rank in range(num_ranks)]
+    shards = [feature_shard(total, rank, num_ranks, unit) for rank in range(num_ranks)]
     assert sum(shard.length for shard in shards) == total
     assert all(b.first == a.first + a.length for a, b in pairwise(shards))
     assert all(shard.length for shard in shards)
-    if total % 64 == 0 and total >= 64 * num_ranks:
-        assert all(shard.length % 64 == shard.first % 64 == 0 for shard in shards)
+    if total % unit == 0 and total >= unit * num_ranks:
+        assert all(shard.length % unit == shard.first % unit == 0 for shard in shards)
 
 
 @given(num_kv_heads=st.integers(1, 12), group_size=st.integers(1, 9), data=st.data())

@@ -13,7 +13,7 @@ from itertools import chain
 import pytest
 
 from support.http import ANSWER, READY, FakeEngine
-from triptych.core.errors import Draining, EngineDown, InvalidRequest
+from triptych.core.errors import Draining, EngineDown, InvalidRequest, RequestTimeout
 from triptych.core.job import Output
 from triptych.core.router import client as module
 from triptych.core.router.client import MAX_TRIES, ReplicaLost, ReplicatedClient
@@ -37,6 +37,7 @@ class LocalReplicas:
     sent: list[str] = field(default_factory=list)
     loaded: list[str] = field(default_factory=list)
     is_stuck: bool = False
+    refusing_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.router = ReplicaRouter(seed=0)
@@ -52,7 +53,9 @@ class LocalReplicas:
             for name, engine in self.engines.items()
         }
 
-    async def run(self, routed: RoutedRequest, message: bytes) -> AsyncGenerator[bytes, None]:
+    async def run(
+        self, routed: RoutedRequest, message: bytes, *, is_watching: bool
+    ) -> AsyncGenerator[bytes, None]:
         choice = self.router.choose(routed)
         if choice is None:
             raise ReplicaLost
@@ -60,7 +63,8 @@ class LocalReplicas:
             routed.choices.append(choice)
         name = choice.replica
         self.sent.append(name)
-        async for packet in self.replicas[name].run(message):
+        await asyncio.sleep(self.refusing_s)
+        async for packet in self.replicas[name].run(message, is_watching=is_watching):
             if name in self.lost:
                 self.router.remove(name)
                 raise ReplicaLost
@@ -138,6 +142,20 @@ async def test_a_replica_that_drains_has_not_begun() -> None:
     ways = [[choice.replica for choice in each.choices or ()] for each in explained.values()]
     assert all(way in (["b"], ["a", "b"]) for way in ways)
     assert list(chain(*ways)) == replicas.sent
+
+
+async def test_another_replica_gets_what_is_left_of_the_time() -> None:
+    engines = {name: FakeEngine(error=Draining("bye")) for name in "ab"}
+    replicas = LocalReplicas(engines, refusing_s=0.05)
+    async with serving(replicas) as client:
+        with pytest.raises(EngineDown, match="before it began"):
+            [output async for output in client.submit("m", REQUEST, job_id="job", deadline_s=9.0)]
+        given = [limit_s for name in "ab" for limit_s in engines[name].deadlines_s]
+        assert len(given) == MAX_TRIES
+        assert sorted(given, reverse=True)[-1] <= 9.0 - 0.05 * (MAX_TRIES - 1)
+        with pytest.raises(RequestTimeout):
+            [output async for output in client.submit("m", REQUEST, job_id="late", deadline_s=0.01)]
+    assert len(replicas.sent) == MAX_TRIES + 1, "it was not sent again"
 
 
 async def test_what_was_long_ago_is_not_explained(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,9 +260,29 @@ async def test_the_state_of_all_and_their_steps(monkeypatch: pytest.MonkeyPatch)
     assert replicas.loaded == ["m"]
 
 
+async def test_steps_of_a_job_are_recorded_from_its_first_one_on() -> None:
+    engine = WatchedEngine()
+    async with serving(LocalReplicas({"a": engine})) as client:
+        await until(lambda: client.status().num_replicas == 1)  # asked, and not again for a second
+        leave = client.watch(lambda report: None)
+        await outputs(client)
+        assert engine.begun_under_watch == [True]
+        leave()
+
+
 class WatchedEngine(FakeEngine):
-    """Reports one step to whoever watches."""
+    """Reports one step to whoever watches. Knows of each job whether somebody did when it came."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.begun_under_watch: list[bool] = []
+        self._is_watched = False
 
     def watch(self, sink):  # type: ignore[no-untyped-def]
+        self._is_watched = True
         sink(StepReport())
         return lambda: None
+
+    def submit(self, model, request, **more):  # type: ignore[no-untyped-def]
+        self.begun_under_watch.append(self._is_watched)
+        return super().submit(model, request, **more)

@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from triptych.core.graphs.captured import CapturedSteps
 from triptych.core.layers.row_by_row import row_by_row
-from triptych.modalities.diffusion.engine.parallel.sequence import SequenceParallel
+from triptych.modalities.diffusion.engine.parallel.sequence import SequenceParallel, TokenAxes
 from triptych.modalities.diffusion.engine.tensor_pool import picked
 from triptych.modalities.diffusion.wire import AdapterUse
 
@@ -54,9 +54,10 @@ class DenoiserFamily:
     ragged: frozenset[str] = frozenset()
     axes: Mapping[str, int] = field(default_factory=dict)  # where rows are not stacked in front
     span: tuple[Blocks, ...] = ()  # the lists of blocks that a row may skip
-    # Arguments that have tokens of the text, or of the picture: a run can be divided by them.
-    text_tokens: frozenset[str] = frozenset()
-    picture_tokens: frozenset[str] = frozenset()
+    # Arguments that have tokens, of the model or of the blocks of its span: a run can be divided.
+    tokens: Mapping[str, TokenAxes] = field(default_factory=dict)
+    block_tokens: Mapping[str, TokenAxes] = field(default_factory=dict)
+    apart: str = ""  # the attention of blocks to a text that is not divided with the picture
     tap: str = ""  # the module whose output TeaCache compares, if not the first attention's input
 
 
@@ -165,10 +166,10 @@ class DenoiseModel:
         """Rows with equal keys may share a batch.
 
         `is_exact`: also what could be filled up must be of one length, because what a row computes
-        or keeps may not depend on the other rows.
+        or keeps may not depend on the other rows. So must it be where tokens are divided.
         """
         may_differ = self.family.lists | self.family.ragged
-        free = frozenset() if is_exact else may_differ
+        free = frozenset() if is_exact or self.sequence is not None else may_differ
         shapes = tuple(
             (name, tensor.shape)
             for name, tensor in sorted(conditioning.rows.items())
@@ -237,14 +238,15 @@ class DenoiseModel:
                 arguments[f"{name}_mask"] = pad_sequence(masks, batch_first=True)
         for name, value in batch.conditioning[0].shared.items():
             _place(arguments, name, value)
-        return arguments if self.sequence is None else self.sequence.split(arguments)
+        sequence = self.sequence
+        return arguments if sequence is None or sequence.is_in_blocks else sequence.split(arguments)
 
     def read(self, answer: Any, batch: Batch) -> Tensor:
         """The velocity in what a run returned."""
         output = answer[0] if isinstance(answer, tuple) else answer
         output = torch.stack(output) if isinstance(output, list) else output
         assert isinstance(output, Tensor)
-        if self.sequence is not None:
+        if self.sequence is not None and not self.sequence.is_in_blocks:
             output = self.sequence.gather(output)
         size = batch.samples.shape[1]
         if batch.conditioning[0].context is not None or self.family.halves:

@@ -33,6 +33,7 @@ from triptych.modalities.diffusion.engine.families.model import (
     DenoiseModel,
     DenoiserFamily,
 )
+from triptych.modalities.diffusion.engine.parallel.sequence import SequenceParallel
 from triptych.modalities.diffusion.engine.tensor_pool import picked
 
 
@@ -121,6 +122,9 @@ class SpanModel(DenoiseModel):
         """Velocities of rows whose blocks would have left `hidden`, `[R, ...]`."""
         return self.captured("head", self._head, batch, hidden)[0]
 
+    def _velocity(self, batch: Batch) -> Sequence[Tensor]:
+        return [self.read(self._run(batch, lambda call, *place: call.run()), batch)]
+
     def _span(self, batch: Batch, first: Any = None) -> tuple[Tensor, Tensor]:
         hidden: list[Tensor] = []
 
@@ -143,6 +147,7 @@ class SpanModel(DenoiseModel):
 
     def _run(self, batch: Batch, visit: _Visit, tap: Callable[[Any], None] | None = None) -> Any:
         self._route.visit, self._route.tap, self._route.num_visited = visit, tap, 0
+        self._route.sequence = self.sequence
         arguments = self.arguments(batch)
         try:
             with self.acting(batch):
@@ -184,6 +189,26 @@ class _Call:
         assert isinstance(hidden, Tensor)
         return hidden
 
+    def with_hidden(self, output: Any, change: Callable[[Tensor], Tensor]) -> Any:
+        """What the block returned, with other hidden states."""
+        hidden = change(self.hidden_of(output))
+        if not (streams := self.station.streams):
+            return hidden
+        return tuple(
+            hidden if name == self.station.hidden else value
+            for name, value in zip(streams, output, strict=True)
+        )
+
+    def divided(self, sequence: SequenceParallel, is_first: bool) -> _Call:
+        """The call for a rank's tokens. What blocks hand on is divided before the first."""
+        bound = self.station.signature.bind(*self.args, **self.kwargs)
+        handed_on = self.station.streams or (self.station.hidden,)
+        if is_first:
+            bound.arguments = sequence.split(bound.arguments)
+        else:
+            bound.arguments = sequence.narrow(bound.arguments, besides=handed_on)
+        return _Call(self.station, bound.args, bound.kwargs)
+
     @property
     def _arguments(self) -> Mapping[str, Any]:
         return self.station.signature.bind(*self.args, **self.kwargs).arguments
@@ -201,6 +226,7 @@ class _Route:
     num_visited: int = 0
     visit: _Visit | None = None
     tap: Callable[[Any], None] | None = None
+    sequence: SequenceParallel | None = None
 
 
 class _Station(nn.Module):
@@ -219,7 +245,11 @@ class _Station(nn.Module):
         assert route.visit is not None, "the view runs only inside a pass"
         route.num_visited += 1
         is_first, is_last = route.num_visited == 1, route.num_visited == route.num_stations
-        return route.visit(_Call(self, args, kwargs), is_first, is_last)
+        call, sequence = _Call(self, args, kwargs), route.sequence
+        if sequence is None or not sequence.is_in_blocks:
+            return route.visit(call, is_first, is_last)
+        output = route.visit(call.divided(sequence, is_first), is_first, is_last)
+        return call.with_hidden(output, sequence.gather) if is_last else output
 
     def __getattr__(self, name: str) -> Any:
         """What a model reads of its blocks beside calling them."""

@@ -15,8 +15,14 @@ from torch import nn
 from triptych.core.errors import ConfigError, WeightsError
 from triptych.modalities.diffusion.engine.families.fused_norms import fuse_norms
 from triptych.modalities.diffusion.engine.families.model import Blocks, DenoiseModel, DenoiserFamily
-from triptych.modalities.diffusion.engine.families.span import SpanModel
-from triptych.modalities.diffusion.engine.parallel.sequence import SequenceParallel
+from triptych.modalities.diffusion.engine.families.span import SpanModel, replaced
+from triptych.modalities.diffusion.engine.parallel.sequence import (
+    PICTURE,
+    TEXT,
+    AttentionApart,
+    SequenceParallel,
+    TokenAxis,
+)
 
 if TYPE_CHECKING:
     from triptych.core.devices.rank_group import RankGroup
@@ -30,12 +36,13 @@ def _dual(*names: str, streams: tuple[str, ...] = _TEXT_FIRST) -> tuple[Blocks, 
 
 
 _BLOCKS = (Blocks("transformer_blocks"),)
+_STREAMS = {"hidden_states": PICTURE, "encoder_hidden_states": TEXT}
+_TURNS = TokenAxis("picture", -3)
 _THOUSAND = 1000.0
 _FLUX = DenoiserFamily(
     time_unit=_THOUSAND,
     span=_dual("transformer_blocks", "single_transformer_blocks"),
-    text_tokens=frozenset({"encoder_hidden_states", "txt_ids"}),
-    picture_tokens=frozenset({"hidden_states", "img_ids"}),
+    tokens={**_STREAMS, "txt_ids": TEXT, "img_ids": PICTURE},
 )
 _FLUX_LIKE = replace(
     _FLUX, span=(*_dual("transformer_blocks"), Blocks("single_transformer_blocks"))
@@ -68,11 +75,23 @@ FAMILIES: MappingProxyType[str, DenoiserFamily] = MappingProxyType(
             time_unit=_THOUSAND,
             ragged=frozenset({"encoder_hidden_states"}),
             span=_dual("transformer_blocks"),
+            block_tokens={
+                **_STREAMS,
+                "image_rotary_emb": (PICTURE, TEXT),
+                "modulate_index": TokenAxis("picture", -1),
+            },
         ),
-        "SD3Transformer2DModel": DenoiserFamily(span=_dual("transformer_blocks")),
+        "SD3Transformer2DModel": DenoiserFamily(
+            span=_dual("transformer_blocks"), block_tokens=_STREAMS
+        ),
         "SanaTransformer2DModel": DenoiserFamily(span=_BLOCKS),
         "UNet2DConditionModel": DenoiserFamily(sample="sample"),
-        "WanTransformer3DModel": DenoiserFamily(span=(Blocks("blocks"),), tap="condition_embedder"),
+        "WanTransformer3DModel": DenoiserFamily(
+            span=(Blocks("blocks"),),
+            tap="condition_embedder",
+            block_tokens={"hidden_states": PICTURE, "rotary_emb": (_TURNS, _TURNS)},
+            apart="attn2",
+        ),
         "ZImageTransformer2DModel": DenoiserFamily(
             sample="x",
             time="t",
@@ -108,19 +127,32 @@ def open_model(module: nn.Module, ranks: RankGroup | None = None) -> DenoiseMode
     family = family_of(module)
     if next(module.parameters()).is_cuda:
         fuse_norms(module)
-    model = SpanModel(module, family) if family.span else DenoiseModel(module, family)
+    sequence = None
     if ranks is not None:
-        model.sequence = SequenceParallel(
-            ranks, text=family.text_tokens, picture=family.picture_tokens
-        )
+        tokens = family.tokens or family.block_tokens
+        sequence = SequenceParallel(ranks, tokens, is_in_blocks=not family.tokens)
+        if family.apart:
+            module = _with_attention_apart(module, family.apart, sequence)
+    model = SpanModel(module, family) if family.span else DenoiseModel(module, family)
+    model.sequence = sequence
     return model
+
+
+def _with_attention_apart(module: nn.Module, name: str, sequence: SequenceParallel) -> nn.Module:
+    """A view of the module in which attention of that name is of a rank's own tokens."""
+    apart = {
+        path: AttentionApart(attention, sequence)
+        for path, attention in module.named_modules()
+        if path.endswith(f".{name}")
+    }
+    return replaced(module, apart)
 
 
 def check_divisible(class_name: str, config: Mapping[str, Any], num_ranks: int) -> None:
     """Raise `ConfigError` where the tokens of a run of this class are not divided by so many."""
     family = FAMILIES.get(class_name)
-    if family is None or not family.picture_tokens:
-        known = ", ".join(name for name, each in FAMILIES.items() if each.picture_tokens)
+    if family is None or not (family.tokens or family.block_tokens):
+        known = ", ".join(n for n, each in FAMILIES.items() if each.tokens or each.block_tokens)
         raise ConfigError(
             f"--ulysses-degree {num_ranks}: {class_name} is not divided by tokens, as these are:"
             f" {known}. Leave it out, or give --cfg-parallel-size 2."

@@ -1,8 +1,8 @@
 """How the ranks of an image model share its work: by branches of guidance, and by tokens.
 
-Owns which ranks do which together, and what the others do of rank 0's plans, which alone is asked
-for pixels. With both, a rank is one of `--ulysses-degree` that compute the tokens of one branch,
-and one of `--cfg-parallel-size` that compute the same tokens of other branches.
+Owns which ranks do which together, and what the others are told of rank 0's plans, which alone is
+asked for pixels. With both, a rank is one of `--ulysses-degree` that compute the tokens of one
+branch, and one of `--cfg-parallel-size` that compute the same tokens of other branches.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from triptych.core.plan import Plan, Told
 from triptych.modalities.diffusion.engine.parallel.guidance import BranchParallel
 from triptych.modalities.diffusion.plan import DenoisePlan
 
@@ -37,9 +38,11 @@ class Division:
         return cls(BranchParallel(group.part(ranks[place::ulysses_degree])), tokens)
 
 
-def followed(plan: DenoisePlan) -> DenoisePlan:
-    """What another rank than 0 does of a plan: it decodes nothing."""
+def told(plan: Plan) -> Told:
+    """What the other ranks do of a plan: they decode nothing, and none waits while rank 0 does."""
+    assert isinstance(plan, DenoisePlan), "a plan of the denoise scheduler"
     if plan.kind == "decode":
         over = tuple(row.key for row in plan.rows)
-        return replace(plan, kind="release", rows=(), dropped=(*plan.dropped, *over))
-    return replace(plan, rows=tuple(replace(row, has_preview=False) for row in plan.rows))
+        released = replace(plan, kind="release", rows=(), dropped=(*plan.dropped, *over))
+        return Told(released, is_shared=False)
+    return Told(replace(plan, rows=tuple(replace(row, has_preview=False) for row in plan.rows)))

@@ -2,19 +2,21 @@
 
 Owns which tokens are whose, and attention over all of them: outside it a rank computes its own
 tokens, inside it some heads of all tokens, and the two exchange before and after. The model's own
-forward runs, on fewer tokens. Knows no model: a family names the arguments that have tokens.
+forward runs, on fewer tokens, or its blocks do. Knows no model: a family names the arguments that
+have tokens.
 
 Shapes: B rows, H heads, T tokens, D a head's width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -23,66 +25,122 @@ from triptych.core.layers.shards import Shard, even_shard
 if TYPE_CHECKING:
     from triptych.core.devices.rank_group import RankGroup
 
-_TOKENS = -2
-"""The dimension of tokens: last but one in hidden states and in lists of positions alike."""
+
+@dataclass(frozen=True, slots=True)
+class TokenAxis:
+    """Whose tokens a tensor has, along which dimension."""
+
+    of: Literal["text", "picture"]
+    dim: int = -2
+
+
+TEXT, PICTURE = TokenAxis("text"), TokenAxis("picture")
+TokenAxes: TypeAlias = TokenAxis | tuple[TokenAxis, ...]
+"""Of an argument: a tensor, or several."""
 
 
 class SequenceParallel:
     """Divides one run at a time, of a text and a picture that attend to each other.
 
-    `text` and `picture` are the arguments that have the tokens of either.
+    `tokens` are the arguments that have some: of the model, or with `is_in_blocks` of its blocks,
+    before and after which every rank has all tokens.
     """
 
-    def __init__(self, group: RankGroup, *, text: frozenset[str], picture: frozenset[str]) -> None:
-        self._group = group
-        self._text, self._picture = text, picture
-        self._shards: list[tuple[Shard, Shard]] = []
+    def __init__(
+        self, group: RankGroup, tokens: Mapping[str, TokenAxes], *, is_in_blocks: bool = False
+    ) -> None:
+        self.group = group
+        self.is_in_blocks = is_in_blocks
+        self.is_apart = False
+        self.shards: list[tuple[Shard, Shard]] = []
+        self._tokens = tokens
 
     def split(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """This rank's part of the arguments of a run."""
-        num_text, num_picture = (self._count(arguments, n) for n in (self._text, self._picture))
-        ranks = range(self._group.num_ranks)
-        self._shards = [(self._shard(num_text, r), self._shard(num_picture, r)) for r in ranks]
-        text, picture = self._shards[self._group.rank]
-        parts = dict(arguments)
-        for names, shard in ((self._text, text), (self._picture, picture)):
-            for name in names & parts.keys():
-                parts[name] = parts[name].narrow(_TOKENS, shard.first, shard.length)
-        return parts
+        """This rank's part of the arguments of a run, or of its first block."""
+        num_text, num_picture = (self._count(arguments, of) for of in ("text", "picture"))
+        ranks = range(self.group.num_ranks)
+        self.shards = [(self._shard(num_text, r), self._shard(num_picture, r)) for r in ranks]
+        return self.narrow(arguments)
+
+    def narrow(self, arguments: Mapping[str, Any], besides: Collection[str] = ()) -> dict[str, Any]:
+        """The same of another block's, but for those that are this rank's already."""
+        return {
+            name: self._part(value, self._tokens[name])
+            if name in self._tokens and name not in besides and value is not None
+            else value
+            for name, value in arguments.items()
+        }
 
     def gather(self, output_BTC: Tensor) -> Tensor:
-        """Every rank's tokens of the picture, in their order."""
+        """All tokens of the picture, in their order."""
         rows, _, width = output_BTC.shape
-        shapes = [(rows, picture.length, width) for _, picture in self._shards]
-        parts = self._group.exchange([output_BTC] * len(shapes), shapes)
-        return torch.cat(parts, dim=_TOKENS)
+        shapes = [(rows, picture.length, width) for _, picture in self.shards]
+        parts = self.group.exchange([output_BTC] * len(shapes), shapes)
+        return torch.cat(parts, dim=PICTURE.dim)
 
     def attending(self) -> AbstractContextManager[object]:
-        """While inside, attention is over the tokens of all ranks."""
-        return _UlyssesAttention(self._group, self._shards)
+        """While inside, attention of what is divided is over the tokens of all ranks."""
+        if self.is_in_blocks:
+            self.shards = []  # of the run before
+        return _UlyssesAttention(self)
 
     def sum(self, parts: Tensor) -> Tensor:
         """The sum over the ranks, the same on all."""
-        return self._group.sum(parts)
+        return self.group.sum(parts)
 
     def _shard(self, total: int, rank: int) -> Shard:
-        return even_shard(total, rank, self._group.num_ranks)
+        return even_shard(total, rank, self.group.num_ranks)
 
-    @staticmethod
-    def _count(arguments: Mapping[str, Any], names: frozenset[str]) -> int:
-        counts = {arguments[name].shape[_TOKENS] for name in names & arguments.keys()}
-        assert len(counts) == 1, f"{sorted(names)} differ in tokens"
-        return int(counts.pop())
+    def _count(self, arguments: Mapping[str, Any], of: str) -> int:
+        counts = {
+            tensor.shape[axis.dim]
+            for name, axes in self._tokens.items()
+            for tensor, axis in _pairs(arguments.get(name), axes)
+            if axis.of == of
+        }
+        assert len(counts) < 2, f"arguments differ in tokens of the {of}"
+        return int(counts.pop()) if counts else 0
+
+    def _part(self, value: Any, axes: TokenAxes) -> Any:
+        text, picture = self.shards[self.group.rank]
+        parts = []
+        for tensor, axis in _pairs(value, axes):
+            shard = text if axis.of == "text" else picture
+            parts.append(tensor.narrow(axis.dim, shard.first, shard.length))
+        return tuple(parts) if isinstance(axes, tuple) else parts[0]
+
+
+def _pairs(value: Any, axes: TokenAxes) -> Iterator[tuple[Tensor, TokenAxis]]:
+    if isinstance(axes, TokenAxis):
+        value, axes = None if value is None else (value,), (axes,)
+    if value is not None:
+        yield from zip(value, axes, strict=True)
+
+
+class AttentionApart(nn.Module):
+    """In the place of attention to what every rank has whole: each attends for its own tokens."""
+
+    def __init__(self, attention: nn.Module, sequence: SequenceParallel) -> None:
+        super().__init__()
+        self.attention = attention
+        self._sequence = sequence
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As the attention itself."""
+        self._sequence.is_apart = True
+        try:
+            return self.attention(*args, **kwargs)
+        finally:
+            self._sequence.is_apart = False
 
 
 class _UlyssesAttention(TorchFunctionMode):
-    """Attention whose queries, keys and values are of this rank's tokens, the text's first."""
+    """Attention whose queries, keys and values are of this rank's tokens."""
 
-    def __init__(self, group: RankGroup, shards: list[tuple[Shard, Shard]]) -> None:
+    def __init__(self, sequence: SequenceParallel) -> None:
         super().__init__()
-        self._group = group
-        self._lengths = [text.length + picture.length for text, picture in shards]
-        self._order = _order(shards)
+        self._sequence = sequence
+        self._group = sequence.group
 
     def __torch_function__(
         self,
@@ -91,7 +149,8 @@ class _UlyssesAttention(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if func is not functional.scaled_dot_product_attention:
+        is_divided = bool(self._sequence.shards) and not self._sequence.is_apart
+        if func is not functional.scaled_dot_product_attention or not is_divided:
             return func(*args, **(kwargs or {}))
         return self._attend(func, *args, **(kwargs or {}))
 
@@ -104,22 +163,35 @@ class _UlyssesAttention(TorchFunctionMode):
         attn_mask: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
-        """As `attend`, of this rank's tokens. `attn_mask` is of all of them, in their own order."""
+        """As `attend`, of this rank's tokens.
+
+        `attn_mask` is of all tokens, in their own order, the text's first.
+        """
         assert query.shape == key.shape == value.shape, "tokens attend to each other"
         rows, num_heads, num_tokens, width = query.shape
         num_ranks, rank = self._group.num_ranks, self._group.rank
         heads = [even_shard(num_heads, other, num_ranks) for other in range(num_ranks)]
-        own = heads[rank].length
+        own, lengths = heads[rank].length, self._lengths(num_tokens)
         qkv = torch.stack((query, key, value))
         sent = [qkv[:, :, shard.slice] for shard in heads]
-        shapes = [(3, rows, own, length, width) for length in self._lengths]
+        shapes = [(3, rows, own, length, width) for length in lengths]
         q_BHTD, k_BHTD, v_BHTD = torch.cat(self._group.exchange(sent, shapes), dim=3)
         if attn_mask is not None:
-            order = self._order.to(attn_mask.device)
+            order = _order(self._sequence.shards).to(attn_mask.device)
             attn_mask = attn_mask.index_select(-1, order).index_select(-2, order)
         attended = attend(q_BHTD, k_BHTD, v_BHTD, attn_mask, **options)
         back = [(rows, shard.length, num_tokens, width) for shard in heads]
-        return torch.cat(self._group.exchange(attended.split(self._lengths, dim=2), back), dim=1)
+        return torch.cat(self._group.exchange(attended.split(lengths, dim=2), back), dim=1)
+
+    def _lengths(self, num_tokens: int) -> list[int]:
+        """How many tokens each rank has: of text and picture, or in some layers of pictures alone.
+
+        A model with such layers has more tokens of text than there are ranks.
+        """
+        text, picture = self._sequence.shards[self._group.rank]
+        is_joint = num_tokens == text.length + picture.length
+        assert is_joint or num_tokens == picture.length, "tokens of both, or of the picture"
+        return [is_joint * text.length + picture.length for text, picture in self._sequence.shards]
 
 
 def _order(shards: list[tuple[Shard, Shard]]) -> Tensor:

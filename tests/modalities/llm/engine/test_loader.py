@@ -138,7 +138,7 @@ def test_encodings_that_cannot_be_had(save: Save, fields: dict[str, str], messag
     ("sections", "message"),
     [
         ({"models": ModelOptions(model_impl="transformers")}, "does not run on our decoder"),
-        ({"models": ModelOptions(quantization_encoding="q8_0")}, r"in blocks \(q8_0\) are not"),
+        ({"models": ModelOptions(quantization_encoding="q8_0")}, r"blocks of 32 inputs \(q8_0\)"),
         ({"device": DeviceOptions(tensor_parallel_size=5)}, "divided by 4 at most"),
     ],
 )

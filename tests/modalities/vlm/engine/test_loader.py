@@ -11,10 +11,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from support.child_processes import ranks_of
 from support.picture_prompts import join_prompt
 from support.vision_models import pixels, save_model
-from triptych.core.config import CacheOptions, Config, ModelOptions, ScheduleOptions
+from triptych.core.config import (
+    CacheOptions,
+    Config,
+    DeviceOptions,
+    ModelOptions,
+    ScheduleOptions,
+)
 from triptych.core.devices.device import Device
+from triptych.core.engine.ranks import LeadingRunner
 from triptych.core.errors import InvalidRequest, MemoryBudgetExceeded, NonFinite, WeightsError
 from triptych.core.ledger import Ledger
 from triptych.core.plan import StepResult
@@ -152,6 +160,28 @@ def encode(runner: Any, *pictures: PromptContent) -> StepResult:
     result = runner.launch(plan).result()
     assert isinstance(result, StepResult)
     return result
+
+
+def test_a_tower_is_divided_over_processes(saved: Path, runner: VisionRunner) -> None:
+    """Each has its part of the tower; the other gets a picture's pixels, and gives no features."""
+    device = DeviceOptions(device="cpu", tensor_parallel_size=2, threads=1)
+    ledger, whole, pictures = Ledger(256 * MIB), Ledger(256 * MIB), pictures_of(saved, 1, 2)
+    loaded = loader(saved, ledger, replace(CONFIG, device=device)).load(lambda _: None)
+    loader(saved, whole).load(lambda _: None)
+    assert len(ranks_of()) == 1
+    assert isinstance(loaded.runner, LeadingRunner)
+    assert encode(loaded.runner, *pictures).rows == encode(runner, *pictures).rows == [None, None]
+    found = loaded.runner._runner
+    assert isinstance(found, VisionRunner)
+    for picture in pictures:
+        ours, theirs = (each._features.acquire(picture.span.digest) for each in (found, runner))
+        assert ours is not None
+        assert theirs is not None
+        torch.testing.assert_close(ours.hidden_NC, theirs.hidden_NC, atol=1e-5, rtol=1e-5)
+    both, one = (each.by_owner()["tiny/vision-weights"] for each in (ledger, whole))
+    assert one < both < 1.5 * one  # embeddings and norms are on both
+    loaded.close()
+    assert not ranks_of()
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -30,6 +31,7 @@ from triptych.modalities.diffusion.engine.denoise import (
     Guidance,
     GuidanceBranch,
 )
+from triptych.modalities.diffusion.engine.families.model import Batch, Conditioning
 from triptych.modalities.diffusion.engine.families.table import check_divisible, open_model
 from triptych.modalities.diffusion.engine.parallel.division import Division
 from triptych.modalities.diffusion.engine.samplers.registry import Spacing
@@ -48,6 +50,12 @@ CACHES: dict[str, Callable[[], CacheMethod | None]] = {
     "first-block": lambda: first_block(threshold=0.3),
     "magcache": lambda: magcache((1.0, 0.99, 1.01), retention=0.1, level=Level.SPAN),
 }
+BY_TOKENS = (
+    "ChromaTransformer2DModel",  # the model's tokens; of the others its blocks'
+    "QwenImageTransformer2DModel",
+    "SD3Transformer2DModel",
+    "WanTransformer3DModel",
+)
 WHOLE = Division()
 Drawn = tuple[list[Tensor], list[list[int]]]
 """Latents, and how often each step ran the model for each branch."""
@@ -132,7 +140,7 @@ def test_branches_on_two_ranks_are_those_of_one_to_the_bit(name: str, cache_name
         ("FluxTransformer2DModel", "off"),
         ("Flux2Transformer2DModel", "off"),
         ("OvisImageTransformer2DModel", "off"),
-        *(("ChromaTransformer2DModel", each) for each in CACHES),
+        *((name, each) for name in BY_TOKENS for each in CACHES),
     ],
 )
 def test_tokens_on_two_ranks_are_those_of_one(name: str, cache_name: str) -> None:
@@ -150,6 +158,34 @@ def test_branches_and_tokens_on_four_ranks(cache_name: str) -> None:
     latents, counted = draw_on(4, 2, name, cache_name)
     torch.testing.assert_close(latents, expected[0], atol=1e-5, rtol=1e-5)
     assert counted == expected[1]
+
+
+@torch.inference_mode()
+def test_tokens_of_a_picture_that_is_edited_have_times_of_their_own() -> None:
+    """Qwen-Image-Edit-2511: 16 tokens that are drawn and 8 that are given, each with its time."""
+    module = build("QwenImageTransformer2DModel", zero_cond_t=True)
+    conditioning = replace(
+        conditioning_of("QwenImageTransformer2DModel", 1),
+        context=torch.randn(8, 16, generator=torch.Generator().manual_seed(2)),
+        shared={"img_shapes": [[(1, 4, 4), (1, 2, 4)]]},
+    )
+    assert_divisible(module, sample_of("QwenImageTransformer2DModel", 3), conditioning)
+
+
+@torch.inference_mode()
+def test_a_text_as_long_as_a_part_of_the_picture_is_not_taken_for_one() -> None:
+    """Of 9 tokens one rank of Wan has 4, which attend to 4 of the text, too."""
+    conditioning = Conditioning(rows={"encoder_hidden_states": torch.ones(4, 16)})
+    sample = sample_of("WanTransformer3DModel", 3)[:, :, :6, :6]
+    assert_divisible(module_of("WanTransformer3DModel"), sample, conditioning)
+
+
+def assert_divisible(module: nn.Module, sample: Tensor, conditioning: Conditioning) -> None:
+    times = torch.tensor([500.0])
+    batch = Batch(samples=sample[None], times=times, conditioning=[conditioning])
+    expected = open_model(module).velocity(batch)
+    for found in on_ranks(2, lambda group: open_model(module, group).velocity(batch)):
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_what_is_not_divided_by_tokens_is_refused() -> None:

@@ -7,7 +7,8 @@ import msgspec
 from support.rank_threads import on_ranks
 from triptych.core.devices.rank_group import RankGroup
 from triptych.core.pixels import Pixels
-from triptych.modalities.diffusion.engine.parallel.division import Division, followed
+from triptych.core.plan import Told
+from triptych.modalities.diffusion.engine.parallel.division import Division, told
 from triptych.modalities.diffusion.plan import DenoisePlan, PictureKey, PictureRow, PictureStart
 from triptych.modalities.diffusion.wire import AdapterUse, ImageRequest, StepCache
 
@@ -35,14 +36,14 @@ def test_a_plan_reaches_a_rank_as_it_was_made() -> None:
         plan("denoise", rows=rows, dropped=KEYS[:1]),
     ):
         assert received(sent) == sent
-        assert followed(sent) == sent
+        assert told(sent) == Told(sent)
 
 
 def test_it_draws_neither_previews_nor_pictures() -> None:
     shown = plan("denoise", rows=(PictureRow(key=KEYS[0], num_steps=1, has_preview=True),))
-    assert followed(shown).rows == (PictureRow(key=KEYS[0], num_steps=1),)
+    assert told(shown).plan == plan("denoise", rows=(PictureRow(key=KEYS[0], num_steps=1),))
     finished = plan("decode", rows=(PictureRow(key=KEYS[1]),), dropped=KEYS[:1])
-    assert followed(finished) == plan("release", dropped=KEYS)
+    assert told(finished) == Told(plan("release", dropped=KEYS), is_shared=False)
 
 
 def test_neighbours_share_tokens_and_the_others_branches() -> None:

@@ -9,7 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from support.rank_threads import on_ranks
 from triptych.core.devices.rank_group import RankGroup
-from triptych.modalities.diffusion.engine.parallel.sequence import SequenceParallel
+from triptych.modalities.diffusion.engine.parallel.sequence import PICTURE, TEXT, SequenceParallel
 
 ROWS, WIDTH = 2, 4
 
@@ -39,7 +39,7 @@ def test_attention_over_ranks_is_that_of_one(
     mask = torch.randn(ROWS, 1, num_tokens, num_tokens, dtype=dtype)
 
     def work(group: RankGroup) -> list[Tensor]:
-        sequence = SequenceParallel(group, text=frozenset({"a"}), picture=frozenset({"b"}))
+        sequence = SequenceParallel(group, {"a": TEXT, "b": PICTURE})
         part = sequence.split({"a": text, "b": picture, "c": 3})
         assert part["c"] == 3
         assert part["b"].shape[1] < num_picture or num_picture == 1
