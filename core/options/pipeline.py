@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 SOCKETS, NIXL = "sockets", "nixl"
 PREFILL, DECODE, WHOLE, ENCODE = "prefill", "decode", "prefill_and_decode", "encode"
+_SEEING: tuple[Role, ...] = ("vision",)
+_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,7 @@ class PipelineOptions:
         (),
         "HOST:PORT, or unix:PATH on one host: where an engine of role encode listens, and any"
         " other finds it; there repeat for several.",
+        roles=_SEEING,
         is_for_server=True,
     )
     pipeline_key_file: str = option(
@@ -58,17 +61,18 @@ class PipelineOptions:
         is_for_server=True,
     )
     prefill_timeout_s: float = option(
-        10.0,
+        _TIMEOUT_S,
         "Longest wait for the next page of a prompt: an engine of role decode then computes it"
         " itself, one of role prefill lets go of a peer that takes none.",
         within=DURATION,
         is_for_server=True,
     )
     encoder_timeout_s: float = option(
-        10.0,
-        "Longest wait for a picture that is encoded elsewhere: the engine then encodes it itself,"
-        " and one of role encode lets go of a peer that takes nothing.",
+        _TIMEOUT_S,
+        "Longest wait for a picture that is encoded elsewhere, or for its next page: the engine"
+        " then encodes it itself, and one of role encode lets go of a peer that takes nothing.",
         within=DURATION,
+        roles=_SEEING,
         is_for_server=True,
     )
 
@@ -82,6 +86,15 @@ class Meeting:
     key_file: str
     transport: str
     timeout_s: float
+
+    def refuse_idle_timeout(self) -> None:
+        """Raises `ConfigError` for a time limit where nobody is met."""
+        if self.timeout_s != _TIMEOUT_S and not self.addresses:
+            limit = self.flag.replace("-address", "-timeout-s")
+            raise ConfigError(
+                f"{limit} {self.timeout_s:g}: this engine has no {self.flag}; add it, or leave"
+                f" {limit} out."
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +128,8 @@ class PipelinePlan:
         )
         plan._refuse_what_is_of_no_use()
         plan._refuse_what_is_missing()
+        for meeting in (plan.pages, plan.features):
+            meeting.refuse_idle_timeout()
         if plan._is_part:
             _refuse_what_bars(plan._cause, plan.role, config)
         return plan

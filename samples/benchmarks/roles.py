@@ -96,6 +96,7 @@ class Setup:
     def config(self, role: str, *, is_alone: bool = False) -> Config:
         """Of an engine of a role, on one thread."""
         meets = () if is_alone else (self.address,)
+        limit = "encoder_timeout_s" if self.sees else "prefill_timeout_s"
         return Config(
             models=ModelOptions(model=(self.model.reference,)),
             device=DeviceOptions(device="cpu", threads=1),
@@ -108,8 +109,7 @@ class Setup:
                 encoder_address=meets if self.sees else (),
                 pipeline_key_file=str(self.folder / "key") if meets else "",
                 pipeline_transport=self.transport if meets else SOCKETS,
-                prefill_timeout_s=60.0,
-                encoder_timeout_s=60.0,
+                **{limit: 60.0} if meets else {},
             ),
         )
 

@@ -35,6 +35,7 @@ class nixl_agent:  # noqa: N801 (NIXL's name)
     name: str
     config: None
     regions: list[tuple[int, int]] = field(default_factory=list)
+    handles: list[Handle] = field(default_factory=list)
     num_progressed: int = 0
 
     def __post_init__(self) -> None:
@@ -46,6 +47,7 @@ class nixl_agent:  # noqa: N801 (NIXL's name)
         return regions
 
     def deregister_memory(self, regions: list[Any]) -> None:
+        assert all(handle.is_released for handle in self.handles), "it may be written to yet"
         self.regions.clear()
         del AGENTS[self.name]
 
@@ -67,7 +69,8 @@ class nixl_agent:  # noqa: N801 (NIXL's name)
 
     def initialize_xfer(self, kind: str, here: list[Any], there: list[Any], peer: str) -> Handle:
         assert kind == "READ"
-        return Handle(here, there, peer)
+        self.handles.append(Handle(here, there, peer))
+        return self.handles[-1]
 
     def transfer(self, handle: Handle) -> str:
         return self.check_xfer_state(handle)

@@ -20,6 +20,7 @@ from triptych.core.kv.transfer.client import PageClient, PageFetch
 from triptych.core.kv.transfer.messages import (
     FetchEnded,
     FetchPages,
+    NixlRegion,
     PageChallenge,
     PageFormat,
     PageGreeting,
@@ -223,7 +224,7 @@ class RawPeer:
 
 
 class RawClient(RawPeer):
-    def greet(self, port: int, num_credits: int = 4) -> None:
+    def greet(self, port: int, num_credits: int = 4, **more: Any) -> None:
         self.socket.connect(("127.0.0.1", port))
         challenge = self.receive(PageChallenge)
         assert isinstance(challenge, PageChallenge)
@@ -232,8 +233,8 @@ class RawClient(RawPeer):
             PageGreeting(
                 nonce=nonce,
                 proof=proof(SECRET, "decode", (challenge.nonce, nonce)),
-                format=FORMAT,
                 num_credits=num_credits,
+                **{"format": FORMAT} | more,
             )
         )
 
@@ -257,13 +258,13 @@ class RawServer(RawPeer):
         self.socket, _ = self._listener.accept()
         self.socket.settimeout(10.0)
 
-    def let_in(self) -> None:
+    def let_in(self, region: NixlRegion | None = None) -> None:
         self.accept()
         nonce = secrets.token_bytes(32)
         self.send(PageChallenge(nonce))
         greeting = self.receive(PageGreeting)
         assert isinstance(greeting, PageGreeting)
-        self.send(PageWelcome(proof(SECRET, "prefill", (nonce, greeting.nonce))))
+        self.send(PageWelcome(proof(SECRET, "prefill", (nonce, greeting.nonce)), region))
 
 
 def order(fetch_id: int = 0, num_pages: int = 20) -> FetchPages:

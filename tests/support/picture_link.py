@@ -23,6 +23,7 @@ class HandPictures:
         self.counts: Counter[str] = new_counts(_PAGE_FEATURES)
         self.is_connected = True
         self.has_room = True
+        self.fault: Exception | None = None
         self.capacity_bytes = capacity_bytes
         self.open: list[PageFetch] = []
         self.expected: set[int] = set()
@@ -47,6 +48,8 @@ class HandPictures:
 
     def keep(self, digest: bytes, page_ids: Sequence[int]) -> bool:
         assert self.expected.issuperset(page_ids)
+        if self.fault is not None:
+            raise self.fault
         if self.has_room:
             assert self._features.acquire(digest) is None, "it was known"
             self._features.insert(digest, "features", 10)

@@ -13,7 +13,6 @@ import logging
 import os
 import secrets
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from triptych.core.kv.transfer.address import PageAddress
@@ -356,5 +355,7 @@ class _PageLink:
     def _end(self, fetch: PageFetch) -> None:
         fetch.set_timer(None)
         del self._fetches[fetch.fetch_id]
-        with suppress(RuntimeError):  # the engine's loop is closed
+        try:
             fetch.ended()
+        except Exception:  # a fault of ours must not keep the fetches after it from their end
+            _log.exception("what came of a fetch was not taken")

@@ -14,7 +14,7 @@ import itertools
 import logging
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -97,8 +97,12 @@ class ReadSlots(_NixlMemory):
     def __init__(self, num_slots: int, slot_bytes: int, region: NixlRegion) -> None:
         super().__init__(num_slots, slot_bytes)
         self._there = region.address
-        with _connection_errors():
-            self._peer: Any = self._agent.add_remote_agent(region.metadata)
+        try:
+            with _connection_errors():
+                self._peer: Any = self._agent.add_remote_agent(region.metadata)
+        except ConnectionError:
+            super().close()
+            raise
 
     async def arrive(self, index: int, num_bytes: int) -> None:
         """Read the first bytes of a slot. Raises `ConnectionError`."""
@@ -109,17 +113,24 @@ class ReadSlots(_NixlMemory):
                 for address in (self._address(index), self._there + place)
             )
             handle = self._agent.initialize_xfer("READ", here, there, self._peer)
-            state = self._agent.transfer(handle)
+        try:
+            if await self._state_at_end(handle) != "DONE":
+                raise ConnectionError("NIXL could not read a page")
+        finally:  # one that is cancelled must not write to this memory later
+            with suppress(ConnectionError), _connection_errors():
+                self._agent.release_xfer_handle(handle)
+
+    async def _state_at_end(self, handle: Any) -> str:
+        """How a transfer ends. Raises `ConnectionError`."""
+        with _connection_errors():
+            state: str = self._agent.transfer(handle)
         for wait_s in _waits():
             if state != "PROC":
                 break
             await asyncio.sleep(wait_s)
             with _connection_errors():
                 state = self._agent.check_xfer_state(handle)
-        if state != "DONE":
-            raise ConnectionError("NIXL could not read a page")
-        with _connection_errors():
-            self._agent.release_xfer_handle(handle)
+        return state
 
     def close(self) -> None:
         """Let go of the other end, too."""

@@ -202,11 +202,15 @@ class PageServer:
         if refusal is not None:
             await channel.send(refusal)
             raise LinkRefused(refusal.code, f"refused ({refusal.code}): {refusal.message}")
-        region = None
         if self.format.transport == NIXL:
             slots = OfferedSlots(greeting.num_credits, self.memory.page_bytes)
-            region = slots.region
-        await channel.send(PageWelcome(proof(self._secret, "prefill", nonces), region))
+        try:
+            region = slots.region if isinstance(slots, OfferedSlots) else None
+            await channel.send(PageWelcome(proof(self._secret, "prefill", nonces), region))
+        except BaseException:
+            if slots is not None:
+                slots.close()
+            raise
         return greeting, slots
 
     def _check(self, greeting: PageGreeting, nonces: tuple[bytes, bytes]) -> PageRefusal | None:
@@ -225,7 +229,7 @@ class PageServer:
         return None
 
     async def _take_slots(self, channel: PageChannel, greeting: PageGreeting) -> SentSlots | None:
-        if not (self._address.path and IS_OFFERED):
+        if self.format.transport == NIXL or not (self._address.path and IS_OFFERED):
             return None
         descriptor = await channel.receive_descriptor()
         return SharedSlots.take(descriptor, greeting.num_slots, self.format.page_bytes)

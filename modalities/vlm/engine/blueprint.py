@@ -7,6 +7,7 @@ encoder transformers' (`encoder`). Knows nothing of ledgers or schedulers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -107,11 +108,17 @@ class AnyVisionBlueprint:
         num_values = sum(int(parameter.numel()) for parameter in sketch.parameters())
         return num_values * self.dtype.itemsize
 
+    @cached_property
+    def scaling(self) -> Scaling | None:
+        """What the encoder does to pictures first; none where they come scaled."""
+        if not self.family.has_scaling:
+            return None
+        return Scaling.of(open_image_processor(self._checkpoint.folder))
+
     def _encoder(self, model: Any) -> PictureEncoder:
-        has_scaling, folder = self.family.has_scaling, self._checkpoint.folder
         return PictureEncoder(
             model,
-            Scaling.of(open_image_processor(folder)) if has_scaling else None,
+            self.scaling,
             batch_axis=self.family.batch_axis,
             dtype=self.dtype,
             group=self._group,

@@ -149,6 +149,11 @@ class PictureEncoder:
         self._batch_axis = None if self._device.type == "cpu" else batch_axis
         self._wanted = inspect.signature(model.get_image_features).parameters
 
+    @property
+    def is_batched(self) -> bool:
+        """Whether pictures that come together take less time than one after the other."""
+        return self._batch_axis is not None
+
     def encode(self, pictures: Sequence[PromptContent]) -> list[Features | InvalidRequest]:
         """Features in the order of `pictures`; an error where they do not fit its span."""
         groups: dict[Any, list[int]] = defaultdict(list)

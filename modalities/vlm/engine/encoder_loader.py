@@ -64,7 +64,7 @@ class VisionEncoderLoader(VisionLoader):
         scheduler = EncodeScheduler(
             model=self.name,
             max_jobs=self._config.schedule.max_queue_size,
-            max_step_patches=STEP_PATCHES,
+            max_step_patches=STEP_PATCHES if encoder.is_batched else 1,  # else each is sent at once
         )
         sent = SentFeatures(scheduler, features, server, self.name)
         return LoadedModel(

@@ -214,7 +214,7 @@ class VisionLoader(LlmLoader):
             weights=self._resolved.digest,
             layout=str(blueprint.feature_layout),
             order="",
-            compute=f"{self._compute(blueprint)} {blueprint.kernels}",
+            compute=f"{self._compute(blueprint)} {blueprint.kernels} {blueprint.scaling}",
             max_length=0,
             page_bytes=memory.page_bytes,
         )

@@ -142,9 +142,11 @@ class SentFeatures:
         """Hand a picture's pages to its order; false if they are not there."""
         span = sent.picture.span
         sent.page_ids = self._memory.lend(span.digest)
-        if sent.page_ids:
+        if len(sent.page_ids) == order.wanted.num_pages:
             keys = page_keys(span, len(sent.page_ids))
             order.add(list(zip(keys, sent.page_ids, strict=True)))
+        elif sent.page_ids:
+            order.end("its features are not of the size that was asked for")
         return bool(sent.page_ids)
 
     def _take(self, digest: bytes, output: Output) -> None:

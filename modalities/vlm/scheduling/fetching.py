@@ -115,11 +115,13 @@ class FetchedFeatures(PictureExchange):
 
     def _end(self, digest: bytes) -> None:
         """On the source's thread: keep what came, and say so on the loop's."""
-        fetch = self._open[digest].fetch
-        is_whole = fetch.num_arrived == len(fetch.keys)
-        is_here = is_whole and self._memory.keep(digest, fetch.page_ids)
-        self._memory.drop(fetch.page_ids)
-        self._post(partial(self._close, digest, is_here))
+        fetch, is_here = self._open[digest].fetch, False
+        try:
+            if fetch.num_arrived == len(fetch.keys):
+                is_here = self._memory.keep(digest, fetch.page_ids)
+        finally:  # whatever fails, prompts that wait for it must learn that it does not come
+            self._memory.drop(fetch.page_ids)
+            self._post(partial(self._close, digest, is_here))
 
     def _close(self, digest: bytes, is_here: bool) -> None:
         awaited = self._open.pop(digest)

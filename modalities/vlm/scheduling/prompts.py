@@ -145,6 +145,11 @@ class VisionScheduler(TokenScheduler):
         super().connect(post)
         self.elsewhere.connect(post, self._take_fetched)
 
+    def note_change(self) -> None:
+        """As for text; and ask for pictures that are needed now, as when pages do not come."""
+        super().note_change()
+        self._take_references()
+
     def stats(self) -> SchedulerStats:
         """As for text; and counts of pictures that come from elsewhere."""
         return self.elsewhere.counted(super().stats())
@@ -299,7 +304,6 @@ class VisionScheduler(TokenScheduler):
         if is_here:
             self._hand_on(digest)
         self.note_change()
-        self._take_references()
 
     def _hand_on(self, digest: bytes) -> None:
         """Give a new picture's reference to the jobs that wait for it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+
 import pytest
 
 from triptych.core.config import (
@@ -14,6 +16,8 @@ from triptych.core.config import (
 )
 from triptych.core.errors import ConfigError
 from triptych.core.options.pipeline import PipelinePlan
+from triptych.core.options.relevance import check_relevance
+from triptych.core.options.table import resolve_with_sources
 
 _MEETING = {"prefill": "prefill_address", "decode": "prefill_address", "encode": "encoder_address"}
 
@@ -63,6 +67,8 @@ def test_any_engine_but_an_encoder_may_have_pictures_encoded_elsewhere(role: str
             {"encoder_address": ("a:1",), "prefill_address": ()},
             "decode needs --prefill-address",
         ),
+        ("decode", {"encoder_timeout_s": 3.0}, "^--encoder-timeout-s 3: .* no --encoder-address"),
+        ("encode", {"prefill_timeout_s": 3.0}, "^--prefill-timeout-s 3: .* no --prefill-address"),
     ],
 )
 def test_what_is_missing_or_of_no_use_is_named(
@@ -116,3 +122,12 @@ def test_what_bars_a_role_is_named(sections: dict[str, object], flag: str, roles
                 PipelinePlan.of(config)
         else:
             PipelinePlan.of(config)
+
+
+def test_an_encoder_is_of_no_use_to_models_that_do_not_see() -> None:
+    args = argparse.Namespace(encoder_address=["host:1"], encoder_timeout_s=3.0)
+    resolved = resolve_with_sources(args)
+    given = r"--encoder-address.* --encoder-timeout-s.* vision models"
+    with pytest.raises(ConfigError, match=given):
+        check_relevance(resolved, {"chat"})
+    check_relevance(resolved, {"chat", "vision"})

@@ -12,9 +12,22 @@ import msgspec
 import pytest
 
 from support import fake_nixl
-from support.page_peers import FORMAT, Pair, RawServer, open_client, until
+from support.page_peers import (
+    FORMAT,
+    ByteMemory,
+    Orders,
+    Pair,
+    RawClient,
+    RawServer,
+    open_client,
+    open_server,
+    until,
+)
 from triptych.core.errors import ConfigError
+from triptych.core.kv.transfer.messages import NixlRegion
 from triptych.core.kv.transfer.nixl_slots import OfferedSlots, ReadSlots, check_nixl
+
+MET = msgspec.structs.replace(FORMAT, transport="nixl")
 
 
 @pytest.fixture(autouse=True)
@@ -70,9 +83,36 @@ async def test_an_agent_that_dies_ends_the_fetch_and_the_next_connection_serves(
         assert again.num_arrived == 3
 
 
-async def test_a_server_that_offers_no_region_is_let_go_of() -> None:
-    met = msgspec.structs.replace(FORMAT, transport="nixl")
-    with RawServer() as server, closing(open_client(server.address, page_format=met)) as client:
-        await asyncio.to_thread(server.let_in)
+async def test_a_read_that_is_cancelled_is_ended() -> None:
+    offered = OfferedSlots(1, 100)
+    with closing(offered), closing(ReadSlots(1, 100, offered.region)) as reading:
+        arriving = asyncio.create_task(reading.arrive(0, 100))
+        await asyncio.sleep(0)
+        arriving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await arriving
+        (handle,) = (h for agent in fake_nixl.AGENTS.values() for h in agent.handles)
+        assert handle.is_released
+
+
+@pytest.mark.parametrize("region", [None, NixlRegion(b"\xff", 0)])
+async def test_a_server_that_offers_no_region_is_let_go_of(region: NixlRegion | None) -> None:
+    with RawServer() as server, closing(open_client(server.address, page_format=MET)) as client:
+        await asyncio.to_thread(server.let_in, region)
         assert await asyncio.to_thread(server.is_closed)
         assert not client.is_connected
+
+
+async def test_slots_that_cannot_be_told_of_are_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(_: object) -> bytes:
+        raise RuntimeError("no metadata")
+
+    monkeypatch.setattr(fake_nixl.nixl_agent, "get_agent_metadata", fail)
+    server = open_server("127.0.0.1:0", ByteMemory(), transport="nixl")
+    with closing(server), RawClient() as peer:
+        server.start(Orders(server.memory))  # type: ignore[arg-type]
+        peer.greet(server.port, format=MET)
+        assert await asyncio.to_thread(peer.is_closed)
+        assert not fake_nixl.AGENTS

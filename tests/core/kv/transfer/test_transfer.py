@@ -145,6 +145,19 @@ async def test_a_server_that_dies_ends_fetches_and_one_that_returns_is_used(
         assert again.num_arrived == 5
 
 
+async def test_a_fault_at_the_end_of_a_fetch_is_not_that_of_others(tmp_path: Path) -> None:
+    def fail() -> None:
+        raise LookupError("a fault")
+
+    with closing(Pair(unix_address(tmp_path), timeout_s=600.0)) as pair:
+        pair.orders.is_instant = False
+        bad, good = await pair.fetch(2), await pair.fetch(2, first=9)
+        bad.fetch.ended = fail
+        await until(lambda: len(pair.orders.opened) == 2)
+        pair.server.close()
+        await until(lambda: good.num_ended)
+
+
 async def test_the_engine_with_the_least_to_send_is_asked(tmp_path: Path) -> None:
     with closing(Pair(unix_address(tmp_path))) as one, closing(Pair("127.0.0.1:0")) as two:
         both = open_client(unix_address(tmp_path), f"127.0.0.1:{two.server.port}")

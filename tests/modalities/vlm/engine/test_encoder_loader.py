@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
-from support.roles import role_config
+from support.page_peers import until
+from support.roles import engine, role_config
 from support.vision_models import save_model
+from support.vision_world import see
 from triptych.core.config import Config, ModelOptions
 from triptych.core.devices.device import Device
 from triptych.core.errors import ConfigError
+from triptych.core.job import Job
 from triptych.core.ledger import Ledger
+from triptych.core.staged_plan import StagedPlan
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.modalities.llm.engine.loader import LlmLoader
@@ -87,3 +95,35 @@ def test_an_address_that_is_taken_leaves_nothing_behind(
         open_vision_loader(saved, config, Device.open("cpu"), second).load(lambda _: None)
     assert second.by_owner() == {}
     first.close()
+
+
+async def test_an_encoder_that_scales_pictures_in_another_way_is_refused(
+    saved: ResolvedModel, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(saved.folder, other)
+    file = other / "preprocessor_config.json"
+    settings = json.loads(file.read_text())
+    file.write_text(json.dumps(settings | {"image_mean": [0.1, 0.2, 0.3]}))
+    reader = config_of(tmp_path, "prefill_and_decode")
+    scaled = msgspec.structs.replace(saved, folder=str(other))
+    with caplog.at_level(logging.WARNING):
+        async with engine(config_of(tmp_path), tmp_path, saved), engine(reader, tmp_path, scaled):
+            await until(lambda: "refused (format): Pages differ. compute" in caplog.text)
+
+
+def test_on_a_cpu_a_picture_is_sent_before_the_next_is_encoded(
+    saved: ResolvedModel, tmp_path: Path
+) -> None:
+    ledger = Ledger(256 * MIB)
+    loader = open_vision_loader(saved, config_of(tmp_path), Device.open("cpu"), ledger)
+    loaded = loader.load(lambda _: None)
+    for picture in see(("a", 2), ("b", 2)).contents:
+        job = Job(job_id=picture.span.digest.hex(), model="tiny", request=picture)
+        loaded.scheduler.submit(job)
+    proposal = loaded.scheduler.propose(0.0)
+    assert proposal is not None
+    plan = loaded.scheduler.book(proposal, 0, 0.0)
+    loaded.close()
+    assert isinstance(plan, StagedPlan)
+    assert len(plan.rows) == 1

@@ -201,6 +201,18 @@ def test_orders_beyond_what_is_kept_for_them_are_refused() -> None:
     rig.check_nothing_is_held()
 
 
+def test_features_of_another_size_than_asked_for_are_not_sent() -> None:
+    rig = Rig()
+    first = rig.order(picture("x"))
+    rig.run()
+    longer = replace(picture("x", 6), span=replace(picture("x").span, runs=((0, 6),)))
+    second = rig.order(longer, num_pages=3)
+    assert second.pages == []
+    assert "not of the size" in second.reason
+    rig.close(first, second)
+    rig.check_nothing_is_held()
+
+
 def test_a_full_queue_is_told() -> None:
     rig = Rig()
     orders = [rig.order(picture(str(n))) for n in range(5)]

@@ -7,6 +7,9 @@ import pytest
 from support.picture_link import HandPictures
 from support.token_world import token_request
 from support.vision_world import VisionWorld, see
+from triptych.core.kv.transfer.client import PageFetch
+from triptych.core.kv.transfer.memory import new_counts
+from triptych.schedulers.page_exchange import FetchedPages
 
 
 def linked(**options: object) -> tuple[VisionWorld, HandPictures]:
@@ -102,3 +105,42 @@ def test_text_is_answered_while_a_picture_is_waited_for() -> None:
     assert not world.has_ended("seen")
     link.deliver_all()
     check_answers(world)
+
+
+class NoPages:
+    """A `PageSource` that promises pages."""
+
+    def __init__(self) -> None:
+        self.counts, self.is_connected = new_counts(4), True
+        self.open: list[PageFetch] = []
+
+    def start(self, fetch: PageFetch) -> None:
+        self.open.append(fetch)
+
+    def stop(self, fetch: PageFetch) -> None: ...
+
+
+def test_the_picture_of_a_prompt_whose_pages_do_not_come_is_asked_for() -> None:
+    world, link = linked()
+    source = NoPages()
+    world.scheduler.exchange = FetchedPages(world.scheduler, source)
+    world.submit("a", see(3, ("x", 5), 9, max_tokens=3))
+    assert not link.open, "its positions are on their way"
+    (fetch,) = source.open
+    fetch.ended()
+    assert len(link.open) == 1
+    link.deliver_all()
+    check_answers(world)
+    assert world.runner.encoded == []
+
+
+def test_a_picture_that_cannot_be_kept_for_any_reason_is_encoded_here() -> None:
+    world, link = linked()
+    link.fault = OSError("a fault")
+    world.submit("a", see(3, ("x", 5), 2, max_tokens=3))
+    with pytest.raises(OSError, match="a fault"):
+        link.deliver_all()
+    assert not link.expected, "its pages are given back"
+    check_answers(world)
+    assert len(world.runner.encoded) == 1
+    assert counter(world, "feature_fallbacks_total") == 1
