@@ -1,8 +1,9 @@
-"""What is decided before Ray is asked: how many replicas, what they cannot have, when to scale."""
+"""What is decided without Ray: how many replicas, what they cannot have, when to scale or leave."""
 
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Collection
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from triptych import cli
 from triptych.core.cluster import engine_resources
 from triptych.core.config import Config, DeviceOptions, ReplicaOptions, ServerOptions
 from triptych.core.errors import ConfigError
+from triptych.replicas import handover
 from triptych.replicas.plan import ReplicaPlan
 from triptych.replicas.scaling import PAGE_USE, QUEUE_S, QueueScaling, replicas_needed
 
@@ -113,6 +115,24 @@ def test_the_policy_keeps_what_there_is_until_it_knows_more() -> None:
     assert policy(unknown) == (3, {})
     known = {QUEUE_S: {"a": 4.0}, PAGE_USE: {"a": 0.1}}
     assert policy(SimpleNamespace(aggregated_metrics=known, target_num_replicas=1)) == (4, {})
+
+
+async def test_an_ingress_leaves_once_it_surely_runs_no_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(handover, "POLL_S", 0.0)
+    seen: list[Collection[str] | None] = [
+        *((), ["old"], ["old"]),  # another one runs while it starts
+        *(["me"], ["new"], ["me"]),  # once wrong
+        *(None, None, None, ["new"], None, ["me"]),  # not known
+        *(["new"], None, ()),
+    ]
+
+    async def find_running() -> Collection[str] | None:
+        return seen.pop(0)
+
+    await handover.wait_replaced("me", find_running)
+    assert not seen
 
 
 def test_without_ray_the_command_says_what_to_install(capsys: pytest.CaptureFixture[str]) -> None:
