@@ -6,6 +6,7 @@ import importlib.util
 from collections.abc import Collection
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -56,6 +57,22 @@ def test_what_is_for_one_engine_is_refused_by_name(options: dict[str, object], f
     plan_of("1", **options)
     with pytest.raises(ConfigError, match=flag):
         plan_of("2", **options)
+
+
+@pytest.mark.parametrize(
+    ("flag", "options", "idle", "read"),
+    [
+        ("--replica-routing", {"replica_routing": "round-robin"}, "1", "2"),
+        ("--replica-queue-s", {"replica_queue_s": 1.0}, "2", "1..2"),
+        ("--replica-downscale-delay-s", {"replica_downscale_delay_s": 1.0}, "2", "1..2"),
+    ],
+)
+def test_what_nothing_would_read_is_refused_by_name(
+    flag: str, options: dict[str, Any], idle: str, read: str
+) -> None:
+    ReplicaPlan.of(Config(replicas=ReplicaOptions(replicas=read, **options)))
+    with pytest.raises(ConfigError, match=f"^{flag} means nothing with --replicas {idle}"):
+        ReplicaPlan.of(Config(replicas=ReplicaOptions(replicas=idle, **options)))
 
 
 def test_engines_get_no_keys_and_their_share_of_threads() -> None:
