@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import signal
+import threading
 from collections.abc import Collection
 from dataclasses import replace
 from types import SimpleNamespace
@@ -14,7 +16,7 @@ from triptych import cli
 from triptych.core.cluster import engine_resources
 from triptych.core.config import Config, DeviceOptions, ReplicaOptions, ServerOptions
 from triptych.core.errors import ConfigError
-from triptych.replicas import handover
+from triptych.replicas import handover, launch
 from triptych.replicas.plan import ReplicaPlan
 from triptych.replicas.scaling import PAGE_USE, QUEUE_S, QueueScaling, replicas_needed
 
@@ -150,6 +152,24 @@ async def test_an_ingress_leaves_once_it_surely_runs_no_longer(
 
     await handover.wait_replaced("me", find_running)
     assert not seen
+
+
+def test_a_signal_that_another_thread_takes_stops_the_server() -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    over = threading.Event()
+    other = threading.Thread(target=over.wait)
+    other.start()
+    sender = threading.Timer(0.1, signal.pthread_kill, (other.ident, signal.SIGTERM))
+    sender.start()
+    try:
+        launch._stay()
+        with pytest.raises(SystemExit):
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        over.set()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        other.join()
 
 
 def test_without_ray_the_command_says_what_to_install(capsys: pytest.CaptureFixture[str]) -> None:
