@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
-_PARTIAL = ".partial"
+_PREFIX, _SUFFIX = ".triptych-", ".partial"
 
 
 def write_whole(path: Path, parts: Iterable[bytes]) -> None:
     """Put a file in its place when all of it is on the disk. Raises `OSError`."""
-    with NamedTemporaryFile(dir=path.parent, prefix=".", suffix=_PARTIAL, delete=False) as file:
+    with NamedTemporaryFile(dir=path.parent, prefix=_PREFIX, suffix=_SUFFIX, delete=False) as file:
         try:
             file.writelines(parts)
             file.flush()
@@ -29,5 +29,5 @@ def write_whole(path: Path, parts: Iterable[bytes]) -> None:
 
 def remove_partial(folder: Path) -> None:
     """Take away what writers that were killed have left here; none may be at work."""
-    for left in folder.glob(f".????????{_PARTIAL}"):
+    for left in folder.glob(f"{_PREFIX}????????{_SUFFIX}"):
         left.unlink(missing_ok=True)

@@ -1,10 +1,14 @@
-"""What is decided before Ray is asked: how many replicas, what they cannot have, when to scale."""
+"""What is decided without Ray: how many replicas, what they cannot have, when to scale or leave."""
 
 from __future__ import annotations
 
 import importlib.util
+import signal
+import threading
+from collections.abc import Collection
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,6 +16,7 @@ from triptych import cli
 from triptych.core.cluster import engine_resources
 from triptych.core.config import Config, DeviceOptions, ReplicaOptions, ServerOptions
 from triptych.core.errors import ConfigError
+from triptych.replicas import handover, launch
 from triptych.replicas.plan import ReplicaPlan
 from triptych.replicas.scaling import PAGE_USE, QUEUE_S, QueueScaling, replicas_needed
 
@@ -54,6 +59,22 @@ def test_what_is_for_one_engine_is_refused_by_name(options: dict[str, object], f
     plan_of("1", **options)
     with pytest.raises(ConfigError, match=flag):
         plan_of("2", **options)
+
+
+@pytest.mark.parametrize(
+    ("flag", "options", "idle", "read"),
+    [
+        ("--replica-routing", {"replica_routing": "round-robin"}, "1", "2"),
+        ("--replica-queue-s", {"replica_queue_s": 1.0}, "2", "1..2"),
+        ("--replica-downscale-delay-s", {"replica_downscale_delay_s": 1.0}, "2", "1..2"),
+    ],
+)
+def test_what_nothing_would_read_is_refused_by_name(
+    flag: str, options: dict[str, Any], idle: str, read: str
+) -> None:
+    ReplicaPlan.of(Config(replicas=ReplicaOptions(replicas=read, **options)))
+    with pytest.raises(ConfigError, match=f"^{flag} means nothing with --replicas {idle}"):
+        ReplicaPlan.of(Config(replicas=ReplicaOptions(replicas=idle, **options)))
 
 
 def test_engines_get_no_keys_and_their_share_of_threads() -> None:
@@ -113,6 +134,42 @@ def test_the_policy_keeps_what_there_is_until_it_knows_more() -> None:
     assert policy(unknown) == (3, {})
     known = {QUEUE_S: {"a": 4.0}, PAGE_USE: {"a": 0.1}}
     assert policy(SimpleNamespace(aggregated_metrics=known, target_num_replicas=1)) == (4, {})
+
+
+async def test_an_ingress_leaves_once_it_surely_runs_no_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(handover, "POLL_S", 0.0)
+    seen: list[Collection[str] | None] = [
+        *((), ["old"], ["old"]),  # another one runs while it starts
+        *(["me"], ["new"], ["me"]),  # once wrong
+        *(None, None, None, ["new"], None, ["me"]),  # not known
+        *(["new"], None, ()),
+    ]
+
+    async def find_running() -> Collection[str] | None:
+        return seen.pop(0)
+
+    await handover.wait_replaced("me", find_running)
+    assert not seen
+
+
+def test_a_signal_that_another_thread_takes_stops_the_server() -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    over = threading.Event()
+    other = threading.Thread(target=over.wait)
+    other.start()
+    sender = threading.Timer(0.1, signal.pthread_kill, (other.ident, signal.SIGTERM))
+    sender.start()
+    try:
+        launch._stay()
+        with pytest.raises(SystemExit):
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        over.set()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        other.join()
 
 
 def test_without_ray_the_command_says_what_to_install(capsys: pytest.CaptureFixture[str]) -> None:

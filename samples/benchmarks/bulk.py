@@ -162,7 +162,9 @@ def compare(name: str, address: str) -> list[str]:
         kill_midway(words, spread, *more)
         again = run(words, spread, *more)
         expected, found = results_of(alone), results_of(spread)
-        if found != expected or here.num_failed or again.num_failed or not again.num_before:
+        if not again.num_before or not again.num_asked:
+            raise SystemExit(f"{name} was not killed midway: {again}")
+        if found != expected or here.num_failed or again.num_failed:
             differ = [each for each in expected | found if expected.get(each) != found.get(each)]
             raise SystemExit(f"{name}: results differ: {differ}, {here}, {again}")
     counts = (task.num_rows, again.num_before, again.num_asked)

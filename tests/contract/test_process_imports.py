@@ -80,6 +80,7 @@ def test_ray_is_imported_where_it_is_asked_for_alone(tmp_path):
         "triptych.schedulers.engine",
         "triptych.replicas.plan",
         "triptych.replicas.scaling",
+        "triptych.replicas.handover",
         "triptych.core.http.app",
         "triptych.core.bulk.run",
         *(command.module for command in all_commands()),

@@ -24,7 +24,7 @@ from support.serve_process import Server, eventually
 pytest.importorskip("ray", reason="needs `pip install 'triptych[ray]'`")
 
 MODEL = "smollm2-135m-instruct"
-OPTIONS = ("--model", MODEL, "--replicas", "2", "--threads", "1", "--max-length", "2048")
+OPTIONS = ("--model", MODEL, "--replicas", "2", "--threads", "1", "--max-length", "8192")
 DRAIN_S = 5
 LONG = "It was a dark and stormy night. " * 40
 
@@ -133,7 +133,7 @@ def test_an_upgrade_keeps_answering(server: Server, client: openai.OpenAI) -> No
     argv += ["--drain-timeout-s", str(DRAIN_S), "--max-batch-size", "4"]
     argv += ["--ray-address", "auto"]  # no other cluster may run here
     environ = os.environ | {"RAY_TMPDIR": "/tmp/ray_live"}
-    long = server.stream(model=MODEL, max_tokens=1900)
+    long = server.stream(model=MODEL, max_tokens=8000)
     upgrading = subprocess.Popen(argv, env=environ)
     try:
         while upgrading.poll() is None:

@@ -23,7 +23,7 @@ from ray.serve.handle import DeploymentHandle
 from triptych.compose import build_app, build_codec, build_engine, with_models
 from triptych.core import logs
 from triptych.core.config import Config
-from triptych.core.errors import EngineDown, SetupError
+from triptych.core.errors import Draining, EngineDown, SetupError
 from triptych.core.options.table import Resolved
 from triptych.core.router.client import ReplicaLost, ReplicatedClient
 from triptych.core.router.replica import Replica
@@ -33,14 +33,13 @@ from triptych.core.weights.manifest import verify_ahead
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.registry import resolve_models
+from triptych.replicas.handover import wait_replaced
 from triptych.replicas.scaling import PAGE_USE, QUEUE_S
 from triptych.schedulers.local import LocalClient
 
 _BEATS_TIMEOUT_S = 5.0
 _LOAD_TIMEOUT_S = 3600.0  # the largest weights, fetched and converted
 _LOAD_POLL_S = 0.05
-_LOOK_S = 2.0
-_TIMES_OUT = 2  # in a row, and an ingress is to go
 
 
 class EngineReplica:
@@ -130,17 +129,14 @@ class Ingress:
         return self._name
 
     async def _leave(self, own: DeploymentHandle) -> None:
-        """Drain where another one takes over, before Serve cuts off what takes too long.
-
-        Serve does not say so, but leaves this one out of those that run.
-        """
-        has_run, num_out = False, 0
-        while num_out < _TIMES_OUT:
-            await asyncio.sleep(_LOOK_S)
-            if (running := await _running(own)) is not None:
-                has_run = has_run or self._name in running
-                num_out = num_out + 1 if has_run and self._name not in running else 0
+        """Drain where another one takes over, before Serve cuts off what takes too long."""
+        await wait_replaced(self._name, partial(_running, own))
         await self.drain()
+
+    def check_health(self) -> None:
+        """Raise where Serve is to replace this one: it has left, or cannot notice when to."""
+        if self._leaving.done():
+            raise Draining("This ingress takes no more requests.")
 
     def __serve_build_asgi_app__(self) -> Any:
         return self._app

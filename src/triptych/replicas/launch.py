@@ -27,6 +27,7 @@ from triptych.startup import Startup
 
 APPLICATION = "triptych"
 _GOODBYE_S = 5.0  # beyond the time to drain, for those that are cut off
+_SIGNAL_POLL_S = 0.2
 _OBJECT_STORE_BYTES = 256 * 2**20  # requests and outputs pass by in small messages
 _log = logging.getLogger(__name__)
 
@@ -39,7 +40,6 @@ def launch(resolved: Resolved, plan: ReplicaPlan) -> int:
     options = resolved.config.server
     logs.configure(options)
     startup = Startup(options)
-    stopped = threading.Event()
     _resolve(resolved, startup)
     _join(plan, resolved, startup)
     try:
@@ -47,8 +47,7 @@ def launch(resolved: Resolved, plan: ReplicaPlan) -> int:
         _deploy(resolved, plan, startup)
         if plan.address:
             return 0
-        _on_signals(lambda *given: _leave(*given) if stopped.is_set() else stopped.set())
-        stopped.wait()
+        _stay()
         _log.info("shutting down: finishing what is in flight")
         _drain(options.drain_timeout_s)
         serve.delete(APPLICATION)
@@ -61,6 +60,14 @@ def launch(resolved: Resolved, plan: ReplicaPlan) -> int:
 def _on_signals(handler: Callable[[int, FrameType | None], object]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, handler)
+
+
+def _stay() -> None:
+    """Wait for a signal; the next one ends the process at once."""
+    stopped = threading.Event()
+    _on_signals(lambda *given: _leave(*given) if stopped.is_set() else stopped.set())
+    while not stopped.wait(_SIGNAL_POLL_S):  # one that a thread of Ray's took wakes nobody here
+        pass
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from triptych.core.cluster import engine_config, engine_resources, read_count
-from triptych.core.config import Config, DeviceOptions
+from triptych.core.config import Config, DeviceOptions, ReplicaOptions
 from triptych.core.errors import ConfigError
 
 
@@ -39,6 +39,7 @@ class ReplicaPlan:
         )
         if plan.needs_ray:
             _refuse_what_is_one(config)
+        _refuse_what_is_idle(plan, options)
         return plan
 
     @property
@@ -87,4 +88,21 @@ def _refuse_what_is_one(config: Config) -> None:
         raise ConfigError(
             f"{', '.join(given)} {'are' if given[1:] else 'is'} for one engine; Ray places and"
             " connects replicas. Leave it out."
+        )
+
+
+def _refuse_what_is_idle(plan: ReplicaPlan, options: ReplicaOptions) -> None:
+    usual, is_fixed = ReplicaOptions(), plan.least == plan.most
+    idle = {
+        "--replica-routing": not plan.needs_ray and plan.routing != usual.replica_routing,
+        "--replica-queue-s": is_fixed and plan.queue_s != usual.replica_queue_s,
+        "--replica-downscale-delay-s": (
+            is_fixed and plan.downscale_delay_s != usual.replica_downscale_delay_s
+        ),
+    }
+    given = [flag for flag, is_given in idle.items() if is_given]
+    if given:
+        raise ConfigError(
+            f"{', '.join(given)} {'mean' if given[1:] else 'means'} nothing with --replicas"
+            f" {options.replicas}: leave it out, or ask for more of them, or for a range as 1..4."
         )

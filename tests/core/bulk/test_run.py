@@ -71,13 +71,24 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("here")
-def test_halves_of_files_that_a_killed_run_left_are_removed(tmp_path: Path) -> None:
-    (tmp_path / "sub").mkdir()
-    halves = [tmp_path / "sub" / name for name in (".abcd_123.partial", ".mine.partial")]
-    for half in halves:
-        half.touch()
+def test_halves_of_files_that_a_killed_run_left_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end(*given: object) -> None:
+        raise OSError("killed")
+
+    own = tmp_path / "sub" / ".download.partial"
+    own.parent.mkdir()
+    own.touch()
+    with monkeypatch.context() as patched:  # as by SIGKILL: no half is taken back
+        patched.setattr("os.replace", end)
+        patched.setattr("os.unlink", end)
+        with pytest.raises(ConfigError):
+            make(tmp_path, [1], Doubler()).run("doubled")
+    assert len(list(own.parent.iterdir())) == 2
     make(tmp_path, [1], Doubler()).run("doubled")
-    assert [half.exists() for half in halves] == [False, True], "what is the caller's own stays"
+    left = {each.name for each in own.parent.iterdir()}
+    assert left == {own.name, "0-1.txt"}, "what is the caller's own stays"
 
 
 @pytest.mark.usefixtures("here")

@@ -270,19 +270,36 @@ async def test_steps_of_a_job_are_recorded_from_its_first_one_on() -> None:
         leave()
 
 
+async def test_steps_are_recorded_no_longer_once_nobody_watches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "BEAT_S", 0.01)
+    monkeypatch.setattr("triptych.core.router.replica._WATCHED_S", 0.05)
+    engine = WatchedEngine()
+    async with serving(LocalReplicas({"a": engine})) as client:
+        leave = client.watch(lambda report: None)
+        await outputs(client, "1")
+        await asyncio.sleep(0.1)
+        assert engine.is_watched, "each beat says that somebody still does"
+        leave()
+        await until(lambda: not engine.is_watched)
+        await outputs(client, "2")
+    assert engine.begun_under_watch == [True, False]
+
+
 class WatchedEngine(FakeEngine):
     """Reports one step to whoever watches. Knows of each job whether somebody did when it came."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.begun_under_watch: list[bool] = []
-        self._is_watched = False
+        self.is_watched = False
 
     def watch(self, sink):  # type: ignore[no-untyped-def]
-        self._is_watched = True
+        self.is_watched = True
         sink(StepReport())
-        return lambda: None
+        return lambda: setattr(self, "is_watched", False)
 
     def submit(self, model, request, **more):  # type: ignore[no-untyped-def]
-        self.begun_under_watch.append(self._is_watched)
+        self.begun_under_watch.append(self.is_watched)
         return super().submit(model, request, **more)
