@@ -1,27 +1,36 @@
 """Silences the libraries' own messages about loading, in favour of our report.
 
-Owns the switches, which are global to the libraries and are put back.
+Owns the switches, which are global to the libraries and are put back, and the lock that keeps
+transformers to one model at a time.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+_alone = threading.RLock()
+
 
 @contextmanager
-def without_progress_bar() -> Iterator[None]:
-    """Loading inside shows no bar of transformers'."""
+def transformers_loading() -> Iterator[None]:
+    """Loading inside shows no bar of transformers', and waits for that of other threads.
+
+    transformers replaces functions of torch while it makes a model. Where two threads do so at
+    once, those of the first stay, and models that are made later lack their frequencies.
+    """
     from transformers.utils import logging as transformers_logging
 
-    was_enabled = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            transformers_logging.enable_progress_bar()
+    with _alone:
+        was_enabled = transformers_logging.is_progress_bar_enabled()
+        transformers_logging.disable_progress_bar()
+        try:
+            yield
+        finally:
+            if was_enabled:
+                transformers_logging.enable_progress_bar()
 
 
 @contextmanager

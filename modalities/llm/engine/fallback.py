@@ -41,7 +41,7 @@ from triptych.core.kernels.paged_attention import (
 from triptych.core.layers.attention import KvCache, KvLayout, PagedStep
 from triptych.core.layers.native_linear import pack_linears
 from triptych.core.text.context_length import context_length
-from triptych.core.weights.quiet import without_progress_bar
+from triptych.core.weights.quiet import transformers_loading
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 
 ATTENTION = "triptych_paged"
@@ -257,7 +257,7 @@ def _read(config: Mapping[str, Any]) -> tuple[Any, Any]:
 
 def load_whole(kind: Any, checkpoint: Checkpoint, **given: Any) -> tuple[Any, Mapping[str, Any]]:
     """A checkpoint as transformers' class `kind`, and a report for `check_complete`."""
-    with without_progress_bar():
+    with transformers_loading():
         model, info = kind.from_pretrained(
             checkpoint.folder,
             use_safetensors=True,

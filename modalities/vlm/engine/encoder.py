@@ -24,7 +24,7 @@ from triptych.core.content_cache import ContentCache
 from triptych.core.devices.transfer import sent
 from triptych.core.errors import InvalidRequest, NonFinite, WeightsError
 from triptych.core.prompt_content import Array, PromptContent
-from triptych.core.weights.quiet import without_progress_bar
+from triptych.core.weights.quiet import transformers_loading
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
@@ -230,7 +230,7 @@ def load_encoder(
     checkpoint: Checkpoint, config: Any, kind: Any, *, dtype: torch.dtype, names: Sequence[str]
 ) -> Any:
     """The encoder of class `kind` from the tensors `names`. Raises `WeightsError`."""
-    with without_progress_bar():
+    with transformers_loading():
         model, info = _without_language(kind).from_pretrained(
             None,
             config=_cut(config),

@@ -22,7 +22,7 @@ from triptych.core.kernels.dequantise import PackedTensor
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.block_layers import BlockDevice, BlockPlace, block_places, hold_blocks
 from triptych.core.weights.encoding import AUTO, FLOAT8, WeightEncoding
-from triptych.core.weights.quiet import errors_only, without_progress_bar
+from triptych.core.weights.quiet import errors_only, transformers_loading
 from triptych.core.weights.tensors.checkpoint import TensorSource
 from triptych.core.weights.tensors.loading import MAX_NAMED, TensorTarget, load_tensors
 from triptych.core.weights.tensors.quantise import quantise
@@ -191,7 +191,7 @@ def open_transformers_module(
     if is_foreign:
         weights = text_in_own_names(config, weights)
     state = {name: weights.read(name) for name in weights.tensors}
-    with unfit(f"The weights are not usable as {kind.__name__}"), without_progress_bar():
+    with unfit(f"The weights are not usable as {kind.__name__}"), transformers_loading():
         module, info = kind.from_pretrained(
             None,
             config=config,

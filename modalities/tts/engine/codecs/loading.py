@@ -24,7 +24,7 @@ from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.native_linear import pack_linears
 from triptych.core.typed import convert
 from triptych.core.weights.layout import read_json, read_layout
-from triptych.core.weights.quiet import without_progress_bar
+from triptych.core.weights.quiet import transformers_loading
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.core.weights.tensors.loading import MAX_NAMED, TensorTarget, load_tensors
 from triptych.modalities.tts.engine.codecs.decoder import Adapter, StreamingDecoder
@@ -130,7 +130,7 @@ class CodecBlueprint:
         own = {name for name in checkpoint.tensors if name.startswith(self.prefix)}
         state = {name.removeprefix(self.prefix): checkpoint.read(name) for name in own}
         config, model_class = self._library_classes()
-        with without_progress_bar():
+        with transformers_loading():
             module, info = model_class.from_pretrained(
                 None,
                 config=config,
@@ -149,7 +149,8 @@ class CodecBlueprint:
         if self._is_snac:
             return Snac(self._snac_config())
         config, model_class = self._library_classes()
-        sketch: nn.Module = model_class._from_config(config)
+        with transformers_loading():
+            sketch: nn.Module = model_class._from_config(config)
         return sketch
 
     def _library_classes(self) -> tuple[Any, Any]:
