@@ -129,8 +129,14 @@ class ProjectionTarget:
         if held is None:
             held = quantise(source.read(self.name)[part], form)
         elif self.shape != (self.rows.length, self.linear.num_inputs):
-            held = held.part(*part)
+            held = self._part_of(held)
         self.linear.hold(self.first, held)
+
+    def _part_of(self, held: HeldWeight) -> HeldWeight:
+        try:
+            return held.part(self.rows.slice, self._inputs.slice)
+        except WeightsError as error:
+            raise WeightsError(f"{self.name}: {error.message}") from error
 
     def _read_held(self, source: TensorSource) -> HeldWeight | None:
         """What the source has in small numbers. Rows of a vocabulary are looked up in blocks."""

@@ -93,6 +93,15 @@ class Device:
             return int(free)
         return min(int(psutil.virtual_memory().available), _container_bytes())
 
+    def obtainable_bytes(self) -> int:
+        """Memory that this process can take now: what is free, and what it holds and does not use.
+
+        It may lie in pieces.
+        """
+        if self.is_cpu:
+            return self.free_bytes()
+        return self.free_bytes() + self.taken_bytes() - int(torch.cuda.memory_allocated(self.torch))
+
     def compute_dtype(self, checkpoint_dtype: Dtype) -> Dtype:
         """The type to hold and run weights in: the checkpoint's own where the device is good at it.
 

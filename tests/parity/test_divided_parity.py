@@ -19,8 +19,12 @@ from triptych.core.decoders import families
 from triptych.core.decoders.division import divide
 from triptych.core.decoders.families import read_decoder_config
 from triptych.core.decoders.native import NativeBlueprint
-from triptych.core.errors import ConfigError
+from triptych.core.decoders.tensor_names import ProjectionTarget
+from triptych.core.errors import ConfigError, WeightsError
 from triptych.core.kernels.native.library import NativeKernels
+from triptych.core.kernels.packed_linear import Int4Weight
+from triptych.core.layers.linear import Linear
+from triptych.core.layers.shards import Shard
 from triptych.core.sampling_params import SamplingParams
 from triptych.core.weights.encoding import WeightEncoding
 from triptych.core.weights.progress import SilentProgress
@@ -166,6 +170,18 @@ def test_blocks_on_two_ranks_are_refused(encoding: str, num_heads: int) -> None:
     )
     with pytest.raises(ConfigError, match=r"o_proj\.weight is held in blocks of"):
         blueprint.check_divisible(3 if num_heads == 16 else 2)
+
+
+def test_stored_groups_on_two_ranks_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, where weights stay as they are stored: 128 inputs share a scale."""
+    part = Linear(64, 8, has_bias=False, dtype=torch.float32, device=CPU)
+    stored = WeightEncoding(stored={"a.weight": "q4_0"})
+    target = ProjectionTarget("a.weight", part, 0, Shard.whole(8), stored, Shard(64, 64, 256))
+    words, scales = torch.zeros(256, 1, dtype=torch.int32), torch.ones(2, 8)
+    held = Int4Weight(words, scales, None, None, "awq")
+    monkeypatch.setattr(ProjectionTarget, "_read_held", lambda target, source: held)
+    with pytest.raises(WeightsError, match=r"a\.weight: .* 128 at a time"):
+        target.fill(tensors_of("llama"))
 
 
 def test_uneven_key_heads() -> None:

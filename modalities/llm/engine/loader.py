@@ -52,9 +52,10 @@ def _itself(runner: TokenRunner) -> Runner:
 
 @dataclass(frozen=True, slots=True)
 class Follower:
-    """Another rank than 0: its part, what loads that, and what runs plans of its kind."""
+    """Another rank than 0: its part, what takes memory for it and loads it, what runs its plans."""
 
     blueprint: NativeBlueprint
+    reserve: Callable[[], KvLayout]
     build: Callable[[], TextHead]
     runner: Callable[[TokenRunner], Runner] = _itself
     plans: type[Plan] = TokenPlan
@@ -119,14 +120,13 @@ class LlmLoader(TokenLoader):
             memory = self._memory(stack)
             checkpoint.native = native = memory.native_kernels()
             follower = self._follower(checkpoint, memory, native, group)
-            blueprint = follower.blueprint
-            layout, num_pages = self._reserve(blueprint, memory), plans.capacity()
+            layout, num_pages = follower.reserve(), plans.capacity()
             memory.reserve("kv", (num_pages + 1) * layout.page_bytes)
             tokens = self._runner(
                 follower.build(),
                 layout,
                 num_pages,
-                max_length=blueprint.max_length,
+                max_length=follower.blueprint.max_length,
                 native=native,
                 graphs=None,
             )
@@ -150,7 +150,7 @@ class LlmLoader(TokenLoader):
         def build() -> TextHead:
             return self._head(blueprint.build(checkpoint, unreported), FollowingSampler(group))
 
-        return Follower(blueprint, build)
+        return Follower(blueprint, partial(self._reserve, blueprint, memory), build)
 
     def _blueprint(
         self, checkpoint: Checkpoint, memory: ModelMemory, native: NativeKernels | None

@@ -20,7 +20,12 @@ from triptych.core.weights.tensors.grouped import open_checkpoint
 from triptych.modalities.vlm.engine.blueprint import VisionBlueprint
 from triptych.modalities.vlm.engine.encoding import EncodingModel
 from triptych.modalities.vlm.engine.feature_memory import LeavingFeatures
-from triptych.modalities.vlm.engine.loader import STEP_PATCHES, VisionLoader, undivided
+from triptych.modalities.vlm.engine.loader import (
+    RESERVED_PATCHES,
+    STEP_PATCHES,
+    VisionLoader,
+    undivided,
+)
 from triptych.modalities.vlm.scheduling.encoding import EncodeScheduler, SentFeatures
 from triptych.schedulers.base import LoadedModel, ModelLoader
 from triptych.schedulers.pipeline_roles import open_server
@@ -48,7 +53,7 @@ class VisionEncoderLoader(VisionLoader):
             if not isinstance(blueprint, VisionBlueprint):
                 raise ConfigError(undivided(self.name, "--pipeline-role encode"))
             memory.reserve("vision-weights", blueprint.encoder_bytes())
-            memory.reserve("activations", blueprint.encoder_activation_bytes(2 * STEP_PATCHES))
+            memory.reserve("activations", blueprint.encoder_activation_bytes(RESERVED_PATCHES))
             cache_bytes = self._reserve_cache(memory, blueprint)
             memory.show()
             encoder = blueprint.build_encoder()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from triptych.core.engine.model_memory import ModelMemory
@@ -15,6 +16,7 @@ from triptych.core.engine.token_runner import TokenRunner
 from triptych.core.errors import ConfigError
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.kv.transfer.messages import FEATURES, PageFormat
+from triptych.core.layers.attention import KvLayout
 from triptych.core.options.pipeline import PipelinePlan
 from triptych.core.plan import Runner
 from triptych.core.weights.tensors.checkpoint import Checkpoint
@@ -26,6 +28,7 @@ from triptych.modalities.vlm.engine.fallback import FallbackVisionBlueprint
 from triptych.modalities.vlm.engine.feature_memory import ArrivingFeatures, FeaturePages
 from triptych.modalities.vlm.engine.head import VisionHead, VisionTextModel
 from triptych.modalities.vlm.engine.runner import VisionRunner, told
+from triptych.modalities.vlm.engine.shared_room import SharedRoom
 from triptych.modalities.vlm.engine.step_features import (
     CachedFeatures,
     FollowingFeatures,
@@ -48,6 +51,8 @@ if TYPE_CHECKING:
 
 STEP_PATCHES = 8192
 """Of pictures that are encoded together; a larger picture is encoded alone."""
+RESERVED_PATCHES = 2 * STEP_PATCHES
+"""Of a step that has its memory from the start."""
 _PICTURE_FEATURES = 1024
 """Of a picture as the cache expects them to be."""
 _CACHE_SHARE = 0.1  # of the ledger, at most
@@ -73,8 +78,9 @@ class VisionLoader(LlmLoader):
                 assert isinstance(blueprint, VisionBlueprint), "others are refused"
                 blueprint.share_encoder(ranks.group)
             family, max_length = blueprint.family, blueprint.text.max_length
-            features = self._reserve_all(memory, blueprint)
-            layout = blueprint.text.kv_layout(*memory.cache_format(blueprint.dtype))
+            layout = self._reserve_model(memory, blueprint)
+            cache_bytes = self._reserve_cache(memory, blueprint)
+            features = open_cache(cache_bytes, self._config.cache.max_vision_cache_entries)
             graphs = self._graphs(memory, layout, max_length, blueprint.text.activation_bytes)
             num_pages = memory.reserve_pages(layout, max_length)
             memory.show()
@@ -124,22 +130,23 @@ class VisionLoader(LlmLoader):
 
         blueprint: VisionBlueprint = self._blueprint(checkpoint, memory, native)
         blueprint.text.join(group, by_experts=self._config.device.enable_expert_parallel)
-        if blueprint.share_encoder(group):
-            memory.reserve("vision-weights", blueprint.encoder_bytes())
-            memory.reserve("vision-activations", _encoding_bytes(blueprint))
+        encodes = blueprint.share_encoder(group)
 
         def build() -> TextHead:
             decoder = blueprint.build_decoder(unreported)
             features = FollowingFeatures(group, blueprint.num_late)
             return self._vision_head(blueprint, decoder, FollowingSampler(group), features)
 
-        def runner(tokens: TokenRunner) -> Runner:
-            if not blueprint.shares_encoder:
+        def open_runner(tokens: TokenRunner) -> Runner:
+            if not encodes:
                 return tokens
             encoder, unused = blueprint.build_encoder(), open_cache(0, 0)
-            return VisionRunner(tokens, encoder, unused, self._device.torch, tokens.stream)
+            runner = VisionRunner(tokens, encoder, unused, self._device.torch, tokens.stream)
+            runner.room = self._shared_room(blueprint, group)
+            return runner
 
-        return Follower(blueprint.text, build, runner, SharedPlan)
+        reserve = partial(self._reserve_model, memory, blueprint, encodes=encodes)
+        return Follower(blueprint.text, reserve, build, open_runner, SharedPlan)
 
     def _vision_runner(
         self,
@@ -156,8 +163,17 @@ class VisionLoader(LlmLoader):
         if not blueprint.shares_encoder:
             leading = ranks.leading_runner(tokens)
             return VisionRunner(leading, encoder, features, device, stream)
-        whole = VisionRunner(tokens, encoder, features, device, stream)
-        return ranks.leading_runner(whole, told)
+        shared = VisionRunner(tokens, encoder, features, device, stream)
+        shared.room = self._shared_room(blueprint, ranks.group)
+        return ranks.leading_runner(shared, told)
+
+    def _shared_room(self, blueprint: Blueprint, group: RankGroup) -> SharedRoom:
+        return SharedRoom(
+            group=group,
+            device=self._device,
+            patch_bytes=blueprint.encoder_activation_bytes(1),
+            reserved_patches=RESERVED_PATCHES,
+        )
 
     def _blueprint(
         self, checkpoint: Checkpoint, memory: ModelMemory, native: NativeKernels | None
@@ -185,19 +201,23 @@ class VisionLoader(LlmLoader):
             device=self._device.torch,
         )
 
-    def _reserve_all(self, memory: ModelMemory, blueprint: Blueprint) -> FeatureCache:
-        """All that does not depend on what else there is room for; returns the empty cache."""
+    def _reserve_model(
+        self, memory: ModelMemory, blueprint: Blueprint, *, encodes: bool = True
+    ) -> KvLayout:
+        """Take what weights and steps need; returns the shape of the cache."""
         options, num_rows = self._config.schedule, self._config.schedule.max_batch_size
         num_tokens = options.max_batch_input_tokens + num_rows
         if blueprint.family.whole_prompts:
             num_tokens = max(num_tokens, blueprint.text.max_length + num_rows)
         memory.reserve("weights", blueprint.text.weight_bytes())
-        encoder_bytes = blueprint.encoder_bytes()
-        memory.reserve("vision-weights", encoder_bytes, is_divided=blueprint.shares_encoder)
         activation_bytes = blueprint.text.activation_bytes(num_tokens, num_rows)
-        memory.reserve("activations", max(activation_bytes, _encoding_bytes(blueprint)))
-        cache_bytes = self._reserve_cache(memory, blueprint)
-        return open_cache(cache_bytes, self._config.cache.max_vision_cache_entries)
+        if encodes:
+            encoder_bytes = blueprint.encoder_bytes()
+            memory.reserve("vision-weights", encoder_bytes, is_divided=blueprint.shares_encoder)
+            encoding_bytes = blueprint.encoder_activation_bytes(RESERVED_PATCHES)
+            activation_bytes = max(activation_bytes, encoding_bytes)
+        memory.reserve("activations", activation_bytes)
+        return blueprint.text.kv_layout(*memory.cache_format(blueprint.dtype))
 
     def _reserve_cache(self, memory: ModelMemory, blueprint: Blueprint) -> int:
         """Bytes that are kept for features."""
@@ -240,8 +260,3 @@ def undivided(name: str, flag: str) -> str:
         f"{flag}: {name} runs on transformers, with its encoder; leave it out, or name a model of"
         " the decoder's families."
     )
-
-
-def _encoding_bytes(blueprint: Blueprint) -> int:
-    """What a step of the encoder takes."""
-    return blueprint.encoder_activation_bytes(2 * STEP_PATCHES)

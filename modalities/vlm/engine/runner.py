@@ -21,7 +21,10 @@ from triptych.modalities.vlm.engine.encoder import (
     PictureEncoder,
     not_finite,
 )
+from triptych.modalities.vlm.engine.shared_room import SharedRoom
 from triptych.modalities.vlm.plan import EncodePlan, SharedPlan
+
+_NO_ROOM = "The pictures did not fit in device memory."
 
 
 def told(plan: Plan) -> Told:
@@ -31,6 +34,9 @@ def told(plan: Plan) -> Told:
 
 class VisionRunner:
     """Implements `core.plan.Runner` for the plans of `modalities.vlm.scheduling.prompts`."""
+
+    room: SharedRoom | None = None
+    """Where the encoder is divided: what ranks find out together before they encode."""
 
     def __init__(
         self,
@@ -54,6 +60,8 @@ class VisionRunner:
             return self._tokens.launch(plan)
         try:
             with torch.inference_mode(), self._stream.current():
+                if self.room is not None and not self.room.holds(plan.pictures):
+                    return RefusedStep(OutOfMemory(_NO_ROOM))
                 encoded = self._encoder.encode(plan.pictures)
                 unfit = torch.zeros((), dtype=torch.bool, device=self._device)
                 flags = [
@@ -62,7 +70,7 @@ class VisionRunner:
                 ]
                 is_finite = HostCopy(torch.stack(flags))
         except torch.OutOfMemoryError as error:
-            raise OutOfMemory("The pictures did not fit in device memory.") from error
+            raise OutOfMemory(_NO_ROOM) from error
         return PendingFeatures(plan, encoded, is_finite, self._features)
 
     def close(self) -> None:
@@ -70,6 +78,17 @@ class VisionRunner:
         self._tokens.close()
         self._features.clear()
         del self._encoder
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedStep:
+    """Implements `core.plan.PendingStep`, where all ranks refused alike and none began."""
+
+    error: TriptychError
+
+    def result(self) -> StepResult:
+        """Raises the error, which ends the step and not the engine."""
+        raise self.error
 
 
 @dataclass(frozen=True, slots=True)

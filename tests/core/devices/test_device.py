@@ -125,6 +125,14 @@ def test_free_memory_respects_the_container(
     assert cpu.free_bytes() > 3_000_000
 
 
+def test_what_the_allocator_holds_unused_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (500, 9000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 300)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 100)
+    assert Device(torch.device("cuda", 0)).obtainable_bytes() == 700
+    assert Device.open("cpu").obtainable_bytes() > 0
+
+
 @pytest.mark.gpu
 def test_a_real_gpu() -> None:
     if not torch.cuda.is_available():

@@ -56,14 +56,21 @@ class SequenceParallel:
         self._tokens = tokens
 
     def split(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """This rank's part of the arguments of a run, or of its first block."""
-        num_text, num_picture = (self._count(arguments, of) for of in ("text", "picture"))
+        """This rank's part of the arguments of a run, or of its first block.
+
+        A run with less than a token for each rank is not divided: each rank computes all of it.
+        """
+        num_text, num_picture = counts = [self._count(arguments, of) for of in ("text", "picture")]
         ranks = range(self.group.num_ranks)
         self.shards = [(self._shard(num_text, r), self._shard(num_picture, r)) for r in ranks]
+        if any(0 < count < len(ranks) for count in counts):
+            self.shards = []
         return self.narrow(arguments)
 
     def narrow(self, arguments: Mapping[str, Any], besides: Collection[str] = ()) -> dict[str, Any]:
         """The same of another block's, but for those that are this rank's already."""
+        if not self.shards:
+            return dict(arguments)
         return {
             name: self._part(value, self._tokens[name])
             if name in self._tokens and name not in besides and value is not None
@@ -73,6 +80,8 @@ class SequenceParallel:
 
     def gather(self, output_BTC: Tensor) -> Tensor:
         """All tokens of the picture, in their order."""
+        if not self.shards:
+            return output_BTC
         rows, _, width = output_BTC.shape
         shapes = [(rows, picture.length, width) for _, picture in self.shards]
         parts = self.group.exchange([output_BTC] * len(shapes), shapes)
@@ -184,10 +193,7 @@ class _UlyssesAttention(TorchFunctionMode):
         return torch.cat(self._group.exchange(attended.split(lengths, dim=2), back), dim=1)
 
     def _lengths(self, num_tokens: int) -> list[int]:
-        """How many tokens each rank has: of text and picture, or in some layers of pictures alone.
-
-        A model with such layers has more tokens of text than there are ranks.
-        """
+        """How many tokens each rank has: of both, or in some layers of the picture alone."""
         text, picture = self._sequence.shards[self._group.rank]
         is_joint = num_tokens == text.length + picture.length
         assert is_joint or num_tokens == picture.length, "tokens of both, or of the picture"

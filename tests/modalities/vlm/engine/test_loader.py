@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -182,6 +184,33 @@ def test_a_tower_is_divided_over_processes(saved: Path, runner: VisionRunner) ->
     assert one < both < 1.5 * one  # embeddings and norms are on both
     loaded.close()
     assert not ranks_of()
+
+
+@pytest.mark.parametrize("name", ["llava", "paligemma"])
+def test_another_rank_takes_no_more_memory_than_the_first(name: str, tmp_path: Path) -> None:
+    """It learns how many pages there are of the first, which has them of all that is left."""
+    save_model(name, tmp_path)
+    place: Any = SimpleNamespace(rank=1, num_ranks=2)
+    first, other = Ledger(256 * MIB), Ledger(256 * MIB)
+    loader(tmp_path, first).load(lambda _: None)
+
+    class Told:
+        taken: Mapping[str, int]
+
+        def capacity(self) -> int:
+            self.taken = other.by_owner()
+            raise EOFError
+
+    plans: Any = Told()
+    with pytest.raises(EOFError):
+        loader(tmp_path, other).follow(plans, place, lambda: None)
+    whole = first.by_owner()
+    assert set(plans.taken) == {
+        f"tiny/{each}" for each in ("weights", "vision-weights", "activations")
+    }
+    assert plans.taken["tiny/activations"] == whole["tiny/activations"]  # the tower's, on any rank
+    assert all(num_bytes <= whole[owner] for owner, num_bytes in plans.taken.items())
+    assert not other.by_owner()
 
 
 @pytest.fixture

@@ -180,6 +180,26 @@ def test_a_text_as_long_as_a_part_of_the_picture_is_not_taken_for_one() -> None:
     assert_divisible(module_of("WanTransformer3DModel"), sample, conditioning)
 
 
+@torch.inference_mode()
+def test_layers_in_which_a_picture_attends_to_itself_alone() -> None:
+    """Stable Diffusion 3.5 medium has such attention beside the other, with its tokens divided."""
+    name = "SD3Transformer2DModel"
+    module = build(name, dual_attention_layers=(0, 1), qk_norm="rms_norm")
+    assert_divisible(module, sample_of(name, 3), conditioning_of(name, 1))
+
+
+@pytest.mark.parametrize("name", ["FluxTransformer2DModel", "QwenImageTransformer2DModel"])
+@torch.inference_mode()
+def test_a_text_of_less_tokens_than_ranks_is_not_divided(name: str) -> None:
+    conditioning = conditioning_of(name, 1)
+    text = {"encoder_hidden_states", "txt_ids"}
+    rows = {arg: rows[:1] if arg in text else rows for arg, rows in conditioning.rows.items()}
+    shared = {arg: rows[:1] if arg in text else rows for arg, rows in conditioning.shared.items()}
+    assert_divisible(
+        module_of(name), sample_of(name, 3), replace(conditioning, rows=rows, shared=shared)
+    )
+
+
 def assert_divisible(module: nn.Module, sample: Tensor, conditioning: Conditioning) -> None:
     times = torch.tensor([500.0])
     batch = Batch(samples=sample[None], times=times, conditioning=[conditioning])
