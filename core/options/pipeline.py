@@ -103,29 +103,13 @@ class PipelinePlan:
 
     role: str
     pages: Meeting
-    features: Meeting
+    """Where engines of prefill and decode meet."""
+    _options: PipelineOptions
 
     @classmethod
     def of(cls, config: Config) -> Self:
         """Raises `ConfigError` for options that miss each other, and for those that bar a role."""
-        options = config.pipeline
-        plan = cls(
-            options.pipeline_role,
-            Meeting(
-                flag="--prefill-address",
-                addresses=options.prefill_address,
-                key_file=options.pipeline_key_file,
-                transport=options.pipeline_transport,
-                timeout_s=options.prefill_timeout_s,
-            ),
-            Meeting(
-                flag="--encoder-address",
-                addresses=options.encoder_address,
-                key_file=options.pipeline_key_file,
-                transport=options.pipeline_transport,
-                timeout_s=options.encoder_timeout_s,
-            ),
-        )
+        plan = cls.checked(config)
         plan._refuse_what_is_of_no_use()
         plan._refuse_what_is_missing()
         for meeting in (plan.pages, plan.features):
@@ -133,6 +117,31 @@ class PipelinePlan:
         if plan._is_part:
             _refuse_what_bars(plan._cause, plan.role, config)
         return plan
+
+    @classmethod
+    def checked(cls, config: Config) -> Self:
+        """Of a configuration that `of` took when the server started."""
+        options = config.pipeline
+        pages = Meeting(
+            flag="--prefill-address",
+            addresses=options.prefill_address,
+            key_file=options.pipeline_key_file,
+            transport=options.pipeline_transport,
+            timeout_s=options.prefill_timeout_s,
+        )
+        return cls(options.pipeline_role, pages, options)
+
+    @property
+    def features(self) -> Meeting:
+        """Where engines with the encoder of pictures meet others. Of models that see alone."""
+        options = self._options
+        return Meeting(
+            flag="--encoder-address",
+            addresses=options.encoder_address,
+            key_file=options.pipeline_key_file,
+            transport=options.pipeline_transport,
+            timeout_s=options.encoder_timeout_s,
+        )
 
     @property
     def fetches_pages(self) -> bool:

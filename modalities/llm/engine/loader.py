@@ -76,7 +76,7 @@ class LlmLoader(TokenLoader):
 
     def load(self, report: Callable[[float], None]) -> LoadedModel:
         """Load the model; see `schedulers.base.ModelLoader.load`. On an error nothing is held."""
-        if PipelinePlan.of(self._config).encodes:
+        if PipelinePlan.checked(self._config).encodes:
             raise ConfigError(
                 f"--pipeline-role encode: {self.name} takes no pictures; name others."
             )
@@ -234,7 +234,7 @@ class LlmLoader(TokenLoader):
         self, scheduler: TokenScheduler, kv: KvCache, blueprint: Blueprint, stack: ExitStack
     ) -> None:
         """Have pages exchanged with engines of the other role, where this one has one."""
-        plan = PipelinePlan.of(self._config)
+        plan = PipelinePlan.checked(self._config)
         if not (plan.sends_pages or plan.fetches_pages):
             return
         page_format = PageFormat(

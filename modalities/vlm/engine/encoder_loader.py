@@ -35,7 +35,7 @@ def open_vision_loader(
     resolved: ResolvedModel, config: Config, device: Device, ledger: Ledger
 ) -> ModelLoader:
     """What loads a vision model: all of it, or its encoder."""
-    encodes = PipelinePlan.of(config).encodes
+    encodes = PipelinePlan.checked(config).encodes
     kind = VisionEncoderLoader if encodes else VisionLoader
     return kind(resolved, config, device, ledger)
 
@@ -45,7 +45,7 @@ class VisionEncoderLoader(VisionLoader):
 
     def load(self, report: Callable[[float], None]) -> LoadedModel:
         """Load the encoder; see `schedulers.base.ModelLoader.load`. On an error nothing is held."""
-        meeting = PipelinePlan.of(self._config).features
+        meeting = PipelinePlan.checked(self._config).features
         with open_checkpoint(self._resolved.folder) as checkpoint, ExitStack() as stack:
             memory = self._memory(stack)
             checkpoint.native = native = memory.native_kernels()

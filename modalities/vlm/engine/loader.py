@@ -114,7 +114,7 @@ class VisionLoader(LlmLoader):
                 ),
             )
             self._exchange(scheduler, tokens.kv, blueprint.text, stack)
-            if PipelinePlan.of(self._config).fetches_features:
+            if PipelinePlan.checked(self._config).fetches_features:
                 stack.callback(self._fetch_features(scheduler, features, blueprint))
             return self._loaded(scheduler, runner, blueprint.text.vocab_size, stack, ranks)
 
@@ -243,7 +243,7 @@ class VisionLoader(LlmLoader):
         self, scheduler: VisionScheduler, features: FeatureCache, blueprint: Blueprint
     ) -> Callable[[], None]:
         """Have pictures encoded elsewhere; returns what ends that. Raises `ConfigError`."""
-        plan = PipelinePlan.of(self._config)
+        plan = PipelinePlan.checked(self._config)
         if not isinstance(blueprint, VisionBlueprint):
             raise ConfigError(undivided(self.name, plan.features.flag))
         capacity_bytes, device = features.capacity_bytes, self._device.torch
