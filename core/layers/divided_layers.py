@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
+from typing_extensions import override
 
+from triptych.core.layers.attention_mode import AttentionMode
 from triptych.core.layers.shards import Shard, even_shard, feature_shard
 
 if TYPE_CHECKING:
@@ -176,27 +176,17 @@ def _with_own_heads(forward: Callable[..., Any], shard: Shard) -> Callable[..., 
     return attend
 
 
-class _OwnHeads(TorchFunctionMode):
+class _OwnHeads(AttentionMode):
     """Attention of some of all heads; of the others it is zero."""
 
     def __init__(self, shard: Shard) -> None:
         super().__init__()
         self._shard = shard
 
-    def __torch_function__(
+    @override
+    def attend(
         self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        if func is not functional.scaled_dot_product_attention:
-            return func(*args, **(kwargs or {}))
-        return self._attend(func, *args, **(kwargs or {}))
-
-    def _attend(
-        self,
-        attend: Callable[..., Tensor],
+        compute: Callable[..., Tensor],
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -209,5 +199,5 @@ class _OwnHeads(TorchFunctionMode):
             attn_mask = attn_mask[:, heads.slice]
         own = (each[:, heads.slice] for each in (query, key, value))
         y_BHTD = query.new_zeros(*query.shape[:-1], value.shape[-1])
-        y_BHTD[:, heads.slice] = attend(*own, attn_mask, **options)
+        y_BHTD[:, heads.slice] = compute(*own, attn_mask, **options)
         return y_BHTD

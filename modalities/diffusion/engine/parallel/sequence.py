@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
+from typing_extensions import override
 
+from triptych.core.layers.attention_mode import AttentionMode
 from triptych.core.layers.shards import Shard, even_shard
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class AttentionApart(nn.Module):
             self._sequence.is_apart = False
 
 
-class _UlyssesAttention(TorchFunctionMode):
+class _UlyssesAttention(AttentionMode):
     """Attention whose queries, keys and values are of this rank's tokens."""
 
     def __init__(self, sequence: SequenceParallel) -> None:
@@ -151,31 +151,22 @@ class _UlyssesAttention(TorchFunctionMode):
         self._sequence = sequence
         self._group = sequence.group
 
-    def __torch_function__(
+    @override
+    def attend(
         self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        is_divided = bool(self._sequence.shards) and not self._sequence.is_apart
-        if func is not functional.scaled_dot_product_attention or not is_divided:
-            return func(*args, **(kwargs or {}))
-        return self._attend(func, *args, **(kwargs or {}))
-
-    def _attend(
-        self,
-        attend: Callable[..., Tensor],
+        compute: Callable[..., Tensor],
         query: Tensor,
         key: Tensor,
         value: Tensor,
         attn_mask: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
-        """As `attend`, of this rank's tokens.
+        """Of this rank's tokens, where they are divided.
 
         `attn_mask` is of all tokens, in their own order, the text's first.
         """
+        if not self._sequence.shards or self._sequence.is_apart:
+            return compute(query, key, value, attn_mask, **options)
         assert query.shape == key.shape == value.shape, "tokens attend to each other"
         rows, num_heads, num_tokens, width = query.shape
         num_ranks, rank = self._group.num_ranks, self._group.rank
@@ -188,7 +179,7 @@ class _UlyssesAttention(TorchFunctionMode):
         if attn_mask is not None:
             order = _order(self._sequence.shards).to(attn_mask.device)
             attn_mask = attn_mask.index_select(-1, order).index_select(-2, order)
-        attended = attend(q_BHTD, k_BHTD, v_BHTD, attn_mask, **options)
+        attended = compute(q_BHTD, k_BHTD, v_BHTD, attn_mask, **options)
         back = [(rows, shard.length, num_tokens, width) for shard in heads]
         return torch.cat(self._group.exchange(attended.split(lengths, dim=2), back), dim=1)
 
