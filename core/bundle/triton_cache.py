@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from functools import cache
 from pathlib import Path
 
+from triptych.core.atomic_files import write_whole
 from triptych.core.bundle.manifest import TRITON
 from triptych.core.bundle.store import Bundle
 from triptych.core.errors import BundleError
@@ -78,6 +78,4 @@ def _moved(group: bytes, folder: Path) -> bytes:
 def _write(place: Path, content: bytes) -> None:
     """At once whole: another process may be looking."""
     place.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=place.parent, delete=False) as file:
-        file.write(content)
-    Path(file.name).replace(place)
+    write_whole(place, [content])

@@ -15,6 +15,7 @@ from triptych.core.block_formats import BLOCK_ENCODINGS
 from triptych.core.config import ModelOptions
 from triptych.core.errors import ConfigError, WeightsError
 from triptych.core.weights.encoding import FLOAT8
+from triptych.core.weights.file_digests import FileDigests
 
 PLAIN_TYPES = ("float32", "bfloat16", "float16")
 ENCODINGS = (*PLAIN_TYPES, *BLOCK_ENCODINGS, FLOAT8)
@@ -87,13 +88,10 @@ def read_overrides(options: ModelOptions) -> dict[str, PartOverride]:
     return found
 
 
-def identity(override: PartOverride, options: ModelOptions) -> str:
+def identity(override: PartOverride, options: ModelOptions, digests: FileDigests) -> str:
     """What changes when what the override brings does, as a SHA-256."""
-    digest = hashlib.sha256(repr(override).encode())
-    folder = override.folder(options, Path())
-    files = sorted(folder.glob("*.safetensors")) if override.path else []
-    for file in [*files, override.weight_file(options)]:
-        if file is not None:
-            status = file.stat()
-            digest.update(f"{file.name} {status.st_size} {status.st_mtime_ns}\n".encode())
-    return digest.hexdigest()
+    folder, own = override.folder(options, Path()), override.weight_file(options)
+    given = [file for kind in ("*.json", "*.safetensors") for file in sorted(folder.glob(kind))]
+    files = [*(given if override.path else ()), *([] if own is None else [own])]
+    lines = [f"{file.name} {of}" for file, of in zip(files, digests.of(files), strict=True)]
+    return hashlib.sha256("\n".join([override.quantization_encoding, *lines]).encode()).hexdigest()

@@ -23,6 +23,7 @@ from triptych.core.errors import BundleError, ConfigError, TriptychError, Weight
 from triptych.core.lookups import looking_for, missed
 from triptych.core.served_names import ServedNames
 from triptych.core.weights.cache import Build, WeightsCache
+from triptych.core.weights.file_digests import FileDigests
 from triptych.core.weights.layout import check_entries, read_layout, weight_files
 from triptych.core.weights.manifest import sha256_file, verify
 from triptych.core.weights.overrides import PartOverride, identity, read_overrides
@@ -243,7 +244,7 @@ class _Resolver:
                 return adopted
         if is_file:
             raise WeightsError(f"{path.name} is no whole model that is known; give its folder.")
-        return found, folder_digest(found, self.options)
+        return found, folder_digest(found, self.options, self.progress)
 
     def _from_gguf(self, file: Path) -> tuple[Path, str]:
         if not file.is_file():
@@ -300,16 +301,16 @@ def cache_key(identity: str) -> str:
     return hashlib.sha256(f"gguf {CONVERTER_VERSION} {identity}".encode()).hexdigest()
 
 
-def folder_digest(folder: Path, options: ModelOptions) -> str:
+def folder_digest(folder: Path, options: ModelOptions, progress: Progress | None = None) -> str:
     """Prove that a folder can be served, and digest what identifies its weights.
 
-    Hashing all of a large checkpoint at every start would cost more than it proves: the digest is
-    over the configs, and of each weight file over its header, length and time of change. A model
-    of several parts is all its parts, less what the options have in their place. Raises
-    `WeightsError` naming the part's folder and file.
+    The digest is over the content of the configs and of the weight files, so that hosts with
+    copies of a model agree on it. A model of several parts is all its parts, less what the options
+    have in their place. Raises `WeightsError` naming the part's folder and file.
     """
+    digests = FileDigests.open(options, progress)
     if not is_pipeline(folder):
-        return _weights_digest(folder)
+        return _weights_digest(folder, digests)
     overrides = read_overrides(options)
     lines = [sha256_file(folder / PIPELINE_INDEX)]
     for name, part in read_pipeline(folder).parts.items():
@@ -317,7 +318,12 @@ def folder_digest(folder: Path, options: ModelOptions) -> str:
         if not given.path:
             is_whole = part.has_weights and not given.weight_path
             with naming(name):
-                digest = (_weights_digest if is_whole else _files_digest)(folder / name)
+                part_folder = folder / name
+                digest = (
+                    _weights_digest(part_folder, digests)
+                    if is_whole
+                    else _files_digest(part_folder)
+                )
             lines.append(f"{name} {digest}")
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
@@ -336,22 +342,24 @@ def place_stamp(reference: str) -> str:
 def _with_overrides(digest: str, options: ModelOptions) -> str:
     """The digest of a model of which some parts are others."""
     overrides = read_overrides(options)
-    lines = [f"{name} {identity(given, options)}" for name, given in sorted(overrides.items())]
+    digests = FileDigests.open(options)
+    lines = [
+        f"{name} {identity(given, options, digests)}" for name, given in sorted(overrides.items())
+    ]
     return hashlib.sha256("\n".join([digest, *lines]).encode()).hexdigest() if lines else digest
 
 
-def _weights_digest(folder: Path) -> str:
+def _weights_digest(folder: Path, digests: FileDigests) -> str:
     if not (folder / "config.json").is_file():
         raise WeightsError(f"The model folder {folder.name} has no config.json.")
     digest = hashlib.sha256()
     for name in ("config.json", "tokenizer.json"):
         if (folder / name).is_file():
             digest.update((folder / name).read_bytes())
-    tensors = read_layout(folder)
-    digest.update(msgspec.json.encode([tensors[name] for name in sorted(tensors)]))
-    for file in weight_files(folder):
-        status = file.stat()
-        digest.update(f"{file.name} {status.st_size} {status.st_mtime_ns}\n".encode())
+    read_layout(folder)  # proves it
+    files = weight_files(folder)
+    for file, content in zip(files, digests.of(files), strict=True):
+        digest.update(f"{file.name} {content}\n".encode())
     return digest.hexdigest()
 
 

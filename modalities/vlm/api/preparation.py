@@ -14,7 +14,6 @@ import dataclasses
 import hashlib
 import subprocess
 import sys
-import tempfile
 from collections import OrderedDict
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
@@ -25,6 +24,7 @@ from typing import Protocol, Self
 
 import msgspec
 
+from triptych.core.atomic_files import write_whole
 from triptych.core.config import Config
 from triptych.core.errors import WeightsError
 from triptych.core.lazy import load
@@ -184,9 +184,7 @@ def remembered_facts(models: Sequence[ResolvedModel], cache_dir: str) -> tuple[V
     facts = ask_facts([model.folder for model in models])
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as made:
-            made.write(msgspec.json.encode(FactsReply(facts)))
-        Path(made.name).replace(file)
+        write_whole(file, [msgspec.json.encode(FactsReply(facts))])
     return facts
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +192,7 @@ def test_a_missing_part_is_named(tmp_path: Path) -> None:
 def test_the_digest_follows_the_overrides(tmp_path: Path) -> None:
     folder = write_pipeline(tmp_path / "model")
     file = tmp_path / "other.safetensors"
+    (tmp_path / "copies").mkdir()
     save_file({"weight": torch.zeros(2)}, file)
 
     def digest(*overrides: str) -> str:
@@ -211,6 +213,8 @@ def test_the_digest_follows_the_overrides(tmp_path: Path) -> None:
     assert digest(from_file) == digests[1], "weights that are not used need not be there"
     save_file({"weight": torch.zeros(3)}, file)
     assert digest(from_file) != digests[1]
+    copy = shutil.copyfile(file, tmp_path / "copies" / file.name)
+    assert digest(f"transformer.weight_path={copy}") == digest(from_file), "wherever it lies"
 
 
 def test_overrides_are_for_image_models(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from triptych.core.errors import ConfigError
 from triptych.core.logs import fields
 from triptych.core.typed import decode_json
 from triptych.core.weights.cache import default_cache_dir
+from triptych.core.weights.file_digests import FileDigests
 from triptych.core.weights.overrides import identity, read_overrides
 
 FILE_NAME = "calibration.json"
@@ -126,11 +127,11 @@ def model_digest(folder: Path, options: ModelOptions) -> str:
     would cost more than it is worth. What `--model-override` puts in its place counts, too.
     """
     digest = hashlib.sha256()
-    overrides = read_overrides(options)
+    overrides, digests = read_overrides(options), FileDigests.open(options)
     for part in (*_MODELS, "scheduler"):
         override = overrides.get(part)
         if override is not None and (override.path or override.weight_path):
-            digest.update(f"{part} {identity(override, options)}\n".encode())
+            digest.update(f"{part} {identity(override, options, digests)}\n".encode())
     for file in sorted(_identifying(folder)):
         size = file.stat().st_size
         digest.update(f"{file.relative_to(folder)} {size}\n".encode())
