@@ -51,6 +51,7 @@ from triptych.core.tokens import TokenRequest
 ReceivedSlots = SharedSlots | ReadSlots
 _LEAST_DELAY_S = 0.1
 _MOST_DELAY_S = 5.0
+_MOST_REST_S = 60.0
 _log = logging.getLogger(__name__)
 
 
@@ -145,6 +146,8 @@ class _PageLink:
         self._orders: set[int] = set()  # those that the other end has not ended
         self._is_useful = False
         self._num_frames = 0
+        self._rest_s = 0.0
+        self._rests_until_s = 0.0
         self._said = ""
         page_bytes = client.memory.page_bytes
         self._num_credits = num_credits(page_bytes)
@@ -154,8 +157,9 @@ class _PageLink:
 
     @property
     def takes_fetches(self) -> bool:
-        """Whether the other end would take one more."""
-        return self.is_up and len(self._orders) < MAX_ORDERS
+        """Whether the other end would take one more, and is not known to be late."""
+        is_late = asyncio.get_running_loop().time() < self._rests_until_s
+        return self.is_up and not is_late and len(self._orders) < MAX_ORDERS
 
     @property
     def num_awaited(self) -> int:
@@ -220,6 +224,7 @@ class _PageLink:
             _log.info("%s come from %s", client.format.content, self._address)
             async with asyncio.TaskGroup() as self._group:
                 self.is_up, self._said = True, ""
+                self._rest_s = self._rests_until_s = 0.0
                 client.counts["page_links"] += 1
                 try:
                     await self._read(slots)
@@ -329,6 +334,7 @@ class _PageLink:
         fetch.num_arrived += 1
         fetch.arrived(fetch.num_arrived)
         if fetch.num_arrived == len(fetch.keys):
+            self._rest_s = 0.0
             self._end(fetch)
         else:
             self._await_next(fetch)
@@ -340,9 +346,19 @@ class _PageLink:
 
     def _give_up(self, fetch: PageFetch) -> None:
         """The other end has too much to do; or it hangs, and does not answer the drop."""
+        self._rest()
         self.drop(fetch)
         if self.is_up:
             spawn(self._group, self._expect_frame())
+
+    def _rest(self) -> None:
+        """Ask for nothing for a while, twice as long each time in a row: others would wait, too."""
+        now_s, least_s = asyncio.get_running_loop().time(), self._client.timeout_s
+        if now_s >= self._rests_until_s:  # else it was asked for before the rest began
+            self._rest_s = max(least_s, min(2 * self._rest_s, _MOST_REST_S))
+            self._rests_until_s = now_s + self._rest_s
+            what, rest_s = self._client.format.content, self._rest_s
+            _log.info("%s from %s are late: none are asked for %g s", what, self._address, rest_s)
 
     async def _expect_frame(self) -> None:
         """Raises `BadPeer` if nothing comes: a drop is answered at once, whatever is computed."""

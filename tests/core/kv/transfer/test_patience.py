@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
 from collections import Counter
 from contextlib import closing
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +22,7 @@ from support.page_peers import (
     open_client,
     order,
     started,
+    unix_address,
     until,
 )
 from triptych.core.errors import ConfigError
@@ -46,6 +50,61 @@ async def test_a_server_that_is_busy_keeps_its_connection() -> None:
         await asyncio.sleep(1.2)  # longer than an answer may take
         await started(client)
         await asyncio.to_thread(server.receive, FetchPages)  # by the same connection
+
+
+async def _late(pair: Pair) -> float:
+    """Fetch until the other end is asked, and is late; returns how long it was not asked."""
+    num_asked, began_s = len(pair.orders.opened), time.monotonic()
+    while True:
+        fetched = await pair.fetch(3)
+        await until(partial(_is_over_or_asked, fetched, pair, num_asked))
+        if len(pair.orders.opened) > num_asked:
+            break
+    found_s = time.monotonic() - began_s
+    await until(lambda: fetched.num_ended)
+    assert not fetched.num_arrived
+    return found_s
+
+
+def _is_over_or_asked(fetched: Fetched, pair: Pair, num_asked: int) -> bool:
+    return bool(fetched.num_ended) or len(pair.orders.opened) > num_asked
+
+
+async def test_who_is_late_is_asked_again_after_twice_as_long_each_time() -> None:
+    with closing(Pair("127.0.0.1:0", timeout_s=0.5)) as pair:
+        pair.orders.is_instant = False
+        await _late(pair)
+        assert await _late(pair) >= 0.49
+        assert await _late(pair) >= 0.99
+        pair.orders.is_instant = True
+        await asyncio.sleep(2.0)
+        came = await pair.fetch(3)
+        await until(lambda: came.num_ended)
+        assert came.num_arrived == 3
+        pair.orders.is_instant = False
+        await _late(pair)
+        assert await _late(pair) < 3.9, "what came made up for it"
+
+
+async def test_the_others_are_asked_while_one_rests(tmp_path: Path) -> None:
+    with (
+        closing(Pair(unix_address(tmp_path), timeout_s=1.0)) as late,
+        closing(Pair("127.0.0.1:0")) as prompt,
+    ):
+        late.orders.is_instant = False
+        addresses = unix_address(tmp_path), f"127.0.0.1:{prompt.server.port}"
+        with closing(open_client(*addresses, timeout_s=1.5)) as both:
+            await until(lambda: both.counts["page_links"] == 2)
+            fetched = [Fetched(3, first=3 * n) for n in range(2)]
+            for each in fetched:
+                both.start(each.fetch)
+            await until(lambda: all(each.num_ended for each in fetched))
+            assert sorted(each.num_arrived for each in fetched) == [0, 3]
+            more = [Fetched(3, first=6 + 3 * n) for n in range(2)]
+            for each in more:
+                both.start(each.fetch)
+            await until(lambda: all(each.num_ended for each in more))
+            assert len(late.orders.opened) == 1
 
 
 async def test_a_client_that_takes_pages_slowly_keeps_its_connection() -> None:
