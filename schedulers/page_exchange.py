@@ -14,7 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, takewhile
 from typing import Protocol
@@ -23,11 +23,12 @@ from triptych.core.frames import FIRST_FRAME_ID
 from triptych.core.job import Job, Output
 from triptych.core.kv.pages import Lease
 from triptych.core.kv.transfer.client import PageFetch
-from triptych.core.kv.transfer.server import PageOrder, PageOrders
+from triptych.core.kv.transfer.server import PageOrder
 from triptych.core.sampling_params import SamplingParams
 from triptych.core.tokens import TokenRequest
 from triptych.schedulers.base import SchedulerStats
 from triptych.schedulers.guides import Post
+from triptych.schedulers.order_jobs import OrderJobs, PageSink, exchange_stats
 from triptych.schedulers.token_batch import TokenBatch
 from triptych.schedulers.token_state import SequenceState
 
@@ -92,16 +93,6 @@ class PageSource(Protocol):
 
     def stop(self, fetch: PageFetch) -> None:
         """End a fetch early; `ended` follows."""
-        ...
-
-
-class PageSink(Protocol):
-    """What `core.kv.transfer.server.PageServer` is to the loop."""
-
-    counts: Counter[str]
-
-    def start(self, orders: PageOrders) -> None:
-        """Take orders from now on."""
         ...
 
 
@@ -181,7 +172,7 @@ class FetchedPages(PageExchange):
 
     def counted(self, stats: SchedulerStats) -> SchedulerStats:
         """`stats` with what came from elsewhere."""
-        counted = _counted(stats, self._counts, self._source.counts)
+        counted = exchange_stats(stats, self._counts, self._source.counts)
         counted.counters["page_wait_seconds_total"] = self._wait_s
         return counted
 
@@ -217,29 +208,16 @@ class _Sent:
     is_over: bool = False
 
 
-class SentPages(PageExchange):
-    """Computes prompts for others. Implements `core.kv.transfer.server.PageOrders`."""
+class SentPages(OrderJobs, PageExchange):
+    """Computes prompts for others."""
 
     def __init__(self, scheduler: ExchangingScheduler, sink: PageSink, model: str) -> None:
+        super().__init__(sink, model, "pages")
         self._counts = Counter(page_orders_total=0)
         self._scheduler = scheduler
         self._tokens = scheduler.tokens
         self._state = scheduler.tokens.state
-        self._sink = sink
-        self._model = model
-        self._submit: Callable[[Job], None] = lambda job: None
-        self._post: Post = lambda call: call()
-        self._ids = count()
         self._sent: dict[PageOrder, _Sent] = {}
-
-    def connect(self, post: Post) -> None:
-        """Learn how the server's thread reaches the loop's."""
-        self._post = post
-
-    def attach(self, submit: Callable[[Job], None]) -> None:
-        """Take orders from now on; their prompts are jobs."""
-        self._submit = submit
-        self._sink.start(self)
 
     def open(self, order: PageOrder) -> None:
         """On the server's thread: check a prompt, and have it computed."""
@@ -253,10 +231,6 @@ class SentPages(PageExchange):
         else:
             order.end("a prompt of other tokens than the model's")
 
-    def close(self, order: PageOrder) -> None:
-        """On the server's thread: let go of an order's pages."""
-        self._post(partial(self._close, order))
-
     def committed(self) -> None:
         """Send what the step has completed."""
         for sent in self._sent.values():
@@ -264,21 +238,14 @@ class SentPages(PageExchange):
 
     def counted(self, stats: SchedulerStats) -> SchedulerStats:
         """`stats` with what was sent."""
-        return _counted(stats, self._counts, self._sink.counts)
+        return exchange_stats(stats, self._counts, self._sink.counts)
 
     def _open(self, order: PageOrder, request: TokenRequest) -> None:
         self._counts["page_orders_total"] += 1
-        job_id = f"pages-{self._model}-{next(self._ids)}"
+        job_id = self._new_id()
         sent = self._sent[order] = _Sent(order, job_id, self._state.pool.acquire())
         self._state.carried.add(sent.lease)
-        job = Job(
-            job_id=job_id,
-            model=self._model,
-            request=_prompt_of(request),
-            sink=partial(self._take, sent),
-            arrival_s=time.monotonic(),
-        )
-        self._submit(job)
+        self._run(job_id, _prompt_of(request), partial(self._take, sent))
         row = self._scheduler.row_of(job_id)
         if row is None:
             return  # refused: the sink was told
@@ -331,13 +298,4 @@ def _prompt_of(request: TokenRequest) -> TokenRequest:
         tenant=request.tenant,
         adapter=request.adapter,
         sampling=SamplingParams(temperature=0.0, max_tokens=1, returns_state=returns_state),
-    )
-
-
-def _counted(stats: SchedulerStats, ours: Counter[str], theirs: Counter[str]) -> SchedulerStats:
-    """`theirs` is written by another thread, which adds no names."""
-    counters = {name: float(value) for each in (ours, theirs) for name, value in each.items()}
-    gauges = {name: counters.pop(name) for name in ("page_links", "page_bytes")}
-    return replace(
-        stats, gauges={**stats.gauges, **gauges}, counters={**stats.counters, **counters}
     )

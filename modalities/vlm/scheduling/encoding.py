@@ -7,23 +7,20 @@ sockets, no tensors.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 
 from triptych.core.errors import WrongModel
 from triptych.core.job import Job, Output
 from triptych.core.kv.transfer.server import PageOrder
 from triptych.core.prompt_content import PromptContent
 from triptych.core.staged_plan import Stage
-from triptych.modalities.vlm.scheduling.features import LeavingMemory, counted, page_keys
+from triptych.modalities.vlm.scheduling.features import FEATURE_PREFIX, LeavingMemory, page_keys
 from triptych.modalities.vlm.scheduling.prompts import num_patches_of
 from triptych.schedulers.base import SchedulerStats
-from triptych.schedulers.guides import Post
-from triptych.schedulers.page_exchange import PageSink
+from triptych.schedulers.order_jobs import OrderJobs, PageSink, exchange_stats
 from triptych.schedulers.staged import JobPace, StagedScheduler, StageLimits
 
 _MAX_STEP_PICTURES = 64
@@ -65,32 +62,19 @@ class _SentPicture:
     page_ids: Sequence[int] = ()
 
 
-class SentFeatures:
-    """Has pictures encoded. Implements `core.kv.transfer.server.PageOrders`."""
+class SentFeatures(OrderJobs):
+    """Has pictures encoded."""
 
     def __init__(
         self, scheduler: EncodeScheduler, memory: LeavingMemory, sink: PageSink, model: str
     ) -> None:
+        super().__init__(sink, model, "features")
         self._counts = Counter(feature_orders_total=0, pictures_encoded_total=0)
         self._scheduler = scheduler
         self._memory = memory
-        self._sink = sink
-        self._model = model
-        self._submit: Callable[[Job], None] = lambda job: None
-        self._post: Post = lambda call: call()
-        self._ids = count()
         self._sent: dict[PageOrder, _SentPicture] = {}
         self._jobs: dict[bytes, str] = {}
         scheduler.counted = self.counted
-
-    def connect(self, post: Post) -> None:
-        """Learn how the server's thread reaches the loop's."""
-        self._post = post
-
-    def attach(self, submit: Callable[[Job], None]) -> None:
-        """Take orders from now on; their pictures are jobs."""
-        self._submit = submit
-        self._sink.start(self)
 
     def open(self, order: PageOrder) -> None:
         """On the server's thread: check a picture, and have it encoded."""
@@ -100,13 +84,9 @@ class SentFeatures:
         else:
             order.end("no picture that can be encoded here")
 
-    def close(self, order: PageOrder) -> None:
-        """On the server's thread: let go of an order's pages."""
-        self._post(partial(self._close, order))
-
     def counted(self, stats: SchedulerStats) -> SchedulerStats:
         """`stats` with what was sent."""
-        return counted(stats, self._counts, self._sink.counts)
+        return exchange_stats(stats, self._counts, self._sink.counts, FEATURE_PREFIX)
 
     def _can_be(self, picture: PromptContent, order: PageOrder) -> bool:
         lengths = [length for _, length in picture.span.runs]
@@ -127,16 +107,8 @@ class SentFeatures:
         sent = self._sent[order] = _SentPicture(picture, num_bytes)
         if self._send(order, sent) or span.digest in self._jobs:
             return
-        job_id = f"features-{self._model}-{next(self._ids)}"
-        self._jobs[span.digest] = job_id
-        job = Job(
-            job_id=job_id,
-            model=self._model,
-            request=picture,
-            sink=partial(self._take, span.digest),
-            arrival_s=time.monotonic(),
-        )
-        self._submit(job)
+        job_id = self._jobs[span.digest] = self._new_id()
+        self._run(job_id, picture, partial(self._take, span.digest))
 
     def _send(self, order: PageOrder, sent: _SentPicture) -> bool:
         """Hand a picture's pages to its order; false if they are not there."""

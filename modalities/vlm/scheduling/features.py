@@ -7,13 +7,13 @@ memory behind them (the engine's: `modalities.vlm.engine.feature_memory`). Knows
 from __future__ import annotations
 
 import struct
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Protocol
 
 from triptych.core.prompt_content import ContentSpan
-from triptych.schedulers.base import SchedulerStats
+
+FEATURE_PREFIX = "feature_"
+"""Before the names of what the connections for features count."""
 
 
 class FeatureMemory(Protocol):
@@ -69,13 +69,3 @@ class LeavingMemory(FeatureMemory, Protocol):
 def page_keys(span: ContentSpan, num_pages: int) -> list[bytes]:
     """What the pages of a picture's features are called."""
     return [span.digest + struct.pack("<I", index) for index in range(num_pages)]
-
-
-def counted(stats: SchedulerStats, ours: Counter[str], theirs: Counter[str]) -> SchedulerStats:
-    """`stats` with what was exchanged; `theirs` is written by another thread, but for names."""
-    counters = {f"feature_{name}": float(value) for name, value in theirs.items()}
-    gauges = {name: counters.pop(name) for name in ("feature_page_links", "feature_page_bytes")}
-    counters.update(ours)
-    return replace(
-        stats, gauges={**stats.gauges, **gauges}, counters={**stats.counters, **counters}
-    )

@@ -16,9 +16,10 @@ from itertools import count
 
 from triptych.core.kv.transfer.client import PageFetch
 from triptych.core.prompt_content import PromptContent
-from triptych.modalities.vlm.scheduling.features import ArrivingMemory, counted, page_keys
+from triptych.modalities.vlm.scheduling.features import FEATURE_PREFIX, ArrivingMemory, page_keys
 from triptych.schedulers.base import SchedulerStats
 from triptych.schedulers.guides import Post
+from triptych.schedulers.order_jobs import exchange_stats
 from triptych.schedulers.page_exchange import PageSource
 
 
@@ -109,7 +110,7 @@ class FetchedFeatures(PictureExchange):
 
     def counted(self, stats: SchedulerStats) -> SchedulerStats:
         """`stats` with what came from elsewhere."""
-        found = counted(stats, self._counts, self._source.counts)
+        found = exchange_stats(stats, self._counts, self._source.counts, FEATURE_PREFIX)
         found.counters["feature_wait_seconds_total"] = self._wait_s
         return found
 
