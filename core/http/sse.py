@@ -12,6 +12,7 @@ import logging
 import math
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import cache
 from typing import Any
 
 from pydantic import BaseModel
@@ -185,6 +186,7 @@ def described_lines(document: type[BaseModel], error: type[BaseModel]) -> dict[s
     return {LineStream.media_type: {"itemSchema": {"anyOf": schemas}}}
 
 
+@cache
 def _whole_schema(document: type[BaseModel]) -> Any:
     schema = document.model_json_schema(mode="serialization")
     parts = schema.pop("$defs", {})
