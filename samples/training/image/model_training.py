@@ -116,8 +116,10 @@ class ModelTrainer:
             options = {"pattern_matcher": False}
             self.model.transformer.compile(dynamic=False, options=options)
             torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)  # on CPUs too
-            for length in (_SHORT, MAX_TOKENS):  # before threads do so at once
-                self._gradients(self._blank(length))
+            # By a thread of those that train, whose state the compiler asks for, and alone: two that
+            # compile at once may wait for each other for ever.
+            for length in (_SHORT, MAX_TOKENS):
+                self._pool.submit(self._gradients, self._blank(length)).result()
 
     def _blank(self, length: int) -> Batch:
         """A part of a batch, of nothing."""
