@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +28,6 @@ from model import Model, ModelSize, is_modulation
 from text import EMBEDDING_SIZE, MAX_TOKENS, choose_tokens, new_tokenizer
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import BertTokenizer
 
 _DROPPED = 0.1
@@ -38,6 +38,7 @@ _PART = 16  # rows that a thread takes at a time
 _PER_REFRESH = 100
 _LOGGED = 20
 _SAVED_S = 300.0
+_SWITCH_S = 1e-4  # a thread that is done with a product gets Python's lock soon, not after 5 ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +86,9 @@ class ModelTrainer:
         # which synchronise thousands of times per step, and spin meanwhile.
         self._num_workers = torch.get_num_threads() if is_cpu else 1
         torch.set_num_threads(1)
+        _attend_in_products()
         self._pool = ThreadPoolExecutor(self._num_workers, initializer=_work_alone)
+        sys.setswitchinterval(_SWITCH_S)
         self._num_parts = max(1, options.num_rows // _PART) if is_cpu else 1
         self._lock = Lock()
         self._is_stopped = False
@@ -112,12 +115,12 @@ class ModelTrainer:
         if state:
             self._restore(state)
         if self.options.compiles:
-            # The matcher would put the fused attention back.
-            options = {"pattern_matcher": False}
+            # The matcher would put the fused attention back. Graphs that are C++ throughout run
+            # without Python's lock, for which threads would wait a third of the time.
+            options = {"pattern_matcher": False, "cpp_wrapper": self.device.type == "cpu"}
             self.model.transformer.compile(dynamic=False, options=options)
-            torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)  # on CPUs too
-            # By a thread of those that train, whose state the compiler asks for, and alone: two that
-            # compile at once may wait for each other for ever.
+            # By a thread of those that train, whose state the compiler asks for, and alone: two
+            # that compile at once may wait for each other for ever.
             for length in (_SHORT, MAX_TOKENS):
                 self._pool.submit(self._gradients, self._blank(length)).result()
 
@@ -198,8 +201,7 @@ class ModelTrainer:
         level = torch.randn(rows, device=self.device).sigmoid()
         share = level[:, None, None]
         noisy = (1 - share) * batch.clean + share * noise
-        # Few tokens: products of whole matrices cost a quarter of the fused kernel's backward pass.
-        with torch.autocast(self.device.type, torch.bfloat16), sdpa_kernel(SDPBackend.MATH):
+        with torch.autocast(self.device.type, torch.bfloat16):
             velocity = self.model(noisy, level, batch.ids)
             loss = functional.mse_loss(velocity.float(), noise - batch.clean)
             return loss.item(), torch.autograd.grad(loss, self._trained, allow_unused=True)
@@ -251,6 +253,19 @@ def tokenize(tokenizer: BertTokenizer, prompts: list[str], length: int) -> Tenso
 
 def _step(optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
+
+
+def _attend_in_products() -> None:
+    """Have attention computed as two products and a softmax, by all threads.
+
+    Of few tokens these cost a quarter of the fused kernel's backward pass. The settings are the
+    process's, on CPUs too, so threads must not set them by turns, as a context would.
+    """
+    torch.backends.cuda.enable_flash_sdp(False)
+    torch.backends.cuda.enable_mem_efficient_sdp(False)
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    torch.backends.cuda.enable_math_sdp(True)
+    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
 
 
 def _work_alone() -> None:
