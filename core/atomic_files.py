@@ -13,13 +13,17 @@ from tempfile import NamedTemporaryFile
 _PREFIX, _SUFFIX = ".triptych-", ".partial"
 
 
-def write_whole(path: Path, parts: Iterable[bytes]) -> None:
-    """Put a file in its place when all of it is on the disk. Raises `OSError`."""
+def write_whole(path: Path, parts: Iterable[bytes], *, is_durable: bool = True) -> None:
+    """Put a file in its place when all of it is written, and on the disk. Raises `OSError`.
+
+    One that is not durable may be lost, or damaged, by a power cut: it is soon made again.
+    """
     with NamedTemporaryFile(dir=path.parent, prefix=_PREFIX, suffix=_SUFFIX, delete=False) as file:
         try:
             file.writelines(parts)
             file.flush()
-            os.fsync(file.fileno())
+            if is_durable:
+                os.fsync(file.fileno())
             os.fchmod(file.fileno(), 0o644)
             os.replace(file.name, path)
         except BaseException:

@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 class WeightsCache:
     """Entries under `root`/models. All methods may be called by several processes at once.
 
-    `kernels`, `triton`, `bundles`, `facts` and `digests` are where others keep theirs.
+    `kernels`, `triton`, `bundles` and `facts` are where others keep theirs.
     """
 
     def __init__(self, root: Path) -> None:
@@ -52,7 +52,6 @@ class WeightsCache:
         self.triton = root / "triton"
         self.bundles = root / "bundles"
         self.facts = root / "facts"
-        self.digests = root / "digests"
 
     @classmethod
     def open(cls, cache_dir: str) -> WeightsCache:

@@ -15,7 +15,8 @@ from triptych.core.block_formats import BLOCK_ENCODINGS
 from triptych.core.config import ModelOptions
 from triptych.core.errors import ConfigError, WeightsError
 from triptych.core.weights.encoding import FLOAT8
-from triptych.core.weights.file_digests import FileDigests
+from triptych.core.weights.layout import weight_files
+from triptych.core.weights.samples import SMALL_FILES, content_digest
 
 PLAIN_TYPES = ("float32", "bfloat16", "float16")
 ENCODINGS = (*PLAIN_TYPES, *BLOCK_ENCODINGS, FLOAT8)
@@ -88,10 +89,14 @@ def read_overrides(options: ModelOptions) -> dict[str, PartOverride]:
     return found
 
 
-def identity(override: PartOverride, options: ModelOptions, digests: FileDigests) -> str:
-    """What changes when what the override brings does, as a SHA-256."""
-    folder, own = override.folder(options, Path()), override.weight_file(options)
-    given = [file for kind in ("*.json", "*.safetensors") for file in sorted(folder.glob(kind))]
-    files = [*(given if override.path else ()), *([] if own is None else [own])]
-    lines = [f"{file.name} {of}" for file, of in zip(files, digests.of(files), strict=True)]
+def identity(override: PartOverride, options: ModelOptions) -> str:
+    """What changes when what the override brings does, wherever it lies, as a SHA-256."""
+    folder, files = override.folder(options, Path()), list[Path]()
+    if override.path:
+        files += sorted(file for file in folder.glob("*") if file.suffix in SMALL_FILES)
+    if (file := override.weight_file(options)) is not None:
+        files.append(file)
+    elif override.path and any(folder.glob("*.safetensors")):
+        files += weight_files(folder)
+    lines = [f"{file.name} {content_digest(file)}" for file in files]
     return hashlib.sha256("\n".join([override.quantization_encoding, *lines]).encode()).hexdigest()

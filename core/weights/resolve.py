@@ -23,7 +23,6 @@ from triptych.core.errors import BundleError, ConfigError, TriptychError, Weight
 from triptych.core.lookups import looking_for, missed
 from triptych.core.served_names import ServedNames
 from triptych.core.weights.cache import Build, WeightsCache
-from triptych.core.weights.file_digests import FileDigests
 from triptych.core.weights.layout import check_entries, read_layout, weight_files
 from triptych.core.weights.manifest import sha256_file, verify
 from triptych.core.weights.overrides import PartOverride, identity, read_overrides
@@ -37,6 +36,7 @@ from triptych.core.weights.packages import (
 )
 from triptych.core.weights.pipeline_index import PIPELINE_INDEX, is_pipeline, naming, read_pipeline
 from triptych.core.weights.progress import Progress
+from triptych.core.weights.samples import SMALL_FILES, content_digest
 
 EMBEDDED_REFERENCE = "embedded"
 EMBEDDED_NAME = "smollm2-135m-instruct"
@@ -44,7 +44,6 @@ CONVERTER_VERSION = 2
 """Counts up whenever the same GGUF file converts to other bytes."""
 
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][\w./:@-]*)=(?!=)(?P<reference>.+)")
-_SMALL_FILES = (".json", ".txt", ".jinja", ".model")
 Options = ParamSpec("Options")
 Opened = TypeVar("Opened")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
@@ -244,7 +243,7 @@ class _Resolver:
                 return adopted
         if is_file:
             raise WeightsError(f"{path.name} is no whole model that is known; give its folder.")
-        return found, folder_digest(found, self.options, self.progress)
+        return found, folder_digest(found, self.options)
 
     def _from_gguf(self, file: Path) -> tuple[Path, str]:
         if not file.is_file():
@@ -301,16 +300,15 @@ def cache_key(identity: str) -> str:
     return hashlib.sha256(f"gguf {CONVERTER_VERSION} {identity}".encode()).hexdigest()
 
 
-def folder_digest(folder: Path, options: ModelOptions, progress: Progress | None = None) -> str:
+def folder_digest(folder: Path, options: ModelOptions) -> str:
     """Prove that a folder can be served, and digest what identifies its weights.
 
-    The digest is over the content of the configs and of the weight files, so that hosts with
-    copies of a model agree on it. A model of several parts is all its parts, less what the options
-    have in their place. Raises `WeightsError` naming the part's folder and file.
+    The digest is over the configs and samples of the weight files, so that hosts with copies of a
+    model agree on it. A model of several parts is all its parts, less what the options have in
+    their place. Raises `WeightsError` naming the part's folder and file.
     """
-    digests = FileDigests.open(options, progress)
     if not is_pipeline(folder):
-        return _weights_digest(folder, digests)
+        return _weights_digest(folder)
     overrides = read_overrides(options)
     lines = [sha256_file(folder / PIPELINE_INDEX)]
     for name, part in read_pipeline(folder).parts.items():
@@ -318,12 +316,7 @@ def folder_digest(folder: Path, options: ModelOptions, progress: Progress | None
         if not given.path:
             is_whole = part.has_weights and not given.weight_path
             with naming(name):
-                part_folder = folder / name
-                digest = (
-                    _weights_digest(part_folder, digests)
-                    if is_whole
-                    else _files_digest(part_folder)
-                )
+                digest = (_weights_digest if is_whole else _files_digest)(folder / name)
             lines.append(f"{name} {digest}")
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
@@ -342,14 +335,11 @@ def place_stamp(reference: str) -> str:
 def _with_overrides(digest: str, options: ModelOptions) -> str:
     """The digest of a model of which some parts are others."""
     overrides = read_overrides(options)
-    digests = FileDigests.open(options)
-    lines = [
-        f"{name} {identity(given, options, digests)}" for name, given in sorted(overrides.items())
-    ]
+    lines = [f"{name} {identity(given, options)}" for name, given in sorted(overrides.items())]
     return hashlib.sha256("\n".join([digest, *lines]).encode()).hexdigest() if lines else digest
 
 
-def _weights_digest(folder: Path, digests: FileDigests) -> str:
+def _weights_digest(folder: Path) -> str:
     if not (folder / "config.json").is_file():
         raise WeightsError(f"The model folder {folder.name} has no config.json.")
     digest = hashlib.sha256()
@@ -357,18 +347,17 @@ def _weights_digest(folder: Path, digests: FileDigests) -> str:
         if (folder / name).is_file():
             digest.update((folder / name).read_bytes())
     read_layout(folder)  # proves it
-    files = weight_files(folder)
-    for file, content in zip(files, digests.of(files), strict=True):
-        digest.update(f"{file.name} {content}\n".encode())
+    for file in weight_files(folder):
+        digest.update(f"{file.name} {content_digest(file)}\n".encode())
     return digest.hexdigest()
 
 
 def _files_digest(folder: Path) -> str:
     """Of the content of a small part: a tokenizer, a configuration."""
-    files = sorted(file for file in folder.glob("*") if file.suffix in _SMALL_FILES)
+    files = sorted(file for file in folder.glob("*") if file.suffix in SMALL_FILES)
     if not files:
         raise WeightsError(f"The model's part {folder.name} is missing or empty.")
-    lines = (f"{file.name} {sha256_file(file)}\n" for file in files)
+    lines = (f"{file.name} {content_digest(file)}\n" for file in files)
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 

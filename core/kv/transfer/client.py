@@ -157,9 +157,10 @@ class _PageLink:
 
     @property
     def takes_fetches(self) -> bool:
-        """Whether the other end would take one more, and is not known to be late."""
-        is_late = asyncio.get_running_loop().time() < self._rests_until_s
-        return self.is_up and not is_late and len(self._orders) < MAX_ORDERS
+        """Whether the other end would take one more; of one that was late, one at a time."""
+        if not self.is_up or asyncio.get_running_loop().time() < self._rests_until_s:
+            return False
+        return len(self._orders) < (1 if self._rest_s else MAX_ORDERS)
 
     @property
     def num_awaited(self) -> int:
@@ -224,7 +225,6 @@ class _PageLink:
             _log.info("%s come from %s", client.format.content, self._address)
             async with asyncio.TaskGroup() as self._group:
                 self.is_up, self._said = True, ""
-                self._rest_s = self._rests_until_s = 0.0
                 client.counts["page_links"] += 1
                 try:
                     await self._read(slots)

@@ -184,7 +184,7 @@ def remembered_facts(models: Sequence[ResolvedModel], cache_dir: str) -> tuple[V
     facts = ask_facts([model.folder for model in models])
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file, [msgspec.json.encode(FactsReply(facts))])
+        write_whole(file, [msgspec.json.encode(FactsReply(facts))], is_durable=False)
     return facts
 
 

@@ -17,7 +17,7 @@ from triptych.core.errors import ConfigError, WeightsError
 from triptych.core.weights import hub
 from triptych.core.weights.hub import needed_files
 from triptych.core.weights.manifest import sha256_file
-from triptych.core.weights.overrides import read_overrides
+from triptych.core.weights.overrides import identity, read_overrides
 from triptych.core.weights.pipeline_index import PipelineIndex, is_part, read_pipeline
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import folder_digest, resolve_all
@@ -215,6 +215,23 @@ def test_the_digest_follows_the_overrides(tmp_path: Path) -> None:
     assert digest(from_file) != digests[1]
     copy = shutil.copyfile(file, tmp_path / "copies" / file.name)
     assert digest(f"transformer.weight_path={copy}") == digest(from_file), "wherever it lies"
+
+
+def test_the_identity_of_another_part_is_what_is_read_of_it(tmp_path: Path) -> None:
+    folder = write_pipeline(tmp_path / "model")
+    other = shutil.copytree(folder / "text_encoder", tmp_path / "other")
+
+    def digest() -> str:
+        given = ModelOptions(model_override=(f"text_encoder.path={other}",))
+        return identity(read_overrides(given)["text_encoder"], given)
+
+    before = digest()
+    (other / "notes.md").write_text("of no use")
+    assert digest() == before
+    for name in ("merges.txt", "config.json"):
+        (other / name).write_text('{"a": 1}')
+        assert digest() != before
+        before = digest()
 
 
 def test_overrides_are_for_image_models(tmp_path: Path) -> None:

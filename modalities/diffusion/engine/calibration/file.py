@@ -19,14 +19,13 @@ from triptych.core.errors import ConfigError
 from triptych.core.logs import fields
 from triptych.core.typed import decode_json
 from triptych.core.weights.cache import default_cache_dir
-from triptych.core.weights.file_digests import FileDigests
 from triptych.core.weights.overrides import identity, read_overrides
+from triptych.core.weights.samples import content_digest
 
 FILE_NAME = "calibration.json"
 MAGIC = "triptych-calibration"
 VERSION = 1
 _MODELS = ("transformer", "unet")
-_EDGE_BYTES = 1 << 20
 _log = logging.getLogger(__name__)
 
 
@@ -122,23 +121,17 @@ def cached_path(config: Config, digest: str) -> Path:
 def model_digest(folder: Path, options: ModelOptions) -> str:
     """What identifies the denoising model in `folder`, wherever it lies and whenever it was copied.
 
-    Over the configurations of the model and its noise scheduler, and of each file of weights over
-    its name, its length and its first and last MiB: to hash all of a large model at each start
-    would cost more than it is worth. What `--model-override` puts in its place counts, too.
+    Over the configurations of the model and its noise scheduler, and samples of its weights. What
+    `--model-override` puts in its place counts, too.
     """
     digest = hashlib.sha256()
-    overrides, digests = read_overrides(options), FileDigests.open(options)
+    overrides = read_overrides(options)
     for part in (*_MODELS, "scheduler"):
         override = overrides.get(part)
         if override is not None and (override.path or override.weight_path):
-            digest.update(f"{part} {identity(override, options, digests)}\n".encode())
+            digest.update(f"{part} {identity(override, options)}\n".encode())
     for file in sorted(_identifying(folder)):
-        size = file.stat().st_size
-        digest.update(f"{file.relative_to(folder)} {size}\n".encode())
-        with file.open("rb") as stream:
-            digest.update(stream.read(_EDGE_BYTES))
-            stream.seek(max(_EDGE_BYTES, size - _EDGE_BYTES))
-            digest.update(stream.read(_EDGE_BYTES))
+        digest.update(f"{file.relative_to(folder)} {content_digest(file)}\n".encode())
     return digest.hexdigest()
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
-import time
 from collections import Counter
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,59 +51,80 @@ async def test_a_server_that_is_busy_keeps_its_connection() -> None:
         await asyncio.to_thread(server.receive, FetchPages)  # by the same connection
 
 
-async def _late(pair: Pair) -> float:
-    """Fetch until the other end is asked, and is late; returns how long it was not asked."""
-    num_asked, began_s = len(pair.orders.opened), time.monotonic()
-    while True:
+async def _late(pair: Pair) -> None:
+    """Fetch until the other end is asked, and is late."""
+    num_asked = len(pair.orders.opened)
+    while len(pair.orders.opened) == num_asked:
         fetched = await pair.fetch(3)
-        await until(partial(_is_over_or_asked, fetched, pair, num_asked))
-        if len(pair.orders.opened) > num_asked:
-            break
-    found_s = time.monotonic() - began_s
-    await until(lambda: fetched.num_ended)
-    assert not fetched.num_arrived
-    return found_s
+        await until(lambda each=fetched: each.num_ended)
+        assert not fetched.num_arrived
 
 
-def _is_over_or_asked(fetched: Fetched, pair: Pair, num_asked: int) -> bool:
-    return bool(fetched.num_ended) or len(pair.orders.opened) > num_asked
+async def test_who_is_late_is_asked_again_after_twice_as_long_each_time(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, logger=client_module.__name__)
 
+    def rests() -> list[str]:
+        said = [record.getMessage() for record in caplog.records]
+        return [text.partition("asked for ")[2] for text in said if "are late" in text]
 
-async def test_who_is_late_is_asked_again_after_twice_as_long_each_time() -> None:
-    with closing(Pair("127.0.0.1:0", timeout_s=0.5)) as pair:
+    with closing(Pair("127.0.0.1:0", timeout_s=0.4)) as pair:
         pair.orders.is_instant = False
-        await _late(pair)
-        assert await _late(pair) >= 0.49
-        assert await _late(pair) >= 0.99
+        for _ in range(3):
+            await _late(pair)
+        assert rests() == ["0.4 s", "0.8 s", "1.6 s"]
         pair.orders.is_instant = True
-        await asyncio.sleep(2.0)
         came = await pair.fetch(3)
-        await until(lambda: came.num_ended)
-        assert came.num_arrived == 3
+        assert not came.num_arrived, "it rests"
+        while not came.num_arrived:
+            await until(lambda each=came: each.num_ended)
+            came = await pair.fetch(3)
+        await until(lambda each=came: each.num_ended)
         pair.orders.is_instant = False
         await _late(pair)
-        assert await _late(pair) < 3.9, "what came made up for it"
+        assert rests()[3:] == ["0.4 s"], "what came made up for it"
 
 
-async def test_the_others_are_asked_while_one_rests(tmp_path: Path) -> None:
-    with (
-        closing(Pair(unix_address(tmp_path), timeout_s=1.0)) as late,
-        closing(Pair("127.0.0.1:0")) as prompt,
-    ):
+async def test_who_was_late_is_tried_with_one(tmp_path: Path) -> None:
+    late, prompt = Pair(unix_address(tmp_path), timeout_s=30.0), Pair("127.0.0.1:0")
+    with closing(late), closing(prompt):
         late.orders.is_instant = False
         addresses = unix_address(tmp_path), f"127.0.0.1:{prompt.server.port}"
-        with closing(open_client(*addresses, timeout_s=1.5)) as both:
+        with closing(open_client(*addresses, timeout_s=1.0)) as both:
             await until(lambda: both.counts["page_links"] == 2)
-            fetched = [Fetched(3, first=3 * n) for n in range(2)]
-            for each in fetched:
-                both.start(each.fetch)
-            await until(lambda: all(each.num_ended for each in fetched))
-            assert sorted(each.num_arrived for each in fetched) == [0, 3]
-            more = [Fetched(3, first=6 + 3 * n) for n in range(2)]
-            for each in more:
-                both.start(each.fetch)
-            await until(lambda: all(each.num_ended for each in more))
-            assert len(late.orders.opened) == 1
+
+            async def fetch_all() -> int:
+                """Eight at once; returns how many came."""
+                fetched = [Fetched(3, first=3 * n) for n in range(8)]
+                for each in fetched:
+                    both.start(each.fetch)
+                await until(lambda: all(each.num_ended for each in fetched))
+                return sum(each.num_arrived == 3 for each in fetched)
+
+            num_came = await fetch_all()
+            num_late = len(late.orders.opened)
+            assert (num_came, num_late > 1) == (8 - num_late, True), "both are asked"
+            assert await fetch_all() == 8, "one rests"
+            assert len(late.orders.opened) == num_late
+            await asyncio.sleep(1.0)
+            assert await fetch_all() == 7, "one is tried"
+            assert len(late.orders.opened) == num_late + 1
+
+
+async def test_a_new_connection_does_not_end_a_rest() -> None:
+    with RawServer() as server, closing(open_client(server.address, timeout_s=0.5)) as client:
+        await asyncio.to_thread(server.let_in)
+        fetched = await started(client)
+        await asyncio.to_thread(server.receive, FetchPages)
+        await until(lambda: fetched.num_ended)  # and the drop is not answered
+        await asyncio.to_thread(server.let_in)
+        again = await started(client)
+        await until(lambda: again.num_ended)
+        assert not again.num_arrived
+        server.socket.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            server.receive(FetchPages)
 
 
 async def test_a_client_that_takes_pages_slowly_keeps_its_connection() -> None:
