@@ -12,6 +12,7 @@ import asyncio
 import logging
 import os
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -104,8 +105,8 @@ class PageClient:
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is anybody to ask."""
-        return self.counts["page_links"] > 0
+        """Whether there is anybody to ask; from any thread."""
+        return any(link.is_willing for link in self._links)
 
     def start(self, fetch: PageFetch) -> None:
         """Fetch from the engine that has the fewest pages to send."""
@@ -156,11 +157,15 @@ class _PageLink:
         self._group: asyncio.TaskGroup
 
     @property
+    def is_willing(self) -> bool:
+        """Whether the other end is there, and was not late a moment ago; from any thread."""
+        return self.is_up and time.monotonic() >= self._rests_until_s
+
+    @property
     def takes_fetches(self) -> bool:
         """Whether the other end would take one more; of one that was late, one at a time."""
-        if not self.is_up or asyncio.get_running_loop().time() < self._rests_until_s:
-            return False
-        return len(self._orders) < (1 if self._rest_s else MAX_ORDERS)
+        most = 1 if self._rest_s else MAX_ORDERS
+        return self.is_willing and len(self._orders) < most
 
     @property
     def num_awaited(self) -> int:
@@ -353,7 +358,7 @@ class _PageLink:
 
     def _rest(self) -> None:
         """Ask for nothing for a while, twice as long each time in a row: others would wait, too."""
-        now_s, least_s = asyncio.get_running_loop().time(), self._client.timeout_s
+        now_s, least_s = time.monotonic(), self._client.timeout_s
         if now_s >= self._rests_until_s:  # else it was asked for before the rest began
             self._rest_s = max(least_s, min(2 * self._rest_s, _MOST_REST_S))
             self._rests_until_s = now_s + self._rest_s

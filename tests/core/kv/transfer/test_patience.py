@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 from collections import Counter
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -51,36 +52,38 @@ async def test_a_server_that_is_busy_keeps_its_connection() -> None:
         await asyncio.to_thread(server.receive, FetchPages)  # by the same connection
 
 
-async def _late(pair: Pair) -> None:
-    """Fetch until the other end is asked, and is late."""
-    num_asked = len(pair.orders.opened)
-    while len(pair.orders.opened) == num_asked:
-        fetched = await pair.fetch(3)
-        await until(lambda each=fetched: each.num_ended)
-        assert not fetched.num_arrived
-
-
-async def test_who_is_late_is_asked_again_after_twice_as_long_each_time(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+@pytest.fixture
+def rests(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """How long peers were not asked, as the log says."""
     caplog.set_level(logging.INFO, logger=client_module.__name__)
 
-    def rests() -> list[str]:
+    def found() -> list[str]:
         said = [record.getMessage() for record in caplog.records]
         return [text.partition("asked for ")[2] for text in said if "are late" in text]
 
+    return found
+
+
+async def _late(pair: Pair) -> None:
+    """Ask as soon as that may be; nothing comes."""
+    fetched = await pair.fetch(3)
+    await until(lambda: fetched.num_ended)
+    assert not fetched.num_arrived
+
+
+async def test_who_is_late_is_asked_again_after_twice_as_long_each_time(
+    rests: Callable[[], list[str]],
+) -> None:
     with closing(Pair("127.0.0.1:0", timeout_s=0.4)) as pair:
         pair.orders.is_instant = False
         for _ in range(3):
             await _late(pair)
+            assert not pair.client.is_connected, "it rests"
         assert rests() == ["0.4 s", "0.8 s", "1.6 s"]
         pair.orders.is_instant = True
         came = await pair.fetch(3)
-        assert not came.num_arrived, "it rests"
-        while not came.num_arrived:
-            await until(lambda each=came: each.num_ended)
-            came = await pair.fetch(3)
-        await until(lambda each=came: each.num_ended)
+        await until(lambda: came.num_ended)
+        assert came.num_arrived == 3
         pair.orders.is_instant = False
         await _late(pair)
         assert rests()[3:] == ["0.4 s"], "what came made up for it"
@@ -112,19 +115,16 @@ async def test_who_was_late_is_tried_with_one(tmp_path: Path) -> None:
             assert len(late.orders.opened) == num_late + 1
 
 
-async def test_a_new_connection_does_not_end_a_rest() -> None:
-    with RawServer() as server, closing(open_client(server.address, timeout_s=0.5)) as client:
-        await asyncio.to_thread(server.let_in)
-        fetched = await started(client)
-        await asyncio.to_thread(server.receive, FetchPages)
-        await until(lambda: fetched.num_ended)  # and the drop is not answered
-        await asyncio.to_thread(server.let_in)
-        again = await started(client)
-        await until(lambda: again.num_ended)
-        assert not again.num_arrived
-        server.socket.settimeout(0.2)
-        with pytest.raises(TimeoutError):
-            server.receive(FetchPages)
+async def test_who_connects_again_and_still_hangs_is_asked_ever_less(
+    rests: Callable[[], list[str]],
+) -> None:
+    with RawServer() as server, closing(open_client(server.address, timeout_s=0.3)) as client:
+        for _ in range(3):  # a drop that is not answered ends the connection
+            await asyncio.to_thread(server.let_in)
+            fetched = await started(client)
+            await asyncio.to_thread(server.receive, FetchPages)
+            await until(lambda each=fetched: each.num_ended)
+        assert rests() == ["0.3 s", "0.6 s", "1.2 s"]
 
 
 async def test_a_client_that_takes_pages_slowly_keeps_its_connection() -> None:
