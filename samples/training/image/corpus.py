@@ -1,7 +1,8 @@
 """The corpus: images of arrangements as latents, with captions, in shards.
 
 Owns the folder `corpus`: `NNNN.npy` (`[N, T, C]`, float16, as the model takes them) with
-`NNNN.json` (captions of each image), and `scale.json` (mean and deviation of the codec's latents).
+`NNNN.json` (captions of each image) and `seen-NNNN.npy` (`alignment.py`), and `scale.json` (mean
+and deviation of the codec's latents).
 Shards are made one after another from their numbers, so a corpus can grow beside the training.
 
 Shapes: N images, B of a batch, T tokens of 2 x 2 latents, C channels, H height, W width.
@@ -89,6 +90,16 @@ def _write_shard(
     (home / "part.npy").replace(home / f"{number:04}.npy")
 
 
+def shards_of(home: Path) -> list[Path]:
+    """The files of latents, in order."""
+    return sorted(home.glob("[0-9]*.npy"))
+
+
+def seen_beside(shard: Path) -> Path:
+    """The file of what is seen in a shard's images."""
+    return shard.with_name(f"seen-{shard.name}")
+
+
 def read_scale(folder: Path) -> tuple[float, float]:
     """Mean and deviation of the codec's latents."""
     scale = json.loads((folder / "corpus" / "scale.json").read_text(encoding="utf-8"))
@@ -115,14 +126,18 @@ class Corpus:
     def __init__(self, folder: Path) -> None:
         self._home = folder / "corpus"
         self._latents: list[NDArray[np.float16]] = []
+        self._seen: list[NDArray[np.float16]] = []
         self._captions: list[list[str]] = []
         self.mean, self.deviation = read_scale(folder)
         self.refresh()
 
     def refresh(self) -> None:
-        """Take in the shards that were written since."""
-        for file in sorted(self._home.glob("[0-9]*.npy"))[len(self._latents) :]:
+        """Take in the shards that were finished since."""
+        for file in shards_of(self._home)[len(self._latents) :]:
+            if not seen_beside(file).exists():
+                return
             self._latents.append(np.load(file, mmap_mode="r"))
+            self._seen.append(np.load(seen_beside(file), mmap_mode="r"))
             self._captions += json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
 
     def __len__(self) -> int:
@@ -135,8 +150,12 @@ class Corpus:
 
     def batch(
         self, numbers: NDArray[np.int64], rng: np.random.Generator
-    ) -> tuple[Tensor, list[str]]:
-        """Latents `[B, T, C]` and one caption of each."""
-        rows = np.stack([self._latents[n // SHARD][n % SHARD] for n in numbers.tolist()])
+    ) -> tuple[Tensor, Tensor, list[str]]:
+        """Latents `[B, T, C]`, what is seen `[B, T, F]`, and one caption of each."""
+        places = [divmod(number, SHARD) for number in numbers.tolist()]
+        latents, seen = (
+            torch.from_numpy(np.stack([shards[shard][row] for shard, row in places])).float()
+            for shards in (self._latents, self._seen)
+        )
         captions = [str(rng.choice(self._captions[number])) for number in numbers]
-        return (torch.from_numpy(rows).float() - self.mean) / self.deviation, captions
+        return (latents - self.mean) / self.deviation, seen, captions

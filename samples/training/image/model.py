@@ -15,6 +15,9 @@ from diffusers import FluxTransformer2DModel
 from text import POOLED_SIZE, WORDS_SIZE, Readers
 from torch import Tensor, nn
 
+SHOWN_BLOCK = 3
+"""Counted over both kinds: the block whose hidden states are shown to the aligner."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
@@ -48,21 +51,35 @@ class Model(nn.Module):
 
     def forward(self, noisy: Tensor, level: Tensor, ids: Tensor) -> Tensor:
         """Velocities `[B, T, C]` at noise levels `[B]` in 0..1."""
+        return self.look(noisy, level, ids)[0]
+
+    def look(self, noisy: Tensor, level: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Velocities, and the hidden states of a block in the first half."""
         words, whole = self.readers(ids)
+        return self.run(noisy, level, words, whole)
+
+    def run(
+        self, noisy: Tensor, level: Tensor, words: Tensor, whole: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The transformer as diffusers runs it, which does not show its hidden states."""
+        flux = self.transformer
         side = round(noisy.shape[1] ** 0.5)
         places = noisy.new_zeros(side, side, 3)
         places[..., 1] = torch.arange(side)[:, None]
         places[..., 2] = torch.arange(side)[None]
-        velocity: Tensor = self.transformer(
-            noisy,
-            encoder_hidden_states=words,
-            pooled_projections=whole,
-            timestep=level,
-            img_ids=places.view(-1, 3),
-            txt_ids=noisy.new_zeros(ids.shape[1], 3),
-            return_dict=False,
-        )[0]
-        return velocity
+        beside = noisy.new_zeros(words.shape[1], 3)
+        given = {
+            "temb": flux.time_text_embed(level * 1000, whole),
+            "image_rotary_emb": flux.pos_embed(torch.cat((beside, places.view(-1, 3)))),
+        }
+        hidden, words = flux.x_embedder(noisy), flux.context_embedder(words)
+        blocks = (*flux.transformer_blocks, *flux.single_transformer_blocks)
+        shown = hidden
+        for number, block in enumerate(blocks):
+            words, hidden = block(hidden, words, **given)
+            if number == SHOWN_BLOCK:
+                shown = hidden
+        return flux.proj_out(flux.norm_out(hidden, given["temb"])), shown
 
 
 def is_modulation(name: str) -> bool:

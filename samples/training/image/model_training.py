@@ -1,6 +1,7 @@
 """Training of the denoiser: captions and noise to latents, along straight lines (flow matching).
 
-Owns the loss and the loop. One caption in ten is dropped, for classifier-free guidance.
+Owns the losses and the loop. One caption in ten is dropped, for classifier-free guidance. Hidden
+states are aligned with what another network sees (`alignment.py`).
 The learning rate is constant until the last minutes, so that training can be stopped and continued.
 
 Shapes: B pictures, T tokens, C channels.
@@ -12,7 +13,7 @@ import copy
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +23,10 @@ from typing import Any
 import numpy as np
 import torch
 from adoption import adopt
+from alignment import NUM_DIRECTIONS, Aligner
 from codec_training import LATENT_CHANNELS
 from corpus import NUM_PATCHES, Corpus
+from cpu_forms import use_cpu_forms
 from model import Model, ModelSize, is_modulation
 from text import EMBEDDING_SIZE, MAX_TOKENS, choose_tokens, new_tokenizer
 from torch import Tensor, nn
@@ -31,6 +34,7 @@ from torch.nn import functional
 from transformers import BertTokenizer
 
 _DROPPED = 0.1
+_ALIGNMENT = 0.5  # of its loss
 _MOMENTUM = 0.998
 _SHORT = 16  # tokens, which 98 % of captions need
 _LONG_SHARE = 0.12  # batches that are padded to MAX_TOKENS, as prompts are served
@@ -60,14 +64,15 @@ class ModelTraining:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Latents `[B, T, C]` and ids of captions `[B, L]`."""
+    """Latents `[B, T, C]`, ids of captions `[B, L]`, and what is seen `[B, T, F]`."""
 
     clean: Tensor
     ids: Tensor
+    seen: Tensor
 
     def split(self, num_parts: int) -> list[Batch]:
         """The batch in equal parts."""
-        parts = (tensor.chunk(num_parts) for tensor in (self.clean, self.ids))
+        parts = (tensor.chunk(num_parts) for tensor in (self.clean, self.ids, self.seen))
         return [Batch(*part) for part in zip(*parts, strict=True)]
 
 
@@ -80,7 +85,8 @@ class ModelTrainer:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.corpus = Corpus(folder)
         self.path = folder / "model.pt"
-        self.num_iterations, self.spent_s, self.loss = 0, 0.0, 1.0
+        self.num_iterations, self.spent_s = 0, 0.0
+        self.losses = {"velocity": 1.0, "alignment": 1.0}
         is_cpu = self.device.type == "cpu"
         # On a CPU, threads that take small parts of a batch wait less than threads within layers,
         # which synchronise thousands of times per step, and spin meanwhile.
@@ -110,15 +116,30 @@ class ModelTrainer:
         self.tokenizer = new_tokenizer(tokens)
         self.model.to(self.device)
         self.mean = copy.deepcopy(self.model).eval().requires_grad_(False)
-        self.optimizers = _optimizers(self.model, self.options.learning_rate)
-        self._trained = [p for p in self.model.parameters() if p.requires_grad]
+        self.aligner = Aligner(64 * self.size.num_heads).to(self.device)
+        rate = self.options.learning_rate
+        self.optimizers = [
+            *_optimizers(self.model, rate),
+            torch.optim.AdamW(self.aligner.parameters(), rate, (0.9, 0.98), weight_decay=0.01),
+        ]
+        self._trained = [
+            parameter
+            for parameter in (*self.model.parameters(), *self.aligner.parameters())
+            if parameter.requires_grad
+        ]
         if state:
             self._restore(state)
         if self.options.compiles:
+            if self.device.type == "cpu":
+                use_cpu_forms(self.model.transformer)
             # The matcher would put the fused attention back. Graphs that are C++ throughout run
             # without Python's lock, for which threads would wait a third of the time.
-            options = {"pattern_matcher": False, "cpp_wrapper": self.device.type == "cpu"}
-            self.model.transformer.compile(dynamic=False, options=options)
+            options = {
+                "pattern_matcher": False,
+                "cpp_wrapper": self.device.type == "cpu",
+                "guard_filter_fn": _only_of_words,
+            }
+            self.model.run = torch.compile(self.model.run, dynamic=False, options=options)
             # By a thread of those that train, whose state the compiler asks for, and alone: two
             # that compile at once may wait for each other for ever.
             for length in (_SHORT, MAX_TOKENS):
@@ -128,7 +149,8 @@ class ModelTrainer:
         """A part of a batch, of nothing."""
         rows = self.options.num_rows // self._num_parts
         clean = torch.zeros(rows, NUM_PATCHES, 4 * LATENT_CHANNELS, device=self.device)
-        return Batch(clean, torch.zeros(rows, length, dtype=torch.long, device=self.device))
+        ids = torch.zeros(rows, length, dtype=torch.long, device=self.device)
+        return Batch(clean, ids, clean.new_zeros(rows, NUM_PATCHES, NUM_DIRECTIONS))
 
     def train(self) -> None:
         """Train for the given minutes, or until SIGTERM; a checkpoint every five."""
@@ -141,7 +163,8 @@ class ModelTrainer:
             self.spent_s += time.monotonic() - began_s
             is_over = self._is_stopped or self.spent_s >= self.options.minutes * 60
             if self.num_iterations % _LOGGED == 0 or is_over:
-                print(f"{self.num_iterations} {self.loss:.4f} {self.spent_s:.0f} s", flush=True)
+                losses = " ".join(f"{name} {loss:.4f}" for name, loss in self.losses.items())
+                print(f"{self.num_iterations} {losses} {self.spent_s:.0f} s", flush=True)
             if self.spent_s - saved_s > _SAVED_S or is_over:
                 self.save()
                 saved_s = self.spent_s
@@ -163,11 +186,11 @@ class ModelTrainer:
             self.corpus.refresh()
             for _ in range(_PER_REFRESH):
                 numbers = rng.choice(len(self.corpus), self.options.num_rows, replace=False)
-                clean, captions = self.corpus.batch(numbers, rng)
+                clean, seen, captions = self.corpus.batch(numbers, rng)
                 captions = ["" if rng.random() < _DROPPED else said for said in captions]
                 length = MAX_TOKENS if rng.random() < _LONG_SHARE else _SHORT
                 ids = tokenize(self.tokenizer, captions, length)
-                yield Batch(clean.to(self.device), ids.to(self.device))
+                yield Batch(*(part.to(self.device) for part in (clean, ids, seen)))
 
     def step(self, batch: Batch) -> None:
         """One update."""
@@ -175,16 +198,17 @@ class ModelTrainer:
         parts = batch.split(self._num_parts)
         for parameter in self._trained:
             parameter.grad = torch.zeros_like(parameter)
-        losses = list(self._pool.map(self._add_gradients, parts))
+        found = list(self._pool.map(self._add_gradients, parts))
         nn.utils.clip_grad_norm_(self._trained, 1.0)
         list(self._pool.map(_step, self.optimizers))
         self.num_iterations += 1
-        self.loss += 0.02 * (sum(losses) / len(losses) - self.loss)
+        for name, losses in zip(self.losses, zip(*found, strict=True), strict=True):
+            self.losses[name] += 0.02 * (sum(losses) / len(losses) - self.losses[name])
         self._update_mean()
 
-    def _add_gradients(self, part: Batch) -> float:
-        """The loss of part of a batch, whose share of the gradients is added to them."""
-        loss, found = self._gradients(part)
+    def _add_gradients(self, part: Batch) -> tuple[float, float]:
+        """The losses of part of a batch, whose share of the gradients is added to them."""
+        losses, found = self._gradients(part)
         given = [
             (parameter.grad, gradient)
             for parameter, gradient in zip(self._trained, found, strict=True)
@@ -192,19 +216,23 @@ class ModelTrainer:
         ]
         with self._lock:
             torch._foreach_add_(*map(list, zip(*given, strict=True)), alpha=1 / self._num_parts)
-        return loss
+        return losses
 
-    def _gradients(self, batch: Batch) -> tuple[float, tuple[Tensor | None, ...]]:
-        """The loss of part of a batch, and the gradients of all trained parameters."""
+    def _gradients(self, batch: Batch) -> tuple[tuple[float, float], tuple[Tensor | None, ...]]:
+        """The losses of part of a batch, and the gradients of all trained parameters."""
         rows = len(batch.clean)
         noise = torch.randn_like(batch.clean)
         level = torch.randn(rows, device=self.device).sigmoid()
         share = level[:, None, None]
         noisy = (1 - share) * batch.clean + share * noise
-        with torch.autocast(self.device.type, torch.bfloat16):
-            velocity = self.model(noisy, level, batch.ids)
-            loss = functional.mse_loss(velocity.float(), noise - batch.clean)
-            return loss.item(), torch.autograd.grad(loss, self._trained, allow_unused=True)
+        # The cache of casts is the process's: threads would wait for it with Python's lock in hand.
+        with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False):
+            velocity, hidden = self.model.look(noisy, level, batch.ids)
+            error = functional.mse_loss(velocity.float(), noise - batch.clean)
+            distance = self.aligner.loss(hidden, batch.seen)
+            loss = error + _ALIGNMENT * distance
+            found = torch.autograd.grad(loss, self._trained, allow_unused=True)
+        return (error.item(), distance.item()), found
 
     def _set_rates(self) -> None:
         left_s = self.options.minutes * 60 - self.spent_s
@@ -225,12 +253,13 @@ class ModelTrainer:
         state = {
             "model": self.model.state_dict(),
             "mean": self.mean.state_dict(),
+            "aligner": self.aligner.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "tokens": self.tokenizer.get_vocab(),
             "size": [self.size.num_heads, self.size.num_double, self.size.num_single],
             "num_iterations": self.num_iterations,
             "spent_s": self.spent_s,
-            "loss": self.loss,
+            "losses": self.losses,
         }
         draft = self.path.with_suffix(".tmp")
         torch.save(state, draft)
@@ -239,10 +268,11 @@ class ModelTrainer:
     def _restore(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         self.mean.load_state_dict(state["mean"])
+        self.aligner.load_state_dict(state["aligner"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         self.num_iterations, self.spent_s = state["num_iterations"], state["spent_s"]
-        self.loss = state["loss"]
+        self.losses = state["losses"]
 
 
 def tokenize(tokenizer: BertTokenizer, prompts: list[str], length: int) -> Tensor:
@@ -253,6 +283,14 @@ def tokenize(tokenizer: BertTokenizer, prompts: list[str], length: int) -> Tenso
 
 def _step(optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
+
+
+def _only_of_words(guards: Sequence[Any]) -> list[bool]:
+    """Have nothing but the words' length compiled for, and nothing compiled anew as training runs.
+
+    Then one thread would compile while the other computes, and both may wait for ever.
+    """
+    return [guard.guard_type == "TENSOR_MATCH" and "words" in guard.name for guard in guards]
 
 
 def _attend_in_products() -> None:

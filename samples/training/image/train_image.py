@@ -95,6 +95,7 @@ def _codec(options: argparse.Namespace) -> None:
 
 def _latents(options: argparse.Namespace) -> None:
     from adoption import adopt_codec
+    from alignment import write_seen
     from corpus import write_shards
     from export import open_codec
     from pictures.compositions import open_catalogue
@@ -106,6 +107,7 @@ def _latents(options: argparse.Namespace) -> None:
     drawings = fetch_drawings(options.folder, catalogue)
     codec = open_codec(options.folder)
     write_shards(options.folder, codec, catalogue, drawings, options.shards)
+    write_seen(options.folder, codec)
 
 
 def _model(options: argparse.Namespace) -> None:
