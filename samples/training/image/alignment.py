@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from corpus import seen_beside, shards_of, to_latents
 from diffusers import AutoencoderDC
-from judges import Eye
 from rich.progress import track
+from sight import Eye
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -97,5 +97,5 @@ class _Looker:
             latents = to_latents(part).contiguous(memory_format=torch.channels_last)
             with torch.autocast(self._codec.device.type, torch.bfloat16):
                 pixels = self._codec.decode(latents).sample
-            parts.append(self._eye.see(pixels.float().clamp(-1, 1)).map.float())
+            parts.append(self._eye.map(pixels.float().clamp(-1, 1)))
         return torch.cat(parts)

@@ -18,7 +18,7 @@ import torch
 from corpus import pixels_of, sample_trained
 from diffusers import DiffusionPipeline, FluxPipeline
 from diversity import mean_distance, mean_number, mean_spread, nearest_distance, share_within
-from judges import Judges, Seen, through_codec
+from judges import Judges, through_codec
 from pictures.arrangements import COUNTS, Arrangement, sample_arrangement
 from pictures.compositions import Catalogue
 from pictures.descriptions import Describer
@@ -29,6 +29,7 @@ from prompts import SEEDS_SHEET, SHEET
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from sight import Seen
 from text import MAX_TOKENS
 from torch import Tensor
 from torch.nn import functional
@@ -145,7 +146,7 @@ def evaluate(
 
 def naming_table(pipeline: FluxPipeline, drawing: Drawing, studio: Studio, judges: Judges) -> Table:
     """How often the things are named right, by a classifier and by the embedded model that sees."""
-    table = Table("pictures", "one thing", "related things", "the latter seen", "wrong")
+    table = Table("pictures", "one thing", "related things", "seen: one", "related", "wrong")
     lone = list(islice(studio.held_out(is_lone=True), studio.extent.num_lone))
     related = list(islice(studio.held_out(is_lone=False), studio.extent.num_related))
     real = {"lone": studio.paint(lone, 4), "related": studio.paint(related, 4)}
@@ -162,6 +163,7 @@ def naming_table(pipeline: FluxPipeline, drawing: Drawing, studio: Studio, judge
                 label,
                 f"{right:.1%}",
                 f"{named_right(judges, company, related)[0]:.1%}",
+                f"{seen_right(see, alone, lone, studio.catalogue):.1%}",
                 f"{seen_right(see, company, related, studio.catalogue):.1%}",
                 ", ".join(wrong[:12]),
             )
