@@ -93,7 +93,7 @@ class Labels:
 class NamerTraining:
     """Options of the training."""
 
-    num_passes: int = 6
+    num_passes: int = 4
     learning_rate: float = 1e-3
     blocks_learning_rate: float = 3e-4
     weight_decay: float = 0.1
