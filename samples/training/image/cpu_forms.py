@@ -26,7 +26,10 @@ def use_cpu_forms(transformer: FluxTransformer2DModel) -> None:
 
 
 def gelu(values: Tensor) -> Tensor:
-    """GELU in its approximation by tanh, as a sigmoid, which costs a third: (1 + tanh y) / 2."""
+    """GELU in its approximation by tanh (arXiv:1606.08415), for any shape.
+
+    As a sigmoid, since (1 + tanh y) / 2 is one of 2 y, it costs a third.
+    """
     wide = values.float()
     inner = wide * (1 + 0.044715 * wide * wide)
     return (wide * torch.sigmoid(1.5957691216057308 * inner)).to(values.dtype)
@@ -55,7 +58,10 @@ class Attention:
         attention_mask: Tensor | None = None,
         image_rotary_emb: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """The states of the image, and of the words if they have layers of their own."""
+        """The states of the image `[B, S, H D]`, and of the words if they have layers of their own.
+
+        Without such layers `hidden_states` are those of the words, then those of the image.
+        """
         assert attention_mask is None
         assert image_rotary_emb is not None
         query, key, value = (

@@ -2,7 +2,7 @@
 
 Owns its size and how it begins. Knows nothing of training.
 
-Shapes: B pictures, T tokens, C channels.
+Shapes: B pictures, T tokens, C channels, D of a hidden state.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Model(nn.Module):
         return self.look(noisy, level, ids)[0]
 
     def look(self, noisy: Tensor, level: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Velocities, and the hidden states of a block in the first half."""
+        """Velocities `[B, T, C]`, and hidden states of a block in the first half, `[B, T, D]`."""
         words, whole = self.readers(ids)
         return self.run(noisy, level, words, whole)
 

@@ -113,6 +113,7 @@ class Eye:
         return Seen(pooled, (coarse_BPC @ self._mixture).flatten(1), early.half())
 
     def _early(self, pixels: Tensor) -> Tensor:
+        """Of the last block that stays as it is, `[B, C, H, W]`."""
         large = functional.interpolate(pixels, size=_SIDE, mode="bilinear", antialias=True)
         given = large.to(self._stem[0].weight.dtype)
         early: Tensor = self._stem(given.contiguous(memory_format=torch.channels_last))
