@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from support.browser import barriers, chromium, opened
+from support.http import until
 from support.serve_process import Server
 
 PANELS = ("chat", "speech", "images", "embeddings", "timeline")
@@ -131,7 +132,8 @@ def test_what_is_spoken_plays_and_is_written_down(page: Any) -> None:
         assert (sound.getframerate(), sound.getnchannels()) == (24000, 1)
         assert sound.getnframes() > 24000
     slider = page.get_by_role("slider", name="Position in the speech")
-    page.wait_for_function("Number(document.querySelector('#speak-wave').ariaValueNow) > 0.2")
+    # Not `wait_for_function`: it evaluates strings in the page, whose policy forbids that.
+    until(lambda: float(slider.get_attribute("aria-valuenow") or 0) > 0.2)
     slider.press("Home")
     assert float(slider.get_attribute("aria-valuemax")) > 1
     page.get_by_role("button", name="Use the speech").click()
@@ -143,7 +145,8 @@ def test_what_is_spoken_plays_and_is_written_down(page: Any) -> None:
     page.keyboard.press("ArrowRight")
     assert words.nth(1).evaluate("(word) => word === document.activeElement")
     page.get_by_text("London").last.click()
-    page.wait_for_function("document.querySelector('#hear-audio').currentTime > 0.5")
+    hear = page.locator("#hear-audio")
+    until(lambda: hear.evaluate("(audio) => audio.currentTime > 0.5"))
 
 
 def test_a_recording_is_transcribed(page: Any) -> None:
