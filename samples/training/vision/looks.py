@@ -10,11 +10,10 @@ from pathlib import Path
 
 import resvg_py
 from pictures.compositions import Catalogue
-from pictures.sprites import Shown, Sprites, fetch_sprites
-from rich.progress import Progress as Bar
+from pictures.fetching import fetched
+from pictures.sprites import Sprites, fetch_sprites
 
-from triptych.core.weights.npm import NpmPackage, fetch_npm
-from triptych.core.weights.packages import run_installer
+from triptych.core.weights.npm import NpmPackage
 
 LOOKS = ("3d", "flat", "fluent-flat", "fluent-modern")
 """Styles of training images."""
@@ -61,16 +60,14 @@ def fetch_looks(folder: Path, catalogue: Catalogue) -> Looks:
     plain = fetch_sprites(folder)
     looks = {name for others in catalogue.other_sprites.values() for name in others.values()}
     codes = {plain.code(emoji) for emoji in {*catalogue.sprites.values(), *looks}}
-    with Bar() as bar:
-        for style, package in {**SVG_PACKAGES, UNSEEN_LOOK: TWEMOJI}.items():
-            if (folder / style).is_dir():
-                continue
-            archive = fetch_npm(package, folder, Shown(bar), run_installer)
+    for style, package in {**SVG_PACKAGES, UNSEEN_LOOK: TWEMOJI}.items():
+        if (folder / style).is_dir():
+            continue
+        with fetched(package, folder) as archive:
             partial = folder / f"{style}.part"
             partial.mkdir(exist_ok=True)
             _unpack(archive, partial, codes)
             partial.rename(folder / style)
-            archive.unlink()
     return Looks(folder)
 
 

