@@ -133,6 +133,24 @@ def test_what_is_in_something_is_hidden_by_its_front() -> None:
     assert behind.front < 1 == inside.front
 
 
+def test_drawings_begin_where_cells_of_latents_do(
+    arrangements: ModuleType, catalogue: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pictures.rendering
+    from pictures.grounds import Ground
+
+    monkeypatch.setattr(pictures.rendering, "_TURNED_SHARE", 0.0)
+    plain = of(arrangements, "", "cat", ground=Ground("white"))
+    widths, corners = set(), set()
+    for image in images(catalogue, plain, range(40)):
+        rows, columns = np.nonzero(image.min(-1) < 150)
+        corners |= {(columns.min(), rows.min())}
+        widths |= {columns.max() - columns.min() + 1}
+    assert all(x % 8 == 0 and y % 8 == 0 for x, y in corners)
+    assert len(corners) > 5
+    assert 3 <= len(widths) <= 5
+
+
 def test_a_style_is_honoured_or_given_up(arrangements: ModuleType, catalogue: Any) -> None:
     from pictures.drawings import SETS
     from pictures.rendering import choose_set, drawable

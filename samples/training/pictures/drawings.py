@@ -1,4 +1,4 @@
-"""Several drawings of each object, from eight sets of emoji in npm packages.
+"""Several drawings of each object, from five sets of emoji in npm packages.
 
 Owns the sets, the styles that a caption may name, fetching, and rendering of SVG. All sets are
 under licences without share-alike, so that weights trained on them can be Apache-2.0. Knows
@@ -47,10 +47,10 @@ def _iconify(name: str, version: str, sha256: str) -> NpmPackage:
 
 SETS: Mapping[str, DrawingSet] = MappingProxyType(
     {
-        "fluent-3d": DrawingSet("3d", 0.3),
+        "fluent-3d": DrawingSet("3d", 0.38),
         "fluent-flat": DrawingSet(
             "flat",
-            0.13,
+            0.16,
             "fluent",
             _iconify(
                 "fluent-emoji-flat",
@@ -60,7 +60,7 @@ SETS: Mapping[str, DrawingSet] = MappingProxyType(
         ),
         "twemoji": DrawingSet(
             "flat",
-            0.15,
+            0.2,
             "twemoji",
             _iconify(
                 "twemoji",
@@ -68,19 +68,9 @@ SETS: Mapping[str, DrawingSet] = MappingProxyType(
                 "19046dff7d8707ce96212ec86468b36ac5f8e60409629dd13f809265c6d0ebb7",
             ),
         ),
-        "emojione": DrawingSet(
-            "flat",
-            0.1,
-            "emojione",
-            _iconify(
-                "emojione",
-                "1.2.3",
-                "26a14f44284407e8bcde91799388dca2bfd91dbcd55a97f425524a1c5b73610e",
-            ),
-        ),
         "noto": DrawingSet(
             "cartoon",
-            0.16,
+            0.22,
             "noto",
             _iconify(
                 "noto",
@@ -88,29 +78,9 @@ SETS: Mapping[str, DrawingSet] = MappingProxyType(
                 "3e918d88fc945c0bb3d468dbace6f88caef67f01c9f0e7bcae0915a042e8f1ad",
             ),
         ),
-        "noto-v1": DrawingSet(
-            "cartoon",
-            0.07,
-            "blob",
-            _iconify(
-                "noto-v1",
-                "1.2.5",
-                "2bf62c26c2c2884aa99e90aec942cdaee17a5921f05690694f4978ad4b017c37",
-            ),
-        ),
-        "fxemoji": DrawingSet(
-            "cartoon",
-            0.06,
-            "firefox",
-            _iconify(
-                "fxemoji",
-                "1.2.2",
-                "f3e72b3c59d05e1db03b7e308d55c0d05bd7ba3f625a90da1b79313c12858eef",
-            ),
-        ),
         OUTLINES: DrawingSet(
             "outline",
-            0.03,
+            0.04,
             "",
             _iconify(
                 "fluent-emoji-high-contrast",
@@ -120,7 +90,7 @@ SETS: Mapping[str, DrawingSet] = MappingProxyType(
         ),
     }
 )
-"""Fluent (MIT), Twemoji and EmojiOne 2 (CC-BY-4.0), Noto, Noto's blobs and FxEmoji (Apache-2.0)."""
+"""Fluent (MIT), Twemoji (CC-BY-4.0) and Noto (Apache-2.0)."""
 STYLES = tuple(dict.fromkeys(one.style for one in SETS.values()))
 
 

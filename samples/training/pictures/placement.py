@@ -11,7 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from pictures.arrangements import COUNTS
-from pictures.compositions import Spot
+from pictures.compositions import PICTURE_SIZE, Spot
+
+_STEPS = np.array((32, 40, 48, 56, 64, 80, 96, 112, 120)) / PICTURE_SIZE
+"""Sizes that things have: few, so that a small model learns each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +38,16 @@ def place(relation: str, said: str, rng: np.random.Generator) -> list[Placed]:
     return _pair(relation, rng)
 
 
+def _stepped(size: float) -> float:
+    """The nearest of the sizes."""
+    return float(_STEPS[np.abs(_STEPS - size).argmin()])
+
+
 def _lone_spot(said: str, rng: np.random.Generator) -> Spot:
     size = {"large": rng.uniform(0.86, 0.99), "small": rng.uniform(0.3, 0.42)}.get(
         said, rng.uniform(0.36, 0.5) if said else rng.uniform(0.5, 0.92)
     )
+    size = _stepped(size)
     free = (1 - size) / 2
     x, y = 0.5 + free * rng.uniform(-1, 1, 2)
     aside = rng.uniform(0.2, 0.29)
@@ -49,7 +58,7 @@ def _lone_spot(said: str, rng: np.random.Generator) -> Spot:
 
 def _scattered(count: int, rng: np.random.Generator) -> list[Spot]:
     """Spots of several of a kind, apart from each other."""
-    size = {2: 0.46, 3: 0.4, 4: 0.37, 5: 0.31}[count] * rng.uniform(0.82, 1.05)
+    size = _stepped({2: 0.46, 3: 0.4, 4: 0.37, 5: 0.31}[count] * rng.uniform(0.82, 1.05))
     grids: Mapping[int, list[list[tuple[float, float]]]] = {
         2: [[(-1, 0), (1, 0)], [(0, -1), (0, 1)], [(-1, -0.8), (1, 0.8)], [(-1, 0.8), (1, -0.8)]],
         3: [[(-1, -0.9), (1, -0.9), (0, 0.9)], [(-1, 0.9), (1, 0.9), (0, -0.9)]],
@@ -61,12 +70,12 @@ def _scattered(count: int, rng: np.random.Generator) -> list[Spot]:
     step = {2: 0.25, 3: 0.25, 4: 0.24, 5: 0.26}[count]
     moved = [0.5 + np.array(offset) * step + rng.uniform(-0.035, 0.035, 2) for offset in offsets]
     inside = [centre.clip(0.5 - reach, 0.5 + reach) for centre in moved]
-    return [Spot(float(x), float(y), float(size * rng.uniform(0.92, 1.04))) for x, y in inside]
+    return [Spot(float(x), float(y), size) for x, y in inside]
 
 
 def _row(is_between: bool, rng: np.random.Generator) -> list[Placed]:
     """Three different things; with `is_between` the first is in the middle."""
-    size = rng.uniform(0.28, 0.34)
+    size = _stepped(rng.uniform(0.28, 0.34))
     slots = [0.18, 0.5, 0.82]
     order = [1, 0, 2] if is_between else [0, 1, 2]
     if is_between and rng.random() < 0.5:
@@ -79,14 +88,14 @@ def _row(is_between: bool, rng: np.random.Generator) -> list[Placed]:
     for index, slot in enumerate(order):
         y = level + (bent if slot == 1 else -bent) + rng.uniform(-0.04, 0.04)
         x = slots[slot] + rng.uniform(-0.01, 0.01)
-        spots.append(Placed(index, Spot(float(x), float(y), float(size * rng.uniform(0.95, 1.05)))))
+        spots.append(Placed(index, Spot(float(x), float(y), size)))
     return spots
 
 
 def _pair(relation: str, rng: np.random.Generator) -> list[Placed]:
     """Two things. Offsets are from the one that stands to the one that is related to it."""
     if relation in ("next to", "left of"):
-        first_size, second_size = rng.uniform(0.36, 0.49, 2)
+        first_size, second_size = map(_stepped, rng.uniform(0.36, 0.49, 2))
         gap = 0.25 if relation == "left of" or rng.random() < 0.5 else -0.25
         level = rng.uniform(0.42, 0.58, 2)
         ways = rng.uniform(-0.015, 0.015, 2)
@@ -99,7 +108,7 @@ def _pair(relation: str, rng: np.random.Generator) -> list[Placed]:
 
 def _stacked(rng: np.random.Generator, upper: int, gap: float) -> list[Placed]:
     """One above the other; a negative gap lets them overlap, the upper one in front."""
-    sizes = rng.uniform(0.37, 0.47), rng.uniform(0.4, 0.5)
+    sizes = _stepped(rng.uniform(0.37, 0.47)), _stepped(rng.uniform(0.4, 0.5))
     x = 0.5 + rng.uniform(-0.12, 0.12)
     total = sizes[0] + gap + sizes[1]
     top = 0.5 - total / 2 + rng.uniform(-0.02, 0.02)
@@ -110,9 +119,9 @@ def _stacked(rng: np.random.Generator, upper: int, gap: float) -> list[Placed]:
 
 
 def _inside(rng: np.random.Generator) -> list[Placed]:
-    size = rng.uniform(0.58, 0.7)
+    size = _stepped(rng.uniform(0.58, 0.7))
     x, y = 0.5 + rng.uniform(-0.12, 0.12), 0.6 + rng.uniform(-0.03, 0.04)
-    inner = size * rng.uniform(0.62, 0.75)
+    inner = _stepped(size * rng.uniform(0.62, 0.75))
     above = y - size * rng.uniform(0.32, 0.42)
     lean = rng.uniform(-0.06, 0.06)
     return [
@@ -122,7 +131,7 @@ def _inside(rng: np.random.Generator) -> list[Placed]:
 
 
 def _riding(rng: np.random.Generator) -> list[Placed]:
-    size, rider = rng.uniform(0.54, 0.66), rng.uniform(0.4, 0.5)
+    size, rider = _stepped(rng.uniform(0.54, 0.66)), _stepped(rng.uniform(0.4, 0.5))
     x, y = 0.5 + rng.uniform(-0.12, 0.12), 0.97 - size / 2 - rng.uniform(0.0, 0.06)
     seat = y - size * rng.uniform(0.34, 0.46)
     lean = rng.uniform(-0.08, 0.08)
@@ -133,7 +142,7 @@ def _riding(rng: np.random.Generator) -> list[Placed]:
 
 
 def _holding(rng: np.random.Generator) -> list[Placed]:
-    size, held = rng.uniform(0.62, 0.76), rng.uniform(0.3, 0.38)
+    size, held = _stepped(rng.uniform(0.62, 0.76)), _stepped(rng.uniform(0.3, 0.38))
     hand = -1 if rng.random() < 0.5 else 1
     x, y = 0.5 - hand * rng.uniform(0.06, 0.12), 0.5 + rng.uniform(-0.06, 0.06)
     return [
@@ -143,7 +152,7 @@ def _holding(rng: np.random.Generator) -> list[Placed]:
 
 
 def _before(rng: np.random.Generator, front: int) -> list[Placed]:
-    size, near = rng.uniform(0.54, 0.66), rng.uniform(0.38, 0.48)
+    size, near = _stepped(rng.uniform(0.54, 0.66)), _stepped(rng.uniform(0.38, 0.48))
     aside = (-1 if rng.random() < 0.5 else 1) * rng.uniform(0.08, 0.16)
     return [
         Placed(1 - front, Spot(0.5 - aside, 0.36 + rng.uniform(-0.02, 0.03), size)),

@@ -20,8 +20,9 @@ from pictures.placement import Placed, place
 from pictures.sprites import TINTS, Tint, tinted
 
 _FREE_TINT_SHARE = 0.3
-_OWN_COLOURED = ("noto-v1", "fxemoji")  # sets whose colours are often not those in nature
-_MIRRORED_SHARE, _UPRIGHT_SHARE = 0.5, 0.4
+_MIRRORED_SHARE, _TURNED_SHARE = 0.5, 0.3
+_TURNS_DEGREES = (-12, 12)
+_CELL = 8  # pixels: drawings begin where the codec's latents do
 _LEAST_CONTRAST = 60.0
 
 
@@ -37,16 +38,11 @@ def choose_set(
 def _fitting_sets(arrangement: Arrangement, catalogue: Catalogue, drawings: Drawings) -> list[str]:
     """Sets of the style that is said, that have all the things, in the colours that are said."""
     emoji = [catalogue.look(thing)[0] for thing in arrangement.things]
-    is_natural = any(
-        thing.colour is not None and thing.colour not in catalogue.colours(thing.name)
-        for thing in arrangement.things
-    )
     return [
         name
         for name, one in SETS.items()
         if arrangement.style in ("", one.style, one.word)
         and all(drawings.has(name, each) for each in emoji)
-        and not (is_natural and name in _OWN_COLOURED)
     ]
 
 
@@ -95,8 +91,8 @@ def render(
     for placed in chosen.placed:
         drawing = _posed(looks[placed.index], placed.spot.size * PICTURE_SIZE, rng)
         corner = (
-            round(placed.spot.x * PICTURE_SIZE - drawing.width / 2),
-            round(placed.spot.y * PICTURE_SIZE - drawing.height / 2),
+            _cell(placed.spot.x * PICTURE_SIZE - drawing.width / 2),
+            _cell(placed.spot.y * PICTURE_SIZE - drawing.height / 2),
         )
         picture.paste(drawing, corner, drawing)
         if placed.front < 1:
@@ -106,6 +102,15 @@ def render(
     for lower, corner in fronts:
         picture.paste(lower, corner, lower)
     return picture
+
+
+def _cell(pixels: float) -> int:
+    """The nearest place where a cell of latents begins.
+
+    The codec turns what is moved by a whole cell into the same latents, moved. So a small model
+    learns a few of each drawing, not one for every pixel that it may begin at.
+    """
+    return round(pixels / _CELL) * _CELL
 
 
 def _look(
@@ -174,8 +179,8 @@ def _posed(look: Image.Image, size: float, rng: np.random.Generator) -> Image.Im
     """A drawing mirrored, turned and scaled so that its longer side, upright, is `size` pixels."""
     if rng.random() < _MIRRORED_SHARE:
         look = look.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    if rng.random() >= _UPRIGHT_SHARE:
-        angle = float(np.clip(rng.normal(0, 9), -22, 22))
+    if rng.random() < _TURNED_SHARE:
+        angle = float(rng.choice(_TURNS_DEGREES))
         look = look.rotate(angle, Image.Resampling.BILINEAR, expand=True)
     scale = size / SIDE
     width, height = (max(1, round(length * scale)) for length in look.size)
