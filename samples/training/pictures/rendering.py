@@ -36,7 +36,7 @@ def choose_set(
 
 
 def _fitting_sets(arrangement: Arrangement, catalogue: Catalogue, drawings: Drawings) -> list[str]:
-    """Sets of the style that is said, that have all the things, in the colours that are said."""
+    """Sets of the style that is said, that have all the things."""
     emoji = [catalogue.look(thing)[0] for thing in arrangement.things]
     return [
         name
