@@ -25,7 +25,7 @@ def recipe() -> Iterator[None]:
     yield
     sys.path[:] = path
     for name in set(sys.modules) - known:
-        if name.partition(".")[0] in ("pictures", "diversity"):
+        if name.partition(".")[0] in ("pictures", "diversity", "alignment"):
             del sys.modules[name]
 
 
@@ -133,7 +133,7 @@ def test_what_is_in_something_is_hidden_by_its_front() -> None:
     assert behind.front < 1 == inside.front
 
 
-def test_drawings_begin_where_cells_of_latents_do(
+def test_drawings_begin_where_tokens_do(
     arrangements: ModuleType, catalogue: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import pictures.rendering
@@ -146,7 +146,7 @@ def test_drawings_begin_where_cells_of_latents_do(
         rows, columns = np.nonzero(image.min(-1) < 150)
         corners |= {(columns.min(), rows.min())}
         widths |= {columns.max() - columns.min() + 1}
-    assert all(x % 8 == 0 and y % 8 == 0 for x, y in corners)
+    assert all(x % 16 == 0 and y % 16 == 0 for x, y in corners)
     assert len(corners) > 5
     assert 3 <= len(widths) <= 5
 
@@ -198,3 +198,26 @@ def test_measures_fail_a_collapsed_model() -> None:
     assert diversity.nearest_distance(collapsed.flatten(0, 1), flat) == pytest.approx(0, abs=1e-3)
     assert diversity.mean_number(["a", "a", "b", "c"], 2) == 1.5
     assert diversity.mean_spread(collapsed) == pytest.approx(0, abs=1e-6)
+
+
+def test_labels_say_what_is_drawn_at_each_token(arrangements: ModuleType, catalogue: Any) -> None:
+    from alignment import LABEL_SIZE, Labeller
+    from pictures.grounds import Ground
+    from pictures.rendering import paint, sketch
+
+    one = of(arrangements, "left of", "cat", "dog", ground=Ground("white"))
+    rng = np.random.default_rng(4)
+    chosen = sketch(one, catalogue, Shapes(), rng)
+    drawn = paint(one, catalogue, Shapes(), rng, chosen)
+    labeller = Labeller(catalogue)
+    labels = labeller.labels(drawn, ["cat", "dog"], chosen.set_name).reshape(8, 8, LABEL_SIZE)
+    pixels = np.asarray(drawn.image).reshape(8, 16, 8, 16, 3).min((1, 3, 4))
+    is_thing = labels[..., -1] == 0
+    np.testing.assert_array_equal(is_thing & (pixels > 230), False)
+    names = np.where(
+        labels[..., :45] @ (labeller._things["cat"] - labeller._things["dog"]) > 0, 0, 1
+    )
+    columns = np.broadcast_to(np.arange(8), (8, 8))
+    assert columns[is_thing & (names == 0)].max() < columns[is_thing & (names == 1)].min()
+    turned = labeller.labels(drawn, ["dog", "cat"], chosen.set_name).reshape(8, 8, LABEL_SIZE)
+    assert not np.array_equal(turned, labels)

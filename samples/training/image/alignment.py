@@ -1,101 +1,94 @@
-"""Alignment of the denoiser's hidden states with what another network sees in the clean image.
+"""Alignment of the denoiser's hidden states with what is drawn at each place of the clean image.
 
-Owns the targets, `seen-NNNN.npy` beside each shard of the corpus (`[N, T, F]`, float16), and the
-layers that lead from hidden states to them. The targets are an EfficientNet's features of what the
-codec makes of the latents, along their main directions; each of T places is one of the model's
-tokens. A hidden state that is to tell them from a noisy image and a caption must know which thing
-is meant, and where it is (REPA: Yu et al. 2024, arXiv:2410.06940). Nothing here is exported.
+Owns the labels, of which the corpus has one for each of the model's tokens, and the layers that
+lead from hidden states to them. A label says which thing is drawn there, from which set, how large,
+whether mirrored, and which part of it. A hidden state that is to tell it from a noisy image and a
+caption must know which thing is meant, and where it is. This is REPA (Yu et al. 2024,
+arXiv:2410.06940), but with what is known of a composite in place of another network's features.
+Nothing here is exported.
 
-Shapes: N images, B of a batch, T tokens, C channels, F directions.
+Shapes: B images, T tokens, C channels, F of a label, H height, W width, D drawings.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
-import torch
-from corpus import seen_beside, shards_of, to_latents
-from diffusers import AutoencoderDC
-from rich.progress import track
-from sight import Eye
+from numpy.typing import NDArray
+from pictures.compositions import Catalogue
+from pictures.drawings import SETS
+from pictures.rendering import Drawn, Pose
 from torch import Tensor, nn
 from torch.nn import functional
 
-NUM_DIRECTIONS = 64
+_TOKEN = 16  # pixels a side
+_THING, _SET, _PART = 45, 8, 8
+LABEL_SIZE = _THING + _SET + _PART + 3
+"""Thing, set, part of the drawing, then its size, whether it is mirrored, and the ground."""
+_SET_WEIGHT, _PART_WEIGHT, _POSE_WEIGHT = 0.6, 0.35, 0.4
+_USUAL_SIZE = 72.0  # pixels
+_LEAST_SHARE = 0.2  # of a token's pixels that a drawing must have
 _NUM_HIDDEN = 512
-_BATCH = 32
-_SOME = 1024  # images that directions are found in
 
 
 class Aligner(nn.Module):
-    """From hidden states to what is seen there."""
+    """From hidden states to labels."""
 
     def __init__(self, num_channels: int) -> None:
         super().__init__()
         self.layers = nn.Sequential(
             nn.Linear(num_channels, _NUM_HIDDEN),
             nn.SiLU(),
-            nn.Linear(_NUM_HIDDEN, NUM_DIRECTIONS),
+            nn.Linear(_NUM_HIDDEN, LABEL_SIZE),
         )
 
-    def loss(self, hidden_BTC: Tensor, seen_BTF: Tensor) -> Tensor:
-        """One less the mean cosine between what is told and what is seen."""
+    def loss(self, hidden_BTC: Tensor, labels_BTF: Tensor) -> Tensor:
+        """One less the mean cosine between what is told and what is drawn."""
         told_BTF = self.layers(hidden_BTC).float()
-        return 1 - functional.cosine_similarity(told_BTF, seen_BTF, dim=-1).mean()
+        return 1 - functional.cosine_similarity(told_BTF, labels_BTF, dim=-1).mean()
 
 
-def write_seen(folder: Path, codec: AutoencoderDC) -> None:
-    """Write the targets of all shards that have none yet."""
-    home = folder / "corpus"
-    missing = [file for file in shards_of(home) if not seen_beside(file).exists()]
-    if not missing:
-        return
-    looker = _Looker(folder, codec)
-    if not looker.directions_file.exists():
-        torch.save(looker.main_directions(shards_of(home)[0]), looker.directions_file)
-    for file in missing:
-        draft = home / "part.npy"
-        np.save(draft, looker.targets(file).numpy())
-        draft.replace(seen_beside(file))
+class Labeller:
+    """Makes the labels of composites."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        rng = np.random.default_rng(0)
+        self._things = {name: _direction(rng, _THING) for name in catalogue.names}
+        self._sets = {name: _SET_WEIGHT * _direction(rng, _SET) for name in SETS}
+
+    def labels(self, drawn: Drawn, names: list[str], set_name: str) -> NDArray[np.float16]:
+        """The labels of an image `[T, F]`; `names` are the things', in the arrangement's order."""
+        owners_HW = drawn.owners
+        side = len(owners_HW) // _TOKEN
+        tokens = owners_HW.reshape(side, _TOKEN, side, _TOKEN).swapaxes(1, 2).reshape(side**2, -1)
+        shares_DT = [(tokens == number + 1).mean(1) for number in range(len(drawn.poses))]
+        owner_T, share_T = np.argmax(shares_DT, 0), np.max(shares_DT, 0)
+        labels = np.zeros((side**2, LABEL_SIZE), np.float16)
+        for token, number in enumerate(owner_T.tolist()):
+            if share_T[token] < _LEAST_SHARE:
+                labels[token, -1] = 1
+                continue
+            pose = drawn.poses[number]
+            y, x = divmod(token, side)
+            labels[token, :-1] = np.concatenate(
+                (self._things[names[pose.index]], self._sets[set_name], _part(pose, x, y))
+            )
+        return labels
 
 
-class _Looker:
-    """Decodes latents, and looks at the images."""
+def _direction(rng: np.random.Generator, size: int) -> NDArray[np.float64]:
+    """A random direction, of length 1."""
+    values = rng.standard_normal(size)
+    return values / np.linalg.norm(values)
 
-    def __init__(self, folder: Path, codec: AutoencoderDC) -> None:
-        self._eye = Eye(folder)
-        self._codec = codec.to(memory_format=torch.channels_last)
-        self.directions_file = folder / "corpus" / "directions.pt"
 
-    def main_directions(self, shard: Path) -> dict[str, Tensor]:
-        """`mean` and `deviation` `[C]` of the features, and their main `directions` `[C, F]`."""
-        seen = self._look(np.load(shard, mmap_mode="r")[:_SOME]).flatten(0, 1)
-        mean, deviation = seen.mean(0), seen.std(0) + 1e-3
-        inputs = (seen - mean) / deviation
-        _, found = torch.linalg.eigh(inputs.T @ inputs / len(inputs))
-        directions = found[:, -NUM_DIRECTIONS:].contiguous()
-        return {"mean": mean, "deviation": deviation, "directions": directions}
-
-    def targets(self, shard: Path) -> Tensor:
-        """What is seen in a shard's images, `[N, T, F]`, along the main directions."""
-        kept = torch.load(self.directions_file, weights_only=True)
-        latents = np.load(shard, mmap_mode="r")
-        parts = [
-            ((self._look(latents[first : first + _BATCH]) - kept["mean"]) / kept["deviation"])
-            @ kept["directions"]
-            for first in track(range(0, len(latents), _BATCH), f"Looking at {shard.stem}")
-        ]
-        return torch.cat(parts).half()
-
-    @torch.inference_mode()
-    def _look(self, tokens: np.ndarray) -> Tensor:
-        """Features of the images of latents, `[B, T, C]`."""
-        parts = []
-        for first in range(0, len(tokens), _BATCH):
-            part = torch.from_numpy(tokens[first : first + _BATCH].astype(np.float32))
-            latents = to_latents(part).contiguous(memory_format=torch.channels_last)
-            with torch.autocast(self._codec.device.type, torch.bfloat16):
-                pixels = self._codec.decode(latents).sample
-            parts.append(self._eye.map(pixels.float().clamp(-1, 1)))
-        return torch.cat(parts)
+def _part(pose: Pose, x: int, y: int) -> NDArray[np.float64]:
+    """Which part of a drawing a token shows, how large the drawing is, and whether mirrored."""
+    right = ((x + 0.5) * _TOKEN - pose.left) / pose.width
+    down = ((y + 0.5) * _TOKEN - pose.top) / pose.height
+    waves = np.pi * np.arange(1, _PART // 2 + 1)
+    if pose.is_mirrored:
+        right = 1 - right
+    size = np.log2(max(pose.width, pose.height) / _USUAL_SIZE)
+    turns = _PART_WEIGHT * np.concatenate((np.cos(waves * right), np.cos(waves * down)))
+    sign = 1 if pose.is_mirrored else -1
+    return np.append(turns, (_POSE_WEIGHT * size, _POSE_WEIGHT * sign))

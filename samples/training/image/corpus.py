@@ -1,7 +1,7 @@
 """The corpus: images of arrangements as latents, with captions, in shards.
 
 Owns the folder `corpus`: `NNNN.npy` (`[N, T, C]`, float16, as the model takes them) with
-`NNNN.json` (captions of each image) and `seen-NNNN.npy` (`alignment.py`), and `scale.json` (mean
+`NNNN.json` (captions of each image) and `labels-NNNN.npy` (`alignment.py`), and `scale.json` (mean
 and deviation of the codec's latents).
 Shards are made one after another from their numbers, so a corpus can grow beside the training.
 
@@ -16,13 +16,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from alignment import Labeller
 from diffusers import AutoencoderDC
 from numpy.typing import NDArray
 from pictures.arrangements import Arrangement, sample_arrangement
 from pictures.compositions import PICTURE_SIZE, Catalogue
 from pictures.descriptions import Describer
 from pictures.drawings import Drawings
-from pictures.rendering import drawable, render
+from pictures.rendering import drawable, paint, render, sketch
+from PIL import Image
 from rich.progress import track
 from torch import Tensor
 
@@ -49,8 +51,13 @@ def pixels_of(
     rng: np.random.Generator,
 ) -> Tensor:
     """An image of each in -1..1, `[B, 3, H, W]`."""
-    drawn = np.stack([np.asarray(render(one, catalogue, drawings, rng)) for one in arrangements])
-    return torch.from_numpy(drawn).permute(0, 3, 1, 2).float() / 127.5 - 1
+    return _stacked([render(one, catalogue, drawings, rng) for one in arrangements])
+
+
+def _stacked(images: Sequence[Image.Image]) -> Tensor:
+    """Images as values in -1..1, `[B, 3, H, W]`."""
+    pixels = torch.from_numpy(np.stack([np.asarray(image) for image in images]))
+    return pixels.permute(0, 3, 1, 2).float() / 127.5 - 1
 
 
 def write_shards(
@@ -70,34 +77,43 @@ def _write_shard(
     home: Path, number: int, codec: AutoencoderDC, catalogue: Catalogue, drawings: Drawings
 ) -> None:
     rng = np.random.default_rng((0, number))
-    writer = Describer(catalogue, rng)
+    writer, labeller = Describer(catalogue, rng), Labeller(catalogue)
     captions: list[list[str]] = []
-    parts = []
+    latents: list[NDArray[np.float16]] = []
+    labels: list[NDArray[np.float16]] = []
     for _ in track(range(SHARD // _BATCH), f"Shard {number}"):
-        rows = [sample_trained(catalogue, drawings, rng) for _ in range(_BATCH)]
-        captions += [[writer.describe(row) for _ in range(NUM_CAPTIONS)] for row in rows]
-        pixels = pixels_of(rows, catalogue, drawings, rng).to(codec.device)
-        with torch.autocast(codec.device.type, torch.bfloat16):
-            latents = codec.encode(pixels.contiguous(memory_format=torch.channels_last)).latent
-        parts.append(to_tokens(latents.float()).half().cpu().numpy())
+        images = []
+        for _ in range(_BATCH):
+            one = sample_trained(catalogue, drawings, rng)
+            captions.append([writer.describe(one) for _ in range(NUM_CAPTIONS)])
+            chosen = sketch(one, catalogue, drawings, rng)
+            drawn = paint(one, catalogue, drawings, rng, chosen)
+            images.append(drawn.image)
+            names = [thing.name for thing in one.things]
+            labels.append(labeller.labels(drawn, names, chosen.set_name))
+        latents.append(_encoded(_stacked(images), codec))
     (home / f"{number:04}.json").write_text(json.dumps(captions), encoding="utf-8")
-    store = np.concatenate(parts)
+    store = np.concatenate(latents)
     if not (home / "scale.json").exists():
         some = store.astype(np.float32)
         scale = {"mean": float(some.mean()), "deviation": float(some.std())}
         (home / "scale.json").write_text(json.dumps(scale), encoding="utf-8")
+    np.save(_labels_beside(home / f"{number:04}.npy"), np.stack(labels))
     np.save(home / "part.npy", store)
     (home / "part.npy").replace(home / f"{number:04}.npy")
 
 
-def shards_of(home: Path) -> list[Path]:
-    """The files of latents, in order."""
-    return sorted(home.glob("[0-9]*.npy"))
+def _encoded(pixels: Tensor, codec: AutoencoderDC) -> NDArray[np.float16]:
+    """The tokens of images, `[B, T, C]`."""
+    given = pixels.to(codec.device).contiguous(memory_format=torch.channels_last)
+    with torch.autocast(codec.device.type, torch.bfloat16):
+        latents = codec.encode(given).latent
+    return to_tokens(latents.float()).half().cpu().numpy()
 
 
-def seen_beside(shard: Path) -> Path:
-    """The file of what is seen in a shard's images."""
-    return shard.with_name(f"seen-{shard.name}")
+def _labels_beside(shard: Path) -> Path:
+    """The file of a shard's labels, which is written first."""
+    return shard.with_name(f"labels-{shard.name}")
 
 
 def read_scale(folder: Path) -> tuple[float, float]:
@@ -126,18 +142,16 @@ class Corpus:
     def __init__(self, folder: Path) -> None:
         self._home = folder / "corpus"
         self._latents: list[NDArray[np.float16]] = []
-        self._seen: list[NDArray[np.float16]] = []
+        self._labels: list[NDArray[np.float16]] = []
         self._captions: list[list[str]] = []
         self.mean, self.deviation = read_scale(folder)
         self.refresh()
 
     def refresh(self) -> None:
         """Take in the shards that were finished since."""
-        for file in shards_of(self._home)[len(self._latents) :]:
-            if not seen_beside(file).exists():
-                return
+        for file in sorted(self._home.glob("[0-9]*.npy"))[len(self._latents) :]:
             self._latents.append(np.load(file, mmap_mode="r"))
-            self._seen.append(np.load(seen_beside(file), mmap_mode="r"))
+            self._labels.append(np.load(_labels_beside(file), mmap_mode="r"))
             self._captions += json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
 
     def __len__(self) -> int:
@@ -151,11 +165,11 @@ class Corpus:
     def batch(
         self, numbers: NDArray[np.int64], rng: np.random.Generator
     ) -> tuple[Tensor, Tensor, list[str]]:
-        """Latents `[B, T, C]`, what is seen `[B, T, F]`, and one caption of each."""
+        """Latents `[B, T, C]`, labels `[B, T, F]`, and one caption of each."""
         places = [divmod(number, SHARD) for number in numbers.tolist()]
-        latents, seen = (
+        latents, labels = (
             torch.from_numpy(np.stack([shards[shard][row] for shard, row in places])).float()
-            for shards in (self._latents, self._seen)
+            for shards in (self._latents, self._labels)
         )
         captions = [str(rng.choice(self._captions[number])) for number in numbers]
-        return (latents - self.mean) / self.deviation, seen, captions
+        return (latents - self.mean) / self.deviation, labels, captions

@@ -1,7 +1,7 @@
 """Training of the denoiser: captions and noise to latents, along straight lines (flow matching).
 
 Owns the losses and the loop. One caption in ten is dropped, for classifier-free guidance. Hidden
-states are aligned with what another network sees (`alignment.py`).
+states are aligned with what is drawn where (`alignment.py`).
 The learning rate is constant until the last minutes, so that training can be stopped and continued.
 
 Shapes: B pictures, T tokens, C channels.
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from adoption import adopt
-from alignment import NUM_DIRECTIONS, Aligner
+from alignment import LABEL_SIZE, Aligner
 from codec_training import LATENT_CHANNELS
 from corpus import NUM_PATCHES, Corpus
 from cpu_forms import use_cpu_forms
@@ -64,15 +64,15 @@ class ModelTraining:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Latents `[B, T, C]`, ids of captions `[B, L]`, and what is seen `[B, T, F]`."""
+    """Latents `[B, T, C]`, ids of captions `[B, L]`, and labels `[B, T, F]`."""
 
     clean: Tensor
     ids: Tensor
-    seen: Tensor
+    labels: Tensor
 
     def split(self, num_parts: int) -> list[Batch]:
         """The batch in equal parts."""
-        parts = (tensor.chunk(num_parts) for tensor in (self.clean, self.ids, self.seen))
+        parts = (tensor.chunk(num_parts) for tensor in (self.clean, self.ids, self.labels))
         return [Batch(*part) for part in zip(*parts, strict=True)]
 
 
@@ -152,7 +152,7 @@ class ModelTrainer:
         rows = self.options.num_rows // self._num_parts
         clean = torch.zeros(rows, NUM_PATCHES, 4 * LATENT_CHANNELS, device=self.device)
         ids = torch.zeros(rows, length, dtype=torch.long, device=self.device)
-        return Batch(clean, ids, clean.new_zeros(rows, NUM_PATCHES, NUM_DIRECTIONS))
+        return Batch(clean, ids, clean.new_zeros(rows, NUM_PATCHES, LABEL_SIZE))
 
     def train(self) -> None:
         """Train for the given minutes, or until SIGTERM; a checkpoint every five."""
@@ -188,11 +188,11 @@ class ModelTrainer:
             self.corpus.refresh()
             for _ in range(_PER_REFRESH):
                 numbers = rng.choice(len(self.corpus), self.options.num_rows, replace=False)
-                clean, seen, captions = self.corpus.batch(numbers, rng)
+                clean, labels, captions = self.corpus.batch(numbers, rng)
                 captions = ["" if rng.random() < _DROPPED else said for said in captions]
                 length = MAX_TOKENS if rng.random() < _LONG_SHARE else _SHORT
                 ids = tokenize(self.tokenizer, captions, length)
-                yield Batch(*(part.to(self.device) for part in (clean, ids, seen)))
+                yield Batch(*(part.to(self.device) for part in (clean, ids, labels)))
 
     def step(self, batch: Batch) -> None:
         """One update."""
@@ -231,7 +231,7 @@ class ModelTrainer:
         with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False):
             velocity, hidden = self.model.look(noisy, level, batch.ids)
             error = functional.mse_loss(velocity.float(), noise - batch.clean)
-            distance = self.aligner.loss(hidden, batch.seen)
+            distance = self.aligner.loss(hidden, batch.labels)
             loss = error + _ALIGNMENT * distance
             found = torch.autograd.grad(loss, self._trained, allow_unused=True)
         return (error.item(), distance.item()), found

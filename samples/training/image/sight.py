@@ -91,12 +91,6 @@ class Eye:
         """Features of images `[B, 3, H, W]` in -1..1."""
         return Seen.join([self._see(part) for part in pixels.split(_BATCH)])
 
-    @torch.inference_mode()
-    def map(self, pixels: Tensor) -> Tensor:
-        """The maps of images, `[B, P, C]`."""
-        parts = [self.last_blocks(self._early(part)).float() for part in pixels.split(_BATCH)]
-        return torch.cat(parts)
-
     def _see(self, pixels: Tensor) -> Seen:
         early = self._early(pixels)
         coarse_BPC = self.last_blocks(early)[..., :_NUM_CHANNELS].float()

@@ -55,6 +55,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--decay-minutes", type=float, default=40.0, help="model: of them with a falling rate"
     )
+    parser.add_argument(
+        "--single-blocks", type=int, default=8, help="model: of them, when it begins"
+    )
     parser.add_argument("--rows", type=int, default=128, help="model: images per batch")
     parser.add_argument("--learning-rate", type=float, help="peak [codec: 2e-3, model: 3e-3]")
     parser.add_argument(
@@ -95,7 +98,6 @@ def _codec(options: argparse.Namespace) -> None:
 
 def _latents(options: argparse.Namespace) -> None:
     from adoption import adopt_codec
-    from alignment import write_seen
     from corpus import write_shards
     from export import open_codec
     from pictures.compositions import open_catalogue
@@ -107,7 +109,6 @@ def _latents(options: argparse.Namespace) -> None:
     drawings = fetch_drawings(options.folder, catalogue)
     codec = open_codec(options.folder)
     write_shards(options.folder, codec, catalogue, drawings, options.shards)
-    write_seen(options.folder, codec)
 
 
 def _model(options: argparse.Namespace) -> None:
@@ -123,7 +124,12 @@ def _model(options: argparse.Namespace) -> None:
         compiles=not options.no_compile,
         **_rate(options),
     )
-    train_model(options.folder, options.folder / "minilm", training, ModelSize())
+    train_model(
+        options.folder,
+        options.folder / "minilm",
+        training,
+        ModelSize(num_single=options.single_blocks),
+    )
 
 
 def _rate(options: argparse.Namespace) -> dict[str, float]:

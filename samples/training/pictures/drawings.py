@@ -47,7 +47,7 @@ def _iconify(name: str, version: str, sha256: str) -> NpmPackage:
 
 SETS: Mapping[str, DrawingSet] = MappingProxyType(
     {
-        "fluent-3d": DrawingSet("3d", 0.38),
+        "fluent-3d": DrawingSet("3d", 0.44),
         "fluent-flat": DrawingSet(
             "flat",
             0.16,
@@ -60,7 +60,7 @@ SETS: Mapping[str, DrawingSet] = MappingProxyType(
         ),
         "twemoji": DrawingSet(
             "flat",
-            0.2,
+            0.17,
             "twemoji",
             _iconify(
                 "twemoji",
@@ -70,7 +70,7 @@ SETS: Mapping[str, DrawingSet] = MappingProxyType(
         ),
         "noto": DrawingSet(
             "cartoon",
-            0.22,
+            0.19,
             "noto",
             _iconify(
                 "noto",

@@ -18,6 +18,8 @@ from pictures.compositions import BACKGROUNDS
 
 Pixels = NDArray[np.float32]
 PATTERNS = ("gradient", "striped", "dotted", "checked")
+_REPEATS = (4, 8)  # of a pattern, over the image: each token has a half or a whole one
+_DIRECTIONS = ((1, 0), (0, 1), (-1, 0), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1))
 SCENES = ("meadow", "sea", "beach", "desert", "snow", "night", "sunset", "room")
 
 
@@ -91,18 +93,18 @@ def _patterned(pattern: str, colour: Pixels, side: int, rng: np.random.Generator
     is_light = colour.mean() > 140
     reach = rng.uniform(0.35, 0.6) if pattern == "gradient" else rng.uniform(0.2, 0.42)
     other = colour * (1 - reach) if is_light else colour + (255 - colour) * reach
-    angle = rng.uniform(0, 2 * np.pi)
+    right, down = _DIRECTIONS[int(rng.integers(len(_DIRECTIONS)))]
     x, y = _places(side)
-    along = (x - 0.5) * np.cos(angle) + (y - 0.5) * np.sin(angle)
-    across = (y - 0.5) * np.cos(angle) - (x - 0.5) * np.sin(angle)
+    along, across = (x - 0.5) * right + (y - 0.5) * down, (y - 0.5) * right - (x - 0.5) * down
     if pattern == "gradient":
         return _mixed(colour, other, (along / 1.2 + 0.5).clip(0, 1))
-    count = rng.uniform(4, 9)
-    waves = np.sin(2 * np.pi * (count * along + rng.random()))
+    count = int(rng.choice(_REPEATS))
+    first, second = rng.integers(0, 4, 2) / 4
+    waves = np.sin(2 * np.pi * (count * along + first))
     if pattern == "striped":
         share = waves
     else:
-        crossing = np.sin(2 * np.pi * (count * across + rng.random()))
+        crossing = np.sin(2 * np.pi * (count * across + second))
         share = waves * crossing if pattern == "checked" else waves + crossing - 1.0
     sharpness = side / (2 * np.pi * count)
     return _mixed(colour, other, (share * sharpness + 0.5).clip(0, 1))

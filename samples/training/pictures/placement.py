@@ -13,7 +13,7 @@ import numpy as np
 from pictures.arrangements import COUNTS
 from pictures.compositions import PICTURE_SIZE, Spot
 
-_STEPS = np.array((32, 40, 48, 56, 64, 80, 96, 112, 120)) / PICTURE_SIZE
+_STEPS = np.array((40, 48, 64, 80, 96, 112)) / PICTURE_SIZE
 """Sizes that things have: few, so that a small model learns each."""
 
 

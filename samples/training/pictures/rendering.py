@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from pictures.arrangements import Arrangement
@@ -20,9 +21,10 @@ from pictures.placement import Placed, place
 from pictures.sprites import TINTS, Tint, tinted
 
 _FREE_TINT_SHARE = 0.3
-_MIRRORED_SHARE, _TURNED_SHARE = 0.5, 0.3
+_MIRRORED_SHARE, _TURNED_SHARE = 0.5, 0.2
 _TURNS_DEGREES = (-12, 12)
-_CELL = 8  # pixels: drawings begin where the codec's latents do
+_LEAST_TURNED = 80  # pixels: what is smaller stays upright
+_CELL = 16  # pixels: drawings begin where the model's tokens do
 _LEAST_CONTRAST = 60.0
 
 
@@ -69,6 +71,27 @@ def sketch(
     return Sketch(set_name, tuple(place(arrangement.relation, arrangement.place, rng)))
 
 
+@dataclass(frozen=True, slots=True)
+class Pose:
+    """Where in the image a drawing of the arrangement's thing `index` lies, in pixels."""
+
+    index: int
+    left: int
+    top: int
+    width: int
+    height: int
+    is_mirrored: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """An image, the poses of its drawings, and whose each pixel is, `[H, W]`: 0 is the ground."""
+
+    image: Image.Image
+    poses: tuple[Pose, ...]
+    owners: NDArray[np.uint8]
+
+
 def render(
     arrangement: Arrangement,
     catalogue: Catalogue,
@@ -78,6 +101,17 @@ def render(
 ) -> Image.Image:
     """One of the arrangement's many images, `PICTURE_SIZE` pixels square."""
     chosen = chosen or sketch(arrangement, catalogue, drawings, rng)
+    return paint(arrangement, catalogue, drawings, rng, chosen).image
+
+
+def paint(
+    arrangement: Arrangement,
+    catalogue: Catalogue,
+    drawings: Drawings,
+    rng: np.random.Generator,
+    chosen: Sketch,
+) -> Drawn:
+    """An image of what is chosen, and what is where in it."""
     looks = [
         _look(thing, chosen.set_name, catalogue, drawings, rng) for thing in arrangement.things
     ]
@@ -86,29 +120,53 @@ def render(
             _inked(look, thing, arrangement.ground, rng)
             for look, thing in zip(looks, arrangement.things, strict=True)
         ]
-    picture = _canvas(arrangement.ground, looks, PICTURE_SIZE, rng)
-    fronts = []
+    layers = _Layers(_canvas(arrangement.ground, looks, PICTURE_SIZE, rng))
     for placed in chosen.placed:
-        drawing = _posed(looks[placed.index], placed.spot.size * PICTURE_SIZE, rng)
-        corner = (
+        drawing, is_mirrored = _posed(looks[placed.index], placed.spot.size * PICTURE_SIZE, rng)
+        left, top = (
             _cell(placed.spot.x * PICTURE_SIZE - drawing.width / 2),
             _cell(placed.spot.y * PICTURE_SIZE - drawing.height / 2),
         )
-        picture.paste(drawing, corner, drawing)
-        if placed.front < 1:
-            cut = round(placed.front * drawing.height)
+        layers.add(drawing, Pose(placed.index, left, top, *drawing.size, is_mirrored), placed.front)
+    return layers.merged()
+
+
+class _Layers:
+    """Drawings one over another; parts of some are in front of all."""
+
+    def __init__(self, ground: Image.Image) -> None:
+        self._picture, self._owners = ground, Image.new("L", ground.size)
+        self._poses: list[Pose] = []
+        self._fronts: list[tuple[Image.Image, tuple[int, int], int]] = []
+
+    def add(self, drawing: Image.Image, pose: Pose, front: float) -> None:
+        """Paste a drawing; what is below the share `front` of it is pasted again at the end."""
+        self._poses.append(pose)
+        self._paste(drawing, (pose.left, pose.top), len(self._poses))
+        if front < 1:
+            cut = round(front * drawing.height)
             lower = drawing.crop((0, cut, drawing.width, drawing.height))
-            fronts.append((lower, (corner[0], corner[1] + cut)))
-    for lower, corner in fronts:
-        picture.paste(lower, corner, lower)
-    return picture
+            self._fronts.append((lower, (pose.left, pose.top + cut), len(self._poses)))
+
+    def _paste(self, drawing: Image.Image, corner: tuple[int, int], owner: int) -> None:
+        self._picture.paste(drawing, corner, drawing)
+        shown = drawing.getchannel("A").point(lambda alpha: 255 if alpha > 127 else 0)
+        self._owners.paste(
+            owner, (*corner, *map(sum, zip(corner, drawing.size, strict=True))), shown
+        )
+
+    def merged(self) -> Drawn:
+        """All of them."""
+        for front in self._fronts:
+            self._paste(*front)
+        return Drawn(self._picture, tuple(self._poses), np.asarray(self._owners))
 
 
 def _cell(pixels: float) -> int:
-    """The nearest place where a cell of latents begins.
+    """The nearest place where a token begins.
 
-    The codec turns what is moved by a whole cell into the same latents, moved. So a small model
-    learns a few of each drawing, not one for every pixel that it may begin at.
+    The codec turns what is moved by a whole token into the same token, moved. So a small model
+    learns one of each drawing and size, not one for every pixel that it may begin at.
     """
     return round(pixels / _CELL) * _CELL
 
@@ -175,13 +233,17 @@ def _mean_colour(look: Image.Image) -> Pixels:
     return mean
 
 
-def _posed(look: Image.Image, size: float, rng: np.random.Generator) -> Image.Image:
-    """A drawing mirrored, turned and scaled so that its longer side, upright, is `size` pixels."""
-    if rng.random() < _MIRRORED_SHARE:
+def _posed(look: Image.Image, size: float, rng: np.random.Generator) -> tuple[Image.Image, bool]:
+    """A drawing turned and scaled so that its longer side, upright, is `size` pixels.
+
+    And whether it is mirrored.
+    """
+    is_mirrored = rng.random() < _MIRRORED_SHARE
+    if is_mirrored:
         look = look.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    if rng.random() < _TURNED_SHARE:
+    if size >= _LEAST_TURNED and rng.random() < _TURNED_SHARE:
         angle = float(rng.choice(_TURNS_DEGREES))
         look = look.rotate(angle, Image.Resampling.BILINEAR, expand=True)
     scale = size / SIDE
     width, height = (max(1, round(length * scale)) for length in look.size)
-    return look.resize((width, height), Image.Resampling.BICUBIC)
+    return look.resize((width, height), Image.Resampling.BICUBIC), is_mirrored
