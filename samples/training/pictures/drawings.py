@@ -47,10 +47,10 @@ def _iconify(name: str, version: str, sha256: str) -> NpmPackage:
 
 SETS: Mapping[str, DrawingSet] = MappingProxyType(
     {
-        "fluent-3d": DrawingSet("3d", 0.44),
+        "fluent-3d": DrawingSet("3d", 0.5),
         "fluent-flat": DrawingSet(
             "flat",
-            0.16,
+            0.14,
             "fluent",
             _iconify(
                 "fluent-emoji-flat",
@@ -60,7 +60,7 @@ SETS: Mapping[str, DrawingSet] = MappingProxyType(
         ),
         "twemoji": DrawingSet(
             "flat",
-            0.17,
+            0.14,
             "twemoji",
             _iconify(
                 "twemoji",
@@ -70,7 +70,7 @@ SETS: Mapping[str, DrawingSet] = MappingProxyType(
         ),
         "noto": DrawingSet(
             "cartoon",
-            0.19,
+            0.18,
             "noto",
             _iconify(
                 "noto",

@@ -13,7 +13,7 @@ import numpy as np
 from pictures.arrangements import COUNTS
 from pictures.compositions import PICTURE_SIZE, Spot
 
-_STEPS = np.array((40, 48, 64, 80, 96, 112)) / PICTURE_SIZE
+_STEPS = np.array((40, 48, 64, 96, 112)) / PICTURE_SIZE
 """Sizes that things have: few, so that a small model learns each."""
 
 
@@ -44,8 +44,8 @@ def _stepped(size: float) -> float:
 
 
 def _lone_spot(said: str, rng: np.random.Generator) -> Spot:
-    size = {"large": rng.uniform(0.86, 0.99), "small": rng.uniform(0.3, 0.42)}.get(
-        said, rng.uniform(0.36, 0.5) if said else rng.uniform(0.5, 0.92)
+    size = {"large": rng.uniform(0.86, 0.99), "small": rng.uniform(0.35, 0.42)}.get(
+        said, rng.uniform(0.36, 0.5) if said else rng.uniform(0.5, 0.86)
     )
     size = _stepped(size)
     free = (1 - size) / 2
@@ -58,7 +58,7 @@ def _lone_spot(said: str, rng: np.random.Generator) -> Spot:
 
 def _scattered(count: int, rng: np.random.Generator) -> list[Spot]:
     """Spots of several of a kind, apart from each other."""
-    size = _stepped({2: 0.46, 3: 0.4, 4: 0.37, 5: 0.31}[count] * rng.uniform(0.82, 1.05))
+    size = _stepped({2: 0.46, 3: 0.42, 4: 0.42, 5: 0.31}[count] * rng.uniform(0.82, 1.05))
     grids: Mapping[int, list[list[tuple[float, float]]]] = {
         2: [[(-1, 0), (1, 0)], [(0, -1), (0, 1)], [(-1, -0.8), (1, 0.8)], [(-1, 0.8), (1, -0.8)]],
         3: [[(-1, -0.9), (1, -0.9), (0, 0.9)], [(-1, 0.9), (1, 0.9), (0, -0.9)]],
@@ -131,7 +131,7 @@ def _inside(rng: np.random.Generator) -> list[Placed]:
 
 
 def _riding(rng: np.random.Generator) -> list[Placed]:
-    size, rider = _stepped(rng.uniform(0.54, 0.66)), _stepped(rng.uniform(0.4, 0.5))
+    size, rider = _stepped(rng.uniform(0.58, 0.7)), _stepped(rng.uniform(0.4, 0.5))
     x, y = 0.5 + rng.uniform(-0.12, 0.12), 0.97 - size / 2 - rng.uniform(0.0, 0.06)
     seat = y - size * rng.uniform(0.34, 0.46)
     lean = rng.uniform(-0.08, 0.08)
@@ -142,7 +142,7 @@ def _riding(rng: np.random.Generator) -> list[Placed]:
 
 
 def _holding(rng: np.random.Generator) -> list[Placed]:
-    size, held = _stepped(rng.uniform(0.62, 0.76)), _stepped(rng.uniform(0.3, 0.38))
+    size, held = _stepped(rng.uniform(0.62, 0.76)), _stepped(rng.uniform(0.36, 0.4))
     hand = -1 if rng.random() < 0.5 else 1
     x, y = 0.5 - hand * rng.uniform(0.06, 0.12), 0.5 + rng.uniform(-0.06, 0.06)
     return [
@@ -152,7 +152,7 @@ def _holding(rng: np.random.Generator) -> list[Placed]:
 
 
 def _before(rng: np.random.Generator, front: int) -> list[Placed]:
-    size, near = _stepped(rng.uniform(0.54, 0.66)), _stepped(rng.uniform(0.38, 0.48))
+    size, near = _stepped(rng.uniform(0.58, 0.7)), _stepped(rng.uniform(0.38, 0.48))
     aside = (-1 if rng.random() < 0.5 else 1) * rng.uniform(0.08, 0.16)
     return [
         Placed(1 - front, Spot(0.5 - aside, 0.36 + rng.uniform(-0.02, 0.03), size)),

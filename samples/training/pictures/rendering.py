@@ -21,7 +21,7 @@ from pictures.placement import Placed, place
 from pictures.sprites import TINTS, Tint, tinted
 
 _FREE_TINT_SHARE = 0.3
-_MIRRORED_SHARE, _TURNED_SHARE = 0.5, 0.2
+_MIRRORED_SHARE, _TURNED_SHARE = 0.3, 0.12
 _TURNS_DEGREES = (-12, 12)
 _LEAST_TURNED = 80  # pixels: what is smaller stays upright
 _CELL = 16  # pixels: drawings begin where the model's tokens do
@@ -151,9 +151,7 @@ class _Layers:
     def _paste(self, drawing: Image.Image, corner: tuple[int, int], owner: int) -> None:
         self._picture.paste(drawing, corner, drawing)
         shown = drawing.getchannel("A").point(lambda alpha: 255 if alpha > 127 else 0)
-        self._owners.paste(
-            owner, (*corner, *map(sum, zip(corner, drawing.size, strict=True))), shown
-        )
+        self._owners.paste(owner, corner, shown)
 
     def merged(self) -> Drawn:
         """All of them."""
