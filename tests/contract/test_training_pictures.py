@@ -15,6 +15,7 @@ from PIL import Image, ImageDraw
 
 TRAINING = Path(__file__).parents[2] / "samples" / "training"
 SIDE = 144
+_RECIPE = ("pictures", "diversity", "alignment", "noise")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -25,7 +26,7 @@ def recipe() -> Iterator[None]:
     yield
     sys.path[:] = path
     for name in set(sys.modules) - known:
-        if name.partition(".")[0] in ("pictures", "diversity", "alignment"):
+        if name.partition(".")[0] in _RECIPE:
             del sys.modules[name]
 
 
@@ -202,13 +203,14 @@ def test_measures_fail_a_collapsed_model() -> None:
 
 def test_labels_say_what_is_drawn_at_each_token(arrangements: ModuleType, catalogue: Any) -> None:
     from alignment import LABEL_SIZE, Labeller
+    from pictures.chances import Chances
     from pictures.grounds import Ground
     from pictures.rendering import paint, sketch
 
     one = of(arrangements, "left of", "cat", "dog", ground=Ground("white"))
     rng = np.random.default_rng(4)
     chosen = sketch(one, catalogue, Shapes(), rng)
-    drawn = paint(one, catalogue, Shapes(), rng, chosen)
+    drawn = paint(one, catalogue, Shapes(), Chances.free(rng), chosen)
     labeller = Labeller(catalogue)
     labels = labeller.labels(drawn, ["cat", "dog"], chosen.set_name).reshape(8, 8, LABEL_SIZE)
     pixels = np.asarray(drawn.image).reshape(8, 16, 8, 16, 3).min((1, 3, 4))
@@ -221,3 +223,41 @@ def test_labels_say_what_is_drawn_at_each_token(arrangements: ModuleType, catalo
     assert columns[is_thing & (names == 0)].max() < columns[is_thing & (names == 1)].min()
     turned = labeller.labels(drawn, ["dog", "cat"], chosen.set_name).reshape(8, 8, LABEL_SIZE)
     assert not np.array_equal(turned, labels)
+
+
+def test_a_code_tells_set_places_poses_and_ground(arrangements: ModuleType, catalogue: Any) -> None:
+    from pictures.chances import CODE_SIZE, Chances
+    from pictures.rendering import paint, sketch
+
+    one = of(arrangements, "", "cat")
+
+    def drawn(code: np.ndarray, seed: int) -> tuple[Any, Any]:
+        chances = Chances.told(code, np.random.default_rng(seed))
+        chosen = sketch(one, catalogue, Shapes(), chances.places)
+        return chosen, paint(one, catalogue, Shapes(), chances, chosen)
+
+    codes = np.random.default_rng(0).standard_normal((30, CODE_SIZE))
+    for code in codes:
+        (first, image), (second, other) = drawn(code, 1), drawn(code, 2)
+        assert (first, image.poses) == (second, other.poses)
+    sets, poses = set(), set()
+    for code in codes:
+        chosen, image = drawn(code, 1)
+        sets.add(chosen.set_name)
+        poses.add(image.poses)
+    assert len(sets) > 2
+    assert len(poses) > 10
+    kinds = [drawn(code, 1)[0].placed[0].spot.size for code in codes]
+    assert len(set(kinds)) > 1
+
+
+def test_noise_with_codes_is_normal_and_carries_most() -> None:
+    from noise import coded_noise
+
+    torch.manual_seed(0)
+    codes = torch.randn(2000, 32)
+    noise = coded_noise(codes, 64)
+    is_coded = (8 * noise.mean(1) - codes).abs().amax(1) < 1e-4
+    assert 0.8 < is_coded.float().mean() < 0.95
+    together = torch.cov(noise.flatten(1)[:, ::37].T)
+    torch.testing.assert_close(together, torch.eye(len(together)), atol=0.15, rtol=0)

@@ -1,8 +1,8 @@
 """The corpus: images of arrangements as latents, with captions, in shards.
 
 Owns the folder `corpus`: `NNNN.npy` (`[N, T, C]`, float16, as the model takes them) with
-`NNNN.json` (captions of each image) and `labels-NNNN.npy` (`alignment.py`), and `scale.json` (mean
-and deviation of the codec's latents).
+`NNNN.json` (captions of each image), `labels-NNNN.npy` (`alignment.py`) and `codes-NNNN.npy`
+(`chances.py`), and `scale.json` (mean and deviation of the codec's latents).
 Shards are made one after another from their numbers, so a corpus can grow beside the training.
 
 Shapes: N images, B of a batch, T tokens of 2 x 2 latents, C channels, H height, W width.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from alignment import Labeller
 from diffusers import AutoencoderDC
 from numpy.typing import NDArray
 from pictures.arrangements import Arrangement, sample_arrangement
+from pictures.chances import CODE_SIZE, Chances
 from pictures.compositions import PICTURE_SIZE, Catalogue
 from pictures.descriptions import Describer
 from pictures.drawings import Drawings
@@ -81,13 +83,16 @@ def _write_shard(
     captions: list[list[str]] = []
     latents: list[NDArray[np.float16]] = []
     labels: list[NDArray[np.float16]] = []
+    codes: list[NDArray[np.float64]] = []
     for _ in track(range(SHARD // _BATCH), f"Shard {number}"):
         images = []
         for _ in range(_BATCH):
             one = sample_trained(catalogue, drawings, rng)
             captions.append([writer.describe(one) for _ in range(NUM_CAPTIONS)])
-            chosen = sketch(one, catalogue, drawings, rng)
-            drawn = paint(one, catalogue, drawings, rng, chosen)
+            codes.append(rng.standard_normal(CODE_SIZE))
+            chances = Chances.told(codes[-1], rng)
+            chosen = sketch(one, catalogue, drawings, chances.places)
+            drawn = paint(one, catalogue, drawings, chances, chosen)
             images.append(drawn.image)
             names = [thing.name for thing in one.things]
             labels.append(labeller.labels(drawn, names, chosen.set_name))
@@ -98,9 +103,11 @@ def _write_shard(
         some = store.astype(np.float32)
         scale = {"mean": float(some.mean()), "deviation": float(some.std())}
         (home / "scale.json").write_text(json.dumps(scale), encoding="utf-8")
-    np.save(_labels_beside(home / f"{number:04}.npy"), np.stack(labels))
+    file = home / f"{number:04}.npy"
+    np.save(_beside(file, "labels"), np.stack(labels))
+    np.save(_beside(file, "codes"), np.stack(codes).astype(np.float32))
     np.save(home / "part.npy", store)
-    (home / "part.npy").replace(home / f"{number:04}.npy")
+    (home / "part.npy").replace(file)
 
 
 def _encoded(pixels: Tensor, codec: AutoencoderDC) -> NDArray[np.float16]:
@@ -111,9 +118,9 @@ def _encoded(pixels: Tensor, codec: AutoencoderDC) -> NDArray[np.float16]:
     return to_tokens(latents.float()).half().cpu().numpy()
 
 
-def _labels_beside(shard: Path) -> Path:
-    """The file of a shard's labels, which is written first."""
-    return shard.with_name(f"labels-{shard.name}")
+def _beside(shard: Path, kind: str) -> Path:
+    """The file of a shard's labels or codes, which is written before its latents."""
+    return shard.with_name(f"{kind}-{shard.name}")
 
 
 def read_scale(folder: Path) -> tuple[float, float]:
@@ -136,6 +143,16 @@ def to_latents(tokens: Tensor) -> Tensor:
     return patches.permute(0, 3, 1, 4, 2, 5).reshape(len(tokens), -1, 2 * side, 2 * side)
 
 
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Latents `[B, T, C]`, labels `[B, T, F]`, codes `[B, C]`, and a caption of each image."""
+
+    clean: Tensor
+    labels: Tensor
+    codes: Tensor
+    captions: list[str]
+
+
 class Corpus:
     """Latents, of mean 0 and deviation 1, with captions; new shards are taken in as they come."""
 
@@ -143,6 +160,7 @@ class Corpus:
         self._home = folder / "corpus"
         self._latents: list[NDArray[np.float16]] = []
         self._labels: list[NDArray[np.float16]] = []
+        self._codes: list[NDArray[np.float32]] = []
         self._captions: list[list[str]] = []
         self.mean, self.deviation = read_scale(folder)
         self.refresh()
@@ -151,7 +169,8 @@ class Corpus:
         """Take in the shards that were finished since."""
         for file in sorted(self._home.glob("[0-9]*.npy"))[len(self._latents) :]:
             self._latents.append(np.load(file, mmap_mode="r"))
-            self._labels.append(np.load(_labels_beside(file), mmap_mode="r"))
+            self._labels.append(np.load(_beside(file, "labels"), mmap_mode="r"))
+            self._codes.append(np.load(_beside(file, "codes")))
             self._captions += json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
 
     def __len__(self) -> int:
@@ -162,14 +181,12 @@ class Corpus:
         for captions in self._captions:
             yield from captions
 
-    def batch(
-        self, numbers: NDArray[np.int64], rng: np.random.Generator
-    ) -> tuple[Tensor, Tensor, list[str]]:
-        """Latents `[B, T, C]`, labels `[B, T, F]`, and one caption of each."""
+    def batch(self, numbers: NDArray[np.int64], rng: np.random.Generator) -> Rows:
+        """Images by their numbers, with one caption of each."""
         places = [divmod(number, SHARD) for number in numbers.tolist()]
-        latents, labels = (
+        latents, labels, codes = (
             torch.from_numpy(np.stack([shards[shard][row] for shard, row in places])).float()
-            for shards in (self._latents, self._labels)
+            for shards in (self._latents, self._labels, self._codes)
         )
         captions = [str(rng.choice(self._captions[number])) for number in numbers]
-        return (latents - self.mean) / self.deviation, labels, captions
+        return Rows((latents - self.mean) / self.deviation, labels, codes, captions)

@@ -28,6 +28,8 @@ from codec_training import LATENT_CHANNELS
 from corpus import NUM_PATCHES, Corpus
 from cpu_forms import use_cpu_forms
 from model import Model, ModelSize, is_modulation
+from noise import coded_noise, noise_levels
+from pictures.chances import CODE_SIZE
 from text import EMBEDDING_SIZE, MAX_TOKENS, choose_tokens, new_tokenizer
 from torch import Tensor, nn
 from torch.nn import functional
@@ -64,15 +66,18 @@ class ModelTraining:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Latents `[B, T, C]`, ids of captions `[B, L]`, and labels `[B, T, F]`."""
+    """Latents `[B, T, C]`, ids of captions `[B, L]`, labels `[B, T, F]`, and codes `[B, C]`."""
 
     clean: Tensor
     ids: Tensor
     labels: Tensor
+    codes: Tensor
 
     def split(self, num_parts: int) -> list[Batch]:
         """The batch in equal parts."""
-        parts = (tensor.chunk(num_parts) for tensor in (self.clean, self.ids, self.labels))
+        parts = (
+            tensor.chunk(num_parts) for tensor in (self.clean, self.ids, self.labels, self.codes)
+        )
         return [Batch(*part) for part in zip(*parts, strict=True)]
 
 
@@ -152,7 +157,8 @@ class ModelTrainer:
         rows = self.options.num_rows // self._num_parts
         clean = torch.zeros(rows, NUM_PATCHES, 4 * LATENT_CHANNELS, device=self.device)
         ids = torch.zeros(rows, length, dtype=torch.long, device=self.device)
-        return Batch(clean, ids, clean.new_zeros(rows, NUM_PATCHES, LABEL_SIZE))
+        labels = clean.new_zeros(rows, NUM_PATCHES, LABEL_SIZE)
+        return Batch(clean, ids, labels, clean.new_zeros(rows, CODE_SIZE))
 
     def train(self) -> None:
         """Train for the given minutes, or until SIGTERM; a checkpoint every five."""
@@ -188,11 +194,12 @@ class ModelTrainer:
             self.corpus.refresh()
             for _ in range(_PER_REFRESH):
                 numbers = rng.choice(len(self.corpus), self.options.num_rows, replace=False)
-                clean, labels, captions = self.corpus.batch(numbers, rng)
-                captions = ["" if rng.random() < _DROPPED else said for said in captions]
+                rows = self.corpus.batch(numbers, rng)
+                captions = ["" if rng.random() < _DROPPED else said for said in rows.captions]
                 length = MAX_TOKENS if rng.random() < _LONG_SHARE else _SHORT
                 ids = tokenize(self.tokenizer, captions, length)
-                yield Batch(*(part.to(self.device) for part in (clean, ids, labels)))
+                parts = rows.clean, ids, rows.labels, rows.codes
+                yield Batch(*(part.to(self.device) for part in parts))
 
     def step(self, batch: Batch) -> None:
         """One update."""
@@ -223,8 +230,8 @@ class ModelTrainer:
     def _gradients(self, batch: Batch) -> tuple[tuple[float, float], tuple[Tensor | None, ...]]:
         """The losses of part of a batch, and the gradients of all trained parameters."""
         rows = len(batch.clean)
-        noise = torch.randn_like(batch.clean)
-        level = torch.randn(rows, device=self.device).sigmoid()
+        noise = coded_noise(batch.codes, batch.clean.shape[1])
+        level = noise_levels(rows, self.device)
         share = level[:, None, None]
         noisy = (1 - share) * batch.clean + share * noise
         # The cache of casts is the process's: threads would wait for it with Python's lock in hand.

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from pictures.arrangements import Arrangement
+from pictures.chances import Chances
 from pictures.compositions import PICTURE_SIZE, Catalogue, Thing
 from pictures.drawings import OUTLINES, SETS, SIDE, Drawings
 from pictures.grounds import Ground, Pixels, paint_ground
@@ -101,28 +102,30 @@ def render(
 ) -> Image.Image:
     """One of the arrangement's many images, `PICTURE_SIZE` pixels square."""
     chosen = chosen or sketch(arrangement, catalogue, drawings, rng)
-    return paint(arrangement, catalogue, drawings, rng, chosen).image
+    return paint(arrangement, catalogue, drawings, Chances.free(rng), chosen).image
 
 
 def paint(
     arrangement: Arrangement,
     catalogue: Catalogue,
     drawings: Drawings,
-    rng: np.random.Generator,
+    chances: Chances,
     chosen: Sketch,
 ) -> Drawn:
     """An image of what is chosen, and what is where in it."""
     looks = [
-        _look(thing, chosen.set_name, catalogue, drawings, rng) for thing in arrangement.things
+        _look(thing, chosen.set_name, catalogue, drawings, chances.colours)
+        for thing in arrangement.things
     ]
     if chosen.set_name == OUTLINES:
         looks = [
-            _inked(look, thing, arrangement.ground, rng)
+            _inked(look, thing, arrangement.ground, chances.colours)
             for look, thing in zip(looks, arrangement.things, strict=True)
         ]
-    layers = _Layers(_canvas(arrangement.ground, looks, PICTURE_SIZE, rng))
+    layers = _Layers(_canvas(arrangement.ground, looks, PICTURE_SIZE, chances.grounds))
     for placed in chosen.placed:
-        drawing, is_mirrored = _posed(looks[placed.index], placed.spot.size * PICTURE_SIZE, rng)
+        size = placed.spot.size * PICTURE_SIZE
+        drawing, is_mirrored = _posed(looks[placed.index], size, chances.poses)
         left, top = (
             _cell(placed.spot.x * PICTURE_SIZE - drawing.width / 2),
             _cell(placed.spot.y * PICTURE_SIZE - drawing.height / 2),
