@@ -261,3 +261,18 @@ def test_noise_with_codes_is_normal_and_carries_most() -> None:
     assert 0.8 < is_coded.float().mean() < 0.95
     together = torch.cov(noise.flatten(1)[:, ::37].T)
     torch.testing.assert_close(together, torch.eye(len(together)), atol=0.15, rtol=0)
+
+
+def test_the_reading_loss_falls_as_tokens_tell_the_code() -> None:
+    from alignment import Aligner
+    from noise import coded_noise
+
+    torch.manual_seed(0)
+    aligner, level = Aligner(32), torch.full((16,), 0.9)
+    noise = coded_noise(torch.randn(16, 32), 64)
+    with torch.no_grad():
+        aligner.reader.weight.copy_(64**0.5 * torch.eye(32))
+        aligner.reader.bias.zero_()
+    told = noise.mean(1, keepdim=True).expand_as(noise)
+    assert aligner.reading_loss(told, noise, level).item() < 1e-6
+    assert aligner.reading_loss(noise, noise, level).item() > 0.5

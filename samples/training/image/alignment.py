@@ -1,9 +1,10 @@
 """Alignment of the denoiser's hidden states with what is drawn at each place of the clean image.
 
 Owns the labels, of which the corpus has one for each of the model's tokens, and the layers that
-lead from hidden states to them. A label says which thing is drawn there, from which set, how large,
-whether mirrored, and which part of it. A hidden state that is to tell it from a noisy image and a
-caption must know which thing is meant, and where it is. This is REPA (Yu et al. 2024,
+lead from hidden states to them, and from earlier ones to the code that the noise carries
+(`noise.py`). A label says which thing is drawn there, from which set, how large, whether mirrored,
+and which part of it. A hidden state that is to tell it from a noisy image and a caption must know
+which thing is meant, and where it is. This is REPA (Yu et al. 2024,
 arXiv:2410.06940), but with what is known of a composite in place of another network's features.
 Nothing here is exported.
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
+from pictures.chances import CODE_SIZE
 from pictures.compositions import Catalogue
 from pictures.drawings import SETS
 from pictures.rendering import Drawn, Pose
@@ -31,7 +33,7 @@ _NUM_HIDDEN = 512
 
 
 class Aligner(nn.Module):
-    """From hidden states to labels."""
+    """From hidden states to labels, and from earlier ones to the code of the noise."""
 
     def __init__(self, num_channels: int) -> None:
         super().__init__()
@@ -40,6 +42,16 @@ class Aligner(nn.Module):
             nn.SiLU(),
             nn.Linear(_NUM_HIDDEN, LABEL_SIZE),
         )
+        self.reader = nn.Linear(num_channels, CODE_SIZE)
+
+    def reading_loss(self, hidden_BTC: Tensor, noise_BTC: Tensor, level_B: Tensor) -> Tensor:
+        """The mean square error of the code that each token tells, by how much noise there is.
+
+        Without it the code is found late: one token has an eighth of its noise's deviation of it.
+        """
+        code_BC = noise_BTC.mean(1) * noise_BTC.shape[1] ** 0.5
+        error_BTC = self.reader(hidden_BTC).float() - code_BC[:, None]
+        return (level_B * error_BTC.square().mean((1, 2))).mean()
 
     def loss(self, hidden_BTC: Tensor, labels_BTF: Tensor) -> Tensor:
         """One less the mean cosine between what is told and what is drawn."""

@@ -15,8 +15,8 @@ from diffusers import FluxTransformer2DModel
 from text import POOLED_SIZE, WORDS_SIZE, Readers
 from torch import Tensor, nn
 
-SHOWN_BLOCK = 3
-"""Counted over both kinds: the block whose hidden states are shown to the aligner."""
+SHOWN_BLOCKS = (1, 3)
+"""Counted over both kinds: the blocks whose hidden states are shown to the aligner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +53,12 @@ class Model(nn.Module):
         """Velocities `[B, T, C]` at noise levels `[B]` in 0..1."""
         return self.look(noisy, level, ids)[0]
 
-    def look(self, noisy: Tensor, level: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Velocities `[B, T, C]`, and hidden states of a block in the first half, `[B, T, D]`."""
+    def look(self, noisy: Tensor, level: Tensor, ids: Tensor) -> tuple[Tensor, ...]:
+        """Velocities `[B, T, C]`, and hidden states `[B, T, D]` of `SHOWN_BLOCKS`."""
         words, whole = self.readers(ids)
         return self.run(noisy, level, words, whole)
 
-    def run(
-        self, noisy: Tensor, level: Tensor, words: Tensor, whole: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def run(self, noisy: Tensor, level: Tensor, words: Tensor, whole: Tensor) -> tuple[Tensor, ...]:
         """The transformer as diffusers runs it, which does not show its hidden states."""
         flux = self.transformer
         side = round(noisy.shape[1] ** 0.5)
@@ -74,12 +72,12 @@ class Model(nn.Module):
         }
         hidden, words = flux.x_embedder(noisy), flux.context_embedder(words)
         blocks = (*flux.transformer_blocks, *flux.single_transformer_blocks)
-        shown = hidden
+        shown = []
         for number, block in enumerate(blocks):
             words, hidden = block(hidden, words, **given)
-            if number == SHOWN_BLOCK:
-                shown = hidden
-        return flux.proj_out(flux.norm_out(hidden, given["temb"])), shown
+            if number in SHOWN_BLOCKS:
+                shown.append(hidden)
+        return flux.proj_out(flux.norm_out(hidden, given["temb"])), *shown
 
 
 def is_modulation(name: str) -> bool:

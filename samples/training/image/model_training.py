@@ -36,7 +36,7 @@ from torch.nn import functional
 from transformers import BertTokenizer
 
 _DROPPED = 0.1
-_ALIGNMENT = 0.5  # of its loss
+_ALIGNMENT, _READING = 0.5, 0.3  # of their losses
 _MOMENTUM = 0.998
 _SHORT = 16  # tokens, which 98 % of captions need
 _LONG_SHARE = 0.12  # batches that are padded to MAX_TOKENS, as prompts are served
@@ -91,7 +91,7 @@ class ModelTrainer:
         self.corpus = Corpus(folder)
         self.path = folder / "model.pt"
         self.num_iterations, self.spent_s = 0, 0.0
-        self.losses = {"velocity": 1.0, "alignment": 1.0}
+        self.losses = {"velocity": 1.0, "alignment": 1.0, "reading": 1.0}
         is_cpu = self.device.type == "cpu"
         # On a CPU, threads that take small parts of a batch wait less than threads within layers,
         # which synchronise thousands of times per step, and spin meanwhile.
@@ -215,7 +215,7 @@ class ModelTrainer:
             self.losses[name] += 0.02 * (sum(losses) / len(losses) - self.losses[name])
         self._update_mean()
 
-    def _add_gradients(self, part: Batch) -> tuple[float, float]:
+    def _add_gradients(self, part: Batch) -> tuple[float, ...]:
         """The losses of part of a batch, whose share of the gradients is added to them."""
         losses, found = self._gradients(part)
         given = [
@@ -227,7 +227,7 @@ class ModelTrainer:
             torch._foreach_add_(*map(list, zip(*given, strict=True)), alpha=1 / self._num_parts)
         return losses
 
-    def _gradients(self, batch: Batch) -> tuple[tuple[float, float], tuple[Tensor | None, ...]]:
+    def _gradients(self, batch: Batch) -> tuple[tuple[float, ...], tuple[Tensor | None, ...]]:
         """The losses of part of a batch, and the gradients of all trained parameters."""
         rows = len(batch.clean)
         noise = coded_noise(batch.codes, batch.clean.shape[1])
@@ -236,12 +236,13 @@ class ModelTrainer:
         noisy = (1 - share) * batch.clean + share * noise
         # The cache of casts is the process's: threads would wait for it with Python's lock in hand.
         with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False):
-            velocity, hidden = self.model.look(noisy, level, batch.ids)
+            velocity, early, hidden = self.model.look(noisy, level, batch.ids)
             error = functional.mse_loss(velocity.float(), noise - batch.clean)
             distance = self.aligner.loss(hidden, batch.labels)
-            loss = error + _ALIGNMENT * distance
+            unread = self.aligner.reading_loss(early, noise, level)
+            loss = error + _ALIGNMENT * distance + _READING * unread
             found = torch.autograd.grad(loss, self._trained, allow_unused=True)
-        return (error.item(), distance.item()), found
+        return (error.item(), distance.item(), unread.item()), found
 
     def _set_rates(self) -> None:
         left_s = self.options.minutes * 60 - self.spent_s
