@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 from pictures.chances import CODE_SIZE
 from pictures.compositions import Catalogue
 from pictures.drawings import SETS
-from pictures.rendering import Drawn, Pose
+from pictures.rendering import TOKEN_SIDE, Drawn, Pose
 from torch import Tensor, nn
 from torch.nn import functional
 
-_TOKEN = 16  # pixels a side
 _THING, _SET, _PART = 45, 8, 8
 LABEL_SIZE = _THING + _SET + _PART + 3
 """Thing, set, part of the drawing, then its size, whether it is mirrored, and the ground."""
@@ -70,8 +69,12 @@ class Labeller:
     def labels(self, drawn: Drawn, names: list[str], set_name: str) -> NDArray[np.float16]:
         """The labels of an image `[T, F]`; `names` are the things', in the arrangement's order."""
         owners_HW = drawn.owners
-        side = len(owners_HW) // _TOKEN
-        tokens = owners_HW.reshape(side, _TOKEN, side, _TOKEN).swapaxes(1, 2).reshape(side**2, -1)
+        side = len(owners_HW) // TOKEN_SIDE
+        tokens = (
+            owners_HW.reshape(side, TOKEN_SIDE, side, TOKEN_SIDE)
+            .swapaxes(1, 2)
+            .reshape(side**2, -1)
+        )
         shares_DT = [(tokens == number + 1).mean(1) for number in range(len(drawn.poses))]
         owner_T, share_T = np.argmax(shares_DT, 0), np.max(shares_DT, 0)
         labels = np.zeros((side**2, LABEL_SIZE), np.float16)
@@ -95,8 +98,8 @@ def _direction(rng: np.random.Generator, size: int) -> NDArray[np.float64]:
 
 def _part(pose: Pose, x: int, y: int) -> NDArray[np.float64]:
     """Which part of a drawing a token shows, how large the drawing is, and whether mirrored."""
-    right = ((x + 0.5) * _TOKEN - pose.left) / pose.width
-    down = ((y + 0.5) * _TOKEN - pose.top) / pose.height
+    right = ((x + 0.5) * TOKEN_SIDE - pose.left) / pose.width
+    down = ((y + 0.5) * TOKEN_SIDE - pose.top) / pose.height
     waves = np.pi * np.arange(1, _PART // 2 + 1)
     if pose.is_mirrored:
         right = 1 - right

@@ -25,7 +25,7 @@ from pictures.chances import CODE_SIZE, Chances
 from pictures.compositions import PICTURE_SIZE, Catalogue
 from pictures.descriptions import Describer
 from pictures.drawings import Drawings
-from pictures.rendering import drawable, paint, render, sketch
+from pictures.rendering import TOKEN_SIDE, drawable, paint, render, sketch
 from PIL import Image
 from rich.progress import track
 from torch import Tensor
@@ -33,7 +33,7 @@ from torch import Tensor
 SHARD = 4096
 NUM_CAPTIONS = 3
 _BATCH = 32
-NUM_PATCHES = (PICTURE_SIZE // 16) ** 2
+NUM_PATCHES = (PICTURE_SIZE // TOKEN_SIDE) ** 2
 
 
 def sample_trained(
@@ -53,10 +53,10 @@ def pixels_of(
     rng: np.random.Generator,
 ) -> Tensor:
     """An image of each in -1..1, `[B, 3, H, W]`."""
-    return _stacked([render(one, catalogue, drawings, rng) for one in arrangements])
+    return stacked([render(one, catalogue, drawings, rng) for one in arrangements])
 
 
-def _stacked(images: Sequence[Image.Image]) -> Tensor:
+def stacked(images: Sequence[Image.Image]) -> Tensor:
     """Images as values in -1..1, `[B, 3, H, W]`."""
     pixels = torch.from_numpy(np.stack([np.asarray(image) for image in images]))
     return pixels.permute(0, 3, 1, 2).float() / 127.5 - 1
@@ -96,7 +96,7 @@ def _write_shard(
             images.append(drawn.image)
             names = [thing.name for thing in one.things]
             labels.append(labeller.labels(drawn, names, chosen.set_name))
-        latents.append(_encoded(_stacked(images), codec))
+        latents.append(_encoded(stacked(images), codec))
     (home / f"{number:04}.json").write_text(json.dumps(captions), encoding="utf-8")
     store = np.concatenate(latents)
     if not (home / "scale.json").exists():
@@ -134,13 +134,6 @@ def to_tokens(latents: Tensor) -> Tensor:
     rows, channels, height, width = latents.shape
     patches = latents.reshape(rows, channels, height // 2, 2, width // 2, 2)
     return patches.permute(0, 2, 4, 1, 3, 5).reshape(rows, -1, 4 * channels)
-
-
-def to_latents(tokens: Tensor) -> Tensor:
-    """The inverse of `to_tokens`, for square pictures."""
-    side = round(tokens.shape[1] ** 0.5)
-    patches = tokens.reshape(len(tokens), side, side, -1, 2, 2)
-    return patches.permute(0, 3, 1, 4, 2, 5).reshape(len(tokens), -1, 2 * side, 2 * side)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from corpus import sample_trained
+from corpus import sample_trained, stacked
 from diffusers import AutoencoderDC
 from naming import Labels, Namer, NamerTraining, train_namer
 from pictures.arrangements import Arrangement
@@ -126,12 +126,12 @@ class Judges:
         parts = []
         for first in track(range(0, len(shown), _BATCH), "Looking at composites"):
             drawn = [
-                np.asarray(render(one, catalogue, drawings, rng, chosen))
+                render(one, catalogue, drawings, rng, chosen)
                 for one, chosen in zip(
                     shown[first : first + _BATCH], sketches[first : first + _BATCH], strict=True
                 )
             ]
-            pixels = torch.from_numpy(np.stack(drawn)).permute(0, 3, 1, 2).float() / 127.5 - 1
+            pixels = stacked(drawn)
             pixels[::2] = through_codec(codec, pixels[::2])  # as soft as what models generate
             parts.append(self.eye.see(pixels))
         return _Views(Seen.join(parts), shown, sketches)

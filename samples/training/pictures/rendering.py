@@ -25,8 +25,9 @@ _FREE_TINT_SHARE = 0.3
 _MIRRORED_SHARE, _TURNED_SHARE = 0.3, 0.12
 _TURNS_DEGREES = (-12, 12)
 _LEAST_TURNED = 80  # pixels: what is smaller stays upright
-_CELL = 16  # pixels: drawings begin where the model's tokens do
 _LEAST_CONTRAST = 60.0
+TOKEN_SIDE = 16
+"""Pixels of one of the model's tokens: drawings begin where they do."""
 
 
 def choose_set(
@@ -169,7 +170,7 @@ def _cell(pixels: float) -> int:
     The codec turns what is moved by a whole token into the same token, moved. So a small model
     learns one of each drawing and size, not one for every pixel that it may begin at.
     """
-    return round(pixels / _CELL) * _CELL
+    return round(pixels / TOKEN_SIDE) * TOKEN_SIDE
 
 
 def _look(
