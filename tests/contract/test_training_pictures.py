@@ -201,8 +201,8 @@ def test_measures_fail_a_collapsed_model() -> None:
     assert diversity.mean_spread(collapsed) == pytest.approx(0, abs=1e-6)
 
 
-def test_labels_say_what_is_drawn_at_each_token(arrangements: ModuleType, catalogue: Any) -> None:
-    from alignment import LABEL_SIZE, Labeller
+def cat_left_of_dog(arrangements: ModuleType, catalogue: Any) -> tuple[Any, Any]:
+    """An image of both on white, and the sketch of it."""
     from pictures.chances import Chances
     from pictures.grounds import Ground
     from pictures.rendering import paint, sketch
@@ -210,7 +210,13 @@ def test_labels_say_what_is_drawn_at_each_token(arrangements: ModuleType, catalo
     one = of(arrangements, "left of", "cat", "dog", ground=Ground("white"))
     rng = np.random.default_rng(4)
     chosen = sketch(one, catalogue, Shapes(), rng)
-    drawn = paint(one, catalogue, Shapes(), Chances.free(rng), chosen)
+    return paint(one, catalogue, Shapes(), Chances.free(rng), chosen), chosen
+
+
+def test_labels_say_what_is_drawn_at_each_token(arrangements: ModuleType, catalogue: Any) -> None:
+    from alignment import LABEL_SIZE, Labeller
+
+    drawn, chosen = cat_left_of_dog(arrangements, catalogue)
     labeller = Labeller(catalogue)
     labels = labeller.labels(drawn, ["cat", "dog"], chosen.set_name).reshape(8, 8, LABEL_SIZE)
     pixels = np.asarray(drawn.image).reshape(8, 16, 8, 16, 3).min((1, 3, 4))
@@ -223,6 +229,31 @@ def test_labels_say_what_is_drawn_at_each_token(arrangements: ModuleType, catalo
     assert columns[is_thing & (names == 0)].max() < columns[is_thing & (names == 1)].min()
     turned = labeller.labels(drawn, ["dog", "cat"], chosen.set_name).reshape(8, 8, LABEL_SIZE)
     assert not np.array_equal(turned, labels)
+
+
+def test_a_plan_says_where_each_thing_is(arrangements: ModuleType, catalogue: Any) -> None:
+    from alignment import PLAN_SIZE, Aligner, plan_of
+    from pictures.drawings import SETS
+
+    drawn, chosen = cat_left_of_dog(arrangements, catalogue)
+    plan = plan_of(drawn, chosen.set_name).astype(np.float32)
+    slots, is_set, ground = np.split(plan, (25, 25 + len(SETS)))
+    slots = slots.reshape(5, 5)
+    np.testing.assert_array_equal(slots[:, 0], (1, 1, 0, 0, 0))
+    assert slots[0, 1] < 0 < slots[1, 1]
+    assert not slots[2:].any()
+    assert list(SETS)[is_set.argmax()] == chosen.set_name
+    assert (ground > 1.8).all()
+
+    aligner = Aligner(PLAN_SIZE)
+    with torch.no_grad():
+        aligner.planner.weight.copy_(torch.eye(PLAN_SIZE))
+        aligner.planner.bias.zero_()
+    plans = torch.from_numpy(plan)[None]
+    told = plans[:, None].repeat(1, 64, 1)
+    assert aligner.planning_loss(told, plans).item() == 0
+    told[:, 5, 1] += 1
+    assert aligner.planning_loss(told, plans).item() > 0
 
 
 def test_a_code_tells_set_places_poses_and_ground(arrangements: ModuleType, catalogue: Any) -> None:
@@ -263,16 +294,25 @@ def test_noise_with_codes_is_normal_and_carries_most() -> None:
     torch.testing.assert_close(together, torch.eye(len(together)), atol=0.15, rtol=0)
 
 
-def test_the_reading_loss_falls_as_tokens_tell_the_code() -> None:
+def test_the_reading_loss_falls_as_tokens_tell_code_and_place() -> None:
     from alignment import Aligner
     from noise import coded_noise
 
     torch.manual_seed(0)
-    aligner, level = Aligner(32), torch.full((16,), 0.9)
+    aligner, level = Aligner(40), torch.full((16,), 0.9)
     noise = coded_noise(torch.randn(16, 32), 64)
     with torch.no_grad():
-        aligner.reader.weight.copy_(64**0.5 * torch.eye(32))
+        aligner.reader.weight.copy_(torch.eye(40))
         aligner.reader.bias.zero_()
-    told = noise.mean(1, keepdim=True).expand_as(noise)
-    assert aligner.reading_loss(told, noise, level).item() < 1e-6
-    assert aligner.reading_loss(noise, noise, level).item() > 0.5
+    code = 8 * noise.mean(1, keepdim=True).expand_as(noise)
+    middles = (torch.arange(8) + 0.5) / 8
+    y, x = torch.meshgrid(middles, middles, indexing="ij")
+    waves = [(torch.pi * k * at).cos().flatten() for at in (x, y) for k in range(1, 5)]
+    place = torch.stack(waves, -1).expand(16, -1, -1)
+
+    def loss(*hidden: torch.Tensor) -> float:
+        return aligner.reading_loss(torch.cat(hidden, -1), noise, level).item()
+
+    assert loss(code, place) < 1e-6
+    assert loss(noise, place) > 0.5
+    assert loss(code, place.flip(1)) > 0.5

@@ -2,19 +2,24 @@
 
 Owns the labels, of which the corpus has one for each of the model's tokens, and the layers that
 lead from hidden states to them, and from earlier ones to the code that the noise carries
-(`noise.py`). A label says which thing is drawn there, from which set, how large, whether mirrored,
-and which part of it. A hidden state that is to tell it from a noisy image and a caption must know
-which thing is meant, and where it is. This is REPA (Yu et al. 2024,
-arXiv:2410.06940), but with what is known of a composite in place of another network's features.
+(`noise.py`), to a token's place and to the plan of the whole image. A label says which thing is
+drawn there, from which set, how large, whether mirrored, and which part of it. A hidden state that
+is to tell it from a noisy image and a caption must know which thing is meant, and where it is. This
+is REPA (Yu et al. 2024, arXiv:2410.06940), but with what is known of a composite in place of
+another network's features.
 Nothing here is exported.
 
-Shapes: B images, T tokens, C channels, F of a label, H height, W width, D drawings.
+Shapes: B images, T tokens, C channels, F of a label, P of a plan, H height, W width, D drawings.
 """
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from pictures.arrangements import COUNTS
 from pictures.chances import CODE_SIZE
 from pictures.compositions import Catalogue
 from pictures.drawings import SETS
@@ -26,13 +31,16 @@ _THING, _SET, _PART = 45, 8, 8
 LABEL_SIZE = _THING + _SET + _PART + 3
 """Thing, set, part of the drawing, then its size, whether it is mirrored, and the ground."""
 _SET_WEIGHT, _PART_WEIGHT, _POSE_WEIGHT = 0.6, 0.35, 0.4
+_NUM_SLOTS = max(COUNTS.values())
+PLAN_SIZE = 5 * _NUM_SLOTS + len(SETS) + 3
+"""Of each drawing whether there is one, its middle, size and side; then the set, and the ground."""
 _USUAL_SIZE = 72.0  # pixels
 _LEAST_SHARE = 0.2  # of a token's pixels that a drawing must have
 _NUM_HIDDEN = 512
 
 
 class Aligner(nn.Module):
-    """From hidden states to labels, and from earlier ones to the code of the noise."""
+    """From hidden states to labels, and from earlier ones to the noise's code and the places."""
 
     def __init__(self, num_channels: int) -> None:
         super().__init__()
@@ -41,16 +49,26 @@ class Aligner(nn.Module):
             nn.SiLU(),
             nn.Linear(_NUM_HIDDEN, LABEL_SIZE),
         )
-        self.reader = nn.Linear(num_channels, CODE_SIZE)
+        self.reader = nn.Linear(num_channels, CODE_SIZE + _PART)
+        self.planner = nn.Linear(num_channels, PLAN_SIZE)
 
     def reading_loss(self, hidden_BTC: Tensor, noise_BTC: Tensor, level_B: Tensor) -> Tensor:
-        """The mean square error of the code that each token tells, by how much noise there is.
+        """The mean square errors of what each token tells of the code and of its own place.
 
-        Without it the code is found late: one token has an eighth of its noise's deviation of it.
+        Left to itself the model finds both late: one token has an eighth of its noise's deviation
+        of the code, and rotary embeddings tell distances, not places. An error of the code counts
+        by how much noise there is.
         """
+        told_BTC = self.reader(hidden_BTC).float()
         code_BC = noise_BTC.mean(1) * noise_BTC.shape[1] ** 0.5
-        error_BTC = self.reader(hidden_BTC).float() - code_BC[:, None]
-        return (level_B * error_BTC.square().mean((1, 2))).mean()
+        error_BTC = told_BTC[..., :CODE_SIZE] - code_BC[:, None]
+        astray_BTC = told_BTC[..., CODE_SIZE:] - _places(told_BTC.shape[1]).to(told_BTC)
+        return (level_B * error_BTC.square().mean((1, 2))).mean() + astray_BTC.square().mean()
+
+    def planning_loss(self, hidden_BTC: Tensor, plans_BP: Tensor) -> Tensor:
+        """The mean square error of what each token tells of the whole image."""
+        told_BTP = self.planner(hidden_BTC).float()
+        return functional.mse_loss(told_BTP, plans_BP[:, None].expand_as(told_BTP))
 
     def loss(self, hidden_BTC: Tensor, labels_BTF: Tensor) -> Tensor:
         """One less the mean cosine between what is told and what is drawn."""
@@ -90,6 +108,18 @@ class Labeller:
         return labels
 
 
+def plan_of(drawn: Drawn, set_name: str) -> NDArray[np.float16]:
+    """What is where in an image, as values `[P]` of about the same spread."""
+    slots = np.zeros((_NUM_SLOTS, 5))
+    for slot, pose in zip(slots, sorted(drawn.poses, key=lambda pose: pose.index), strict=False):
+        middle = pose.left + pose.width / 2, pose.top + pose.height / 2
+        size = np.log2(max(pose.width, pose.height) / _USUAL_SIZE)
+        slot[:] = 1, *(np.array(middle) / 32 - 2), 2 * size, 1 if pose.is_mirrored else -1
+    is_set = [2.0 * (name == set_name) for name in SETS]
+    ground = np.asarray(drawn.image)[drawn.owners == 0].mean(0) / 64 - 2
+    return np.concatenate((slots.flatten(), is_set, ground)).astype(np.float16)
+
+
 def _direction(rng: np.random.Generator, size: int) -> NDArray[np.float64]:
     """A random direction, of length 1."""
     values = rng.standard_normal(size)
@@ -100,10 +130,23 @@ def _part(pose: Pose, x: int, y: int) -> NDArray[np.float64]:
     """Which part of a drawing a token shows, how large the drawing is, and whether mirrored."""
     right = ((x + 0.5) * TOKEN_SIDE - pose.left) / pose.width
     down = ((y + 0.5) * TOKEN_SIDE - pose.top) / pose.height
-    waves = np.pi * np.arange(1, _PART // 2 + 1)
     if pose.is_mirrored:
         right = 1 - right
     size = np.log2(max(pose.width, pose.height) / _USUAL_SIZE)
-    turns = _PART_WEIGHT * np.concatenate((np.cos(waves * right), np.cos(waves * down)))
     sign = 1 if pose.is_mirrored else -1
-    return np.append(turns, (_POSE_WEIGHT * size, _POSE_WEIGHT * sign))
+    waves = _PART_WEIGHT * _waves(right, down)
+    return np.append(waves, (_POSE_WEIGHT * size, _POSE_WEIGHT * sign))
+
+
+def _waves(right: float, down: float) -> NDArray[np.float64]:
+    """A point of a square, each of whose sides is 1, as cosines `[_PART]`."""
+    waves = np.pi * np.arange(1, _PART // 2 + 1)
+    return np.concatenate((np.cos(waves * right), np.cos(waves * down)))
+
+
+@cache
+def _places(num_tokens: int) -> Tensor:
+    """Where in an image each of its tokens lies, `[T, _PART]`."""
+    side = round(num_tokens**0.5)
+    middles = (np.arange(side) + 0.5) / side
+    return torch.from_numpy(np.stack([_waves(x, y) for y in middles for x in middles]))

@@ -1,8 +1,8 @@
 """The corpus: images of arrangements as latents, with captions, in shards.
 
 Owns the folder `corpus`: `NNNN.npy` (`[N, T, C]`, float16, as the model takes them) with
-`NNNN.json` (captions of each image), `labels-NNNN.npy` (`alignment.py`) and `codes-NNNN.npy`
-(`chances.py`), and `scale.json` (mean and deviation of the codec's latents).
+`NNNN.json` (captions of each image), `labels-NNNN.npy` and `plans-NNNN.npy` (`alignment.py`) and
+`codes-NNNN.npy` (`chances.py`), and `scale.json` (mean and deviation of the codec's latents).
 Shards are made one after another from their numbers, so a corpus can grow beside the training.
 
 Shapes: N images, B of a batch, T tokens of 2 x 2 latents, C channels, H height, W width.
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from alignment import Labeller
+from alignment import Labeller, plan_of
 from diffusers import AutoencoderDC
 from numpy.typing import NDArray
 from pictures.arrangements import Arrangement, sample_arrangement
@@ -84,6 +84,7 @@ def _write_shard(
     latents: list[NDArray[np.float16]] = []
     labels: list[NDArray[np.float16]] = []
     codes: list[NDArray[np.float64]] = []
+    plans: list[NDArray[np.float16]] = []
     for _ in track(range(SHARD // _BATCH), f"Shard {number}"):
         images = []
         for _ in range(_BATCH):
@@ -96,6 +97,7 @@ def _write_shard(
             images.append(drawn.image)
             names = [thing.name for thing in one.things]
             labels.append(labeller.labels(drawn, names, chosen.set_name))
+            plans.append(plan_of(drawn, chosen.set_name))
         latents.append(_encoded(stacked(images), codec))
     (home / f"{number:04}.json").write_text(json.dumps(captions), encoding="utf-8")
     store = np.concatenate(latents)
@@ -105,6 +107,7 @@ def _write_shard(
         (home / "scale.json").write_text(json.dumps(scale), encoding="utf-8")
     file = home / f"{number:04}.npy"
     np.save(_beside(file, "labels"), np.stack(labels))
+    np.save(_beside(file, "plans"), np.stack(plans))
     np.save(_beside(file, "codes"), np.stack(codes).astype(np.float32))
     np.save(home / "part.npy", store)
     (home / "part.npy").replace(file)
@@ -119,7 +122,7 @@ def _encoded(pixels: Tensor, codec: AutoencoderDC) -> NDArray[np.float16]:
 
 
 def _beside(shard: Path, kind: str) -> Path:
-    """The file of a shard's labels or codes, which is written before its latents."""
+    """The file of a shard's labels, plans or codes, which is written before its latents."""
     return shard.with_name(f"{kind}-{shard.name}")
 
 
@@ -138,10 +141,11 @@ def to_tokens(latents: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Latents `[B, T, C]`, labels `[B, T, F]`, codes `[B, C]`, and a caption of each image."""
+    """Latents `[B, T, C]`, labels `[B, T, F]`, plans `[B, P]`, codes `[B, C]`, and captions."""
 
     clean: Tensor
     labels: Tensor
+    plans: Tensor
     codes: Tensor
     captions: list[str]
 
@@ -153,6 +157,7 @@ class Corpus:
         self._home = folder / "corpus"
         self._latents: list[NDArray[np.float16]] = []
         self._labels: list[NDArray[np.float16]] = []
+        self._plans: list[NDArray[np.float16]] = []
         self._codes: list[NDArray[np.float32]] = []
         self._captions: list[list[str]] = []
         self.mean, self.deviation = read_scale(folder)
@@ -163,6 +168,7 @@ class Corpus:
         for file in sorted(self._home.glob("[0-9]*.npy"))[len(self._latents) :]:
             self._latents.append(np.load(file, mmap_mode="r"))
             self._labels.append(np.load(_beside(file, "labels"), mmap_mode="r"))
+            self._plans.append(np.load(_beside(file, "plans")))
             self._codes.append(np.load(_beside(file, "codes")))
             self._captions += json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
 
@@ -177,9 +183,9 @@ class Corpus:
     def batch(self, numbers: NDArray[np.int64], rng: np.random.Generator) -> Rows:
         """Images by their numbers, with one caption of each."""
         places = [divmod(number, SHARD) for number in numbers.tolist()]
-        latents, labels, codes = (
+        latents, labels, plans, codes = (
             torch.from_numpy(np.stack([shards[shard][row] for shard, row in places])).float()
-            for shards in (self._latents, self._labels, self._codes)
+            for shards in (self._latents, self._labels, self._plans, self._codes)
         )
         captions = [str(rng.choice(self._captions[number])) for number in numbers]
-        return Rows((latents - self.mean) / self.deviation, labels, codes, captions)
+        return Rows((latents - self.mean) / self.deviation, labels, plans, codes, captions)

@@ -15,7 +15,7 @@ from diffusers import FluxTransformer2DModel
 from text import POOLED_SIZE, WORDS_SIZE, Readers
 from torch import Tensor, nn
 
-SHOWN_BLOCKS = (1, 3)
+SHOWN_BLOCKS = (1, 2, 4)
 """Counted over both kinds: the blocks whose hidden states are shown to the aligner."""
 
 
@@ -25,7 +25,7 @@ class ModelSize:
 
     num_heads: int = 4
     num_double: int = 2
-    num_single: int = 8
+    num_single: int = 6
 
 
 class Model(nn.Module):

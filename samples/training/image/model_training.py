@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from adoption import adopt
-from alignment import LABEL_SIZE, Aligner
+from alignment import LABEL_SIZE, PLAN_SIZE, Aligner
 from codec_training import LATENT_CHANNELS
 from corpus import NUM_PATCHES, Corpus
 from cpu_forms import use_cpu_forms
@@ -36,7 +36,7 @@ from torch.nn import functional
 from transformers import BertTokenizer
 
 _DROPPED = 0.1
-_ALIGNMENT, _READING = 0.5, 0.3  # of their losses
+_ALIGNMENT, _READING, _PLANNING = 2.0, 0.6, 6.0  # of their losses
 _MOMENTUM = 0.998
 _SHORT = 16  # tokens, which 98 % of captions need
 _LONG_SHARE = 0.12  # batches that are padded to MAX_TOKENS, as prompts are served
@@ -66,18 +66,18 @@ class ModelTraining:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Latents `[B, T, C]`, ids of captions `[B, L]`, labels `[B, T, F]`, and codes `[B, C]`."""
+    """Latents `[B, T, C]`, captions' ids `[B, L]`, labels `[B, T, F]`, plans `[B, P]`, codes."""
 
     clean: Tensor
     ids: Tensor
     labels: Tensor
+    plans: Tensor
     codes: Tensor
 
     def split(self, num_parts: int) -> list[Batch]:
         """The batch in equal parts."""
-        parts = (
-            tensor.chunk(num_parts) for tensor in (self.clean, self.ids, self.labels, self.codes)
-        )
+        wholes = self.clean, self.ids, self.labels, self.plans, self.codes
+        parts = (whole.chunk(num_parts) for whole in wholes)
         return [Batch(*part) for part in zip(*parts, strict=True)]
 
 
@@ -91,7 +91,7 @@ class ModelTrainer:
         self.corpus = Corpus(folder)
         self.path = folder / "model.pt"
         self.num_iterations, self.spent_s = 0, 0.0
-        self.losses = {"velocity": 1.0, "alignment": 1.0, "reading": 1.0}
+        self.losses = {"velocity": 1.0, "alignment": 1.0, "reading": 1.0, "planning": 1.0}
         is_cpu = self.device.type == "cpu"
         # On a CPU, threads that take small parts of a batch wait less than threads within layers,
         # which synchronise thousands of times per step, and spin meanwhile.
@@ -158,7 +158,8 @@ class ModelTrainer:
         clean = torch.zeros(rows, NUM_PATCHES, 4 * LATENT_CHANNELS, device=self.device)
         ids = torch.zeros(rows, length, dtype=torch.long, device=self.device)
         labels = clean.new_zeros(rows, NUM_PATCHES, LABEL_SIZE)
-        return Batch(clean, ids, labels, clean.new_zeros(rows, CODE_SIZE))
+        plans = clean.new_zeros(rows, PLAN_SIZE)
+        return Batch(clean, ids, labels, plans, clean.new_zeros(rows, CODE_SIZE))
 
     def train(self) -> None:
         """Train for the given minutes, or until SIGTERM; a checkpoint every five."""
@@ -198,7 +199,7 @@ class ModelTrainer:
                 captions = ["" if rng.random() < _DROPPED else said for said in rows.captions]
                 length = MAX_TOKENS if rng.random() < _LONG_SHARE else _SHORT
                 ids = tokenize(self.tokenizer, captions, length)
-                parts = rows.clean, ids, rows.labels, rows.codes
+                parts = rows.clean, ids, rows.labels, rows.plans, rows.codes
                 yield Batch(*(part.to(self.device) for part in parts))
 
     def step(self, batch: Batch) -> None:
@@ -236,13 +237,14 @@ class ModelTrainer:
         noisy = (1 - share) * batch.clean + share * noise
         # The cache of casts is the process's: threads would wait for it with Python's lock in hand.
         with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False):
-            velocity, early, hidden = self.model.look(noisy, level, batch.ids)
+            velocity, early, middle, hidden = self.model.look(noisy, level, batch.ids)
             error = functional.mse_loss(velocity.float(), noise - batch.clean)
             distance = self.aligner.loss(hidden, batch.labels)
             unread = self.aligner.reading_loss(early, noise, level)
-            loss = error + _ALIGNMENT * distance + _READING * unread
+            unplanned = self.aligner.planning_loss(middle, batch.plans)
+            loss = error + _ALIGNMENT * distance + _READING * unread + _PLANNING * unplanned
             found = torch.autograd.grad(loss, self._trained, allow_unused=True)
-        return (error.item(), distance.item(), unread.item()), found
+        return (error.item(), distance.item(), unread.item(), unplanned.item()), found
 
     def _set_rates(self) -> None:
         left_s = self.options.minutes * 60 - self.spent_s

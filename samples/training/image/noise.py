@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 _UNCODED = 0.12  # of images: what an edit starts from has noise that knows nothing of it
-_MIDDLE, _SPREAD = 0.4, 1.2  # of the logits of levels
+_MIDDLE, _SPREAD = 0.9, 1.3  # of the logits of levels
 
 
 def coded_noise(codes_BC: Tensor, num_tokens: int) -> Tensor:

@@ -56,7 +56,7 @@ def _parse() -> argparse.Namespace:
         "--decay-minutes", type=float, default=40.0, help="model: of them with a falling rate"
     )
     parser.add_argument(
-        "--single-blocks", type=int, default=8, help="model: of them, when it begins"
+        "--single-blocks", type=int, default=6, help="model: of them, when it begins"
     )
     parser.add_argument("--rows", type=int, default=128, help="model: images per batch")
     parser.add_argument("--learning-rate", type=float, help="peak [codec: 2e-3, model: 3e-3]")

@@ -20,6 +20,7 @@ Pixels = NDArray[np.float32]
 PATTERNS = ("gradient", "striped", "dotted", "checked")
 _REPEATS = (4, 8)  # of a pattern, over the image: each token has a half or a whole one
 _DIRECTIONS = ((1, 0), (0, 1), (-1, 0), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1))
+_WHITE_SHARE = 0.35
 SCENES = ("meadow", "sea", "beach", "desert", "snow", "night", "sunset", "room")
 
 
@@ -65,13 +66,10 @@ def paint_ground(ground: Ground, side: int, rng: np.random.Generator) -> Pixels:
 
 
 def _shade(name: str, rng: np.random.Generator) -> Pixels:
-    """A shade of a colour, or of any."""
+    """A shade of a colour, or white or any other."""
     if not name:
-        if rng.random() < 0.35:
-            return np.full(3, 255, np.float32)
-        if rng.random() < 0.3:
-            return rng.uniform(20, 255, 3).astype(np.float32)
-        name = str(rng.choice(list(BACKGROUNDS)))
+        is_white, shade = rng.random() < _WHITE_SHARE, rng.uniform(20, 255, 3)
+        return np.full(3, 255, np.float32) if is_white else shade.astype(np.float32)
     spread = 4 if name in ("white", "black") else 14
     shade = np.array(BACKGROUNDS[name]) + rng.uniform(-spread, spread, 3)
     return shade.clip(0, 255).astype(np.float32)

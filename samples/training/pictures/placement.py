@@ -95,7 +95,7 @@ def _row(is_between: bool, rng: np.random.Generator) -> list[Placed]:
 def _pair(relation: str, rng: np.random.Generator) -> list[Placed]:
     """Two things. Offsets are from the one that stands to the one that is related to it."""
     if relation in ("next to", "left of"):
-        first_size, second_size = map(_stepped, rng.uniform(0.36, 0.49, 2))
+        first_size, second_size = map(_stepped, rng.uniform(0.42, 0.52, 2))
         gap = 0.25 if relation == "left of" or rng.random() < 0.5 else -0.25
         level = rng.uniform(0.42, 0.58, 2)
         ways = rng.uniform(-0.015, 0.015, 2)
@@ -108,7 +108,7 @@ def _pair(relation: str, rng: np.random.Generator) -> list[Placed]:
 
 def _stacked(rng: np.random.Generator, upper: int, gap: float) -> list[Placed]:
     """One above the other; a negative gap lets them overlap, the upper one in front."""
-    sizes = _stepped(rng.uniform(0.37, 0.47)), _stepped(rng.uniform(0.4, 0.5))
+    sizes = [_stepped(size) for size in rng.uniform(0.41, 0.5, 2)]
     x = 0.5 + rng.uniform(-0.12, 0.12)
     total = sizes[0] + gap + sizes[1]
     top = 0.5 - total / 2 + rng.uniform(-0.02, 0.02)
@@ -119,7 +119,7 @@ def _stacked(rng: np.random.Generator, upper: int, gap: float) -> list[Placed]:
 
 
 def _inside(rng: np.random.Generator) -> list[Placed]:
-    size = _stepped(rng.uniform(0.58, 0.7))
+    size = _stepped(rng.uniform(0.6, 0.74))
     x, y = 0.5 + rng.uniform(-0.12, 0.12), 0.6 + rng.uniform(-0.03, 0.04)
     inner = _stepped(size * rng.uniform(0.62, 0.75))
     above = y - size * rng.uniform(0.32, 0.42)
@@ -131,7 +131,7 @@ def _inside(rng: np.random.Generator) -> list[Placed]:
 
 
 def _riding(rng: np.random.Generator) -> list[Placed]:
-    size, rider = _stepped(rng.uniform(0.58, 0.7)), _stepped(rng.uniform(0.4, 0.5))
+    size, rider = _stepped(rng.uniform(0.6, 0.72)), _stepped(rng.uniform(0.41, 0.5))
     x, y = 0.5 + rng.uniform(-0.12, 0.12), 0.97 - size / 2 - rng.uniform(0.0, 0.06)
     seat = y - size * rng.uniform(0.34, 0.46)
     lean = rng.uniform(-0.08, 0.08)
@@ -142,7 +142,7 @@ def _riding(rng: np.random.Generator) -> list[Placed]:
 
 
 def _holding(rng: np.random.Generator) -> list[Placed]:
-    size, held = _stepped(rng.uniform(0.62, 0.76)), _stepped(rng.uniform(0.36, 0.4))
+    size, held = _stepped(rng.uniform(0.62, 0.76)), _stepped(rng.uniform(0.38, 0.48))
     hand = -1 if rng.random() < 0.5 else 1
     x, y = 0.5 - hand * rng.uniform(0.06, 0.12), 0.5 + rng.uniform(-0.06, 0.06)
     return [
@@ -152,7 +152,7 @@ def _holding(rng: np.random.Generator) -> list[Placed]:
 
 
 def _before(rng: np.random.Generator, front: int) -> list[Placed]:
-    size, near = _stepped(rng.uniform(0.58, 0.7)), _stepped(rng.uniform(0.38, 0.48))
+    size, near = _stepped(rng.uniform(0.6, 0.72)), _stepped(rng.uniform(0.41, 0.5))
     aside = (-1 if rng.random() < 0.5 else 1) * rng.uniform(0.08, 0.16)
     return [
         Placed(1 - front, Spot(0.5 - aside, 0.36 + rng.uniform(-0.02, 0.03), size)),

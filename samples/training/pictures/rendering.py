@@ -220,8 +220,9 @@ def _canvas(
 ) -> Image.Image:
     """A painted ground on which all things can be seen, as far as what is said allows."""
     means = [_mean_colour(look) for look in looks]
-    for _ in range(4):
-        painted = paint_ground(ground, side, rng)
+    others = () if ground.colour or ground.scene else ("white", "black")
+    for one in (ground, *(replace(ground, colour=colour) for colour in others)):
+        painted = paint_ground(one, side, rng)
         middle = painted.mean((0, 1))
         if all(np.abs(middle - mean).sum() > _LEAST_CONTRAST for mean in means):
             break
