@@ -164,6 +164,26 @@ def test_a_style_is_honoured_or_given_up(arrangements: ModuleType, catalogue: An
     assert drawable(missing, catalogue, Shapes()).style == ""
 
 
+def test_a_set_that_lacks_a_thing_changes_no_other_choice(
+    arrangements: ModuleType, catalogue: Any
+) -> None:
+    from pictures.chances import CODE_SIZE, Chances
+    from pictures.drawings import SETS
+    from pictures.rendering import choose_set
+
+    def chosen(thing: str, code: np.ndarray) -> str:
+        chances = Chances.told(code, np.random.default_rng(0))
+        return choose_set(of(arrangements, "", thing), catalogue, Shapes(), chances.places)
+
+    codes = np.random.default_rng(1).standard_normal((4000, CODE_SIZE))
+    of_dogs, of_cats = ([chosen(thing, code) for code in codes] for thing in ("dog", "cat"))
+    pairs = list(zip(of_dogs, of_cats, strict=True))
+    assert all(cat == dog for dog, cat in pairs if dog != "twemoji")
+    assert "twemoji" not in of_cats
+    for name, one in SETS.items():
+        assert of_dogs.count(name) / len(codes) == pytest.approx(one.weight, abs=0.03)
+
+
 def test_a_named_ground_has_its_colour() -> None:
     from pictures.compositions import BACKGROUNDS
     from pictures.grounds import Ground, paint_ground
@@ -220,12 +240,15 @@ def test_labels_say_what_is_drawn_at_each_token(arrangements: ModuleType, catalo
     labeller = Labeller(catalogue)
     labels = labeller.labels(drawn, ["cat", "dog"], chosen.set_name).reshape(8, 8, LABEL_SIZE)
     pixels = np.asarray(drawn.image).reshape(8, 16, 8, 16, 3).min((1, 3, 4))
-    is_thing = labels[..., -1] == 0
+    is_thing = labels[..., :45].any(-1)
     np.testing.assert_array_equal(is_thing & (pixels > 230), False)
     names = np.where(
         labels[..., :45] @ (labeller._things["cat"] - labeller._things["dog"]) > 0, 0, 1
     )
     columns = np.broadcast_to(np.arange(8), (8, 8))
+    colours = (labels[..., -3:] / 0.3 + 2) * 64
+    assert (colours[~is_thing] > 200).all()
+    assert colours[is_thing].min() < 100
     assert columns[is_thing & (names == 0)].max() < columns[is_thing & (names == 1)].min()
     turned = labeller.labels(drawn, ["dog", "cat"], chosen.set_name).reshape(8, 8, LABEL_SIZE)
     assert not np.array_equal(turned, labels)

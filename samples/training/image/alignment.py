@@ -3,10 +3,10 @@
 Owns the labels, of which the corpus has one for each of the model's tokens, and the layers that
 lead from hidden states to them, and from earlier ones to the code that the noise carries
 (`noise.py`), to a token's place and to the plan of the whole image. A label says which thing is
-drawn there, from which set, how large, whether mirrored, and which part of it. A hidden state that
-is to tell it from a noisy image and a caption must know which thing is meant, and where it is. This
-is REPA (Yu et al. 2024, arXiv:2410.06940), but with what is known of a composite in place of
-another network's features.
+drawn there, from which set, how large, whether mirrored, which part of it, and in which colour. A
+hidden state that is to tell it from a noisy image and a caption must know which thing is meant, and
+where it is. This is REPA (Yu et al. 2024, arXiv:2410.06940), but with what is known of a composite
+in place of another network's features.
 Nothing here is exported.
 
 Shapes: B images, T tokens, C channels, F of a label, P of a plan, H height, W width, D drawings.
@@ -24,13 +24,15 @@ from pictures.chances import CODE_SIZE
 from pictures.compositions import Catalogue
 from pictures.drawings import SETS
 from pictures.rendering import TOKEN_SIDE, Drawn, Pose
+from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
 
 _THING, _SET, _PART = 45, 8, 8
-LABEL_SIZE = _THING + _SET + _PART + 3
-"""Thing, set, part of the drawing, then its size, whether it is mirrored, and the ground."""
-_SET_WEIGHT, _PART_WEIGHT, _POSE_WEIGHT = 0.6, 0.35, 0.4
+_GROUND = _THING + _SET + _PART + 2
+LABEL_SIZE = _GROUND + 4
+"""Thing, set, part of the drawing, its size, whether it is mirrored, the ground, and a colour."""
+_SET_WEIGHT, _PART_WEIGHT, _POSE_WEIGHT, _COLOUR_WEIGHT = 0.6, 0.35, 0.4, 0.3
 _NUM_SLOTS = max(COUNTS.values())
 PLAN_SIZE = 5 * _NUM_SLOTS + len(SETS) + 3
 """Of each drawing whether there is one, its middle, size and side; then the set, and the ground."""
@@ -96,13 +98,14 @@ class Labeller:
         shares_DT = [(tokens == number + 1).mean(1) for number in range(len(drawn.poses))]
         owner_T, share_T = np.argmax(shares_DT, 0), np.max(shares_DT, 0)
         labels = np.zeros((side**2, LABEL_SIZE), np.float16)
+        labels[:, _GROUND + 1 :] = _COLOUR_WEIGHT * _colours(drawn.image)
         for token, number in enumerate(owner_T.tolist()):
             if share_T[token] < _LEAST_SHARE:
-                labels[token, -1] = 1
+                labels[token, _GROUND] = 1
                 continue
             pose = drawn.poses[number]
             y, x = divmod(token, side)
-            labels[token, :-1] = np.concatenate(
+            labels[token, :_GROUND] = np.concatenate(
                 (self._things[names[pose.index]], self._sets[set_name], _part(pose, x, y))
             )
         return labels
@@ -118,6 +121,11 @@ def plan_of(drawn: Drawn, set_name: str) -> NDArray[np.float16]:
     is_set = [2.0 * (name == set_name) for name in SETS]
     ground = np.asarray(drawn.image)[drawn.owners == 0].mean(0) / 64 - 2
     return np.concatenate((slots.flatten(), is_set, ground)).astype(np.float16)
+
+
+def _colours(image: Image.Image) -> NDArray[np.float64]:
+    """The mean colour of each token's pixels, `[T, 3]`, as values of about the same spread."""
+    return np.asarray(image.reduce(TOKEN_SIDE)).reshape(-1, 3) / 64.0 - 2
 
 
 def _direction(rng: np.random.Generator, size: int) -> NDArray[np.float64]:

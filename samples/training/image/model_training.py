@@ -36,7 +36,7 @@ from torch.nn import functional
 from transformers import BertTokenizer
 
 _DROPPED = 0.1
-_ALIGNMENT, _READING, _PLANNING = 2.0, 0.6, 6.0  # of their losses
+_ALIGNMENT, _READING, _PLANNING = 2.0, 2.0, 6.0  # of their losses
 _MOMENTUM = 0.998
 _SHORT = 16  # tokens, which 98 % of captions need
 _LONG_SHARE = 0.12  # batches that are padded to MAX_TOKENS, as prompts are served

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _SECTIONS: Mapping[str, int] = MappingProxyType(
-    {"places": 9, "poses": 6, "colours": 4, "grounds": 13}
+    {"places": 13, "poses": 5, "colours": 3, "grounds": 11}
 )
 CODE_SIZE = sum(_SECTIONS.values())
 
@@ -69,6 +69,9 @@ class _Told(np.random.Generator):
     def integers(self, low: Any, high: Any = None, size: Any = None, **_: Any) -> Any:
         first, last = (0, low) if high is None else (low, high)
         return np.floor(first + (last - first) * np.asarray(self._some(size))).astype(int)
+
+    def gumbel(self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None) -> Any:
+        return loc - scale * np.log(-np.log(self._some(size)))
 
     def choice(self, a: Any, size: Any = None, *_: Any, p: Any = None, **__: Any) -> Any:
         assert size is None

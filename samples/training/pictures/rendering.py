@@ -33,10 +33,14 @@ TOKEN_SIDE = 16
 def choose_set(
     arrangement: Arrangement, catalogue: Catalogue, drawings: Drawings, rng: np.random.Generator
 ) -> str:
-    """A set of drawings in which all that is said is true."""
+    """A set of drawings in which all that is said is true.
+
+    Each set has its own value, and the highest of those that fit is chosen: which sets fit is not
+    to change what a value says, as it would if one value were compared with sums of weights.
+    """
+    values = dict(zip(SETS, rng.gumbel(size=len(SETS)), strict=True))
     fitting = _fitting_sets(arrangement, catalogue, drawings)
-    weights = np.array([SETS[name].weight for name in fitting])
-    return str(rng.choice(fitting, p=weights / weights.sum()))
+    return max(fitting, key=lambda name: values[name] + np.log(SETS[name].weight))
 
 
 def _fitting_sets(arrangement: Arrangement, catalogue: Catalogue, drawings: Drawings) -> list[str]:
