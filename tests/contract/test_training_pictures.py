@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from diffusers import FluxPipeline
 from PIL import Image, ImageDraw
 
 TRAINING = Path(__file__).parents[2] / "samples" / "training"
 SIDE = 144
-_RECIPE = ("pictures", "diversity", "alignment", "noise")
+_RECIPE = ("pictures", "diversity", "alignment", "noise", "corpus", "text")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -200,8 +202,38 @@ def test_a_sixteenth_is_held_out(arrangements: ModuleType, catalogue: Any) -> No
     found = [arrangements.sample_arrangement(catalogue, rng) for _ in range(2000)]
     share = np.mean([one.is_held_out for one in found])
     assert 0.045 < share < 0.08
-    swapped = of(arrangements, "next to", "dog", "car"), of(arrangements, "next to", "car", "dog")
-    assert swapped[0].is_held_out == swapped[1].is_held_out
+
+
+@pytest.mark.parametrize(
+    ("relation", "order", "other"),
+    [
+        ("next to", (1, 0, 2), "next to"),
+        ("above", (1, 0, 2), "below"),
+        ("in front of", (1, 0, 2), "behind"),
+        ("between", (0, 2, 1), "between"),
+    ],
+)
+def test_what_looks_alike_is_held_out_together(
+    arrangements: ModuleType, catalogue: Any, relation: str, order: tuple[int, ...], other: str
+) -> None:
+    num_things = 3 if relation == "between" else 2
+    kept = set()
+    for start in range(60):
+        names = catalogue.names[start : start + num_things]
+        turned = [names[number] for number in order[:num_things]]
+        one, twin = of(arrangements, relation, *names), of(arrangements, other, *turned)
+        assert one.is_held_out == twin.is_held_out
+        kept.add((one.is_held_out, of(arrangements, "left of", *names).is_held_out))
+    assert len(kept) > 2  # other relations are held out apart
+
+
+def test_a_thing_in_its_own_colour_is_held_out_with_it(arrangements: ModuleType) -> None:
+    from pictures.compositions import Thing
+
+    for name in ("banana", "frog", "tomato", "pumpkin"):
+        plain, said = (Thing(name, colour) for colour in (None, "yellow"))
+        ways = [arrangements.Arrangement("", (thing,)) for thing in (plain, said)]
+        assert ways[0].is_held_out == ways[1].is_held_out
 
 
 def test_measures_fail_a_collapsed_model() -> None:
@@ -305,6 +337,55 @@ def test_a_code_tells_set_places_poses_and_ground(arrangements: ModuleType, cata
     assert len(set(kinds)) > 1
 
 
+def test_a_code_tells_the_ground(arrangements: ModuleType, catalogue: Any) -> None:
+    from pictures.chances import CODE_SIZE, Chances
+    from pictures.rendering import paint, sketch
+
+    one = of(arrangements, "", "cat")
+
+    def ground(code: np.ndarray, seed: int) -> np.ndarray:
+        chances = Chances.told(code, np.random.default_rng(seed))
+        chosen = sketch(one, catalogue, Shapes(), chances.places)
+        drawn = paint(one, catalogue, Shapes(), chances, chosen)
+        return np.where(drawn.owners[..., None] == 0, np.asarray(drawn.image).astype(int), 0)
+
+    codes = np.random.default_rng(0).standard_normal((12, CODE_SIZE))
+    first, second = ([ground(code, seed) for code in codes] for seed in (1, 2))
+    alike = [np.abs(a - b).mean() for a, b in zip(first, second, strict=True)]
+    apart = [np.abs(a - b).mean() for a, b in zip(first, first[1:], strict=False)]
+    assert max(alike) < 10  # scenes have more to choose than the code tells
+    assert np.mean(alike) < np.mean(apart) / 10
+
+
+def test_a_code_tells_places_of_every_relation(arrangements: ModuleType) -> None:
+    """As far as it reaches: five things have more places than it has values."""
+    from pictures.chances import CODE_SIZE, Chances
+    from pictures.placement import place
+
+    codes = np.random.default_rng(0).standard_normal((20, CODE_SIZE))
+    for relation in arrangements._CHANCES:
+        for code in codes:
+            first, second = (
+                place(relation, "", Chances.told(code, np.random.default_rng(seed)).poses)
+                for seed in (1, 2)
+            )
+            for one, other in zip(first, second, strict=True):
+                assert one.index == other.index
+                assert (one.spot.x, one.spot.y) == pytest.approx(
+                    (other.spot.x, other.spot.y), abs=0.09
+                )
+
+
+def test_what_a_code_cannot_tell_is_refused() -> None:
+    from pictures.chances import CODE_SIZE, Chances
+
+    told = Chances.told(np.zeros(CODE_SIZE), np.random.default_rng(0)).places
+    with pytest.raises(NotImplementedError, match="order"):
+        told.permutation(3)
+    with pytest.raises(NotImplementedError, match="uniform"):
+        told.standard_normal()
+
+
 def test_noise_with_codes_is_normal_and_carries_most() -> None:
     from noise import coded_noise
 
@@ -339,3 +420,67 @@ def test_the_reading_loss_falls_as_tokens_tell_code_and_place() -> None:
     assert loss(code, place) < 1e-6
     assert loss(noise, place) > 0.5
     assert loss(code, place.flip(1)) > 0.5
+
+
+def write_shard(folder: Path, number: int, latents: torch.Tensor) -> None:
+    """A shard of images whose labels, plans, codes and captions say which they are."""
+    from corpus import to_tokens
+
+    home = folder / "corpus"
+    home.mkdir(exist_ok=True)
+    (home / "scale.json").write_text('{"mean": 1.0, "deviation": 2.0}')
+    which = np.arange(len(latents), dtype=np.float32) + 100 * number
+    (home / f"{number:04}.json").write_text(json.dumps([[f"image {n:.0f}"] for n in which]))
+    np.save(home / f"labels-{number:04}.npy", which[:, None, None])
+    for kind in ("plans", "codes"):
+        np.save(home / f"{kind}-{number:04}.npy", which[:, None])
+    np.save(home / f"{number:04}.npy", to_tokens(latents).numpy())
+
+
+def test_a_corpus_keeps_what_is_of_one_image_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import corpus
+
+    monkeypatch.setattr(corpus, "SHARD", 4)
+    latents = torch.randn(6, 8, 16, 16)
+    write_shard(tmp_path, 0, latents[:4])
+    images = corpus.Corpus(tmp_path)
+    assert len(images) == 4
+    write_shard(tmp_path, 1, latents[4:])
+    images.refresh()
+    rows = images.batch(np.array([5, 0, 4]), np.random.default_rng(0))
+    assert rows.captions == ["image 101", "image 0", "image 100"]
+    for told in (rows.labels[:, 0], rows.plans, rows.codes):
+        assert told[:, 0].tolist() == [101, 0, 100]
+    torch.testing.assert_close(
+        rows.clean, corpus.to_tokens(latents[[5, 0, 4]] / 2 - 0.5), atol=1e-5, rtol=0
+    )
+    torch.testing.assert_close(images.stored(5), latents[:5])
+
+
+def test_tokens_are_those_of_flux() -> None:
+    from corpus import to_latents, to_tokens
+
+    latents = torch.randn(2, 8, 16, 16)
+    packed = FluxPipeline._pack_latents(latents, 2, 8, 16, 16)
+    torch.testing.assert_close(to_tokens(latents), packed, atol=0, rtol=0)
+    torch.testing.assert_close(to_latents(packed), latents, atol=0, rtol=0)
+
+
+def test_a_full_vocabulary_takes_in_new_words_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import text
+    from safetensors.torch import save_file
+
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789"
+    pieces = [*text._SPECIAL, *letters, *(f"##{letter}" for letter in letters), *".,-'!"]
+    words = ["cat", "dog", "bird", "fish"]
+    (tmp_path / "vocab.txt").write_text("\n".join([*pieces, *words]))
+    table = torch.randn(len(pieces) + len(words), 8)
+    save_file({"embeddings.word_embeddings.weight": table}, tmp_path / "model.safetensors")
+    monkeypatch.setattr(text, "NUM_TOKENS", len(pieces))
+    chosen, rows = text.choose_tokens(tmp_path, ["a cat"], known=pieces)
+    assert chosen == [*pieces, "cat"]
+    torch.testing.assert_close(rows[-1], table[len(pieces)])

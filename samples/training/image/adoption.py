@@ -49,6 +49,8 @@ def adopt(
     given = load_file(exported / "transformer" / "diffusion_pytorch_model.safetensors")
     own = model.transformer.state_dict()
     if own["x_embedder.weight"].shape == given["x_embedder.weight"].shape:
+        if strange := given.keys() - own.keys():
+            raise SystemExit(f"{exported} has more blocks ({min(strange)}): raise --single-blocks.")
         model.transformer.load_state_dict({**own, **{name: given[name].float() for name in given}})
     return tokens, model
 

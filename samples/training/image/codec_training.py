@@ -19,19 +19,18 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from corpus import sample_trained, to_pixels
 from diffusers import AutoencoderDC
 from numpy.typing import NDArray
-from pictures.arrangements import sample_arrangement
-from pictures.compositions import Catalogue
+from pictures.compositions import PICTURE_SIZE, Catalogue
 from pictures.drawings import Drawings
-from pictures.rendering import drawable, render
+from pictures.rendering import render
 from pictures.sprites import STYLES, TINTS, Sprites
 from PIL import Image
 from rich.progress import Progress
 from torch import Tensor, nn
 from torch.nn import functional
 
-PICTURE_SIZE = 128
 LATENT_CHANNELS = 8
 _CROP = 64
 _SIZES = (46, 46, 58, 58, 72, 100)  # small ones are harder
@@ -45,8 +44,8 @@ _SUBJECT_SHARE = 0.8  # crops of arrangements, when the encoder is final
 class CodecTraining:
     """Options of the codec's training."""
 
-    minutes: float = 18.0
-    encoder_minutes: float = 10.0
+    minutes: float = 90.0
+    encoder_minutes: float = 45.0
     """After these latents are final, and the model can be trained beside the codec's decoder."""
     num_rows: int = 8
     learning_rate: float = 2e-3
@@ -83,9 +82,9 @@ class Crops:
             rng = np.random.default_rng((options.seed, first))
             ahead = [pool.submit(self.draw, rng, options.num_rows) for _ in range(3)]
             while True:
-                pixels = torch.from_numpy(ahead.pop(0).result())
+                pixels = ahead.pop(0).result()
                 ahead.append(pool.submit(self.draw, rng, options.num_rows))
-                yield (pixels.permute(0, 3, 1, 2).float() / 127.5 - 1)
+                yield to_pixels(pixels)
 
     def draw(self, rng: np.random.Generator, num_rows: int) -> NDArray[np.uint8]:
         """Crops, `[B, H, W, 3]`."""
@@ -104,8 +103,7 @@ class Crops:
         return np.asarray(ground)
 
     def _crop_of_arrangement(self, rng: np.random.Generator) -> NDArray[np.uint8]:
-        found = sample_arrangement(self._catalogue, rng)
-        shown = drawable(found, self._catalogue, self._drawings)
+        shown = sample_trained(self._catalogue, self._drawings, rng)
         pixels = np.asarray(render(shown, self._catalogue, self._drawings, rng))
         left, top = rng.integers(0, PICTURE_SIZE - _CROP + 1, 2)
         return pixels[top : top + _CROP, left : left + _CROP]
@@ -202,6 +200,7 @@ class CodecTrainer:
             return
         self.optimizer.load_state_dict(state["optimizer"])
         self.num_iterations, self.spent_s = state["num_iterations"], state["spent_s"]
+        torch.manual_seed(self.options.seed + self.num_iterations)  # noise goes on, too
 
 
 def reconstruction_losses(made: Tensor, pixels: Tensor) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ Shapes: N images, B of a batch, T tokens of 2 x 2 latents, C channels, H height,
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,8 +59,12 @@ def pixels_of(
 
 def stacked(images: Sequence[Image.Image]) -> Tensor:
     """Images as values in -1..1, `[B, 3, H, W]`."""
-    pixels = torch.from_numpy(np.stack([np.asarray(image) for image in images]))
-    return pixels.permute(0, 3, 1, 2).float() / 127.5 - 1
+    return to_pixels(np.stack([np.asarray(image) for image in images]))
+
+
+def to_pixels(values: NDArray[np.uint8]) -> Tensor:
+    """Values `[B, H, W, 3]` of images as `[B, 3, H, W]` in -1..1."""
+    return torch.from_numpy(values).permute(0, 3, 1, 2).float() / 127.5 - 1
 
 
 def write_shards(
@@ -139,6 +144,14 @@ def to_tokens(latents: Tensor) -> Tensor:
     return patches.permute(0, 2, 4, 1, 3, 5).reshape(rows, -1, 4 * channels)
 
 
+def to_latents(tokens: Tensor) -> Tensor:
+    """`to_tokens` undone, for square images: `[B, T, 4 C]` to `[B, C, H, W]`."""
+    rows, count, channels = tokens.shape
+    side = math.isqrt(count)
+    patches = tokens.reshape(rows, side, side, channels // 4, 2, 2)
+    return patches.permute(0, 3, 1, 4, 2, 5).reshape(rows, channels // 4, 2 * side, 2 * side)
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Latents `[B, T, C]`, labels `[B, T, F]`, plans `[B, P]`, codes `[B, C]`, and captions."""
@@ -174,6 +187,12 @@ class Corpus:
 
     def __len__(self) -> int:
         return len(self._captions)
+
+    def stored(self, num_images: int) -> Tensor:
+        """The first images' latents as the codec has them, `[N, C, H, W]`."""
+        shards = self._latents[: math.ceil(num_images / SHARD)]
+        tokens = np.concatenate(shards)[:num_images]
+        return to_latents(torch.from_numpy(tokens).float())
 
     def captions(self) -> Iterator[str]:
         """All captions."""

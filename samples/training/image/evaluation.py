@@ -9,18 +9,19 @@ Shapes: B pictures, C channels, H height, W width, P prompts, S images of each, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import torch
-from corpus import pixels_of, sample_trained
+from corpus import Corpus, pixels_of, sample_trained
 from diffusers import DiffusionPipeline, FluxPipeline
 from diversity import mean_distance, mean_number, mean_spread, nearest_distance, share_within
-from judges import Judges, through_codec
+from judges import Judges, decoded, through_codec
 from pictures.arrangements import COUNTS, Arrangement, sample_arrangement
-from pictures.compositions import Catalogue
+from pictures.compositions import PICTURE_SIZE, Catalogue
 from pictures.descriptions import Describer
 from pictures.drawings import Drawings
 from pictures.rendering import drawable
@@ -38,9 +39,9 @@ from triptych import VisionPipeline
 
 NUM_SEEDS = 8
 _BATCH = 20
-_PICTURE = 128
 _QUESTION = "What is in the picture?"
 _ANSWER_TOKENS = 40
+_WORDINGS = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,14 +76,22 @@ class Studio:
     drawings: Drawings
     extent: Extent
 
-    def held_out(self, *, is_lone: bool) -> Iterator[Arrangement]:
-        """Held-out arrangements of one thing, or of several related ones; always the same."""
+    def held_out(
+        self, *, is_lone: bool, known: AbstractSet[str] = frozenset()
+    ) -> Iterator[Arrangement]:
+        """Held-out arrangements of one thing, or of several related ones; always the same.
+
+        None has one of the known captions.
+        """
         rng = np.random.default_rng(1)
         while True:
             one = drawable(sample_arrangement(self.catalogue, rng), self.catalogue, self.drawings)
             is_right = (one.relation == "") == is_lone and one.relation not in COUNTS
-            if one.is_held_out and is_right:
+            if one.is_held_out and is_right and known.isdisjoint(self._wordings(one)):
                 yield one
+
+    def _wordings(self, arrangement: Arrangement) -> list[str]:
+        return self.describe([arrangement] * _WORDINGS)
 
     def paint(self, arrangements: Sequence[Arrangement], seed: int) -> Tensor:
         """Real images `[B, 3, H, W]`."""
@@ -94,16 +103,8 @@ class Studio:
         writer = Describer(self.catalogue, np.random.default_rng(3))
         return [writer.describe(one) for one in arrangements]
 
-    def trained(self, num_images: int) -> Tensor:
-        """Images as the model was trained on."""
-        rng = np.random.default_rng((0, 0))
-        rows = (sample_trained(self.catalogue, self.drawings, rng) for _ in range(num_images))
-        return self.paint(list(rows), 5)
 
-
-def draw_prompts(
-    pipeline: FluxPipeline, prompts: Sequence[str], drawing: Drawing, first_seed: int = 0
-) -> Tensor:
+def draw_prompts(pipeline: FluxPipeline, prompts: Sequence[str], drawing: Drawing) -> Tensor:
     """Images `[B, 3, H, W]` in -1..1, each from its own seed."""
     drawn = []
     for first in track(range(0, len(prompts), _BATCH), "Drawing"):
@@ -111,16 +112,32 @@ def draw_prompts(
         pictures = pipeline(
             list(prompts[first : first + _BATCH]),
             negative_prompt=[""] * len(numbers),
-            height=_PICTURE,
-            width=_PICTURE,
+            height=PICTURE_SIZE,
+            width=PICTURE_SIZE,
             num_inference_steps=drawing.num_steps,
             true_cfg_scale=drawing.guidance,
             max_sequence_length=MAX_TOKENS,
-            generator=[torch.Generator().manual_seed(first_seed + number) for number in numbers],
+            generator=[torch.Generator().manual_seed(number) for number in numbers],
             output_type="pt",
         ).images
         drawn.append(pictures.float() * 2 - 1)
     return torch.cat(drawn)
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """A model, what judges it, and what it was trained on."""
+
+    pipeline: FluxPipeline
+    drawing: Drawing
+    studio: Studio
+    judges: Judges
+    corpus: Corpus
+
+    def seen_in_training(self, num_images: int) -> Seen:
+        """Images that were trained on, as the codec gives them back."""
+        latents = self.corpus.stored(num_images)
+        return self.judges.eye.see(decoded(self.pipeline.vae, latents))
 
 
 def open_pipeline(model: Path) -> FluxPipeline:
@@ -139,16 +156,20 @@ def evaluate(
         save_grid(draw_prompts(pipeline, SHEET, drawing), sheets / "image_sheet.png")
         repeated = [prompt for prompt in SEEDS_SHEET for _ in range(NUM_SEEDS)]
         save_grid(draw_prompts(pipeline, repeated, drawing), sheets / "image_seeds.png")
-    judges = Judges(folder, studio.catalogue, studio.drawings)
-    Console(width=160).print(naming_table(pipeline, drawing, studio, judges))
-    Console(width=160).print(variety_table(pipeline, drawing, studio, judges))
+    bench = Bench(
+        pipeline, drawing, studio, Judges(folder, studio.catalogue, studio.drawings), Corpus(folder)
+    )
+    Console(width=160).print(naming_table(bench))
+    Console(width=160).print(variety_table(bench))
 
 
-def naming_table(pipeline: FluxPipeline, drawing: Drawing, studio: Studio, judges: Judges) -> Table:
+def naming_table(bench: Bench) -> Table:
     """How often the things are named right, by a classifier and by the embedded model that sees."""
     table = Table("pictures", "one thing", "related things", "seen: one", "related", "wrong")
-    lone = list(islice(studio.held_out(is_lone=True), studio.extent.num_lone))
-    related = list(islice(studio.held_out(is_lone=False), studio.extent.num_related))
+    pipeline, drawing, studio, judges = bench.pipeline, bench.drawing, bench.studio, bench.judges
+    known = set(bench.corpus.captions())
+    lone = list(islice(studio.held_out(is_lone=True, known=known), studio.extent.num_lone))
+    related = list(islice(studio.held_out(is_lone=False, known=known), studio.extent.num_related))
     real = {"lone": studio.paint(lone, 4), "related": studio.paint(related, 4)}
     ways: dict[str, Callable[[str, list[Arrangement]], Tensor]] = {
         "model": lambda _, asked: draw_prompts(pipeline, studio.describe(asked), drawing),
@@ -196,10 +217,12 @@ def seen_right(
     return num_right / len(asked)
 
 
-def variety_table(
-    pipeline: FluxPipeline, drawing: Drawing, studio: Studio, judges: Judges
-) -> Table:
-    """The measures of `diversity`, beside those of fresh real images of the same prompts."""
+def variety_table(bench: Bench) -> Table:
+    """The measures of `diversity`, beside those of fresh real images of the same prompts.
+
+    None of those was trained on: how far they are from what was says how far images should be.
+    """
+    pipeline, drawing, studio, judges = bench.pipeline, bench.drawing, bench.studio, bench.judges
     rng = np.random.default_rng(6)
     asked = [
         sample_trained(studio.catalogue, studio.drawings, rng)
@@ -213,7 +236,7 @@ def variety_table(
         "real": studio.paint(repeated, 8),
     }
     seen = {label: judges.eye.see(images) for label, images in pixels.items()}
-    trained = judges.eye.see(through_codec(pipeline.vae, studio.trained(studio.extent.num_trained)))
+    trained = bench.seen_in_training(studio.extent.num_trained)
     other = judges.eye.see(studio.paint(repeated, 9))
     middle = other.means.mean(0)
     real = _directions(other, middle)

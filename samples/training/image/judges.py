@@ -9,6 +9,7 @@ Shapes: B pictures, F features, P places, C channels, H height, W width.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,9 +52,11 @@ class Judges:
     def __init__(self, folder: Path, catalogue: Catalogue, drawings: Drawings) -> None:
         torch.manual_seed(0)
         self.eye, self.names = Eye(folder), catalogue.names
-        file = folder / "judges.pt"
+        file = folder / f"judges-{_digest(catalogue)}.pt"
         if not file.exists():
-            torch.save(self._learn(catalogue, drawings), file)
+            draft = file.with_suffix(".tmp")
+            torch.save(self._learn(catalogue, drawings), draft)
+            draft.replace(file)
         self._layers: dict[str, Tensor] = torch.load(file, weights_only=True)
         self._namer = Namer(self.eye.last_blocks, len(self.names))
         self._namer.load_state_dict(_below(self._layers, "things."))
@@ -161,8 +164,18 @@ class Judges:
 @torch.inference_mode()
 def through_codec(codec: AutoencoderDC, pixels: Tensor) -> Tensor:
     """Images encoded and decoded."""
-    parts = [codec.decode(codec.encode(part).latent).sample for part in pixels.split(_BATCH)]
-    return torch.cat(parts).clamp(-1, 1)
+    return decoded(codec, torch.cat([codec.encode(part).latent for part in pixels.split(_BATCH)]))
+
+
+@torch.inference_mode()
+def decoded(codec: AutoencoderDC, latents: Tensor) -> Tensor:
+    """Images `[B, 3, H, W]` of latents as the codec has them."""
+    return torch.cat([codec.decode(part).sample for part in latents.split(_BATCH)]).clamp(-1, 1)
+
+
+def _digest(catalogue: Catalogue) -> str:
+    """Of what judges tell apart."""
+    return hashlib.sha256(repr((catalogue.names, SET_NAMES)).encode()).hexdigest()[:8]
 
 
 def _below(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -51,9 +51,9 @@ _SWITCH_S = 1e-4  # a thread that is done with a product gets Python's lock soon
 class ModelTraining:
     """Options of the denoiser's training."""
 
-    minutes: float = 60.0
-    decay_minutes: float = 40.0
-    """The learning rate falls to zero over the last minutes."""
+    minutes: float = 480.0
+    decay_minutes: float = 240.0
+    """The learning rate falls to a hundredth over the last minutes."""
     num_rows: int = 128
     learning_rate: float = 3e-3
     seed: int = 0
@@ -134,6 +134,7 @@ class ModelTrainer:
         ]
         if state:
             self._restore(state)
+            torch.manual_seed(self.options.seed + self.num_iterations)  # noise goes on, too
         if self.options.compiles:
             if self.device.type == "cpu":
                 use_cpu_forms(self.model.transformer)

@@ -73,7 +73,7 @@ def _reader(embeddings: Tensor, size: int, *, num_layers: int) -> BertModel:
 
 
 def main_directions(embeddings_VC: Tensor, size: int) -> Tensor:
-    """Embeddings projected to `size` principal components, with the same mean square."""
+    """Embeddings projected to `size` principal components, scaled to a deviation of 0.05."""
     centred = embeddings_VC - embeddings_VC.mean(0)
     _, _, directions = torch.linalg.svd(centred, full_matrices=False)
     kept = centred @ directions[:size].T
@@ -107,7 +107,7 @@ def choose_tokens(
         "!",
     ]
     chosen = list(dict.fromkeys([*chosen, *sorted(used)]))
-    chosen += _like(sorted(used), chosen, vocabulary, table)[: NUM_TOKENS - len(chosen)]
+    chosen += _like(sorted(used), chosen, vocabulary, table)[: max(0, NUM_TOKENS - len(chosen))]
     return chosen, table[[vocabulary[token] for token in chosen]]
 
 

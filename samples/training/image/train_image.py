@@ -3,9 +3,9 @@
     pip install 'triptych[recipes]'
     cd samples/training/image
     python train_image.py data     --folder RUN
-    python train_image.py codec    --folder RUN --minutes 18
+    python train_image.py codec    --folder RUN --minutes 90
     python train_image.py latents  --folder RUN
-    python train_image.py model    --folder RUN --minutes 60
+    python train_image.py model    --folder RUN --minutes 480
     python train_image.py export   --folder RUN --out RUN/export
     python train_image.py evaluate --folder RUN --model RUN/export
 
@@ -48,17 +48,15 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, required=True, help="corpus and checkpoints")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0: torch's choice")
     parser.add_argument("--shards", type=int, default=32, help="latents: of 4,096 images each")
-    parser.add_argument("--minutes", type=float, default=18.0, help="codec, model: total")
+    parser.add_argument("--minutes", type=float, help="total [codec: 90, model: 480]")
+    parser.add_argument("--encoder-minutes", type=float, help="codec: until latents are final [45]")
     parser.add_argument(
-        "--encoder-minutes", type=float, default=10.0, help="codec: until latents are final"
-    )
-    parser.add_argument(
-        "--decay-minutes", type=float, default=40.0, help="model: of them with a falling rate"
+        "--decay-minutes", type=float, help="model: of them with a falling rate [240]"
     )
     parser.add_argument(
         "--single-blocks", type=int, default=6, help="model: of them, when it begins"
     )
-    parser.add_argument("--rows", type=int, default=128, help="model: images per batch")
+    parser.add_argument("--rows", type=int, default=128, help="model: images per batch, 16 k")
     parser.add_argument("--learning-rate", type=float, help="peak [codec: 2e-3, model: 3e-3]")
     parser.add_argument(
         "--start", type=Path, help="latents, model: an exported model to start from"
@@ -69,9 +67,14 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, help="evaluate: an exported folder")
     parser.add_argument("--sheets", type=Path, help="evaluate: generate both into this folder")
     parser.add_argument("--share", type=float, default=1.0, help="evaluate: part of the prompts")
-    parser.add_argument("--guidance", type=float, default=2.0, help="evaluate: guidance scale")
-    parser.add_argument("--steps", type=int, default=20, help="evaluate: steps per image")
-    return parser.parse_args()
+    parser.add_argument("--guidance", type=float, help="evaluate: guidance scale [2]")
+    parser.add_argument(
+        "--steps", dest="num_steps", type=int, help="evaluate: steps per image [20]"
+    )
+    options = parser.parse_args()
+    if options.rows % 16:
+        parser.error("--rows must be a multiple of 16, such as 128.")
+    return options
 
 
 def _data(options: argparse.Namespace) -> None:
@@ -87,11 +90,7 @@ def _codec(options: argparse.Namespace) -> None:
     from codec_training import CodecTraining, Crops, train_codec
     from pictures.sprites import fetch_sprites
 
-    training = CodecTraining(
-        minutes=options.minutes,
-        encoder_minutes=options.encoder_minutes,
-        **_rate(options),
-    )
+    training = CodecTraining(**_given(options, "minutes", "encoder_minutes", "learning_rate"))
     crops = Crops(fetch_sprites(options.folder / "sprites"), **_studio(options))
     train_codec(options.folder, crops, training)
 
@@ -116,13 +115,11 @@ def _model(options: argparse.Namespace) -> None:
     from model_training import ModelTraining, train_model
 
     training = ModelTraining(
-        minutes=options.minutes,
-        decay_minutes=options.decay_minutes,
         num_rows=options.rows,
         start=options.start,
         pause_file=options.pause_file,
         compiles=not options.no_compile,
-        **_rate(options),
+        **_given(options, "minutes", "decay_minutes", "learning_rate"),
     )
     train_model(
         options.folder,
@@ -132,9 +129,9 @@ def _model(options: argparse.Namespace) -> None:
     )
 
 
-def _rate(options: argparse.Namespace) -> dict[str, float]:
-    """The learning rate as a keyword, if given."""
-    return {"learning_rate": options.learning_rate} if options.learning_rate else {}
+def _given(options: argparse.Namespace, *names: str) -> dict[str, float]:
+    """Those options that were given, as keywords; what is left out has its own default."""
+    return {name: getattr(options, name) for name in names if getattr(options, name) is not None}
 
 
 def _export(options: argparse.Namespace) -> None:
@@ -146,7 +143,7 @@ def _export(options: argparse.Namespace) -> None:
 def _evaluate(options: argparse.Namespace) -> None:
     from evaluation import Drawing, Extent, Studio, evaluate
 
-    drawing = Drawing(num_steps=options.steps, guidance=options.guidance)
+    drawing = Drawing(**_given(options, "num_steps", "guidance"))
     model = options.model or options.folder / "export"
     studio = Studio(**_studio(options), extent=Extent().share(options.share))
     evaluate(options.folder, model, drawing, studio, options.sheets)

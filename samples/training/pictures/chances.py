@@ -1,7 +1,7 @@
 """The random choices of an image, and a code of standard normals that tells them.
 
 Owns which of the choices each value of a code tells. The image model is trained on noise that
-carries the code of its image (`model_training.py`), so that a seed chooses an image's set, places,
+carries the code of its image (`noise.py`), so that a seed chooses an image's set, places,
 poses and ground at once, by something a small model can read.
 """
 
@@ -44,7 +44,10 @@ class Chances:
 
 
 class _Told(np.random.Generator):
-    """A generator whose first values are the ranks of given standard normals."""
+    """A generator whose first values are the ranks of given standard normals.
+
+    Has the methods by which images are chosen; others would not ask the code, and are refused.
+    """
 
     def __init__(self, code: NDArray[np.float64], rng: np.random.Generator) -> None:
         super().__init__(rng.bit_generator)
@@ -69,6 +72,14 @@ class _Told(np.random.Generator):
     def integers(self, low: Any, high: Any = None, size: Any = None, **_: Any) -> Any:
         first, last = (0, low) if high is None else (low, high)
         return np.floor(first + (last - first) * np.asarray(self._some(size))).astype(int)
+
+    def permutation(self, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError("A code tells no order: choose one by its number.")
+
+    def normal(self, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError("A code's normals are told as ranks: use uniform().")
+
+    shuffle, standard_normal = permutation, normal
 
     def gumbel(self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None) -> Any:
         return loc - scale * np.log(-np.log(self._some(size)))

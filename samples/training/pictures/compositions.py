@@ -1,7 +1,6 @@
-"""The content of an image as data: objects, colours, background, style, layout; and rendering it.
+"""The content of a plain image as data: objects, colours, background, style, layout.
 
-Owns the catalogue of objects, the layouts, random sampling, and which combinations are held out. An
-image and its captions (`captions.py`) are made from the same `Composition`.
+Owns the catalogue of objects, the layouts, random sampling, and how combinations are held out.
 """
 
 from __future__ import annotations
@@ -14,9 +13,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
-from PIL import Image
 
-from pictures.sprites import TINTS, Sprites
+from pictures.sprites import TINTS
 
 PICTURE_SIZE = 128
 BACKGROUNDS: Mapping[str, tuple[int, int, int]] = MappingProxyType(
@@ -37,6 +35,7 @@ BACKGROUNDS: Mapping[str, tuple[int, int, int]] = MappingProxyType(
 )
 _OBJECTS = Path(__file__).with_name("objects.toml")
 _HELD_OUT_SHARE = 1 / 16
+_FLAT_SHARE = 0.15
 _CATEGORIES = ("animals", "plants", "food", "vehicles", "buildings", "nature", "things", "faces")
 
 
@@ -90,6 +89,12 @@ _CHANCES: Mapping[str, float] = MappingProxyType(
 )
 
 
+def in_held_out_share(*parts: str) -> bool:
+    """Whether a combination is held out from training: a fixed sixteenth of all."""
+    digest = hashlib.sha256("|".join(parts).encode()).digest()
+    return int.from_bytes(digest[:4], "big") < _HELD_OUT_SHARE * 2**32
+
+
 @dataclass(frozen=True, slots=True)
 class Composition:
     """One image. `things` has as many distinct objects as the layout shows."""
@@ -102,9 +107,9 @@ class Composition:
     @property
     def is_held_out(self) -> bool:
         """Whether it is held out from training: a fixed sixteenth of all combinations."""
-        parts = (self.layout, *sorted(map(repr, self.things)), self.background, self.style)
-        digest = hashlib.sha256("|".join(parts).encode()).digest()
-        return int.from_bytes(digest[:4], "big") < _HELD_OUT_SHARE * 2**32
+        return in_held_out_share(
+            self.layout, *sorted(map(repr, self.things)), self.background, self.style
+        )
 
     @property
     def spots(self) -> tuple[tuple[Thing, Spot], ...]:
@@ -159,9 +164,7 @@ def open_catalogue() -> Catalogue:
     )
 
 
-def sample(
-    catalogue: Catalogue, rng: np.random.Generator, *, flat_share: float = 0.15
-) -> Composition:
+def sample(catalogue: Catalogue, rng: np.random.Generator) -> Composition:
     """A random composition, held out or not."""
     layout = str(rng.choice(list(_CHANCES), p=list(_CHANCES.values())))
     names = catalogue.names
@@ -174,7 +177,7 @@ def sample(
         layout=layout,
         things=tuple(_coloured(names[index], catalogue, background, rng) for index in chosen),
         background=background,
-        style="flat" if rng.random() < flat_share else "3d",
+        style="flat" if rng.random() < _FLAT_SHARE else "3d",
     )
 
 
@@ -183,27 +186,3 @@ def _coloured(name: str, catalogue: Catalogue, background: str, rng: np.random.G
     if not colours or rng.random() < 0.25:
         return Thing(name)
     return Thing(name, str(rng.choice(colours)))
-
-
-def draw(
-    composition: Composition,
-    catalogue: Catalogue,
-    sprites: Sprites,
-    *,
-    side: int = PICTURE_SIZE,
-    shifts: Sequence[tuple[int, int]] = (),
-) -> Image.Image:
-    """The image, `side` pixels square; `shifts` moves each object by so many pixels."""
-    picture = Image.new("RGB", (side, side), BACKGROUNDS[composition.background])
-    for index, (thing, spot) in enumerate(composition.spots):
-        emoji, tint = catalogue.look(thing)
-        sprite = sprites.sprite(
-            composition.style, sprites.code(emoji), tint, round(spot.size * side)
-        )
-        right, down = shifts[index] if shifts else (0, 0)
-        corner = (
-            round(spot.x * side - sprite.width / 2) + right,
-            round(spot.y * side - sprite.height / 2) + down,
-        )
-        picture.paste(sprite, corner, sprite)
-    return picture

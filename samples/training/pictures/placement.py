@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import permutations
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from pictures.compositions import PICTURE_SIZE, Spot
 
 _STEPS = np.array((40, 48, 64, 96, 112)) / PICTURE_SIZE
 """Sizes that things have: few, so that a small model learns each."""
+_ORDERS = tuple(permutations(range(3)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ def _row(is_between: bool, rng: np.random.Generator) -> list[Placed]:
     if is_between and rng.random() < 0.5:
         order = [1, 2, 0]
     elif not is_between:
-        order = [int(number) for number in rng.permutation(3)]
+        order = list(_ORDERS[int(rng.integers(len(_ORDERS)))])
     bent = 0.0 if is_between else rng.choice([0.0, 0.18, -0.18])
     level = rng.uniform(0.42, 0.58)
     spots = []
