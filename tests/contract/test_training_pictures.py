@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -352,7 +353,7 @@ def test_a_code_tells_the_ground(arrangements: ModuleType, catalogue: Any) -> No
     codes = np.random.default_rng(0).standard_normal((12, CODE_SIZE))
     first, second = ([ground(code, seed) for code in codes] for seed in (1, 2))
     alike = [np.abs(a - b).mean() for a, b in zip(first, second, strict=True)]
-    apart = [np.abs(a - b).mean() for a, b in zip(first, first[1:], strict=False)]
+    apart = [np.abs(a - b).mean() for a, b in pairwise(first)]
     assert max(alike) < 10  # scenes have more to choose than the code tells
     assert np.mean(alike) < np.mean(apart) / 10
 
