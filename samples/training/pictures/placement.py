@@ -14,7 +14,7 @@ import numpy as np
 from pictures.arrangements import COUNTS
 from pictures.compositions import PICTURE_SIZE, Spot
 
-_STEPS = np.array((40, 48, 64, 96, 112)) / PICTURE_SIZE
+_STEPS = np.array((40, 48, 64, 96)) / PICTURE_SIZE
 """Sizes that things have: few, so that a small model learns each."""
 _ORDERS = tuple(permutations(range(3)))
 
