@@ -41,6 +41,7 @@ from triptych.modalities.diffusion.source import FOLDER
 
 _TUNING_SEED, _OTHER_SEED = 10_000, 20_000
 _NUM_TIMED = 2
+_MOST = 0.5
 _SHOWN = Console(stderr=True)
 
 
@@ -210,6 +211,18 @@ def main() -> None:
     parser.add_argument("--note", default="", help="what the model is, for the table")
     parser.add_argument("--report", action="store_true", help="only make table and plot")
     args = parser.parse_args()
+    if not all(0 < share <= _MOST for share in args.shares):
+        parser.error(f"--shares lie between 0 and {_MOST}: plans compute half of the steps.")
+    if args.run is None and not args.report:
+        parser.error("--run is needed, for the classifier.")
+    path = args.output / "image_caches.json"
+    results = Results.read(path) if args.report else _measure(args, path)
+    print(markdown(results))
+    save_plot(results, path.with_suffix(".png"))
+
+
+def _measure(args: argparse.Namespace, path: Path) -> Results:
+    """What there is by the end, or after the minutes that were given."""
     args.output.mkdir(parents=True, exist_ok=True)
     terms = Terms(
         steps=args.steps,
@@ -220,19 +233,15 @@ def main() -> None:
         guidance=args.guidance,
         note=args.note,
     )
-    results = Results.open(args.output / "image_caches.json", terms)
-    if not args.report:
-        if args.run is None:
-            parser.error("--run is needed, for the classifier.")
-        benchmark = Benchmark(args, results)
-        if args.threads:
-            torch.set_num_threads(args.threads)
-        try:
-            benchmark.run()
-        except OutOfTime:
-            _SHOWN.print("Out of time: the same command goes on from here.")
-    print(markdown(results))
-    save_plot(results, args.output / "image_caches.png")
+    results = Results.open(path, terms)
+    benchmark = Benchmark(args, results)
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    try:
+        benchmark.run()
+    except OutOfTime:
+        _SHOWN.print("Out of time: the same command goes on from here.")
+    return results
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from triptych.modalities.diffusion.engine.caches.decisions import Decisions
 from triptych.modalities.diffusion.engine.caches.extrapolation import Point
 from triptych.modalities.diffusion.engine.caches.methods import CacheMethod, Level
 from triptych.modalities.diffusion.engine.calibration.planning import Measured
@@ -23,19 +22,23 @@ def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def known() -> Any:
+    return _known(NUM_STEPS)
+
+
+def _known(num_steps: int) -> Any:
     """Of a model whose outputs turn slowly."""
     from step_caches.methods import Calibrated
 
-    levels = np.linspace(1, 0.05, NUM_STEPS)
+    levels = np.linspace(1, 0.05, num_steps)
     angles = 2 * levels
     return Calibrated(
         measured=Measured(
             gram_NN=np.cos(angles[:, None] - angles),
-            influence_N=np.full(NUM_STEPS, 1 / NUM_STEPS),
+            influence_N=np.full(num_steps, 1 / num_steps),
             points=tuple(Point(step, level) for step, level in enumerate(levels)),
         ),
         polynomial=(0.0, 0.0, 0.0, 1.0, 0.0),
-        ratios={level.value: (0.97,) * NUM_STEPS for level in Level},
+        ratios={level.value: (0.97,) * num_steps for level in Level},
     )
 
 
@@ -84,9 +87,47 @@ def test_threshold_is_found_within_the_trials(known: Any) -> None:
     assert len(tried) <= 16
 
 
+def test_search_without_thresholds_goes_on_beside_the_best(known: Any) -> None:
+    from step_caches.methods import TaylorSeer
+    from step_caches.search import Search
+
+    taylorseer = TaylorSeer()
+    settings = list(taylorseer.settings(known, 8))
+    assert len(settings) > 40
+    tried = []
+
+    def attempt(cache: CacheMethod) -> tuple[float, float]:
+        gate: Any = cache.open_gate(NUM_STEPS)
+        tried.append(gate.warmup)
+        return 8.0, -abs(gate.warmup - 4) - 0.1 * abs(cache.extrapolator.order - 1)
+
+    best = Search(known, attempt, 16).best(taylorseer, 8)
+    assert best is not None
+    assert (best.setting["warmup"], best.setting["order"]) == (4, 1)
+    assert len(tried) == 16
+    assert sum(abs(warmup - 4) <= 1 for warmup in tried[8:]) >= 6
+
+
+def test_budgets_know_nothing_of_each_other(known: Any) -> None:
+    """A search of two budgets finds for the second what one finds that begins there."""
+    from step_caches.methods import METHODS
+    from step_caches.search import Search
+
+    def attempt(cache: CacheMethod) -> tuple[float, float]:
+        gate: Any = cache.open_gate(NUM_STEPS)
+        threshold = getattr(gate, "threshold", 1)
+        order = getattr(cache.extrapolator, "order", 0)
+        return float(np.clip(5 - 3 * np.log(threshold), 1, NUM_STEPS)), 20 - threshold - order
+
+    for method in METHODS:
+        both = Search(known, attempt, 12)
+        both.best(method, 5)
+        assert both.best(method, 9) == Search(known, attempt, 12).best(method, 9)
+
+
 @pytest.mark.parametrize("num_computed", [4, 10])
 def test_settings_without_thresholds_keep_to_their_budget(known: Any, num_computed: int) -> None:
-    from step_caches.methods import METHODS
+    from step_caches.methods import METHODS, count_runs
 
     for method in METHODS:
         if method.has_threshold:
@@ -94,10 +135,24 @@ def test_settings_without_thresholds_keep_to_their_budget(known: Any, num_comput
         settings = list(method.settings(known, num_computed))
         assert len(settings) >= 20
         for setting in settings:
-            cache = method.open(setting, known)
-            rule = Decisions(cache.open_gate, cache.bounds, NUM_STEPS)
-            num_runs = sum(rule.may_compute(range(NUM_STEPS)))
+            num_runs = count_runs(method.open(setting, known), NUM_STEPS)
             assert num_computed - 1 <= num_runs <= num_computed
+
+
+@pytest.mark.parametrize(("num_steps", "num_computed"), [(50, 8), (28, 4), (14, 3)])
+def test_each_method_can_compute_as_few_steps_as_are_measured(
+    num_steps: int, num_computed: int
+) -> None:
+    from step_caches.methods import HIGH, METHODS, THRESHOLD, count_runs
+
+    known = _known(num_steps)
+    for method in METHODS:
+        settings = list(method.settings(known, num_computed))
+        assert settings, method.name
+        for setting in settings[:: 1 + len(settings) // 8]:
+            cache = method.open({**setting, THRESHOLD: HIGH}, known)
+            if cache.open_gate(num_steps).signal is None:
+                assert count_runs(cache, num_steps) <= num_computed
 
 
 def _cell(psnr_db: float, num_runs: float) -> Any:
@@ -118,9 +173,9 @@ def test_equal_quality_lies_between_measured_cells() -> None:
     from step_caches.report import needed
 
     cells = {4: _cell(20, 4), 8: _cell(30, 8)}
-    assert needed(cells, 25) == 6
-    assert needed(cells, 10) == 4
-    assert needed(cells, 31) is None
+    assert needed(cells, 25) == "6.0"
+    assert needed(cells, 10) == "≤ 4.0"
+    assert needed(cells, 31) == "-"
 
 
 def test_results_go_on_where_they_ended(tmp_path: Path) -> None:
@@ -142,5 +197,6 @@ def test_results_go_on_where_they_ended(tmp_path: Path) -> None:
     assert "| planned | 8.0 | 30.0 dB (30.0, 30.0) |" in markdown(again)
     with pytest.raises(SystemExit, match="another model"):
         again.of_model("two")
-    with pytest.raises(SystemExit, match="other terms"):
+    assert Results.read(path).terms == terms
+    with pytest.raises(SystemExit, match=r"other terms \(shares, num_pictures\)"):
         Results.open(path, Terms(steps=[20], shares=[], num_pictures=2, num_tuning=1, num_trials=1))

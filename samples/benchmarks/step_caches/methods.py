@@ -33,9 +33,10 @@ from triptych.modalities.diffusion.engine.calibration.planning import Measured, 
 Setting: TypeAlias = Mapping[str, str | float]
 """What a search found, as it is written down. Numbers of steps are floats there, too."""
 THRESHOLD = "threshold"
+LOW, HIGH = 1e-3, 10.0
+"""Between these lie all thresholds."""
+_ORDERS = (0, 1, 2)
 _DAMPINGS = tuple(float(rate) for rate in np.linspace(0, 7, 8))
-_LONG_SKIPS = 8
-"""Skips in a row that every method may make; MagCache's own bound of 3 cannot skip as much."""
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -71,9 +72,19 @@ class Method(ABC):
     def settings(self, known: Calibrated, num_computed: int) -> Iterator[Setting]:
         """All that could compute about as many steps; all but the threshold, where it has one."""
 
-    @abstractmethod
     def open(self, setting: Setting, known: Calibrated) -> CacheMethod:
-        """The method with a whole setting."""
+        """The method with a whole setting. It may skip as long as its own rule does."""
+        bounds = Bounds(max_skips=known.num_steps)
+        return replace(self._open(setting, known), bounds=bounds)
+
+    @abstractmethod
+    def _open(self, setting: Setting, known: Calibrated) -> CacheMethod: ...
+
+
+def count_runs(method: CacheMethod, num_steps: int) -> int:
+    """How many of so many steps compute, by a rule that asks nothing of the model."""
+    rule = Decisions(method.open_gate, method.bounds, num_steps)
+    return sum(rule.may_compute(range(num_steps)))
 
 
 class Planned(Method):
@@ -83,11 +94,11 @@ class Planned(Method):
 
     @override
     def settings(self, known: Calibrated, num_computed: int) -> Iterator[Setting]:
-        for order, damping in product((1, 0, 2), _DAMPINGS):
+        for order, damping in product(_ORDERS, _DAMPINGS):
             yield {"order": order, "damping": damping, "computed": num_computed}
 
     @override
-    def open(self, setting: Setting, known: Calibrated) -> CacheMethod:
+    def _open(self, setting: Setting, known: Calibrated) -> CacheMethod:
         order = int(setting["order"])
         plans = _plans(known, order, float(setting["damping"]))
         return planned(plans[int(setting["computed"])], order=order)
@@ -107,7 +118,7 @@ class TaylorSeer(Method):
     @override
     def settings(self, known: Calibrated, num_computed: int) -> Iterator[Setting]:
         pairs = list(_intervals(known.num_steps, num_computed))
-        for order, by_step, level in product((1, 2, 0), (0, 1), known.levels):
+        for order, by_step, level in product(_ORDERS, (0, 1), known.levels):
             for warmup, interval in pairs:
                 if order or not by_step:  # without a slope both are the same
                     yield {
@@ -119,24 +130,21 @@ class TaylorSeer(Method):
                     }
 
     @override
-    def open(self, setting: Setting, known: Calibrated) -> CacheMethod:
-        method = taylorseer(
+    def _open(self, setting: Setting, known: Calibrated) -> CacheMethod:
+        return taylorseer(
             interval=int(setting["interval"]),
             order=int(setting["order"]),
             warmup=int(setting["warmup"]),
             by_step=bool(setting["by_step"]),
             level=Level(setting["level"]),
         )
-        return replace(method, bounds=Bounds(max_skips=known.num_steps))
 
 
 def _intervals(num_steps: int, num_computed: int) -> Iterator[tuple[int, int]]:
     """For each warm-up the shortest interval within the budget, if it leaves one step at most."""
     for warmup in range(1, num_computed):
         for interval in range(1, num_steps):
-            method = taylorseer(interval=interval, warmup=warmup)
-            rule = Decisions(method.open_gate, Bounds(max_skips=num_steps), num_steps)
-            num_runs = sum(rule.may_compute(range(num_steps)))
+            num_runs = count_runs(taylorseer(interval=interval, warmup=warmup), num_steps)
             if num_runs <= num_computed:
                 if num_runs >= num_computed - 1:
                     yield warmup, interval
@@ -156,7 +164,7 @@ class TeaCache(Method):
             yield {"level": level, "order": order}
 
     @override
-    def open(self, setting: Setting, known: Calibrated) -> CacheMethod:
+    def _open(self, setting: Setting, known: Calibrated) -> CacheMethod:
         method = teacache(
             "",
             threshold=float(setting[THRESHOLD]),
@@ -179,7 +187,7 @@ class FBCache(Method):
             yield {"level": level, "order": order}
 
     @override
-    def open(self, setting: Setting, known: Calibrated) -> CacheMethod:
+    def _open(self, setting: Setting, known: Calibrated) -> CacheMethod:
         return first_block(
             threshold=float(setting[THRESHOLD]),
             order=int(setting["order"]),
@@ -195,16 +203,20 @@ class MagCache(Method):
 
     @override
     def settings(self, known: Calibrated, num_computed: int) -> Iterator[Setting]:
-        for level, order, max_skips in product(known.levels, (0, 1), (_LONG_SKIPS, 3)):
-            yield {"level": level, "order": order, "max_skips": max_skips}
+        bounds = product((3, 8, known.num_steps), (0.0, 0.1, 0.2))
+        for level, order, (max_skips, kept) in product(known.levels, (0, 1), bounds):
+            setting = {"level": level, "order": order, "max_skips": max_skips, "kept": kept}
+            cheapest = self.open({**setting, THRESHOLD: HIGH}, known)
+            if count_runs(cheapest, known.num_steps) <= num_computed:
+                yield setting
 
     @override
-    def open(self, setting: Setting, known: Calibrated) -> CacheMethod:
+    def _open(self, setting: Setting, known: Calibrated) -> CacheMethod:
         method = magcache(
             known.ratios[str(setting["level"])],
             threshold=float(setting[THRESHOLD]),
             max_skips=int(setting["max_skips"]),
-            retention=0.1,
+            retention=float(setting["kept"]),
             level=Level(setting["level"]),
         )
         return replace(method, extrapolator=DividedDifferences(int(setting["order"])))

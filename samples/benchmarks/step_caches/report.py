@@ -63,20 +63,20 @@ def save_plot(results: Results, path: Path) -> None:
     plt.close(figure)
 
 
-def needed(cells: Mapping[int, Cell], target_db: float) -> float | None:
-    """Computed steps for a mean PSNR, between those measured; `None` where it is not reached.
+def needed(cells: Mapping[int, Cell], target_db: float) -> str:
+    """Computed steps for a mean PSNR, between those measured; "-" where it is not reached.
 
-    The fewest measured, where that is already enough.
+    No more than the fewest measured, where these are already enough.
     """
     points = sorted((fmean(cell.num_runs), fmean(cell.psnr_db)) for cell in cells.values())
     for index, (runs, reached_db) in enumerate(points):
         if reached_db >= target_db:
             if index == 0:
-                return runs
+                return f"≤ {runs:.1f}"
             runs_before, db_before = points[index - 1]
             share = (target_db - db_before) / (reached_db - db_before)
-            return runs_before + share * (runs - runs_before)
-    return None
+            return f"{runs_before + share * (runs - runs_before):.1f}"
+    return "-"
 
 
 def _rows(
@@ -108,8 +108,7 @@ def _wins(planned: Cell, other: Cell) -> str:
 
 def _needed_rows(methods: Mapping[str, Mapping[int, Cell]]) -> Iterator[tuple[str, ...]]:
     for name, cells in methods.items():
-        found = [needed(cells, target) for target in TARGETS_DB]
-        yield (name, *("-" if runs is None else f"{runs:.1f}" for runs in found))
+        yield (name, *(needed(cells, target) for target in TARGETS_DB))
 
 
 def _title(sampling: str) -> str:

@@ -34,6 +34,12 @@ class Terms(msgspec.Struct, frozen=True):
             f" {self.num_tuning} others for each method and budget, guidance scale {scale}."
         )
 
+    def changed(self, other: Terms) -> list[str]:
+        """Names of what another has differently."""
+        return [
+            name for name in self.__struct_fields__ if getattr(self, name) != getattr(other, name)
+        ]
+
     def budgets(self, num_steps: int) -> list[int]:
         """How many of so many steps compute, from few to many."""
         return sorted({max(_LEAST, round(share * num_steps)) for share in self.shares})
@@ -77,14 +83,19 @@ class Results:
         self._document = document
 
     @classmethod
+    def read(cls, path: Path) -> Results:
+        """What is in the file, on its own terms. Raises `FileNotFoundError` without one."""
+        return cls(path, msgspec.json.decode(path.read_bytes(), type=_Document))
+
+    @classmethod
     def open(cls, path: Path, terms: Terms) -> Results:
         """What is in the file, or nothing yet. Raises `SystemExit` for other terms."""
         if not path.exists():
             return cls(path, _Document(terms=terms))
-        document = msgspec.json.decode(path.read_bytes(), type=_Document)
-        if document.terms != terms:
-            raise SystemExit(f"{path} is of other terms: {document.terms} Name another folder.")
-        return cls(path, document)
+        found = cls.read(path)
+        if changed := found.terms.changed(terms):
+            raise SystemExit(f"{path} is of other terms ({', '.join(changed)}): {found.terms}")
+        return found
 
     @property
     def terms(self) -> Terms:

@@ -1,9 +1,11 @@
-"""The search that gives every method its settings: the same budget of trials, the same pictures.
+"""The search that gives every method its settings: so many trials, of the same pictures.
 
 Owns the trials, on prompts and seeds apart from those that are measured. A trial draws all of them
 with one setting; its value is their mean PSNR to the uncached ones, and what it costs the mean
-number of model runs. Methods with a threshold find it for each of their other settings by
-interpolation on a logarithmic scale; the trials left go to the most promising ones.
+number of model runs. Half of the trials go to settings that are spread over all, the rest to the
+best and to those nearest to it. Methods with a threshold find it for each of their other settings
+by interpolation on a logarithmic scale. No search knows of another, so that one which goes on
+later finds the same.
 """
 
 from __future__ import annotations
@@ -11,14 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 
 import torch
 from torch import Tensor
 
 from step_caches.measures import psnr_db
-from step_caches.methods import THRESHOLD, Calibrated, Method, Setting
+from step_caches.methods import HIGH, LOW, THRESHOLD, Calibrated, Method, Setting
 from step_caches.subject import Sampling, Subject, Wish
 from triptych.modalities.diffusion.engine.caches.decisions import Gate
 from triptych.modalities.diffusion.engine.caches.extrapolation import DividedDifferences
@@ -32,9 +34,7 @@ from triptych.modalities.diffusion.engine.calibration.planning import Measured
 from triptych.modalities.diffusion.engine.denoise import DenoiseRow
 from triptych.modalities.diffusion.engine.families.span import SpanModel
 
-LOW, HIGH = 1e-3, 10.0
-"""Between these lie all thresholds."""
-_FIRST_TRIALS = 2
+_TRIALS_OF_SETTING = 2  # at once, with different thresholds
 _EDGE = 0.15  # interpolated thresholds stay so far from both known ones, as a share
 
 
@@ -58,7 +58,7 @@ class Search:
         self.known = known
         self._attempt = attempt
         self._num_trials = num_trials
-        self._trials: dict[tuple[str, tuple[tuple[str, str | float], ...]], Trial] = {}
+        self._drawn: dict[tuple[str, tuple[tuple[str, str | float], ...]], Trial] = {}
 
     @classmethod
     def of(
@@ -75,65 +75,92 @@ class Search:
 
     def best(self, method: Method, num_computed: int) -> Trial | None:
         """The trial of the highest PSNR among those that are cheap enough; `None` without any."""
-        settings = _spread(list(method.settings(self.known, num_computed)), self._num_trials)
-        if method.has_threshold:
-            self._seek_thresholds(method, settings, num_computed)
-        else:
-            for setting in settings:
-                self._try(method, setting)
-        return self._best_of(method, num_computed)
+        settings = list(method.settings(self.known, num_computed))
+        space = _Space(settings, method.has_threshold, num_computed, self.known.num_steps)
+        first = space.spread(self._num_trials // 2)
+        while settings and len(space.trials) < self._num_trials:
+            number = len(space.trials)
+            setting = first[number] if number < len(first) else space.promising()
+            if setting is None:
+                break
+            space.trials.append(self._try(method, space.whole(setting)))
+        return space.best()
 
-    def _seek_thresholds(
-        self, method: Method, settings: Sequence[Setting], num_computed: int
-    ) -> None:
-        first = [setting for setting in settings for _ in range(_FIRST_TRIALS)][: self._num_trials]
-        for setting in first:
-            self._try(method, self._next(method, setting, num_computed))
-        for _ in range(self._num_trials - len(first)):
-            best = self._best_of(method, num_computed)
-            # Without any that is cheap enough, the first setting goes on.
-            setting = settings[0] if best is None else _without_threshold(best.setting)
-            self._try(method, self._next(method, setting, num_computed))
+    def _try(self, method: Method, setting: Setting) -> Trial:
+        """A trial. Drawing is done once, though the trial counts for each budget it is made for."""
+        key = method.name, tuple(sorted(setting.items()))
+        if key not in self._drawn:
+            found = self._attempt(method.open(setting, self.known))
+            self._drawn[key] = Trial(setting, *found)
+        return self._drawn[key]
 
-    def _next(self, method: Method, setting: Setting, num_computed: int) -> Setting:
-        """The setting with the threshold to try next."""
-        low, high = (LOW, float(self.known.num_steps)), (HIGH, 1.0)
-        for trial in self._tried(method):
-            if _without_threshold(trial.setting) != setting:
-                continue
+
+@dataclass(frozen=True, slots=True)
+class _Space:
+    """All settings of a method for a budget, in the order of their values, and trials of them."""
+
+    settings: Sequence[Setting]
+    has_threshold: bool
+    num_computed: int
+    num_steps: int
+    trials: list[Trial] = field(default_factory=list)
+
+    def best(self) -> Trial | None:
+        """Of the trials that were cheap enough."""
+        cheap = [trial for trial in self.trials if trial.num_runs <= self.num_computed]
+        return max(cheap, key=lambda trial: trial.psnr_db, default=None)
+
+    def spread(self, num_trials: int) -> list[Setting]:
+        """Settings for so many trials, evenly from first to last."""
+        each = _TRIALS_OF_SETTING if self.has_threshold else 1
+        count = min(len(self.settings), max(1, num_trials // each))
+        chosen = (self.settings[index * len(self.settings) // count] for index in range(count))
+        return [setting for setting in chosen for _ in range(each)]
+
+    def promising(self) -> Setting | None:
+        """The best setting by turns with the nearest one that was tried least; `None` at the end.
+
+        Where there is no threshold to find, no setting is tried twice.
+        """
+        best = self.best() or min(self.trials, key=lambda trial: trial.num_runs)
+        centre = _without_threshold(best.setting)
+        near = sorted(self.settings, key=lambda setting: self._distance(setting, centre))
+        if not self.has_threshold:
+            return next((setting for setting in near if not self._of(setting)), None)
+        if len(near) == 1 or len(self.trials) % 2:
+            return centre
+        return min(near[1:], key=lambda setting: len(self._of(setting)) // _TRIALS_OF_SETTING)
+
+    def whole(self, setting: Setting) -> Setting:
+        """The setting with the threshold to try next, where the method has one."""
+        if not self.has_threshold:
+            return setting
+        tried, best = self._of(setting), self.best()
+        if best and not tried:  # a threshold that suited another setting is near
+            return {**setting, THRESHOLD: best.setting[THRESHOLD]}
+        low, high = (LOW, float(self.num_steps)), (HIGH, 1.0)
+        for trial in tried:
             point = float(trial.setting[THRESHOLD]), trial.num_runs
-            if point[1] > num_computed:
+            if point[1] > self.num_computed:
                 low = max(low, point)
             else:
                 high = min(high, point)
-        share = (low[1] - num_computed) / max(low[1] - high[1], 1e-9)
+        share = (low[1] - self.num_computed) / max(low[1] - high[1], 1e-9)
         share = min(max(share, _EDGE), 1 - _EDGE)
         threshold = math.exp((1 - share) * math.log(low[0]) + share * math.log(high[0]))
         return {**setting, THRESHOLD: float(f"{threshold:.4g}")}
 
-    def _try(self, method: Method, setting: Setting) -> None:
-        key = method.name, tuple(sorted(setting.items()))
-        if key in self._trials:
-            return
-        self._trials[key] = Trial(setting, *self._attempt(method.open(setting, self.known)))
+    def _of(self, setting: Setting) -> list[Trial]:
+        return [trial for trial in self.trials if _without_threshold(trial.setting) == setting]
 
-    def _best_of(self, method: Method, num_computed: int) -> Trial | None:
-        cheap = [trial for trial in self._tried(method) if trial.num_runs <= num_computed]
-        return max(cheap, key=lambda trial: trial.psnr_db, default=None)
-
-    def _tried(self, method: Method) -> list[Trial]:
-        return [trial for (name, _), trial in self._trials.items() if name == method.name]
+    def _distance(self, setting: Setting, other: Setting) -> int:
+        """How many values lie between two settings."""
+        values = {name: list(dict.fromkeys(s[name] for s in self.settings)) for name in setting}
+        return sum(abs(v.index(setting[n]) - v.index(other[n])) for n, v in values.items())
 
 
 def _without_threshold(setting: Setting) -> Setting:
     return {name: value for name, value in setting.items() if name != THRESHOLD}
-
-
-def _spread(settings: Sequence[Setting], number: int) -> list[Setting]:
-    """So many of them, evenly from first to last."""
-    if len(settings) <= number:
-        return list(settings)
-    return [settings[index * len(settings) // number] for index in range(number)]
 
 
 @torch.inference_mode()
