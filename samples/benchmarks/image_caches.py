@@ -216,6 +216,8 @@ def main() -> None:
     if args.run is None and not args.report:
         parser.error("--run is needed, for the classifier.")
     path = args.output / "image_caches.json"
+    if args.report and not path.exists():
+        parser.error(f"{path} does not exist: measure first, without --report.")
     results = Results.read(path) if args.report else _measure(args, path)
     print(markdown(results))
     save_plot(results, path.with_suffix(".png"))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -16,21 +14,8 @@ import torch
 from diffusers import FluxPipeline
 from PIL import Image, ImageDraw
 
-TRAINING = Path(__file__).parents[2] / "samples" / "training"
 SIDE = 144
-_RECIPE = ("pictures", "diversity", "alignment", "noise", "corpus", "text")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def recipe() -> Iterator[None]:
-    """The recipe's modules can be imported, and are forgotten afterwards."""
-    known, path = set(sys.modules), list(sys.path)
-    sys.path[:0] = [str(TRAINING), str(TRAINING / "image")]
-    yield
-    sys.path[:] = path
-    for name in set(sys.modules) - known:
-        if name.partition(".")[0] in _RECIPE:
-            del sys.modules[name]
+pytestmark = pytest.mark.usefixtures("image_recipe")
 
 
 class Shapes:

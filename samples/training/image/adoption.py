@@ -14,7 +14,7 @@ import torch
 from diffusers import AutoencoderDC
 from model import Model, ModelSize
 from safetensors.torch import load_file
-from text import MAX_TOKENS, choose_tokens
+from text import MAX_TOKENS, choose_tokens, pieces_of
 from torch import Tensor
 from transformers import AutoTokenizer, BertModel
 
@@ -38,8 +38,7 @@ def adopt(
     encoders are taken over.
     """
     tokenizer = AutoTokenizer.from_pretrained(exported / "tokenizer")
-    known = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().__getitem__)
-    tokens, embeddings = choose_tokens(minilm, captions, known)
+    tokens, embeddings = choose_tokens(minilm, captions, pieces_of(tokenizer.get_vocab()))
     model = Model(embeddings, size)
     for part, reader in (
         ("text_encoder", model.readers.whole),

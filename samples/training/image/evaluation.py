@@ -19,6 +19,7 @@ import torch
 from corpus import Corpus, pixels_of, sample_trained
 from diffusers import DiffusionPipeline, FluxPipeline
 from diversity import mean_distance, mean_number, mean_spread, nearest_distance, share_within
+from export import DEFAULT_GUIDANCE, DEFAULT_STEPS
 from judges import Judges, decoded, through_codec
 from pictures.arrangements import COUNTS, Arrangement, sample_arrangement
 from pictures.compositions import PICTURE_SIZE, Catalogue
@@ -48,8 +49,8 @@ _WORDINGS = 40
 class Drawing:
     """Sampling parameters."""
 
-    num_steps: int = 20
-    guidance: float = 2.0
+    num_steps: int = DEFAULT_STEPS
+    guidance: float = DEFAULT_GUIDANCE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

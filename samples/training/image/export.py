@@ -17,7 +17,7 @@ from model import Model, ModelSize
 from pictures.compositions import PICTURE_SIZE, Catalogue
 from pictures.drawings import Drawings
 from safetensors.torch import save_file
-from text import EMBEDDING_SIZE, new_tokenizer
+from text import EMBEDDING_SIZE, new_tokenizer, pieces_of
 from torch import Tensor
 from torch.nn import functional
 from transformers import BertModel
@@ -25,13 +25,18 @@ from transformers import BertModel
 _LONGEST = 512
 _DOWNSCALE = 8
 _NUM_PREVIEWED = 512
-_OWN = {"default_size": PICTURE_SIZE, "default_steps": 20, "default_guidance": 2.0}
+DEFAULT_STEPS, DEFAULT_GUIDANCE = 20, 2.0
+_OWN = {
+    "default_size": PICTURE_SIZE,
+    "default_steps": DEFAULT_STEPS,
+    "default_guidance": DEFAULT_GUIDANCE,
+}
 
 
 def export(folder: Path, out: Path, catalogue: Catalogue, drawings: Drawings) -> None:
     """Write the pipeline in bfloat16, and `preview.safetensors` beside its model_index.json."""
     state = torch.load(folder / "model.pt", weights_only=True, map_location="cpu")
-    tokens = sorted(state["tokens"], key=state["tokens"].__getitem__)
+    tokens = pieces_of(state["tokens"])
     model = Model(torch.randn(len(tokens), EMBEDDING_SIZE), ModelSize(*state["size"]))
     model.load_state_dict(state["mean"])
     codec = open_codec(folder)

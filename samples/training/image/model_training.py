@@ -30,7 +30,7 @@ from cpu_forms import use_cpu_forms
 from model import Model, ModelSize, is_modulation
 from noise import coded_noise, noise_levels
 from pictures.chances import CODE_SIZE
-from text import EMBEDDING_SIZE, MAX_TOKENS, choose_tokens, new_tokenizer
+from text import EMBEDDING_SIZE, MAX_TOKENS, choose_tokens, new_tokenizer, pieces_of
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import BertTokenizer
@@ -111,7 +111,7 @@ class ModelTrainer:
         if self.path.exists():
             state = torch.load(self.path, weights_only=True, map_location=self.device)
             self.size = ModelSize(*state["size"])
-            tokens = sorted(state["tokens"], key=state["tokens"].__getitem__)
+            tokens = pieces_of(state["tokens"])
             self.model = Model(torch.randn(len(tokens), EMBEDDING_SIZE), self.size)
         elif start is not None:
             tokens, self.model = adopt(start, minilm, self.corpus.captions(), self.size)

@@ -9,7 +9,7 @@ Shapes: B prompts, T tokens, C channels.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -120,6 +120,11 @@ def _like(
     known = set(chosen)
     others = [word for word in vocabulary if word.isalpha() and word not in known]
     return sorted(others, key=lambda word: -float(near[vocabulary[word]]))
+
+
+def pieces_of(vocabulary: Mapping[str, int]) -> list[str]:
+    """A vocabulary's word pieces in the order of their ids."""
+    return sorted(vocabulary, key=vocabulary.__getitem__)
 
 
 def new_tokenizer(tokens: Sequence[str]) -> BertTokenizer:

@@ -1,0 +1,221 @@
+"""The image recipe's model: fast forms compute the same, training goes on, exports are adopted."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import FluxPipeline
+from safetensors import safe_open
+
+from triptych.modalities.diffusion.source import FOLDER
+
+pytestmark = pytest.mark.usefixtures("image_recipe")
+_SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+PIECES = [*_SPECIAL, "a", "cat", "dog", *(f"word{number}" for number in range(192))]
+
+
+def _random_model(size: Any) -> Any:
+    """A model none of whose parts is without effect."""
+    from model import Model
+
+    torch.manual_seed(0)
+    model = Model(torch.randn(len(PIECES), 384), size).eval()
+    with torch.no_grad():
+        for parameter in model.transformer.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.05)
+    return model
+
+
+def _velocities(model: Any, ids: torch.Tensor, num_tokens: int = 64) -> torch.Tensor:
+    noisy = torch.randn(len(ids), num_tokens, 32, generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        found: torch.Tensor = model(noisy, torch.linspace(0.2, 0.9, len(ids)), ids)
+    return found
+
+
+def test_fast_forms_compute_what_diffusers_does() -> None:
+    from cpu_forms import use_cpu_forms
+    from model import ModelSize
+
+    model = _random_model(ModelSize(2, 1, 4))
+    ids = torch.tensor([[2, 5, 6, 3], [2, 5, 7, 3]])
+    expected = _velocities(model, ids)
+    use_cpu_forms(model.transformer)
+    torch.testing.assert_close(_velocities(model, ids), expected, atol=2e-5, rtol=1e-5)
+    assert expected.std() > 0.1
+
+
+def test_own_run_is_that_of_diffusers() -> None:
+    from model import ModelSize
+
+    model = _random_model(ModelSize(2, 1, 4))
+    ids = torch.tensor([[2, 5, 6, 3]])
+    noisy = torch.randn(1, 64, 32, generator=torch.Generator().manual_seed(1))
+    words, whole = model.readers(ids)
+    with torch.inference_mode():
+        (expected,) = model.transformer(
+            hidden_states=noisy,
+            timestep=torch.tensor([0.2]),
+            pooled_projections=whole,
+            encoder_hidden_states=words,
+            txt_ids=torch.zeros(4, 3),
+            img_ids=FluxPipeline._prepare_latent_image_ids(1, 8, 8, "cpu", torch.float32),
+            return_dict=False,
+        )
+    torch.testing.assert_close(_velocities(model, ids), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.fixture
+def corpus_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A corpus of 32 random latents."""
+    import corpus
+    from alignment import LABEL_SIZE, PLAN_SIZE
+    from pictures.chances import CODE_SIZE
+
+    monkeypatch.setattr(corpus, "SHARD", 32)
+    home = tmp_path / "corpus"
+    home.mkdir()
+    rng = np.random.default_rng(0)
+    shapes = {"": (64, 32), "labels-": (64, LABEL_SIZE), "plans-": (PLAN_SIZE,), "codes-": (32,)}
+    assert CODE_SIZE == 32
+    for prefix, shape in shapes.items():
+        values = rng.standard_normal((32, *shape)).astype(np.float16)
+        np.save(home / f"{prefix}0000.npy", values)
+    (home / "0000.json").write_text(json.dumps([["a cat", "a dog", "cat"]] * 32))
+    (home / "scale.json").write_text(json.dumps({"mean": 0.0, "deviation": 1.0}))
+    return tmp_path
+
+
+@pytest.fixture
+def pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Word pieces that nobody has to fetch."""
+    import adoption
+    import model_training
+
+    def choose_tokens(minilm: Path, captions: object, known: object = ()) -> Any:
+        chosen = list(known or PIECES)  # type: ignore[call-overload]
+        return chosen, torch.randn(len(chosen), 384, generator=torch.Generator().manual_seed(0))
+
+    for module in (model_training, adoption):
+        monkeypatch.setattr(module, "choose_tokens", choose_tokens)
+
+
+@pytest.fixture
+def process_settings() -> Iterator[None]:
+    """Training sets the process's threads, signals and attention: as before afterwards."""
+    flags = [
+        (
+            getattr(torch.backends.cuda, f"enable_{kind}_sdp"),
+            getattr(torch.backends.cuda, f"{kind}_sdp_enabled")(),
+        )
+        for kind in ("flash", "mem_efficient", "cudnn", "math")
+    ]
+    reduced = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
+    num_threads, interval_s = torch.get_num_threads(), sys.getswitchinterval()
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    for enable, was in flags:
+        enable(was)
+    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(reduced)
+    torch.set_num_threads(num_threads)
+    sys.setswitchinterval(interval_s)
+    signal.signal(signal.SIGTERM, handler)
+
+
+def _weights(trainer: Any) -> list[torch.Tensor]:
+    parts = (trainer.model, trainer.mean, trainer.aligner)
+    return [value.clone() for part in parts for value in part.state_dict().values()]
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
+@pytest.mark.usefixtures("pieces", "process_settings")
+def test_training_goes_on_where_it_ended(corpus_folder: Path) -> None:
+    from model import ModelSize
+    from model_training import ModelTrainer, ModelTraining
+
+    options = ModelTraining(minutes=1e-9, num_rows=16, compiles=False, learning_rate=1e-3)
+
+    def trainer() -> Any:
+        return ModelTrainer(corpus_folder, Path(), options, ModelSize(1, 1, 4))
+
+    first = trainer()
+    begun = _weights(first)
+    first.train()  # one update, and a checkpoint
+    assert first.num_iterations == 1
+    assert any(not torch.equal(*pair) for pair in zip(begun, _weights(first), strict=True))
+    again = trainer()
+    assert (again.num_iterations, again.spent_s) == (1, first.spent_s)
+    assert again.losses == first.losses
+    batch = next(again._batches())
+    for either in (first, again):
+        torch.manual_seed(5)
+        either.step(batch)
+    for one, other in zip(_weights(first), _weights(again), strict=True):
+        torch.testing.assert_close(one, other, atol=0, rtol=0)
+
+
+def _size_of_embedded(num_more_single: int = 0) -> Any:
+    from model import ModelSize
+
+    config = json.loads((FOLDER / "transformer" / "config.json").read_text())
+    return ModelSize(
+        config["num_attention_heads"],
+        config["num_layers"],
+        config["num_single_layers"] + num_more_single,
+    )
+
+
+@pytest.mark.usefixtures("pieces")
+def test_an_adopted_model_draws_as_the_exported_one() -> None:
+    from adoption import adopt
+
+    tokens, model = adopt(FOLDER, Path(), [], _size_of_embedded(num_more_single=1))
+    pipeline = FluxPipeline.from_pretrained(FOLDER, dtype=torch.float32)
+    assert pipeline.tokenizer.convert_ids_to_tokens(list(range(len(tokens)))) == tokens
+    ids = pipeline.tokenizer(["a red apple"], return_tensors="pt")["input_ids"]
+    noisy = torch.randn(1, 64, 32, generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        (expected,) = pipeline.transformer(
+            hidden_states=noisy,
+            timestep=torch.tensor([0.2]),
+            pooled_projections=pipeline.text_encoder(ids).pooler_output,
+            encoder_hidden_states=pipeline.text_encoder_2(ids).last_hidden_state,
+            txt_ids=torch.zeros(ids.shape[1], 3),
+            img_ids=FluxPipeline._prepare_latent_image_ids(1, 8, 8, "cpu", torch.float32),
+            return_dict=False,
+        )
+    torch.testing.assert_close(_velocities(model.eval(), ids), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("pieces")
+def test_an_export_with_more_blocks_is_refused() -> None:
+    from adoption import adopt
+
+    with pytest.raises(SystemExit, match="--single-blocks"):
+        adopt(FOLDER, Path(), [], _size_of_embedded(num_more_single=-1))
+
+
+@pytest.mark.usefixtures("pieces")
+def test_an_adopted_codec_has_the_exported_weights(tmp_path: Path) -> None:
+    from adoption import adopt_codec
+    from corpus import read_scale
+    from export import open_codec
+
+    adopt_codec(tmp_path, FOLDER)
+    codec = open_codec(tmp_path).state_dict()
+    with safe_open(FOLDER / "vae" / "diffusion_pytorch_model.safetensors", "pt") as file:
+        for name in file.keys():  # noqa: SIM118 - it is no mapping
+            torch.testing.assert_close(codec[name], file.get_tensor(name).float())
+    config = json.loads((FOLDER / "vae" / "config.json").read_text())
+    mean, deviation = read_scale(tmp_path)
+    assert (mean, 1 / deviation) == pytest.approx(
+        (config["shift_factor"], config["scaling_factor"])
+    )
