@@ -6,6 +6,7 @@ import base64
 import io
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import combinations
 from typing import Any
 
 import httpx
@@ -22,6 +23,7 @@ APPLE = "a red apple"
 MODEL = "triptych-images"
 SIDE = 128
 NUM_STEPS = 12
+LEAST_APART = 6.0  # of 255, mean over all values: what two seeds of a prompt differ by at least
 
 pytestmark = [pytest.mark.embedded, pytest.mark.timeout(600)]
 
@@ -50,6 +52,14 @@ def generate(client: openai.OpenAI, seed: int = 1, **fields: Any) -> list[np.nda
     return pictures(client.images.generate(**{"prompt": APPLE, "extra_body": own, **fields}))
 
 
+def distance(one: np.ndarray, other: np.ndarray) -> float:
+    return float(np.abs(one - other).mean())
+
+
+def assert_apart(found: list[np.ndarray]) -> None:
+    assert min(distance(one, other) for one, other in combinations(found, 2)) > LEAST_APART
+
+
 def named(picture: np.ndarray, name: str = "a.png") -> io.BytesIO:
     file = io.BytesIO(saved(Image.fromarray(picture.astype(np.uint8))))
     file.name = name
@@ -60,11 +70,25 @@ def test_a_seed_repeats_its_pictures(client: openai.OpenAI) -> None:
     first, second = generate(client, n=2)
     assert first.shape == (SIDE, SIDE, 3)
     assert first.std() > 10
-    assert np.abs(first - second).max() > 5  # however sure the model is of an apple
+    assert distance(first, second) > LEAST_APART
     again, _ = generate(client, n=2)
     assert np.array_equal(first, again)
     (alone,) = generate(client)
     assert np.abs(first - alone).max() <= 1
+
+
+def test_the_pictures_of_a_request_are_different_ones(client: openai.OpenAI) -> None:
+    assert_apart(generate(client, n=4))
+
+
+def test_edits_and_variations_of_a_picture_are_different_ones(client: openai.OpenAI) -> None:
+    (apple,) = generate(client)
+    own = {"strength": 0.8, "steps": NUM_STEPS}
+    edits = client.images.edit(image=named(apple), prompt="a green apple", n=3, extra_body=own)
+    assert_apart([apple, *pictures(edits)])
+    with pytest.deprecated_call():
+        like_it = client.images.create_variation(image=named(apple), n=3, extra_body=own)
+    assert_apart([apple, *pictures(like_it)])
 
 
 def test_sizes_and_formats(client: openai.OpenAI) -> None:

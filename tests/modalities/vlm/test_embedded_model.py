@@ -15,11 +15,11 @@ from triptych.modalities.vlm.source import FOLDER
 pytestmark = [pytest.mark.embedded, pytest.mark.timeout(600)]
 MAX_BYTES = 20_000_000
 DRAWN = {
-    "a red apple": "apple",
-    "a blue car on a yellow background": "car",
-    "a penguin next to a house": "penguin",
-    "a green frog": "frog",
-    "a pizza": "pizza",
+    "a 3d frog": "frog",
+    "a 3d penguin": "penguin",
+    "a tiger": "tiger",
+    "a 3d house on a yellow background": "house",
+    "a strawberry": "strawberry",
 }
 
 
@@ -56,15 +56,11 @@ def test_it_names_what_the_image_model_draws(see: VisionPipeline, prompt: str) -
     assert DRAWN[prompt] in answer(see, drawn()[prompt], "What is in the picture?")
 
 
-def test_it_answers_background_place_and_absence(see: VisionPipeline) -> None:
-    car, pair = drawn()["a blue car on a yellow background"], drawn()["a penguin next to a house"]
-    assert "yellow" in answer(see, car, "What colour is the background?")
-    assert "blue" in answer(see, car, "What colour is the car?")
-    assert answer(see, car, "Is there a dog?").startswith("no")
-    assert answer(see, car, "Is there a car?").startswith("yes")
-    both = answer(see, pair, "Describe the picture.")
-    assert "penguin" in both
-    assert "house" in both
+def test_it_answers_background_presence_and_absence(see: VisionPipeline) -> None:
+    house = drawn()["a 3d house on a yellow background"]
+    assert "yellow" in answer(see, house, "What colour is the background?")
+    assert answer(see, house, "Is there a dog?").startswith("no")
+    assert answer(see, house, "Is there a house?").startswith("yes")
 
 
 @pytest.mark.parametrize("word", ["house", "music", "water"])
@@ -73,7 +69,7 @@ def test_it_reads_a_printed_word(see: VisionPipeline, word: str) -> None:
 
 
 def test_a_repeated_picture_is_not_encoded_again(see: VisionPipeline) -> None:
-    picture = drawn()["a pizza"]
+    picture = drawn()["a strawberry"]
     first = see(picture, "What is this?", temperature=0, max_tokens=8)
     again = see(picture, "What is this?", temperature=0, max_tokens=8)
     assert (again.usage.num_cached_images, again.text) == (1, first.text)
