@@ -114,11 +114,9 @@ class WhisperWindow:
     def feed(self, token_ids: Sequence[int]) -> Tensor:
         """Feed more tokens; what the decoder makes of them [T, D]."""
         ids_1T = sent(torch.tensor([token_ids]), self._network.device)
+        # By place: `past_key_values` became `cache` in transformers 5.24.
         hidden_1TD: Tensor = self._network.decoder(
-            input_ids=ids_1T,
-            encoder_hidden_states=self._encoded_1PD,
-            past_key_values=self._cache,
-            use_cache=True,
+            ids_1T, None, self._encoded_1PD, self._cache, use_cache=True
         ).last_hidden_state
         return hidden_1TD[0]
 

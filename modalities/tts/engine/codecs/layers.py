@@ -285,9 +285,8 @@ class StreamingLSTM(StreamingStage):
 class StreamingTransformer(StreamingStage):
     """A stack of transformers' decoder layers with sliding-window causal attention.
 
-    Each layer takes `hidden_states`, `attention_mask`, `position_embeddings` and
-    `past_key_values` (an object with `update`), as all of transformers' do. `rotary` maps
-    positions [B, T] to cosines and sines.
+    Each layer takes, in this order, hidden states, a mask and a cache (an object with `update`),
+    and `position_embeddings`, as Mimi's do. `rotary` maps positions [B, T] to cosines and sines.
     """
 
     def __init__(
@@ -324,12 +323,7 @@ class StreamingTransformer(StreamingStage):
         for layer, window in zip(self.layers, self.windows, strict=True):
             assert isinstance(window, _KeyValueWindow)
             window.enter(step, self.signal.rate, num_past)
-            y = layer(
-                x_BTC,
-                attention_mask=mask,
-                position_embeddings=position_embeddings,
-                past_key_values=window,
-            )
+            y = layer(x_BTC, mask, window, position_embeddings=position_embeddings)
             x_BTC = y[0] if isinstance(y, tuple) else y  # older transformers
         return x_BTC.transpose(1, 2)
 
