@@ -53,6 +53,23 @@ def test_fast_forms_compute_what_diffusers_does() -> None:
     assert expected.std() > 0.1
 
 
+@pytest.mark.parametrize("shape", [(24, 64), (64, 24)])
+def test_wide_muon_is_torchs(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    from cpu_forms import use_wide_muon
+
+    def updated() -> torch.Tensor:
+        weight = torch.nn.Parameter(torch.zeros(shape))
+        weight.grad = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        torch.optim.Muon([weight], 0.1, weight_decay=0.0).step()
+        return weight.detach()
+
+    expected = updated()
+    own = torch.optim._muon._zeropower_via_newtonschulz
+    monkeypatch.setattr(torch.optim._muon, "_zeropower_via_newtonschulz", own)  # and back after
+    use_wide_muon()
+    assert (updated() - expected).norm() < 0.02 * expected.norm()
+
+
 def test_own_run_is_that_of_diffusers() -> None:
     from model import ModelSize
 

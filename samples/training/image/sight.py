@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from efficientnet_lite_pytorch import EfficientNet
 from pictures.fetching import EFFICIENTNET, fetch_once
+from precision import has_bfloat16
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -76,7 +77,7 @@ class Eye:
         network = EfficientNet.from_name("efficientnet-lite2").eval().requires_grad_(False)
         (weights,) = fetch_once(folder, EFFICIENTNET)
         network.load_state_dict(torch.load(weights, weights_only=True))
-        if torch.ops.mkldnn._is_mkldnn_bf16_supported():  # three times as fast
+        if has_bfloat16(torch.device("cpu")):  # three times as fast
             network.bfloat16()
         network.to(memory_format=torch.channels_last)
         self._stem = nn.Sequential(

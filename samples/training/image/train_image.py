@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for `pictures`
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for `pictures` and `precision`
 
 
 def main() -> None:

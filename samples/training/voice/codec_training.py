@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from corpus import STEP_FRAMES, Corpus, open_corpus
+from precision import fast_forms
 from rich.progress import Progress
 from teacher import Teacher
 from torch import Tensor, nn
@@ -161,7 +162,7 @@ class CodecTrainer:
         warm = min(1.0, (self.num_iterations + 1) / 100)
         for group in self.optimizer.param_groups:
             group["lr"] = self.options.learning_rate * warm * (0.02 + 0.98 * (1 - share) ** 1.5)
-        with torch.autocast(self.device.type, torch.bfloat16):
+        with fast_forms(self.device):
             with torch.set_grad_enabled(self.spent_s < self.options.encoder_minutes * 60):
                 values = quantise(self.encoder(frames.features()), self.config.num_levels)
             values = self._jitter(values)
@@ -191,7 +192,7 @@ class CodecTrainer:
         """`raw` has every other frame of `hidden`: spectra cost more than the network."""
         hidden_loss = 0.3 * functional.mse_loss(hidden, frames.hidden)
         frames = frames.every_other(self.num_iterations % 2)
-        with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16):
+        with torch.no_grad(), fast_forms(self.device):
             target_BTC = functional.linear(
                 frames.hidden.transpose(1, 2), self.teacher_weight, self.teacher_bias
             )

@@ -15,11 +15,14 @@ Each stage resumes. See README.md beside this file.
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 import torch
 
 from triptych.modalities.tts.configs.voice import AcousticConfig, CodecConfig
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for `precision`
 
 
 def main() -> None:
