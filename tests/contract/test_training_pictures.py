@@ -232,8 +232,10 @@ def test_measures_fail_a_collapsed_model() -> None:
     assert diversity.mean_distance(collapsed) == pytest.approx(0, abs=1e-3)
     assert diversity.mean_distance(fresh) == pytest.approx(diversity.mean_distance(real), rel=0.1)
     flat, other = real.flatten(0, 1), fresh.flatten(0, 1)
-    assert diversity.share_within(flat, other) > 0.8
-    assert diversity.share_within(flat, collapsed.flatten(0, 1)) < 0.3
+    assert min(diversity.precision_recall(other, flat)) > 0.8
+    precision, recall = diversity.precision_recall(collapsed.flatten(0, 1), flat)
+    assert precision == 1
+    assert recall < 0.3
     assert diversity.nearest_distance(collapsed.flatten(0, 1), flat) == pytest.approx(0, abs=1e-3)
     assert diversity.mean_number(["a", "a", "b", "c"], 2) == 1.5
     assert diversity.mean_spread(collapsed) == pytest.approx(0, abs=1e-6)
