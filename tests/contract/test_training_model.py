@@ -54,7 +54,8 @@ def test_fast_forms_compute_what_diffusers_does() -> None:
 
 
 @pytest.mark.parametrize("shape", [(24, 64), (64, 24)])
-def test_wide_muon_is_torchs(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("process_settings")
+def test_wide_muon_is_torchs(shape: tuple[int, int]) -> None:
     from cpu_forms import use_wide_muon
 
     def updated() -> torch.Tensor:
@@ -64,8 +65,6 @@ def test_wide_muon_is_torchs(shape: tuple[int, int], monkeypatch: pytest.MonkeyP
         return weight.detach()
 
     expected = updated()
-    own = torch.optim._muon._zeropower_via_newtonschulz
-    monkeypatch.setattr(torch.optim._muon, "_zeropower_via_newtonschulz", own)  # and back after
     use_wide_muon()
     assert (updated() - expected).norm() < 0.02 * expected.norm()
 
@@ -127,7 +126,7 @@ def pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def process_settings() -> Iterator[None]:
-    """Training sets the process's threads, signals and attention: as before afterwards."""
+    """Training sets the process's threads, signals, attention and Muon: as before afterwards."""
     flags = [
         (
             getattr(torch.backends.cuda, f"enable_{kind}_sdp"),
@@ -138,7 +137,9 @@ def process_settings() -> Iterator[None]:
     reduced = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
     num_threads, interval_s = torch.get_num_threads(), sys.getswitchinterval()
     handler = signal.getsignal(signal.SIGTERM)
+    orthogonal = torch.optim._muon._zeropower_via_newtonschulz
     yield
+    torch.optim._muon._zeropower_via_newtonschulz = orthogonal
     for enable, was in flags:
         enable(was)
     torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(reduced)
@@ -177,6 +178,24 @@ def test_training_goes_on_where_it_ended(corpus_folder: Path) -> None:
         either.step(batch)
     for one, other in zip(_weights(first), _weights(again), strict=True):
         torch.testing.assert_close(one, other, atol=0, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
+@pytest.mark.usefixtures("pieces", "process_settings")
+def test_an_adopted_model_waits_for_its_aligner(corpus_folder: Path) -> None:
+    from model_training import ModelTrainer, ModelTraining
+
+    options = ModelTraining(minutes=1e-9, num_rows=16, compiles=False, start=FOLDER)
+    trainer = ModelTrainer(corpus_folder, Path(), options, _size_of_embedded())
+    parts = (trainer.model, trainer.aligner)
+    begun = [[value.clone() for value in part.parameters()] for part in parts]
+    trainer.train()  # one update
+    of_model, of_aligner = (
+        [torch.equal(*pair) for pair in zip(old, part.parameters(), strict=True)]
+        for old, part in zip(begun, parts, strict=True)
+    )
+    assert all(of_model)
+    assert not all(of_aligner)
 
 
 def _size_of_embedded(num_more_single: int = 0) -> Any:
