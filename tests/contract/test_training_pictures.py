@@ -137,7 +137,7 @@ def test_drawings_begin_where_tokens_do(
         widths |= {columns.max() - columns.min() + 1}
     assert all(x % 16 == 0 and y % 16 == 0 for x, y in corners)
     assert len(corners) > 5
-    assert widths == {64, 96}
+    assert widths == {48, 64}
 
 
 def test_a_style_is_honoured_or_given_up(arrangements: ModuleType, catalogue: Any) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from pictures.arrangements import COUNTS
 from pictures.compositions import PICTURE_SIZE, Spot
 
-_STEPS = np.array((40, 48, 64, 96)) / PICTURE_SIZE
+_STEPS = np.array((48, 64)) / PICTURE_SIZE
 """Sizes that things have: few, so that a small model learns each."""
 _ORDERS = tuple(permutations(range(3)))
 
@@ -47,7 +47,7 @@ def _stepped(size: float) -> float:
 
 def _lone_spot(said: str, rng: np.random.Generator) -> Spot:
     size = {"large": rng.uniform(0.86, 0.99), "small": rng.uniform(0.35, 0.42)}.get(
-        said, rng.uniform(0.36, 0.5) if said else rng.uniform(0.5, 0.86)
+        said, rng.uniform(0.36, 0.5 if said else 0.56)
     )
     size = _stepped(size)
     free = (1 - size) / 2

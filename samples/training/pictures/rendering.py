@@ -22,9 +22,9 @@ from pictures.placement import Placed, place
 from pictures.sprites import TINTS, Tint, tinted
 
 _FREE_TINT_SHARE = 0.3
-_MIRRORED_SHARE, _TURNED_SHARE = 0.3, 0.12
+_MIRRORED_SHARE, _TURNED_SHARE = 0.3, 0.06
 _TURNS_DEGREES = (-12, 12)
-_LEAST_TURNED = 80  # pixels: what is smaller stays upright
+_LEAST_TURNED = 64  # pixels: what is smaller stays upright
 _LEAST_CONTRAST = 60.0
 TOKEN_SIDE = 16
 """Pixels of one of the model's tokens: drawings begin where they do."""
