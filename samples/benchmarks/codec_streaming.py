@@ -121,7 +121,7 @@ def _mimi_chunks(model: Any, codes: Tensor) -> Tensor:
     """Keeps keys and values, but resets its convolutions."""
     past, parts = DynamicCache(config=model.config), []
     for part in codes.split(PEER_CHUNK, -1):
-        out = model.decode(part, decoder_past_key_values=past)
+        out = model.decode(part, None, past)  # by place: transformers 5.24 renamed it
         parts.append(out.audio_values[0, 0])
     return torch.cat(parts)
 

@@ -36,7 +36,7 @@ _SET_WEIGHT, _PART_WEIGHT, _POSE_WEIGHT, _COLOUR_WEIGHT = 0.6, 0.35, 0.4, 0.3
 _NUM_SLOTS = max(COUNTS.values())
 PLAN_SIZE = 5 * _NUM_SLOTS + len(SETS) + 3
 """Of each drawing whether there is one, its middle, size and side; then the set, and the ground."""
-_USUAL_SIZE = 72.0  # pixels
+_USUAL_SIZE = 56.0  # pixels
 _LEAST_SHARE = 0.2  # of a token's pixels that a drawing must have
 _NUM_HIDDEN = 512
 

@@ -27,7 +27,7 @@ from pictures.drawings import Drawings
 from pictures.rendering import render
 from pictures.sprites import STYLES, TINTS, Sprites
 from PIL import Image
-from precision import fast_forms
+from precision import mixed_precision
 from rich.progress import Progress
 from torch import Tensor, nn
 from torch.nn import functional
@@ -164,7 +164,7 @@ class CodecTrainer:
         for group in self.optimizer.param_groups:
             group["lr"] = self.options.learning_rate * warm * (0.02 + 0.98 * (1 - share))
         pixels = pixels.contiguous(memory_format=torch.channels_last)
-        with fast_forms(self.device):
+        with mixed_precision(self.device):
             with torch.set_grad_enabled(not self.is_encoder_final):
                 latents = self.codec.encoder(pixels)
             made = self.codec.decoder(latents + _NOISE * torch.randn_like(latents)).float()

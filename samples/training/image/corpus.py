@@ -28,7 +28,7 @@ from pictures.descriptions import Describer
 from pictures.drawings import Drawings
 from pictures.rendering import TOKEN_SIDE, drawable, paint, render, sketch
 from PIL import Image
-from precision import fast_forms
+from precision import mixed_precision
 from rich.progress import track
 from torch import Tensor
 
@@ -122,7 +122,7 @@ def _write_shard(
 def _encoded(pixels: Tensor, codec: AutoencoderDC) -> NDArray[np.float16]:
     """The tokens of images, `[B, T, C]`."""
     given = pixels.to(codec.device).contiguous(memory_format=torch.channels_last)
-    with fast_forms(codec.device):
+    with mixed_precision(codec.device):
         latents = codec.encode(given).latent
     return to_tokens(latents.float()).half().cpu().numpy()
 

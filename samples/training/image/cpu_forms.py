@@ -40,12 +40,12 @@ class _Gelu(nn.Module):
         return gelu(values)
 
 
-def use_wide_muon() -> None:
+def use_float32_muon() -> None:
     """Have Muon compute in float32, for processors that have no products of bfloat16."""
-    torch.optim._muon._zeropower_via_newtonschulz = orthogonal
+    torch.optim._muon._zeropower_via_newtonschulz = newton_schulz
 
 
-def orthogonal(
+def newton_schulz(
     gradient: Tensor, coefficients: tuple[float, float, float], num_steps: int, least: float
 ) -> Tensor:
     """The nearly orthogonal matrix next to a gradient `[R, C]`, by Newton-Schulz iteration.

@@ -22,6 +22,7 @@ from naming import Labels, Namer, NamerTraining, train_namer
 from pictures.arrangements import Arrangement
 from pictures.compositions import Catalogue, Thing
 from pictures.drawings import SETS, Drawings
+from pictures.placement import SIZES
 from pictures.rendering import Sketch, render, sketch
 from rich.progress import track
 from sight import GRID, Eye, Seen
@@ -174,8 +175,9 @@ def decoded(codec: AutoencoderDC, latents: Tensor) -> Tensor:
 
 
 def _digest(catalogue: Catalogue) -> str:
-    """Of what judges tell apart."""
-    return hashlib.sha256(repr((catalogue.names, SET_NAMES)).encode()).hexdigest()[:8]
+    """Of what judges tell apart, and the sizes in which they have seen it."""
+    known = catalogue.names, SET_NAMES, SIZES.tolist()
+    return hashlib.sha256(repr(known).encode()).hexdigest()[:8]
 
 
 def _below(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

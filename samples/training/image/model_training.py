@@ -26,11 +26,11 @@ from adoption import adopt
 from alignment import LABEL_SIZE, PLAN_SIZE, Aligner
 from codec_training import LATENT_CHANNELS
 from corpus import NUM_PATCHES, Corpus
-from cpu_forms import use_cpu_forms, use_wide_muon
+from cpu_forms import use_cpu_forms, use_float32_muon
 from model import Model, ModelSize, is_modulation
 from noise import coded_noise, noise_levels
 from pictures.chances import CODE_SIZE
-from precision import fast_forms, has_bfloat16
+from precision import mixed_precision, has_bfloat16
 from text import EMBEDDING_SIZE, MAX_TOKENS, choose_tokens, new_tokenizer, pieces_of
 from torch import Tensor, nn
 from torch.nn import functional
@@ -45,7 +45,7 @@ _PART = 16  # rows that a thread takes at a time
 _PER_REFRESH = 100
 _LOGGED = 20
 _SAVED_S = 300.0
-_HEAD_START = 60
+_NUM_ALIGNER_UPDATES = 60
 """Updates in which the aligner, which no export has, catches up with an exported model."""
 _SWITCH_S = 1e-4  # a thread that is done with a product gets Python's lock soon, not after 5 ms
 
@@ -102,7 +102,7 @@ class ModelTrainer:
         torch.set_num_threads(1)
         _attend_in_products()
         if not has_bfloat16(self.device):
-            use_wide_muon()
+            use_float32_muon()
         self._pool = ThreadPoolExecutor(self._num_workers, initializer=_work_alone)
         sys.setswitchinterval(_SWITCH_S)
         self._num_parts = max(1, options.num_rows // _PART) if is_cpu else 1
@@ -242,7 +242,7 @@ class ModelTrainer:
         share = level[:, None, None]
         noisy = (1 - share) * batch.clean + share * noise
         # The cache of casts is the process's: threads would wait for it with Python's lock in hand.
-        with fast_forms(self.device, keeps_casts=False):
+        with mixed_precision(self.device, keeps_casts=False):
             velocity, early, middle, hidden = self.model.look(noisy, level, batch.ids)
             error = functional.mse_loss(velocity.float(), noise - batch.clean)
             distance = self.aligner.loss(hidden, batch.labels)
@@ -255,9 +255,9 @@ class ModelTrainer:
     def _set_rates(self) -> None:
         left_s = self.options.minutes * 60 - self.spent_s
         rate = min(1.0, left_s / (self.options.decay_minutes * 60))
-        waits = _HEAD_START if self.options.start is not None else 0
+        num_waiting = _NUM_ALIGNER_UPDATES if self.options.start is not None else 0
         for optimizer in self.optimizers:
-            num_before = 0 if optimizer is self.optimizers[-1] else waits
+            num_before = 0 if optimizer is self.optimizers[-1] else num_waiting
             warm = min(1.0, max(0, self.num_iterations + 1 - num_before) / 50)
             for group in optimizer.param_groups:
                 group["lr"] = self.options.learning_rate * warm * max(rate, 0.01)

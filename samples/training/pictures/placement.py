@@ -14,7 +14,7 @@ import numpy as np
 from pictures.arrangements import COUNTS
 from pictures.compositions import PICTURE_SIZE, Spot
 
-_STEPS = np.array((48, 64)) / PICTURE_SIZE
+SIZES = np.array((48, 64)) / PICTURE_SIZE
 """Sizes that things have: few, so that a small model learns each."""
 _ORDERS = tuple(permutations(range(3)))
 
@@ -42,7 +42,7 @@ def place(relation: str, said: str, rng: np.random.Generator) -> list[Placed]:
 
 def _stepped(size: float) -> float:
     """The nearest of the sizes."""
-    return float(_STEPS[np.abs(_STEPS - size).argmin()])
+    return float(SIZES[np.abs(SIZES - size).argmin()])
 
 
 def _lone_spot(said: str, rng: np.random.Generator) -> Spot:
@@ -59,7 +59,7 @@ def _lone_spot(said: str, rng: np.random.Generator) -> Spot:
 
 
 def _scattered(count: int, rng: np.random.Generator) -> list[Spot]:
-    """Spots of several of a kind, apart from each other."""
+    """Spots of several of a kind, apart from each other; five overlap at their corners."""
     size = _stepped({2: 0.46, 3: 0.42, 4: 0.42, 5: 0.31}[count] * rng.uniform(0.82, 1.05))
     grids: Mapping[int, list[list[tuple[float, float]]]] = {
         2: [[(-1, 0), (1, 0)], [(0, -1), (0, 1)], [(-1, -0.8), (1, 0.8)], [(-1, 0.8), (1, -0.8)]],

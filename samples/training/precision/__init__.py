@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import torch
 
+from triptych.core.devices.device import has_fast_cpu_bfloat16
+
 
 def has_bfloat16(device: torch.device) -> bool:
     """Whether the device computes in bfloat16, and does not merely store it."""
-    return device.type != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    if device.type == "cpu":
+        return has_fast_cpu_bfloat16()
+    return torch.cuda.is_bf16_supported(including_emulation=False)
 
 
-def fast_forms(device: torch.device, *, keeps_casts: bool = True) -> torch.autocast:
+def mixed_precision(device: torch.device, *, keeps_casts: bool = True) -> torch.autocast:
     """Layers within compute in bfloat16 where that is fast; weights and sums stay in float32.
 
     `keeps_casts` keeps the weights' casts until the end of the context.

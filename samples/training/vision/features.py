@@ -21,6 +21,7 @@ from looks import Looks, fetch_looks
 from numpy.typing import NDArray
 from pictures.compositions import Catalogue, open_catalogue
 from PIL import Image
+from precision import has_bfloat16
 from rich.progress import track
 from scenes import SIDE, draw, sample_seen
 from torch import Tensor
@@ -98,10 +99,11 @@ def _open(setup: Setup) -> _Workshop:
 
 
 def open_tower(file: Path) -> EfficientNetLite:
-    """The released network, in bfloat16."""
+    """The released network, in bfloat16 where that is fast."""
     tower = EfficientNetLite()
     tower.load_state_dict(from_released(torch.load(file, weights_only=True)))
-    return tower.eval().to(torch.bfloat16, memory_format=torch.channels_last)
+    dtype = torch.bfloat16 if has_bfloat16(torch.device("cpu")) else torch.float32
+    return tower.eval().to(dtype, memory_format=torch.channels_last)
 
 
 @torch.inference_mode()

@@ -16,12 +16,14 @@ import torch
 from labels import BLANK, FIELDS, UNKNOWN
 from numpy.typing import NDArray
 from pace import Pace
+from precision import has_bfloat16, mixed_precision
 from torch import Tensor
 from torch.nn import functional
 
 from triptych.modalities.vlm.configs.slots import SlotVisionConfig
 from triptych.modalities.vlm.engine.slots.model import SlotHead, SlotScores
 
+_CPU = torch.device("cpu")
 _NUM_TEST = 1024
 _LOG_EVERY = 200
 _BLANK_WEIGHT = 0.05
@@ -55,8 +57,9 @@ class Maps:
     def rows(self, numbers: NDArray[np.int64]) -> tuple[Tensor, Tensor, Tensor]:
         """Both maps `[B, T, C]` and labels `[B, S + L]`."""
         order = np.sort(numbers)
+        dtype = torch.bfloat16 if has_bfloat16(_CPU) else torch.float32
         middle, last = (
-            torch.from_numpy(store[order]).bfloat16() for store in (self._middle, self._last)
+            torch.from_numpy(store[order]).to(dtype) for store in (self._middle, self._last)
         )
         return middle, last, torch.from_numpy(self._labels[order]).long()
 
@@ -94,7 +97,7 @@ def _step(
 ) -> float:
     middle, last, labels = rows
     dropped = (functional.dropout1d(lines.mT, _DROPPED).mT for lines in (middle, last))
-    with torch.autocast("cpu", torch.bfloat16):
+    with mixed_precision(_CPU):
         said = reader(*dropped)
     loss = loss_of(said, labels)
     optimizer.zero_grad()
@@ -125,7 +128,7 @@ def loss_of(said: SlotScores, labels: Tensor) -> Tensor:
 def test(reader: SlotHead, maps: Maps) -> dict[str, float]:
     """Test accuracy of each slot, and of whole words."""
     *lines, labels = maps.rows(maps.test)
-    with torch.autocast("cpu", torch.bfloat16):
+    with mixed_precision(_CPU):
         said = reader.eval()(*lines)
     reader.train()
     found = {}

@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for `pictures`
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for `pictures` and `precision`
 
 from labels import kinds
 from looks import Looks, fetch_looks

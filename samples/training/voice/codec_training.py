@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from corpus import STEP_FRAMES, Corpus, open_corpus
-from precision import fast_forms
+from precision import mixed_precision
 from rich.progress import Progress
 from teacher import Teacher
 from torch import Tensor, nn
@@ -162,7 +162,7 @@ class CodecTrainer:
         warm = min(1.0, (self.num_iterations + 1) / 100)
         for group in self.optimizer.param_groups:
             group["lr"] = self.options.learning_rate * warm * (0.02 + 0.98 * (1 - share) ** 1.5)
-        with fast_forms(self.device):
+        with mixed_precision(self.device):
             with torch.set_grad_enabled(self.spent_s < self.options.encoder_minutes * 60):
                 values = quantise(self.encoder(frames.features()), self.config.num_levels)
             values = self._jitter(values)
@@ -192,7 +192,7 @@ class CodecTrainer:
         """`raw` has every other frame of `hidden`: spectra cost more than the network."""
         hidden_loss = 0.3 * functional.mse_loss(hidden, frames.hidden)
         frames = frames.every_other(self.num_iterations % 2)
-        with torch.no_grad(), fast_forms(self.device):
+        with torch.no_grad(), mixed_precision(self.device):
             target_BTC = functional.linear(
                 frames.hidden.transpose(1, 2), self.teacher_weight, self.teacher_bias
             )

@@ -18,7 +18,7 @@ import torch
 from codec_training import Encoder, frames_of, to_codes
 from corpus import STEP_FRAMES, STEP_UNITS, open_corpus
 from numpy.typing import NDArray
-from precision import fast_forms
+from precision import mixed_precision
 from rich.progress import Progress, track
 from teacher import Reading
 from torch import Tensor, nn
@@ -131,7 +131,7 @@ def encode(encoder: Encoder, reading: Reading, config: CodecConfig) -> NDArray[n
     hidden = np.pad(reading.hidden_FC.astype(np.float32), ((0, missing), (0, 0)), "edge")
     f0 = np.pad(reading.f0_F, (0, missing), "edge")
     frames = frames_of(torch.from_numpy(hidden)[None], torch.from_numpy(f0)[None])
-    with fast_forms(torch.device("cpu")):
+    with mixed_precision(torch.device("cpu")):
         values_1QS = encoder(frames.features())
     return to_codes(values_1QS.float(), config.num_levels)[0].T.numpy().astype(np.int8)
 
@@ -309,7 +309,7 @@ class TalkerTrainer:
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """Cross entropies over the positions with a target."""
-        with fast_forms(self.device):
+        with mixed_precision(self.device):
             hidden = self.talker.hidden(batch.positions)
             says = batch.advance >= 0
             scores = self.talker.output(hidden[says])
@@ -323,7 +323,7 @@ class TalkerTrainer:
     def validate(self, examples: list[Example]) -> str:
         """Losses on validation sentences, teacher-forced."""
         batch = collate(examples, self.talker.config, self.talker.codec).to(self.device)
-        with fast_forms(self.device):
+        with mixed_precision(self.device):
             says = batch.advance >= 0
             scores = self.talker.output(self.talker.hidden(batch.positions)[says])
         codes, advance = batch.codes[says], batch.advance[says]
