@@ -53,6 +53,18 @@ def test_fast_forms_compute_what_diffusers_does() -> None:
     assert expected.std() > 0.1
 
 
+@pytest.mark.parametrize(("is_fast", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_layers_compute_in_bfloat16_where_that_is_fast(
+    is_fast: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import precision
+
+    monkeypatch.setattr(precision, "has_fast_cpu_bfloat16", lambda: is_fast)
+    layer = torch.nn.Linear(4, 4)
+    with precision.mixed_precision(torch.device("cpu")):
+        assert layer(torch.ones(2, 4)).dtype is dtype
+
+
 @pytest.mark.parametrize("shape", [(24, 64), (64, 24)])
 @pytest.mark.usefixtures("process_settings")
 def test_float32_muon_is_torchs(shape: tuple[int, int]) -> None:

@@ -30,7 +30,7 @@ from cpu_forms import use_cpu_forms, use_float32_muon
 from model import Model, ModelSize, is_modulation
 from noise import coded_noise, noise_levels
 from pictures.chances import CODE_SIZE
-from precision import mixed_precision, has_bfloat16
+from precision import has_bfloat16, mixed_precision
 from text import EMBEDDING_SIZE, MAX_TOKENS, choose_tokens, new_tokenizer, pieces_of
 from torch import Tensor, nn
 from torch.nn import functional
