@@ -78,6 +78,7 @@ def logits_of(decoder: Decoder, rows: Sequence[int], *, width: int = PAGES_PER_R
     return decoder.logits(hidden_TC[torch.tensor(starts + lengths - 1)])
 
 
+@pytest.mark.usefixtures("rows_alike")
 @pytest.mark.parametrize("config", [PLAIN, EXPERTS], ids=["plain", "experts"])
 @torch.inference_mode()
 def test_a_rows_logits_do_not_depend_on_its_batch(

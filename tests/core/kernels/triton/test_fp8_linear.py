@@ -81,6 +81,7 @@ def test_bfloat16_rows() -> None:
     assert_near(y_TO, expected_TO, tolerance_of(torch.bfloat16))
 
 
+@pytest.mark.usefixtures("rows_alike")
 def test_in_deterministic_mode_a_row_does_not_depend_on_its_batch() -> None:
     x_TI, weight = random_rows(70, 1024), random_weight(20, 1024)
     scale = torch.full((20,), 0.01)

@@ -68,6 +68,7 @@ def test_rows_may_lie_apart_and_blocks_be_a_slice() -> None:
     assert_near(y_TO, reference(x_TI, blocks, "q6_k", torch.float32))
 
 
+@pytest.mark.usefixtures("rows_alike")
 @pytest.mark.parametrize("kind", ["q4_0", "q4_k"])
 def test_in_deterministic_mode_a_row_does_not_depend_on_its_batch(kind: str) -> None:
     num_inputs = 1024  # enough for several parts

@@ -96,6 +96,7 @@ def test_types_of_rows(dtype: torch.dtype) -> None:
     assert_near(y_TO, expected_TO, tolerance_of(dtype))
 
 
+@pytest.mark.usefixtures("rows_alike")
 def test_in_deterministic_mode_a_row_does_not_depend_on_its_batch() -> None:
     weights = Weights(num_inputs=1024, num_outputs=24, num_groups=8)
     x_TI, arguments = random_rows(70, 1024), (*weights.arguments("gptq"), None, "gptq")

@@ -45,6 +45,7 @@ def test_a_row_that_is_not_finite_fails_alone() -> None:
     assert y_TO[[0, 2]].isfinite().all()
 
 
+@pytest.mark.usefixtures("rows_alike")
 @pytest.mark.parametrize("num_outputs", [16, 130])
 def test_in_deterministic_mode_a_row_does_not_depend_on_its_batch(num_outputs: int) -> None:
     x_TI, weight_OI = random_operands(70, 512, num_outputs)

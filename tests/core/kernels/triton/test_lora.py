@@ -65,6 +65,7 @@ def test_the_result_may_be_columns_of_a_wider_one() -> None:
     assert not wide[:, -10:].any()
 
 
+@pytest.mark.usefixtures("rows_alike")
 def test_in_deterministic_mode_a_row_does_not_depend_on_its_batch() -> None:
     y_TO, x_TI, a_LRI, b_LOR, scales_T, adapters_T = random_batch(70, 16, num_inputs=512)
     together_TO = y_TO.clone()

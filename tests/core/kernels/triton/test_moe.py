@@ -49,6 +49,7 @@ def test_all_tokens_may_go_to_one_expert() -> None:
     assert_near(launch_moe_mlp(*layer, "silu"), reference(*layer, "silu"))
 
 
+@pytest.mark.usefixtures("rows_alike")
 def test_in_deterministic_mode_a_token_does_not_depend_on_its_batch() -> None:
     x_TI, gate_up, down, weights_TC, experts_TC = random_layer(70, 2)
     together = launch_moe_mlp(x_TI, gate_up, down, weights_TC, experts_TC, "silu", True)
