@@ -19,7 +19,7 @@ PICTURES = Path(__file__).with_name("pictures")
 DRAWN = {
     "a 3d frog": "frog",
     "a 3d penguin": "penguin",
-    "a tiger": "tiger",
+    "a butterfly on a green background": "butterfly",
     "a 3d house on a yellow background": "house",
     "a strawberry": "strawberry",
 }
