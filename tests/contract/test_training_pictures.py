@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -408,43 +407,6 @@ def test_the_reading_loss_falls_as_tokens_tell_code_and_place() -> None:
     assert loss(code, place) < 1e-6
     assert loss(noise, place) > 0.5
     assert loss(code, place.flip(1)) > 0.5
-
-
-def write_shard(folder: Path, number: int, latents: torch.Tensor) -> None:
-    """A shard of images whose labels, plans, codes and captions say which they are."""
-    from corpus import to_tokens
-
-    home = folder / "corpus"
-    home.mkdir(exist_ok=True)
-    (home / "scale.json").write_text('{"mean": 1.0, "deviation": 2.0}')
-    which = np.arange(len(latents), dtype=np.float32) + 100 * number
-    (home / f"{number:04}.json").write_text(json.dumps([[f"image {n:.0f}"] for n in which]))
-    np.save(home / f"labels-{number:04}.npy", which[:, None, None])
-    for kind in ("plans", "codes"):
-        np.save(home / f"{kind}-{number:04}.npy", which[:, None])
-    np.save(home / f"{number:04}.npy", to_tokens(latents).numpy())
-
-
-def test_a_corpus_keeps_what_is_of_one_image_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import corpus
-
-    monkeypatch.setattr(corpus, "SHARD", 4)
-    latents = torch.randn(6, 8, 16, 16)
-    write_shard(tmp_path, 0, latents[:4])
-    images = corpus.Corpus(tmp_path)
-    assert len(images) == 4
-    write_shard(tmp_path, 1, latents[4:])
-    images.refresh()
-    rows = images.batch(np.array([5, 0, 4]), np.random.default_rng(0))
-    assert rows.captions == ["image 101", "image 0", "image 100"]
-    for told in (rows.labels[:, 0], rows.plans, rows.codes):
-        assert told[:, 0].tolist() == [101, 0, 100]
-    torch.testing.assert_close(
-        rows.clean, corpus.to_tokens(latents[[5, 0, 4]] / 2 - 0.5), atol=1e-5, rtol=0
-    )
-    torch.testing.assert_close(images.stored(5), latents[:5])
 
 
 def test_tokens_are_those_of_flux() -> None:

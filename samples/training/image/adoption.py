@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from diffusers import AutoencoderDC
+from codec import new_codec
 from model import Model, ModelSize
 from safetensors.torch import load_file
 from text import MAX_TOKENS, choose_tokens, pieces_of
@@ -20,11 +20,19 @@ from transformers import AutoTokenizer, BertModel
 
 
 def adopt_codec(folder: Path, exported: Path) -> None:
-    """Write an exported folder's codec, and the scale of its latents, as if trained in `folder`."""
-    codec = AutoencoderDC.from_pretrained(exported / "vae", dtype=torch.float32)
+    """Write an exported folder's codec, and the scale of its latents, as if trained in `folder`.
+
+    A decoder of another size begins anew.
+    """
+    given = load_file(exported / "vae" / "diffusion_pytorch_model.safetensors")
     config = json.loads((exported / "vae" / "config.json").read_text(encoding="utf-8"))
+    own = new_codec().state_dict()
+    shapes = {name: tensor.shape for name, tensor in own.items()}
+    if {name: tensor.shape for name, tensor in given.items()} != shapes:
+        given = {name: tensor for name, tensor in given.items() if name.startswith("encoder.")}
     (folder / "corpus").mkdir(parents=True, exist_ok=True)
-    torch.save({"codec": codec.state_dict()}, folder / "codec.pt")
+    state = {**own, **{name: tensor.float() for name, tensor in given.items()}}
+    torch.save({"codec": state}, folder / "codec.pt")
     scale = {"mean": config["shift_factor"], "deviation": 1 / config["scaling_factor"]}
     (folder / "corpus" / "scale.json").write_text(json.dumps(scale), encoding="utf-8")
 

@@ -64,7 +64,7 @@ class Aligner(nn.Module):
         told_BTC = self.reader(hidden_BTC).float()
         code_BC = noise_BTC.mean(1) * noise_BTC.shape[1] ** 0.5
         error_BTC = told_BTC[..., :CODE_SIZE] - code_BC[:, None]
-        astray_BTC = told_BTC[..., CODE_SIZE:] - _places(told_BTC.shape[1]).to(told_BTC)
+        astray_BTC = told_BTC[..., CODE_SIZE:] - _places(told_BTC.shape[1], told_BTC.device)
         return (level_B * error_BTC.square().mean((1, 2))).mean() + astray_BTC.square().mean()
 
     def planning_loss(self, hidden_BTC: Tensor, plans_BP: Tensor) -> Tensor:
@@ -153,8 +153,9 @@ def _waves(right: float, down: float) -> NDArray[np.float64]:
 
 
 @cache
-def _places(num_tokens: int) -> Tensor:
+def _places(num_tokens: int, device: torch.device) -> Tensor:
     """Where in an image each of its tokens lies, `[T, _PART]`."""
     side = round(num_tokens**0.5)
     middles = (np.arange(side) + 0.5) / side
-    return torch.from_numpy(np.stack([_waves(x, y) for y in middles for x in middles]))
+    waves = np.stack([_waves(x, y) for y in middles for x in middles])
+    return torch.from_numpy(waves).float().to(device)

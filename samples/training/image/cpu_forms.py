@@ -1,9 +1,9 @@
 """The transformer's arithmetic in forms that compile to fast code on CPUs, for training.
 
 Owns them and their exchange. They compute what diffusers' own do, on the same parameters, so that
-nothing of them is in an exported model. The optimiser's is here, too.
+nothing of them is in an exported model.
 
-Shapes: B images, S tokens, H heads, D channels of a head, R rows, C columns.
+Shapes: B images, S tokens, H heads, D channels of a head.
 """
 
 from __future__ import annotations
@@ -38,27 +38,6 @@ def gelu(values: Tensor) -> Tensor:
 class _Gelu(nn.Module):
     def forward(self, values: Tensor) -> Tensor:
         return gelu(values)
-
-
-def use_float32_muon() -> None:
-    """Have Muon compute in float32, for processors that have no products of bfloat16."""
-    torch.optim._muon._zeropower_via_newtonschulz = newton_schulz
-
-
-def newton_schulz(
-    gradient: Tensor, coefficients: tuple[float, float, float], num_steps: int, least: float
-) -> Tensor:
-    """The nearly orthogonal matrix next to a gradient `[R, C]`, by Newton-Schulz iteration.
-
-    As in Muon (Jordan et al. 2024), of which torch has it in bfloat16 alone.
-    """
-    first, second, third = coefficients
-    is_tall = gradient.shape[0] > gradient.shape[1]
-    found = (gradient.mT if is_tall else gradient) / gradient.norm().clamp(min=least)
-    for _ in range(num_steps):
-        gram = found @ found.mT
-        found = first * found + (second * gram + third * gram @ gram) @ found
-    return found.mT if is_tall else found
 
 
 class Attention:

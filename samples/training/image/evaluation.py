@@ -16,7 +16,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from corpus import Corpus, pixels_of, sample_trained
+from composites import pixels_of, sample_trained
+from corpus import Corpus
 from diffusers import DiffusionPipeline, FluxPipeline
 from diversity import (
     mean_distance,
@@ -160,6 +161,7 @@ def evaluate(
     """Print both tables, and generate the sheets into a folder if requested."""
     pipeline = open_pipeline(model)
     if sheets is not None:
+        sheets.mkdir(parents=True, exist_ok=True)
         save_grid(draw_prompts(pipeline, SHEET, drawing), sheets / "image_sheet.png")
         repeated = [prompt for prompt in SEEDS_SHEET for _ in range(NUM_SEEDS)]
         save_grid(draw_prompts(pipeline, repeated, drawing), sheets / "image_seeds.png")

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from codec_training import LATENT_CHANNELS, new_codec
-from corpus import pixels_of, read_scale, sample_trained
+from codec import LATENT_CHANNELS, open_codec
+from composites import pixels_of, sample_trained
+from corpus import Corpus
 from diffusers import AutoencoderDC, FlowMatchEulerDiscreteScheduler, FluxPipeline
 from model import Model, ModelSize
 from pictures.compositions import PICTURE_SIZE, Catalogue
@@ -40,7 +41,7 @@ def export(folder: Path, out: Path, catalogue: Catalogue, drawings: Drawings) ->
     model = Model(torch.randn(len(tokens), EMBEDDING_SIZE), ModelSize(*state["size"]))
     model.load_state_dict(state["mean"])
     codec = open_codec(folder)
-    mean, deviation = read_scale(folder)
+    mean, deviation = Corpus(folder).scale
     codec.register_to_config(
         scaling_factor=1 / deviation,
         shift_factor=mean,
@@ -66,14 +67,6 @@ def export(folder: Path, out: Path, catalogue: Catalogue, drawings: Drawings) ->
     save_file(
         preview_map(codec, (mean, deviation), catalogue, drawings), out / "preview.safetensors"
     )
-
-
-def open_codec(folder: Path) -> AutoencoderDC:
-    """The trained codec."""
-    codec = new_codec()
-    state = torch.load(folder / "codec.pt", weights_only=True, map_location="cpu")
-    codec.load_state_dict(state["codec"])
-    return codec.eval()
 
 
 def lengthen(reader: BertModel, length: int) -> None:

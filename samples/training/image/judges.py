@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from corpus import sample_trained, stacked
+from composites import sample_trained, stacked
 from diffusers import AutoencoderDC
 from naming import Labels, Namer, NamerTraining, train_namer
 from pictures.arrangements import Arrangement

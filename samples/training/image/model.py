@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from codec_training import LATENT_CHANNELS
+from codec import LATENT_CHANNELS
 from diffusers import FluxTransformer2DModel
 from text import POOLED_SIZE, WORDS_SIZE, Readers
 from torch import Tensor, nn
@@ -63,8 +63,8 @@ class Model(nn.Module):
         flux = self.transformer
         side = round(noisy.shape[1] ** 0.5)
         places = noisy.new_zeros(side, side, 3)
-        places[..., 1] = torch.arange(side)[:, None]
-        places[..., 2] = torch.arange(side)[None]
+        numbers = torch.arange(side, device=noisy.device)
+        places[..., 1], places[..., 2] = numbers[:, None], numbers[None]
         beside = noisy.new_zeros(words.shape[1], 3)
         given = {
             "temb": flux.time_text_embed(level * 1000, whole),

@@ -1,7 +1,6 @@
 """Training of the denoiser: captions and noise to latents, along straight lines (flow matching).
 
-Owns the losses and the loop. One caption in ten is dropped, for classifier-free guidance. Hidden
-states are aligned with what is drawn where (`alignment.py`).
+Owns the losses and the loop. Hidden states are aligned with what is drawn where (`alignment.py`).
 The learning rate is constant until the last minutes, so that training can be stopped and continued.
 
 Shapes: B pictures, T tokens, C channels.
@@ -10,6 +9,7 @@ Shapes: B pictures, T tokens, C channels.
 from __future__ import annotations
 
 import copy
+import random
 import signal
 import sys
 import time
@@ -20,24 +20,24 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-import numpy as np
 import torch
 from adoption import adopt
 from alignment import LABEL_SIZE, PLAN_SIZE, Aligner
-from codec_training import LATENT_CHANNELS
+from codec import LATENT_CHANNELS
 from corpus import NUM_PATCHES, Corpus
-from cpu_forms import use_cpu_forms, use_float32_muon
+from cpu_forms import use_cpu_forms
+from examples import Batch, Examples
 from model import Model, ModelSize, is_modulation
+from muon import Muon
 from noise import coded_noise, noise_levels
 from pictures.chances import CODE_SIZE
 from precision import has_bfloat16, mixed_precision
 from text import EMBEDDING_SIZE, MAX_TOKENS, choose_tokens, new_tokenizer, pieces_of
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import BertTokenizer
 
-_DROPPED = 0.1
 _ALIGNMENT, _READING, _PLANNING = 2.0, 2.0, 6.0  # of their losses
+_LOSSES = ("velocity", "alignment", "reading", "planning")
 _MOMENTUM = 0.998
 _SHORT = 16  # tokens, which 98 % of captions need
 _LONG_SHARE = 0.12  # batches that are padded to MAX_TOKENS, as prompts are served
@@ -65,23 +65,7 @@ class ModelTraining:
     pause_file: Path | None = None
     """Training waits while this file exists."""
     compiles: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Latents `[B, T, C]`, captions' ids `[B, L]`, labels `[B, T, F]`, plans `[B, P]`, codes."""
-
-    clean: Tensor
-    ids: Tensor
-    labels: Tensor
-    plans: Tensor
-    codes: Tensor
-
-    def split(self, num_parts: int) -> list[Batch]:
-        """The batch in equal parts."""
-        wholes = self.clean, self.ids, self.labels, self.plans, self.codes
-        parts = (whole.chunk(num_parts) for whole in wholes)
-        return [Batch(*part) for part in zip(*parts, strict=True)]
+    """Compile the layers, on a CPU."""
 
 
 class ModelTrainer:
@@ -92,17 +76,17 @@ class ModelTrainer:
         self.options, self.size = options, size
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.corpus = Corpus(folder)
+        self.corpus.wait()
         self.path = folder / "model.pt"
         self.num_iterations, self.spent_s = 0, 0.0
-        self.losses = {"velocity": 1.0, "alignment": 1.0, "reading": 1.0, "planning": 1.0}
+        self.losses = torch.ones(len(_LOSSES), device=self.device)
         is_cpu = self.device.type == "cpu"
         # On a CPU, threads that take small parts of a batch wait less than threads within layers,
         # which synchronise thousands of times per step, and spin meanwhile.
         self._num_workers = torch.get_num_threads() if is_cpu else 1
         torch.set_num_threads(1)
         _attend_in_products()
-        if not has_bfloat16(self.device):
-            use_float32_muon()
+        torch.set_float32_matmul_precision("high")  # GPUs have more of TF32 than of float32
         self._pool = ThreadPoolExecutor(self._num_workers, initializer=_work_alone)
         sys.setswitchinterval(_SWITCH_S)
         self._num_parts = max(1, options.num_rows // _PART) if is_cpu else 1
@@ -137,26 +121,31 @@ class ModelTrainer:
             for parameter in (*self.model.parameters(), *self.aligner.parameters())
             if parameter.requires_grad
         ]
+        for parameter in self._trained:
+            parameter.grad = torch.zeros_like(parameter)
         if state:
             self._restore(state)
             torch.manual_seed(self.options.seed + self.num_iterations)  # noise goes on, too
-        if self.options.compiles:
-            if self.device.type == "cpu":
-                use_cpu_forms(self.model.transformer)
-            # The matcher would put the fused attention back. Graphs that are C++ throughout run
-            # without Python's lock, for which threads would wait a third of the time.
-            options = {
-                "pattern_matcher": False,
-                "cpp_wrapper": self.device.type == "cpu",
-                "guard_filter_fn": _only_of_words,
-            }
-            self.model.run = torch.compile(self.model.run, dynamic=False, options=options)
-            # By a thread of those that train, whose state the compiler asks for, and alone: two
-            # that compile at once may wait for each other for ever.
-            for length in (_SHORT, MAX_TOKENS):
-                self._pool.submit(self._gradients, self._blank(length)).result()
-            # Once in a few hundred steps a guard that both threads ask fails without a cause.
-            torch.compiler.set_stance("eager_on_recompile")
+        if self.options.compiles and self.device.type == "cpu":
+            self._compile()
+
+    def _compile(self) -> None:
+        """Compile the layers, and run them once for either length of captions."""
+        use_cpu_forms(self.model.transformer)
+        # The matcher would put the fused attention back. Graphs that are C++ throughout run
+        # without Python's lock, for which threads would wait a third of the time.
+        options = {
+            "pattern_matcher": False,
+            "cpp_wrapper": True,
+            "guard_filter_fn": _only_of_words,
+        }
+        self.model.run = torch.compile(self.model.run, dynamic=False, options=options)
+        # By a thread of those that train, whose state the compiler asks for, and alone: two
+        # that compile at once may wait for each other for ever.
+        for length in (_SHORT, MAX_TOKENS):
+            self._pool.submit(self._gradients, self._blank(length)).result()
+        # Once in a few hundred steps a guard that both threads ask fails without a cause.
+        torch.compiler.set_stance("eager_on_recompile")
 
     def _blank(self, length: int) -> Batch:
         """A part of a batch, of nothing."""
@@ -171,14 +160,16 @@ class ModelTrainer:
         """Train for the given minutes, or until SIGTERM; a checkpoint every five."""
         signal.signal(signal.SIGTERM, self._stop)
         saved_s = self.spent_s
-        for batch in self._batches():
+        batches = self._batches()
+        while True:
             self._wait()
             began_s = time.monotonic()
-            self.step(batch)
+            self.step(next(batches))
             self.spent_s += time.monotonic() - began_s
             is_over = self._is_stopped or self.spent_s >= self.options.minutes * 60
             if self.num_iterations % _LOGGED == 0 or is_over:
-                losses = " ".join(f"{name} {loss:.4f}" for name, loss in self.losses.items())
+                told = zip(_LOSSES, self.losses.tolist(), strict=True)
+                losses = " ".join(f"{name} {loss:.4f}" for name, loss in told)
                 print(f"{self.num_iterations} {losses} {self.spent_s:.0f} s", flush=True)
             if self.spent_s - saved_s > _SAVED_S or is_over:
                 self.save()
@@ -196,33 +187,29 @@ class ModelTrainer:
             time.sleep(1)
 
     def _batches(self) -> Iterator[Batch]:
-        rng = np.random.default_rng((self.options.seed, self.num_iterations))
+        examples = Examples(self.corpus, self.tokenizer, self.device)
+        generator = torch.Generator(self.device)
+        generator.manual_seed(self.options.seed + self.num_iterations)
+        lengths = random.Random(self.num_iterations)
         while True:
-            self.corpus.refresh()
+            examples.refresh()
             for _ in range(_PER_REFRESH):
-                numbers = rng.choice(len(self.corpus), self.options.num_rows, replace=False)
-                rows = self.corpus.batch(numbers, rng)
-                captions = ["" if rng.random() < _DROPPED else said for said in rows.captions]
-                length = MAX_TOKENS if rng.random() < _LONG_SHARE else _SHORT
-                ids = tokenize(self.tokenizer, captions, length)
-                parts = rows.clean, ids, rows.labels, rows.plans, rows.codes
-                yield Batch(*(part.to(self.device) for part in parts))
+                length = MAX_TOKENS if lengths.random() < _LONG_SHARE else _SHORT
+                yield examples.batch(self.options.num_rows, length, generator)
 
     def step(self, batch: Batch) -> None:
         """One update."""
         self._set_rates()
         parts = batch.split(self._num_parts)
-        for parameter in self._trained:
-            parameter.grad = torch.zeros_like(parameter)
+        torch._foreach_zero_([parameter.grad for parameter in self._trained])
         found = list(self._pool.map(self._add_gradients, parts))
         nn.utils.clip_grad_norm_(self._trained, 1.0)
         list(self._pool.map(_step, self.optimizers))
         self.num_iterations += 1
-        for name, losses in zip(self.losses, zip(*found, strict=True), strict=True):
-            self.losses[name] += 0.02 * (sum(losses) / len(losses) - self.losses[name])
+        self.losses.lerp_(torch.stack(found).mean(0), 0.02)
         self._update_mean()
 
-    def _add_gradients(self, part: Batch) -> tuple[float, ...]:
+    def _add_gradients(self, part: Batch) -> Tensor:
         """The losses of part of a batch, whose share of the gradients is added to them."""
         losses, found = self._gradients(part)
         given = [
@@ -234,7 +221,7 @@ class ModelTrainer:
             torch._foreach_add_(*map(list, zip(*given, strict=True)), alpha=1 / self._num_parts)
         return losses
 
-    def _gradients(self, batch: Batch) -> tuple[tuple[float, ...], tuple[Tensor | None, ...]]:
+    def _gradients(self, batch: Batch) -> tuple[Tensor, tuple[Tensor | None, ...]]:
         """The losses of part of a batch, and the gradients of all trained parameters."""
         rows = len(batch.clean)
         noise = coded_noise(batch.codes, batch.clean.shape[1])
@@ -250,7 +237,7 @@ class ModelTrainer:
             unplanned = self.aligner.planning_loss(middle, batch.plans)
             loss = error + _ALIGNMENT * distance + _READING * unread + _PLANNING * unplanned
             found = torch.autograd.grad(loss, self._trained, allow_unused=True)
-        return (error.item(), distance.item(), unread.item(), unplanned.item()), found
+        return torch.stack((error, distance, unread, unplanned)).detach(), found
 
     def _set_rates(self) -> None:
         left_s = self.options.minutes * 60 - self.spent_s
@@ -265,8 +252,8 @@ class ModelTrainer:
     @torch.no_grad()
     def _update_mean(self) -> None:
         momentum = min(_MOMENTUM, self.num_iterations / (self.num_iterations + 10))
-        for kept, new in zip(self.mean.parameters(), self.model.parameters(), strict=True):
-            kept.lerp_(new, 1 - momentum)
+        kept, new = (list(model.parameters()) for model in (self.mean, self.model))
+        torch._foreach_lerp_(kept, new, 1 - momentum)
 
     def save(self) -> None:
         """Write a checkpoint atomically."""
@@ -279,7 +266,7 @@ class ModelTrainer:
             "size": [self.size.num_heads, self.size.num_double, self.size.num_single],
             "num_iterations": self.num_iterations,
             "spent_s": self.spent_s,
-            "losses": self.losses,
+            "losses": self.losses.tolist(),
         }
         draft = self.path.with_suffix(".tmp")
         torch.save(state, draft)
@@ -292,13 +279,7 @@ class ModelTrainer:
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         self.num_iterations, self.spent_s = state["num_iterations"], state["spent_s"]
-        self.losses = state["losses"]
-
-
-def tokenize(tokenizer: BertTokenizer, prompts: list[str], length: int) -> Tensor:
-    """Ids `[B, L]`, cut and padded to a length."""
-    read = tokenizer(prompts, truncation=True, max_length=length)["input_ids"]
-    return torch.tensor([row + [tokenizer.pad_token_id] * (length - len(row)) for row in read])
+        self.losses = torch.tensor(state["losses"], device=self.device)
 
 
 def _step(optimizer: torch.optim.Optimizer) -> None:
@@ -338,8 +319,9 @@ def _optimizers(model: Model, rate: float) -> list[torch.optim.Optimizer]:
     ]
     chosen = set(map(id, matrices))
     others = [p for p in model.parameters() if p.requires_grad and id(p) not in chosen]
+    dtype = torch.bfloat16 if has_bfloat16(matrices[0].device) else torch.float32
     muons = [
-        torch.optim.Muon(half, rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
+        Muon(half, rate, dtype=dtype)
         for half in (matrices[::2], matrices[1::2])  # stepped together
     ]
     return [*muons, torch.optim.AdamW(others, rate, (0.9, 0.98), weight_decay=0.01)]

@@ -47,7 +47,10 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--folder", type=Path, required=True, help="corpus and checkpoints")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0: torch's choice")
-    parser.add_argument("--shards", type=int, default=32, help="latents: of 4,096 images each")
+    parser.add_argument("--shards", type=int, default=128, help="latents: of 1,024 images each")
+    parser.add_argument(
+        "--workers", type=int, default=2, help="codec, latents: processes that draw"
+    )
     parser.add_argument("--minutes", type=float, help="total [codec: 90, model: 480]")
     parser.add_argument("--encoder-minutes", type=float, help="codec: until latents are final [45]")
     parser.add_argument(
@@ -56,10 +59,10 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--single-blocks", type=int, default=6, help="model: of them, when it begins"
     )
-    parser.add_argument("--rows", type=int, default=128, help="model: images per batch, 16 k")
+    parser.add_argument("--rows", type=int, help="images per batch [codec: 2, model: 128, 16 k]")
     parser.add_argument("--learning-rate", type=float, help="peak [codec: 2e-3, model: 3e-3]")
     parser.add_argument(
-        "--start", type=Path, help="latents, model: an exported model to start from"
+        "--start", type=Path, help="codec, latents, model: an exported model to start from"
     )
     parser.add_argument("--pause-file", type=Path, help="model: wait while this file exists")
     parser.add_argument("--no-compile", action="store_true", help="model: run it as it is")
@@ -72,7 +75,7 @@ def _parse() -> argparse.Namespace:
         "--steps", dest="num_steps", type=int, help="evaluate: steps per image [20]"
     )
     options = parser.parse_args()
-    if options.rows % 16:
+    if options.stage == "model" and (options.rows or 16) % 16:
         parser.error("--rows must be a multiple of 16, such as 128.")
     return options
 
@@ -87,27 +90,26 @@ def _data(options: argparse.Namespace) -> None:
 
 
 def _codec(options: argparse.Namespace) -> None:
-    from codec_training import CodecTraining, Crops, train_codec
-    from pictures.sprites import fetch_sprites
+    from codec_training import CodecTraining, train_codec
+    from crops import Crops
 
-    training = CodecTraining(**_given(options, "minutes", "encoder_minutes", "learning_rate"))
-    crops = Crops(fetch_sprites(options.folder / "sprites"), **_studio(options))
-    train_codec(options.folder, crops, training)
+    _adopt_codec(options)
+    given = _given(options, "minutes", "encoder_minutes", "learning_rate", num_rows="rows")
+    train_codec(options.folder, Crops(options.folder, options.workers), CodecTraining(**given))
 
 
 def _latents(options: argparse.Namespace) -> None:
+    from composing import write_shards
+
+    _adopt_codec(options)
+    write_shards(options.folder, options.shards, options.workers)
+
+
+def _adopt_codec(options: argparse.Namespace) -> None:
     from adoption import adopt_codec
-    from corpus import write_shards
-    from export import open_codec
-    from pictures.compositions import open_catalogue
-    from pictures.drawings import fetch_drawings
 
     if options.start is not None and not (options.folder / "codec.pt").exists():
         adopt_codec(options.folder, options.start)
-    catalogue = open_catalogue()
-    drawings = fetch_drawings(options.folder, catalogue)
-    codec = open_codec(options.folder)
-    write_shards(options.folder, codec, catalogue, drawings, options.shards)
 
 
 def _model(options: argparse.Namespace) -> None:
@@ -115,11 +117,10 @@ def _model(options: argparse.Namespace) -> None:
     from model_training import ModelTraining, train_model
 
     training = ModelTraining(
-        num_rows=options.rows,
         start=options.start,
         pause_file=options.pause_file,
         compiles=not options.no_compile,
-        **_given(options, "minutes", "decay_minutes", "learning_rate"),
+        **_given(options, "minutes", "decay_minutes", "learning_rate", num_rows="rows"),
     )
     train_model(
         options.folder,
@@ -129,9 +130,11 @@ def _model(options: argparse.Namespace) -> None:
     )
 
 
-def _given(options: argparse.Namespace, *names: str) -> dict[str, float]:
+def _given(options: argparse.Namespace, *same: str, **others: str) -> dict[str, Any]:
     """Those options that were given, as keywords; what is left out has its own default."""
-    return {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    names = {**{name: name for name in same}, **others}
+    given = {name: getattr(options, option) for name, option in names.items()}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _export(options: argparse.Namespace) -> None:

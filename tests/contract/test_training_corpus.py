@@ -1,0 +1,180 @@
+"""The image recipe's corpus: what is of one image stays together, from composing to batches."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tests.contract.test_training_model import PIECES
+from tests.contract.test_training_pictures import Shapes
+
+pytestmark = pytest.mark.usefixtures("image_recipe")
+
+
+def _shard(numbers: range) -> Any:
+    """A shard of images whose latents, labels, plans, codes and captions say which they are."""
+    from corpus import Shard
+
+    which = np.array(numbers, np.float32)
+    tokens = np.broadcast_to(which[:, None, None], (len(which), 64, 32))
+    of_tokens, of_all = which[:, None, None], which[:, None]
+    captions = [[f"word{number}"] * 3 for number in numbers]
+    return Shard(tokens.astype(np.float16), of_tokens, of_all, of_all, captions)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Any:
+    """Four images, of scale 1 and 2."""
+    from corpus import Corpus
+
+    home = tmp_path / "corpus"
+    home.mkdir()
+    (home / "scale.json").write_text('{"mean": 1.0, "deviation": 2.0}')
+    corpus = Corpus(tmp_path)
+    corpus.add(0, _shard(range(4)))
+    return corpus
+
+
+def _examples(corpus: Any) -> Any:
+    from examples import Examples
+    from text import new_tokenizer
+
+    return Examples(corpus, new_tokenizer(PIECES), torch.device("cpu"))
+
+
+def test_batches_keep_what_is_of_one_image_together(corpus: Any) -> None:
+    batch = _examples(corpus).batch(64, 8, torch.Generator().manual_seed(0))
+    which = batch.plans[:, 0]
+    assert set(which.tolist()) == {0, 1, 2, 3}
+    for told in (batch.labels[:, 0, 0], batch.codes[:, 0], batch.clean[:, 5, 7] * 2 + 1):
+        torch.testing.assert_close(told, which)
+    said = batch.ids[:, 1]
+    is_dropped = said == PIECES.index("[SEP]")
+    assert 0 < is_dropped.sum() < 20
+    words = torch.tensor([PIECES.index(f"word{number:.0f}") for number in which])
+    torch.testing.assert_close(said[~is_dropped], words[~is_dropped])
+
+
+def test_new_shards_are_taken_in(corpus: Any) -> None:
+    examples = _examples(corpus)
+    corpus.add(2, _shard(range(8, 12)))  # a worker was faster
+    corpus.add(1, _shard(range(4, 8)))
+    for _ in range(100):
+        examples.refresh()
+        if len(examples) == 12:
+            break
+        time.sleep(0.02)
+    seen = examples.batch(500, 8, torch.Generator().manual_seed(0)).plans[:, 0]
+    assert set(seen.tolist()) == set(range(12))
+
+
+@pytest.mark.parametrize("num_words", [3, 14, 15, 40])
+def test_captions_are_cut_as_the_tokenizer_does(corpus: Any, num_words: int) -> None:
+    from corpus import Shard
+    from examples import tokenize
+    from text import new_tokenizer
+
+    shard = _shard(range(4))
+    said = " ".join(["cat", "dog"] * 20).split()[:num_words]
+    shard = Shard(
+        *(getattr(shard, name) for name in ("latents", "labels", "plans", "codes")),
+        [[" ".join(said)] * 3] * 4,
+    )
+    corpus.add(0, shard)
+    ids = _examples(corpus).batch(16, 16, torch.Generator().manual_seed(0)).ids
+    expected = tokenize(new_tokenizer(PIECES), [" ".join(said), ""], 16)
+    assert {tuple(row) for row in ids.tolist()} <= {tuple(row) for row in expected.tolist()}
+    assert expected[0].tolist() in ids.tolist()
+
+
+def test_the_first_images_are_what_the_codec_made(
+    corpus: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import corpus as module
+
+    monkeypatch.setattr(module, "SHARD", 4)
+    corpus.add(1, _shard(range(4, 8)))
+    stored = corpus.stored(6)
+    assert stored.shape == (6, 8, 16, 16)
+    assert stored[:, 0, 0, 0].tolist() == [0, 1, 2, 3, 4, 5]
+    assert list(corpus.captions())[::3] == [f"word{number}" for number in range(8)]
+
+
+def test_a_shard_is_the_same_whoever_composes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    import composing
+    from codec import new_codec
+    from pictures.compositions import open_catalogue
+
+    monkeypatch.setattr(composing, "SHARD", 40)
+    torch.manual_seed(0)
+    codec = new_codec().eval()
+    one, other = (
+        composing.Desk(codec, open_catalogue(), Shapes()).shard(7)  # type: ignore[arg-type]
+        for _ in range(2)
+    )
+    assert one.captions == other.captions
+    assert one.latents.shape == (40, 64, 32)
+    for name in ("latents", "labels", "plans", "codes"):
+        np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+    another = composing.Desk(codec, open_catalogue(), Shapes()).shard(8)  # type: ignore[arg-type]
+    assert another.captions != one.captions
+
+
+class _SlowPool(Executor):
+    """Stands in for processes that draw: the first few batches are done, all others are not."""
+
+    NUM_DONE = 6
+    ordered: list[int]
+
+    def __init__(self, *_: Any) -> None:
+        self.ordered.clear()
+
+    def submit(self, call: Any, /, *given: Any) -> Future[Any]:  # type: ignore[override]
+        future: Future[Any] = Future()
+        self.ordered.append(given[1][1])
+        if len(self.ordered) <= self.NUM_DONE:
+            future.set_result(call(*given))
+        return future
+
+
+def test_a_trainer_does_not_wait_for_those_that_draw(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import crops
+
+    def draw(folder: Path, seed: tuple[int, int], num_rows: int, share: float) -> Any:
+        return np.full((num_rows, 128, 128, 3), seed[1], np.uint8)
+
+    _SlowPool.ordered = []
+    monkeypatch.setattr(crops, "ProcessPoolExecutor", _SlowPool)
+    monkeypatch.setattr(crops, "_draw", draw)
+    monkeypatch.setattr(crops, "_easel", lambda folder: None)
+    batches = crops.Crops(tmp_path, 2).batches(0, 2, torch.device("cpu"))
+    seen = {int(next(batches)[0, 0, 0, 0]) for _ in range(100)}
+    assert seen == set(range(6))
+    assert _SlowPool.ordered == list(range(12))
+
+
+def test_crops_show_what_is_asked(tmp_path: Path) -> None:
+    from crops import _Easel
+    from pictures.compositions import open_catalogue
+
+    class OneSprite:
+        def codes(self, style: str) -> list[str]:
+            return ["1f34e"]
+
+        def draw(self, style: str, code: str, tint: str | None, size: int) -> Image.Image:
+            return Image.new("RGBA", (size, size // 2), (250, 10, 10, 255))
+
+    easel = _Easel(OneSprite(), open_catalogue(), Shapes())  # type: ignore[arg-type]
+    rng = np.random.default_rng(0)
+    four = easel.image(rng, 0.0)
+    assert four.shape == easel.image(rng, 1.0).shape == (128, 128, 3)
+    grounds = {tuple(four[y, x]) for y in (0, 127) for x in (0, 127)}
+    assert len(grounds) >= 2
