@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from PIL import Image
@@ -152,7 +155,7 @@ def test_a_trainer_does_not_wait_for_those_that_draw(
         return np.full((num_rows, 128, 128, 3), seed[1], np.uint8)
 
     _SlowPool.ordered = []
-    monkeypatch.setattr(crops, "ProcessPoolExecutor", _SlowPool)
+    monkeypatch.setattr(crops, "worker_pool", _SlowPool)
     monkeypatch.setattr(crops, "_draw", draw)
     monkeypatch.setattr(crops, "_easel", lambda folder: None)
     batches = crops.Crops(tmp_path, 2).batches(0, 2, torch.device("cpu"))
@@ -178,3 +181,28 @@ def test_crops_show_what_is_asked(tmp_path: Path) -> None:
     assert four.shape == easel.image(rng, 1.0).shape == (128, 128, 3)
     grounds = {tuple(four[y, x]) for y in (0, 127) for x in (0, 127)}
     assert len(grounds) >= 2
+
+
+_PARENT = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from workers import worker_pool
+if __name__ == "__main__":
+    pool = worker_pool(1)
+    import os
+    print(pool.submit(os.getpid).result(), flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
+    import workers
+
+    script = tmp_path / "parent.py"
+    script.write_text(_PARENT)
+    command = [sys.executable, str(script), str(Path(workers.__file__).parent)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        worker = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+        worker.wait(timeout=30)

@@ -8,10 +8,8 @@ Shapes: B of a batch, T tokens of 2 x 2 latents, C channels, H height, W width.
 
 from __future__ import annotations
 
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +29,7 @@ from PIL import Image
 from precision import mixed_precision
 from rich.progress import track
 from torch import Tensor
+from workers import worker_pool
 
 _BATCH = 32
 
@@ -39,9 +38,7 @@ def write_shards(folder: Path, num_shards: int, num_workers: int) -> None:
     """Compose, caption and encode until there are so many shards, in so many processes."""
     corpus = Corpus(folder)
     missing = [number for number in range(num_shards) if not corpus.has(number)]
-    with ProcessPoolExecutor(
-        num_workers, get_context("spawn"), torch.set_num_threads, (1,)
-    ) as pool:
+    with worker_pool(num_workers) as pool:
         if missing and not corpus.has_scale:
             pool.submit(_write, folder, missing.pop(0)).result()  # the first shard tells the scale
         written = pool.map(partial(_write, folder), missing)

@@ -10,11 +10,10 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +26,7 @@ from pictures.rendering import render
 from pictures.sprites import STYLES, TINTS, Sprites, fetch_sprites
 from PIL import Image
 from torch import Tensor
+from workers import worker_pool
 
 _CROP = PICTURE_SIZE // 2
 _SIZES = (46, 46, 58, 58, 72, 100)  # small ones are harder
@@ -50,8 +50,8 @@ class Crops:
 
         Trainer and workers do not wait for each other: a batch that comes takes the oldest's place.
         """
-        context, choices = get_context("spawn"), random.Random(seed)
-        with ProcessPoolExecutor(self._num_workers, context, torch.set_num_threads, (1,)) as pool:
+        choices = random.Random(seed)
+        with worker_pool(self._num_workers) as pool:
             numbers = count()
 
             def order() -> Future[Values]:
