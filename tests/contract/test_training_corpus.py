@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import Executor, Future
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -118,69 +119,112 @@ def test_a_shard_is_the_same_whoever_composes_it(monkeypatch: pytest.MonkeyPatch
     torch.manual_seed(0)
     codec = new_codec().eval()
     one, other = (
-        composing.Desk(codec, open_catalogue(), Shapes()).shard(7)  # type: ignore[arg-type]
+        composing.ShardComposer(codec, open_catalogue(), Shapes()).shard(7)  # type: ignore[arg-type]
         for _ in range(2)
     )
     assert one.captions == other.captions
     assert one.latents.shape == (40, 64, 32)
     for name in ("latents", "labels", "plans", "codes"):
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
-    another = composing.Desk(codec, open_catalogue(), Shapes()).shard(8)  # type: ignore[arg-type]
+    another = composing.ShardComposer(codec, open_catalogue(), Shapes()).shard(8)  # type: ignore[arg-type]
     assert another.captions != one.captions
 
 
-class _SlowPool(Executor):
-    """Stands in for processes that draw: the first few batches are done, all others are not."""
+class _HerePool(Executor):
+    """Stands in for processes: the first few calls are made at once, all others never."""
 
-    NUM_DONE = 6
-    ordered: list[int]
-
-    def __init__(self, *_: Any) -> None:
-        self.ordered.clear()
+    def __init__(self, num_calls: int) -> None:
+        self.num_calls, self.ordered = num_calls, 0
 
     def submit(self, call: Any, /, *given: Any) -> Future[Any]:  # type: ignore[override]
         future: Future[Any] = Future()
-        self.ordered.append(given[1][1])
-        if len(self.ordered) <= self.NUM_DONE:
+        self.ordered += 1
+        if self.ordered <= self.num_calls:
             future.set_result(call(*given))
         return future
 
 
-def test_a_trainer_does_not_wait_for_those_that_draw(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_shards_that_are_missing_are_composed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import composing
+    from corpus import Corpus
+
+    made = []
+
+    class Composer:
+        def shard(self, number: int) -> Any:
+            made.append(number)
+            return _shard(range(4 * number, 4 * number + 4))
+
+    Corpus(tmp_path).add(1, _shard(range(4, 8)))
+    scale = Corpus(tmp_path).scale
+    monkeypatch.setattr(composing, "worker_pool", lambda num: nullcontext(_HerePool(99)))
+    monkeypatch.setattr(composing, "_composer", lambda folder: Composer())
+    monkeypatch.setattr(composing, "fetch_drawings", lambda folder, catalogue: None)
+    composing.write_shards(tmp_path, 4, num_workers=2)
+    assert made == [0, 2, 3]
+    assert list(Corpus(tmp_path).captions())[::12] == [f"word{n}" for n in (0, 4, 8, 12)]
+    assert Corpus(tmp_path).scale == scale
+
+
+def test_too_few_images_are_refused(corpus: Any) -> None:
+    with pytest.raises(SystemExit, match="run `latents --shards 4`"):
+        corpus.check(4096)
+
+
+@pytest.fixture
+def slow_crops(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Any, _HerePool]:
+    """Crops whose values are their batch's number, of which the first six are drawn."""
     import crops
 
     def draw(folder: Path, seed: tuple[int, int], num_rows: int, share: float) -> Any:
-        return np.full((num_rows, 128, 128, 3), seed[1], np.uint8)
+        return np.full((num_rows, 128, 128, 3), seed[1] + 100 * share, np.uint8)
 
-    _SlowPool.ordered = []
-    monkeypatch.setattr(crops, "worker_pool", _SlowPool)
+    pool = _HerePool(6)
+    monkeypatch.setattr(crops, "worker_pool", lambda num: nullcontext(pool))
     monkeypatch.setattr(crops, "_draw", draw)
-    monkeypatch.setattr(crops, "_easel", lambda folder: None)
-    batches = crops.Crops(tmp_path, 2).batches(0, 2, torch.device("cpu"))
+    monkeypatch.setattr(crops, "_sampler", lambda folder: None)
+    return crops.Crops(tmp_path, 2), pool
+
+
+def test_a_trainer_does_not_wait_for_those_that_draw(slow_crops: tuple[Any, _HerePool]) -> None:
+    crops, pool = slow_crops
+    batches = crops.batches(0, 2, torch.device("cpu"))
     seen = {int(next(batches)[0, 0, 0, 0]) for _ in range(100)}
     assert seen == set(range(6))
-    assert _SlowPool.ordered == list(range(12))
+    assert pool.ordered == 12
 
 
-def test_crops_show_what_is_asked(tmp_path: Path) -> None:
-    from crops import _Easel
+def test_a_trainer_gets_what_it_asks_for_at_once(slow_crops: tuple[Any, _HerePool]) -> None:
+    crops, pool = slow_crops
+    batches = crops.batches(0, 2, torch.device("cpu"))
+    assert int(next(batches)[0, 0, 0, 0]) < 6
+    crops.subject_share, pool.num_calls = 1.0, 18
+    seen = {int(next(batches)[0, 0, 0, 0]) for _ in range(100)}
+    assert seen == {100 + number for number in range(12, 18)}
+
+
+def test_crops_show_what_is_asked() -> None:
+    from crops import _ImageSampler
     from pictures.compositions import open_catalogue
+
+    drawn = []
 
     class OneSprite:
         def codes(self, style: str) -> list[str]:
             return ["1f34e"]
 
         def draw(self, style: str, code: str, tint: str | None, size: int) -> Image.Image:
+            drawn.append(size)
             return Image.new("RGBA", (size, size // 2), (250, 10, 10, 255))
 
-    easel = _Easel(OneSprite(), open_catalogue(), Shapes())  # type: ignore[arg-type]
+    sampler = _ImageSampler(OneSprite(), open_catalogue(), Shapes())  # type: ignore[arg-type]
     rng = np.random.default_rng(0)
-    four = easel.image(rng, 0.0)
-    assert four.shape == easel.image(rng, 1.0).shape == (128, 128, 3)
-    grounds = {tuple(four[y, x]) for y in (0, 127) for x in (0, 127)}
-    assert len(grounds) >= 2
+    assert sampler.image(rng, 1.0).shape == (128, 128, 3)
+    assert not drawn
+    assert sampler.image(rng, 0.0).shape == (128, 128, 3)
+    assert len(drawn) == 4
 
 
 _PARENT = """
@@ -188,10 +232,10 @@ import sys
 sys.path.insert(0, sys.argv[1])
 from workers import worker_pool
 if __name__ == "__main__":
-    pool = worker_pool(1)
     import os
-    print(pool.submit(os.getpid).result(), flush=True)
-    sys.stdin.read()
+    with worker_pool(1) as pool:
+        print(pool.submit(os.getpid).result(), flush=True)
+        sys.stdin.read()
 """
 
 

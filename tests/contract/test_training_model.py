@@ -65,14 +65,14 @@ def test_layers_compute_in_bfloat16_where_that_is_fast(
         assert layer(torch.ones(2, 4)).dtype is dtype
 
 
-@pytest.mark.parametrize("shape", [(24, 64), (64, 24)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_muon_of_all_matrices_at_once_is_torchs(shape: tuple[int, int], dtype: torch.dtype) -> None:
+def test_muon_of_all_matrices_at_once_is_torchs(dtype: torch.dtype) -> None:
     from muon import Muon
 
     generator = torch.Generator().manual_seed(0)
-    begun = [torch.randn(shape, generator=generator) for _ in range(3)]
-    gradients = [[torch.randn(shape, generator=generator) for _ in begun] for _ in range(2)]
+    shapes = ((24, 64), (64, 24), (24, 64))
+    begun = [torch.randn(shape, generator=generator) for shape in shapes]
+    gradients = [[torch.randn(shape, generator=generator) for shape in shapes] for _ in range(2)]
 
     def changes(optimizer_of: Any) -> list[torch.Tensor]:
         matrices = [torch.nn.Parameter(matrix.clone()) for matrix in begun]
@@ -124,9 +124,11 @@ def corpus_folder(tmp_path: Path) -> Path:
         rng.standard_normal((32, *shape)).astype(np.float16)
         for shape in ((64, 32), (64, LABEL_SIZE), (PLAN_SIZE,), (32,))
     )
-    captions = [["a cat", "a dog", "cat"]] * 32
-    shard = Shard(latents, labels, plans, codes.astype(np.float32), captions)
-    Corpus(tmp_path).add(0, shard)
+    captions = [["a cat", "a dog", "cat"]] * 8
+    for number in range(4):
+        rows = slice(8 * number, 8 * number + 8)
+        parts = latents[rows], labels[rows], plans[rows], codes[rows].astype(np.float32)
+        Corpus(tmp_path).add(number, Shard(*parts, captions))
     return tmp_path
 
 
@@ -157,9 +159,7 @@ def process_settings() -> Iterator[None]:
     reduced = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
     num_threads, interval_s = torch.get_num_threads(), sys.getswitchinterval()
     handler = signal.getsignal(signal.SIGTERM)
-    precision = torch.get_float32_matmul_precision()
     yield
-    torch.set_float32_matmul_precision(precision)
     for enable, was in flags:
         enable(was)
     torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(reduced)
@@ -260,7 +260,7 @@ def test_an_export_with_more_blocks_is_refused() -> None:
 
 
 def test_an_adopted_codec_has_the_exported_weights(tmp_path: Path) -> None:
-    from adoption import adopt_codec
+    from adoption import adopt_codec, adopt_scale
     from codec import open_codec
     from corpus import Corpus
 
@@ -269,6 +269,7 @@ def test_an_adopted_codec_has_the_exported_weights(tmp_path: Path) -> None:
     with safe_open(FOLDER / "vae" / "diffusion_pytorch_model.safetensors", "pt") as file:
         for name in file.keys():  # noqa: SIM118 - it is no mapping
             torch.testing.assert_close(codec[name], file.get_tensor(name).float())
+    adopt_scale(tmp_path, FOLDER)
     config = json.loads((FOLDER / "vae" / "config.json").read_text())
     mean, deviation = Corpus(tmp_path).scale
     assert (mean, 1 / deviation) == pytest.approx(
@@ -277,7 +278,7 @@ def test_an_adopted_codec_has_the_exported_weights(tmp_path: Path) -> None:
 
 
 def test_a_decoder_of_another_size_begins_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import adoption
     from codec import new_codec
@@ -289,6 +290,7 @@ def test_a_decoder_of_another_size_begins_anew(
 
     monkeypatch.setattr(adoption, "new_codec", larger)
     adoption.adopt_codec(tmp_path, FOLDER)
+    assert "codec --encoder-minutes 0" in capsys.readouterr().out
     state = torch.load(tmp_path / "codec.pt", weights_only=True)["codec"]
     codec = larger()
     codec.load_state_dict(state)

@@ -20,19 +20,25 @@ from transformers import AutoTokenizer, BertModel
 
 
 def adopt_codec(folder: Path, exported: Path) -> None:
-    """Write an exported folder's codec, and the scale of its latents, as if trained in `folder`.
+    """Write an exported folder's codec as if trained in `folder`.
 
     A decoder of another size begins anew.
     """
     given = load_file(exported / "vae" / "diffusion_pytorch_model.safetensors")
-    config = json.loads((exported / "vae" / "config.json").read_text(encoding="utf-8"))
     own = new_codec().state_dict()
     shapes = {name: tensor.shape for name, tensor in own.items()}
     if {name: tensor.shape for name, tensor in given.items()} != shapes:
         given = {name: tensor for name, tensor in given.items() if name.startswith("encoder.")}
-    (folder / "corpus").mkdir(parents=True, exist_ok=True)
+        print("The decoder has another size, and begins anew: run `codec --encoder-minutes 0`.")
+    folder.mkdir(parents=True, exist_ok=True)
     state = {**own, **{name: tensor.float() for name, tensor in given.items()}}
     torch.save({"codec": state}, folder / "codec.pt")
+
+
+def adopt_scale(folder: Path, exported: Path) -> None:
+    """Write the scale of an exported folder's latents as if measured in `folder`."""
+    config = json.loads((exported / "vae" / "config.json").read_text(encoding="utf-8"))
+    (folder / "corpus").mkdir(parents=True, exist_ok=True)
     scale = {"mean": config["shift_factor"], "deviation": 1 / config["scaling_factor"]}
     (folder / "corpus" / "scale.json").write_text(json.dumps(scale), encoding="utf-8")
 

@@ -71,19 +71,23 @@ class CodecTrainer:
         with Progress() as progress:
             task = progress.add_task("Codec", total=total_s)
             while self.spent_s < total_s:
+                pixels = to_pixels(next(batches))
                 began_s = time.monotonic()
-                losses = self.step(to_pixels(next(batches)))
+                losses = self.step(pixels)
                 self.spent_s += time.monotonic() - began_s
                 crops.subject_share = _SUBJECT_SHARE if self.is_encoder_final else 0.0
                 is_over = self.spent_s >= total_s
                 if self.num_iterations % _LOGGED == 0 or is_over:
-                    label = " ".join(f"{name} {value:.3f}" for name, value in losses.items())
-                    label = f"{self.num_iterations} {label}"
+                    label = self._label(losses)
                     progress.update(task, completed=self.spent_s, description=label)
                 if self.spent_s - saved_s > 60 or is_over:
-                    progress.console.print(f"{label} {self.spent_s:.0f} s")
+                    progress.console.print(f"{self._label(losses)} {self.spent_s:.0f} s")
                     self.save()
                     saved_s = self.spent_s
+
+    def _label(self, losses: Mapping[str, Tensor]) -> str:
+        told = " ".join(f"{name} {value:.3f}" for name, value in losses.items())
+        return f"{self.num_iterations} {told}"
 
     def step(self, pixels: Tensor) -> Mapping[str, Tensor]:
         """One update."""

@@ -3,7 +3,7 @@
 Owns the workers. Each makes shards from their numbers, so that a corpus is the same whoever makes
 it, and can grow beside the training. What a shard holds is `corpus.py`'s.
 
-Shapes: B of a batch, T tokens of 2 x 2 latents, C channels, H height, W width.
+Shapes: B of a batch, T tokens of 2 x 2 latents, C channels.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ def write_shards(folder: Path, num_shards: int, num_workers: int) -> None:
     """Compose, caption and encode until there are so many shards, in so many processes."""
     corpus = Corpus(folder)
     missing = [number for number in range(num_shards) if not corpus.has(number)]
+    fetch_drawings(folder, open_catalogue())  # before workers would at once
     with worker_pool(num_workers) as pool:
         if missing and not corpus.has_scale:
             pool.submit(_write, folder, missing.pop(0)).result()  # the first shard tells the scale
@@ -47,19 +48,19 @@ def write_shards(folder: Path, num_shards: int, num_workers: int) -> None:
 
 
 def _write(folder: Path, number: int) -> None:
-    Corpus(folder).add(number, _desk(folder).shard(number))
+    Corpus(folder).add(number, _composer(folder).shard(number))
 
 
 @cache
-def _desk(folder: Path) -> Desk:
+def _composer(folder: Path) -> ShardComposer:
     catalogue = open_catalogue()
     codec = open_codec(folder).to(memory_format=torch.channels_last)
-    return Desk(codec, catalogue, fetch_drawings(folder, catalogue))
+    return ShardComposer(codec, catalogue, fetch_drawings(folder, catalogue))
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
-    """What a worker makes shards with."""
+class ShardComposer:
+    """Makes shards from their numbers."""
 
     codec: AutoencoderDC
     catalogue: Catalogue

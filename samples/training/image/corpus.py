@@ -51,11 +51,13 @@ class Corpus:
         """Whether a shard is done."""
         return self._file(number).exists()
 
-    def wait(self) -> None:
-        """Wait for the first shard, which `latents` may be making beside."""
-        if not self.has(0):
-            print(f"Waiting for the first images in {self._home}: the stage `latents` makes them.")
-        while not self.has(0):
+    def wait(self, num_shards: int) -> None:
+        """Wait for the first shards, which `latents` may be making beside."""
+        said = f"Waiting for images in {self._home}: run the stage `latents` beside."
+        while not all(map(self.has, range(num_shards))):
+            if said:
+                print(said, flush=True)
+            said = ""
             time.sleep(1)
 
     @property
@@ -95,6 +97,13 @@ class Corpus:
             np.load(_beside(file, "codes")),
             self._captions(number),
         )
+
+    def check(self, num_images: int) -> None:
+        """Raises `SystemExit` if there are not so many images."""
+        num_shards = math.ceil(num_images / SHARD)
+        if not all(map(self.has, range(num_shards))):
+            advice = f"run `latents --shards {num_shards}`"
+            raise SystemExit(f"Too few images in {self._home}: {advice}.")
 
     def stored(self, num_images: int) -> Tensor:
         """The first images' latents as the codec has them, `[N, C, H, W]`."""

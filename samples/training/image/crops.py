@@ -43,44 +43,52 @@ class Crops:
     def __init__(self, folder: Path, num_workers: int) -> None:
         self.subject_share = 0.0
         self._folder, self._num_workers = folder, num_workers
-        _easel(folder)  # fetches, before workers would at once
+        _sampler(folder)  # fetches, before workers would at once
 
     def batches(self, seed: int, num_rows: int, device: torch.device) -> Iterator[Tensor]:
         """Values `[B, H, W, 3]` on the device, of the last few batches that were drawn.
 
         Trainer and workers do not wait for each other: a batch that comes takes the oldest's place.
         """
-        choices = random.Random(seed)
+        numbers, choices = count(), random.Random(seed)
+        ahead: deque[Future[Values]] = deque()
+        drawn: deque[Tensor] = deque(maxlen=_KEPT)
+        share = -1.0
         with worker_pool(self._num_workers) as pool:
-            numbers = count()
 
-            def order() -> Future[Values]:
-                given = self._folder, (seed, next(numbers)), num_rows, self.subject_share
-                return pool.submit(_draw, *given)
+            def order() -> None:
+                given = self._folder, (seed, next(numbers)), num_rows, share
+                ahead.append(pool.submit(_draw, *given))
 
-            ahead = deque(order() for _ in range(_AHEAD * self._num_workers))
-            drawn: deque[Tensor] = deque(maxlen=_KEPT)
             while True:
+                if share != self.subject_share:  # what was drawn before is not wanted any more
+                    share = self.subject_share
+                    for future in ahead:
+                        future.cancel()
+                    ahead.clear()
+                    drawn.clear()
+                    for _ in range(_AHEAD * self._num_workers):
+                        order()
                 while not drawn or ahead[0].done():
                     drawn.append(torch.from_numpy(ahead.popleft().result()).to(device))
-                    ahead.append(order())
+                    order()
                 yield choices.choice(drawn)
 
 
 def _draw(folder: Path, seed: tuple[int, int], num_rows: int, subject_share: float) -> Values:
     rng = np.random.default_rng(seed)
-    return np.stack([_easel(folder).image(rng, subject_share) for _ in range(num_rows)])
+    return np.stack([_sampler(folder).image(rng, subject_share) for _ in range(num_rows)])
 
 
 @cache
-def _easel(folder: Path) -> _Easel:
+def _sampler(folder: Path) -> _ImageSampler:
     catalogue = open_catalogue()
     sprites = fetch_sprites(folder / "sprites")
-    return _Easel(sprites, catalogue, fetch_drawings(folder, catalogue))
+    return _ImageSampler(sprites, catalogue, fetch_drawings(folder, catalogue))
 
 
 @dataclass(frozen=True, slots=True)
-class _Easel:
+class _ImageSampler:
     """What a worker draws with."""
 
     sprites: Sprites

@@ -159,6 +159,8 @@ def evaluate(
     folder: Path, model: Path, drawing: Drawing, studio: Studio, sheets: Path | None
 ) -> None:
     """Print both tables, and generate the sheets into a folder if requested."""
+    corpus = Corpus(folder)
+    corpus.check(studio.extent.num_trained)
     pipeline = open_pipeline(model)
     if sheets is not None:
         sheets.mkdir(parents=True, exist_ok=True)
@@ -166,7 +168,7 @@ def evaluate(
         repeated = [prompt for prompt in SEEDS_SHEET for _ in range(NUM_SEEDS)]
         save_grid(draw_prompts(pipeline, repeated, drawing), sheets / "image_seeds.png")
     bench = Bench(
-        pipeline, drawing, studio, Judges(folder, studio.catalogue, studio.drawings), Corpus(folder)
+        pipeline, drawing, studio, Judges(folder, studio.catalogue, studio.drawings), corpus
     )
     Console(width=160).print(naming_table(bench))
     Console(width=160).print(variety_table(bench))

@@ -74,12 +74,11 @@ class Examples:
         """Random images, each with one of its captions, cut or padded to a length."""
 
         def random(high: int) -> Tensor:
-            given = {"generator": generator, "device": self._device}
-            return torch.randint(high, (num_rows,), **given)
+            return torch.randint(high, (num_rows,), generator=generator, device=self._device)
 
         rows, numbers = self._rows, random(len(self))
         ids = rows.ids[numbers, random(NUM_CAPTIONS)]
-        is_dropped = random(1000) < 1000 * _DROPPED
+        is_dropped = torch.rand(num_rows, generator=generator, device=self._device) < _DROPPED
         ids = torch.where(is_dropped[:, None], self._blank, ids).long()
         clean = (rows.clean[numbers].float() - self._mean) / self._deviation
         labels, plans, codes = (

@@ -175,8 +175,9 @@ def decoded(codec: AutoencoderDC, latents: Tensor) -> Tensor:
 
 
 def _digest(catalogue: Catalogue) -> str:
-    """Of what judges tell apart, and the sizes in which they have seen it."""
-    known = catalogue.names, SET_NAMES, SIZES.tolist()
+    """Of what judges tell apart, the sizes in which they have seen it, and the codec they saw."""
+    codec = (FOLDER / "vae" / "diffusion_pytorch_model.safetensors").read_bytes()
+    known = catalogue.names, SET_NAMES, SIZES.tolist(), hashlib.sha256(codec).hexdigest()
     return hashlib.sha256(repr(known).encode()).hexdigest()[:8]
 
 

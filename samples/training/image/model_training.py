@@ -41,8 +41,10 @@ _LOSSES = ("velocity", "alignment", "reading", "planning")
 _MOMENTUM = 0.998
 _SHORT = 16  # tokens, which 98 % of captions need
 _LONG_SHARE = 0.12  # batches that are padded to MAX_TOKENS, as prompts are served
+_FEWEST_SHARDS = 4  # whose captions tell the vocabulary
 _PART = 16  # rows that a thread takes at a time
 _PER_REFRESH = 100
+_NOT_OF_NOISE = 1_000_000  # seeds of batches
 _LOGGED = 20
 _SAVED_S = 300.0
 _NUM_ALIGNER_UPDATES = 60
@@ -76,7 +78,7 @@ class ModelTrainer:
         self.options, self.size = options, size
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.corpus = Corpus(folder)
-        self.corpus.wait()
+        self.corpus.wait(_FEWEST_SHARDS)
         self.path = folder / "model.pt"
         self.num_iterations, self.spent_s = 0, 0.0
         self.losses = torch.ones(len(_LOSSES), device=self.device)
@@ -86,7 +88,6 @@ class ModelTrainer:
         self._num_workers = torch.get_num_threads() if is_cpu else 1
         torch.set_num_threads(1)
         _attend_in_products()
-        torch.set_float32_matmul_precision("high")  # GPUs have more of TF32 than of float32
         self._pool = ThreadPoolExecutor(self._num_workers, initializer=_work_alone)
         sys.setswitchinterval(_SWITCH_S)
         self._num_parts = max(1, options.num_rows // _PART) if is_cpu else 1
@@ -160,11 +161,10 @@ class ModelTrainer:
         """Train for the given minutes, or until SIGTERM; a checkpoint every five."""
         signal.signal(signal.SIGTERM, self._stop)
         saved_s = self.spent_s
-        batches = self._batches()
-        while True:
+        for batch in self._batches():
             self._wait()
             began_s = time.monotonic()
-            self.step(next(batches))
+            self.step(batch)
             self.spent_s += time.monotonic() - began_s
             is_over = self._is_stopped or self.spent_s >= self.options.minutes * 60
             if self.num_iterations % _LOGGED == 0 or is_over:
@@ -189,8 +189,9 @@ class ModelTrainer:
     def _batches(self) -> Iterator[Batch]:
         examples = Examples(self.corpus, self.tokenizer, self.device)
         generator = torch.Generator(self.device)
-        generator.manual_seed(self.options.seed + self.num_iterations)
-        lengths = random.Random(self.num_iterations)
+        seed = self.options.seed + self.num_iterations
+        generator.manual_seed(seed + _NOT_OF_NOISE)
+        lengths = random.Random(seed)
         while True:
             examples.refresh()
             for _ in range(_PER_REFRESH):

@@ -41,7 +41,7 @@ class Muon(torch.optim.Optimizer):
         self._dtype = dtype
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
+    def step(self) -> None:  # type: ignore[override]
         """One update. All matrices must have gradients."""
         for group in self.param_groups:
             matrices, rate = group["params"], group["lr"]

@@ -47,10 +47,8 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--folder", type=Path, required=True, help="corpus and checkpoints")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0: torch's choice")
-    parser.add_argument("--shards", type=int, default=128, help="latents: of 1,024 images each")
-    parser.add_argument(
-        "--workers", type=int, default=2, help="codec, latents: processes that draw"
-    )
+    parser.add_argument("--shards", type=_count, default=128, help="latents: of 1,024 images each")
+    parser.add_argument("--workers", type=_count, help="processes that draw [codec: 1, latents: 2]")
     parser.add_argument("--minutes", type=float, help="total [codec: 90, model: 480]")
     parser.add_argument("--encoder-minutes", type=float, help="codec: until latents are final [45]")
     parser.add_argument(
@@ -59,13 +57,17 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--single-blocks", type=int, default=6, help="model: of them, when it begins"
     )
-    parser.add_argument("--rows", type=int, help="images per batch [codec: 2, model: 128, 16 k]")
+    parser.add_argument(
+        "--rows", type=_count, help="images per batch [codec: 2, model: 128, a multiple of 16]"
+    )
     parser.add_argument("--learning-rate", type=float, help="peak [codec: 2e-3, model: 3e-3]")
     parser.add_argument(
         "--start", type=Path, help="codec, latents, model: an exported model to start from"
     )
     parser.add_argument("--pause-file", type=Path, help="model: wait while this file exists")
-    parser.add_argument("--no-compile", action="store_true", help="model: run it as it is")
+    parser.add_argument(
+        "--no-compile", action="store_true", help="model, on a CPU: run it as it is"
+    )
     parser.add_argument("--out", type=Path, help="export: folder to write")
     parser.add_argument("--model", type=Path, help="evaluate: an exported folder")
     parser.add_argument("--sheets", type=Path, help="evaluate: generate both into this folder")
@@ -75,9 +77,18 @@ def _parse() -> argparse.Namespace:
         "--steps", dest="num_steps", type=int, help="evaluate: steps per image [20]"
     )
     options = parser.parse_args()
+    if options.stage == "latents" and options.threads:
+        parser.error("latents has --workers of one thread each, no --threads.")
     if options.stage == "model" and (options.rows or 16) % 16:
         parser.error("--rows must be a multiple of 16, such as 128.")
     return options
+
+
+def _count(text: str) -> int:
+    """An argument of 1 or more."""
+    if (value := int(text)) < 1:
+        raise ValueError(text)
+    return value
 
 
 def _data(options: argparse.Namespace) -> None:
@@ -90,26 +101,24 @@ def _data(options: argparse.Namespace) -> None:
 
 
 def _codec(options: argparse.Namespace) -> None:
+    from adoption import adopt_codec
     from codec_training import CodecTraining, train_codec
     from crops import Crops
 
-    _adopt_codec(options)
+    if options.start is not None and not (options.folder / "codec.pt").exists():
+        adopt_codec(options.folder, options.start)
     given = _given(options, "minutes", "encoder_minutes", "learning_rate", num_rows="rows")
-    train_codec(options.folder, Crops(options.folder, options.workers), CodecTraining(**given))
+    train_codec(options.folder, Crops(options.folder, options.workers or 1), CodecTraining(**given))
 
 
 def _latents(options: argparse.Namespace) -> None:
+    from adoption import adopt_codec, adopt_scale
     from composing import write_shards
-
-    _adopt_codec(options)
-    write_shards(options.folder, options.shards, options.workers)
-
-
-def _adopt_codec(options: argparse.Namespace) -> None:
-    from adoption import adopt_codec
 
     if options.start is not None and not (options.folder / "codec.pt").exists():
         adopt_codec(options.folder, options.start)
+        adopt_scale(options.folder, options.start)
+    write_shards(options.folder, options.shards, options.workers or 2)
 
 
 def _model(options: argparse.Namespace) -> None:

@@ -6,16 +6,23 @@ Owns how they begin and end. Knows nothing of images.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from multiprocessing import get_context, parent_process
 from threading import Thread
 
 import torch
 
 
-def worker_pool(num_workers: int) -> ProcessPoolExecutor:
+@contextmanager
+def worker_pool(num_workers: int) -> Iterator[ProcessPoolExecutor]:
     """So many processes, each of which computes on one thread and ends with this one."""
-    return ProcessPoolExecutor(num_workers, get_context("spawn"), _begin)
+    pool = ProcessPoolExecutor(num_workers, get_context("spawn"), _begin)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _begin() -> None:
