@@ -299,3 +299,26 @@ def test_a_decoder_of_another_size_begins_anew(
         assert kept
         for name in kept:
             torch.testing.assert_close(state[name], file.get_tensor(name).float())
+
+
+@pytest.mark.parametrize(
+    ("given", "advice"),
+    [
+        (("model", "--rows", "0"), "--rows"),
+        (("model", "--rows", "24"), "multiple of 16"),
+        (("codec", "--workers", "-1"), "--workers"),
+        (("latents", "--threads", "2"), "--workers"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(
+    given: tuple[str, ...],
+    advice: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    import train_image
+
+    monkeypatch.setattr(sys, "argv", ["train_image.py", *given, "--folder", "RUN"])
+    with pytest.raises(SystemExit):
+        train_image.main()
+    assert advice in capsys.readouterr().err.splitlines()[-1]

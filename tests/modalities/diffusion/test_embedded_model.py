@@ -22,8 +22,8 @@ from triptych.modalities.diffusion.source import FOLDER
 from triptych.modalities.diffusion.wire import ImageRequest
 
 pytestmark = pytest.mark.filterwarnings("ignore:`FluxPosEmbed` is deprecated:FutureWarning")
-MAX_PARAMETERS = 18_000_000
-MAX_BYTES = 36_000_000
+MAX_PARAMETERS = 24_000_000
+MAX_BYTES = 48_000_000
 LEAST_APART, MEAN_APART = 0.04, 0.15  # of 1, mean over all values
 _SIDE = 128
 
