@@ -17,12 +17,13 @@ MAX_BYTES = 20_000_000
 PICTURES = Path(__file__).with_name("pictures")
 """Of Microsoft's Fluent emoji (MIT)."""
 DRAWN = {
-    "a 3d frog": "frog",
-    "a 3d penguin": "penguin",
-    "a butterfly on a green background": "butterfly",
-    "a 3d house on a yellow background": "house",
-    "a strawberry": "strawberry",
+    "a banana": "banana",
+    "a frog": "frog",
+    "a red balloon": "balloon",
+    "a purple heart": "heart",
+    "a tractor": "tractor",
 }
+"""It names six in ten of what is drawn (samples/training/image/README.md): these in both types."""
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +80,7 @@ def test_it_reads_a_printed_word(see: VisionPipeline, word: str) -> None:
 
 
 def test_a_repeated_picture_is_not_encoded_again(see: VisionPipeline) -> None:
-    picture = drawn()["a strawberry"]
+    picture = drawn()["a banana"]
     first = see(picture, "What is this?", temperature=0, max_tokens=8)
     again = see(picture, "What is this?", temperature=0, max_tokens=8)
     assert (again.usage.num_cached_images, again.text) == (1, first.text)
