@@ -4,7 +4,7 @@ Owns losses and loop. There is noise on the latents, so that small errors of the
 The encoder is trained on all sprites equally; once it is final, the decoder is mostly trained on
 what the model will generate.
 
-Shapes: B images, C channels, H height, W width.
+Shapes: B images, H height, W width.
 """
 
 from __future__ import annotations
@@ -65,17 +65,16 @@ class CodecTrainer:
     def train(self, crops: Crops) -> None:
         """Train for the given minutes; a checkpoint every minute."""
         total_s, saved_s = self.options.minutes * 60, self.spent_s
-        crops.subject_share = _SUBJECT_SHARE if self.is_encoder_final else 0.0
         seed = self.options.seed + self.num_iterations
         batches = crops.batches(seed, self.options.num_rows, self.device)
         with Progress() as progress:
             task = progress.add_task("Codec", total=total_s)
             while self.spent_s < total_s:
+                crops.subject_share = _SUBJECT_SHARE if self.is_encoder_final else 0.0
                 pixels = to_pixels(next(batches))
                 began_s = time.monotonic()
                 losses = self.step(pixels)
                 self.spent_s += time.monotonic() - began_s
-                crops.subject_share = _SUBJECT_SHARE if self.is_encoder_final else 0.0
                 is_over = self.spent_s >= total_s
                 if self.num_iterations % _LOGGED == 0 or is_over:
                     label = self._label(losses)
@@ -90,7 +89,7 @@ class CodecTrainer:
         return f"{self.num_iterations} {told}"
 
     def step(self, pixels: Tensor) -> Mapping[str, Tensor]:
-        """One update."""
+        """One update by images `[B, 3, H, W]` in -1..1."""
         share = min(self.spent_s / (self.options.minutes * 60), 1.0)
         warm = min(1.0, (self.num_iterations + 1) / 50)
         for group in self.optimizer.param_groups:

@@ -54,7 +54,7 @@ class Corpus:
     def wait(self, num_shards: int) -> None:
         """Wait for the first shards, which `latents` may be making beside."""
         said = f"Waiting for images in {self._home}: run the stage `latents` beside."
-        while not all(map(self.has, range(num_shards))):
+        while not self._has_first(num_shards):
             if said:
                 print(said, flush=True)
             said = ""
@@ -101,13 +101,14 @@ class Corpus:
     def check(self, num_images: int) -> None:
         """Raises `SystemExit` if there are not so many images."""
         num_shards = math.ceil(num_images / SHARD)
-        if not all(map(self.has, range(num_shards))):
+        if not self._has_first(num_shards):
             advice = f"run `latents --shards {num_shards}`"
             raise SystemExit(f"Too few images in {self._home}: {advice}.")
 
     def stored(self, num_images: int) -> Tensor:
         """The first images' latents as the codec has them, `[N, C, H, W]`."""
-        shards = [np.load(self._file(n)) for n in range(math.ceil(num_images / SHARD))]
+        self.check(num_images)
+        shards = [np.load(self._file(number)) for number in range(math.ceil(num_images / SHARD))]
         tokens = np.concatenate(shards)[:num_images]
         return to_latents(torch.from_numpy(tokens).float())
 
@@ -116,6 +117,9 @@ class Corpus:
         for number in takewhile(self.has, count()):
             for captions in self._captions(number):
                 yield from captions
+
+    def _has_first(self, num_shards: int) -> bool:
+        return all(map(self.has, range(num_shards)))
 
     def _captions(self, number: int) -> list[list[str]]:
         file = self._file(number).with_suffix(".json")

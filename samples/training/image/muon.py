@@ -58,7 +58,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrices_MRC: Tensor) -> Tensor:
-    """The nearly orthogonal matrix next to each, by Newton-Schulz iteration."""
+    """The nearly orthogonal matrix next to each `[M, R, C]`, by Newton-Schulz iteration."""
     is_tall = matrices_MRC.shape[1] > matrices_MRC.shape[2]
     found = matrices_MRC.mT if is_tall else matrices_MRC
     found = found / found.norm(dim=(1, 2), keepdim=True).clamp(min=_LEAST_NORM)
