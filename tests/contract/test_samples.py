@@ -3,14 +3,13 @@
 import runpy
 import shlex
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from support.samples import SAMPLES, importing_samples
 from triptych.cli import COMMANDS, Command
-
-SAMPLES = Path(__file__).parents[2] / "samples"
-
 
 SCRIPT = 'if __name__ == "__main__":'
 OTHERS = frozenset(
@@ -39,21 +38,33 @@ PATHS = sorted(SAMPLES.rglob("*.py"))
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
-def test_sample_imports_and_has_a_main_if_it_is_run(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, module in list(sys.modules.items()):  # other folders have modules of the same names
-        if SAMPLES in Path(getattr(module, "__file__", None) or "/").parents:
-            monkeypatch.delitem(sys.modules, name)
-    monkeypatch.syspath_prepend(path.parent.parent)  # recipes that share a library put it there
-    monkeypatch.syspath_prepend(path.parent)  # as when a script there is run
+def test_sample_imports_and_has_a_main_if_it_is_run(path: Path) -> None:
+    folders = (path.parent, path.parent.parent)  # as when a script is run; a library's, by recipes
     try:
-        names = runpy.run_path(str(path), run_name="sample")
+        with importing_samples(*folders):
+            names = runpy.run_path(str(path), run_name="sample")
     except ModuleNotFoundError as error:
         if error.name not in OTHERS:
             raise
         pytest.skip(f"{error.name} is not installed")
     assert callable(names["main"]) if SCRIPT in path.read_text() else "main" not in names
+
+
+def test_sample_leaves_no_module_behind() -> None:
+    known, path = set(sys.modules), list(sys.path)
+    with importing_samples(SAMPLES / "training"):
+        import_module("pictures.arrangements")
+    assert "pictures.arrangements" in known or "pictures.arrangements" not in sys.modules
+    assert sys.path == path
+
+
+def test_package_is_found_where_its_module_was_left_behind() -> None:
+    with importing_samples(SAMPLES / "training"):
+        package = import_module("pictures")
+        with importing_samples(SAMPLES / "training"):
+            import_module("pictures.arrangements")
+        assert sys.modules["pictures"] is package
+        assert import_module("pictures.arrangements") is package.arrangements
 
 
 FOLDERS = sorted({path.parent for path in PATHS if not (path.parent / "__init__.py").exists()})
