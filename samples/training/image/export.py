@@ -26,7 +26,7 @@ from transformers import BertModel
 _LONGEST = 512
 _DOWNSCALE = 8
 _NUM_PREVIEWED = 512
-DEFAULT_STEPS, DEFAULT_GUIDANCE = 20, 5.0
+DEFAULT_STEPS, DEFAULT_GUIDANCE = 20, 3.0
 _OWN = {
     "default_size": PICTURE_SIZE,
     "default_steps": DEFAULT_STEPS,

@@ -72,7 +72,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, help="evaluate: an exported folder")
     parser.add_argument("--sheets", type=Path, help="evaluate: generate both into this folder")
     parser.add_argument("--share", type=float, default=1.0, help="evaluate: part of the prompts")
-    parser.add_argument("--guidance", type=float, help="evaluate: guidance scale [5]")
+    parser.add_argument("--guidance", type=float, help="evaluate: guidance scale [3]")
     parser.add_argument(
         "--steps", dest="num_steps", type=int, help="evaluate: steps per image [20]"
     )

@@ -16,14 +16,30 @@ pytestmark = [pytest.mark.embedded, pytest.mark.timeout(600)]
 MAX_BYTES = 20_000_000
 PICTURES = Path(__file__).with_name("pictures")
 """Of Microsoft's Fluent emoji (MIT)."""
-DRAWN = {
-    "a banana": "banana",
-    "a frog": "frog",
-    "a red balloon": "balloon",
-    "a purple heart": "heart",
-    "a tractor": "tractor",
-}
-"""It names six in ten of what is drawn (samples/training/image/README.md): these in both types."""
+DRAWN = [
+    "apple",
+    "balloon",
+    "banana",
+    "bicycle",
+    "boat",
+    "butterfly",
+    "car",
+    "cat",
+    "dog",
+    "fish",
+    "flower",
+    "frog",
+    "guitar",
+    "heart",
+    "house",
+    "penguin",
+    "pizza",
+    "rocket",
+    "tractor",
+    "tree",
+]
+LEAST_NAMED = 6
+"""Of those, that it names right: it named eight when this was written, in either type."""
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +50,9 @@ def see() -> Iterator[VisionPipeline]:
 
 @cache
 def drawn() -> dict[str, Image.Image]:
-    """A picture of each prompt by the embedded image model."""
+    """A picture of each thing by the embedded image model."""
     with ImagePipeline.from_pretrained(progress=False) as draw:
-        return {prompt: draw(prompt, seed=1)[0].image for prompt in DRAWN}
+        return {name: draw(f"a {name}", seed=1)[0].image for name in DRAWN}
 
 
 def printed(word: str) -> Image.Image:
@@ -54,10 +70,10 @@ def test_it_is_small() -> None:
     assert sum(file.stat().st_size for file in FOLDER.iterdir()) <= MAX_BYTES
 
 
-def test_it_names_what_the_image_model_draws(see: VisionPipeline) -> None:
-    said = {prompt: answer(see, drawn()[prompt], "What is in the picture?") for prompt in DRAWN}
-    wrong = {prompt: text for prompt, text in said.items() if DRAWN[prompt] not in text}
-    assert len(wrong) <= 1, wrong  # a drawing differs a little between types
+def test_it_names_some_of_what_the_image_model_draws(see: VisionPipeline) -> None:
+    said = {name: answer(see, image, "What is in the picture?") for name, image in drawn().items()}
+    right = [name for name, text in said.items() if name in text]
+    assert len(right) >= LEAST_NAMED, said
 
 
 def test_it_answers_background_colour_presence_and_absence(see: VisionPipeline) -> None:
@@ -80,7 +96,7 @@ def test_it_reads_a_printed_word(see: VisionPipeline, word: str) -> None:
 
 
 def test_a_repeated_picture_is_not_encoded_again(see: VisionPipeline) -> None:
-    picture = drawn()["a banana"]
+    picture = drawn()["banana"]
     first = see(picture, "What is this?", temperature=0, max_tokens=8)
     again = see(picture, "What is this?", temperature=0, max_tokens=8)
     assert (again.usage.num_cached_images, again.text) == (1, first.text)
