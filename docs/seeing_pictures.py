@@ -43,9 +43,7 @@ def tile(image: Image.Image, text: str) -> Image.Image:
 def main() -> None:
     """Draw, ask, and put all together."""
     with ImagePipeline.from_pretrained() as draw:
-        images = [
-            draw(prompt, seed=number)[0].image for number, (prompt, _) in enumerate(ASKED, 1)
-        ]
+        images = [draw(prompt, seed=number)[0].image for number, (prompt, _) in enumerate(ASKED, 1)]
     tiles = []
     with VisionPipeline.from_pretrained() as see:
         for image, (prompt, question) in zip(images, ASKED, strict=True):
