@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from triptych.core.devices.device import has_fast_cpu_bfloat16
 from triptych.core.kernels.native.build import supported_levels
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.kernels.paged_attention import AttentionBatch
@@ -129,7 +130,8 @@ def measure(isa: str, dtype: torch.dtype, folder: Path, num_turns: int) -> None:
         pages.normal_()
     num_bytes = (LAYER_WEIGHTS + HEAD_WEIGHTS) * dtype.itemsize
     read = torch.ones(num_bytes // 4)
-    a, b = (torch.randn(MATRIX, MATRIX).to(dtype) for _ in range(2))
+    multiplied = dtype if has_fast_cpu_bfloat16() else torch.float32  # torch converts each value
+    a, b = (torch.randn(MATRIX, MATRIX).to(multiplied) for _ in range(2))
     print(f"\n{isa}, {dtype}, {torch.get_num_threads()} threads")
     for name, (num_rows, num_tokens) in STEPS.items():
         step = make_step(decoder, kv, num_rows, num_tokens)

@@ -14,24 +14,38 @@
 #include "unrolled.h"
 
 #define DEPTH 512    /* inputs widened to float32 at a time, where products are of float32 */
+#define NEAR 128     /* inputs whose part of a panel is near: 16 KiB */
+#define AHEAD 32     /* lines, of which a processor that skips every second one must be told */
 
 /* Rows and registers of outputs whose sums fit into registers, besides what they are made of; GCC
- * finds room for 12 rows where products are dot products, and spills them elsewhere. */
+ * finds room for 12 rows where products are dot products, and spills them elsewhere. FEW_ROWS have
+ * room for all outputs of a panel, and so read it in one go. Where ROWS leave no room to widen
+ * bfloat16, a panel is widened once for WIDE_ROWS. */
 #define DOT_ROWS 12
 #if defined(__AVX512F__)
 #define ROWS 8
 #define REGS 2
+#define FEW_ROWS 0
+#define WIDE_ROWS ROWS
 #elif defined(__AVX2__)
 #define ROWS 6
 #define REGS 2
+#define FEW_ROWS 2
+#define WIDE_ROWS TASK_ROWS
 #elif defined(__aarch64__)
 #define ROWS 6
 #define REGS 4
+#define FEW_ROWS 0
+#define WIDE_ROWS ROWS
 #else
 #define ROWS 3
 #define REGS 4
+#define FEW_ROWS 0
+#define WIDE_ROWS TASK_ROWS
 #endif
+#define MOST_REGS (PANEL / REG)
 #define MOST_ROWS (2 * TILE_ROWS)
+#define SUM_ROWS (WIDE_ROWS > MOST_ROWS ? WIDE_ROWS : MOST_ROWS) /* that have sums at once */
 #define UNIT TILE_INPUTS /* bfloat16 weights are filled up to a multiple of so many inputs */
 
 /* ---- packing ---------------------------------------------------------------------------------- */
@@ -98,34 +112,43 @@ INLINE void multiply_pairs(const bf16 *x, int64_t stride, int64_t depth, const b
 #endif
 
 /* acc[m][v] += x[m * stride] * columns[v] */
-INLINE void add_products(reg acc[ROWS][REGS], const float *x, int64_t stride,
-                         const reg columns[REGS], const int num) {
+INLINE void add_products(reg acc[ROWS][MOST_REGS], const float *x, int64_t stride,
+                         const reg *columns, const int regs, const int num) {
     for (int m = 0; m < num; m++)
-        for (int v = 0; v < REGS; v++) acc[m][v] += x[m * stride] * columns[v];
+        for (int v = 0; v < regs; v++) acc[m][v] += x[m * stride] * columns[v];
 }
 
+INLINE void multiply_columns(const float *x, int64_t stride, int64_t depth, const float *w,
+                             float *sums, const int regs, const int num, const int dtype) {
+    reg acc[ROWS][MOST_REGS], words[MOST_REGS], columns[MOST_REGS];
+    for (int m = 0; m < num; m++)
+        for (int v = 0; v < regs; v++) acc[m][v] = load_reg(sums + m * PANEL + v * REG);
+    for (int64_t i = 0; i < depth; w += PANEL) {
+        if (regs < MOST_REGS) __builtin_prefetch(w + AHEAD * PANEL);
+        for (int v = 0; v < regs; v++) words[v] = load_reg(w + v * REG);
+        if (dtype == FLOAT32) {
+            add_products(acc, x + i++, stride, words, regs, num);
+            continue;
+        }
+        for (int v = 0; v < regs; v++) columns[v] = low_halves(words[v]);
+        add_products(acc, x + i++, stride, columns, regs, num);
+        for (int v = 0; v < regs; v++) columns[v] = high_halves(words[v]);
+        add_products(acc, x + i++, stride, columns, regs, num);
+    }
+    for (int m = 0; m < num; m++)
+        for (int v = 0; v < regs; v++) store_reg(sums + m * PANEL + v * REG, acc[m][v]);
+}
+
+/* Outputs that have no room beside others find their part of the panel in the innermost cache. */
 INLINE void multiply_floats(const float *x, int64_t stride, int64_t depth, const void *panel,
                             float *sums, const int num, const int dtype) {
-    for (int first = 0; first < PANEL; first += REGS * REG) {
-        reg acc[ROWS][REGS], words[REGS], columns[REGS];
-        const float *w = (const float *)panel + first;
-        for (int m = 0; m < num; m++)
-            for (int v = 0; v < REGS; v++)
-                acc[m][v] = load_reg(sums + m * PANEL + first + v * REG);
-        for (int64_t i = 0; i < depth; w += PANEL) {
-            for (int v = 0; v < REGS; v++) words[v] = load_reg(w + v * REG);
-            if (dtype == FLOAT32) {
-                add_products(acc, x + i++, stride, words, num);
-                continue;
-            }
-            for (int v = 0; v < REGS; v++) columns[v] = low_halves(words[v]);
-            add_products(acc, x + i++, stride, columns, num);
-            for (int v = 0; v < REGS; v++) columns[v] = high_halves(words[v]);
-            add_products(acc, x + i++, stride, columns, num);
-        }
-        for (int m = 0; m < num; m++)
-            for (int v = 0; v < REGS; v++)
-                store_reg(sums + m * PANEL + first + v * REG, acc[m][v]);
+    const int regs = num > FEW_ROWS ? REGS : MOST_REGS;
+    int64_t part = regs == MOST_REGS ? depth : NEAR;
+    for (int64_t i = 0; i < depth; i += part) {
+        const float *w = (const float *)panel + i * PANEL * size_of(dtype) / 4;
+        int64_t left = depth - i < part ? depth - i : part;
+        for (int first = 0; first < PANEL; first += regs * REG)
+            multiply_columns(x + i, stride, left, w + first, sums + first, regs, num, dtype);
     }
 }
 
@@ -226,12 +249,31 @@ static void widen_inputs(const Linear *l, int64_t row, int num, int64_t first, i
     }
 }
 
+/* Some pairs of a panel's inputs as float32, in the order of a panel of float32. */
+static void widen_panel(const bf16 *panel, int64_t depth, float *to) {
+    for (int64_t i = 0; i < depth; i += 2)
+        for (int v = 0; v < PANEL; v += REG) {
+            reg words = load_reg(panel + i * PANEL + 2 * v);
+            store_reg(to + i * PANEL + v, low_halves(words));
+            store_reg(to + (i + 1) * PANEL + v, high_halves(words));
+        }
+}
+
+/* Some inputs at a time. One block of rows widens the panel in registers; more share a copy. */
 static void sum_pairs(const Linear *l, const bf16 *panel, int64_t row, int num, float *sums) {
-    float x[ROWS * DEPTH];
+    float x[ROWS * DEPTH], widened[DEPTH * PANEL];
     for (int64_t first = 0; first < l->num_inputs; first += DEPTH) {
         int64_t left = (l->num_inputs - first + 1) / 2 * 2, depth = left < DEPTH ? left : DEPTH;
-        widen_inputs(l, row, num, first, depth, x);
-        multiply_part(x, DEPTH, depth, panel + first * PANEL, sums, num);
+        const bf16 *part = panel + first * PANEL;
+        if (num > ROWS) widen_panel(part, depth, widened);
+        for (int m = 0; m < num; m += ROWS) {
+            int some = num - m < ROWS ? num - m : ROWS;
+            widen_inputs(l, row + m, some, first, depth, x);
+            if (num > ROWS)
+                multiply_whole(x, DEPTH, depth, widened, sums + m * PANEL, some);
+            else
+                multiply_part(x, DEPTH, depth, part, sums, some);
+        }
     }
 }
 #endif
@@ -261,7 +303,7 @@ static void finish_row(const Linear *l, int64_t row, const Outputs *o, const flo
 }
 
 INLINE int rows_at_once(int dtype) {
-    return dtype == FLOAT32 ? ROWS : HAS_TILES ? MOST_ROWS : HAS_BF16_DOT ? DOT_ROWS : ROWS;
+    return dtype == FLOAT32 ? ROWS : HAS_TILES ? MOST_ROWS : HAS_BF16_DOT ? DOT_ROWS : WIDE_ROWS;
 }
 
 static void project_rows(const Linear *l, const Outputs *o, int64_t row, int64_t end) {
@@ -273,7 +315,7 @@ static void project_rows(const Linear *l, const Outputs *o, int64_t row, int64_t
     int shaped = 0;
 #endif
     for (; row < end; row += most) {
-        _Alignas(64) float sums[MOST_ROWS * PANEL];
+        _Alignas(64) float sums[SUM_ROWS * PANEL];
         int num = (int)(end - row < most ? end - row : most);
         memset(sums, 0, sizeof(float) * (size_t)(num * PANEL));
 #if HAS_TILES
