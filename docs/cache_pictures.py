@@ -1,4 +1,4 @@
-"""What docs/images.md shows of step caches, made anew: the diagram, printed, and the picture.
+"""What docs/images.md shows of step caches, made anew: the diagram's lines, and the picture.
 
 python docs/cache_pictures.py
 
@@ -55,6 +55,7 @@ def trace(draw: ImagePipeline, cache: StepCache) -> str:
         if num_new := progress.step - len(marks):
             mark = "#" if progress.num_computed > num_before else "."
             marks, num_before = marks + mark.rjust(num_new, "."), progress.num_computed
+    assert marks.count("#") == num_before, "an event told of two steps that compute"
     return marks
 
 

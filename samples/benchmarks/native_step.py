@@ -3,7 +3,8 @@
 Times SmolLM2-135M's shape with random weights: decode steps of 1, 8 and 32 rows over 512 tokens of
 context, and a prefill of 512. A decode step of one row must read every weight once, so it is
 compared with the time to read that many bytes. A prefill is bound by matrix products, so its rate
-is compared with torch's on large matrices. Reading and a product run just before each step, and the
+is compared with torch's on large matrices (of float32 where the processor has no products of
+bfloat16). Reading and a product run just before each step, and the
 median of many such turns counts: on a shared machine both change from one second to the next.
 
     python samples/benchmarks/native_step.py
@@ -132,7 +133,7 @@ def measure(isa: str, dtype: torch.dtype, folder: Path, num_turns: int) -> None:
     read = torch.ones(num_bytes // 4)
     multiplied = dtype if has_fast_cpu_bfloat16() else torch.float32  # torch converts each value
     a, b = (torch.randn(MATRIX, MATRIX).to(multiplied) for _ in range(2))
-    print(f"\n{isa}, {dtype}, {torch.get_num_threads()} threads")
+    print(f"\n{isa}, {dtype}, {torch.get_num_threads()} threads; torch multiplies {multiplied}")
     for name, (num_rows, num_tokens) in STEPS.items():
         step = make_step(decoder, kv, num_rows, num_tokens)
         with torch.inference_mode():

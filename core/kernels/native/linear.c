@@ -14,19 +14,17 @@
 #include "unrolled.h"
 
 #define DEPTH 512    /* inputs widened to float32 at a time, where products are of float32 */
-#define NEAR 128     /* inputs whose part of a panel is near: 16 KiB */
-#define AHEAD 32     /* lines, of which a processor that skips every second one must be told */
+#define NEAR 128     /* inputs whose part of a panel is near: at most 16 KiB */
+#define AHEAD 32     /* rows of a panel: processors do not foresee that every second line is left out */
 
 /* Rows and registers of outputs whose sums fit into registers, besides what they are made of; GCC
- * finds room for 12 rows where products are dot products, and spills them elsewhere. FEW_ROWS have
- * room for all outputs of a panel, and so read it in one go. Where ROWS leave no room to widen
- * bfloat16, a panel is widened once for WIDE_ROWS. */
+ * finds room for 12 rows where products are dot products, and spills them elsewhere. Where a panel
+ * is wider than REGS, FEW_ROWS still have room for all of it, and read it in one go. Where ROWS
+ * leave no room to widen bfloat16, a panel is widened once for WIDE_ROWS. */
 #define DOT_ROWS 12
 #if defined(__AVX512F__)
 #define ROWS 8
 #define REGS 2
-#define FEW_ROWS 0
-#define WIDE_ROWS ROWS
 #elif defined(__AVX2__)
 #define ROWS 6
 #define REGS 2
@@ -35,13 +33,16 @@
 #elif defined(__aarch64__)
 #define ROWS 6
 #define REGS 4
-#define FEW_ROWS 0
-#define WIDE_ROWS ROWS
 #else
 #define ROWS 3
 #define REGS 4
-#define FEW_ROWS 0
 #define WIDE_ROWS TASK_ROWS
+#endif
+#ifndef FEW_ROWS
+#define FEW_ROWS 0
+#endif
+#ifndef WIDE_ROWS
+#define WIDE_ROWS ROWS
 #endif
 #define MOST_REGS (PANEL / REG)
 #define MOST_ROWS (2 * TILE_ROWS)
@@ -139,7 +140,8 @@ INLINE void multiply_columns(const float *x, int64_t stride, int64_t depth, cons
         for (int v = 0; v < regs; v++) store_reg(sums + m * PANEL + v * REG, acc[m][v]);
 }
 
-/* Outputs that have no room beside others find their part of the panel in the innermost cache. */
+/* Where some outputs have no room beside others, passes take turns over short parts of the panel:
+ * the line beside one that was read is still near. */
 INLINE void multiply_floats(const float *x, int64_t stride, int64_t depth, const void *panel,
                             float *sums, const int num, const int dtype) {
     const int regs = num > FEW_ROWS ? REGS : MOST_REGS;
@@ -261,15 +263,16 @@ static void widen_panel(const bf16 *panel, int64_t depth, float *to) {
 
 /* Some inputs at a time. One block of rows widens the panel in registers; more share a copy. */
 static void sum_pairs(const Linear *l, const bf16 *panel, int64_t row, int num, float *sums) {
-    float x[ROWS * DEPTH], widened[DEPTH * PANEL];
+    _Alignas(64) float x[ROWS * DEPTH], widened[DEPTH * PANEL];
+    const int is_shared = WIDE_ROWS > ROWS && num > ROWS;
     for (int64_t first = 0; first < l->num_inputs; first += DEPTH) {
         int64_t left = (l->num_inputs - first + 1) / 2 * 2, depth = left < DEPTH ? left : DEPTH;
         const bf16 *part = panel + first * PANEL;
-        if (num > ROWS) widen_panel(part, depth, widened);
+        if (is_shared) widen_panel(part, depth, widened);
         for (int m = 0; m < num; m += ROWS) {
             int some = num - m < ROWS ? num - m : ROWS;
             widen_inputs(l, row + m, some, first, depth, x);
-            if (num > ROWS)
+            if (is_shared)
                 multiply_whole(x, DEPTH, depth, widened, sums + m * PANEL, some);
             else
                 multiply_part(x, DEPTH, depth, part, sums, some);

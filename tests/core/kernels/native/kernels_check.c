@@ -227,6 +227,7 @@ int main(void) {
         for (int64_t rows = 1; rows < 40; rows += 5)
             for (int64_t inputs = 1; inputs < 70; inputs += 9) check_linear(rows, 45, inputs, dtype);
         check_linear(3, 33, 1100, dtype);
+        check_linear(13, 33, 1025, dtype);
         check_linear(200, 32, 64, dtype);
         check_attention(dtype, dtype);
         check_attention(dtype, INT8);

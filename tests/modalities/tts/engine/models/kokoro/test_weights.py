@@ -66,7 +66,7 @@ def test_the_hubs_layout_is_converted_once_and_speaks_the_same(hub: Path, tmp_pa
         loaded.model.named_parameters(), made.model.parameters(), strict=True
     ):
         torch.testing.assert_close(ours, theirs, msg=name)
-    # A weight's last bit may turn the phase of a harmonic, so these are made equal first.
+    # A weight's last bit may turn the phase of a harmonic, so the weights are made equal first.
     made.model.load_state_dict(loaded.model.state_dict())
     spoken, expected = (synthesize(k, [50, 60, 70], "af_one+bm_two") for k in (loaded, made))
     torch.testing.assert_close(spoken, expected, atol=0, rtol=0)
