@@ -22,6 +22,7 @@ import av.container
 import av.error
 import numpy as np
 import numpy.typing as npt
+from av.audio.plane import AudioPlane
 
 from triptych.core.errors import InvalidRequest, PayloadTooLarge, UnsupportedMedia
 from triptych.core.media.audio.resampling import Pcm, Resampler
@@ -40,6 +41,9 @@ _DECODERS: Mapping[str, str] = MappingProxyType(
 )
 """Decoders allowed inside each kind of file. None takes the size of a frame from a header."""
 
+_SAMPLE_TYPES: Mapping[str, str] = MappingProxyType(
+    {"u8": "u1", "s16": "i2", "s32": "i4", "flt": "f4", "dbl": "f8"}
+)
 _MAX_IDLE_PACKETS = 1024
 """Packets that may give no sound: 20 s of leading AAC that an edit list hides, and no flood."""
 _MAX_BROKEN_PACKETS = 16
@@ -210,11 +214,22 @@ def _resampled(
         yield resampler.flush()
 
 
+def _samples(frame: av.AudioFrame) -> npt.NDArray[np.generic]:
+    """A frame's samples, `[channels, samples]`.
+
+    PyAV's own `planes` goes on until a pointer is zero, and of eight channels none is.
+    """
+    num_channels, dtype = frame.layout.nb_channels, _SAMPLE_TYPES[frame.format.packed.name]
+    num_planes = num_channels if frame.format.is_planar else 1
+    size = frame.samples * num_channels // num_planes
+    planes = [AudioPlane(frame, index) for index in range(num_planes)]
+    stored = np.stack([np.frombuffer(bytes(plane), dtype, size) for plane in planes])
+    return stored if frame.format.is_planar else stored.reshape(-1, num_channels).T
+
+
 def _mono(frame: av.AudioFrame) -> Pcm:
     """The mean of the channels, in full scale of -1 to 1."""
-    samples: npt.NDArray[np.generic] = frame.to_ndarray()
-    if not frame.format.is_planar:
-        samples = samples.reshape(-1, frame.layout.nb_channels).T
+    samples = _samples(frame)
     if samples.dtype.kind == "f":
         _check_peak(float(np.abs(samples).max(initial=0.0)))
         floats_S: Pcm = samples.astype(np.float32).mean(0).clip(-1.0, 1.0)

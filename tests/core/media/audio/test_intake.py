@@ -34,11 +34,12 @@ def pcm16(pcm_S: np.ndarray) -> np.ndarray:
     return np.rint(pcm_S * 32767)[:, None]
 
 
-def container_bytes(kind: str, codec: str, pcm_S: np.ndarray) -> bytes:
+def container_bytes(kind: str, codec: str, pcm_S: np.ndarray, layout: str = "mono") -> bytes:
     file = io.BytesIO()
     with av.open(file, "w", format=kind) as container:
-        stream = container.add_stream(codec, rate=48000, layout="mono")
-        frame = av.AudioFrame.from_ndarray(pcm_S[None], format="flt", layout="mono")
+        stream = container.add_stream(codec, rate=48000, layout=layout)
+        channels = np.repeat(pcm_S, av.AudioLayout(layout).nb_channels)[None]
+        frame = av.AudioFrame.from_ndarray(channels, format="flt", layout=layout)
         frame.sample_rate, frame.pts, frame.time_base = 48000, 0, Fraction(1, 48000)
         container.mux(stream.encode(frame))
         container.mux(stream.encode(None))
@@ -278,9 +279,26 @@ def test_a_voice_with_pauses_is_taken():
     check_voice(np.pad(babble(RATE, RATE), RATE), RATE)
 
 
+@pytest.mark.parametrize("layout", ["stereo", "5.1", "6.1", "7.1"])
+@pytest.mark.parametrize(
+    ("kind", "codec"), [("mp4", "aac"), ("webm", "libopus"), ("matroska", "flac")]
+)
+def test_many_channels_are_averaged(kind, codec, layout):
+    pcm_S = sweep(48000, 48000)
+    read_S = read_clip(
+        container_bytes(kind, codec, pcm_S, layout), sample_rate=48000, limits=LIMITS
+    )
+    alone_S = read_clip(container_bytes(kind, codec, pcm_S), sample_rate=48000, limits=LIMITS)
+    length = min(len(read_S), len(alone_S))
+    assert np.corrcoef(read_S[:length], alone_S[:length])[0, 1] > 0.95
+
+
 SEEDS = {
     kind: encode_clip(kind, RATE, babble(2400, RATE)) for kind in ("wav", "flac", "opus", "mp3")
-} | {"mp4": container_bytes("mp4", "aac", sweep(4800, 48000))}
+} | {
+    f"mp4 {layout}": container_bytes("mp4", "aac", sweep(4800, 48000), layout)
+    for layout in ("mono", "7.1")
+}
 
 
 @settings(max_examples=150, deadline=None)
