@@ -4,8 +4,8 @@ Times SmolLM2-135M's shape with random weights: decode steps of 1, 8 and 32 rows
 context, and a prefill of 512. A decode step of one row must read every weight once, so it is
 compared with the time to read that many bytes. A prefill is bound by matrix products, so its rate
 is compared with torch's on large matrices (of float32 where the processor has no products of
-bfloat16). Reading and a product run just before each step, and the
-median of many such turns counts: on a shared machine both change from one second to the next.
+bfloat16). Reading and a product run just before each step, and the median of many such turns
+counts: on a shared machine both change from one second to the next.
 
     python samples/benchmarks/native_step.py
     python samples/benchmarks/native_step.py --isa avx2 --dtype float32 --threads 1
