@@ -26,6 +26,7 @@ from triptych.core.config import Config, ServerOptions
 from triptych.core.errors import TriptychError, UnknownModel
 from triptych.core.http.access import Access
 from triptych.core.http.auth import PUBLIC_ROUTES, Keyring, RequireKey
+from triptych.core.http.body import IGNORED_HEADER
 from triptych.core.http.dialects import Dialect
 from triptych.core.http.disconnect import FollowClient, InFlight
 from triptych.core.http.engine_events import EngineEvents, engine_events_router
@@ -153,6 +154,7 @@ def _layers(
             "retry-after",
             "x-speech-coverage",
             "x-speech-sample-rate",
+            IGNORED_HEADER,
         ],
     )
     return [

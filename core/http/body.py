@@ -21,6 +21,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from triptych.core.errors import InvalidRequest, PayloadTooLarge, RequestTimeout, UnsupportedMedia
+from triptych.core.http.fields import ignored_in
 from triptych.core.limits import (
     BODY_TIMEOUT_S,
     MAX_JSON_CONTAINERS,
@@ -35,6 +36,8 @@ _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _STRETCH = re.compile(rb'(?!\Z)[^"]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"?[^"]*+){0,4096}', re.DOTALL)
 _LARGE_BYTES = 2**14
 """A body of so many empty messages takes milliseconds to validate."""
+IGNORED_HEADER = "x-triptych-ignored"
+"""Names the fields of a request that were taken and changed nothing."""
 _JSON = "application/json"
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -61,16 +64,25 @@ class StrictRoute(APIRoute):
             check_not_compressed(request)
             raw = await self.read(request)
             if self.num_bytes(request, raw) <= _LARGE_BYTES:
-                return await handler(_Parsed(request, raw, self.parse(request, raw)))
-            value = await on_text_thread(len(raw), self._validated, request, raw)
-            return await handler(_Parsed(request, raw, value))
+                value = self._fields(request, raw)
+            else:
+                value = await on_text_thread(len(raw), self._validated, request, raw)
+            response = await handler(_Parsed(request, raw, value))
+            return _with_ignored(request, response)
 
         return strict
+
+    def _fields(self, request: Request, raw: bytes) -> Any:
+        """The parsed body; what of it is ignored is noted for the answer's header."""
+        assert self.body_field is not None
+        value = self.parse(request, raw)
+        note_ignored(request, *ignored_in(self.body_field.field_info.annotation, value))
+        return value
 
     def _validated(self, request: Request, raw: bytes) -> Any:
         """A large body as the route takes it, so that nothing is left to do on the event loop."""
         assert self.body_field is not None
-        value, errors = self.body_field.validate(self.parse(request, raw), loc=("body",))
+        value, errors = self.body_field.validate(self._fields(request, raw), loc=("body",))
         if errors:
             raise RequestValidationError(errors)
         return value
@@ -86,6 +98,21 @@ class StrictRoute(APIRoute):
     def parse(self, request: Request, raw: bytes) -> Any:
         """The body, parsed. Raises `InvalidRequest`."""
         return parse_json(raw)
+
+
+def note_ignored(request: Request, *names: str) -> None:
+    """Name fields in the header of the answer as ignored. `names` are this code's, not a caller's.
+
+    For fields that a model's table cannot find; call it before the response is returned.
+    """
+    noted = getattr(request.state, "ignored", ())
+    request.state.ignored = (*noted, *(name for name in names if name not in noted))
+
+
+def _with_ignored(request: Request, response: Response) -> Response:
+    if noted := getattr(request.state, "ignored", ()):
+        response.headers[IGNORED_HEADER] = ", ".join(noted)
+    return response
 
 
 class _Parsed(Request):

@@ -1,16 +1,17 @@
 """What the fields of every JSON body have in common.
 
 Owns the strict model, bounded texts and names, and the ways a field can be other than honoured:
-accepted as inert (it asks for nothing that could change an answer here), or refused by name with
-the alternative. Any other name is an unknown field. Knows no route.
+accepted as inert (it asks for nothing that could change an answer here), ignored and reported in a
+response header (a hint that nothing follows here), or refused by name with the alternative. Any
+other name is an unknown field. Knows no route.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, get_args
 
 from pydantic import (
     BaseModel,
@@ -77,6 +78,50 @@ class NullIsAbsent(Strict):
                 about = {word: field.pop(word) for word in _ABOUT & field.keys()}
                 schema["properties"][name] = {"anyOf": [field, {"type": "null"}], **about}
         return schema
+
+
+class IgnoresHints(Strict):
+    """An object whose fields of the table `ignored` are taken whatever they hold.
+
+    The table says why each changes nothing that a client could rely on. `ignored_in` finds them
+    for the response header.
+    """
+
+    ignored: ClassVar[Mapping[str, str]] = MappingProxyType({})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_ignored(cls, value: Any) -> Any:
+        if not isinstance(value, dict) or cls.ignored.keys().isdisjoint(value):
+            return value
+        return {name: field for name, field in value.items() if name not in cls.ignored}
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """The schema names them, too."""
+        schema = handler.resolve_ref_schema(super().__get_pydantic_json_schema__(core, handler))
+        for name, reason in sorted(cls.ignored.items()):
+            about = f"Ignored, and reported so: {reason}."
+            schema["properties"][name] = {"description": about, "format": "json-value"}
+        return schema
+
+
+def ignored_in(model: Any, value: Any, place: str = "") -> Iterator[str]:
+    """The fields of a parsed body of type `model` that are ignored, by their paths.
+
+    A null asks for nothing, and is not named.
+    """
+    if not isinstance(value, dict) or not isinstance(model, type) or not issubclass(model, Strict):
+        return
+    if issubclass(model, IgnoresHints):
+        yield from (place + name for name in model.ignored if value.get(name) is not None)
+    for name, field in model.model_fields.items():
+        part = value.get(field.alias or name)
+        if isinstance(part, dict):
+            for kind in (field.annotation, *get_args(field.annotation)):
+                yield from ignored_in(kind, part, f"{place}{name}.")
 
 
 _CACHED = "equal beginnings of prompts are cached by themselves"

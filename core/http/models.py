@@ -13,7 +13,7 @@ from typing import Annotated, Literal, NamedTuple
 from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel, Field
 
-from triptych.core.errors import UnknownModel, WrongModel
+from triptych.core.errors import NotFound, UnknownModel, WrongModel
 from triptych.core.http.errors import ERROR_RESPONSES, handle_error
 from triptych.core.limits import MAX_NAME_CHARS
 
@@ -72,9 +72,11 @@ def models_router(cards: Sequence[ModelCard]) -> APIRouter:
 
     @router.get("/v1/models/{name:path}", response_model_exclude_none=True)
     async def show_model(
-        name: Annotated[str, Path(min_length=1, max_length=MAX_NAME_CHARS)],
+        name: Annotated[str, Path(max_length=MAX_NAME_CHARS)],
     ) -> ModelCard:
         """One model."""
+        if not name:
+            raise NotFound("There is nothing here: the models are at /v1/models.")
         if name not in by_name:
             raise UnknownModel.among(by_name, name)
         return by_name[name]

@@ -24,7 +24,7 @@ BOUNDS: dict[str | None, set[str]] = {
     "string": {"maxLength"},
     "array": {"maxItems"},
 }
-_BOUNDED_LATER = ("binary", "json-schema", "json-object")
+_BOUNDED_LATER = ("binary", "json-schema", "json-object", "json-value")
 """A file and an object of a client's are bounded with their body, a schema when it is written."""
 # Words for people, and what follows the version of the libraries that write the document.
 _LEFT_OUT = {"title", "summary", "operationId", "openapi"}

@@ -199,6 +199,7 @@ class EmbeddingService(ModelService[EmbeddingModel]):
         )
         lengths = np.linalg.norm(first_ND, axis=-1) * np.linalg.norm(second_ND, axis=-1)
         scores = np.sum(first_ND * second_ND, axis=-1) / np.maximum(lengths, 1e-12)
+        scores = np.clip(scores, -1.0, 1.0)  # rounding takes equal texts beyond
         return Scored(scores=scores.tolist(), num_tokens=queries.num_tokens + documents.num_tokens)
 
     async def _ask_encoder(self, call: EmbedCall, ids: Sequence[TextIds]) -> list[bytes]:

@@ -106,7 +106,7 @@ class ImageUrl(Strict):
     """A picture: PNG, JPEG or WebP as `data:image/png;base64,...`, or where it can be fetched."""
 
     url: Text
-    detail: Literal["auto", "low", "high"] | None = Field(
+    detail: Literal["auto", "low", "high", "original"] | None = Field(
         default=None, description="`low`: scaled down to 512 x 512 pixels' worth; else as it is."
     )
 
@@ -134,7 +134,7 @@ class ImageFile(Strict):
     """A picture that was uploaded to `/v1/files`."""
 
     file_id: Name
-    detail: Literal["auto", "low", "high"] | None = Field(
+    detail: Literal["auto", "low", "high", "original"] | None = Field(
         default=None, description="As that of an image_url."
     )
 

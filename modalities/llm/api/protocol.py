@@ -21,7 +21,16 @@ from pydantic import (
 
 from triptych.core import limits
 from triptych.core.errors import InvalidRequest, UnsupportedOption
-from triptych.core.http.fields import Label, Metadata, Name, Strict, Text, inert, without_refused
+from triptych.core.http.fields import (
+    IgnoresHints,
+    Label,
+    Metadata,
+    Name,
+    Strict,
+    Text,
+    inert,
+    without_refused,
+)
 from triptych.core.limits import SAMPLING_RANGES
 from triptych.modalities.llm.api.constraints import ConstraintFields
 from triptych.modalities.llm.api.messages import (
@@ -32,7 +41,7 @@ from triptych.modalities.llm.api.messages import (
     is_list,
 )
 from triptych.modalities.llm.api.tools.schema import Offer, ToolChoice, Tools
-from triptych.modalities.llm.api.unsupported import CHAT, CHOSEN_AWAY, COMMON, COMPLETION
+from triptych.modalities.llm.api.unsupported import CHAT, CHOSEN_AWAY, COMMON, COMPLETION, IGNORED
 
 _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
 
@@ -129,8 +138,10 @@ class UsageOption(Strict):
     include: bool | None = Field(default=None, description="As stream_options.include_usage.")
 
 
-class SamplingFields(ConstraintFields):
+class SamplingFields(ConstraintFields, IgnoresHints):
     """What chat and text completion share."""
+
+    ignored = IGNORED
 
     model: Name
     temperature: float | None = within("temperature", "0 is greedy.")
@@ -306,7 +317,7 @@ class ChatRequest(SamplingFields, TemplateFields):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs.", param="top_logprobs")
         assert self.offer is not None  # asking for it raises where the choice is not there
         return self

@@ -1,6 +1,7 @@
 """Fields of the OpenAI text API, and common ones of other servers, that are not offered.
 
-Owns their names, the values that ask for nothing (and are let pass), and what to do instead.
+Owns their names, the values that ask for nothing (and are let pass), and what to do instead; and
+those that are ignored, each with the reason.
 """
 
 from __future__ import annotations
@@ -23,9 +24,19 @@ COMMON: Mapping[str, RefusedField] = MappingProxyType(
         "num_ctx": RefusedField(
             "the context is the model's; the operator lowers it with --max-length."
         ),
-        "provider": RefusedField("nobody but this server answers; leave it out.", ({},)),
         "typical_p": RefusedField(_SAMPLER, (1.0,)),
         "use_beam_search": RefusedField("answers are sampled, not searched for.", (False,)),
+    }
+)
+
+IGNORED: Mapping[str, str] = MappingProxyType(
+    {
+        "id_slot": "requests are placed by the scheduler",
+        "include_reasoning": "thoughts have a field of their own, which clients may skip",
+        "provider": "this server is the only one that answers",
+        "repeat_last_n": "penalties count the whole text",
+        "return_progress": "a prompt's progress is not reported",
+        "timings_per_token": "times are in /metrics",
     }
 )
 

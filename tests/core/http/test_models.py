@@ -95,3 +95,8 @@ async def test_names_with_slashes_are_shown() -> None:
             reply = await client.get(f"/v1/models/{path}")
             assert reply.json()["id"] == "org/model-1"
         assert (await client.get("/v1/models/org")).json()["error"]["code"] == "model_not_found"
+
+
+async def test_a_slash_behind_the_list_is_no_model(app: FastAPI) -> None:
+    async with in_process(app) as client:
+        assert (await client.get("/v1/models/")).status_code == 404

@@ -14,7 +14,15 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from triptych.core import limits
 from triptych.core.errors import InvalidRequest, UnsupportedOption
-from triptych.core.http.fields import Label, Name, Strict, Text, inert, without_refused
+from triptych.core.http.fields import (
+    IgnoresHints,
+    Label,
+    Name,
+    Strict,
+    Text,
+    inert,
+    without_refused,
+)
 from triptych.core.limits import SAMPLING_RANGES
 from triptych.modalities.llm.api.anthropic import unsupported
 from triptych.modalities.llm.api.anthropic.blocks import (
@@ -245,8 +253,10 @@ class RequestLabels(Strict):
     user_id: Label | None = None
 
 
-class ConversationFields(Strict):
+class ConversationFields(IgnoresHints):
     """What counting tokens and answering share."""
+
+    ignored = unsupported.IGNORED
 
     model: Name
     messages: Annotated[

@@ -1,6 +1,7 @@
 """Fields, tools and blocks of Anthropic's API that are not offered.
 
-Owns their names, the values that ask for nothing (and are let pass), and what to do instead.
+Owns their names, the values that ask for nothing (and are let pass), and what to do instead; and
+those that are ignored, each with the reason.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ BODY: Mapping[str, RefusedField] = MappingProxyType(
         "container": RefusedField("no code runs here; leave it out."),
         "fallback_credit_token": RefusedField("no other model answers; leave it out."),
         "fallbacks": RefusedField("no other model answers; ask for one of /v1/models.", ([],)),
-        "inference_geo": RefusedField(
-            "everything runs where this server does.", ("global", "not_available")
-        ),
         "mcp_servers": RefusedField("call them in the client, as custom tools.", ([],)),
-        "speed": RefusedField("there is one speed.", ("standard",)),
         "thread": RefusedField("send the whole conversation."),
     }
+)
+
+IGNORED: Mapping[str, str] = MappingProxyType(
+    {"inference_geo": "everything runs where this server does", "speed": "there is one speed"}
 )
 
 OUTPUT: Mapping[str, RefusedField] = MappingProxyType(

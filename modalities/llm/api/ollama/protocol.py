@@ -18,7 +18,16 @@ from pydantic import (
 
 from triptych.core import limits
 from triptych.core.errors import InvalidRequest
-from triptych.core.http.fields import JsonObject, Label, Name, Strict, Text, inert, without_refused
+from triptych.core.http.fields import (
+    IgnoresHints,
+    JsonObject,
+    Label,
+    Name,
+    Strict,
+    Text,
+    inert,
+    without_refused,
+)
 from triptych.core.limits import SAMPLING_RANGES
 from triptych.modalities.llm.api.constraints import JsonSchema
 from triptych.modalities.llm.api.messages import few_parts
@@ -31,8 +40,20 @@ _Count = Annotated[int, Field(ge=-1, le=_MOST)]
 Images = Annotated[list[Text], Field(max_length=limits.MAX_CONTENT_PARTS, fail_fast=True)]
 
 
-class OllamaOptions(Strict):
+def _whole(options: Any) -> Any:
+    """`options` with whole floats as integers: in Ollama's JSON a number has no type."""
+    if not isinstance(options, dict):
+        return options
+    return {
+        name: int(value) if isinstance(value, float) and value.is_integer() else value
+        for name, value in options.items()
+    }
+
+
+class OllamaOptions(IgnoresHints):
     """How tokens are drawn, and how a model is placed, which is the operator's to say."""
+
+    ignored = unsupported.IGNORED_OPTIONS
 
     num_predict: Annotated[int, Field(ge=-2, le=_MOST)] | None = Field(
         default=None, description="Most tokens of an answer; -1 and -2: as many as fit."
@@ -66,7 +87,7 @@ class OllamaOptions(Strict):
     @model_validator(mode="before")
     @classmethod
     def _refuse(cls, value: Any) -> Any:
-        return without_refused(value, unsupported.OPTIONS)
+        return without_refused(_whole(value), unsupported.OPTIONS)
 
     @model_validator(mode="after")
     def _check_length(self) -> Self:
@@ -155,8 +176,10 @@ class OllamaRequest(Strict):
     keep_alive: KeepAlive | None = inert("keep_alive")
 
 
-class AnswerFields(OllamaRequest):
+class AnswerFields(OllamaRequest, IgnoresHints):
     """What chat and generate share."""
+
+    ignored = unsupported.IGNORED
 
     stream: bool | None = Field(default=None, description="Answer in lines; `true` by default.")
     format: (
@@ -176,11 +199,6 @@ class AnswerFields(OllamaRequest):
     ) = Field(default=None, description="Whether to think first, and how much.")
     logprobs: bool | None = Field(default=None, description="Report log-probabilities.")
     top_logprobs: int | None = within("top_logprobs", "Alternatives reported per token.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_both(cls, value: Any) -> Any:
-        return without_refused(value, unsupported.BOTH)
 
     @property
     def is_streamed(self) -> bool:

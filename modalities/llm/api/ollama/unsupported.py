@@ -1,6 +1,7 @@
 """Fields and options of Ollama's API that are not offered.
 
-Owns their names, the values that ask for nothing (and are let pass), and what to do instead.
+Owns their names, the values that ask for nothing (and are let pass), and what to do instead; and
+those that are ignored, each with the reason.
 """
 
 from __future__ import annotations
@@ -17,19 +18,23 @@ OPTIONS: Mapping[str, RefusedField] = MappingProxyType(
     {
         "embedding_only": RefusedField(_ONE_USE, (False,)),
         "logits_all": RefusedField("use logprobs.", (False,)),
-        "mirostat": RefusedField(_SAMPLER, (0,)),
         "penalize_newline": RefusedField("every token counts for penalties.", (True,)),
-        "repeat_last_n": RefusedField("the whole text counts for penalties.", (-1,)),
         "tfs_z": RefusedField(_SAMPLER, (1.0,)),
         "typical_p": RefusedField(_SAMPLER, (1.0,)),
         "vocab_only": RefusedField(_ONE_USE, (False,)),
     }
 )
 
-BOTH: Mapping[str, RefusedField] = MappingProxyType(
+IGNORED_OPTIONS: Mapping[str, str] = MappingProxyType(
     {
-        "shift": RefusedField("an answer ends where the context does.", (False,)),
-        "truncate": RefusedField("shorten the prompt; nothing is cut silently.", (False,)),
+        "mirostat": "tokens are drawn by top_p, top_k and min_p",
+        "repeat_last_n": "penalties count the whole text",
+    }
+)
+IGNORED: Mapping[str, str] = MappingProxyType(
+    {
+        "shift": "an answer ends where the context does",
+        "truncate": "a prompt that is too long is refused, never cut",
     }
 )
 

@@ -35,6 +35,11 @@ from triptych.modalities.llm.api.responses.protocol import (
 
 Fields = dict[str, Any]
 
+_SAME = (
+    *("temperature", "top_p", "top_k", "seed", "stop"),
+    *("frequency_penalty", "presence_penalty"),
+)
+"""Fields that chat calls the same."""
 _LEADING = ("system", "developer")
 _BETWEEN = "\n\n"
 _DETAILS = {"original": "high"}
@@ -66,8 +71,7 @@ def chat_fields(body: ResponseInput, items: Sequence[KeptItem]) -> Fields:
         fields["response_format"] = body.text.format.for_chat()
     if isinstance(body, ResponseRequest):
         fields |= {
-            "temperature": body.temperature,
-            "top_p": body.top_p,
+            **{name: getattr(body, name) for name in _SAME},
             "max_completion_tokens": body.max_output_tokens,
         }
         if body.has_logprobs:

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag,
 from triptych.core import limits
 from triptych.core.errors import InvalidRequest, UnsupportedOption
 from triptych.core.http.fields import (
+    IgnoresHints,
     Label,
     Metadata,
     Name,
@@ -23,7 +24,7 @@ from triptych.core.http.fields import (
 from triptych.core.limits import SAMPLING_RANGES
 from triptych.modalities.llm.api.constraints import JsonSchema
 from triptych.modalities.llm.api.messages import few_parts, is_list
-from triptych.modalities.llm.api.protocol import within
+from triptych.modalities.llm.api.protocol import Stop, within
 from triptych.modalities.llm.api.responses import unsupported
 from triptych.modalities.llm.api.responses.items import InputItem, KeptItem, type_of
 from triptych.modalities.llm.api.tools.schema import ToolName
@@ -187,8 +188,10 @@ def _not_empty(value: Any) -> Any:
     return value
 
 
-class ResponseInput(NullIsAbsent):
+class ResponseInput(IgnoresHints, NullIsAbsent):
     """What answering and counting tokens share: all that a prompt is made of."""
+
+    ignored = unsupported.IGNORED
 
     model: Name
     input: (
@@ -268,6 +271,16 @@ class ResponseRequest(ResponseInput):
     )
     temperature: float | None = within("temperature", "0 is greedy.")
     top_p: float | None = within("top_p", "Nucleus sampling; 1 is off.")
+    top_k: int | None = Field(
+        default=None,
+        ge=-1,
+        le=SAMPLING_RANGES["top_k"][1],
+        description="Draw from the k likeliest tokens; 0 and -1 are off.",
+    )
+    frequency_penalty: float | None = within("frequency_penalty", "Per repetition; 0 is off.")
+    presence_penalty: float | None = within("presence_penalty", "Once; 0 is off.")
+    seed: int | None = within("seed", "Same seed, same answer.")
+    stop: Stop | None = Field(default=None, description="Text that ends an answer; '' is none.")
     top_logprobs: int | None = within("top_logprobs", "Alternatives reported per token.")
     include: Includes | None = Field(
         default=None,

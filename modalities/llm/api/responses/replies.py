@@ -161,6 +161,7 @@ class ResponseReply(BaseModel):
     status: ResponseStatus
     background: bool
     conversation: ConversationRef | None = None
+    frequency_penalty: float
     error: ResponseFailure | None = None
     incomplete_details: IncompleteDetails | None = None
     instructions: str | None
@@ -170,6 +171,7 @@ class ResponseReply(BaseModel):
     model: str
     output: list[OutputItem] = []
     parallel_tool_calls: bool
+    presence_penalty: float
     previous_response_id: str | None
     prompt_cache_key: str | None
     reasoning: dict[str, str | None]
@@ -214,10 +216,12 @@ def begun(
         "background": bool(body.background),
         "conversation": body.conversation_id and {"id": body.conversation_id},
         "error": None,
+        "frequency_penalty": _said(body.frequency_penalty, sampling.get("frequency_penalty", 0.0)),
         "incomplete_details": None,
         "metadata": body.metadata or {},
         "model": body.model,
         "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "presence_penalty": _said(body.presence_penalty, sampling.get("presence_penalty", 0.0)),
         "reasoning": {"effort": effort, "summary": None},
         "service_tier": "default",
         "store": is_kept,

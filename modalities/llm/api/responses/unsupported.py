@@ -34,6 +34,9 @@ REQUEST: Table = MappingProxyType(
         "truncation": RefusedField("shorten the input; nothing is cut silently.", ("disabled",)),
     }
 )
+IGNORED: Mapping[str, str] = MappingProxyType(
+    {"client_metadata": "a label, which no answer depends on"}
+)
 REASONING: Table = MappingProxyType(
     {
         "context": RefusedField("the chat template chooses what it shows.", ("auto",)),

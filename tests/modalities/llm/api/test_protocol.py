@@ -393,3 +393,11 @@ def test_an_answer_as_litellm_gives_it_back_is_a_message() -> None:
     }
     (message,) = chat(messages=[returned]).messages
     assert message.for_template().keys() == {"role", "content", "tool_calls"}
+
+
+@pytest.mark.parametrize("detail", ["auto", "low", "high", "original"])
+def test_every_detail_of_openai_is_known(detail: str) -> None:
+    url = {"url": "data:image/png;base64,AAAA", "detail": detail}
+    content = [{"type": "image_url", "image_url": url}]
+    messages = [{"role": "user", "content": content}]
+    ChatRequest.model_validate({"model": "a", "messages": messages})

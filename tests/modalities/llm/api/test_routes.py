@@ -251,3 +251,23 @@ async def test_a_conversation_is_counted_as_the_model_reads_it(
     assert request.prompt_ids == tuple(tokens)
     shorter = await client.post("/tokenize", json=body | {"add_generation_prompt": False})
     assert shorter.json()["count"] < len(tokens)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_hints_are_ignored_and_named(client: httpx.AsyncClient, stream: bool) -> None:
+    hints = {"include_reasoning": True, "provider": {"order": ["a"]}, "id_slot": None}
+    reply = await client.post("/v1/chat/completions", json=chat(stream=stream, **hints))
+    assert reply.status_code == 200, reply.text
+    assert reply.headers["x-triptych-ignored"] == "include_reasoning, provider"
+    plain = await client.post("/v1/chat/completions", json=chat(stream=stream))
+    assert "x-triptych-ignored" not in plain.headers
+    wrong = await client.post("/v1/chat/completions", json=chat(include_reasonings=True))
+    assert wrong.status_code == 400
+
+
+@pytest.mark.parametrize("logprobs", [{}, {"logprobs": False}])
+async def test_no_alternatives_need_no_logprobs(
+    client: httpx.AsyncClient, logprobs: dict[str, bool]
+) -> None:
+    reply = await client.post("/v1/chat/completions", json=chat(top_logprobs=0, **logprobs))
+    assert reply.status_code == 200, reply.text

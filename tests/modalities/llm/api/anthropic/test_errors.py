@@ -23,8 +23,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
     [
         ({"container": "c"}, "container"),
         ({"mcp_servers": [{"name": "x"}]}, "mcp_servers"),
-        ({"speed": "fast"}, "speed"),
-        ({"inference_geo": "eu"}, "inference_geo"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305"),
         ({"tools": [{**TOOL, "defer_loading": True}]}, "defer_loading"),
         ({"tools": [{**TOOL, "input_examples": [{}]}]}, "input_examples"),

@@ -403,3 +403,9 @@ async def test_a_coding_assistant(client: httpx.AsyncClient) -> None:
     }
     reply = await client.post(f"{PATH}?beta=true", json=body, headers=headers)
     assert reply.status_code == 200, reply.text
+
+
+async def test_hints_are_ignored_and_named(client: httpx.AsyncClient) -> None:
+    reply = await client.post(PATH, json=message(speed="fast", inference_geo="eu"))
+    assert reply.status_code == 200, reply.text
+    assert reply.headers["x-triptych-ignored"] == "inference_geo, speed"

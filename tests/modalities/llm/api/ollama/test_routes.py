@@ -325,12 +325,10 @@ async def test_a_model_is_loaded(
 @pytest.mark.parametrize(
     ("path", "body", "named"),
     [
-        (CHAT, chat(options={"mirostat": 1}), "mirostat"),
-        (CHAT, chat(options={"repeat_last_n": 64}), "repeat_last_n"),
+        (CHAT, chat(options={"top_k": 40.5}), "options.top_k"),
         (CHAT, chat(options={"num_predict": 0}), "num_predict"),
         (CHAT, chat(options={"temperature": 9}), "options.temperature"),
         (CHAT, chat(options={"colour": 9}), "options.colour"),
-        (CHAT, chat(truncate=True), "truncate"),
         (CHAT, chat(think=True), "think"),
         (CHAT, chat(top_logprobs=2), "logprobs"),
         (CHAT, chat(messages=[{"role": "system", "content": "a", "images": ["AA"]}]), "Pictures"),
@@ -431,3 +429,27 @@ async def test_one_model(thinker: httpx.AsyncClient) -> None:
         "llama.context_length": 4096,
         "llama.vocab_size": 259,
     }
+
+
+@pytest.mark.parametrize("path", [CHAT, GENERATE])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_hints_are_ignored_and_named(
+    client: httpx.AsyncClient, path: str, stream: bool
+) -> None:
+    body = (chat if path == CHAT else prompt)(
+        *(() if path == CHAT else ("a",)),
+        stream=stream,
+        truncate=True,
+        shift=None,
+        options={"repeat_last_n": 64, "mirostat": 1},
+    )
+    reply = await client.post(path, json=body)
+    assert reply.status_code == 200, reply.text
+    named = set(reply.headers["x-triptych-ignored"].split(", "))
+    assert named == {"truncate", "options.repeat_last_n", "options.mirostat"}
+
+
+@pytest.mark.parametrize("name", ["num_predict", "num_ctx", "seed", "top_k", "num_gpu"])
+async def test_whole_floats_are_integers(client: httpx.AsyncClient, name: str) -> None:
+    reply = await client.post(CHAT, json=chat(options={name: 40.0}))
+    assert reply.status_code == 200, reply.text

@@ -316,3 +316,32 @@ async def test_log_probabilities_are_of_the_words(tmp_path: Path) -> None:
     for text in texts:
         tokens = "".join(entry["token"] for entry in text["logprobs"])
         assert tokens in text["text"]
+
+
+def test_sampling_is_chats() -> None:
+    asked = {"top_k": 3, "seed": 5, "stop": ["x"], "presence_penalty": 1.5, "temperature": 0.5}
+    body = ResponseRequest.model_validate(ask_for("a", frequency_penalty=-1.0, **asked))
+    fields = chat_fields(body, [KEPT_ITEM.validate_python(said("user", "a"))])
+    assert {name: fields[name] for name in asked} == asked
+    assert fields["frequency_penalty"] == -1.0
+
+
+@pytest.mark.parametrize(("asked", "told"), [({}, 0.0), ({"presence_penalty": 0}, 0.0), ({
+    "presence_penalty": 1.5}, 1.5)])  # fmt: skip
+async def test_penalties_are_in_the_answer(
+    tmp_path: Path, asked: dict[str, Any], told: float
+) -> None:
+    with responses_app(tmp_path, FakeEngine(answer="ok")) as app:
+        async with in_process(app) as client:
+            reply = await client.post("/v1/responses", json=ask_for("a", **asked))
+    assert reply.status_code == 200, reply.text
+    assert (reply.json()["presence_penalty"], reply.json()["frequency_penalty"]) == (told, 0.0)
+
+
+async def test_labels_are_ignored_and_named(tmp_path: Path) -> None:
+    with responses_app(tmp_path, FakeEngine(answer="ok")) as app:
+        async with in_process(app) as client:
+            body = ask_for("a", client_metadata={"a": "b"})
+            reply = await client.post("/v1/responses", json=body)
+    assert reply.status_code == 200, reply.text
+    assert reply.headers["x-triptych-ignored"] == "client_metadata"
