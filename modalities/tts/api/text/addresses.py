@@ -52,6 +52,11 @@ class AddressRules(RuleGroup):
         plus = "plus " if match[0].startswith("+") else ""
         return plus + ", ".join(map(digits, re.findall(r"\d+", match[0])))
 
+    @reads(r"(?<![\w.-])0[1-9]\d{0,3}(?:[ -]\d{2,8}){1,5}(?![\w-])", "digit")
+    def _national_phone(self, match: re.Match[str]) -> str | None:
+        num_digits = sum(map(str.isdecimal, match[0]))
+        return self._phone(match) if 9 <= num_digits <= 12 else None
+
     @reads(r"(?:\d{2,5}(?:[ -]\d{2,5}){1,5}|\d{7,15}|\d{3})(?![\w-])", "digit")
     def _cued_phone(self, match: re.Match[str]) -> str | None:
         before = match.string[max(0, match.start() - 14) : match.start()].rstrip(" :.")

@@ -17,8 +17,10 @@ from typing import Literal
 
 from triptych.modalities.tts.api.text.addresses import AddressRules
 from triptych.modalities.tts.api.text.clean import Cleaned, Emoji, clean
+from triptych.modalities.tts.api.text.dashes import Dashes
 from triptych.modalities.tts.api.text.dates import DateRules
 from triptych.modalities.tts.api.text.language import alternatives, english
+from triptych.modalities.tts.api.text.markup import unmark
 from triptych.modalities.tts.api.text.names import NameRules, PhraseRules
 from triptych.modalities.tts.api.text.numbers import NumberWords
 from triptych.modalities.tts.api.text.pronounced import put_back, take_out
@@ -53,6 +55,7 @@ class Normalizer:
     def __init__(self, options: NormalizeOptions | None = None) -> None:
         self._options = options or NormalizeOptions()
         self._language = english()
+        self._dashes = Dashes(self._language)
         is_us = self._options.dialect == "us"
         style = ReadingStyle(
             self._language,
@@ -79,11 +82,20 @@ class Normalizer:
     def __call__(self, text: str) -> SpokenText:
         """The words of `text`; time is linear in its length. A notation's phonemes are kept."""
         plain, notations = take_out(text)
-        cleaned = clean(plain, emoji=self._options.emoji)
+        cleaned = self._clean(plain)
         scan = _Scan(cleaned)
         for sentence in split_sentences(cleaned.text):
             self._read(scan, sentence)
         return put_back(scan.finish(len(plain)), notations)
+
+    def _clean(self, plain: str) -> Cleaned:
+        """Plain characters with their dashes decided, and their offsets in `plain`."""
+        unmarked = unmark(plain)
+        cleaned = clean(unmarked.text, emoji=self._options.emoji)
+        starts = [unmarked.starts[at] for at in cleaned.starts]
+        if cleaned.text:
+            starts[0] = 0
+        return Cleaned(self._dashes(cleaned.text), starts)
 
     def _read(self, scan: _Scan, sentence: SentenceSpan) -> None:
         text, at, end = scan.text, sentence.start, sentence.end

@@ -27,6 +27,9 @@ _CODE_LETTERS = frozenset("BCFMkx")
 _RAISED = {"2": "squared", "3": "cubed"}
 _STATE = re.compile(r"[A-Z]{2}\Z")  # before a postal code
 _OUT_OF = (10, 100)
+_COUNTED = frozenset(
+    ["bytes", "bits", "characters", "words", "tokens", "samples", "steps", "days", "weeks"]
+)
 
 _MONEY = (
     r"(?:(?<![\w)])(?P<minus>-))?(?:(?P<before>{symbols}) ?{signed_range}{magnitude}"
@@ -42,7 +45,10 @@ _MEASURE = (
 
 def _amount(repeated: str) -> str:
     """One numeral or two; the second may repeat what stood before the first ("$5-$10")."""
-    return rf"(?P<low>{{num}}|\.\d{{2}}(?!\d))(?:{{dash}}(?:{repeated})?(?P<high>{{num}}))?"
+    return (
+        rf"(?P<low>{{num}}|\.\d{{2}}(?!\d))"
+        rf"(?:{{again}}{{dash}}(?:{repeated})?(?P<high>{{num}}))?"
+    )
 
 
 class QuantityRules(RuleGroup):
@@ -58,16 +64,20 @@ class QuantityRules(RuleGroup):
             loose=alternatives(lang.units),
             magnitude=r"(?:(?:[ -]?(?P<large>{large})|(?P<short>{short})){end})?",
             per=rf"(?:/(?P<per>{alternatives({**lang.units, **lang.per})}){{end}}(?!/))?",
+            again=r"(?: ?(?P<again>{tight})(?={dash}{num} ?(?P=again)(?!\w)))?",
             range=_amount(""),
-            coded_range=_amount("{codes}"),
-            signed_range=_amount("{symbols}"),
+            coded_range=_amount("(?P=before) ?").replace("{again}", ""),
+            signed_range=_amount("(?P=before) ?").replace("{again}", ""),
             short=alternatives(word for word in lang.magnitudes if len(word) <= 3),
             signs=alternatives(lang.signs),
             symbols=alternatives(sign for sign in lang.currencies if not sign.isalpha()),
             tight=alternatives({**lang.tight_units, **lang.units}),
         )
+        self._unit_names = frozenset(many for _, many in lang.units.values()) | _COUNTED
         # The same groups a second time: names with a final underscore.
-        amount = self.filled("{signed_range}{magnitude}")
+        again = r"(?: ?(?P<again>{code_names}|{symbols})(?={dash}{num} ?(?P=again)(?!\w)))?"
+        ranged = _amount("").replace("{again}", again)
+        amount = self.filled(f"{ranged}{{magnitude}}").replace("(?P=again)", "(?P=again_)")
         self._fragments["amount_again"] = re.sub(r"\(\?P<(\w+)>", r"(?P<\1_>", amount)
 
     @reads(r"(\d{1,3}(?:,\d{3}){0,12}|\d{1,15})(?i:st|nd|rd|th){end}", "digit")
@@ -134,6 +144,15 @@ class QuantityRules(RuleGroup):
             name = f"{_POWERS[match['power'][-1]]} {name}"
         amount = self._numbers(low, high) + (f" {large.strip()}" if large else "")
         return ("minus " if match["minus"] else "") + f"{amount} {name}{self._per(match['per'])}"
+
+    @reads(r"({num})[eE]([+-]?)(\d{1,3}){end}", "digit")
+    def _scientific(self, match: re.Match[str]) -> str | None:
+        numeral, sign, exponent = match.groups()
+        if is_attached(match) or not (sign or "." in numeral):
+            return None
+        minus = "minus " if sign == "-" else ""
+        power = self._say.cardinal(int(exponent))
+        return f"{self._say.number(numeral)} times ten to the {minus}{power}"
 
     @reads(r"({num})((?: ?[x×] ?{num}){1,3}){end}", "digit")
     def _by(self, match: re.Match[str]) -> str:
@@ -241,9 +260,11 @@ class QuantityRules(RuleGroup):
 
     def _counts(self, match: re.Match[str]) -> bool:
         """Whether four digits count the plural that follows, rather than name a year."""
+        after = word_after(match)
+        if after in self._unit_names:
+            return True
         if word_before(match).lower() in self._lang.words.year_cues:
             return False
-        after = word_after(match)
         if after in ("people", "men", "women", "children"):
             return True
         is_plural = after.endswith("s") and not after.endswith(("ss", "us", "is"))

@@ -28,9 +28,10 @@ Method = TypeVar("Method", bound=Callable[..., str | None])
 
 _SHARED: Mapping[str, str] = MappingProxyType(
     {
-        "num": r"(?:\d{1,3}(?:,\d{3}){1,12}(?!\d)|\d{1,40})(?:\.\d{1,40})?",
+        "num": r"(?:\d{1,3}(?:,\d{3}){1,12}(?!\d)|\d{1,2}(?:,\d{2}){1,6},\d{3}(?!\d)|\d{1,40})"
+        r"(?:\.\d{1,40})?",
         "end": r"(?![\w])",
-        "dash": r"(?:-| ?– ?)",
+        "dash": r"(?:-| ?[–‒] ?)",
     }
 )
 _FRAGMENT = re.compile(r"\{([a-z_]+)\}")

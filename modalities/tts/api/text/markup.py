@@ -1,0 +1,219 @@
+"""Markdown and HTML as a person reads them aloud: the words of a link, the cells of a table.
+
+Owns which marks are left out and which become punctuation, with the source of every character that
+stays. Knows nothing of what a language says. Parsers of Markdown keep lines, not characters, so
+that the place of a word in the source would be lost; hence the few constructs that answers use are
+found here.
+
+Text without a mark comes out as it went in. Code is left alone, but for its fences.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+_FENCE = re.compile(r"^[ \t]{0,12}(?P<fence>`{3,}|~{3,})[^\n`]{0,200}$", re.MULTILINE)
+_CODE = re.compile(r"(`{1,3})(?!`)[^`\n]{1,1000}\1(?!`)")
+_ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][0-9A-Fa-f]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
+_BRACKET = re.compile(r"(?<!\\)(!?\[|\])")
+_DESTINATION = re.compile(
+    r"\([ \t]{0,9}(?:<[^<>\n]{0,2048}>|[^\s()]{0,2048}(?:\([^\s()]{0,500}\)[^\s()]{0,500}){0,4})"
+    r"(?:[ \t]{1,9}(?:\"[^\"\n]{0,500}\"|'[^'\n]{0,500}'|\([^()\n]{0,500}\)))?[ \t]{0,9}\)"
+)
+_REFERENCE = re.compile(r" ?\[([^\[\]\n]{0,200})\]")
+_DEFINITION = re.compile(
+    r"^[ \t]{0,3}\[(?!\^)([^\[\]\n]{1,200})\]:[ \t]{0,9}\S{1,2048}[^\n]{0,500}(?:\n|\Z)",
+    re.MULTILINE,
+)
+_FOOTNOTE = re.compile(r"\[\^[^\[\]\s]{1,60}\](?::[ \t]{0,9})?")
+_TASK = re.compile(r"(?m:^)[ \t]{0,20}(?:[-*+]|\d{1,3}[.)])[ \t]{1,4}(\[[ xX]\][ \t]{1,4})(?=\S)")
+_AUTOLINK = re.compile(r"<((?:https?|ftp|mailto):[^\s<>]{1,2048}|[\w.+-]{1,64}@[\w.-]{1,255})>")
+_BREAKING = (
+    "address|article|blockquote|br|dd|div|dl|dt|footer|h[1-6]|header|hr|li|"
+    "main|nav|ol|p|pre|section|table|tbody|td|tfoot|th|thead|tr|ul"
+)
+_INLINE = (
+    "a|abbr|b|big|cite|code|del|details|dfn|em|font|i|img|ins|kbd|"
+    "mark|q|s|samp|small|span|strike|strong|sub|summary|sup|tt|u|var|wbr"
+)
+_TAG = re.compile(
+    rf"</?(?P<name>{_BREAKING}|{_INLINE})"
+    r"(?:\s{1,9}[\w:-]{1,60}=(?:\"[^\"<>]{0,2048}\"|'[^'<>]{0,2048}'|[^\s\"'=<>`]{1,2048})){0,20}\s{0,9}/?>",
+    re.IGNORECASE,
+)
+_COMMENT = re.compile(r"<!--.{0,10000}?-->", re.DOTALL)
+_ALT = re.compile(r"\salt=(?:\"([^\"<>]*)\"|'([^'<>]*)')", re.IGNORECASE)
+_IS_BREAKING = re.compile(_BREAKING, re.IGNORECASE)
+_LINE = re.compile(r"[^\n]*(?:\n|\Z)")
+_TABLE_RULER = re.compile(r"[ \t]*\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*")
+_PIPE = re.compile(r"(?<!\\)\|")
+_STOPS = tuple(".!?:;…")
+
+
+class Edit(NamedTuple):
+    """What is said instead of the characters `start:end`."""
+
+    start: int
+    end: int
+    text: str
+
+
+class Unmarked(NamedTuple):
+    """Text without its marks.
+
+    `starts[i]` is the source offset of character `i`, the last one the length of the source.
+    """
+
+    text: str
+    starts: list[int]
+
+
+def unmark(source: str) -> Unmarked:
+    """`source` as it is read aloud; linear in its length."""
+    pieces: list[str] = []
+    starts: list[int] = []
+    done = 0
+    for start, end, text in sorted(_edits(source), key=lambda edit: (edit.start, -edit.end)):
+        if start < done:
+            continue
+        pieces += [source[done:start], text]
+        starts += range(done, start)
+        starts += [start] * len(text)
+        done = end
+    starts += range(done, len(source) + 1)
+    return Unmarked("".join([*pieces, source[done:]]), starts)
+
+
+def _edits(source: str) -> Iterator[Edit]:
+    prose = list(source)
+    for start, end in _code(source):
+        prose[start:end] = " " * (end - start)
+        if _FENCE.match(source, start, end):
+            yield from _fences(source, start, end)
+    text = "".join(prose)
+    yield from _links(text)
+    yield from (Edit(*match.span(1), "") for match in _TASK.finditer(text))
+    for match in _AUTOLINK.finditer(text):
+        yield Edit(match.start(), match.start() + 1, "")
+        yield Edit(match.end() - 1, match.end(), "")
+    yield from (Edit(*match.span(), "") for match in _COMMENT.finditer(text))
+    yield from _tags(text)
+    yield from _tables(text)
+    for match in _ENTITY.finditer(text):
+        plain = html.unescape(match[0])
+        if plain != match[0]:
+            yield Edit(*match.span(), plain)
+
+
+def _code(source: str) -> Iterator[tuple[int, int]]:
+    """Where code stands: blocks with their fences, and spans of a line."""
+    at = 0
+    fences = list(_FENCE.finditer(source))
+    blocks: list[tuple[int, int]] = []
+    opened: re.Match[str] | None = None
+    for fence in fences:
+        if opened is None:
+            opened = fence
+        elif fence["fence"].startswith(opened["fence"]) and not fence[0].strip(" \t`~"):
+            blocks.append((opened.start(), fence.end()))
+            opened = None
+    if opened is not None:
+        blocks.append((opened.start(), len(source)))
+    for start, end in [*blocks, (len(source), len(source))]:
+        yield from (match.span() for match in _CODE.finditer(source, at, start))
+        if end > start:
+            yield start, end
+        at = end
+
+
+def _fences(source: str, start: int, end: int) -> Iterator[Edit]:
+    """The two lines around a block of code; the name of its language is not spoken."""
+    first = source.find("\n", start, end)
+    yield Edit(start, end if first < 0 else first, "")
+    last = source.rfind("\n", start, end) + 1
+    if first >= 0 and last > first and not source[last:end].strip(" \t`~"):
+        yield Edit(last, end, "")
+
+
+def _links(text: str) -> Iterator[Edit]:
+    definitions = list(_DEFINITION.finditer(text))
+    known = {match[1].casefold() for match in definitions}
+    yield from (Edit(*match.span(), "") for match in definitions)
+    yield from (Edit(*match.span(), "") for match in _FOOTNOTE.finditer(text))
+    openers: list[re.Match[str]] = []
+    for bracket in _BRACKET.finditer(text):
+        if bracket[0] != "]":
+            openers.append(bracket)
+            continue
+        if not openers:
+            continue
+        opener = openers.pop()
+        label = text[opener.end() : bracket.start()]
+        if end := _target_end(text, bracket.end(), label, known):
+            yield Edit(*opener.span(), "")
+            yield Edit(bracket.start(), end, "")
+
+
+def _target_end(text: str, at: int, label: str, known: set[str]) -> int | None:
+    """Where the target of a link ends whose words end before `at`; None if it is no link."""
+    if destination := _DESTINATION.match(text, at):
+        return destination.end()
+    reference = _REFERENCE.match(text, at) if known else None
+    if reference and (reference[1] or label).casefold() in known:
+        return reference.end()
+    return at if len(label) <= 200 and label.casefold() in known else None
+
+
+def _tags(text: str) -> Iterator[Edit]:
+    lowered = text.lower()
+    for match in _TAG.finditer(text):
+        name = match["name"].lower()
+        if len(name) == 1 and f"</{name}>" not in lowered:
+            continue  # "a <b> c" compares
+        alt = _ALT.search(match[0]) if name == "img" else None
+        if alt:
+            yield Edit(*match.span(), html.unescape(alt[1] or alt[2] or ""))
+        elif name in ("td", "th"):
+            yield Edit(*match.span(), ", " if match[0].startswith("</") else "")
+        else:
+            is_breaking = _IS_BREAKING.fullmatch(name) is not None
+            yield Edit(*match.span(), "\n\n" if is_breaking else "")
+
+
+def _tables(text: str) -> Iterator[Edit]:
+    lines = [match.span() for match in _LINE.finditer(text) if match[0]]
+    is_row = ["|" in text[start:end] for start, end in lines]
+    at = 1
+    while at < len(lines):
+        start, end = lines[at]
+        ruler = text[start:end].rstrip("\n")
+        if not (is_row[at] and is_row[at - 1] and _TABLE_RULER.fullmatch(ruler)):
+            at += 1
+            continue
+        yield from _row(text, *lines[at - 1])
+        yield Edit(start, end, "")
+        at += 1
+        while at < len(lines) and is_row[at]:
+            yield from _row(text, *lines[at])
+            at += 1
+
+
+def _row(text: str, start: int, end: int) -> Iterator[Edit]:
+    """A comma after each cell, a full stop after the last."""
+    stop = start + len(text[start:end].rstrip())
+    pipes = [match.start() for match in _PIPE.finditer(text, start, stop)]
+    edges = [start, *pipes, stop]
+    is_filled = [bool(text[left:right].strip(" \t|")) for left, right in pairwise(edges)]
+    for number, pipe in enumerate(pipes):
+        is_between = is_filled[number] and any(is_filled[number + 1 :])
+        head = text[start:pipe].rstrip()
+        mark = "" if not is_between or head.endswith(_STOPS) else ","
+        gap = " " if any(is_filled[number + 1 :]) else ""
+        yield Edit(start + len(head), pipe + 1, mark + gap)
+    body = text[start:stop].rstrip(" \t|")
+    if any(is_filled) and not body.endswith(_STOPS):
+        yield Edit(stop, end, ".\n")

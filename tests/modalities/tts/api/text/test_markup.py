@@ -1,0 +1,34 @@
+import pytest
+
+from triptych.modalities.tts.api.text.markup import unmark
+from triptych.modalities.tts.api.text.normalize import Normalizer
+
+SAY = Normalizer()
+TABLE = "| Year | Total |\n|:---|---:|\n| 2023 | 5 |\n| 2024 | 7 |"
+CASES = [
+    ("See [the guide](https://docs.example.org/a/b) now.", "See the guide now."),
+    ("![a cat](cat.png)", "a cat"),
+    ("[![logo](a.png)](http://b.org) here", "logo here"),
+    ("A [ref][r].\n\n[r]: http://x.org", "A ref."),
+    ("Done[^1].", "Done."),
+    ("- [x] tea\n- [ ] milk", "tea. milk."),
+    (TABLE, "Year, Total. twenty twenty-three, five. twenty twenty-four, seven."),
+    ("Tom &amp; Jerry &mdash; it&#39;s fun", "Tom and Jerry — it's fun"),
+    ("Use:\n```python\nprint\n```", "Use: print"),
+    ("See <https://a.org> and <b>bold</b>.", "See a dot org and bold."),
+    ("He said [sic] twice.", "He said (sic) twice."),
+]
+
+
+@pytest.mark.parametrize(("written", "spoken"), CASES)
+def test_marks_are_read_as_a_person_would(written: str, spoken: str) -> None:
+    assert SAY(written).text.rstrip(".") == spoken.rstrip(".")
+
+
+@pytest.mark.parametrize("written", [written for written, _ in CASES])
+def test_every_character_keeps_its_source(written: str) -> None:
+    text, starts = unmark(written)
+    assert len(starts) == len(text) + 1
+    assert starts == sorted(starts)
+    assert starts[-1] == len(written)
+    assert SAY(written).source == (0, len(written))
