@@ -16,7 +16,8 @@ DOCS = Path(__file__).parents[2] / "docs"
 def test_every_field_of_anthropic_is_named() -> None:
     page = (DOCS / "anthropic.md").read_text(encoding="utf-8")
     tables = (
-        *(not_of_anthropic.BODY, not_of_anthropic.OUTPUT, not_of_anthropic.TOOL),
+        *(not_of_anthropic.BODY, not_of_anthropic.IGNORED, not_of_anthropic.OUTPUT),
+        not_of_anthropic.TOOL,
         *(not_of_anthropic.TEXT, not_of_anthropic.IMAGE, not_of_anthropic.CALL),
     )
     refused = {name for table in tables for name in table} | set(not_of_anthropic.BLOCKS)
@@ -28,7 +29,7 @@ def test_every_field_of_anthropic_is_named() -> None:
 def test_every_field_of_ollama_is_named() -> None:
     page = (DOCS / "ollama.md").read_text(encoding="utf-8")
     tables = (
-        *(not_of_ollama.OPTIONS, not_of_ollama.BOTH),
+        *(not_of_ollama.OPTIONS, not_of_ollama.IGNORED, not_of_ollama.IGNORED_OPTIONS),
         *(not_of_ollama.GENERATE, not_of_ollama.SHOW),
     )
     names = {name for table in tables for name in table}

@@ -10,13 +10,16 @@ from triptych.core import limits
 from triptych.core.config import Config
 from triptych.core.http.fields import INERT
 from triptych.modalities.embedding.api.routes import EmbeddingsRequest
+from triptych.modalities.llm.api.anthropic import unsupported as of_anthropic
+from triptych.modalities.llm.api.ollama import unsupported as of_ollama
 from triptych.modalities.llm.api.protocol import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
 )
-from triptych.modalities.llm.api.unsupported import CHAT, COMMON, COMPLETION, MESSAGE
+from triptych.modalities.llm.api.responses import unsupported as of_responses
+from triptych.modalities.llm.api.unsupported import CHAT, COMMON, COMPLETION, IGNORED, MESSAGE
 from triptych.modalities.recognition.api.protocol import REFUSED, TranscriptionFields
 
 OPENAIS = {
@@ -84,3 +87,11 @@ def test_every_field_of_transcriptions_is_named() -> None:
     names = {field.alias or name for name, field in TranscriptionFields.model_fields.items()}
     for name in names | {name.removesuffix("[]") for name in REFUSED}:
         assert f"`{name}`" in text
+
+
+def test_every_ignored_field_is_named() -> None:
+    text = PAGE.partition("### Fields that are ignored")[2].partition("\n## ")[0]
+    tables = (IGNORED, of_responses.IGNORED, of_anthropic.IGNORED, of_ollama.IGNORED)
+    names = {name for table in tables for name in table}
+    names |= {f"options.{name}" for name in of_ollama.IGNORED_OPTIONS}
+    assert [name for name in sorted(names) if f"`{name}`" not in text] == []
