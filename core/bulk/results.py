@@ -20,6 +20,7 @@ from triptych.core.atomic_files import write_whole
 from triptych.core.bulk.rows import Record
 from triptych.core.cli_io import writing
 from triptych.core.errors import ConfigError
+from triptych.core.text.json_lines import escape_line_ends
 
 
 class ResultSink(Protocol):
@@ -108,7 +109,7 @@ class ResultFile:
         for line in file:
             if line.endswith(b"\n"):
                 self._note(line)
-        if self._end and not self._spans:
+        if file.tell() and not self._spans:
             raise ConfigError(
                 f"--output {self.path}: there are no results in it that a run could go on from, but"
                 " something else. Name another file."
@@ -153,6 +154,6 @@ def _read(file: BinaryIO, start: int, size: int) -> bytes:
 
 def _encoded(record: Record) -> bytes:
     try:
-        return json.dumps(record, ensure_ascii=False).encode() + b"\n"
+        return escape_line_ends(json.dumps(record, ensure_ascii=False).encode()) + b"\n"
     except UnicodeEncodeError:  # half a surrogate pair, which JSON may hold and UTF-8 not
         return json.dumps(record).encode() + b"\n"

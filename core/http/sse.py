@@ -22,6 +22,7 @@ from starlette.types import Receive, Scope, Send
 from triptych.core.http.disconnect import DisconnectWatcher
 from triptych.core.http.errors import ErrorBody, error_document, to_public
 from triptych.core.logs import fields
+from triptych.core.text.json_lines import escape_line_ends
 
 _DONE = "[DONE]"
 DONE = f"data: {_DONE}\n\n".encode()
@@ -123,8 +124,8 @@ class LineStream(EventStream):
 
 def _json_line(document: BaseModel) -> bytes:
     if isinstance(document, WrittenDocument):
-        return document.json_line
-    return document.model_dump_json(exclude_unset=True).encode()
+        return escape_line_ends(document.json_line)
+    return escape_line_ends(document.model_dump_json(exclude_unset=True).encode())
 
 
 class _Writer:

@@ -19,6 +19,7 @@ from triptych.core.http.body import parse_json
 from triptych.core.http.errors import to_public
 from triptych.core.http.fields import Label, Strict
 from triptych.core.limits import MAX_METADATA_VALUE_CHARS, MAX_PRIORITY
+from triptych.core.text.json_lines import escape_line_ends
 from triptych.core.typed import decode_json
 
 Endpoint = Literal[
@@ -182,4 +183,4 @@ def result_numbers(results: Sequence[bytes | None]) -> set[int]:
 
 
 def _written(result: LineResult) -> bytes:
-    return msgspec.json.encode(result) + b"\n"
+    return escape_line_ends(msgspec.json.encode(result)) + b"\n"

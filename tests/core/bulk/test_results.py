@@ -67,6 +67,33 @@ def test_a_file_of_something_else_stays_as_it_is(tmp_path: Path) -> None:
     assert path.read_text() == '{"prompt": "mine"}\nand "this"'
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"thirty-two bytes of a plain text",
+        b"two lines\nof text",
+        b'{"a": 1}',
+        b'{"row": "x", "text": "cut o',
+        b"\x00\xff\xfe",
+        b"\n",
+        b"[1, 2]\n",
+    ],
+)
+def test_a_file_of_another_kind_is_left_alone(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "notes"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match="something else"), ResultFile(file).opened():
+        pass
+    assert file.read_bytes() == content
+
+
+def test_a_file_that_is_empty_is_written(tmp_path: Path) -> None:
+    file = tmp_path / "results"
+    file.touch()
+    with ResultFile(file).opened():
+        pass
+
+
 def test_a_file_that_cannot_be_written_is_a_wrong_option(tmp_path: Path) -> None:
     found = ResultFile(tmp_path / "absent" / "out.jsonl")
     with pytest.raises(ConfigError, match="cannot be written"), found.opened():
