@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from copy import copy
 
 from triptych.core.errors import SlowReader, TriptychError, from_info
 from triptych.core.job import Output
@@ -76,9 +77,12 @@ class StreamTable:
             stream.finish(error)
 
     def fail_all(self, error: TriptychError) -> None:
-        """End every stream with `error`, as when the engine is gone."""
+        """End every stream with `error`, as when the engine is gone.
+
+        Each reader raises an error of its own: a shared one would gather all their tracebacks.
+        """
         for job_id in tuple(self._streams):
-            self.fail(job_id, error)
+            self.fail(job_id, copy(error))
 
     def abandon(self, job_id: str) -> None:
         """Forget a job whose reader left, and cancel it if it still runs."""

@@ -222,6 +222,19 @@ async def test_what_is_buffered_is_read_before_the_error() -> None:
     assert len(world.table) == 0
 
 
+async def test_each_reader_gets_an_error_of_its_own() -> None:
+    world, gone = Table(), EngineDown("gone", retry_after_s=3.0)
+    streams = [world.table.open(name) for name in "ab"]
+    world.table.fail_all(gone)
+    errors = []
+    for stream in streams:
+        with pytest.raises(EngineDown) as caught:
+            await anext(stream)
+        errors.append(caught.value)
+    assert len({id(error) for error in (*errors, gone)}) == 3
+    assert all(error.message == "gone" and error.retry_after_s == 3.0 for error in errors)
+
+
 async def test_a_reader_that_leaves_cancels_once() -> None:
     world = Table()
     stream = world.table.open("job")

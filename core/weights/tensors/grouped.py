@@ -107,7 +107,7 @@ class GroupedCheckpoint(Checkpoint):
             return make({part: self._map(info) for part, info in parts.items()})
         except WeightsError:
             raise
-        except (RuntimeError, ValueError, KeyError) as error:
+        except (ArithmeticError, RuntimeError, ValueError, KeyError) as error:
             info = parts[self._scheme.main]
             raise WeightsError(f"Tensor {info.name!r} in {info.file} is not usable.") from error
 

@@ -120,8 +120,13 @@ class BackgroundRun:
             else:
                 self._builder.fail(self._reason)
         except Exception as error:  # nobody waits: the answer itself says why there is none
-            _log.warning("a background response failed", exc_info=error)
-            self._builder.fail(renamed(to_public(error)))
+            public = to_public(error)
+            _log.warning(
+                "a background response failed with %s",
+                type(error).__name__,
+                exc_info=None if public is error else error,
+            )
+            self._builder.fail(renamed(public))
         finally:
             self._is_making = False
 
