@@ -7,6 +7,7 @@ and no torch: it sees frames and token ids.
 
 from __future__ import annotations
 
+import unicodedata
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,11 @@ FALLBACK_TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 MAX_COMPRESSION_RATIO = 2.4
 """Text that compresses better than this repeats itself."""
 MIN_AVG_LOGPROB = -1.0
+CONFIDENT_AVG_LOGPROB = -0.5
+"""A text that ended by itself and is likelier than this may repeat itself: a roll call does."""
 MAX_NO_SPEECH_PROB = 0.6
+SURE_NO_SPEECH_PROB = 0.9
+"""Beyond this a text has to be likelier than `CONFIDENT_AVG_LOGPROB` to stand."""
 MAX_PROMPT_TEMPERATURE = 0.5
 """Text drawn at a higher temperature is not shown to the next window."""
 
@@ -27,7 +32,9 @@ MAX_PROMPT_TEMPERATURE = 0.5
 class Attempt:
     """The result of one decoding of a window; `token_ids` and `logprobs` leave out the end token.
 
-    `avg_logprob` counts the end token, `compression_ratio` is that of the text.
+    `avg_logprob` counts the end token, `compression_ratio` is that of the text. The attempt
+    `has_ended` where that token came before the bound on the number of tokens; it `has_words`
+    where its text is more than punctuation.
     """
 
     token_ids: tuple[int, ...]
@@ -36,17 +43,29 @@ class Attempt:
     no_speech_prob: float
     compression_ratio: float
     temperature: float
+    has_ended: bool = True
+    has_words: bool = True
 
     @property
     def is_silent(self) -> bool:
-        """Whether there is no speech: the model says so, and its text is unlikely."""
-        return self.no_speech_prob > MAX_NO_SPEECH_PROB and self.avg_logprob <= MIN_AVG_LOGPROB
+        """Whether there is no speech: no word, or the model says so and its text is unlikely."""
+        is_sure = self.no_speech_prob > SURE_NO_SPEECH_PROB
+        bound = CONFIDENT_AVG_LOGPROB if is_sure else MIN_AVG_LOGPROB
+        is_unlikely = self.no_speech_prob > MAX_NO_SPEECH_PROB and self.avg_logprob <= bound
+        return is_unlikely or not self.has_words
 
     @property
     def is_good(self) -> bool:
         """Whether a higher temperature need not be tried."""
-        is_repetitive = self.compression_ratio > MAX_COMPRESSION_RATIO
-        return self.is_silent or (self.avg_logprob >= MIN_AVG_LOGPROB and not is_repetitive)
+        is_confident = self.has_ended and self.avg_logprob > CONFIDENT_AVG_LOGPROB
+        return self.is_silent or (
+            self.avg_logprob >= MIN_AVG_LOGPROB and (is_confident or not self.is_repetitive)
+        )
+
+    @property
+    def is_repetitive(self) -> bool:
+        """Whether the text says the same over and over."""
+        return self.compression_ratio > MAX_COMPRESSION_RATIO
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +84,18 @@ class Cut:
 
     stretches: tuple[Stretch, ...]
     num_frames: int
+
+
+def best_attempt(attempts: Sequence[Attempt]) -> Attempt:
+    """The likeliest. One that repeats itself up to the bound on its tokens is the last choice."""
+    return max(
+        attempts, key=lambda each: (each.has_ended or not each.is_repetitive, each.avg_logprob)
+    )
+
+
+def has_words(text: str) -> bool:
+    """Whether there is anything in a text but white space and punctuation."""
+    return any(not char.isspace() and unicodedata.category(char)[0] != "P" for char in text)
 
 
 def compression_ratio(text: str) -> float:

@@ -68,7 +68,7 @@ class RecognitionFields(BaseModel):
         default=None,
         ge=-limits.MAX_SEED,
         le=limits.MAX_SEED,
-        description="Repeats what was drawn at a temperature. Not one of OpenAI's fields.",
+        description="What is drawn at a temperature depends on it; 0 by default. Not OpenAI's.",
     )
 
     @model_validator(mode="before")

@@ -36,14 +36,14 @@ _TOKENS_PER_SECOND = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranscribeCall:
-    """One call. `temperature` 0 starts greedy and rises where that fails; `seed` `None` draws."""
+    """One call. `temperature` 0 starts greedy and rises where that fails."""
 
     model: str
     language: str = ""
     task: Task = "transcribe"
     prompt: str = ""
     temperature: float = 0.0
-    seed: int | None = None
+    seed: int | None = None  # without one it is 0: equal requests give equal texts
     has_word_times: bool = False
     caller: Caller = field(default_factory=Caller)
 
@@ -95,7 +95,7 @@ class RecognitionService(ModelService[WhisperTokenizer]):
         num_tokens = int(duration_s * _TOKENS_PER_SECOND) + 1
         ticket = self._admission.admit(key=caller.principal.key, num_jobs=1, num_tokens=num_tokens)
         with ticket, self._held.holding(duration_s, MAX_HELD_S):
-            recording = _Recording(model, call, self._seed(call.seed), duration_s)
+            recording = _Recording(model, call, call.seed or 0, duration_s)
             for part in count():
                 request = recording.next_request(pcm_S, part)
                 outputs = self.client.submit(

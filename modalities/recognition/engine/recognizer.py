@@ -34,7 +34,9 @@ from triptych.modalities.recognition.windows import (
     Attempt,
     Stretch,
     TranscriptCursor,
+    best_attempt,
     compression_ratio,
+    has_words,
     temperatures,
 )
 from triptych.modalities.recognition.wire import (
@@ -219,7 +221,7 @@ class TranscriptionJob:
         return language
 
     def _decode(self, decoder: WhisperWindow) -> Generator[Stage, None, Attempt]:
-        """Try temperatures until a result is good; the last stands, good or not."""
+        """Try temperatures until a result is good; where none is, the best stands."""
         start_ids = self._spec.start_ids(self._language, self._request.task)
         prompt_ids = (*self._cursor.prompt_ids, *start_ids)
         start_at = len(prompt_ids) - len(start_ids)
@@ -231,14 +233,16 @@ class TranscriptionJob:
         no_speech_prob = float(no_speech.get())
         if not math.isfinite(no_speech_prob):
             raise _no_number()
+        attempts: list[Attempt] = []
         for temperature in temperatures(self._request.temperature):
             decoder.rewind(len(prompt_ids))
             attempt = yield from self._attempt(
                 decoder, logits_TV[1].clone(), temperature, len(prompt_ids), no_speech_prob
             )
             if attempt.is_good:
-                break
-        return attempt
+                return attempt
+            attempts.append(attempt)
+        return best_attempt(attempts)
 
     def _attempt(
         self,
@@ -253,7 +257,7 @@ class TranscriptionJob:
         max_tokens = min(spec.max_new_tokens, spec.config.max_target_positions - num_prompt_tokens)
         token_ids: list[int] = []
         logprobs: list[float] = []
-        end_logprob = 0.0
+        end_logprob, has_ended = 0.0, False
         while len(token_ids) < max_tokens:
             if token_ids:
                 if len(token_ids) % TOKENS_PER_STAGE == 0:
@@ -262,7 +266,7 @@ class TranscriptionJob:
             shared.rules.apply(logits_V, token_ids)
             token_id, logprob = self.draw(logits_V, temperature)
             if token_id == spec.end_id:
-                end_logprob = logprob
+                end_logprob, has_ended = logprob, True
                 break
             token_ids.append(token_id)
             logprobs.append(logprob)
@@ -274,6 +278,8 @@ class TranscriptionJob:
             no_speech_prob=no_speech_prob,
             compression_ratio=compression_ratio(text),
             temperature=temperature,
+            has_ended=has_ended,
+            has_words=has_words(text),
         )
 
     def draw(self, logits_V: Tensor, temperature: float) -> tuple[int, float]:

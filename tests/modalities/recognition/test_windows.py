@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import permutations
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,8 +15,10 @@ from triptych.modalities.recognition.windows import (
     FALLBACK_TEMPERATURES,
     Attempt,
     TranscriptCursor,
+    best_attempt,
     compression_ratio,
     cut_window,
+    has_words,
     temperatures,
 )
 
@@ -27,7 +31,7 @@ def at(seconds: float) -> int:
     return FIRST_TIME + round(seconds * 50)
 
 
-def attempt(*token_ids: int, **fields: float) -> Attempt:
+def attempt(*token_ids: int, **fields: Any) -> Attempt:
     good = Attempt(
         token_ids=token_ids,
         logprobs=(-0.1,) * len(token_ids),
@@ -128,15 +132,38 @@ def test_stretches_without_length_or_text_are_left_out() -> None:
     [
         ({}, True, False),
         ({"avg_logprob": -1.1}, False, False),
-        ({"compression_ratio": 2.5}, False, False),
+        ({"compression_ratio": 2.5}, True, False),
+        ({"compression_ratio": 2.5, "avg_logprob": -0.6}, False, False),
+        ({"compression_ratio": 2.5, "has_ended": False}, False, False),
+        ({"no_speech_prob": 0.95, "avg_logprob": -0.8}, True, True),
+        ({"no_speech_prob": 0.95, "avg_logprob": -0.4}, True, False),
+        ({"has_words": False}, True, True),
         ({"no_speech_prob": 0.9}, True, False),
         ({"no_speech_prob": 0.9, "avg_logprob": -1.1}, True, True),
         ({"no_speech_prob": 0.9, "avg_logprob": -1.1, "compression_ratio": 9.0}, True, True),
     ],
 )
-def test_what_is_tried_again(fields: dict[str, float], is_good: bool, is_silent: bool) -> None:
+def test_what_is_tried_again(fields: dict[str, Any], is_good: bool, is_silent: bool) -> None:
     tried = attempt(A, **fields)
     assert (tried.is_good, tried.is_silent) == (is_good, is_silent)
+
+
+def test_the_likeliest_attempt_stands_unless_it_is_a_loop() -> None:
+    likely, unlikely = attempt(A, avg_logprob=-0.7), attempt(A, avg_logprob=-3.0)
+    repetitive = attempt(A, avg_logprob=-0.6, compression_ratio=2.7)
+    loop = attempt(A, avg_logprob=-0.1, compression_ratio=9.0, has_ended=False)
+    for attempts in permutations((likely, unlikely, repetitive, loop)):
+        assert best_attempt(attempts) is repetitive
+    assert best_attempt([loop, unlikely]) is unlikely
+    assert best_attempt([loop]) is loop
+
+
+@pytest.mark.parametrize(
+    ("text", "has_any"),
+    [("", False), (" . . .", False), ("..", False), ("-?!", False), ("you", True), ("♪", True)],
+)
+def test_punctuation_is_no_word(text: str, has_any: bool) -> None:
+    assert has_words(text) is has_any
 
 
 def test_a_temperature_that_was_asked_for_stands() -> None:
