@@ -35,6 +35,9 @@ Text = Annotated[str, StringConstraints(max_length=limits.MAX_TEXT_CHARS)]
 InputText = Annotated[str, StringConstraints(min_length=1, max_length=limits.MAX_TEXT_CHARS)]
 JsonObject = Annotated[dict[str, Any], Field(json_schema_extra={"format": "json-object"})]
 """Any object of a client's; its size is bounded with the body's."""
+JsonValue = Annotated[Any, Field(json_schema_extra={"format": "json-value"})]
+"""Anything of a client's that is not read; its size is bounded with the body's."""
+Place = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Label = Annotated[str, StringConstraints(max_length=limits.MAX_METADATA_VALUE_CHARS)]
 
 Metadata = Annotated[
@@ -126,6 +129,7 @@ def ignored_in(model: Any, value: Any, place: str = "") -> Iterator[str]:
 
 _CACHED = "equal beginnings of prompts are cached by themselves"
 _PLACED = "the operator says how models are placed"
+_DUMPED = "clients add it to earlier answers that they send back"
 _LABEL = "a label, which no answer depends on"
 _SUMMARY = "thoughts are returned whole"
 INERT: Mapping[str, str] = MappingProxyType(
@@ -137,7 +141,9 @@ INERT: Mapping[str, str] = MappingProxyType(
         "eager_input_streaming": "arguments are always streamed as they are written",
         "f16_kv": _PLACED,
         "generate_summary": _SUMMARY,
+        "id": _DUMPED,
         "include_obfuscation": "chunks are not padded",
+        "index": _DUMPED,
         "insecure": "nothing is fetched",
         "keep_alive": "a model stays until its memory is needed",
         "low_vram": _PLACED,
@@ -152,6 +158,8 @@ INERT: Mapping[str, str] = MappingProxyType(
         "num_keep": "nothing of a prompt is dropped",
         "num_thread": _PLACED,
         "numa": _PLACED,
+        "parsed": _DUMPED,
+        "parsed_arguments": _DUMPED,
         "phase": _LABEL,
         "prompt_cache_breakpoint": _CACHED,
         "prompt_cache_key": _CACHED,

@@ -137,14 +137,12 @@ async def begin(
     service: LlmService, body: SamplingFields, context: Context, prompts: Sequence[TokenRequest]
 ) -> Generation:
     """Answer `prompts` as `body` asks. Raises what is wrong with it before anything runs."""
-    offer = None
+    offer, form = None, body.constraint()
     if isinstance(body, ChatRequest):
         offer = body.offer
-        prompts = await service.calling(
-            body.model, prompts, offer, body.constraint(), body.max_thinking_tokens
-        )
+        prompts = await service.calling(body.model, prompts, offer, form, body.max_thinking_tokens)
     else:
-        prompts = await service.constrained(body.model, prompts, body.constraint())
+        prompts = await service.constrained(body.model, prompts, form)
     requests = service.sampled(
         body.model,
         prompts,
@@ -162,6 +160,7 @@ async def begin(
         shows_special=body.skip_special_tokens is False,
         shows_stop=bool(body.include_stop_str_in_output),
         offer=offer,
+        has_form=form is not None,
         caller=context.caller,
     )
     _check_contents(body, requests)

@@ -13,7 +13,17 @@ from pydantic import Discriminator, Field, StringConstraints, Tag, model_validat
 
 from triptych.core import limits
 from triptych.core.errors import InvalidRequest, UnsupportedOption
-from triptych.core.http.fields import JsonObject, Label, Name, Strict, Text, inert, without_refused
+from triptych.core.http.fields import (
+    JsonObject,
+    JsonValue,
+    Label,
+    Name,
+    Place,
+    Strict,
+    Text,
+    inert,
+    without_refused,
+)
 from triptych.core.media.fetch import Fetched
 from triptych.modalities.llm.api.multimodal import PictureSource
 from triptych.modalities.llm.api.tools.schema import ToolCall
@@ -39,7 +49,8 @@ _FILE_URL = "triptych-file:\n"
 _PARTS = ("content", "output", "summary", "images", "tool_calls")
 """Fields of messages, items and parts that are lists, by the words of every API."""
 _OWN = {
-    *("role", "content", "cache_control", "provider_specific_fields", "reasoning", "tool_calls")
+    *("role", "content", "cache_control", "provider_specific_fields", "reasoning", "tool_calls"),
+    *("id", "index", "parsed"),
 }
 """Fields of a message that a template has otherwise, or not at all."""
 
@@ -195,6 +206,9 @@ class Message(Strict):
     reasoning: Text | None = Field(default=None, description="As reasoning_content.")
     cache_control: CacheControl | None = inert("cache_control")
     provider_specific_fields: JsonObject | None = inert("provider_specific_fields")
+    id: Label | None = inert("id")
+    index: Place | None = inert("index")
+    parsed: JsonValue = inert("parsed")
 
     @model_validator(mode="before")
     @classmethod

@@ -217,6 +217,7 @@ class ChatPipeline(Pipeline[LlmService]):
             num_samples=own.n,
             seed=own.seed,
             offer=offer,
+            has_form=form is not None,
         )
         return call, self._service.sampled(self._model, prompts, given, ignore_eos=own.ignore_eos)
 

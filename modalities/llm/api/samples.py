@@ -28,8 +28,8 @@ class TextCall:
 
     The service sets the requests' `seed` (without one here it draws one) and `sample_index`. With
     `echo` each sample begins with its prompt. Where there is an `offer` of tools, even of none, the
-    text is taken apart into thoughts, words and calls. The text has special tokens and what ended
-    it only where the call `shows` them.
+    text is taken apart into thoughts, words and calls; if it `has_form`, JSON in it is a call only
+    between marks. The text has special tokens and what ended it only where the call `shows` them.
     """
 
     model: str
@@ -40,6 +40,7 @@ class TextCall:
     shows_special: bool = False
     shows_stop: bool = False
     offer: Offer | None = None
+    has_form: bool = False
     caller: Caller = field(default_factory=Caller)
 
 
@@ -137,7 +138,9 @@ class SampleText:
         self._num_cached_images = 0
         self._num_output_tokens = 0
         self._parser = (
-            None if call.offer is None else model.answer_parser(request.prompt_ids, call.offer)
+            None
+            if call.offer is None
+            else model.answer_parser(request.prompt_ids, call.offer, has_form=call.has_form)
         )
         has_special_marks = self._parser is not None and model.answers.has_special_marks
         self._detokenizer: Detokenizer = model.detokenizer(

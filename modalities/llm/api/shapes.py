@@ -177,7 +177,9 @@ class ChatShape(Shape):
         """The role first, once; then text; then why it ended."""
         if delta.index not in self._begun:
             self._begun.add(delta.index)
-            first = self._piece(delta.index, MessageDelta(role="assistant", content=""))
+            is_call = bool(delta.shown) and isinstance(delta.shown[0], CallStart)
+            role = MessageDelta(role="assistant", content=None if is_call else "")
+            first = self._piece(delta.index, role)
             yield first.model_copy(update=self._of_prompt(delta.prompt))
             if self._details.echoed:
                 yield self._piece(delta.index, MessageDelta(content=self._details.echoed))

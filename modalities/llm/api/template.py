@@ -8,11 +8,11 @@ it would hold a thread for ever.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-import msgspec
 from jinja2 import TemplateSyntaxError
 
 from triptych.core.config import ModelOptions
@@ -86,7 +86,7 @@ class ChatTemplate:
         ended, and what `DecodePool.run` raises of `Unavailable`.
         """
         try:
-            packed = msgspec.msgpack.encode({"messages": messages, **values})
+            packed = json.dumps({"messages": messages, **values}).encode()
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise InvalidRequest(
                 f"A chat template takes plain values alone: {error}.", param="messages"

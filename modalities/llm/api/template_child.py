@@ -15,7 +15,6 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-import msgspec
 from jinja2 import Environment, Template, TemplateError, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
@@ -87,7 +86,7 @@ def prepare(source: str) -> Mapping[str, Callable[..., Generator[bytes, None, st
 
 
 def _render(rendering: Rendering, data: bytes) -> Generator[bytes, None, str]:
-    return (yield from rendering(msgspec.msgpack.decode(data)))
+    return (yield from rendering(json.loads(data)))
 
 
 class Rendering:
@@ -105,7 +104,7 @@ class Rendering:
         try:
             if self._template is None:
                 self._template = environment().from_string(self._source)
-            yield self._template.render(values).encode()
+            yield self._template.render(values).encode(errors="replace")  # half a surrogate pair
         except MemoryError:
             raise
         except Exception as error:  # a template is a foreign program: it may raise anything

@@ -258,12 +258,19 @@ class TextModel:
         end = [*islice(words, PRIMING_TOKENS)][::-1]
         return Detokenizer(self.tokenizer, end, stops, **shows)
 
-    def answer_parser(self, prompt_ids: Sequence[int], offer: Offer) -> AnswerParser | None:
-        """What takes an answer to this prompt apart; `None` where it is all text."""
+    def answer_parser(
+        self, prompt_ids: Sequence[int], offer: Offer, *, has_form: bool = False
+    ) -> AnswerParser | None:
+        """What takes an answer to this prompt apart; `None` where it is all text.
+
+        Where a request asked for a form, JSON without marks is the answer.
+        """
         if not self.answers.reads(offer.schemas):
             return None
         end = self._end_of(prompt_ids)
-        return self.answers.parser(offer.schemas, end, is_forced=offer.is_required)
+        return self.answers.parser(
+            offer.schemas, end, is_forced=offer.is_required, has_form=has_form
+        )
 
     def answer_constraint(
         self, prompt_ids: Sequence[int], offer: Offer, form: Constraint | None

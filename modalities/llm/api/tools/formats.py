@@ -7,7 +7,7 @@ too), and how a chat template gives a format away.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from triptych.core.config import ModelOptions
@@ -180,13 +180,20 @@ class AnswerSyntax:
         has_begun = thinking is not None and prompt_end.rstrip().endswith(thinking.open)
         return thinking.close if thinking is not None and has_begun else ""
 
-    def parser(self, tools: ToolSchemas, prompt_end: str, *, is_forced: bool) -> AnswerParser:
-        """Reads one answer to a prompt that ends so, of calls alone if those are forced."""
+    def parser(
+        self, tools: ToolSchemas, prompt_end: str, *, is_forced: bool, has_form: bool = False
+    ) -> AnswerParser:
+        """Reads one answer to a prompt that ends so, of calls alone if those are forced.
+
+        Where a request asked for a form, JSON without marks is the answer and no call.
+        """
         read_calls: ReadCalls = words_alone
         if is_forced and self.calls != "hermes":
             read_calls = listed_json
         elif tools or self.calls == "harmony":
             read_calls = CALL_FORMATS[self.calls]
+            if has_form and not is_forced:
+                read_calls = _marks_alone(read_calls)
         return AnswerParser(
             THINKING_FORMATS.get(self.thinking),
             read_calls,
@@ -194,6 +201,13 @@ class AnswerSyntax:
             is_thinking=bool(self.thoughts_end(prompt_end)),
             is_forced=is_forced,
         )
+
+
+def _marks_alone(read_calls: ReadCalls) -> ReadCalls:
+    """The same format, of which only calls with marks are read."""
+    if isinstance(read_calls, MarkedJson):
+        return replace(read_calls, forgets_marks=False)
+    return words_alone if read_calls is bare_json else read_calls
 
 
 def _named(option: str, value: str, known: Mapping[str, object]) -> str | None:

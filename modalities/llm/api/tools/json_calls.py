@@ -49,11 +49,26 @@ class MarkedJson:
         while mark := (yield from source.until(self.opens, Words)):
             source.taken = mark
             yield from source.spaces()
-            if not (yield from json_calls(source)):
+            is_whole = yield from self._marked_calls(source)
+            if source.taken and not is_whole:
+                yield Words(source.taken)
                 continue
-            yield from source.spaces()
+            if not is_whole:
+                yield from _skip_call(source, self.opens, self.closes)
             yield from source.closing(self.closes)
             yield from source.spaces()
+
+    def _marked_calls(self, source: TextSource) -> _Attempt:
+        """The calls of one mark: mostly one. Brackets too many are dropped."""
+        while (yield from json_calls(source)):
+            source.taken = ""
+            yield from source.spaces()
+            while self.closes and (yield from source.any_of(("}", "]", ",", ";"))):
+                yield from source.spaces()
+            source.taken = ""
+            if (yield from source.next()) != "{":
+                return True
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +106,8 @@ class NamedJson:
             return False
         yield CallStart(name)
         is_whole = yield from json_text(source, CallArguments)
+        if not is_whole:
+            yield from _skip_call(source, self.opens, (*self.closes, *self.ignored))
         yield from source.spaces()
         if is_whole and self.has_fence:
             yield from source.begins("```")
@@ -138,6 +155,8 @@ def listed_json(source: TextSource, tools: ToolSchemas) -> Reading:
     source.taken = ""
     yield from source.spaces()
     yield from json_calls(source)
+    if source.taken:
+        yield Words(source.taken)
     yield from source.until((), Words)
 
 
@@ -152,6 +171,10 @@ def _unmarked_call(source: TextSource, known: ToolSchemas) -> _Attempt:
             yield Words(source.taken)
         return False
     if not (yield from _object(source, known)):
+        if source.taken:
+            yield Words(source.taken)
+        else:
+            yield from source.before(())
         return False
     if fence:
         yield from source.spaces()
@@ -178,7 +201,7 @@ def _begins_call(source: TextSource) -> Generator[None, None, bool]:
 
 
 def json_calls(source: TextSource, known: ToolSchemas | None = None) -> _Attempt:
-    """A call, or a list of calls."""
+    """A call, or a list of calls. Where none began, `taken` of the source is what was read."""
     if not (yield from source.begins("[")):
         return (yield from _object(source, known))
     while True:
@@ -200,37 +223,45 @@ class _OpenCall:
 
 
 def _object(source: TextSource, known: ToolSchemas | None) -> _Attempt:
-    """`{"name": ..., "arguments": ...}`, in any order and with other keys; `known` names alone."""
+    """`{"name": ..., "arguments": ...}`, in any order and with other keys; `known` names alone.
+
+    An object of a `known` name has arguments, or it is no call. Where none began, `taken` of the
+    source is what was read.
+    """
     call, separator = _OpenCall(), "{"
     while (yield from source.begins(separator)) and (yield from _field(source, call, known)):
         yield from source.spaces()
         separator = ","
         if call.name and (yield from source.begins("}")):
-            if not call.has_begun:
+            arguments = _whole_arguments(call.early, has_none=known is None)
+            if not call.has_begun and arguments is not None:
                 yield CallStart(call.name)
-                yield CallArguments(_as_object(call.early))
-            source.taken = ""
-            return True
-    if not call.has_begun:
-        yield Words(source.taken)
-    source.taken = ""
+                yield CallArguments(arguments)
+                call.has_begun = True
+            if call.has_begun:
+                source.taken = ""
+            return call.has_begun
+    if call.has_begun:
+        source.taken = ""
     return False
 
 
 def _field(source: TextSource, call: _OpenCall, known: ToolSchemas | None) -> _Attempt:
     """A key and its value."""
     key = yield from _key(source)
-    if key in _ARGUMENTS and call.name:
+    yield from source.spaces()
+    is_first = key in _ARGUMENTS and not call.has_begun and not call.early
+    if is_first and call.name and (yield from source.next()) == "{":
         call.has_begun = True
         yield CallStart(call.name)
-        return (yield from _arguments(source))
+        return (yield from json_text(source, CallArguments))
     value = yield from json_value(source)
     if value is None:
         return False
-    if key == "name":
+    if key == "name" and not call.has_begun:
         call.name = _string(value)
         return bool(call.name) and (known is None or call.name in known)
-    if key in _ARGUMENTS:
+    if is_first:
         call.early = value
     return True
 
@@ -242,22 +273,26 @@ def _key(source: TextSource) -> Generator[None, None, str]:
     return _string(key or "") if (yield from source.begins(":")) else ""
 
 
-def _arguments(source: TextSource) -> _Attempt:
-    """An object, passed on as it comes; or one in a string, or nothing."""
-    yield from source.spaces()
-    if (yield from source.next()) == "{":
-        return (yield from json_text(source, CallArguments))
-    value = yield from json_value(source)
-    yield CallArguments(_as_object(value or ""))
-    return value is not None
+def _skip_call(
+    source: TextSource, opens: Sequence[str], closes: Sequence[str]
+) -> Generator[None, None, None]:
+    """Drop what is left of a call that broke: up to the mark that ends it, or begins another."""
+    _, end = yield from source.before((*opens, *closes))
+    source.put_back(end)
 
 
-def _as_object(text: str) -> str:
-    """Arguments that came in one piece: an object, one in a string, or none."""
+def _whole_arguments(text: str, *, has_none: bool) -> str | None:
+    """Arguments that came in one piece: an object, one in a string, or nothing; else `None`.
+
+    Without any text there are none if that `has_none`.
+    """
     value = _loaded(text)
     if isinstance(value, str):
         text, value = value, _loaded(value)
-    return text if isinstance(value, dict) else "{}"
+    if isinstance(value, dict):
+        return text
+    is_empty = text in ("", "null") if text or has_none else False
+    return "{}" if is_empty else None
 
 
 def _string(text: str) -> str:
@@ -267,6 +302,11 @@ def _string(text: str) -> str:
 
 def _loaded(text: str) -> object:
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         return None
+
+
+def _refuse_constant(word: str) -> None:
+    """`NaN` and the infinities are no JSON."""
+    raise ValueError(word)

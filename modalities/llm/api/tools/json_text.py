@@ -1,138 +1,42 @@
-"""JSON that is still being written: read as far as it is valid.
+"""JSON that is still being written, taken from a source.
 
-Owns the grammar of JSON (RFC 8259), one character after the other. Builds no values.
+Owns how much of a source belongs to a value. Its grammar is `json_scanner`'s, and what is mended of
+it `json_mending`'s.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Generator
 
+from triptych.modalities.llm.api.tools.json_mending import JsonMender
+from triptych.modalities.llm.api.tools.json_scanner import JsonScanner
 from triptych.modalities.llm.api.tools.source import FoundT, TextSource
-
-MAX_DEPTH = 64
-"""Nesting beyond which a value counts as broken."""
-_SPACES = " \t\n\r"
-_ESCAPES = frozenset('"\\/bfnrtu')
-_CLOSERS = {"{": "}", "[": "]"}
-_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
-_NUMBER_START = re.compile(r"-?(?:(?:0|[1-9]\d*)(?:\.\d*)?(?:(?<=\d)[eE][+-]?\d*)?)?")
-_WORDS = ("true", "false", "null")
-
-
-class JsonScanner:
-    """Says of each character whether it can go on a valid JSON value.
-
-    `is_done` once the value is complete; a number at the top ends with what follows it.
-    """
-
-    def __init__(self) -> None:
-        self._closers: list[str] = []
-        self._expects: str = "value"
-        self._scalar = ""  # a number or a word that may not be complete
-        self._string = ""  # "", "open", "escape" or as many as are missing of four hex digits
-        self._is_key = False
-        self.is_done = False
-
-    def push(self, char: str) -> bool:
-        """Take a character in; false where it cannot come here."""
-        if self._string:
-            return self._in_string(char)
-        if self._scalar:
-            if self._goes_on(self._scalar + char):
-                self._scalar += char
-                return True
-            if not self._end_scalar():
-                return False
-        return char in _SPACES or (not self.is_done and self._token(char))
-
-    def finish(self) -> bool:
-        """The text is over; whether the value is complete."""
-        return self._end_scalar() and self.is_done
-
-    def _token(self, char: str) -> bool:
-        expects = self._expects
-        if self._closers and char == self._closers[-1] and expects in ("first", "key", "next"):
-            self._closers.pop()
-            self._end_value()
-            return True
-        if expects == "next":
-            self._expects = "more-key" if self._closers[-1] == "}" else "value"
-            return char == ","
-        if expects == "colon":
-            self._expects = "value"
-            return char == ":"
-        if expects in ("key", "more-key"):
-            self._string, self._is_key = "open", True
-            return char == '"'
-        return self._begin_value(char)
-
-    def _begin_value(self, char: str) -> bool:
-        if char == '"':
-            self._string, self._is_key = "open", False
-        elif char in _CLOSERS:
-            self._closers.append(_CLOSERS[char])
-            self._expects = "key" if char == "{" else "first"
-            return len(self._closers) <= MAX_DEPTH
-        else:
-            self._scalar = char
-            return self._goes_on(char)
-        return True
-
-    def _in_string(self, char: str) -> bool:
-        if self._string == "open":
-            if char == "\\":
-                self._string = "escape"
-            elif char == '"':
-                self._string = ""
-                if self._is_key:
-                    self._expects = "colon"
-                else:
-                    self._end_value()
-            return char >= " "
-        if self._string == "escape":
-            self._string = "4" if char == "u" else "open"
-            return char in _ESCAPES
-        self._string = str(int(self._string) - 1) if self._string != "1" else "open"
-        return char in "0123456789abcdefABCDEF"
-
-    def _goes_on(self, scalar: str) -> bool:
-        """Whether a number or a word can begin so."""
-        if any(word.startswith(scalar) for word in _WORDS):
-            return True
-        return bool(_NUMBER_START.fullmatch(scalar))
-
-    def _end_scalar(self) -> bool:
-        scalar, self._scalar = self._scalar, ""
-        if scalar:
-            self._end_value()
-        return not scalar or scalar in _WORDS or bool(_NUMBER.fullmatch(scalar))
-
-    def _end_value(self) -> None:
-        self._expects = "next"
-        self.is_done = not self._closers
 
 
 def json_text(
     source: TextSource, found: Callable[[str], FoundT]
 ) -> Generator[FoundT | None, None, bool]:
-    """Yield the text of one object or array as it comes; whether it came to a valid end.
+    """Yield the text of one object or array as it comes, mended; whether it came to a valid end.
 
-    What cannot belong to it is left in the source.
+    Beyond the place where it cannot be mended everything is left in the source.
     """
-    scanner = JsonScanner()
-    while not scanner.is_done:
-        length = 0
-        while length < len(source.text) and not scanner.is_done:
-            if not scanner.push(source.text[length]):
-                break
-            length += 1
-        is_broken = length < len(source.text) and not scanner.is_done
-        if text := source.take(length):
+    mender = JsonMender()
+    while not mender.is_done:
+        text, is_broken = "", False
+        while source.text and not mender.is_done and not is_broken:
+            piece = mender.push(source.text[0])
+            is_broken = piece is None
+            if piece is not None:
+                text += piece
+                source.take(1)
+        is_cut = source.is_over and not mender.is_done
+        if is_cut and not is_broken:
+            text += mender.finish()
+        if text:
             yield found(text)
-        if is_broken or (source.is_over and not scanner.is_done):
+        if is_broken or is_cut:
             return False
-        if not scanner.is_done:
+        if not mender.is_done:
             yield None
     return True
 

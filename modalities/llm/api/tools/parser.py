@@ -53,6 +53,7 @@ class AnswerParser:
         self._source = TextSource()
         self._reading = _reading(self._source, thinking, read_calls, tools or {}, is_thinking)
         self._kind: type[AnswerPiece] | None = None
+        self._has_thought = False
         self._held = ""  # white space that is shown only if more of its kind follows
 
     @property
@@ -89,10 +90,11 @@ class AnswerParser:
     def _trimmed(self, piece: Words | Thought) -> Iterator[AnswerPiece]:
         """Without white space at the edges of a part, but for those of the whole answer."""
         kind, text = type(piece), piece.text
+        self._has_thought = self._has_thought or kind is Thought
         is_new = self._kind is not kind
         if is_new:
             self._held = ""
-            if self._kind is not None or kind is Thought:
+            if self._kind is not None or self._has_thought:
                 text = text.lstrip()
                 if not text:
                     return
@@ -117,5 +119,6 @@ def _reading(
             is_thinking = yield from source.begins(thinking.open)
             source.text = source.text if is_thinking else spaces + source.text
         if is_thinking:
+            yield Thought("")  # thoughts that are empty part the white space, too
             yield from source.thoughts((thinking.close,), Thought)
     yield from read_calls(source, tools)

@@ -14,27 +14,42 @@ from pydantic import AfterValidator, Discriminator, Field, StringConstraints, Ta
 
 from triptych.core import limits
 from triptych.core.errors import InvalidRequest, UnsupportedOption
-from triptych.core.http.body import parse_json
-from triptych.core.http.fields import Name, Strict, Text
+from triptych.core.http.fields import JsonValue, Name, Place, Strict, Text, inert
 from triptych.modalities.llm.api.constraints import JsonSchema
+from triptych.modalities.llm.api.tools.json_scanner import MAX_DEPTH
 from triptych.modalities.llm.api.tools.pieces import ToolSchemas
 
 ToolName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+$", max_length=128)]
 
 
-def _as_object(arguments: str) -> str:
+def _as_object(arguments: str) -> dict[str, Any]:
+    """The object that arguments are the text of.
+
+    An earlier answer may have been cut off in the midst of them: templates, which take objects,
+    then get one that holds the text.
+    """
     try:
-        is_object = isinstance(parse_json(arguments.encode() or b"{}"), dict)
-    except InvalidRequest as error:
-        reason = error.message.replace("The body", "The text")
-        raise InvalidRequest(
-            f"The arguments of a tool call are a JSON object, as text. {reason}", param="messages"
-        ) from error
-    if not is_object:
-        raise InvalidRequest(
-            "The arguments of a tool call are a JSON object, as text.", param="messages"
-        )
-    return arguments or "{}"
+        value = json.loads(arguments or "{}", parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        value = None
+    is_object = isinstance(value, dict) and _is_shallow(value)
+    return value if is_object else {"arguments": arguments}
+
+
+def _is_shallow(value: Any) -> bool:
+    """Whether a value is nested no deeper than calls are read."""
+    layer = [value]
+    for _ in range(MAX_DEPTH):
+        parts = (each.values() if isinstance(each, dict) else each for each in layer)
+        layer = [entry for part in parts for entry in part if isinstance(entry, dict | list)]
+        if not layer:
+            return True
+    return False
+
+
+def _refuse_constant(word: str) -> None:
+    """`NaN` and the infinities are no JSON."""
+    raise ValueError(word)
 
 
 def _of_object(schema: dict[str, Any]) -> dict[str, Any]:
@@ -134,10 +149,11 @@ ToolChoice = Annotated[
 
 
 class CalledFunction(Strict):
-    """A function and the arguments it was called with, which are JSON text."""
+    """A function and the arguments it was called with, which are JSON text or the start of it."""
 
     name: ToolName
-    arguments: Annotated[Text, AfterValidator(_as_object)]
+    arguments: Text
+    parsed_arguments: JsonValue = inert("parsed_arguments")
 
 
 class ToolCall(Strict):
@@ -146,10 +162,11 @@ class ToolCall(Strict):
     id: Name
     type: Literal["function"] = "function"
     function: CalledFunction
+    index: Place | None = inert("index")
 
     def for_template(self) -> dict[str, Any]:
         """The call as chat templates take it: with arguments as an object."""
-        arguments = json.loads(self.function.arguments)
+        arguments = _as_object(self.function.arguments)
         function = {"name": self.function.name, "arguments": arguments}
         return {"id": self.id, "type": self.type, "function": function}
 

@@ -171,6 +171,20 @@ def test_an_oversized_or_malformed_template_is_refused_at_start() -> None:
         ChatTemplate("{% for %}", model="m")
 
 
+@pytest.mark.parametrize("value", [10**30, -(2**63) - 1, 2**64, 1.5, "\u2028", {"a": [None]}])
+async def test_any_json_value_reaches_a_template(value: object) -> None:
+    template = ChatTemplate("{{ messages[0].value | tojson }}", model="m")
+    rendered = await template.render(messages=[{"value": value}])
+    assert json.loads(rendered) == value
+    await template.close()
+
+
+async def test_half_a_surrogate_pair_in_a_call_breaks_no_template() -> None:
+    template = ChatTemplate("{{ messages[0] }}", model="m")
+    assert await template.render(messages=["a\ud83db"]) == "a?b"
+    await template.close()
+
+
 async def test_generation_blocks_are_read_as_text() -> None:
     template = ChatTemplate("{% generation %}{{ messages[0] }}{% endgeneration %}", model="m")
     assert await template.render(messages=["hi"]) == "hi"

@@ -201,7 +201,6 @@ PICTURE = {"type": "input_image", "image_url": "http://a/b.png"}
         ({"input": [{**said("system", ""), "content": [PICTURE]}]}, "input"),
         ({"input": [{**said("user", ""), "content": [{**PICTURE, "file_id": "f"}]}]}, "input"),
         ({"input": [{**RESULT, "output": [PICTURE]}]}, "input"),
-        ({"input": [{**CALL, "arguments": "[1]"}]}, "input"),
         (
             {
                 "input": [

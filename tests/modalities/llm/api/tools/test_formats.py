@@ -62,7 +62,7 @@ ANSWERS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     (
         "hermes",
         '{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}\n'
-        '{"name": "get_time"}\nSo.',
+        '{"name": "get_time", "arguments": null}\nSo.',
         "So.",
         [PARIS, TIME],
     ),
@@ -385,7 +385,92 @@ def test_a_number_of_python_that_json_lacks_is_text() -> None:
 
 def test_arguments_in_a_string_that_are_too_deep_are_none() -> None:
     call = json.dumps({"name": "get_time", "arguments": DEEP})
-    assert loaded(read(f"<tool_call>{call}</tool_call>", "hermes")) == [TIME]
+    text = f"<tool_call>{call}</tool_call>"
+    answer = read(text, "hermes")
+    assert (answer.text, answer.calls) == (text, [])
+
+
+SAVE = '{"name": "get_time", "arguments": %s}'
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ('{"a": "line1\nline2\ttab"}', {"a": "line1\nline2\ttab"}),
+        ('{"a": "say "hi" now"}', {"a": 'say "hi" now'}),
+        ('{"a": True, "b": [False, None]}', {"a": True, "b": [False, None]}),
+        ('{"a": [1, 2,], "b": {"c": 3,},}', {"a": [1, 2], "b": {"c": 3}}),
+        ('{"a": "x" , "b" : "y"}', {"a": "x", "b": "y"}),
+    ],
+)
+@pytest.mark.parametrize("name", ["hermes", "mistral", "granite", "mistral-named", "kimi-k2"])
+def test_json_that_models_often_get_wrong_is_mended(
+    name: str, written: str, meant: dict[str, Any]
+) -> None:
+    around = {
+        "hermes": "<tool_call>" + SAVE + "</tool_call>",
+        "mistral": "[TOOL_CALLS] [" + SAVE + "]",
+        "granite": "<|tool_call|>[" + SAVE + "]",
+        "mistral-named": "[TOOL_CALLS]get_time[ARGS]%s",
+        "kimi-k2": "<|tool_call_begin|>functions.get_time:0<|tool_call_argument_begin|>%s"
+        "<|tool_call_end|>",
+    }
+    text = around[name] % written
+    answer = read(text, name)
+    assert (answer.text, loaded(answer)) == ("", [("get_time", meant)])
+    for size in (1, 2, 3, 7):
+        assert read(text, name, range(0, len(text), size)) == answer
+
+
+def test_brackets_too_many_are_dropped() -> None:
+    for surplus in ("}", "}}", "]", " } ", ","):
+        answer = read(f"<tool_call>{SAVE % '{}'}{surplus}</tool_call>\n", "hermes")
+        assert (answer.text, loaded(answer)) == ("", [TIME])
+
+
+def test_objects_in_one_mark_are_calls_each() -> None:
+    calls = [SAVE % "{}", SAVE % '{"a": 1}']
+    text = "<tool_call>\n{}\n{}\n</tool_call>So.".format(*calls)
+    answer = read(text, "hermes")
+    assert (answer.text, loaded(answer)) == ("So.", [TIME, ("get_time", {"a": 1})])
+
+
+def test_of_arguments_that_come_twice_the_first_count() -> None:
+    text = '<tool_call>{"name": "get_time", "arguments": {}, "arguments": {"a": 1}}</tool_call>'
+    answer = read(text, "hermes")
+    assert (answer.text, loaded(answer)) == ("", [TIME])
+
+
+NO_CALLS = [
+    '{"name": "get_time"}',
+    '{"name": "get_time", "reason": "2 + 2 equals 4."}',
+    '{"name": "get_time", "price": 3, "parts": [{}]}',
+    '{"name": "get_time", "arguments": 5}',
+    '{"name": "get_time", "arguments": "at noon"}',
+    '{"name": "get_time", "parameters": ["a"]}',
+    '{"reason": "", "name": "get_time"}',
+]
+
+
+@pytest.mark.parametrize("name", ["hermes", "llama3-json"])
+@pytest.mark.parametrize("text", NO_CALLS)
+def test_an_object_without_arguments_is_text(name: str, text: str) -> None:
+    answer = read(text, name)
+    assert (answer.text, answer.calls) == (text, [])
+
+
+@pytest.mark.parametrize("name", ["hermes", "llama3-json"])
+def test_json_is_the_answer_where_a_form_was_asked_for(name: str) -> None:
+    parser = AnswerSyntax(name).parser(TOOLS, "", is_forced=False, has_form=True)
+    answer = Answer.of([*parser.push(SAVE % "{}"), *parser.finish()])
+    assert (answer.text, answer.calls) == (SAVE % "{}", [])
+
+
+@pytest.mark.parametrize("empty", ["", "\n\n", " \n"])
+def test_empty_thoughts_leave_no_white_space(empty: str) -> None:
+    parser = AnswerSyntax("hermes", "think").parser({}, "", is_forced=False)
+    answer = Answer.of([*parser.push(f"<think>{empty}</think>\n\nYes"), *parser.finish()])
+    assert (answer.text, answer.reasoning) == ("Yes", "")
 
 
 def test_a_call_that_breaks_off_keeps_what_came() -> None:
@@ -393,7 +478,7 @@ def test_a_call_that_breaks_off_keeps_what_came() -> None:
     assert answer.calls == [ToolUse("get_weather", '{"city": "Par')]
     broken = read('<tool_call>{"name": "get_time", "arguments": {"a": oops}}</tool_call>', "hermes")
     assert broken.calls == [ToolUse("get_time", '{"a": ')]
-    assert broken.text == "oops}}</tool_call>"
+    assert broken.text == ""
 
 
 def test_python_may_have_the_names_of_json() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych.modalities.llm.api.tools.json_text import MAX_DEPTH, JsonScanner
+from triptych.modalities.llm.api.tools.json_scanner import MAX_DEPTH, JsonScanner
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)

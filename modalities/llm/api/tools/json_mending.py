@@ -1,0 +1,84 @@
+"""Mends what models often get wrong in the JSON of a call, while it is being written.
+
+Owns the rules, each of which leaves valid JSON as it is: control characters in a string are
+escaped; a quotation mark ends a string only where the string may end; `True`, `False` and `None`
+are JSON's words; a comma before a closing bracket is dropped. Builds no values.
+"""
+
+from __future__ import annotations
+
+import json
+
+from triptych.modalities.llm.api.tools.json_scanner import JsonScanner
+
+_WORDS = {"True": "true", "False": "false", "None": "null"}
+_SPACES = " \t\n\r"
+_AFTER_KEY, _AFTER_VALUE = ":", ",}]"
+
+
+class JsonMender:
+    """Takes one value in character by character, and gives valid JSON out.
+
+    What depends on the characters that follow is held back until they are there. `is_done` once
+    the value is complete.
+    """
+
+    def __init__(self) -> None:
+        self._scanner = JsonScanner()
+        self._held = ""  # a quotation mark or a comma, and the white space after it
+        self._word = ""  # the beginning of a word of Python's
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the value is complete."""
+        return self._scanner.is_done
+
+    def push(self, char: str) -> str | None:
+        """What the text goes on with; `None` where it is broken beyond these rules."""
+        if self._held:
+            if char in _SPACES:
+                self._held += char
+                return ""
+            return self._after_held(char)
+        if self._scanner.is_in_string:
+            return self._in_string(char)
+        if self._word or (self._scanner.expects_value and char in "TFN"):
+            return self._in_word(char)
+        if char == "," and self._scanner.expects_comma:
+            self._held = char
+            return ""
+        return self._passed(char)
+
+    def finish(self) -> str:
+        """What was held back when the text broke off."""
+        held, self._held = self._held, ""
+        return self._passed(held) or ""
+
+    def _after_held(self, char: str) -> str | None:
+        held, self._held = self._held, ""
+        if held[0] == ",":
+            before = held[1:] if char in "}]" else held
+        elif char in (_AFTER_KEY if self._scanner.is_in_key else _AFTER_VALUE):
+            before = held
+        else:
+            before = json.dumps(held)[1:-1]
+        passed = self._passed(before)
+        rest = None if passed is None else self.push(char)
+        return None if rest is None else f"{passed}{rest}"
+
+    def _in_string(self, char: str) -> str | None:
+        if char == '"' and not self._scanner.is_in_escape:
+            self._held = char
+            return ""
+        is_raw = char < " " and not self._scanner.is_in_escape
+        return self._passed(json.dumps(char)[1:-1] if is_raw else char)
+
+    def _in_word(self, char: str) -> str | None:
+        self._word += char
+        if self._word in _WORDS:
+            word, self._word = _WORDS[self._word], ""
+            return self._passed(word)
+        return "" if any(word.startswith(self._word) for word in _WORDS) else None
+
+    def _passed(self, text: str) -> str | None:
+        return text if all(map(self._scanner.push, text)) else None
