@@ -85,6 +85,8 @@ def refusal(matcher: LLMatcher) -> RequestError:
             "This oneOf cannot be enforced, since an answer may be of two of its branches: use"
             " anyOf."
         )
+    if "recursion limit" in reason:
+        return InvalidRequest("The JSON schema is nested too deeply.")
     if "panic" in reason:
         _log.error("the grammar library failed", extra=fields(detail=reason))
         return InvalidRequest("The grammar, or schema, cannot be followed: the library failed.")

@@ -16,6 +16,7 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
 from triptych.core.errors import InvalidRequest, PayloadTooLarge, RequestError, UnsupportedOption
+from triptych.core.grammar.schema_rewriting import rewritten
 from triptych.core.limits import MAX_GRAMMAR_BYTES
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ _JSON_OPTIONS: Final[JsonCompileOptions] = {
     "coerce_one_of": False,
 }
 _OWN_OPTIONS: Final = "x-guidance"
-_COMBINING: Final = frozenset({"allOf", "oneOf"})
+_OWN: Final = frozenset({"properties", "required"})
+_ELSEWHERE: Final = frozenset({"anyOf", "$ref"})
 _OPENING: Final = frozenset(
     {"additionalProperties", "anyOf", "minProperties", "patternProperties", "$ref"}
 )
@@ -93,10 +95,17 @@ def tidy_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
     """`schema` for the library, less answers that it allows and nobody wants.
 
     Properties that are allowed and not named would validate, but a small model does not come to an
-    end of them, and so it is with white space. Where schemas are combined, one may name what
-    another leaves open: there properties are left as they are.
+    end of them, and so it is with white space. Where schemas are combined and could not be merged,
+    one may name what another leaves open: there properties are left as they are. Raises
+    `UnsupportedOption`.
     """
-    closed = schema if _has(schema, _COMBINING) else _closed(schema)
+    try:
+        plain = rewritten(dict(schema))
+    except (AttributeError, TypeError, ValueError) as error:
+        if isinstance(error, RequestError):
+            raise
+        plain = dict(schema)  # it is malformed, and the library says how
+    closed = plain if _is_combined(plain) else _closed(plain)
     return {**closed, _OWN_OPTIONS: _JSON_OPTIONS}
 
 
@@ -118,11 +127,24 @@ def _from_schema(text: str) -> str:
         raise InvalidRequest(f"The JSON schema cannot be read: {str(error)[:200]}.") from error
 
 
-def _has(node: Any, words: frozenset[str]) -> bool:
-    """Whether any of `words` is a key somewhere in a JSON value."""
-    if isinstance(node, dict):
-        return not words.isdisjoint(node) or any(_has(part, words) for part in node.values())
-    return isinstance(node, list) and any(_has(part, words) for part in node)
+def _is_combined(node: Any) -> bool:
+    """Whether somewhere an object is what several schemas say together."""
+    if isinstance(node, list):
+        return any(map(_is_combined, node))
+    if not isinstance(node, dict):
+        return False
+    parts = node.get("allOf")
+    if "oneOf" in node or (parts and not _are_of_strings(parts)):
+        return True
+    has_own = not _OWN.isdisjoint(node)
+    return (has_own and not _ELSEWHERE.isdisjoint(node)) or any(map(_is_combined, node.values()))
+
+
+def _are_of_strings(parts: Any) -> bool:
+    """Whether what is combined are patterns alone."""
+    return isinstance(parts, list) and all(
+        isinstance(part, dict) and part.keys() == {"pattern"} for part in parts
+    )
 
 
 def _closed(node: Any) -> Any:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import jsonschema
+import pydantic
 import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
@@ -31,6 +32,10 @@ from triptych.core.weights.resolve import EMBEDDED_REFERENCE, resolve
 VOCAB_SIZE = 49152
 EOS = 2
 _MAX_TOKENS = 120
+BIT = {"type": "boolean"}
+NAMED = {"type": "object", "properties": {"name": BIT}, "required": ["name"]}
+EMAIL = {"properties": {"email": BIT}, "required": ["email"]}
+PHONE = {"properties": {"phone": BIT}, "required": ["phone"]}
 pytestmark = pytest.mark.embedded
 
 names = st.text(st.characters(codec="utf-8", exclude_categories=("Cs",)), min_size=1, max_size=6)
@@ -133,6 +138,81 @@ def walk(compiler: GrammarCompiler, schema: Any, seed: int) -> tuple[list[int], 
             return ids, "stop"
         ids.append(int(drawn))
         found = guide.follow((int(drawn),), len(ids), _MAX_TOKENS - len(ids))
+
+
+NOT_TAKEN = {"emoji": "look-ahead"}
+"""Types of zod whose schemas are refused, and why."""
+ZOD = json.loads((Path(__file__).parents[1] / "core/grammar/zod_schemas.json").read_text())
+"""What zod 4 writes for each of its types, by `z.toJSONSchema(z.object({v: type}))`."""
+
+
+class Dog(pydantic.BaseModel):
+    kind: Literal["dog"] = "dog"
+    weight: Annotated[int, pydantic.Field(ge=-(2**63), le=2**63 - 1)]
+
+
+class Cat(pydantic.BaseModel):
+    kind: Literal["cat"] = "cat"
+    path: Path
+    secret: pydantic.SecretStr
+
+
+class Pair(pydantic.BaseModel):
+    dog: Dog
+    cat: Cat
+    address: pydantic.IPvAnyAddress | None = None
+    inner: Pair | None = None
+
+
+OWN = {
+    "any of next to properties": {**NAMED, "anyOf": [EMAIL, PHONE]},
+    "all of next to properties": {**NAMED, "allOf": [EMAIL, PHONE]},
+    "optional next to any of": {"type": "object", "properties": {"a": BIT}, "anyOf": [EMAIL]},
+    "reference next to properties": {"$ref": "#/$defs/N", **EMAIL, "$defs": {"N": NAMED}},
+    "one of references": {
+        "oneOf": [{"$ref": "#/$defs/N"}, {"type": "null"}],
+        "$defs": {"N": NAMED},
+    },
+    "one of ranges": {
+        "oneOf": [
+            {"type": "integer", "minimum": 0, "maximum": 3},
+            {"type": "integer", "minimum": 5, "maximum": 9},
+        ]
+    },
+    "int64": {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
+    "uint64": {"type": "integer", "minimum": 0, "maximum": 2**64 - 1},
+    "beyond 2^53": {"type": "integer", "minimum": 2**53 + 1, "maximum": 2**53 + 9},
+    "float32": {"type": "number", "minimum": -3.4028234663852886e38, "maximum": 3.4e38},
+    "date": {"type": "string", "format": "date"},
+    "29 February": {"type": "string", "format": "date", "pattern": "^2[0-9]{3}-02-29$"},
+    "whole floats": {"type": "string", "maxLength": 2.0},
+    "names by a pattern": {
+        "type": "object",
+        "propertyNames": {"pattern": "^[a-c]$"},
+        "additionalProperties": BIT,
+    },
+    "pydantic": Pair.model_json_schema(),
+    "a union of pydantic": pydantic.TypeAdapter(
+        Annotated[Dog | Cat, pydantic.Field(discriminator="kind")]
+    ).json_schema(mode="serialization"),
+}
+
+
+@pytest.mark.parametrize("name", [*ZOD, *OWN])
+def test_schemas_of_generators_are_followed(
+    compiler: GrammarCompiler, decode: Callable[[list[int]], str], name: str
+) -> None:
+    schema = ZOD[name] if name in ZOD else OWN[name]
+    if name in NOT_TAKEN:
+        with pytest.raises(RequestError, match=NOT_TAKEN[name]):
+            walk(compiler, schema, 0)
+        return
+    checker = jsonschema.FormatChecker(["date", "ipv4", "ipv6"])
+    validator = jsonschema.Draft202012Validator(schema, format_checker=checker)
+    for seed in range(6):
+        ids, reason = walk(compiler, schema, seed)
+        if reason == "stop":
+            validator.validate(json.loads(decode(ids)))
 
 
 def test_every_finished_answer_validates(

@@ -6,11 +6,11 @@ means is `core.grammar`'s.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
 
-import msgspec
 from pydantic import (
     Discriminator,
     Field,
@@ -121,7 +121,7 @@ class ConstraintFields(Strict):
     def constraint(self) -> Constraint | None:
         """The form that is asked for, if there is one. Takes as long as it takes to write it."""
         for param, kind, value in self._asked():
-            text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+            text = value if isinstance(value, str) else json.dumps(value)
             return Constraint(kind, text, param)
         return None
 

@@ -167,12 +167,12 @@ class LlmService(ModelService[TextModel]):
         requests: list[TokenRequest] = []
         for prompt in prompts:
             ids = prompt.prompt_ids
-            constraint = await on_text_thread(size, text.answer_constraint, ids, offer, form)
-            rules = text.thinking_rules(ids, max_thinking_tokens, has_form=constraint is not None)
             try:
+                constraint = await on_text_thread(size, text.answer_constraint, ids, offer, form)
                 (request,) = await self.constrained(model, [prompt], constraint)
             except RequestError as error:
                 raise await blamed(error, offer, text.grammars.check) from error
+            rules = text.thinking_rules(ids, max_thinking_tokens, has_form=constraint is not None)
             requests.append(msgspec.structs.replace(request, thinking=rules))
         return requests
 

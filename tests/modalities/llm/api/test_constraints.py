@@ -41,7 +41,7 @@ def named(schema: Any, **more: Any) -> dict[str, Any]:
         ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, "json_schema", SCHEMA),
         ({"structured_outputs": {"json_object": True}}, "json_schema", ANY_OBJECT),
         ({"structured_outputs": {"regex": "a+"}}, "regex", "a+"),
-        ({"structured_outputs": {"choice": ["a", "b"]}}, "choice", '["a","b"]'),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, "choice", '["a", "b"]'),
         ({"structured_outputs": {"grammar": 'start: "a"'}}, "grammar", 'start: "a"'),
         ({"guided_json": SCHEMA}, "json_schema", SCHEMA),
         ({"guided_regex": "a+"}, "regex", "a+"),
