@@ -123,7 +123,7 @@ async def test_a_long_conversation_is_rendered() -> None:
     await made.close()
 
 
-@pytest.mark.parametrize("values", [{"x": object()}, {"x": 2**70}, {"x": "\ud800"}])
+@pytest.mark.parametrize("values", [{"x": object()}, {"x": {1, 2}}, {"x": b"bytes"}])
 async def test_values_that_are_not_plain_are_refused(values: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match="plain values"):
         await ChatTemplate("x", model="m").render(MESSAGES, **values)

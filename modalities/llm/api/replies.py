@@ -134,7 +134,7 @@ class MessageDelta(BaseModel):
     """A piece of a chat answer."""
 
     role: Literal["assistant"] = "assistant"
-    content: str = ""
+    content: str | None = ""
     reasoning_content: str = ""
     reasoning: str = ""
     tool_calls: list[ToolCallDelta] = []
