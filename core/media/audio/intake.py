@@ -22,15 +22,17 @@ import av.container
 import av.error
 import numpy as np
 import numpy.typing as npt
+from av.audio.codeccontext import AudioCodecContext
 from av.audio.plane import AudioPlane
 
 from triptych.core.errors import InvalidRequest, PayloadTooLarge, UnsupportedMedia
 from triptych.core.media.audio.resampling import Pcm, Resampler
 
 _PCM = "pcm_u8,pcm_s16le,pcm_s24le,pcm_s32le,pcm_f32le,pcm_f64le,pcm_alaw,pcm_mulaw"
+_TELEPHONE = "adpcm_ima_wav,adpcm_ms,gsm_ms,adpcm_g722"
 _DECODERS: Mapping[str, str] = MappingProxyType(
     {
-        "wav": _PCM,
+        "wav": f"{_PCM},{_TELEPHONE}",
         "flac": "flac",
         "ogg": "opus,libopus,vorbis,libvorbis,flac",
         "mp3": "mp3float,mp3",
@@ -39,18 +41,20 @@ _DECODERS: Mapping[str, str] = MappingProxyType(
         "matroska": "opus,libopus,vorbis,libvorbis,aac,mp3float,mp3,flac",
     }
 )
-"""Decoders allowed inside each kind of file. None takes the size of a frame from a header."""
+"""Decoders allowed inside each kind of file. None takes the size of a frame from more
+than 16 bits of a header, which is why ALAC is not among them."""
 
 _SAMPLE_TYPES: Mapping[str, str] = MappingProxyType(
     {"u8": "u1", "s16": "i2", "s32": "i4", "flt": "f4", "dbl": "f8"}
 )
+_SIZE_IN_DS64 = 0xFFFF_FFFF
 _MAX_IDLE_PACKETS = 1024
 """Packets that may give no sound: 20 s of leading AAC that an edit list hides, and no flood."""
 _MAX_BROKEN_PACKETS = 16
 _MAX_PEAK = 100.0
 """Of floats whose full scale is 1: louder ones are of another scale."""
-_LEAST_STREAMING_MARK = 0x7FFF_0000
-"""Sizes from here on, and 0, mean that the writer did not know it yet."""
+_LEAST_CANCELLATION = 1e-4
+"""Of the channels' energy: where their mean has less, they are in opposite phase."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +119,7 @@ def check_voice(pcm_S: Pcm, sample_rate: int, *, min_seconds: float = 1.0) -> No
 def sniff(data: bytes) -> str:
     """Name the demuxer that the first bytes call for. Raises UnsupportedMedia for others."""
     head = bytes(data[:12])
-    if head[:4] == b"RIFF" and head[8:] == b"WAVE":
+    if head[:4] in (b"RIFF", b"RF64") and head[8:] == b"WAVE":
         return "wav"
     if head[4:8] == b"ftyp":
         return "mov"
@@ -143,7 +147,7 @@ def _frames(data: bytes) -> Iterator[av.AudioFrame]:
                 raise InvalidRequest("The file holds no audio stream.", param="file")
             codec = streams[0].codec_context  # None of an unknown codec, whatever the type says
             if codec is None or codec.name not in _DECODERS[kind].split(","):
-                raise UnsupportedMedia("The file's audio codec is not read here.", param="file")
+                raise _unread(kind, codec)
             if kind == "wav" and _is_cut_wav(data):
                 raise _cut_short()
             num_samples = 0
@@ -156,14 +160,30 @@ def _frames(data: bytes) -> Iterator[av.AudioFrame]:
         raise _damaged() from error
 
 
+def _unread(kind: str, codec: AudioCodecContext | None) -> UnsupportedMedia:
+    name = f"The audio codec {codec.name}" if codec is not None else "The file's audio codec"
+    known = ", ".join(_DECODERS[kind].split(","))
+    return UnsupportedMedia(
+        f"{name} is not read here; in {kind} files these are: {known}. Or send flac or mp3.",
+        param="file",
+    )
+
+
 def _is_cut_wav(data: bytes) -> bool:
-    """Whether the chunk of samples would reach beyond the file's end."""
-    start = 12
+    """Whether the chunk of samples would reach beyond the file's end.
+
+    A promise of more than any upload may hold is none: writers that stream put 0, a largest number
+    or one of their own there. RF64 has the size in a chunk of its own.
+    """
+    start, size_64 = 12, 0
     while start + 8 <= len(data):
         name, size = struct.unpack_from("<4sI", data, start)
         start += 8
+        if name == b"ds64" and start + 16 <= len(data):
+            (size_64,) = struct.unpack_from("<Q", data, start + 8)
         if name == b"data":
-            return bool(size < _LEAST_STREAMING_MARK and start + size > len(data))
+            promised = size_64 if data[:4] == b"RF64" and size == _SIZE_IN_DS64 else size
+            return promised <= TRANSCRIPTION_LIMITS.max_bytes and start + promised > len(data)
         start += size + size % 2
     return False
 
@@ -228,16 +248,20 @@ def _samples(frame: av.AudioFrame) -> npt.NDArray[np.generic]:
 
 
 def _mono(frame: av.AudioFrame) -> Pcm:
-    """The mean of the channels, in full scale of -1 to 1."""
+    """The mean of the channels, in full scale of -1 to 1; the first of two in opposite phase."""
     samples = _samples(frame)
+    channels_CS = samples.astype(np.float32)
     if samples.dtype.kind == "f":
         _check_peak(float(np.abs(samples).max(initial=0.0)))
-        floats_S: Pcm = samples.astype(np.float32).mean(0).clip(-1.0, 1.0)
-        return floats_S
-    mono_S: Pcm = samples.astype(np.float32).mean(0)
-    full_scale = 2.0 ** (8 * samples.dtype.itemsize - 1)
-    mono_S /= np.float32(full_scale)
-    return mono_S - np.float32(samples.dtype.kind == "u")
+    else:
+        channels_CS /= np.float32(2.0 ** (8 * samples.dtype.itemsize - 1))
+        channels_CS -= np.float32(samples.dtype.kind == "u")
+    mono_S: Pcm = channels_CS.mean(0)
+    if len(channels_CS) == 2:
+        energy = float(np.square(channels_CS).mean())
+        if float(np.square(mono_S).mean()) < _LEAST_CANCELLATION * energy:
+            mono_S = channels_CS[0]
+    return mono_S.clip(-1.0, 1.0)
 
 
 def _check_peak(peak: float) -> None:

@@ -196,10 +196,17 @@ def test_a_film_without_sound_is_refused():
         read_clip(file.getvalue(), sample_rate=RATE, limits=LIMITS)
 
 
-def test_a_codec_outside_the_list_is_refused():
+@pytest.mark.parametrize(("kind", "codec"), [("ipod", "alac"), ("wav", "adpcm_yamaha")])
+def test_a_codec_outside_the_list_is_named(kind, codec):
     file = io.BytesIO()
-    soundfile.write(file, sweep(8000, 16000), 16000, subtype="IMA_ADPCM", format="WAV")
-    with pytest.raises(RequestError):
+    with av.open(file, "w", format=kind) as container:
+        stream = container.add_stream(codec, rate=48000, layout="mono")
+        data = np.rint(sweep(8192, 48000)[None] * 32767).astype(np.int16)
+        frame = av.AudioFrame.from_ndarray(data, format="s16p", layout="mono")
+        frame.sample_rate, frame.pts, frame.time_base = 48000, 0, Fraction(1, 48000)
+        container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    with pytest.raises(UnsupportedMedia, match=f"codec {codec} .* Or send flac"):
         read_clip(file.getvalue(), sample_rate=RATE, limits=LIMITS)
 
 
@@ -318,3 +325,72 @@ def test_damaged_files_are_read_or_refused_never_worse(kind, edits, cut):
         return
     assert np.isfinite(read_S).all()
     assert len(read_S) <= 2 * RATE
+
+
+def wav_file(pcm_S: np.ndarray, size: int, kind: bytes = b"RIFF", size_64: int = 0) -> bytes:
+    """A WAV that promises `size` bytes of samples; RF64 says it in a chunk of its own."""
+    samples = pcm16(pcm_S).astype("<i2").tobytes()
+    whole = struct.pack("<4sI4s", kind, min(size + 36, 2**32 - 1), b"WAVE")
+    if kind == b"RF64":
+        whole += struct.pack("<4sIQQQI", b"ds64", 28, size_64 + 72, size_64, 0, 0)
+    form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, 16000, 32000, 2, 16)
+    return whole + form + struct.pack("<4sI", b"data", size) + samples
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.one_of(
+        st.just(0),
+        st.integers(25 * 2**20 + 1, 2**32 - 1),
+        st.sampled_from([2_000_000_000, 0x7FFF_FFFF, 0x8000_0000, 0xFFFF_FFFE, 0x7FFF_F000]),
+    )
+)
+def test_a_promise_beyond_any_upload_is_no_promise(size):
+    read_S = read_clip(wav_file(sweep(8000, 16000), size), sample_rate=16000, limits=LIMITS)
+    assert len(read_S) == 8000
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(16_001, 25 * 2**20))
+def test_a_promise_that_an_upload_could_keep_is_one(size):
+    with pytest.raises(InvalidRequest, match="cut short"):
+        read_clip(wav_file(sweep(8000, 16000), size), sample_rate=16000, limits=LIMITS)
+
+
+@pytest.mark.parametrize("size_64", [16_000, 2**33, 2**40])
+def test_rf64_is_read(size_64):
+    data = wav_file(sweep(8000, 16000), 0xFFFF_FFFF, b"RF64", size_64)
+    assert len(read_clip(data, sample_rate=16000, limits=LIMITS)) == 8000
+
+
+def test_rf64_cut_short_is_refused():
+    data = wav_file(sweep(8000, 16000), 0xFFFF_FFFF, b"RF64", 20_000)
+    with pytest.raises(InvalidRequest, match="cut short"):
+        read_clip(data, sample_rate=16000, limits=LIMITS)
+
+
+@pytest.mark.parametrize("subtype", ["IMA_ADPCM", "MS_ADPCM", "GSM610", "ALAW", "ULAW"])
+def test_telephone_codecs_in_wav_are_read(subtype):
+    file, pcm_S = io.BytesIO(), sweep(8000, 8000) / 2
+    soundfile.write(file, pcm_S, 8000, subtype=subtype, format="WAV")
+    read_S = read_clip(file.getvalue(), sample_rate=8000, limits=LIMITS)
+    length = min(len(read_S), len(pcm_S))
+    assert length >= 7900
+    assert np.corrcoef(read_S[:2000], pcm_S[:2000])[0, 1] > 0.9
+
+
+@pytest.mark.parametrize("gain", [1.0, 0.01])
+@pytest.mark.parametrize("subtype", ["PCM_16", "FLOAT"])
+def test_opposite_phase_is_not_silence(gain, subtype):
+    pcm_S, file = gain * sweep(8000, 16000), io.BytesIO()
+    soundfile.write(file, np.stack((pcm_S, -pcm_S), 1), 16000, subtype=subtype, format="WAV")
+    read_S = read_clip(file.getvalue(), sample_rate=16000, limits=LIMITS)
+    np.testing.assert_allclose(read_S, pcm_S, atol=1e-4)
+
+
+def test_other_stereo_is_the_mean():
+    pcm_S, other_S = sweep(8000, 16000), babble(8000, 16000)
+    file = io.BytesIO()
+    soundfile.write(file, np.stack((pcm_S, other_S), 1), 16000, subtype="FLOAT", format="WAV")
+    read_S = read_clip(file.getvalue(), sample_rate=16000, limits=LIMITS)
+    np.testing.assert_allclose(read_S, (pcm_S + other_S) / 2, atol=1e-4)
