@@ -5,6 +5,7 @@ Owns the names a caller may use, and which languages are written without spaces.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -32,13 +33,17 @@ LANGUAGES: Mapping[str, str] = MappingProxyType({
 })  # fmt: skip
 """English names by code: ISO 639-1 where there is one."""
 
+_TAG = re.compile(r"(?<=^[a-z]{2})[-_][a-z0-9_-]+$|(?<=^[a-z]{3})[-_][a-z0-9_-]+$")
+"""What follows the language in a tag of a locale: script, region, variant."""
+
 UNSPACED = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
 """Languages whose words are not parted by spaces: each character counts as one."""
 
 
 def language_code(language: str) -> str:
-    """The code of a language given by code or English name; empty where there is none."""
+    """The code of a language by code, locale (`en-US`) or English name; empty where none is."""
     wanted = language.strip().lower()
-    if wanted in LANGUAGES:
-        return wanted
+    code = _TAG.sub("", wanted)
+    if code in LANGUAGES:
+        return code
     return next((code for code, name in LANGUAGES.items() if name == wanted), "")

@@ -101,7 +101,7 @@ class TranscriptionFields(RecognitionFields):
 
     task = "transcribe"
     language: Annotated[str, StringConstraints(max_length=40)] = Field(
-        default="", description="ISO 639-1 code or English name; empty to find out."
+        default="", description="ISO 639-1 code, locale or English name; empty or auto to find out."
     )
     granularities: Annotated[list[Literal["word", "segment"]], Field(max_length=2)] = Field(
         default=[],
@@ -112,6 +112,23 @@ class TranscriptionFields(RecognitionFields):
         default=[], alias="include[]", description="Log-probabilities of tokens, in json."
     )
     stream: bool = Field(default=False, description="Server-sent events, window by window.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _list(cls, value: Any) -> Any:
+        """Lists by their names without brackets, too, as forms written by hand have them."""
+        if not isinstance(value, dict):
+            return value
+        fields = dict(value)
+        for name in ("timestamp_granularities", "include"):
+            if name not in fields:
+                continue
+            if f"{name}[]" in fields:
+                raise InvalidRequest(f"Send {name}[] alone, not {name} as well.", param=name)
+            given = fields.pop(name)
+            parts = given.split(",") if isinstance(given, str) else given
+            fields[f"{name}[]"] = [part.strip() for part in parts]
+        return fields
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:

@@ -43,7 +43,9 @@ class TranscribeCall:
     task: Task = "transcribe"
     prompt: str = ""
     temperature: float = 0.0
-    seed: int | None = None  # without one it is 0: equal requests give equal texts
+    seed: int | None = (
+        None  # without one it is 0, so that equal requests give equal texts; -1 draws one
+    )
     has_word_times: bool = False
     caller: Caller = field(default_factory=Caller)
 
@@ -95,7 +97,7 @@ class RecognitionService(ModelService[WhisperTokenizer]):
         num_tokens = int(duration_s * _TOKENS_PER_SECOND) + 1
         ticket = self._admission.admit(key=caller.principal.key, num_jobs=1, num_tokens=num_tokens)
         with ticket, self._held.holding(duration_s, MAX_HELD_S):
-            recording = _Recording(model, call, call.seed or 0, duration_s)
+            recording = _Recording(model, call, self._seed(call.seed or 0), duration_s)
             for part in count():
                 request = recording.next_request(pcm_S, part)
                 outputs = self.client.submit(

@@ -18,7 +18,7 @@ from triptych.core.text.byte_level import unspell
 from triptych.core.text.tokenizer import encode, read_tokenizer
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.recognition.api.languages import LANGUAGES, language_code
-from triptych.modalities.recognition.api.words import WordTiming, words_of
+from triptych.modalities.recognition.api.words import BROKEN, WordTiming, words_of
 from triptych.modalities.recognition.spec import Task, WhisperSpec
 from triptych.modalities.recognition.wire import TimedTokens
 
@@ -95,7 +95,7 @@ class WhisperTokenizer:
 
     def check_language(self, language: str) -> str:
         """The code of a language the model knows; empty to find out. Raises `InvalidRequest`."""
-        if not language:
+        if language.strip().lower() in ("", "auto"):
             return ""
         code = language_code(language)
         known = self.spec.languages or ("en",)
@@ -143,7 +143,7 @@ class WhisperTokenizer:
             index=index,
             start_s=timed.start_s + offset_s,
             end_s=timed.end_s + offset_s,
-            text=self.decode(ids),
+            text=self.decode(ids).replace(BROKEN, ""),
             token_ids=ids,
             tokens=tuple(
                 ScoredToken(spelled.decode("utf-8", errors="replace"), spelled, token.logprob)

@@ -16,7 +16,7 @@ from triptych.modalities.recognition.wire import TranscriptToken
 
 Decode = Callable[[Sequence[int]], str]
 
-_BROKEN = "\ufffd"
+BROKEN = "\ufffd"
 _OPENING = "\"'“¿([{-"
 _CLOSING = "\"'.。,，!！?？:：”)]}、"  # noqa: RUF001
 _SENTENCE_ENDS = ".。!！?？"  # noqa: RUF001
@@ -47,11 +47,13 @@ def _characters(tokens: Sequence[TranscriptToken], decode: Decode) -> Iterator[W
     for token in tokens:
         run.append(token)
         text = decode([piece.token_id for piece in run])
-        if _BROKEN not in text:
+        if BROKEN not in text:
             yield WordTiming(text, run[0].start_s, run[-1].end_s)
             run = []
     if run:  # a character that was never finished
-        yield WordTiming(decode([piece.token_id for piece in run]), run[0].start_s, run[-1].end_s)
+        text = decode([piece.token_id for piece in run]).replace(BROKEN, "")
+        if text.strip():
+            yield WordTiming(text, run[0].start_s, run[-1].end_s)
 
 
 def _joined(pieces: Sequence[WordTiming]) -> Iterator[WordTiming]:

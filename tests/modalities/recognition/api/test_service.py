@@ -7,11 +7,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
-from support.recognition import FakeRecognitionEngine, noise, recognition_service, timed_tokens
+from support.recognition import (
+    FakeRecognitionEngine,
+    noise,
+    recognition_service,
+    timed_tokens,
+    whisper_model,
+)
 from triptych.core.caller import Caller
 from triptych.core.errors import InvalidRequest, NotFound, Overloaded
 from triptych.modalities.recognition.api import service as service_module
+from triptych.modalities.recognition.api.languages import language_code
+from triptych.modalities.recognition.api.protocol import TranscriptionFields
 from triptych.modalities.recognition.api.service import (
     RecognitionService,
     TranscribeCall,
@@ -157,3 +166,31 @@ def test_silence_is_refused(pcm_S: np.ndarray) -> None:
 
 def test_a_whisper_is_not_silence() -> None:
     check_sound(0.01 * noise(1.0))
+
+
+@pytest.mark.parametrize(
+    ("language", "code"),
+    [
+        ("en-US", "en"), ("EN_gb", "en"), ("zh-Hans-CN", "zh"), ("yue-HK", "yue"), ("pt-BR", "pt"),
+        ("haitian creole", "ht"), ("English", "en"), ("en", "en"), ("xx-US", ""), ("-US", ""),
+        ("english-US", ""),
+    ],
+)  # fmt: skip
+def test_languages_by_code_locale_or_name(language: str, code: str) -> None:
+    assert language_code(language) == code
+
+
+@pytest.mark.parametrize("is_multilingual", [True, False])
+@pytest.mark.parametrize("language", ["auto", " AUTO ", ""])
+def test_auto_finds_the_language_out(language: str, is_multilingual: bool) -> None:
+    assert whisper_model(is_multilingual=is_multilingual).check_language(language) == ""
+
+
+@pytest.mark.parametrize("given", ["word", "word,segment", " word , segment"])
+def test_lists_are_taken_by_their_names_without_brackets(given: str) -> None:
+    fields = {"model": "m", "timestamp_granularities": given, "include": "logprobs"}
+    body = TranscriptionFields.model_validate(fields)
+    assert body.granularities == [part.strip() for part in given.split(",")]
+    assert body.include == ["logprobs"]
+    with pytest.raises(ValidationError, match="alone"):
+        TranscriptionFields.model_validate({**fields, "include[]": ["logprobs"]})
