@@ -35,7 +35,6 @@ Size = tuple[int, int]
 """Width and height in pixels."""
 _Sized = Generator[bytes, None, Size]
 
-_ALIASES: Final = MappingProxyType({"image/jpg": "image/jpeg", "image/x-png": "image/png"})
 _ANYTHING: Final = frozenset({"", "application/octet-stream"})
 _MAGICS: Final = MappingProxyType(
     {
@@ -99,7 +98,7 @@ def measure(data: bytes, *, limits: PictureLimits, media_type: str = "") -> Size
     """Width and height of the upright picture, from its header alone.
 
     `media_type` is what its sender says it is. Raises `UnsupportedMedia` where it is no PNG, JPEG
-    or WebP or another than its sender says, `InvalidRequest` where it is damaged or out of range.
+    or WebP or sent as something else, `InvalidRequest` where it is damaged or out of range.
     """
     with _open(data, limits, media_type) as file:
         return _turned_size(file.size, _turn(file))
@@ -126,7 +125,8 @@ def read_mask(
 ) -> Image.Image:
     """Where the picture is less than half opaque: 255 in grey there, else 0.
 
-    Otherwise as `read_picture`. Raises `InvalidRequest` for one without transparency, too.
+    Otherwise as `read_picture`. Raises `InvalidRequest` for one without transparency, too, and
+    for one that is opaque everywhere.
     """
     with _open(data, limits, media_type) as file:
         turn, wanted = _prepared(file, size)
@@ -139,6 +139,11 @@ def read_mask(
             box = _covering(alpha.size, wanted)
             alpha = alpha.resize(wanted, Image.Resampling.BOX, box=box)
         mask = alpha.point([255] * 128 + [0] * 128)
+        if not mask.getbbox():
+            raise InvalidRequest(
+                "The mask is opaque everywhere, so nothing would be drawn: make transparent what"
+                " is to change (less than half opaque)."
+            )
         return mask if turn is None else mask.transpose(turn)
 
 
@@ -161,14 +166,17 @@ def _open(data: bytes, limits: PictureLimits, media_type: str) -> Iterator[Image
 
 
 def _kind(data: bytes, media_type: str) -> str:
-    """The media type that the bytes show. Raises `UnsupportedMedia` for another than declared."""
+    """The media type that the bytes show, whatever kind of picture it is sent as.
+
+    Raises `UnsupportedMedia` for other bytes, and for a picture sent as something else.
+    """
     if not data:
         raise InvalidRequest("The picture is empty.")
     kind = next((kind for kind, magic in _MAGICS.items() if magic.match(data)), None)
     if kind is None:
         raise UnsupportedMedia("The file is no PNG, JPEG or WebP picture.")
     declared = media_type.partition(";")[0].strip().lower()
-    if declared not in _ANYTHING and _ALIASES.get(declared, declared) != kind:
+    if declared not in _ANYTHING and not declared.startswith("image/"):
         raise UnsupportedMedia(f"The file is {kind}, which is not what it is sent as.")
     return kind
 

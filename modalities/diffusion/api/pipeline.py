@@ -311,20 +311,24 @@ def _file(image: PictureInput) -> bytes:
         raise ConfigError(f"The picture {name} cannot be read ({error.strerror}).") from error
 
 
+_HALF_OPAQUE = 128
+
+
 def _mask_file(mask: PictureInput) -> bytes:
     """A mask as a file that is transparent where the picture may change, as OpenAI's are.
 
-    An image without transparency is one of the usual kind: white where the picture may change.
+    An image that is opaque everywhere is one of the usual kind: white where the picture may change.
     """
     data = _file(mask)
     try:
         with Image.open(io.BytesIO(data)) as image:
-            if image.has_transparency_data:
+            has_alpha = image.has_transparency_data
+            if has_alpha and image.convert("RGBA").getchannel("A").getextrema()[0] < _HALF_OPAQUE:
                 return data
             grey = image.convert("L")
     except OSError as error:
         raise InvalidRequest("The mask is no picture that can be read.", param="mask") from error
-    opaque = grey.point([255] * 128 + [0] * 128)
+    opaque = grey.point([255] * _HALF_OPAQUE + [0] * (256 - _HALF_OPAQUE))
     return _png(Image.merge("LA", (grey, opaque)))
 
 

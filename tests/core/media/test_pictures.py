@@ -166,14 +166,21 @@ def test_measuring_decodes_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("claimed", "kind"),
-    [("image/jpeg", "png"), ("image/png", "webp"), ("text/html", "png"), ("image/gif", "jpeg")],
+    [("text/html", "png"), ("video/mp4", "webp"), ("application/json", "jpeg")],
 )
-def test_a_wrong_claim_is_refused(claimed: str, kind: str) -> None:
-    data = saved(picture(), kind)
+def test_what_is_sent_as_no_picture_is_refused(claimed: str, kind: str) -> None:
     with pytest.raises(UnsupportedMedia, match=f"image/{kind}"):
-        measure(data, limits=LIMITS, media_type=claimed)
-    for honest in ("", "application/octet-stream", f"image/{kind}"):
-        assert measure(data, limits=LIMITS, media_type=honest) == (48, 32)
+        measure(saved(picture(), kind), limits=LIMITS, media_type=claimed)
+
+
+@pytest.mark.parametrize("kind", ["png", "jpeg", "webp"])
+@pytest.mark.parametrize(
+    "claimed",
+    ["", "application/octet-stream", "image/png", "image/jpeg", "image/jpg", "image/webp",
+     "image/gif", "IMAGE/PNG; name=a.png"],
+)  # fmt: skip
+def test_the_bytes_say_which_kind_of_picture_it_is(claimed: str, kind: str) -> None:
+    assert measure(saved(picture(), kind), limits=LIMITS, media_type=claimed) == (48, 32)
 
 
 def test_painting_over_and_over_is_refused() -> None:
@@ -192,3 +199,19 @@ def test_text_that_grows_is_refused() -> None:
 async def test_too_many_bytes_never_reach_a_child(reader: PictureReader) -> None:
     with pytest.raises(PayloadTooLarge):
         await reader.measure(bytes(100), limits=PictureLimits(max_bytes=99))
+
+
+@pytest.mark.parametrize("alpha", [255, 254, 200, 128])
+@pytest.mark.parametrize("mode", ["RGBA", "LA"])
+async def test_a_mask_that_masks_nothing_is_refused(
+    reader: PictureReader, mode: str, alpha: int
+) -> None:
+    mask = Image.new("RGBA", (48, 32), (255, 255, 255, alpha)).convert(mode)
+    with pytest.raises(InvalidRequest, match="opaque everywhere"):
+        await reader.read_mask(saved(mask))
+
+
+@pytest.mark.parametrize("alpha", [0, 1, 127])
+async def test_less_than_half_opaque_is_masked(reader: PictureReader, alpha: int) -> None:
+    mask = Image.new("RGBA", (48, 32), (0, 0, 0, alpha))
+    assert set(await reader.read_mask(saved(mask))) == {255}

@@ -15,7 +15,12 @@ from support.http import until
 from support.image_engine import COLOURS, PlainEngine, open_plain
 from support.pictures import hole_mask, picture, saved
 from triptych.core.errors import ConfigError, InvalidRequest, NonFinite
-from triptych.modalities.diffusion.api.pipeline import DrawOptions, ImagePipeline, kind_of
+from triptych.modalities.diffusion.api.pipeline import (
+    DrawOptions,
+    ImagePipeline,
+    image_call,
+    kind_of,
+)
 from triptych.modalities.diffusion.wire import AdapterUse, ImageRequest, StepCache
 
 
@@ -234,3 +239,13 @@ def test_the_embedded_model_comes_calibrated(embedded: ImagePipeline) -> None:
     for num_steps, most in ((50, 25), (28, 14), (20, 10)):
         (found,) = embedded("a red apple", num_steps=num_steps, seed=1)
         assert 2 <= found.num_computed <= most
+
+
+@pytest.mark.parametrize("alpha", [255, 128])
+def test_masks_whose_alpha_says_nothing_are_read_by_their_white(alpha: int) -> None:
+    painted = Image.new("RGBA", (64, 64), (0, 0, 0, alpha))
+    painted.paste((255, 255, 255, alpha), (0, 0, 32, 64))
+    call = image_call("a hen", {"image": picture(64, 64), "mask": painted})
+    assert call.mask is not None
+    with Image.open(io.BytesIO(bytes(call.mask.data))) as mask:
+        assert mask.getchannel("A").getcolors() == [(32 * 64, 0), (32 * 64, 255)]

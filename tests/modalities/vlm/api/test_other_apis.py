@@ -97,7 +97,6 @@ async def test_what_is_no_picture(client: httpx.AsyncClient) -> None:
     for block, status in (
         (image("AAAA"), 415),
         (image("A" * 2001), 400),
-        (image(media_type="image/jpeg"), 415),
         ({"type": "image", "source": {"type": "url", "url": "https://example.com/a.png"}}, 400),
     ):
         reply = await client.post("/v1/messages", json=message(block))
