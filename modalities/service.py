@@ -30,6 +30,8 @@ class Named(Protocol):
         ...
 
 
+RANDOM_SEED = -1
+"""Asks for a new seed, as clients of other servers mean it, also where the operator has set one."""
 ModelT = TypeVar("ModelT", bound=Named)
 Item = TypeVar("Item")
 
@@ -81,9 +83,9 @@ class ModelService(Generic[ModelT]):
         return time.monotonic() - begun_s
 
     def _seed(self, asked: int | None) -> int:
-        """The seed of a call: its own, the operator's, or a new one."""
+        """The seed of a call: its own, the operator's, or a new one, which -1 also asks for."""
         given = self._default_seed if asked is None else asked
-        return secrets.randbits(self.seed_bits) if given is None else given
+        return secrets.randbits(self.seed_bits) if given in (None, RANDOM_SEED) else given
 
 
 def default_seed(config: Config) -> int | None:

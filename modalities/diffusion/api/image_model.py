@@ -7,6 +7,7 @@ them. Knows nothing of HTTP or torch.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -26,6 +27,10 @@ MAX_ASPECT = 3
 _SIZE_RANGE = 4
 """How far a side may be from that of the model's own size, as a factor."""
 _PIXEL_RANGE = 4
+_PIXEL_SHARES = (0.5, 1.5)
+"""How many pixels a size chosen for its shape may have, of those of the model's own."""
+_UNSEEN = 0.01
+"""A difference of shapes that is as good as none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,10 +105,25 @@ class ImageModel:
     def size_like(self, picture: Size) -> Size:
         """The size with the shape of `picture` that is nearest to what the model draws best."""
         aspect = min(max(picture[0] / picture[1], 1 / MAX_ASPECT), MAX_ASPECT)
-        exact = math.sqrt(self.default_pixels / aspect)
-        width, height = self._on_grid(exact * aspect), self._on_grid(exact)
-        most = MAX_ASPECT * min(width, height)  # rounding may have drawn them apart
-        return min(width, most), min(height, most)
+        return min(self._near_sizes(aspect), key=lambda size: self._misfit(size, aspect))
+
+    def _near_sizes(self, aspect: float) -> Iterator[Size]:
+        """Sizes of about so many pixels as the model's own, each height with the nearest width."""
+        low, high = (share * self.default_pixels for share in _PIXEL_SHARES)
+        first = self._on_grid(math.sqrt(low / aspect) - self.multiple)
+        last = self._on_grid(math.sqrt(high / aspect) + self.multiple)
+        for height in range(first, last + 1, self.multiple):
+            width = self._on_grid(height * aspect)
+            sides = min(width, height), max(width, height)
+            is_drawn = self.min_side <= sides[0] and sides[1] <= self.max_side
+            is_near = low < width * height < high and sides[1] <= MAX_ASPECT * sides[0]
+            if is_drawn and is_near:
+                yield width, height
+
+    def _misfit(self, size: Size, aspect: float) -> tuple[float, float]:
+        """How far a shape is off, where that can be seen, then how far the number of pixels."""
+        off = abs(math.log(size[0] / size[1] / aspect))
+        return max(off, _UNSEEN), abs(math.log(math.prod(size) / self.default_pixels))
 
     def _on_grid(self, side: float) -> int:
         return max(1, round(side / self.multiple)) * self.multiple

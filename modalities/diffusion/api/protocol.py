@@ -90,6 +90,9 @@ _NOT_DRAWN_FROM: Mapping[str, RefusedField] = MappingProxyType(
     dict.fromkeys(("image", "image[]", "mask", "strength"), _FOR_PICTURES)
 )
 
+_TWICE_NAMED: Mapping[str, str] = MappingProxyType(
+    {"guidance": "guidance_scale", "steps": "num_inference_steps"}
+)
 _SIZES = r"^(auto|[1-9]\d{0,4}x[1-9]\d{0,4})$"
 _FOLDED = re.compile(r"(cache|lora\[\])\[(\w+)\](\[\])?")
 _Strength = Annotated[float, Field(ge=0, le=1)]
@@ -158,7 +161,7 @@ class DrawFields(Strict):
     user: Label | None = inert("user")
     safety_identifier: Label | None = inert("safety_identifier")
     seed: Annotated[int, Field(ge=-limits.MAX_SEED, le=limits.MAX_SEED)] | None = Field(
-        default=None, description="Same seed, same picture."
+        default=None, description="Same seed, same picture; -1 draws a new one."
     )
     steps: _Steps | None = Field(
         default=None, validation_alias=AliasChoices("steps", "num_inference_steps")
@@ -179,6 +182,9 @@ class DrawFields(Strict):
     @model_validator(mode="before")
     @classmethod
     def _refuse(cls, value: Any) -> Any:
+        for name, other in _TWICE_NAMED.items():
+            if isinstance(value, dict) and name in value and other in value:
+                raise InvalidRequest(f"{name} and {other} are one field: send one.", param=other)
         return without_refused(value, REFUSED)
 
     @model_validator(mode="after")

@@ -19,6 +19,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
@@ -44,6 +45,10 @@ from triptych.modalities.diffusion.engine.tensor_pool import TensorPools
 from triptych.modalities.diffusion.sampler_names import with_sampler
 from triptych.modalities.diffusion.spec import PipelineSpec, downscale
 from triptych.modalities.diffusion.wire import ImageRequest
+
+_WORD = 2**32 - 1
+_KEY_AT = 24
+"""Where the Mersenne Twister's words begin in the state of torch's generator, 8 bytes for each."""
 
 EncodedText: TypeAlias = dict[str, Tensor]
 """A prompt as the model's arguments, without a batch dimension: depends on nothing else."""
@@ -139,7 +144,7 @@ class Recipe(ABC):
         self.check(request)
         if texts is None:
             texts = self.encode_all(self.prompts(request))
-        generator = torch.Generator().manual_seed(row_seed(request.seed or 0, index))
+        generator = seeded_generator(row_seed(request.seed or 0, index))
         clean = self._clean(request, generator)
         noise = torch.randn((1, *self.latent_shape(request)), generator=generator)[0]
         noise = sent(self.to_sample(noise), self.device)
@@ -282,4 +287,21 @@ def row_seed(seed: int, sample_index: int) -> int:
     if sample_index == 0:
         return seed
     digest = hashlib.sha256(f"{seed}:{sample_index}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
+    return int.from_bytes(digest[:8], "big") >> 1 & _WORD
+
+
+def seeded_generator(seed: int) -> torch.Generator:
+    """A generator of the CPU in whose state all 64 bits of a seed count.
+
+    Below 2**32 it is torch's own, and so diffusers' pictures are drawn. torch leaves out all higher
+    bits; with them the state is what the Mersenne Twister's `init_by_array` makes of both halves.
+    """
+    generator = torch.Generator().manual_seed(seed & _WORD)
+    high = seed >> 32 & _WORD
+    if high:
+        state = generator.get_state()
+        _, key, *_ = np.random.RandomState([seed & _WORD, high]).get_state(legacy=True)
+        words = torch.from_numpy(np.asarray(key, np.int64))
+        state[_KEY_AT : _KEY_AT + 8 * len(words)].view(torch.int64).copy_(words)
+        generator.set_state(state)
+    return generator

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,3 +71,22 @@ def test_a_size_like_a_picture_can_always_be_drawn(width: int, height: int) -> N
     assert 0.5 < size[0] * size[1] / PAINT.default_pixels < 1.5
     aspect = min(max(width / height, 1 / MAX_ASPECT), MAX_ASPECT)
     assert 0.7 < size[0] / size[1] / aspect < 1.4
+
+
+LARGE = replace(PAINT, default_size=(1024, 1024))
+
+
+@pytest.mark.parametrize(
+    ("picture", "aspect"),
+    [((128, 64), 2), ((64, 128), 0.5), ((300, 50), 3), ((50, 300), 1 / 3), ((160, 120), 4 / 3)],
+)
+def test_usual_shapes_are_kept_exactly(picture: tuple[int, int], aspect: float) -> None:
+    width, height = PAINT.size_like(picture)
+    assert width / height == pytest.approx(aspect)
+
+
+@given(width=st.integers(1, 9000), height=st.integers(1, 9000))
+def test_a_large_model_keeps_the_shape_within_a_hundredth(width: int, height: int) -> None:
+    size = LARGE.size_like((width, height))
+    aspect = min(max(width / height, 1 / MAX_ASPECT), MAX_ASPECT)
+    assert size[0] / size[1] == pytest.approx(aspect, rel=0.0101)

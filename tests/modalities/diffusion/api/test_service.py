@@ -179,12 +179,12 @@ async def test_a_model_refuses_what_it_cannot_do() -> None:
 
 async def test_a_picture_to_begin_from_comes_as_large_as_what_is_drawn() -> None:
     request = await asked_for(call(sources=(PNG,), mask=MASK, strength=0.7))
-    assert (request.width, request.height) == (176, 96)  # the picture's shape, the model's area
+    assert (request.width, request.height) == (192, 96)  # the picture's shape, the model's area
     (source,) = request.sources
-    assert (source.width, source.height) == (176, 96)
-    mask = np.frombuffer(request.mask, np.uint8).reshape(96, 176)
-    assert (mask[:, :84] == 255).all()
-    assert (mask[:, 92:] == 0).all()
+    assert (source.width, source.height) == (192, 96)
+    mask = np.frombuffer(request.mask, np.uint8).reshape(96, 192)
+    assert (mask[:, : 192 // 2 - 4] == 255).all()
+    assert (mask[:, 192 // 2 + 4 :] == 0).all()
     assert request.strength == 0.7
 
 
@@ -213,14 +213,14 @@ async def test_reference_pictures_keep_their_shape_and_are_not_too_large() -> No
 async def test_a_turned_picture_has_its_upright_shape() -> None:
     file = PictureFile(turned("jpeg", 6, 256, 128), "image/jpeg")
     request = await asked_for(call(sources=(file,)))
-    assert (request.width, request.height) == (96, 176)
+    assert (request.width, request.height) == (96, 192)
 
 
 @pytest.mark.parametrize(
     ("fields", "param", "error"),
     [
         ({"sources": (PictureFile(b"GIF89a"),)}, "image", UnsupportedMedia),
-        ({"sources": (PictureFile(PNG.data, "image/jpeg"),)}, "image", UnsupportedMedia),
+        ({"sources": (PictureFile(PNG.data, "text/html"),)}, "image", UnsupportedMedia),
         ({"sources": (PictureFile(bytes(PNG.data)[:200]),)}, "image", InvalidRequest),
         ({"sources": (PNG,), "mask": PictureFile(b"x")}, "mask", UnsupportedMedia),
         ({"sources": (PNG,), "mask": PNG}, "mask", InvalidRequest),
@@ -294,7 +294,7 @@ async def test_what_ends_the_engines_job_ends_the_call() -> None:
 async def test_pictures_of_all_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     from triptych.modalities.diffusion.api import service as module
 
-    monkeypatch.setattr(module, "MAX_HELD_BYTES", 3 * 176 * 96)
+    monkeypatch.setattr(module, "MAX_HELD_BYTES", 3 * 192 * 96)
     engine = FakeImageEngine(step_s=0.005)
     service = make_image_service(engine)
     first = service.draw(call(sources=(PNG,), has_progress=True))

@@ -63,6 +63,7 @@ class ImagesPanel {
     try {
       show(byId("image-source"));
       this.painter.open(await bitmapOf(blob));
+      this.status.replaceChildren(); // what was wrong with the file before
       this.isEdit = true;
       byId("image-go").textContent = "Draw the edit";
       byId("image-source").scrollIntoView({ block: "nearest" });

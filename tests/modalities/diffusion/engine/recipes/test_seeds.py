@@ -1,0 +1,44 @@
+"""Every bit of a seed counts, and small seeds are torch's own."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from triptych.modalities.diffusion.engine.recipes.recipe import row_seed, seeded_generator
+
+
+def drawn(seed: int) -> bytes:
+    return torch.randn(64, generator=seeded_generator(seed)).numpy().tobytes()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_seeds_of_32_bits_are_those_of_torch(seed: int) -> None:
+    plain = torch.randn(64, generator=torch.Generator().manual_seed(seed))
+    assert drawn(seed) == plain.numpy().tobytes()
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 63))
+def test_every_bit_counts(seed: int, bit: int) -> None:
+    assert drawn(seed) != drawn(seed ^ (1 << bit))
+    assert drawn(seed) == drawn(seed)
+
+
+def test_seeds_that_torch_takes_for_one() -> None:
+    seeds = (0, 2**32, 2**53, 1, 2**32 + 1, -1, 2**63 - 1, 2**32 - 1)
+    assert len({drawn(seed) for seed in seeds}) == len(seeds)
+
+
+def test_a_large_seed_draws_a_normal_distribution() -> None:
+    noise = torch.randn(100_000, generator=seeded_generator(2**53))
+    assert abs(float(noise.mean())) < 0.02
+    assert abs(float(noise.std()) - 1) < 0.02
+
+
+def test_pictures_after_the_first_have_seeds_of_their_own() -> None:
+    seeds = [row_seed(2**40, index) for index in range(10)]
+    assert len(set(seeds)) == 10
+    assert all(0 <= seed < 2**32 for seed in seeds[1:])
