@@ -382,18 +382,19 @@ def _narrow_bounds(node: Node, place: str) -> Node:
     most = _MAX_INTEGER if is_integer else _MAX_NUMBER
     for word in _BOUNDS:
         bound = node.get(word)
-        is_number = isinstance(bound, int | float) and not isinstance(bound, bool)
-        if not is_number or abs(bound) <= _MAX_NUMBER:
+        if isinstance(bound, bool) or not isinstance(bound, int | float):
+            continue
+        if abs(bound) <= _MAX_NUMBER:
             continue
         is_lower = "inimum" in word
-        inward = bound >= 0 if is_lower else bound <= 0
-        if inward and abs(bound) > most:
+        if abs(bound) > most and (bound > 0) == is_lower:
             raise UnsupportedOption(
                 f"{word} at {place}: a bound of {bound} cannot be enforced: numbers are held to"
                 f" {most} here."
             )
-        node.pop(word)
-        node["minimum" if is_lower else "maximum"] = _inward(word, bound, most)
+        del node[word]
+        edge, side = _inward(word, bound, most), "minimum" if is_lower else "maximum"
+        node[side] = (max if is_lower else min)(edge, node.get(side, edge))
     return node
 
 

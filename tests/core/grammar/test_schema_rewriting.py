@@ -172,6 +172,11 @@ def test_bounds_are_only_ever_narrowed(kind: str, word: str, bound: float) -> No
         jsonschema.validate(edge, schema)
 
 
+def test_of_two_bounds_the_narrower_counts() -> None:
+    schema = {"type": "integer", "exclusiveMinimum": -(2**70), "minimum": 3, "maximum": 2**63}
+    assert rewritten(schema) == {"type": "integer", "minimum": 3, "maximum": 2**63 - 1024}
+
+
 YEARS = (0, 1, 4, 100, 400, 1900, 1996, 1999, 2000, 2024, 2025, 2100, 2400, 9999)
 DAYS = [(month, day) for month in range(14) for day in range(33)]
 
