@@ -11,7 +11,6 @@ PRODUCT = Path(triptych.__file__).parent
 OWN_FOLDERS = {"contract", "dryrun", "faults", "live", "parity", "property", "security", "support"}
 """Folders of tests with no folder of the product."""
 TESTED_ELSEWHERE = {
-    "modalities/diffusion/engine/recipes": "parity/test_pipeline_parity.py",
     "modalities/tts": "modalities/test_registry.py",
     "modalities/tts/configs": "modalities/tts/engine/models/kokoro/test_weights.py",
     "modalities/tts/engine/models": "parity/test_spoken_parity.py",

@@ -322,8 +322,8 @@ def _mask_file(mask: PictureInput) -> bytes:
     data = _file(mask)
     try:
         with Image.open(io.BytesIO(data)) as image:
-            has_alpha = image.has_transparency_data
-            if has_alpha and image.convert("RGBA").getchannel("A").getextrema()[0] < _HALF_OPAQUE:
+            alpha = image.convert("RGBA").getchannel("A")
+            if image.has_transparency_data and any(alpha.histogram()[:_HALF_OPAQUE]):
                 return data
             grey = image.convert("L")
     except OSError as error:

@@ -274,19 +274,23 @@ class GenerationBody(PromptFields, NullIsAbsent):
         return without_refused(value, _NOT_DRAWN_FROM)
 
 
-class _PictureFields(DrawFields):
+class StrengthFields(DrawFields):
     """What the routes take that draw from a picture."""
 
     strength: _Strength | None = Field(default=None, description="How far the picture may change.")
+
+    @override
+    def request(self) -> ImageRequest:
+        return replace(super().request(), strength=self.strength)
+
+
+class _PictureFields(StrengthFields):
+    """The same in a form."""
 
     @model_validator(mode="before")
     @classmethod
     def _unfold(cls, value: Any) -> Any:
         return unfolded(value)
-
-    @override
-    def request(self) -> ImageRequest:
-        return replace(super().request(), strength=self.strength)
 
 
 class EditFields(_PictureFields, PromptFields):

@@ -29,6 +29,12 @@ from triptych.core.media.pictures import PictureReader
 from triptych.core.weights.resolve import opening
 from triptych.modalities.diffusion.api.files import MEDIA_TYPES
 from triptych.modalities.diffusion.api.image_model import ImageModel
+from triptych.modalities.diffusion.api.json_edits import (
+    EditBody,
+    is_json,
+    json_schema,
+    read_json_edit,
+)
 from triptych.modalities.diffusion.api.links import (
     FILES_ROUTE,
     ID_CHARS,
@@ -122,12 +128,16 @@ def _add_edits(router: APIRouter, endpoints: _ImageEndpoints) -> None:
         "/v1/images/edits",
         response_model=None,
         responses=_ANSWER,
-        openapi_extra=form_body(EditFields, "image", {"image[]": _IMAGES, "mask": dict(BINARY)}),
+        openapi_extra=_edit_body(),
     )
     async def edits(request: Request) -> Response:
         """Draw with pictures to begin from, or to look at."""
-        form = await read_form(request)
-        body = form.parsed(EditFields)
+        body: EditFields | EditBody
+        if is_json(request):
+            body, form = await read_json_edit(request)
+        else:
+            form = await read_form(request)
+            body = form.parsed(EditFields)
         images = form.uploads("image", "image[]", beside=("mask",))
         if len(images) > MAX_SOURCES:
             raise InvalidRequest(f"At most {MAX_SOURCES} pictures are read.", param="image")
@@ -146,6 +156,13 @@ def _add_edits(router: APIRouter, endpoints: _ImageEndpoints) -> None:
         body = form.parsed(VariationFields)
         call = _call(body, Context.of(request), [form.file("image")])
         return await endpoints.answer(call, body, request, "image_edit", form)
+
+
+def _edit_body() -> dict[str, Any]:
+    """A form, or JSON."""
+    described_body = form_body(EditFields, "image", {"image[]": _IMAGES, "mask": dict(BINARY)})
+    described_body["requestBody"]["content"]["application/json"] = {"schema": json_schema()}
+    return described_body
 
 
 def _add_files(router: APIRouter, links: PictureLinks) -> None:

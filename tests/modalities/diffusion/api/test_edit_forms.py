@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from typing import Any
 
 import httpx
@@ -185,5 +187,62 @@ async def test_mistakes_in_forms_are_named(
 
 async def test_an_edit_without_a_form_is_refused() -> None:
     async with in_process(make_image_app(FakeImageEngine())) as client:
-        reply = await client.post(EDITS, json={"prompt": "x"})
+        reply = await client.post(EDITS, content=b"x", headers={"content-type": "text/plain"})
     assert reply.status_code == 415
+
+
+def reference(file: tuple[str, bytes, str]) -> dict[str, str]:
+    return {"image_url": f"data:{file[2]};base64,{base64.b64encode(file[1]).decode()}"}
+
+
+async def send_json(body: dict[str, Any], engine: FakeImageEngine) -> httpx.Response:
+    service = make_image_service(engine, image_model(max_references=3))
+    async with in_process(make_image_app(engine, service)) as client:
+        return await client.post(EDITS, json={"model": "paint", **body})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"n": 2, "size": "128x128", "steps": 6, "guidance": 1.5, "strength": 0.5},
+        {"output_format": "jpeg", "output_compression": 80, "cache": {"name": "off"}},
+        {"lora": [{"name": "ink", "scale": 0.5}], "negative_prompt": "rain", "mask": None},
+    ],
+)
+@pytest.mark.parametrize("has_mask", [True, False])
+async def test_json_asks_for_what_a_form_does(fields: dict[str, Any], has_mask: bool) -> None:
+    asked: dict[str, Any] = {"prompt": "a hat", "seed": 5, **fields}
+    files = {"image": PNG, **({"mask": MASK} if has_mask else {})}
+    form = {name: value for name, value in asked.items() if name not in ("cache", "lora", "mask")}
+    form |= {name: json.dumps(asked[name]) for name in ("cache", "lora") if name in asked}
+    masks = {"mask": reference(MASK)} if has_mask else {}
+    by_form, by_json = FakeImageEngine(), FakeImageEngine()
+    first = await send(EDITS, files, by_form, **{name: str(form[name]) for name in form})
+    second = await send_json({**asked, "images": [reference(PNG)], **masks}, by_json)
+    assert (first.status_code, second.status_code) == (200, 200), second.text
+    assert list(by_form.submitted.values()) == list(by_json.submitted.values())
+    assert first.json()["data"] == second.json()["data"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "param"),
+    [
+        ({"images": []}, 400, "images"),
+        ({}, 400, "images"),
+        ({"images": [reference(PNG)] * 17}, 400, "images"),
+        ({"images": [{"file_id": "file-1"}]}, 400, "file_id"),
+        ({"images": [{}]}, 400, "image_url"),
+        ({"images": [{"image_url": "https://example.com/a.png"}]}, 400, "image"),
+        ({"images": [{"image_url": "data:image/png;base64,?"}]}, 400, "image"),
+        ({"images": [{"image_url": "data:image/png;base64,AAAA"}]}, 415, "image"),
+        ({"images": [reference(PNG)], "mask": reference(PNG)}, 400, "mask"),
+        ({"images": [reference(PNG)], "strength": 2}, 400, "strength"),
+        ({"images": [reference(PNG)], "unknown": 1}, 400, "unknown"),
+    ],
+)
+async def test_mistakes_in_json_are_named(fields: dict[str, Any], status: int, param: str) -> None:
+    reply = await send_json({"prompt": "x", **fields}, engine := FakeImageEngine())
+    assert reply.status_code == status, reply.text
+    assert reply.json()["error"]["param"] == param
+    assert engine.submitted == {}

@@ -1,0 +1,102 @@
+"""Edits as JSON: pictures by data URL, or by a URL that the operator allows.
+
+Owns the body, and how its pictures become the files of a form. What a file holds is the service's
+business.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Self
+
+from fastapi.exceptions import RequestValidationError
+from pydantic import Field, ValidationError, model_validator
+from starlette.requests import Request
+
+from triptych.core import limits
+from triptych.core.errors import InvalidRequest, UnsupportedOption
+from triptych.core.http.body import check_not_compressed, parse_json, receive_body
+from triptych.core.http.fields import NullIsAbsent
+from triptych.core.http.upload import Form, Upload, UploadShare
+from triptych.core.media.fetch import MediaFetcher
+from triptych.core.text.threads import on_text_thread
+from triptych.modalities.diffusion.api.protocol import MAX_SOURCES, PromptFields, StrengthFields
+
+_JSON = "application/json"
+_MAX_URL_CHARS = 36 * 2**20
+"""Of a data URL: the largest picture there may be, in base64."""
+
+
+class PictureReference(NullIsAbsent):
+    """A picture by its URL: `data:image/png;base64,...`."""
+
+    image_url: Annotated[str, Field(min_length=1, max_length=_MAX_URL_CHARS)] | None = None
+    file_id: Annotated[str, Field(max_length=limits.MAX_NAME_CHARS)] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.file_id is not None:
+            raise UnsupportedOption(
+                "file_id is not offered for pictures: send image_url, a data URL.", param="file_id"
+            )
+        if self.image_url is None:
+            raise InvalidRequest("A picture needs an image_url.", param="image_url")
+        return self
+
+
+class EditBody(StrengthFields, PromptFields, NullIsAbsent):
+    """Body of `/v1/images/edits` as JSON: the fields of its form, and pictures by their URLs."""
+
+    images: Annotated[list[PictureReference], Field(min_length=1, max_length=MAX_SOURCES)]
+    mask: PictureReference | None = None
+
+
+def is_json(request: Request) -> bool:
+    """Whether the request's body is said to be JSON."""
+    kind: str = request.headers.get("content-type", "").partition(";")[0]
+    return kind.strip().lower() == _JSON
+
+
+async def read_json_edit(request: Request) -> tuple[EditBody, Form]:
+    """The body, and its pictures as a form has them; they count as uploads as long as it lives.
+
+    Raises what `read_form` and `MediaFetcher.fetch` raise, and FastAPI's `RequestValidationError`.
+    """
+    check_not_compressed(request)
+    state, form, raw = request.app.state, Form(), bytearray()
+    share = UploadShare(state.upload_budget, form)
+
+    def take(piece: bytes) -> None:
+        share.take(len(piece))
+        raw.extend(piece)
+
+    await receive_body(request, take, state.options.max_upload_bytes)
+    body = await on_text_thread(len(raw), _validated, bytes(raw))
+    fetcher = MediaFetcher.from_options(state.options)
+    named = [("image", each) for each in body.images]
+    for name, picture in [*named, *([("mask", body.mask)] if body.mask else [])]:
+        assert picture.image_url is not None, "checked by the body"
+        found = await fetcher.fetch(picture.image_url, param=name)
+        upload = Upload("", bytearray(found.data), found.media_type)
+        form.files.setdefault(name, []).append(upload)
+    return body, form
+
+
+def json_schema() -> dict[str, Any]:
+    """The body's schema, for the `openapi_extra` of its route."""
+    schema = EditBody.model_json_schema(ref_template="#/components/schemas/{model}")
+    schema.pop("$defs", None)
+    picture = PictureReference.model_json_schema()
+    schema["properties"] |= {
+        "images": {**schema["properties"]["images"], "items": picture},
+        "mask": picture,
+    }
+    return schema
+
+
+def _validated(raw: bytes) -> EditBody:
+    try:
+        return EditBody.model_validate(parse_json(raw))
+    except ValidationError as error:
+        raise RequestValidationError(
+            [{**found, "loc": ("body", *found["loc"])} for found in error.errors()]
+        ) from error
