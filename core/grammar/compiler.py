@@ -90,7 +90,7 @@ def refusal(matcher: LLMatcher) -> RequestError:
     if "panic" in reason:
         _log.error("the grammar library failed", extra=fields(detail=reason))
         return InvalidRequest("The grammar, or schema, cannot be followed: the library failed.")
-    if "NoExtension" in reason:
+    if any(words in reason for words in ("NoExtension", "Regex is empty", "anyOf is empty")):
         return InvalidRequest("The grammar, or schema, allows no answer at all.")
     reason = _OUR_PLACE.sub("", reason.replace("<non-verbose/>", "").strip())
     lines = [line.strip() for line in _EXCERPT.split(reason)[0].splitlines() if line.strip()]

@@ -16,7 +16,7 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
 from triptych.core.errors import InvalidRequest, PayloadTooLarge, RequestError, UnsupportedOption
-from triptych.core.grammar.schema_rewriting import rewritten
+from triptych.core.grammar.schemas import plain_schema
 from triptych.core.limits import MAX_GRAMMAR_BYTES
 
 if TYPE_CHECKING:
@@ -32,13 +32,6 @@ _JSON_OPTIONS: Final[JsonCompileOptions] = {
     "coerce_one_of": False,
 }
 _OWN_OPTIONS: Final = "x-guidance"
-_OWN: Final = frozenset({"properties", "required"})
-_ELSEWHERE: Final = frozenset({"anyOf", "$ref"})
-_OPENING: Final = frozenset(
-    {"additionalProperties", "anyOf", "minProperties", "patternProperties", "$ref"}
-)
-_SUBSCHEMAS: Final = frozenset({"additionalProperties", "anyOf", "items", "prefixItems"})
-_NAMED_SUBSCHEMAS: Final = frozenset({"$defs", "definitions", "patternProperties", "properties"})
 _LITERALS: Final = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|(?://|#)[^\n]*')
 _TOKEN_NAME: Final = re.compile(r"<[^<>\n]*>")
 
@@ -92,21 +85,8 @@ def _form(kind: ConstraintKind, text: str) -> str:
 
 
 def tidy_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """`schema` for the library, less answers that it allows and nobody wants.
-
-    Properties that are allowed and not named would validate, but a small model does not come to an
-    end of them, and so it is with white space. Where schemas are combined and could not be merged,
-    one may name what another leaves open: there properties are left as they are. Raises
-    `UnsupportedOption`.
-    """
-    try:
-        plain = rewritten(dict(schema))
-    except (AttributeError, TypeError, ValueError) as error:
-        if isinstance(error, RequestError):
-            raise
-        plain = dict(schema)  # it is malformed, and the library says how
-    closed = plain if _is_combined(plain) else _closed(plain)
-    return {**closed, _OWN_OPTIONS: _JSON_OPTIONS}
+    """`schema` as the library takes it, with white space of which a small model finds the end."""
+    return {**plain_schema(schema), _OWN_OPTIONS: _JSON_OPTIONS}
 
 
 def _from_schema(text: str) -> str:
@@ -125,46 +105,6 @@ def _from_schema(text: str) -> str:
         raise
     except ValueError as error:
         raise InvalidRequest(f"The JSON schema cannot be read: {str(error)[:200]}.") from error
-
-
-def _is_combined(node: Any) -> bool:
-    """Whether somewhere an object is what several schemas say together."""
-    if isinstance(node, list):
-        return any(map(_is_combined, node))
-    if not isinstance(node, dict):
-        return False
-    parts = node.get("allOf")
-    if "oneOf" in node or (parts and not _are_of_strings(parts)):
-        return True
-    has_own = not _OWN.isdisjoint(node)
-    return (has_own and not _ELSEWHERE.isdisjoint(node)) or any(map(_is_combined, node.values()))
-
-
-def _are_of_strings(parts: Any) -> bool:
-    """Whether what is combined are patterns alone."""
-    return isinstance(parts, list) and all(
-        isinstance(part, dict) and part.keys() == {"pattern"} for part in parts
-    )
-
-
-def _closed(node: Any) -> Any:
-    """A schema without the properties that it allows and does not name."""
-    if isinstance(node, list):
-        return [_closed(part) for part in node]
-    if not isinstance(node, dict):
-        return node
-    closed = dict(node)
-    for word in _SUBSCHEMAS & node.keys():
-        closed[word] = _closed(node[word])
-    for word in _NAMED_SUBSCHEMAS & node.keys():
-        if isinstance(node[word], dict):
-            closed[word] = {name: _closed(part) for name, part in node[word].items()}
-    named, required = node.get("properties"), node.get("required", [])
-    if not isinstance(named, dict) or not isinstance(required, list):
-        return closed
-    if _OPENING.isdisjoint(node) and all(name in named for name in required):
-        closed["additionalProperties"] = False
-    return closed
 
 
 def _to_lark(text: str) -> str:

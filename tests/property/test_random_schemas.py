@@ -65,6 +65,10 @@ leaves = st.one_of(
     st.sampled_from(["date", "time", "date-time", "uuid", "ipv4", "email"]).map(
         lambda kind: {"type": "string", "format": kind}
     ),
+    st.tuples(st.integers(-(2**65), 0), st.integers(0, 2**65)).map(
+        lambda ends: {"type": "integer", "minimum": ends[0], "maximum": ends[1]}
+    ),
+    st.integers(-(2**65), 2**65).map(lambda value: {"const": value}),
 )
 
 
@@ -80,7 +84,16 @@ def _composed(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
         arrays,
         tuples,
         st.lists(inner, min_size=1, max_size=3).map(lambda of: {"anyOf": of}),
+        st.lists(inner, min_size=1, max_size=3).map(lambda of: {"oneOf": of}),
+        _extended(inner),
     )
+
+
+def _extended(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Objects with more schemas that they must satisfy."""
+    parts = st.lists(_objects(inner), min_size=1, max_size=2)
+    words = st.sampled_from(["allOf", "anyOf", "oneOf"])
+    return st.tuples(_objects(inner), words, parts).map(lambda of: {**of[0], of[1]: of[2]})
 
 
 @st.composite
@@ -244,4 +257,4 @@ def test_every_finished_answer_validates(
 
     check()
     assert seen["stop"] >= 120
-    assert seen["refused"] <= 20, "what there are grammars for is hardly ever refused"
+    assert seen["refused"] <= 60, "what there are grammars for is hardly ever refused"

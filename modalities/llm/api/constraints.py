@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from triptych.core.errors import InvalidRequest, RequestError
+from triptych.core.grammar.schemas import check_formats
 from triptych.core.grammar.source import ANY_OBJECT, Constraint, ConstraintKind
 from triptych.core.http.fields import Name, RefusedField, Strict, Text, without_refused
 from triptych.core.limits import MAX_CHOICES, MAX_GRAMMAR_BYTES
@@ -54,8 +55,15 @@ class JsonSchemaFormat(Strict):
     description: Text | None = None
     schema_: JsonSchema | None = Field(default=None, alias="schema")
     strict: bool | None = Field(
-        default=None, description="Schemas are enforced either way, or refused."
+        default=None,
+        description="Schemas are enforced either way; with it unknown formats are refused, too.",
     )
+
+    @model_validator(mode="after")
+    def _check_formats(self) -> Self:
+        if self.strict and self.schema_ is not None:
+            check_formats(self.schema_, "response_format")
+        return self
 
 
 class AnswerFormat(Strict):

@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Discriminator, Field, StringConstraints, Tag, model_validator
 
 from triptych.core import limits
 from triptych.core.errors import InvalidRequest, UnsupportedOption
+from triptych.core.grammar.schemas import check_formats
 from triptych.core.http.fields import JsonValue, Name, Place, Strict, Text, inert
 from triptych.modalities.llm.api.constraints import JsonSchema
 from triptych.modalities.llm.api.tools.json_scanner import MAX_DEPTH
@@ -71,6 +72,12 @@ class FunctionSchema(Strict):
         default=None,
         description="Follow the schema under `auto`, too; calls that are forced always do.",
     )
+
+    @model_validator(mode="after")
+    def _check_formats(self) -> Self:
+        if self.strict and self.parameters is not None:
+            check_formats(self.parameters, "tools")
+        return self
 
 
 class Tool(Strict):

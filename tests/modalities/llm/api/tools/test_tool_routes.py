@@ -171,7 +171,7 @@ async def test_a_schema_that_is_none_is_refused_in_its_own_words(tmp_path: Path)
     async with in_process(make_app(tmp_path, FakeEngine(answer="x"))) as client:
         reply = await client.post(PATH, json=chat(tools=[tool], tool_choice="required"))
     assert reply.status_code == 400
-    assert reply.json()["error"]["message"].endswith("followed: properties must be an object.")
+    assert reply.json()["error"]["message"].endswith("#/properties is an object of schemas.")
 
 
 @pytest.mark.parametrize("max_tokens", [1, 5, 11, 20, 30, 60])

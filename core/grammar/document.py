@@ -1,0 +1,124 @@
+"""A JSON schema as a document: whether its keywords are well-formed, and what references mean.
+
+Owns how much of it may be visited, which references could multiply. Knows no library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import unquote
+
+from triptych.core.errors import InvalidRequest
+
+_MAX_REFERENCES: Final = 16
+_MAX_VISITS: Final = 20_000
+_ALONE: Final = frozenset({"$ref", "description", "title"})
+_LISTS: Final = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
+_NAMED: Final = frozenset(
+    {"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"}
+)
+_SINGLE: Final = frozenset(
+    {"additionalProperties", "contains", "else", "if", "items", "not", "propertyNames", "then"}
+    | {"unevaluatedItems", "unevaluatedProperties"}
+)
+_NUMBERS: Final = frozenset(
+    {"exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf", "maxItems"}
+    | {"maxLength", "maxProperties", "minItems", "minLength", "minProperties"}
+)
+_KINDS: Final[Sequence[tuple[frozenset[str], tuple[type, ...], str]]] = (
+    (_LISTS, (list,), "a list of schemas"),
+    (_NAMED, (dict,), "an object of schemas"),
+    (_SINGLE, (bool, dict), "a schema"),
+    (_NUMBERS, (int, float), "a number"),
+    (frozenset({"$ref", "format", "pattern"}), (str,), "a text"),
+    (frozenset({"enum", "required"}), (list,), "a list"),
+    (frozenset({"type"}), (str, list), "a text or a list of texts"),
+)
+
+
+class SchemaDocument:
+    """A schema in which references are followed. Raises `InvalidRequest` for one not well-formed.
+
+    `visit` counts, so that a few references to each other do not take for ever.
+    """
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._num_visits = 0
+        self._checked: set[str] = set()
+        _check(root, "#")
+
+    def visit(self) -> None:
+        """Count one step."""
+        self._num_visits += 1
+        if self._num_visits > _MAX_VISITS:
+            raise InvalidRequest(
+                "The JSON schema is too large, its references written out: simplify it."
+            )
+
+    def target(self, node: Any) -> Any:
+        """What a schema that is a reference alone stands for; any other schema itself.
+
+        `None` where that is not to be found in the document.
+        """
+        for _ in range(_MAX_REFERENCES):
+            self.visit()
+            reference = node.get("$ref") if isinstance(node, dict) else None
+            if reference is None or not node.keys() <= _ALONE or not reference.startswith("#"):
+                return node
+            node = self._at(reference)
+            if reference not in self._checked:
+                self._checked.add(reference)
+                _check(node, reference)
+        return None
+
+    def _at(self, reference: str) -> Any:
+        node: Any = self._root
+        path = unquote(reference[1:])
+        if path and not path.startswith("/"):
+            return None
+        for step in path.split("/")[1:]:
+            name = step.replace("~1", "/").replace("~0", "~")
+            if isinstance(node, list) and name.isdecimal() and int(name) < len(node):
+                node = node[int(name)]
+            elif isinstance(node, dict) and name in node:
+                node = node[name]
+            else:
+                return None
+        return node
+
+
+def _check(node: Any, at: str) -> None:
+    """Raise `InvalidRequest` for a keyword with a value of the wrong type."""
+    if isinstance(node, dict):
+        for word, value in node.items():
+            place = f"{at}/{word}"
+            _check_value(word, value, place)
+            for name, part in _parts(word, value):
+                _check(part, f"{place}{name}")
+
+
+def _parts(word: str, value: Any) -> Iterable[tuple[str, Any]]:
+    """The schemas in a keyword, and where each of them is."""
+    if word in _LISTS:
+        return ((f"/{index}", part) for index, part in enumerate(value))
+    if word in _NAMED:
+        return ((f"/{name}", part) for name, part in value.items())
+    return [("", value)] if word in _SINGLE else []
+
+
+def _check_value(word: str, value: Any, at: str) -> None:
+    for words, kinds, named in _KINDS:
+        if word in words:
+            _check_is(value, kinds, named, at)
+    if word in _NUMBERS and isinstance(value, bool):
+        _check_is(value, (), "a number", at)
+    if word == "required" or (word == "type" and isinstance(value, list)):
+        for each in value:
+            _check_is(each, (str,), "a list of texts", at)
+
+
+def _check_is(value: Any, kinds: tuple[type, ...], named: str, at: str) -> None:
+    if not isinstance(value, kinds):
+        raise InvalidRequest(f"The JSON schema is not well-formed: {at} is {named}.")

@@ -1,0 +1,406 @@
+"""JSON schemas of callers, written as the grammar library reads them.
+
+Owns the meaning of the standard's keywords where the library's differs: numbers beyond its range,
+keywords that say nothing in their place, formats, `oneOf` and which properties may be added. Knows
+no grammars.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from triptych.core.errors import InvalidRequest, UnsupportedOption
+from triptych.core.grammar.branches import are_disjoint
+from triptych.core.grammar.document import SchemaDocument
+
+_ANNOTATIONS: Final = frozenset(
+    {"$comment", "default", "description", "deprecated", "examples", "example", "readOnly"}
+    | {"title", "writeOnly", "contentEncoding", "contentMediaType", "contentSchema"}
+)
+_LISTS: Final = ("allOf", "anyOf", "oneOf", "prefixItems")
+_SINGLE: Final = ("additionalProperties", "items")
+_NAMED: Final = ("properties", "patternProperties")
+_DEFINITIONS: Final = ("$defs", "definitions")
+_COMBINING: Final = ("$ref", "allOf", "anyOf", "oneOf")
+_OPENING: Final = frozenset({"additionalProperties", "minProperties", "patternProperties"})
+_COUNTS: Final = frozenset(
+    {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"}
+    | {"minContains", "maxContains"}
+)
+_UNENFORCED: Final = (
+    *("contains", "dependencies", "dependentRequired", "dependentSchemas", "if", "then", "else"),
+    *("not", "propertyNames", "unevaluatedItems", "unevaluatedProperties", "uniqueItems"),
+)
+_SAYS_NOTHING: Final[Mapping[str, tuple[Any, ...]]] = {
+    "dependencies": ({},),
+    "dependentRequired": ({},),
+    "dependentSchemas": ({},),
+    "not": (False,),
+    "propertyNames": (True, {}, {"type": "string"}),
+    "unevaluatedItems": (True, {}),
+    "unevaluatedProperties": (True, {}),
+    "uniqueItems": (False,),
+}
+_MOST: Final = 2**63
+"""The library's integers end before it."""
+_FARTHEST: Final = 9223372036854774784
+"""The largest number below `_MOST` that a double holds."""
+_LEAP: Final = "(?:0[48]|[2468][048]|[13579][26])"
+_YEAR: Final = r"(?:[1-9]\d{3}|0[1-9]\d{2}|00[1-9]\d|000[1-9])".replace(r"\d", "[0-9]")
+_DATE: Final = (
+    f"(?:{_YEAR}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])"
+    "|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))"
+    f"|(?:[0-9]{{2}}{_LEAP}|{_LEAP}00)-02-29)"
+)
+_TIME: Final = (
+    r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?"
+    r"(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+)
+_PATTERNS: Final[Mapping[str, str]] = {
+    "date": f"^{_DATE}$",
+    "time": f"^{_TIME}$",
+    "date-time": f"^{_DATE}T{_TIME}$",
+}
+_FORMATS: Final = frozenset(
+    {*_PATTERNS, "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"}
+)
+_MAX_HOSTNAME: Final = 253
+_LOOKS_AROUND: Final = re.compile(r"\(\?(?:[=!]|<[=!])")
+
+
+def plain_schema(root: Mapping[str, Any]) -> dict[str, Any]:
+    """`root` for the library, less answers that it allows and no client wants.
+
+    Properties that are allowed and not named would validate, but a small model does not come to an
+    end of them. Where schemas are combined, one may use a name of another: there the names of all
+    are allowed. Raises `UnsupportedOption` for what cannot be enforced, with its place,
+    and `InvalidRequest` for what is not well-formed.
+    """
+    try:
+        found = _Writer(root).schema(root, "#", is_part=False)
+    except RecursionError as error:
+        raise InvalidRequest("The JSON schema is nested too deeply.") from error
+    return found if isinstance(found, dict) else {"enum": []}
+
+
+def check_formats(schema: Mapping[str, Any], param: str) -> None:
+    """Refuse a format that is not enforced and has no pattern that says what it means."""
+    parts: list[Any] = [schema]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, list):
+            parts += part
+        elif isinstance(part, dict):
+            parts += part.values()
+            name = part.get("format")
+            if isinstance(name, str) and name not in _FORMATS and "pattern" not in part:
+                raise UnsupportedOption(
+                    f"The format {name[:40]} cannot be enforced, as strict asks: add a pattern, or"
+                    " leave strict out.",
+                    param=param,
+                )
+
+
+class _Writer:
+    """Writes one document. A schema that `is_part` of a combination is left open."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._document = SchemaDocument(root)
+        self._refs = frozenset(_refs(root))
+
+    def schema(self, node: Any, at: str, *, is_part: bool, above: tuple[str, ...] = ()) -> Any:
+        """The schema at a place. `above` are the references that led here without an instance."""
+        if not isinstance(node, dict):
+            return node
+        self._document.visit()
+        kept = {word: value for word, value in node.items() if word not in _ANNOTATIONS}
+        if kept.get("not") in (True, {}) and "not" in kept:
+            return False
+        self._drop_neutral(kept)
+        _write_counts(kept, at)
+        _write_names(kept)
+        _refuse(kept, at)
+        _write_literals(kept, at)
+        _write_bounds(kept, at)
+        _write_format(kept, at)
+        self._write_one_of(kept)
+        is_whole = not is_part and _combines(kept)
+        names = self._names(kept, ()) if is_whole else None
+        self._write_parts(kept, at, is_part=is_part or is_whole, above=above)
+        self._inline(kept, is_part=is_part or is_whole, above=above)
+        if names:
+            own = kept.get("properties", {})
+            kept["properties"] = {name: own.get(name, {}) for name in names}
+            kept["additionalProperties"] = False
+        elif not is_whole and not is_part and _is_closable(kept):
+            kept["additionalProperties"] = False
+        return kept
+
+    def _drop_neutral(self, kept: dict[str, Any]) -> None:
+        for word, values in _SAYS_NOTHING.items():
+            if word in kept and any(
+                type(kept[word]) is type(value) and kept[word] == value for value in values
+            ):
+                del kept[word]
+        most = kept.get("maxItems")
+        if kept.get("uniqueItems") is True and isinstance(most, int | float) and most <= 1:
+            del kept["uniqueItems"]
+        if kept.get("minContains") == 0 and "maxContains" not in kept:
+            kept.pop("contains", None)
+        if "contains" not in kept:
+            kept.pop("minContains", None)
+            kept.pop("maxContains", None)
+        if "if" not in kept or not {"then", "else"} & kept.keys():
+            for word in ("if", "then", "else"):
+                kept.pop(word, None)
+
+    def _write_one_of(self, kept: dict[str, Any]) -> None:
+        branches = kept.get("oneOf")
+        if not isinstance(branches, list) or not branches:
+            return
+        tag = kept.pop("discriminator", None)
+        if isinstance(tag, dict) and isinstance(name := tag.get("propertyName"), str):
+            branches = self._tagged(branches, name)
+        if all(
+            are_disjoint(self._document, one, other)
+            for index, one in enumerate(branches)
+            for other in branches[:index]
+        ):
+            del kept["oneOf"]
+            if "anyOf" in kept:
+                kept["allOf"] = [*kept.get("allOf", []), {"anyOf": branches}]
+            else:
+                kept["anyOf"] = branches
+
+    def _tagged(self, branches: Sequence[Any], name: str) -> list[Any]:
+        """Branches in which the property that tells them apart must be written."""
+        found = []
+        for branch in branches:
+            target = self._document.target(branch)
+            if not isinstance(target, dict) or name not in target.get("properties", {}):
+                return list(branches)
+            required = target.get("required", [])
+            is_named = name in required
+            found.append(branch if is_named else {**target, "required": [*required, name]})
+        return found
+
+    def _inline(self, kept: dict[str, Any], *, is_part: bool, above: tuple[str, ...]) -> None:
+        """Write a part's target in its place: elsewhere it may stand for a whole answer."""
+        reference = kept.get("$ref")
+        if not is_part or not isinstance(reference, str) or reference in above:
+            return
+        target = self._document.target({"$ref": reference})
+        if isinstance(target, dict):
+            del kept["$ref"]
+            part = self.schema(target, reference, is_part=True, above=(*above, reference))
+            kept["allOf"] = [*kept.get("allOf", []), part]
+
+    def _write_parts(
+        self, kept: dict[str, Any], at: str, *, is_part: bool, above: tuple[str, ...]
+    ) -> None:
+        for word in _LISTS:
+            if isinstance(kept.get(word), list):
+                combines = word != "prefixItems"
+                kept[word] = [
+                    self.schema(
+                        part,
+                        f"{at}/{word}/{index}",
+                        is_part=is_part and combines,
+                        above=above if combines else (),
+                    )
+                    for index, part in enumerate(kept[word])
+                ]
+        for word in _SINGLE:
+            if word in kept:
+                kept[word] = self.schema(kept[word], f"{at}/{word}", is_part=False)
+        for word in (*_NAMED, *_DEFINITIONS):
+            if isinstance(kept.get(word), dict):
+                kept[word] = {
+                    name: self.schema(part, f"{at}/{word}/{_escaped(name)}", is_part=False)
+                    for name, part in kept[word].items()
+                    if word not in _DEFINITIONS or self._is_used(f"{at}/{word}/{_escaped(name)}")
+                }
+
+    def _is_used(self, at: str) -> bool:
+        return any(not each.startswith("#/") or each.startswith(at) for each in self._refs)
+
+    def _names(self, node: Any, above: tuple[str, ...]) -> list[str] | None:
+        """The properties that a combination names; `None` where a part of it opens them."""
+        if not isinstance(node, dict):
+            return []
+        self._document.visit()
+        names: list[str] = []
+        reference = node.get("$ref")
+        if isinstance(reference, str):
+            target = self._document.target({"$ref": reference})
+            is_known = reference not in above and isinstance(target, dict)
+            named = self._names(target, (*above, reference)) if is_known else None
+            if named is None:
+                return None
+            names += named
+        is_any = node.get("type") == "object" and not {"properties", *_COMBINING} & node.keys()
+        if is_any or not _OPENING.isdisjoint(node):
+            return None
+        for word, parts in node.items():
+            if word == "properties":
+                names += parts
+            elif word in ("allOf", "anyOf", "oneOf"):
+                found = [self._names(part, above) for part in parts]
+                if None in found:
+                    return None
+                names += [name for each in found for name in each or ()]
+        is_closable = all(name in names for name in node.get("required", ()))
+        return list(dict.fromkeys(names)) if is_closable else None
+
+
+def _combines(node: Mapping[str, Any]) -> bool:
+    """Whether a value must satisfy several schemas at once."""
+    words = [word for word in _COMBINING if word in node]
+    return (
+        "allOf" in words
+        or len(words) > 1
+        or (bool(words) and "properties" in node)
+        or (bool(words) and "required" in node)
+    )
+
+
+def _is_closable(node: Mapping[str, Any]) -> bool:
+    named, required = node.get("properties"), node.get("required", [])
+    is_plain = isinstance(named, dict) and isinstance(required, list)
+    opens = _OPENING | frozenset(_COMBINING)
+    return is_plain and opens.isdisjoint(node) and set(required) <= set(named or ())
+
+
+def _refs(node: Any) -> Iterator[str]:
+    if isinstance(node, dict):
+        for word, part in node.items():
+            if word in ("$ref", "$dynamicRef") and isinstance(part, str):
+                yield part
+            yield from _refs(part)
+    elif isinstance(node, list):
+        for part in node:
+            yield from _refs(part)
+
+
+def _escaped(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+def _refuse(kept: Mapping[str, Any], at: str) -> None:
+    if words := [word for word in _UNENFORCED if word in kept]:
+        raise UnsupportedOption(
+            f"This keyword of JSON schemas cannot be enforced: {', '.join(words)} at {at}."
+        )
+
+
+def _write_counts(kept: dict[str, Any], at: str) -> None:
+    for word in _COUNTS & kept.keys():
+        if isinstance(kept[word], float) and kept[word].is_integer():
+            kept[word] = int(kept[word])
+        if not isinstance(kept[word], int) or kept[word] < _MOST:
+            continue
+        if word.startswith("min"):
+            raise UnsupportedOption(f"{word} at {at}/{word} is too large to be enforced.")
+        del kept[word]  # no answer is that long
+
+
+def _write_names(kept: dict[str, Any]) -> None:
+    """`propertyNames` as properties, or as a pattern of them, where either means the same."""
+    names = kept.get("propertyNames")
+    if not isinstance(names, dict) or not names.keys() <= {"type", "enum", "pattern"}:
+        return
+    if names.get("type", "string") != "string" or "patternProperties" in kept:
+        return
+    rest = kept.get("additionalProperties", {})
+    own, required = kept.get("properties", {}), kept.get("required", [])
+    if "enum" in names and "pattern" not in names:
+        listed = [name for name in names["enum"] if isinstance(name, str)]
+        kept["properties"] = {name: own.get(name, rest) for name in listed}
+        kept["properties"] |= {name: False for name in required if name not in listed}
+    elif "pattern" in names and "enum" not in names and not own and not required:
+        kept["patternProperties"] = {names["pattern"]: rest}
+    else:
+        return
+    kept["additionalProperties"] = False
+    del kept["propertyNames"]
+
+
+def _write_literals(kept: Mapping[str, Any], at: str) -> None:
+    """Refuse numbers that the library would round."""
+    for word in ("const", "enum"):
+        if word in kept and (number := next(_inexact(kept[word]), None)) is not None:
+            raise UnsupportedOption(
+                f"{word} at {at}/{word} holds {str(number)[:40]}, which a double does not hold"
+                " exactly, so that it would be rounded: use a text."
+            )
+
+
+def _inexact(value: Any) -> Iterator[int | float]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for part in value:
+            yield from _inexact(part)
+    elif isinstance(value, int | float) and (
+        abs(value) >= _MOST or (isinstance(value, int) and int(float(value)) != value)
+    ):
+        yield value
+
+
+def _write_bounds(kept: dict[str, Any], at: str) -> None:
+    """Bounds within the library's range; those beyond it become its ends, which are narrower."""
+    for word, sign in (
+        ("minimum", -1),
+        ("exclusiveMinimum", -1),
+        ("maximum", 1),
+        ("exclusiveMaximum", 1),
+    ):
+        bound = kept.get(word)
+        if isinstance(bound, bool) or not isinstance(bound, int | float):
+            continue
+        if sign * bound >= _MOST - 1:
+            is_last = bound == _MOST - 1 and kept.get("type") == "integer" and word == "maximum"
+            kept[word] = bound if is_last else sign * _FARTHEST
+        elif abs(bound) >= _MOST:
+            raise UnsupportedOption(
+                f"{word} at {at}/{word} is {str(bound)[:40]}, which cannot be enforced: answers lie"
+                " between -2^63 and 2^63."
+            )
+        else:
+            kept[word] = _held(bound, -sign * math.inf)
+
+
+def _held(bound: int | float, inward: float) -> int | float:
+    """A bound that a double holds: itself, or the next one inward."""
+    held = float(bound)
+    if held == bound:
+        return bound
+    is_outward = held < bound if inward > 0 else held > bound
+    return int(math.nextafter(held, inward)) if is_outward else int(held)
+
+
+def _write_format(kept: dict[str, Any], at: str) -> None:
+    """Formats that are unknown are annotations; some that are known are exact only as patterns."""
+    name, pattern = kept.get("format"), kept.get("pattern")
+    if isinstance(pattern, str) and (look := _LOOKS_AROUND.search(pattern)):
+        if name not in ("duration", "hostname"):
+            raise UnsupportedOption(
+                f"pattern at {at}/pattern: look-ahead and look-behind ({look[0]}) cannot be"
+                " enforced: write it without."
+            )
+        del kept["pattern"]  # zod's, which says what the format does
+    if not isinstance(name, str):
+        return
+    if name not in _FORMATS:
+        del kept["format"]
+    elif name in _PATTERNS:
+        del kept["format"]
+        if "pattern" in kept:
+            kept["allOf"] = [*kept.get("allOf", []), {"pattern": _PATTERNS[name]}]
+        else:
+            kept["pattern"] = _PATTERNS[name]
+    elif name == "hostname":
+        kept["maxLength"] = min(kept.get("maxLength", _MAX_HOSTNAME), _MAX_HOSTNAME)
