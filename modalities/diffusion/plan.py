@@ -77,6 +77,7 @@ class PlannedSteps:
     num_rows: tuple[int, ...]
     first_step: int = 0
     num_prompt_tokens: int = 0
+    is_prompt_cut: bool = False
 
     @property
     def num_steps(self) -> int:

@@ -80,7 +80,8 @@ class ImageDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
     `step` steps of `num_steps` are done, `num_computed` of them by a run of the model. `pixels`
     hold a preview where `partial_index` is 0 or more, else the finished picture. While a job waits
-    its deltas have a `queue_position` (jobs before it, -1 once it runs). The job's last delta has a
+    its deltas have a `queue_position` (jobs before it, -1 once it runs). `is_prompt_cut`
+    where the text encoders did not read all of a prompt. The job's last delta has a
     `finish_reason`.
     """
 
@@ -92,4 +93,5 @@ class ImageDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     partial_index: int = -1
     queue_position: int = -1
     num_prompt_tokens: int = 0
+    is_prompt_cut: bool = False
     finish_reason: ImageFinish | None = None

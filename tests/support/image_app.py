@@ -98,6 +98,7 @@ class FakeImageEngine(ScriptedEngine):
     step_s: float = 0.0
     gate: threading.Event | None = None
     num_before: int = 0
+    is_prompt_cut: bool = False
     num_steps: int = 0
 
     async def act(self, job_id: str, request: ImageRequest) -> None:
@@ -121,6 +122,7 @@ class FakeImageEngine(ScriptedEngine):
             is_last = picture == 0
             values = {"picture": picture, "step": num_steps, "num_steps": num_steps}
             values |= {"num_prompt_tokens": NUM_PROMPT_TOKENS, "pixels": pixels}
+            values["is_prompt_cut"] = self.is_prompt_cut
             if is_last:
                 values["finish_reason"] = "stop"
             self.send(job_id, ImageDelta(**values), is_final=is_last)

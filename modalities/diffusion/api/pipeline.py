@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import time
+import warnings
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -120,6 +121,9 @@ class GenerationProgress:
     picture: GeneratedImage | None = None
 
 
+PROMPT_CUT = "The prompt is longer than the model reads: its end was left out."
+
+
 def kind_of(path: str | Path) -> PictureKind:
     """The format that a file's name ends with. Raises `ConfigError` where it is none."""
     suffix = Path(path).suffix.lower().removeprefix(".")
@@ -222,7 +226,11 @@ class ImagePipeline(Pipeline[ImageService]):
         started_s = time.monotonic()
         call = replace(call, model=self._model)
         async with aclosing(self._service.draw(call)) as drawing:
+            is_warned = False
             async for delta in drawing:
+                if delta.is_prompt_cut and not is_warned:
+                    is_warned = True
+                    warnings.warn(PROMPT_CUT, stacklevel=2)
                 yield _progress(delta, drawing, time.monotonic() - started_s)
 
 

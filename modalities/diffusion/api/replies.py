@@ -66,7 +66,10 @@ class PictureData(BaseModel):
 
 
 class ImagesReply(BaseModel):
-    """The whole answer. `seed` draws the same pictures again; it is not one of OpenAI's fields."""
+    """The whole answer. `seed` and `prompt_truncated` are not OpenAI's fields.
+
+    `seed` draws the same pictures again; with `prompt_truncated` a prompt's end was not read.
+    """
 
     created: int
     data: list[PictureData]
@@ -76,6 +79,7 @@ class ImagesReply(BaseModel):
     size: str
     seed: int
     usage: ImageUsage
+    prompt_truncated: bool
 
 
 class _PictureEvent(BaseModel):
@@ -102,6 +106,7 @@ class CompletedImage(_PictureEvent):
 
     usage: ImageUsage
     seed: int
+    prompt_truncated: bool
 
 
 class ImageProgress(BaseModel):

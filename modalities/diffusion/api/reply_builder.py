@@ -59,6 +59,7 @@ class ImageReplyBuilder:
     route: Route
     form: object = None
     num_prompt_tokens: int = 0
+    is_prompt_cut: bool = False
     num_finished: int = 0
     clock: StepClock = field(default_factory=StepClock)
 
@@ -96,6 +97,7 @@ class ImageReplyBuilder:
             created=int(time.time()),
             data=data,
             seed=self.drawing.seed,
+            prompt_truncated=self.is_prompt_cut,
             usage=ImageUsage.of(self.drawing.request, self.num_prompt_tokens, len(data)),
             **self._about(),
         )
@@ -103,6 +105,7 @@ class ImageReplyBuilder:
     def _note(self, delta: ImageDelta) -> bool:
         """Count the delta; whether it finishes a picture."""
         self.num_prompt_tokens = max(self.num_prompt_tokens, delta.num_prompt_tokens)
+        self.is_prompt_cut |= delta.is_prompt_cut
         is_finished = delta.pixels is not None and delta.partial_index < 0
         if is_finished:
             self.num_finished += 1
@@ -140,6 +143,7 @@ class ImageReplyBuilder:
             type=f"{self.route}.completed",
             created_at=int(time.time()),
             seed=self.drawing.seed,
+            prompt_truncated=self.is_prompt_cut,
             usage=usage,
             **shown,
         )

@@ -229,4 +229,6 @@ class _ImageEndpoints:
         else:
             data = [PictureData(b64_json=base64.b64encode(file).decode()) for file in files]
         reply = builder.reply(data)
-        return Response(reply.model_dump_json(exclude_unset=True), media_type="application/json")
+        headers = {"x-prompt-truncated": "true"} if builder.is_prompt_cut else {}
+        document = reply.model_dump_json(exclude_unset=True)
+        return Response(document, media_type="application/json", headers=headers)

@@ -195,6 +195,7 @@ def _begun(executor: ImageExecutor, found: RunningPicture | TriptychError) -> Yi
             num_rows=tuple(found.row.planned_runs()),
             first_step=found.step,
             num_prompt_tokens=executor.recipe.num_prompt_tokens(found.request),
+            is_prompt_cut=executor.recipe.is_prompt_cut(found.request),
         )
         result = PictureRowResult(planned=planned)
     return lambda: result

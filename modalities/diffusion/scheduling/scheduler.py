@@ -263,6 +263,7 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseDraft, ScheduledPicture]):
             pixels=pixels,
             partial_index=preview,
             num_prompt_tokens=planned.num_prompt_tokens,
+            is_prompt_cut=planned.is_prompt_cut,
             finish_reason="stop" if is_last else None,
         )
         if is_last:

@@ -136,16 +136,22 @@ class Flux2Klein(_Flux2):
 
     _LAYERS = (9, 18, 27)
 
+    window = 512
+
     @override
-    def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
-        encoder = self.text_encoder()
-        asked = encoder.tokenizer.apply_chat_template(
+    def worded(self, prompt: str, *, is_negative: bool) -> str:
+        asked: str = self.text_encoder().tokenizer.apply_chat_template(
             [{"role": "user", "content": prompt}],
             tokenize=False,
             add_generation_prompt=True,
             enable_thinking=False,
         )
-        text = encoder.encode(asked, length=512, layer=self._LAYERS)
+        return asked
+
+    @override
+    def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
+        asked = self.worded(prompt, is_negative=is_negative)
+        text = self.text_encoder().encode(asked, length=self.window, layer=self._LAYERS)
         return {"encoder_hidden_states": text.hidden}
 
 

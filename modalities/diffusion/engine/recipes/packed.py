@@ -61,6 +61,18 @@ class Flux(Packed):
 
     _LENGTH = 512
 
+    @property
+    @override
+    def reader(self) -> int:
+        return 2
+
+    @override
+    def num_cut_tokens(self, prompt: str, *, is_negative: bool) -> int:
+        tokenizer = self.text_encoder(self.reader).tokenizer
+        num_tokens = len(tokenizer(prompt, verbose=False).input_ids)
+        length: int = min(tokenizer.model_max_length, self._LENGTH)
+        return max(0, num_tokens - length)
+
     @override
     def encode(self, prompt: str, *, is_negative: bool) -> EncodedText:
         return self.encode_all([BranchPrompt(prompt)])[0]
@@ -115,9 +127,11 @@ class FluxKontext(Referring, Flux):
 class Chroma(Packed):
     """Chroma: FLUX's form, T5 alone, one token of filling left unmasked."""
 
+    window = 512
+
     @override
     def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
-        text = self.text_encoder().encode(prompt, length=512)
+        text = self.text_encoder().encode(prompt, length=self.window)
         seen = torch.arange(len(text.mask), device=text.mask.device) <= text.mask.sum()
         return {"encoder_hidden_states": text.hidden, "attention_mask": seen.to(text.hidden.dtype)}
 
@@ -136,6 +150,7 @@ class OvisImage(Packed):
     )
     NUM_INSTRUCTION = 28
     _LENGTH = 256
+    window = _LENGTH
 
     @override
     def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:

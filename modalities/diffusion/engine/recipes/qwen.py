@@ -46,6 +46,7 @@ class QwenImage(Packed):
     )
     _NUM_TEMPLATE = 34
     _LENGTH = 512
+    window = _LENGTH
 
     @override
     def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
@@ -83,6 +84,10 @@ class QwenImageEdit(Referring, QwenImage):
     _NUM_EDIT_TEMPLATE = 64
     _PICTURE = "<|vision_start|>{1}<|vision_end|>"
     _READ_PIXELS = VAE_IMAGE_SIZE
+
+    @override
+    def num_cut_tokens(self, prompt: str, *, is_negative: bool) -> int:
+        return 0
 
     @override
     def prompts(self, request: ImageRequest) -> list[BranchPrompt]:

@@ -124,8 +124,19 @@ class Recipe(ABC):
         return [self.encode(prompt.text, is_negative=prompt.is_negative) for prompt in prompts]
 
     def num_prompt_tokens(self, request: ImageRequest) -> int:
-        """How many tokens the first tokenizer makes of the prompt."""
+        """How many tokens of the prompt are read, by the first tokenizer's count."""
         return len(self.components["tokenizer"](request.prompt, verbose=False).input_ids)
+
+    def num_cut_tokens(self, prompt: str, *, is_negative: bool) -> int:
+        """How many tokens at a prompt's end no text encoder reads."""
+        return 0
+
+    def is_prompt_cut(self, request: ImageRequest) -> bool:
+        """Whether the end of a prompt of the request is not read."""
+        return any(
+            self.num_cut_tokens(prompt.text, is_negative=prompt.is_negative)
+            for prompt in self.prompts(request)
+        )
 
     def prepare(
         self,

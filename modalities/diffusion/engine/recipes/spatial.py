@@ -30,16 +30,22 @@ from triptych.modalities.diffusion.wire import ImageRequest
 class ZImage(EvenFlow):
     """Z-Image: a chat model reads the prompt; guidance counts from the prompt's own branch."""
 
+    window = 512
+
     @override
-    def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
-        encoder = self.text_encoder()
-        asked = encoder.tokenizer.apply_chat_template(
+    def worded(self, prompt: str, *, is_negative: bool) -> str:
+        asked: str = self.text_encoder().tokenizer.apply_chat_template(
             [{"role": "user", "content": prompt}],
             tokenize=False,
             add_generation_prompt=True,
             enable_thinking=True,
         )
-        text = encoder.encode(asked, length=512, layer=-2)
+        return asked
+
+    @override
+    def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
+        asked = self.worded(prompt, is_negative=is_negative)
+        text = self.text_encoder().encode(asked, length=self.window, layer=-2)
         return {"cap_feats": text.real}
 
     @override
@@ -68,10 +74,16 @@ class Lumina2(EvenFlow):
         "image-text alignment based on textual prompts or user prompts."
     )
 
+    window = 256
+
+    @override
+    def worded(self, prompt: str, *, is_negative: bool) -> str:
+        return prompt if is_negative else f"{self._SYSTEM} <Prompt Start> {prompt}"
+
     @override
     def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
-        asked = prompt if is_negative else f"{self._SYSTEM} <Prompt Start> {prompt}"
-        text = self.text_encoder().encode(asked, length=256, layer=-2)
+        asked = self.worded(prompt, is_negative=is_negative)
+        text = self.text_encoder().encode(asked, length=self.window, layer=-2)
         return {"encoder_hidden_states": text.hidden, "encoder_attention_mask": text.mask}
 
     @override
@@ -87,6 +99,17 @@ class StableDiffusion3(TextRecipe):
     """SD3 and 3.5: two CLIPs side by side, T5 after them."""
 
     _LENGTH = 256
+
+    @property
+    @override
+    def reader(self) -> int:
+        return 1 if self.components.get("text_encoder_3") is None else 3
+
+    @override
+    def num_cut_tokens(self, prompt: str, *, is_negative: bool) -> int:
+        encoder = self.text_encoder(self.reader)
+        length = self._LENGTH if self.reader == 3 else encoder.tokenizer.model_max_length
+        return max(0, len(encoder.tokenizer(prompt, verbose=False).input_ids) - length)
 
     @override
     def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
@@ -143,11 +166,16 @@ class StableDiffusionXL(TextRecipe):
 class PixArt(TextRecipe):
     """PixArt Sigma: T5 on the prompt in lower case."""
 
-    length = 300
+    window = 300
+
+    @override
+    def worded(self, prompt: str, *, is_negative: bool) -> str:
+        return prompt.lower().strip()
 
     @override
     def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
-        text = self.text_encoder().encode(prompt.lower().strip(), length=self.length)
+        asked = self.worded(prompt, is_negative=is_negative)
+        text = self.text_encoder().encode(asked, length=self.window)
         return {"encoder_hidden_states": text.hidden, "encoder_attention_mask": text.mask}
 
     @override
@@ -168,18 +196,23 @@ class PixArt(TextRecipe):
 class PixArtAlpha(PixArt):
     """PixArt Alpha: a shorter prompt; the 1024 model gets the picture's size."""
 
-    length = 120
+    window = 120
 
 
 class Sana(TextRecipe):
     """Sana: Gemma reads the wanted prompt after the pipeline's instructions."""
 
     _LENGTH = 300
+    window = _LENGTH - 1  # behind the instructions there is room for one less
+
+    @override
+    def worded(self, prompt: str, *, is_negative: bool) -> str:
+        return prompt.lower().strip()
 
     @override
     def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
         encoder = self.text_encoder()
-        prompt = prompt.lower().strip()
+        prompt = self.worded(prompt, is_negative=is_negative)
         length = self._LENGTH
         if not is_negative:
             call = inspect.signature(diffusers.SanaPipeline.__call__).parameters
@@ -207,9 +240,11 @@ class SanaSprint(Sana):
 class AuraFlow(TextRecipe):
     """AuraFlow: T5's hidden states, zero where the filling is."""
 
+    window = 256
+
     @override
     def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
-        text = self.text_encoder().encode(prompt, length=256)
+        text = self.text_encoder().encode(prompt, length=self.window)
         return {"encoder_hidden_states": text.hidden * text.mask[:, None]}
 
 
@@ -217,6 +252,7 @@ class HiDream(TextRecipe):
     """HiDream: two CLIPs' vectors, T5, and every layer of a Llama, filled up with its end token."""
 
     _LENGTH = 128
+    window = _LENGTH
 
     def __init__(self, components: Mapping[str, Any], spec: PipelineSpec) -> None:
         super().__init__(components, spec)
@@ -252,6 +288,7 @@ class Wan(TextRecipe):
     """
 
     draws_sources = False
+    window = 512
 
     def __init__(self, components: Mapping[str, Any], spec: PipelineSpec) -> None:
         super().__init__(components, spec)
@@ -259,9 +296,13 @@ class Wan(TextRecipe):
             raise WeightsError("Wan 2.2 is not supported yet: use a Wan 2.1 model.")
 
     @override
+    def worded(self, prompt: str, *, is_negative: bool) -> str:
+        return " ".join(html.unescape(html.unescape(prompt)).split())
+
+    @override
     def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
-        plain = " ".join(html.unescape(html.unescape(prompt)).split())
-        text = self.text_encoder().encode(plain, length=512)
+        plain = self.worded(prompt, is_negative=is_negative)
+        text = self.text_encoder().encode(plain, length=self.window)
         return {"encoder_hidden_states": text.hidden * text.mask[:, None]}
 
     @override

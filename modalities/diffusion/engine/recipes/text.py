@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -126,7 +126,35 @@ def _pooled(output: Any) -> Tensor:
 
 
 class TextRecipe(Recipe):
-    """A recipe with text encoders numbered as diffusers numbers them."""
+    """A recipe with text encoders numbered as diffusers numbers them.
+
+    `window`: how many tokens of a prompt the encoder reads that reads the most; 0: as many as its
+    tokenizer says.
+    """
+
+    window: ClassVar[int] = 0
+
+    @property
+    def reader(self) -> int:
+        """The number of the text encoder that reads the most of a prompt."""
+        return 1
+
+    def worded(self, prompt: str, *, is_negative: bool) -> str:
+        """The prompt as that encoder's tokenizer gets it."""
+        return prompt
+
+    @override
+    def num_prompt_tokens(self, request: ImageRequest) -> int:
+        tokenizer = self.text_encoder(self.reader).tokenizer
+        num_tokens = len(tokenizer(request.prompt, verbose=False).input_ids)
+        return max(0, num_tokens - self.num_cut_tokens(request.prompt, is_negative=False))
+
+    @override
+    def num_cut_tokens(self, prompt: str, *, is_negative: bool) -> int:
+        tokenizer = self.text_encoder(self.reader).tokenizer
+        asked = self.worded(prompt, is_negative=is_negative)
+        num_tokens = len(tokenizer(asked, verbose=False).input_ids)
+        return max(0, num_tokens - (self.window or tokenizer.model_max_length))
 
     def text_encoder(self, number: int = 1) -> TextEncoder:
         """The tokenizer and encoder of a number, the first without one in its name."""

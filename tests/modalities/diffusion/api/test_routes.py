@@ -49,6 +49,7 @@ async def test_pictures_come_in_base64_with_what_they_are() -> None:
         "output_format": "png",
         "quality": "medium",
         "size": "128x128",
+        "prompt_truncated": False,
         "seed": 4,
         "usage": {
             "input_tokens": NUM_PROMPT_TOKENS,
@@ -348,3 +349,12 @@ async def test_prompts_are_logged_only_on_demand(caplog: pytest.LogCaptureFixtur
     assert "secret" not in json.dumps([vars(record) for record in caplog.records], default=str)
     await post(FakeImageEngine(), generation("a secret apple"), log_prompts=True)
     assert "secret" in json.dumps([vars(record) for record in caplog.records], default=str)
+
+
+@pytest.mark.parametrize("is_cut", [True, False])
+async def test_a_prompt_that_was_cut_says_so(is_cut: bool) -> None:
+    reply = await post(FakeImageEngine(is_prompt_cut=is_cut), generation())
+    assert reply.json()["prompt_truncated"] is is_cut
+    assert reply.headers.get("x-prompt-truncated") == ("true" if is_cut else None)
+    streamed = await post(FakeImageEngine(is_prompt_cut=is_cut), generation(stream=True))
+    assert [*documents(streamed.text)][-1]["prompt_truncated"] is is_cut

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from triptych.modalities.diffusion.engine.recipes import packed, qwen, spatial
 from triptych.modalities.diffusion.engine.recipes.recipe import row_seed, seeded_generator
+from triptych.modalities.diffusion.engine.recipes.text import TextRecipe
+from triptych.modalities.diffusion.spec import spec_of
+from triptych.modalities.diffusion.wire import ImageRequest
 
 
 def drawn(seed: int) -> bytes:
@@ -42,3 +49,42 @@ def test_pictures_after_the_first_have_seeds_of_their_own() -> None:
     seeds = [row_seed(2**40, index) for index in range(10)]
     assert len(set(seeds)) == 10
     assert all(0 <= seed < 2**32 for seed in seeds[1:])
+
+
+class LetterTokenizer:
+    """A token for each letter, and two around them."""
+
+    model_max_length = 77
+
+    def __call__(self, text: str, **options: object) -> SimpleNamespace:
+        return SimpleNamespace(input_ids=[0] * (len(text) + 2))
+
+
+@pytest.mark.parametrize(
+    ("kind", "pipeline", "window"),
+    [
+        (spatial.StableDiffusion, "StableDiffusionPipeline", 77),
+        (spatial.StableDiffusionXL, "StableDiffusionXLPipeline", 77),
+        (spatial.StableDiffusion3, "StableDiffusion3Pipeline", 256),
+        (spatial.PixArt, "PixArtSigmaPipeline", 300),
+        (spatial.PixArtAlpha, "PixArtAlphaPipeline", 120),
+        (spatial.Sana, "SanaPipeline", 299),
+        (spatial.AuraFlow, "AuraFlowPipeline", 256),
+        (packed.Flux, "FluxPipeline", 77),
+        (packed.Chroma, "ChromaPipeline", 512),
+        (packed.OvisImage, "OvisImagePipeline", 256),
+        (qwen.QwenImage, "QwenImagePipeline", 512),
+    ],
+)
+def test_a_prompt_beyond_the_window_is_cut(
+    kind: type[TextRecipe], pipeline: str, window: int
+) -> None:
+    parts = {f"{part}{n}": LetterTokenizer() for n in ("", "_2", "_3") for part in _PARTS}
+    recipe = kind(parts, spec_of(pipeline))
+    for num_letters in (1, window - 2, window - 1, 1000):
+        request = ImageRequest(prompt="a" * num_letters, guidance_scale=1.0)
+        assert recipe.is_prompt_cut(request) == (num_letters + 2 > window)
+        assert recipe.num_prompt_tokens(request) == min(num_letters + 2, window)
+
+
+_PARTS = ("tokenizer", "text_encoder")
