@@ -72,6 +72,12 @@ class Unauthorized(RequestError):
     status, code = 401, "invalid_api_key"
 
 
+class ForeignSite(RequestError):
+    """A web page of another site asks a server that has no keys."""
+
+    status, code = 403, "foreign_site"
+
+
 class NotFound(RequestError):
     """No such job, picture, voice or route."""
 

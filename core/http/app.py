@@ -27,6 +27,7 @@ from triptych.core.errors import TriptychError, UnknownModel
 from triptych.core.http.access import Access
 from triptych.core.http.auth import PUBLIC_ROUTES, Keyring, RequireKey
 from triptych.core.http.body import IGNORED_HEADER
+from triptych.core.http.browsers import GuardSites
 from triptych.core.http.dialects import Dialect
 from triptych.core.http.disconnect import FollowClient, InFlight
 from triptych.core.http.engine_events import EngineEvents, engine_events_router
@@ -160,6 +161,7 @@ def _layers(
     return [
         Middleware(Access, metrics=metrics, dialects=dialects),
         *([cors] if options.cors_origin else []),
+        Middleware(GuardSites, options=options, keyring=keyring),
         Middleware(RequireKey, keyring=keyring, public=public),
         Middleware(FollowClient, options=options, in_flight=in_flight),
         Middleware(Paths),

@@ -46,6 +46,11 @@ class Keyring:
         """Read the keys of `--api-key` and `--api-key-file`. Raises `ConfigError`."""
         return cls(_configured(options), is_cache_shared=options.share_prefix_across_keys)
 
+    @property
+    def has_keys(self) -> bool:
+        """Whether a request needs a key."""
+        return bool(self._digests)
+
     def principal_of(self, owner: str) -> Principal | None:
         """The caller that `owner` is; `None` where its key is not accepted any more."""
         if not self._digests:

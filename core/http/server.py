@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import socket
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -19,8 +20,9 @@ from fastapi import FastAPI
 from triptych.core.config import Config
 from triptych.core.http.listener import BACKLOG, bind, url_of
 from triptych.core.http.wire import GuardedProtocol, WireLimits
-from triptych.core.limits import KEEP_ALIVE_S
+from triptych.core.limits import KEEP_ALIVE_S, MAX_CONNECTIONS
 
+_OWN_DESCRIPTORS = 256  # models, logs, the store, children, sockets of the engine
 _CLOSE_S = 2  # for connections to close once nothing is in flight
 
 
@@ -110,4 +112,27 @@ async def serve(
     is taken.
     """
     server = HttpServer(app, config, listener or bind(config.server))
-    await server.run(wire or WireLimits(linger_s=config.server.stream_timeout_s), on_started)
+    await server.run(wire or _limits(config), on_started)
+
+
+def _limits(config: Config) -> WireLimits:
+    """The usual limits, with no more connections than there are descriptors for.
+
+    One connection too many could not be accepted, nor refused: it would be tried again and again.
+    """
+    num_free = raise_descriptor_limit()
+    return WireLimits(
+        linger_s=config.server.stream_timeout_s,
+        num_connections=min(MAX_CONNECTIONS, num_free - min(_OWN_DESCRIPTORS, num_free // 2)),
+    )
+
+
+def raise_descriptor_limit() -> int:
+    """How many descriptors this process may have, once it may have all that it can allow itself."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * MAX_CONNECTIONS
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        return most
+    return wanted if soft == resource.RLIM_INFINITY else soft

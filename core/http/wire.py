@@ -101,6 +101,11 @@ class GuardedProtocol(HttpToolsProtocol):
         self._is_in_head = True
         self.scope["state"]["abort_connection"] = self.transport.abort
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header of the head; what comes behind a chunked body is none, and dropped."""
+        if self._is_in_head:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         """Pass a head of acceptable size on; start the clock for the body."""
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
@@ -147,6 +152,9 @@ class GuardedProtocol(HttpToolsProtocol):
         self._num_overhead_bytes = 0
         self._disarm()
         super().on_message_complete()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Log nothing: any client can ask for a protocol that is not offered."""
 
     def on_response_complete(self) -> None:
         """Bound the time until the answer is read and, if it has begun, the next head is here."""

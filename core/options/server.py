@@ -25,6 +25,13 @@ class ServerOptions:
     cors_origin: tuple[str, ...] = option(
         (), "Origin allowed to call from a browser.", is_for_server=True
     )
+    allowed_host: tuple[str, ...] = option(
+        (),
+        "Name under which a server without API keys may be asked; repeat for several. Addresses,"
+        " names without a dot and those of private networks always may.",
+        aliases=("--allowed-hosts",),
+        is_for_server=True,
+    )
     page: bool = option(
         True,
         "A page for browsers at `/`, and the API reference at `/docs`. They need no key.",

@@ -185,3 +185,26 @@ def test_upgrades_are_not_taken(server: HttpServer, upgrade: str) -> None:
     with connect(server) as sock:
         sock.sendall(head.encode())
         assert answer(sock).status == 200
+
+
+@pytest.mark.parametrize("num_trailers", [1, 500])
+def test_what_follows_a_body_is_no_header(tmp_path: Path, num_trailers: int) -> None:
+    app = make_app(tmp_path, FakeEngine(), api_key=("secret",))
+    trailers = b"Authorization: Bearer secret\r\nX-Api-Key: secret\r\n"
+    trailers += b"".join(b"X-%d: a\r\n" % number for number in range(num_trailers))
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head += b"Connection: close\r\nTransfer-Encoding: chunked\r\n"
+    body = b"\r\n%x\r\n%s\r\n0\r\n" % (len(BODY), BODY)
+    with live(app) as server:
+        assert sent(server, head + body + trailers + b"\r\n").startswith(b"HTTP/1.1 401")
+        keyed = head + b"Authorization: Bearer secret\r\n"
+        assert sent(server, keyed + body + trailers + b"\r\n").startswith(b"HTTP/1.1 200")
+
+
+def test_a_protocol_that_is_not_offered_is_not_logged(
+    server: HttpServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    upgrade = b"Connection: Upgrade, close\r\nUpgrade: websocket\r\n"
+    reply = sent(server, b"GET /livez HTTP/1.1\r\nHost: x\r\n" + upgrade + b"\r\n")
+    assert reply.startswith(b"HTTP/1.1 200")
+    assert "websocket" not in caplog.text.lower()
