@@ -54,15 +54,16 @@ class Bundle:
     @classmethod
     def open(cls, folder: Path) -> Bundle:
         """Open a bundle. Raises `BundleError` for what is damaged, or others can change."""
-        _check_owner(folder)
+        _check_owner(folder.resolve())
+        _check_owner(folder / NAME)
         return cls(folder, read_bundle_manifest(folder))
 
     def file(self, name: str) -> Path:
         """A file of it, after its content was proven. Raises `BundleError`."""
         expected, path = self.manifest.files.get(name), self.folder / name
-        if expected is None or ".." in Path(name).parts:
+        if expected is None:
             raise BundleError(f"The bundle promises no {name}.")
-        _check_owner(path)
+        self._check_way(name)
         try:
             found = FileSeal(path.stat().st_size, sha256_file(path))
         except OSError as error:
@@ -73,11 +74,21 @@ class Bundle:
 
     def model_folder(self, model: BundledModel) -> Path:
         """The sealed folder of a model in it, whose seal was proven. Raises `BundleError`."""
-        folder = self.folder / MODELS / Path(model.folder).name
-        seal = folder / MANIFEST_NAME
+        name = Path(MODELS, Path(model.folder).name, MANIFEST_NAME)
+        self._check_way(name.as_posix())
+        seal = self.folder / name
+        folder = seal.parent
         if not seal.is_file() or sha256_file(seal) != model.seal:
             raise BundleError(f"The seal of {model.reference} in the bundle is damaged.")
         return folder
+
+    def _check_way(self, name: str) -> None:
+        """Raise `BundleError` unless all folders on the way to a file are ours, and it is."""
+        parts = Path(name).parts
+        if Path(name).is_absolute() or ".." in parts:
+            raise BundleError(f"{name} lies outside the bundle.")
+        for end in range(1, len(parts) + 1):
+            _check_owner(self.folder.joinpath(*parts[:end]))
 
     def model(self, reference: str) -> BundledModel | None:
         """What it has of the model behind `reference`."""
@@ -172,15 +183,19 @@ def _sealed(folder: Path, manifest: BundleManifest) -> BundleManifest:
             path.chmod(path.stat().st_mode & ~_WRITABLE)
     sealed = structs.replace(manifest, files=seal_files(folder))
     write_manifest(folder, sealed)
+    manifest_file = folder / NAME
+    manifest_file.chmod(manifest_file.stat().st_mode & ~_WRITABLE)
     return sealed
 
 
 def _check_owner(path: Path) -> None:
     """Code is run out of a bundle: only this user and root may have written it."""
     try:
-        status = path.stat()
+        status = path.lstat()
     except OSError as error:
         raise BundleError(f"There is no bundle at the path given: no {path.name}.") from error
+    if stat.S_ISLNK(status.st_mode):
+        raise BundleError(f"{path.name} is a link; a bundle holds its files themselves.")
     if os.name == "posix" and status.st_uid not in (0, os.geteuid()):
         raise BundleError(f"{path.name} belongs to somebody else; copy the bundle first.")
     if os.name == "posix" and status.st_mode & _WRITABLE:

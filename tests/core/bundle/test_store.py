@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from triptych.core.bundle.manifest import NAME, BundleManifest
 from triptych.core.bundle.store import (
@@ -23,6 +24,7 @@ from triptych.core.config import ModelOptions
 from triptych.core.errors import BundleError
 from triptych.core.lookups import Lookup, listening
 from triptych.core.versions import versions
+from triptych.core.weights.manifest import FileSeal, sha256_file
 
 MANIFEST = BundleManifest(
     made_at="", versions=versions(), options=content_options(ModelOptions()), device="cpu"
@@ -199,3 +201,61 @@ def test_one_for_something_else_misses_with_its_reason(
     assert lookup.is_promised
     assert not lookup.is_hit
     assert reason in lookup.reason
+
+
+KEPT = "part/file"
+
+
+def tampered(folder: Path, name: str) -> None:
+    outside = folder.parent / "outside"
+    outside.write_bytes((folder / KEPT).read_bytes())
+    match name:
+        case "link":
+            (folder / KEPT).unlink()
+            (folder / KEPT).symlink_to(outside)
+        case "linked folder":
+            (folder / "part").rename(folder.parent / "elsewhere")
+            (folder / "part").symlink_to(folder.parent / "elsewhere")
+        case "writable folder":
+            (folder / "part").chmod(0o777)
+        case "writable file":
+            (folder / KEPT).chmod(0o666)
+        case "group's file":
+            (folder / KEPT).chmod(0o664)
+        case "writable manifest":
+            (folder / NAME).chmod(0o666)
+        case "linked manifest":
+            (folder / NAME).rename(folder.parent / NAME)
+            (folder / NAME).symlink_to(folder.parent / NAME)
+        case "writable bundle":
+            folder.chmod(0o777)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("link", "linked folder", "writable folder", "writable file", "group's file"),
+        *("writable manifest", "linked manifest", "writable bundle"),
+    ],
+)
+def test_what_others_could_change_is_refused(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "bundle"
+    write_bundle(folder, fill_with(b"content"))
+    assert Bundle.open(folder).file(KEPT)
+    tampered(folder, name)
+    with pytest.raises(BundleError, match=r"is a link|may write"):
+        Bundle.open(folder).file(KEPT)
+
+
+@pytest.mark.parametrize("place", ["absolute", "above", "within"])
+def test_names_that_lead_out_are_refused(tmp_path: Path, place: str) -> None:
+    outside = tmp_path / "outside"
+    outside.write_bytes(b"x")
+    name = {"absolute": str(outside), "above": "../outside", "within": "part/../../outside"}[place]
+    folder = tmp_path / "bundle"
+    write_bundle(folder, fill_with(b"content"))
+    found = Bundle.open(folder)
+    seals = {name: FileSeal(1, sha256_file(outside))}
+    lying = Bundle(folder, structs.replace(found.manifest, files=seals))
+    with pytest.raises(BundleError, match="outside"):
+        lying.file(name)
