@@ -80,7 +80,7 @@ def plain_schema(root: Mapping[str, Any]) -> dict[str, Any]:
     and `InvalidRequest` for what is not well-formed.
     """
     try:
-        found = _Writer(root).schema(root, "#", is_part=False)
+        found = _SchemaWriter(root).schema(root, "#", is_part=False)
     except RecursionError as error:
         raise InvalidRequest("The JSON schema is nested too deeply.") from error
     return found if isinstance(found, dict) else {"enum": []}
@@ -104,7 +104,7 @@ def check_formats(schema: Mapping[str, Any], param: str) -> None:
                 )
 
 
-class _Writer:
+class _SchemaWriter:
     """Writes one document. A schema that `is_part` of a combination is left open."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
@@ -351,7 +351,12 @@ def _inexact(value: Any) -> Iterator[int | float]:
 
 
 def _write_bounds(kept: dict[str, Any], at: str) -> None:
-    """Bounds within the library's range; those beyond it become its ends, which are narrower."""
+    """Bounds within the library's range; those beyond it become its ends, which are narrower.
+
+    Of numbers that are not known to be integers it rounds the digits to a double.
+    """
+    is_integer = kept.get("type") == "integer"
+    most, farthest = (_MOST, _FARTHEST) if is_integer else (2**53, 2**53 - 1)
     for word, sign in (
         ("minimum", -1),
         ("exclusiveMinimum", -1),
@@ -361,13 +366,13 @@ def _write_bounds(kept: dict[str, Any], at: str) -> None:
         bound = kept.get(word)
         if isinstance(bound, bool) or not isinstance(bound, int | float):
             continue
-        if sign * bound >= _MOST - 1:
-            is_last = bound == _MOST - 1 and kept.get("type") == "integer" and word == "maximum"
-            kept[word] = bound if is_last else sign * _FARTHEST
-        elif abs(bound) >= _MOST:
+        if sign * bound >= most - 1:
+            is_last = bound == most - 1 and is_integer and word == "maximum"
+            kept[word] = bound if is_last else sign * farthest
+        elif abs(bound) >= most:
             raise UnsupportedOption(
                 f"{word} at {at}/{word} is {str(bound)[:40]}, which cannot be enforced: answers lie"
-                " between -2^63 and 2^63."
+                f" between -2^{most.bit_length() - 1} and 2^{most.bit_length() - 1}."
             )
         else:
             kept[word] = _held(bound, -sign * math.inf)
