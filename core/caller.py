@@ -25,9 +25,16 @@ class Principal:
 class Caller:
     """The sender of a request; by default the user of this process, under a new id.
 
-    `call_id` begins the ids of its jobs, each of which may take `deadline_s`.
+    `call_id` begins the ids of its jobs, each of which may take `deadline_s`. `client` is what
+    service is shared between: the key, or the `connection` where there are no keys.
     """
 
     call_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     principal: Principal = Principal()
     deadline_s: float | None = None
+    connection: str = ""
+
+    @property
+    def client(self) -> str:
+        """The name under which its jobs receive service."""
+        return self.principal.key or self.connection

@@ -52,9 +52,15 @@ class EngineClient(Protocol):
     """Submit jobs and follow them. Safe to use from one asyncio loop."""
 
     def submit(
-        self, model: str, request: Any, *, job_id: str, deadline_s: float | None = None
+        self,
+        model: str,
+        request: Any,
+        *,
+        job_id: str,
+        deadline_s: float | None = None,
+        client: str = "",
     ) -> OutputStream:
-        """Run one job; iterate its outputs until the final one.
+        """Run one job of `client`; iterate its outputs until the final one.
 
         Errors arrive as exceptions of `core.errors`. Closing the iterator early (`aclose`)
         cancels the job. A reader that falls behind by more than the stream's bound pauses its

@@ -58,7 +58,8 @@ def discard(output: Output) -> None:
 class Job(msgspec.Struct, Generic[Request], kw_only=True, tag=True, omit_defaults=True):
     """What an API process asks for, and what the loop needs to know of it.
 
-    It may take `limit_s` from its arrival. The fields after that are the engine's: they stay with
+    It may take `limit_s` from its arrival. Service is shared between the `client`s that jobs come
+    from. The fields after that are the engine's: they stay with
     it. Schedulers keep their own state beside a job.
     """
 
@@ -66,6 +67,7 @@ class Job(msgspec.Struct, Generic[Request], kw_only=True, tag=True, omit_default
     model: str
     request: Request
     limit_s: float | None = None
+    client: str = ""
     sink: Sink = discard
     arrival_s: float = 0.0
     state: JobState = JobState.WAITING

@@ -68,11 +68,19 @@ class AliasClient:
         self.aliases = aliases
 
     def submit(
-        self, model: str, request: Any, *, job_id: str, deadline_s: float | None = None
+        self,
+        model: str,
+        request: Any,
+        *,
+        job_id: str,
+        deadline_s: float | None = None,
+        client: str = "",
     ) -> OutputStream:
         """See `EngineClient`."""
         name = self.aliases.get(model, model)
-        return self._client.submit(name, request, job_id=job_id, deadline_s=deadline_s)
+        return self._client.submit(
+            name, request, job_id=job_id, deadline_s=deadline_s, client=client
+        )
 
     def status(self) -> EngineStatus:
         """See `EngineClient`."""

@@ -25,6 +25,7 @@ from triptych.core.plan import Plan, StepResult
 from triptych.schedulers.backlog import JobSeconds
 from triptych.schedulers.base import Proposal, SchedulerStats
 from triptych.schedulers.cost import CostModel
+from triptych.schedulers.shares import ServiceShares
 
 
 class OpenJob(Protocol):
@@ -101,6 +102,7 @@ class Batcher(ABC, Generic[JobT, DraftT, RowT]):
         self._step_budget_s = math.inf
         self._version = 0
         self._job_seconds = JobSeconds()
+        self._shares = ServiceShares()
 
     # What others ask.
 
@@ -112,6 +114,7 @@ class Batcher(ABC, Generic[JobT, DraftT, RowT]):
             raise Overloaded("The queue is full; try again later.", retry_after_s=1.0)
         self._version += 1
         self._jobs[job.job_id] = opened
+        self._shares.join(job.client)
         self._joined(opened)
 
     def cancel(self, job_id: str) -> None:
@@ -305,6 +308,7 @@ class Batcher(ABC, Generic[JobT, DraftT, RowT]):
         job = opened.job
         job.state = state
         del self._jobs[job.job_id]
+        self._shares.leave(job.client)
         self._job_seconds.end()
         self._left(opened)
         info = None if error is None else to_info(error)

@@ -52,7 +52,13 @@ class LocalClient:
         self._thread.start()
 
     def submit(
-        self, model: str, request: Any, *, job_id: str, deadline_s: float | None = None
+        self,
+        model: str,
+        request: Any,
+        *,
+        job_id: str,
+        deadline_s: float | None = None,
+        client: str = "",
     ) -> JobStream:
         """Run one job; iterate its outputs. Raises `EngineDown` if the engine is gone."""
         self._bind()
@@ -68,6 +74,7 @@ class LocalClient:
                 sink=self._put,
                 arrival_s=self._engine.clock(),
                 limit_s=deadline_s,
+                client=client,
             )
         )
         return stream

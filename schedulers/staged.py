@@ -8,7 +8,8 @@ job's next piece is due is its pace's business.
 The policy:
 
 - The unit that must be begun soonest to be over when it is due goes first, where time left is what
-  units of its size took so far. Jobs without a deadline take turns.
+  units of its size took so far. Jobs without a deadline take turns,
+  first those of the client that received the least.
 - After `_MAX_PRESSED` steps that passed over the job that waited longest, that one has a turn: so
   no job waits longer than that many steps for each job before it.
 - Units of one job may run ahead of each other (`units_per_job`); what they yield goes out in order.
@@ -215,8 +216,9 @@ class StagedScheduler(Batcher[_StagedJob, _StagedDraft, _StagedUnit]):
                 if can_begin and not is_held_back and not (unit.num_in_flight or unit.is_over):
                     yield unit
 
-    def _urgency(self, unit: _StagedUnit) -> tuple[float, float, int]:
-        return self._due_s(unit), unit.entry.waiting_since_s, unit.index
+    def _urgency(self, unit: _StagedUnit) -> tuple[float, float, float, int]:
+        received = self._shares.received(unit.entry.job.client) if self._shares.is_contended else 0
+        return self._due_s(unit), received, unit.entry.waiting_since_s, unit.index
 
     def _due_s(self, unit: _StagedUnit) -> float:
         """When this stage must be over, if the rest of its unit takes what such units took."""
@@ -249,6 +251,7 @@ class StagedScheduler(Batcher[_StagedJob, _StagedDraft, _StagedUnit]):
         dropped, self._dropped = tuple(self._dropped), []
         for unit in draft.rows:
             unit.is_started = True
+            self._shares.charge(unit.entry.job.client, max(unit.stage.size, 1.0))
             unit.entry.waiting_since_s = now_s
             unit.entry.job.state = JobState.RUNNING
             unit.entry.job.timings.setdefault("scheduled_s", now_s)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 import sys
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -29,6 +31,11 @@ from triptych.schedulers.token_state import ScheduledRow, SequenceState
 _LEAST_TOKENS = 32  # of prompts in a step whose time is a measurement of them
 _USUAL_TOKENS = 256  # the length that the seconds of a prompt's token are told for
 _CHUNK = "prompt_chunk"  # the work of a step by the tokens of its prompts alone
+
+
+def _decode_work(num_rows: int, context_tokens: float) -> dict[str, float]:
+    """The work of a step without prompts, as `TokenBatch.draft` counts it."""
+    return {"decode_rows": num_rows, "prompt_tokens": 0, "context_tokens": context_tokens}
 
 
 class TokenScheduler(Batcher[SequenceState, TokenDraft, Any]):
@@ -137,8 +144,12 @@ class TokenScheduler(Batcher[SequenceState, TokenDraft, Any]):
         limits = self.limits
         options = self._options
         is_cut = options.enable_chunked_prefill and options.max_step_s > 0
-        if is_cut and math.isfinite(self._step_budget_s):
-            most = min(limits.max_prompt_tokens, self._max_prompt_tokens())
+        budget_s = self._step_budget_s
+        if self._state.shares.is_contended:
+            budget_s = min(budget_s, options.max_step_s)
+            limits = replace(limits, max_answering=self._max_answering())
+        if is_cut and math.isfinite(budget_s):
+            most = min(limits.max_prompt_tokens, self._max_prompt_tokens(budget_s))
             limits = replace(limits, max_prompt_tokens=most)
         draft = self.tokens.draft(limits)
         if draft is not None:
@@ -151,7 +162,7 @@ class TokenScheduler(Batcher[SequenceState, TokenDraft, Any]):
             return row.arrival_s + self._options.target_first_token_s
         return row.last_token_s + (1 + row.num_unknown) * self._options.target_inter_token_s
 
-    def _max_prompt_tokens(self) -> int:
+    def _max_prompt_tokens(self, budget_s: float) -> int:
         """How many tokens of prompts fit into the step's budget.
 
         Others wait for the step to end: a prompt is cut by time, and not by a number of tokens
@@ -160,7 +171,28 @@ class TokenScheduler(Batcher[SequenceState, TokenDraft, Any]):
         if all(row.is_decoding for row in self._state.running) and not self._state.waiting:
             return sys.maxsize
         limit = self._options.max_batch_input_tokens
-        return self.costs.fitting(_CHUNK, "tokens", self._step_budget_s, limit)
+        return self.costs.fitting(_CHUNK, "tokens", budget_s, limit)
+
+    def _max_answering(self) -> int:
+        """How many rows may go on by a token in one step, so that clients share its seconds.
+
+        With k clients a step takes at most k times what it would take for the rows of the one
+        that has the fewest: so much longer it waits for its next token.
+        """
+        answering = [row for row in self._state.running if row.is_answering]
+        counts = Counter(row.client for row in answering)
+        sample = _decode_work(1, 1)
+        if len(counts) < 2 or not self.costs.is_timed("decode", sample):
+            return sys.maxsize
+        context = sum(row.num_tokens for row in answering) / len(answering)
+
+        def seconds(num_rows: int) -> float:
+            return self.costs.trend("decode", _decode_work(num_rows, num_rows * context))
+
+        least = min(counts.values())
+        most_s = len(counts) * seconds(least)
+        num_fitting = bisect_right(range(1, len(answering) + 1), most_s, key=seconds)
+        return max(num_fitting, len(counts) * least)
 
     def _take(self, draft: TokenDraft, step_id: int, now_s: float) -> tuple[Plan, Sequence[Any]]:
         for victim in draft.victims:

@@ -101,11 +101,13 @@ class TokenBatch:
         if self.pool.enable_prefix_caching:
             row.extend_keys(row.num_prompt_tokens // page_size, page_size)
         self.state.rows.add(row)
+        self.state.shares.join(row.client)
         self.state.enqueue(row)
 
     def close(self, row: SequenceState) -> None:
         """End a sequence; what it holds is freed once no step in flight uses it."""
         row.is_over = True
+        self.state.shares.leave(row.client)
         self.state.leave(row)
         self.settle(row)
 
@@ -212,6 +214,7 @@ class TokenBatch:
             self.state.admit(admission.row, admission.num_pages)
             if not admission.row.has_started:
                 self._count_start(admission.row)
+        self.state.charge(draft.rows)
         return TokenPlan(
             step_id=step_id,
             model=model,

@@ -25,16 +25,19 @@ from __future__ import annotations
 import sys
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
 from triptych.schedulers.batcher import Draft
+from triptych.schedulers.holdings import Holdings
+from triptych.schedulers.shares import spread
 from triptych.schedulers.token_state import ScheduledRow, SequenceState, TokenState
 
 _MAX_PASSED = 16  # times a waiting prompt is passed by later ones
 _MAX_BLOCKED = 8  # prompts without room that are looked behind
+_MAX_FAVOURED = 8  # waiting prompts for which room is made in one step
 _MAX_LOOKAHEAD = 128  # waiting prompts looked at in one step
 
 
@@ -56,13 +59,15 @@ class TokenLimits:
     """What the owner of the rows keeps out of a step, though it could take part.
 
     Rows with these `names` stand still, waiting or running; prompts take `max_prompt_tokens` at
-    most. `chunk_end` says where a chunk of a row's prompt that begins at `start`, with room up to
-    `end`, does end: at `start` if it has to wait, beyond `end` where it cannot be cut before that.
+    most, and `max_answering` rows go on by a token, those of all clients in turn. `chunk_end` says
+    where a chunk of a row's prompt that begins at `start`, with room up to `end`, does end: at
+    `start` if it has to wait, beyond `end` where it cannot be cut before that.
     A second try after an OutOfMemory is not held up.
     """
 
     names: frozenset[str] = frozenset()
     max_prompt_tokens: int = sys.maxsize
+    max_answering: int = sys.maxsize
     chunk_end: Callable[[SequenceState, int, int], int] = _at_will
 
 
@@ -87,6 +92,7 @@ def make_draft(state: TokenState, limits: TokenLimits = UNCONSTRAINED) -> TokenD
     if state.retries:
         return _draft_retry(state)
     drafter = _Drafter(state, limits)
+    drafter.make_way()
     if state.options.enable_in_flight_batching:
         drafter.add_decodes()
         drafter.add_prompts()
@@ -127,16 +133,69 @@ class _Drafter:
         self._dropped: Counter[int] = Counter()
         self._pinned: set[int] = set()
         self._claimed: set[bytes] = set()
+        self._favoured: list[SequenceState] = []
+        self._long: ScheduledRow | None = None
+        self._half = 0
+        self._deferred: list[SequenceState] = []
         self._idle = (row for row in reversed(state.running) if self._is_idle(row))
+
+    def make_way(self) -> None:
+        """Have rows of clients that hold the most give way to the first of those that hold less.
+
+        One in flight stays out of this step, so that it can give way before the next.
+        """
+        shares = self._state.shares
+        if not (shares.is_contended and self._limits.max_prompt_tokens and self._state.waiting):
+            return
+        holdings = Holdings(self._state.running)
+        num_rows_left, num_pages_left = self._num_rows_left, self._num_pages_left
+        for row in islice(shares.in_turn(self._state.waiting), _MAX_FAVOURED):
+            if not self._can_begin(row):
+                continue
+            found = self._pool.peek(row.lookup_keys(self._pool.page_size))
+            if self._find_awaited(row, len(found)) is not None:
+                continue
+            num_pages = self._pool.num_pages_for(row.num_tokens) - len(found)
+            victims: list[SequenceState] = []
+            while num_rows_left < 1 or num_pages_left < num_pages:
+                victim = holdings.creditor(row, num_pages, needs_row=num_rows_left < 1)
+                if victim is None:
+                    break
+                holdings.remove(victim)
+                victims.append(victim)
+                num_rows_left += 1
+                num_pages_left += holdings.num_pages_of(victim)
+            else:
+                holdings.add(row, num_pages)
+                num_rows_left -= 1
+                num_pages_left -= num_pages
+                self._sitting_out.update(victims)
+                if victims and not any(victim.num_in_flight for victim in victims):
+                    self._favoured.append(row)
+                    for victim in victims:
+                        self._drop(victim)
+                continue
+            return
+
+    def _turns(self) -> list[SequenceState]:
+        """The rows that are answered in this step: where not all are, those that waited longest."""
+        answering = [row for row in self._state.running if row.is_answering]
+        most = self._limits.max_answering
+        if len(answering) <= most:
+            return answering
+        able = [row for row in answering if self._can_go_on(row)]
+        able.sort(key=lambda row: (row.num_in_flight, row.last_token_s))
+        chosen = set(spread(able, most))
+        return [row for row in answering if row in chosen]
 
     def add_decodes(self) -> None:
         """One token for every row that is being answered, as far as pages go; or those forced."""
         victims = self._victims()
-        running = self._state.running
-        num_spare = max(0, self._num_tokens_left - sum(row.is_answering for row in running))
+        turns = self._turns()
+        num_spare = max(0, self._num_tokens_left - len(turns))
         forced: list[ScheduledRow] = []
-        for row in running:
-            if not row.is_answering or not self._can_go_on(row):
+        for row in turns:
+            if not self._can_go_on(row):
                 continue
             num_tokens = min(row.num_remaining, 1 + num_spare)
             if self._find_pages(row, num_tokens, victims):
@@ -149,21 +208,65 @@ class _Drafter:
         self.draft.rows += forced
 
     def add_prompts(self) -> None:
-        """Chunks of prompts: those begun, then, if no row lacks a page, those waiting."""
+        """Chunks of prompts: those begun, then, if no row lacks a page, those waiting.
+
+        The first that takes more than half of what there is leaves the rest to shorter ones; what
+        these do not need goes to it, and then to other long ones.
+        """
         if self.draft.rows:
             share = int(self._options.max_prompt_share * self._options.max_batch_input_tokens)
             self._num_tokens_left = min(self._num_tokens_left, max(1, share))
         if not self._limits.max_prompt_tokens:
             return
         self._num_tokens_left = min(self._num_tokens_left, self._limits.max_prompt_tokens)
-        for row in self._state.running:
-            if not row.is_answering and self._can_step(row):
-                if not self._has_budget(row.num_remaining) or not self._has_context(row):
-                    return
-                self._add_chunk(row, row.num_booked)
+        self._half = self._num_tokens_left // 2
+        self._add_waiting(self._favoured)
+        begun = (row for row in self._state.running if not row.is_answering)
+        if not self._add_begun(self._state.shares.in_turn(begun)):
+            return
+        is_shared = self._state.shares.is_contended
         has_rows = self._num_rows_left or any(map(self._is_idle, self._state.running))
         if has_rows and not self._is_short:
-            self._add_waiting()
+            waiting = self._state.shares.in_turn(self._state.waiting)
+            favoured = set(self._favoured)
+            rows = (row for row in waiting if row not in favoured) if is_shared else waiting
+            self._add_waiting(islice(rows, _MAX_LOOKAHEAD))
+        self._fill_up()
+
+    def _add_begun(self, rows: Iterable[SequenceState]) -> bool:
+        """Chunks of prompts that are begun; false if the step is full."""
+        for row in rows:
+            if self._can_step(row):
+                if not self._has_budget(row.num_remaining) or not self._has_context(row):
+                    return False
+                if not self._defers(row, row.num_remaining):
+                    self._add_chunk(row, row.num_booked)
+        return True
+
+    def _fill_up(self) -> None:
+        """Give what is left of the step to the long prompts, in order."""
+        piece, self._long, self._half = self._long, None, sys.maxsize
+        if piece is not None and self._num_tokens_left > 0:
+            self._num_tokens_left += piece.num_tokens
+            piece.num_tokens = self._chunk_size(piece.unit, piece.start)
+            piece.is_sampled = piece.start + piece.num_tokens == piece.unit.num_tokens
+            self._num_tokens_left -= piece.num_tokens
+        deferred, self._deferred = self._deferred, []
+        begun = [row for row in deferred if row.lease is not None]
+        if self._add_begun(begun) and not self._is_short:
+            self._add_waiting(row for row in deferred if row.lease is None)
+
+    def _defers(self, row: SequenceState, num_remaining: int) -> bool:
+        """Have a prompt stand back for shorter ones, where another long one takes part already.
+
+        Where priorities count, those of a lower one stand back in any case.
+        """
+        if self._long is None:
+            return False
+        is_deferred = num_remaining > self._half or row.rank[0] > self._long.unit.rank[0]
+        if is_deferred:
+            self._deferred.append(row)
+        return is_deferred
 
     def _can_step(self, row: SequenceState) -> bool:
         """Whether `row`, which runs, may take part."""
@@ -238,30 +341,53 @@ class _Drafter:
             self._drop(victim)
         return victim is not None
 
-    def _add_waiting(self) -> None:
+    def _add_waiting(self, rows: Iterable[SequenceState]) -> None:
         blocked: list[SequenceState] = []
-        for row in islice(self._state.waiting, _MAX_LOOKAHEAD):
+        for row in rows:
             if len(blocked) == _MAX_BLOCKED:
                 return
-            if row.name in self._limits.names or not row.can_step or self._still_awaits(row):
+            if not self._can_begin(row):
                 continue
             found = self._pool.peek(row.lookup_keys(self._pool.page_size))
             awaited = self._find_awaited(row, len(found))
             if awaited is not None:
                 self.draft.awaited.append((row, awaited))
                 continue
-            if not self._has_budget(row.num_tokens - len(found) * self._pool.page_size):
+            start = len(found) * self._pool.page_size
+            if not self._has_budget(row.num_tokens - start):
                 return
-            if not self._chunk_size(row, len(found) * self._pool.page_size):
+            if self._defers(row, row.num_tokens - start) or not self._chunk_size(row, start):
                 continue
             if not self._num_rows_left and not self._evict_idle():
                 return
             if self._has_context(row) and self._try_admit(row, found):
-                self.draft.passed += blocked
-            elif row.num_times_passed >= _MAX_PASSED:
+                self.draft.passed += (other for other in blocked if self._is_wronged(other, row))
+            elif self._is_out_of_patience(row):
                 return
             else:
                 blocked.append(row)
+
+    def _is_wronged(self, row: SequenceState, other: SequenceState) -> bool:
+        """Whether `row` counts that `other` passes it.
+
+        It always does within a client; of another client, where nothing of its own runs.
+        """
+        if row.client == other.client:
+            return True
+        return all(running.client != row.client for running in self._state.running)
+
+    def _is_out_of_patience(self, row: SequenceState) -> bool:
+        """Whether all later prompts wait for `row`, which was passed so often."""
+        if row.num_times_passed < _MAX_PASSED:
+            return False
+        return not self._state.shares.is_contended or all(
+            running.client != row.client for running in self._state.running
+        )
+
+    def _can_begin(self, row: SequenceState) -> bool:
+        """Whether nothing but want of room keeps a waiting row out of the step."""
+        is_held = row.name in self._limits.names or self._still_awaits(row)
+        return row.can_step and not is_held
 
     def _still_awaits(self, row: SequenceState) -> bool:
         return row.awaited_key is not None and self._is_coming(row.awaited_key)
@@ -332,6 +458,8 @@ class _Drafter:
         room = num_remaining
         if self._options.enable_chunked_prefill:
             room = min(num_remaining, self._num_tokens_left)
+            if self._long is None and room > self._half:
+                room = max(1, self._half)
         num_tokens = self._limits.chunk_end(row, start, start + room) - start
         is_cut = num_tokens < num_remaining and not self._options.enable_chunked_prefill
         return 0 if is_cut else num_tokens
@@ -344,4 +472,6 @@ class _Drafter:
         self._num_prompts += 1
         self._total_tokens += self._rounded(row)
         piece = ScheduledRow(row, start, num_tokens, is_sampled=num_tokens == num_remaining)
+        if self._long is None and num_remaining > self._half:
+            self._long = piece
         self.draft.rows.append(piece)

@@ -21,6 +21,7 @@ from triptych.core.plan import TokenRow
 from triptych.core.tokens import TokenLogprob, TokenRequest
 from triptych.schedulers.batcher import Unit
 from triptych.schedulers.guides import Followed, Guide
+from triptych.schedulers.shares import ServiceShares
 from triptych.schedulers.thoughts import ThoughtCounter
 
 
@@ -70,6 +71,11 @@ class SequenceState(Unit):
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     has_answered: bool = False
     last_token_s: float = 0.0
+
+    @property
+    def client(self) -> str:
+        """Whose it is."""
+        return self.job.client
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -307,6 +313,8 @@ class TokenState:
         """Pages that come from another engine (`schedulers.page_exchange`)."""
         self.carried: set[Lease] = set()
         """Of pages on their way from or to other engines."""
+        self.shares = ServiceShares()
+        """Tokens computed, by client."""
         self.free_slots = list(range(options.max_batch_size))
 
     @property
@@ -358,6 +366,11 @@ class TokenState:
         self.running.add(row)
         for key in row.keys[lease.num_published :]:
             self.computing[key] = row
+
+    def charge(self, pieces: Sequence[ScheduledRow]) -> None:
+        """What a step computes is service to its clients."""
+        for piece in pieces:
+            self.shares.charge(piece.unit.client, piece.num_tokens)
 
     def publish(self, row: SequenceState) -> None:
         """Make the committed full pages of `row` findable."""

@@ -26,6 +26,7 @@ from triptych.core.config import Config, ServerOptions
 from triptych.core.errors import TriptychError, UnknownModel
 from triptych.core.http.access import Access
 from triptych.core.http.auth import PUBLIC_ROUTES, Keyring, RequireKey
+from triptych.core.http.batches.gate import LineGate
 from triptych.core.http.body import IGNORED_HEADER
 from triptych.core.http.browsers import GuardSites
 from triptych.core.http.dialects import Dialect
@@ -85,9 +86,9 @@ def create_app(
 
     `dialects` are the APIs that `routers` speak beside OpenAI's.
 
-    `app.state` holds `options`, `dialects`, `metrics`, `in_flight`, `keyring`, `upload_budget`,
-    `tasks`, `routes` and `shelf`, an empty one, for routes and for the server. Raises `ConfigError`
-    for API keys that cannot be read.
+    `app.state` holds `options`, `dialects`, `metrics`, `in_flight`, `gate`, `keyring`,
+    `upload_budget`, `tasks`, `routes` and `shelf`, an empty one, for routes and for the server.
+    Raises `ConfigError` for API keys that cannot be read.
     """
     metrics = HttpMetrics()
     in_flight = InFlight()
@@ -110,6 +111,7 @@ def create_app(
     app.state.dialects = tuple(dialects)
     app.state.metrics = metrics
     app.state.in_flight = in_flight
+    app.state.gate = LineGate(in_flight, config.store.batch_concurrency)
     app.state.keyring = keyring
     app.state.shelf = FileShelf(None)
     app.state.upload_budget = UploadBudget(MAX_FORMS_HELD * config.server.max_upload_bytes)

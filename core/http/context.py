@@ -27,6 +27,7 @@ class Context:
     principal: Principal
     arrived_s: float
     limit_s: float | None
+    connection: str
     options: ServerOptions
     metrics: HttpMetrics
 
@@ -40,6 +41,7 @@ class Context:
             principal=request.state.principal,
             arrived_s=request.state.arrived_s,
             limit_s=None if OWN_PRINCIPAL in request.scope else options.request_timeout_s,
+            connection=":".join(map(str, request.client or ())),
             options=options,
             metrics=request.app.state.metrics,
         )
@@ -51,4 +53,5 @@ class Context:
             call_id=self.call_id,
             principal=self.principal,
             deadline_s=self.limit_s,
+            connection=self.connection,
         )

@@ -23,14 +23,15 @@ class StoreOptions:
     store_mb: int = option(
         256,
         "MiB that the store may hold. Responses and conversations then give way, the oldest of the"
-        " API key that holds the most first; files do not.",
+        " API key that holds the most first; files do not, and take at most an equal share for each"
+        " key.",
         within=COUNT,
         is_for_server=True,
     )
     batch_concurrency: int = option(
         4,
-        "Requests of batches (`/v1/batches`) that run at once, in the gaps between those of"
-        " clients.",
+        "Requests of batches (`/v1/batches`) and background responses that run at once, in the gaps"
+        " between those that clients wait for.",
         within=COUNT,
         is_for_server=True,
     )

@@ -88,11 +88,17 @@ class ReplicatedClient:
         self._polling = asyncio.create_task(self._poll())
 
     def submit(
-        self, model: str, request: Any, *, job_id: str, deadline_s: float | None = None
+        self,
+        model: str,
+        request: Any,
+        *,
+        job_id: str,
+        deadline_s: float | None = None,
+        client: str = "",
     ) -> JobStream:
         """Run one job (`EngineClient.submit`)."""
         stream = self._streams.open(job_id)
-        job = Job(job_id=job_id, model=model, request=request, limit_s=deadline_s)
+        job = Job(job_id=job_id, model=model, request=request, limit_s=deadline_s, client=client)
         routed = RoutedRequest.of(model, request)._replace(choices=[])
         self._routed[job_id] = routed
         if len(self._routed) > MAX_EXPLAINED:

@@ -60,7 +60,9 @@ class Replica:
         job = self._codec.to_engine(message)
         assert isinstance(job, Job), "the ingress sends jobs here"
         job_id = job.job_id
-        stream = self._client.submit(job.model, job.request, job_id=job_id, deadline_s=job.limit_s)
+        stream = self._client.submit(
+            job.model, job.request, job_id=job_id, deadline_s=job.limit_s, client=job.client
+        )
         try:
             async with aclosing(stream) as outputs:
                 async for output in outputs:

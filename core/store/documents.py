@@ -1,7 +1,8 @@
 """Documents by kind, id and owner, as one transaction sees them.
 
 Owns who finds what (nobody another's), how long it is kept, and what gives way where there is no
-room: the oldest of whoever holds the most, and nobody's for one who holds more. Knows neither
+room: the oldest of the owner that holds the most, and no one's for one that holds more. Each owner
+has an equal share: what lasts stays within it, so that there is room for everybody's. Knows neither
 threads nor what is in a document.
 """
 
@@ -14,7 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from triptych.core.errors import InvalidRequest, StoreFull
+from triptych.core.errors import InvalidRequest, StoreFull, Unavailable
+from triptych.core.store.schema import OVERHEAD_BYTES
 
 PIECE_BYTES: Final = 2**18
 """The longest piece of a content: what is in memory at once of one that is read."""
@@ -71,10 +73,12 @@ class DocumentTable:
         *,
         max_bytes: int,
         ttl_s: float,
+        num_owners: int = 1,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._connection = connection
         self._max_bytes = max_bytes
+        self._num_owners = num_owners
         self._ttl_s = ttl_s
         self._clock = clock
         (last,) = connection.execute("SELECT max(changed) FROM documents").fetchone()
@@ -83,6 +87,8 @@ class DocumentTable:
         self._is_changed = False
         self._writers: set[str] = set()
         """Whose documents this transaction changes."""
+        self._keepers: set[str] = set()
+        """Who of them adds to what lasts."""
         self.has_removed = False
         """Whether something went since this was last reset."""
 
@@ -160,6 +166,9 @@ class DocumentTable:
             piece = memoryview(data)[start : start + PIECE_BYTES]
             self._connection.execute(add, (seq, piece, seq))
         grow = "UPDATE documents SET content_bytes = content_bytes + ?, changed = ? WHERE seq = ?"
+        lasts = "SELECT is_lasting FROM documents WHERE seq = ?"
+        if self._connection.execute(lasts, (seq,)).fetchone()[0]:
+            self._keepers.add(key.owner)
         return self._changed(key, grow, len(data), self._next(key))
 
     def piece(self, key: Key, place: int) -> bytes | None:
@@ -178,6 +187,7 @@ class DocumentTable:
         """Forget what is over its time."""
         self._is_changed = False
         self._writers.clear()
+        self._keepers.clear()
         expired = "DELETE FROM documents WHERE expires_s <= ?"
         self._remove(expired, self._clock())
 
@@ -185,17 +195,25 @@ class DocumentTable:
         """Forget the oldest as long as there is no room.
 
         Raises `StoreFull` where what stays and what was changed just now do not fit, and for one
-        who writes and holds more than all others that can give way: nobody pushes out less.
+        who writes and holds more than all others that can give way, or whose lasting documents
+        take more than a share: nobody pushes out less. Raises `Unavailable` for one within its
+        share, where what others keep leaves no room.
         """
+        share = self._share()
+        for owner in self._keepers:
+            if self._held(owner) > share and self._lasting(owner) > share:
+                raise _full(share)
         while self._is_changed and self.num_bytes > self._max_bytes:
             self._drop(self._oldest())
 
     def _drop(self, seq: int | None) -> None:
         if seq is None:
-            raise StoreFull(
-                f"The store keeps at most {self._max_bytes} bytes, and this does not fit: delete"
-                " what is not needed any more, or send less."
-            )
+            share = self._share()
+            if all(self._held(owner) <= share for owner in self._writers):
+                raise Unavailable(
+                    "The store is full of what others keep; try again later.", retry_after_s=60.0
+                )
+            raise _full(share)
         self._remove("DELETE FROM documents WHERE seq = ?", seq)
 
     def _remove(self, statement: str, value: float) -> None:
@@ -206,7 +224,7 @@ class DocumentTable:
 
         Nothing that was changed just now does.
         """
-        writers = set(self._writers)
+        writers, share = set(self._writers), self._share()
         owners = "SELECT owner FROM held WHERE num_bytes > 0 ORDER BY num_bytes DESC"
         oldest = (
             "SELECT seq FROM documents WHERE owner = ? AND parent IS NULL AND NOT is_lasting"
@@ -217,9 +235,27 @@ class DocumentTable:
             if found is not None:
                 return int(found[0])
             writers.discard(owner)
-            if not writers:
+            if not writers or self._held(owner) <= share:
                 break
         return None
+
+    def _share(self) -> int:
+        """What one owner may keep for good, and is never refused."""
+        count = "SELECT count(*) FROM held WHERE num_bytes > 0"
+        (num_holding,) = self._connection.execute(count).fetchone()
+        return self._max_bytes // max(self._num_owners, num_holding)
+
+    def _held(self, owner: str) -> int:
+        found = self._connection.execute("SELECT num_bytes FROM held WHERE owner = ?", (owner,))
+        return int((found.fetchone() or (0,))[0])
+
+    def _lasting(self, owner: str) -> int:
+        """What an owner's documents take that do not give way."""
+        total = (
+            f"SELECT sum(length(body) + content_bytes + {OVERHEAD_BYTES}) FROM documents"  # noqa: S608
+            " WHERE owner = ? AND is_lasting"
+        )
+        return int(self._connection.execute(total, (owner,)).fetchone()[0] or 0)
 
     def _next(self, key: Key) -> int:
         """The number of this transaction, which changes something of the owner's."""
@@ -232,6 +268,8 @@ class DocumentTable:
     def _insert(self, document: Document, parent: int | None) -> None:
         key, expires_s = document.key, document.expires_s
         is_renewed = parent is None and expires_s is None
+        if document.is_lasting:
+            self._keepers.add(key.owner)
         if is_renewed:
             expires_s = self._clock() + self._ttl_s
         elif parent is not None or expires_s == math.inf:
@@ -261,6 +299,13 @@ class DocumentTable:
     def _select(self, where: str, *values: object) -> list[Document]:
         query = f"SELECT {_COLUMNS} FROM documents {where}"  # noqa: S608 - both are ours
         return [_document(row) for row in self._connection.execute(query, values)]
+
+
+def _full(share: int) -> StoreFull:
+    return StoreFull(
+        f"Your share of the store is {share} bytes, and this does not fit into it beside what you"
+        " keep: delete what is not needed any more, or send less."
+    )
 
 
 def _document(row: tuple[Any, ...]) -> Document:

@@ -42,22 +42,30 @@ class DocumentStore:
         *,
         max_bytes: int,
         ttl_s: float,
+        num_owners: int = 1,
         clock: Callable[[], float] = time.time,
         purge_s: float = _PURGE_S,
     ) -> None:
         self._purge_s = purge_s
         self._purging: asyncio.TimerHandle | None = None
         self._connection = connect(place)
-        self._table = DocumentTable(self._connection, max_bytes=max_bytes, ttl_s=ttl_s, clock=clock)
+        self._table = DocumentTable(
+            self._connection, max_bytes=max_bytes, ttl_s=ttl_s, num_owners=num_owners, clock=clock
+        )
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="triptych-store")
         weakref.finalize(self, self._connection.close)  # where nobody calls `close`
 
     @classmethod
-    def from_options(cls, options: StoreOptions) -> Self | None:
-        """The store of `--store`; `None` where it is off."""
+    def from_options(cls, options: StoreOptions, *, num_owners: int = 1) -> Self | None:
+        """The store of `--store` for so many callers; `None` where it is off."""
         if options.store == _OFF:
             return None
-        return cls(options.store, max_bytes=options.store_mb * 2**20, ttl_s=options.store_ttl_s)
+        return cls(
+            options.store,
+            max_bytes=options.store_mb * 2**20,
+            ttl_s=options.store_ttl_s,
+            num_owners=num_owners,
+        )
 
     async def call(
         self,

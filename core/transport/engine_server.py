@@ -172,6 +172,7 @@ class EngineServer:
             model=asked.model,
             request=asked.request,
             limit_s=asked.limit_s,
+            client=asked.client,
             sink=self._put,
             arrival_s=self._engine.clock(),
         )

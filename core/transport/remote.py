@@ -86,7 +86,13 @@ class RemoteClient:
     # -- what callers ask ----------------------------------------------------------------------
 
     def submit(
-        self, model: str, request: Any, *, job_id: str, deadline_s: float | None = None
+        self,
+        model: str,
+        request: Any,
+        *,
+        job_id: str,
+        deadline_s: float | None = None,
+        client: str = "",
     ) -> JobStream:
         """Run one job (`EngineClient.submit`).
 
@@ -97,7 +103,7 @@ class RemoteClient:
         if self._is_draining():
             self._streams.fail(job_id, Draining("The engine is shutting down."))
             return stream
-        job = Job(job_id=job_id, model=model, request=request, limit_s=deadline_s)
+        job = Job(job_id=job_id, model=model, request=request, limit_s=deadline_s, client=client)
         message = self._codec.encode(job)
         if len(message) > MAX_MESSAGE_BYTES:
             mib, most = len(message) / 2**20, MAX_MESSAGE_BYTES >> 20

@@ -85,6 +85,7 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
     request of some kind would wait for; `app.state.close` ends what the services have started.
     """
     from triptych.core.http.app import create_app
+    from triptych.core.http.auth import owners
     from triptych.core.http.batches.routes import batches_router
     from triptych.core.http.batches.runner import BatchRunner
     from triptych.core.http.files.routes import files_router
@@ -101,7 +102,7 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
     ending = AsyncExitStack()
     ending.push_async_callback(pool.close)
     aliases = ServedNames.read(config.models).aliases
-    store = DocumentStore.from_options(config.store)
+    store = DocumentStore.from_options(config.store, num_owners=len(owners(config.server)))
     if store is not None:
         ending.push_async_callback(store.close)
     setup = ApiSetup(

@@ -15,8 +15,8 @@ def test_only_the_last_prompt_is_partial() -> None:
     world = World(max_batch_input_tokens=8)
     for index, length in enumerate((3, 10, 3)):
         world.submit(f"{index}", token_request(prompt(length, index), max_tokens=1))
-    assert step(world) == [("0", 3), ("1", 5)]
-    assert step(world) == [("1", 5), ("2", 3)]
+    assert step(world) == [("0", 3), ("1", 4), ("2", 1)]
+    assert step(world) == [("1", 6), ("2", 2)]
 
 
 def test_without_chunks_the_budget_is_soft_for_the_first_prompt_only() -> None:

@@ -54,13 +54,14 @@ class SchedulerDriver:
         self.clock.now_s = now_s
 
     def submit(
-        self, job_id: str, request: Any, *, deadline_s: float | None = None
+        self, job_id: str, request: Any, *, deadline_s: float | None = None, client: str = ""
     ) -> Job | TriptychError:
         """Submit a job, or return why not."""
         job = Job(
             job_id=job_id,
             model=self.model_name,
             request=request,
+            client=client,
             sink=self.outputs,
             arrival_s=self.now_s,
             limit_s=None if deadline_s is None else deadline_s - self.now_s,

@@ -76,7 +76,13 @@ class VectorEngine:
     finished: list[str] = field(default_factory=list)
 
     async def submit(
-        self, model: str, request: Any, *, job_id: str, deadline_s: float | None = None
+        self,
+        model: str,
+        request: Any,
+        *,
+        job_id: str,
+        deadline_s: float | None = None,
+        client: str = "",
     ) -> AsyncGenerator[Output, None]:
         vector = np.full(NUM_DIMENSIONS, 0.5, "<f4").tobytes()
         for index in range(len(request.texts)):

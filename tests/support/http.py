@@ -78,7 +78,13 @@ class FakeEngine:
         return set(self.submitted) - {*self.finished, *self.cancelled}
 
     async def submit(
-        self, model: str, request: Any, *, job_id: str, deadline_s: float | None = None
+        self,
+        model: str,
+        request: Any,
+        *,
+        job_id: str,
+        deadline_s: float | None = None,
+        client: str = "",
     ) -> AsyncGenerator[Output, None]:
         self.submitted[job_id] = request
         self.models.append(model)

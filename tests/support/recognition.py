@@ -188,7 +188,13 @@ class FakeRecognitionEngine:
     cancelled: list[str] = field(default_factory=list)
 
     async def submit(
-        self, model: str, request: Any, *, job_id: str, deadline_s: float | None = None
+        self,
+        model: str,
+        request: Any,
+        *,
+        job_id: str,
+        deadline_s: float | None = None,
+        client: str = "",
     ) -> AsyncGenerator[Output, None]:
         self.submitted[job_id] = request
         has_ended = False

@@ -45,7 +45,13 @@ class ScriptedEngine:
         return set(self.submitted) - {*self.finished, *self.cancelled}
 
     def submit(
-        self, model: str, request: Any, *, job_id: str, deadline_s: float | None = None
+        self,
+        model: str,
+        request: Any,
+        *,
+        job_id: str,
+        deadline_s: float | None = None,
+        client: str = "",
     ) -> JobStream:
         self.submitted[job_id] = request
         stream = self.table.open(job_id)

@@ -107,7 +107,13 @@ class FakeSpeechEngine(ScriptedEngine):
         self._held: set[str] = set()
 
     def submit(
-        self, model: str, request: Any, *, job_id: str, deadline_s: float | None = None
+        self,
+        model: str,
+        request: Any,
+        *,
+        job_id: str,
+        deadline_s: float | None = None,
+        client: str = "",
     ) -> JobStream:
         self.events.append(f"submit {job_id.rpartition('.')[2]}")
         return super().submit(model, request, job_id=job_id, deadline_s=deadline_s)

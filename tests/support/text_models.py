@@ -58,7 +58,13 @@ class ScriptedClient:
         self.cancelled: list[str] = []
 
     async def submit(
-        self, model: str, request: Any, *, job_id: str, deadline_s: float | None = None
+        self,
+        model: str,
+        request: Any,
+        *,
+        job_id: str,
+        deadline_s: float | None = None,
+        client: str = "",
     ) -> AsyncGenerator[Output, None]:
         self.submitted.append((job_id, request))
         done = False

@@ -56,6 +56,7 @@ class Driver:
 
     world: World
     rng: random.Random
+    clients: tuple[str, ...] = ("",)
     num_jobs: int = 0
 
     def act(self) -> None:
@@ -83,7 +84,8 @@ class Driver:
 
     def submit(self) -> None:
         """One more job."""
-        self.world.submit(f"job-{self.num_jobs}", random_request(self.rng))
+        client = self.rng.choice(self.clients)
+        self.world.submit(f"job-{self.num_jobs}", random_request(self.rng), client=client)
         self.num_jobs += 1
 
     def finish(self) -> None:
@@ -96,10 +98,15 @@ class Driver:
             do(self.rng.choice(live))
 
 
-def drive(seed: int, num_actions: int, make: Callable[[random.Random], World]) -> World:
+def drive(
+    seed: int,
+    num_actions: int,
+    make: Callable[[random.Random], World],
+    clients: tuple[str, ...] = ("",),
+) -> World:
     """A world's whole life; returns it for its counts."""
     rng = random.Random(seed)
-    driver = Driver(make(rng), rng)
+    driver = Driver(make(rng), rng, clients)
     for _ in range(num_actions):
         driver.act()
     driver.finish()

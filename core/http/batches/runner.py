@@ -46,7 +46,7 @@ class BatchRunner:
     def serve(self, app: FastAPI) -> None:
         """Have `app` answer the lines."""
         self._app = app
-        self._gate = LineGate(app.state.in_flight, self._num_places)
+        self._gate = app.state.gate = LineGate(app.state.in_flight, self._num_places)
 
     async def start(self) -> None:
         """Go on with batches that an earlier run of the server left, once the store has them."""

@@ -133,7 +133,11 @@ class ImageService(ModelService[ImageModel]):
         with ticket, self._holding(3 * sum(map(math.prod, sizes))):
             request = drawing.request = await self._request(call, model, size, sizes)
             outputs = self.client.submit(
-                model.name, request, job_id=caller.call_id, deadline_s=caller.deadline_s
+                model.name,
+                request,
+                job_id=caller.call_id,
+                deadline_s=caller.deadline_s,
+                client=caller.client,
             )
             async with aclosing(outputs) as stream:
                 async for output in stream:

@@ -228,8 +228,14 @@ class EmbeddingService(ModelService[EmbeddingModel]):
 
     async def _run(self, call: EmbedCall | ScoreCall, request: Any, job_id: str) -> list[Any]:
         """The deltas of a job."""
-        deadline_s = call.caller.deadline_s
-        outputs = self.client.submit(call.model, request, job_id=job_id, deadline_s=deadline_s)
+        caller = call.caller
+        outputs = self.client.submit(
+            call.model,
+            request,
+            job_id=job_id,
+            deadline_s=caller.deadline_s,
+            client=caller.client,
+        )
         async with aclosing(outputs) as stream:
             return [output.payload async for output in stream if output.payload is not None]
 

@@ -240,8 +240,14 @@ class LlmService(ModelService[TextModel]):
     async def _sample(
         self, call: TextCall, index: int, request: TokenRequest, model: TextModel
     ) -> AsyncGenerator[SampleDelta, None]:
-        job_id, deadline_s = f"{call.caller.call_id}.{index}", call.caller.deadline_s
-        outputs = self.client.submit(call.model, request, job_id=job_id, deadline_s=deadline_s)
+        caller = call.caller
+        outputs = self.client.submit(
+            call.model,
+            request,
+            job_id=f"{caller.call_id}.{index}",
+            deadline_s=caller.deadline_s,
+            client=caller.client,
+        )
         sample = SampleText(index, request, model, call)
         async with aclosing(outputs) as stream:
             async for output in stream:

@@ -105,6 +105,7 @@ class RecognitionService(ModelService[WhisperTokenizer]):
                     request,
                     job_id=f"{caller.call_id}.{part}",
                     deadline_s=caller.deadline_s,
+                    client=caller.client,
                 )
                 async with aclosing(outputs) as stream:
                     async for output in stream:

@@ -188,6 +188,7 @@ class SpeechService(ModelService[FrontEnd]):
             replace(request, segments=segments, sampling=sampling),
             job_id=f"{call.caller.call_id}.{index}",
             deadline_s=call.caller.deadline_s,
+            client=call.caller.client,
         )
 
     def _plan(self, call: SpeechCall, front: FrontEnd, voice: str) -> Iterator[PlannedSegment]:

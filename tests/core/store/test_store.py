@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
+import random
 import signal
 import sqlite3
 import stat
@@ -323,4 +325,47 @@ async def test_off_is_no_store() -> None:
     assert DocumentStore.from_options(StoreOptions(store="off")) is None
     store = DocumentStore.from_options(StoreOptions())
     assert store is not None
+    await store.close()
+
+
+async def test_what_lasts_stays_within_a_share() -> None:
+    store = DocumentStore("memory", max_bytes=20_000, ttl_s=60.0, num_owners=2)
+    await add(store, "earlier", 3000, owner="bob")
+    for number in range(10):
+        await add(store, f"{number}", is_lasting=True)
+    with pytest.raises(StoreFull, match="share of the store is 10000 bytes"):
+        await add(store, "one too many", is_lasting=True)
+    await add(store, "free room", 6000)  # what gives way may take what others leave
+    await add(store, "conversation", 6000, owner="bob")
+    assert sorted(await ids(store, "bob")) == ["conversation", "earlier"]
+    assert "free room" not in await ids(store)
+    await store.close()
+
+
+async def test_who_is_not_to_blame_is_asked_to_come_again() -> None:
+    store = DocumentStore("memory", max_bytes=20_000, ttl_s=60.0)
+    await add(store, "alone", 19_000, is_lasting=True)  # before there was a second key
+    with pytest.raises(Unavailable):
+        await add(store, "modest", 2000, owner="bob")
+    await store.call(DocumentTable.delete, key("alone"))
+    await add(store, "modest", 2000, owner="bob")
+    await store.close()
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_nobody_loses_what_fits_its_share(seed: int) -> None:
+    """Whatever two owners write, a third keeps all that is within its share."""
+    rng = random.Random(seed)
+    store = DocumentStore("memory", max_bytes=60_000, ttl_s=60.0, num_owners=3)
+    kept: list[str] = []
+    for number in range(120):
+        owner = rng.choice(("ann", "eve", "bob"))
+        is_lasting = owner != "bob" and rng.random() < 0.5
+        if owner == "bob" and len(kept) == 10:
+            continue
+        size = 2000 if owner == "bob" else rng.randrange(600, 9000)
+        with contextlib.nullcontext() if owner == "bob" else contextlib.suppress(StoreFull):
+            await add(store, f"{number}", size, owner=owner, is_lasting=is_lasting)
+            kept += [f"{number}"] if owner == "bob" else []
+        assert await ids(store, "bob") == kept
     await store.close()

@@ -20,6 +20,7 @@ from triptych.core.errors import (
     NotFound,
     PayloadTooLarge,
     StoreFull,
+    TriptychError,
     Unavailable,
     UnsupportedOption,
 )
@@ -236,7 +237,12 @@ class Answering:
         self, answer: PendingAnswer, request: Request, *, is_streamed: bool
     ) -> BackgroundRun:
         """Begin to make the answer while nobody waits; if it is streamed, its events are kept."""
-        archive, builder = self.archive, answer.builder
+        archive, builder, state = self.archive, answer.builder, request.app.state
+        try:
+            self.runs.check(answer.owner)
+        except TriptychError:
+            answer.pictures.close()
+            raise
 
         async def start() -> None:
             await archive.begin(answer.owner, builder.response, answer.kept_request)
@@ -251,7 +257,8 @@ class Answering:
                 answer.pictures.close()
 
         run = BackgroundRun(builder, answer.made(builder.start()), start, keep)
-        self.runs.start(answer.owner, run, request.app.state.in_flight)
+        gate = None if is_streamed else state.gate
+        self.runs.start(answer.owner, run, state.in_flight, gate)
         await run.begun()
         return run
 

@@ -1,9 +1,10 @@
 """Answers that are made while nobody waits.
 
-Owns their tasks: a client that leaves does not end one, its cancellation does, and so does a drain,
-which waits for them as for requests. What has happened so far can be followed from any place. Each
-is kept from its beginning, and its end is shown once it is kept. How an answer is made, and where
-it is kept, is said by whoever starts one.
+Owns their tasks and their turn: each is made as the lines of batches are, in the gaps between the
+requests that clients wait for, unless it is streamed from its beginning. A client that leaves does
+not end one, its cancellation does, and so does a drain, which waits for them as for requests. What
+has happened so far can be followed from any place. Each is kept from its beginning, and its end is
+shown once it is kept. How an answer is made, and where it is kept, is said by those who start one.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 
-from triptych.core.errors import Draining, TriptychError
+from triptych.core.errors import Draining, RateLimited, TriptychError
+from triptych.core.http.batches.gate import LineGate, LinePlace
 from triptych.core.http.disconnect import InFlight
 from triptych.core.http.errors import to_public
 from triptych.modalities.llm.api.responses.builder import ResponseBuilder
 from triptych.modalities.llm.api.responses.conversation import renamed
 from triptych.modalities.llm.api.responses.events import ResponseEvent, ResponseState
 
+_MAX_RUNS = 1024
 _MAX_LOST = 16
 _log = logging.getLogger(__name__)
 
@@ -31,7 +34,7 @@ class BackgroundRun:
     `begin` keeps that there will be one, `keep` its end, with all events.
     """
 
-    is_asking = True
+    is_asking = False
 
     def __init__(
         self,
@@ -48,6 +51,7 @@ class BackgroundRun:
         self._news = asyncio.Event()
         self._begun = asyncio.Event()
         self._refusal: Exception | None = None
+        self._place: LinePlace | None = None
         self._reason: TriptychError | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_making = self._is_cut = self._is_over = False
@@ -57,8 +61,9 @@ class BackgroundRun:
             self._add(event)
         self.response = builder.response
 
-    def start(self, on_end: Callable[[], None]) -> None:
-        """Begin."""
+    def start(self, on_end: Callable[[], None], gate: LineGate | None = None) -> None:
+        """Begin; the answer is made once `gate` lets it."""
+        self._place = LinePlace(gate) if gate is not None else None
         self._task = asyncio.create_task(self._run())
         self._task.add_done_callback(lambda task: on_end())
 
@@ -111,6 +116,8 @@ class BackgroundRun:
             self._is_making = True
             if self._is_cut:
                 raise asyncio.CancelledError
+            if self._place is not None:
+                await self._place.enter()
             async with aclosing(self._making) as events:
                 async for event in events:
                     self._add(event)
@@ -129,6 +136,8 @@ class BackgroundRun:
             self._builder.fail(renamed(public))
         finally:
             self._is_making = False
+            if self._place is not None:
+                self._place.leave()
 
     async def _end(self) -> ResponseEvent:
         """Keep the end, or that it could not be kept; the last event."""
@@ -161,8 +170,23 @@ class BackgroundRuns:
         self._runs: dict[tuple[str, str], BackgroundRun] = {}
         self._lost: deque[tuple[str, str]] = deque()
 
-    def start(self, owner: str, run: BackgroundRun, in_flight: InFlight) -> None:
-        """Begin one, which a drain of `in_flight` waits for."""
+    def check(self, owner: str) -> None:
+        """Raise `RateLimited` where an owner has as many as it may."""
+        if sum(other == owner for other, _ in self._runs) >= _MAX_RUNS:
+            raise RateLimited(
+                f"You have {_MAX_RUNS} background responses in progress, the most there may be;"
+                " wait for some, or cancel them.",
+                retry_after_s=10.0,
+            )
+
+    def start(
+        self,
+        owner: str,
+        run: BackgroundRun,
+        in_flight: InFlight,
+        gate: LineGate | None = None,
+    ) -> None:
+        """Begin one, which a drain of `in_flight` waits for, and which waits for `gate`."""
         key = (owner, run.response.id)
 
         def end() -> None:
@@ -174,7 +198,7 @@ class BackgroundRuns:
 
         self._runs[key] = run
         in_flight.add(run)
-        run.start(end)
+        run.start(end, gate)
 
     def find(self, owner: str, response_id: str) -> BackgroundRun | None:
         """The one of that id, while it is being made, or where its end is nowhere else."""

@@ -47,7 +47,13 @@ class PartwiseEngine(FakeRecognitionEngine):
     """Leaves the last second of each part to the next, if there is one."""
 
     async def submit(
-        self, model: str, request: Any, *, job_id: str, deadline_s: float | None = None
+        self,
+        model: str,
+        request: Any,
+        *,
+        job_id: str,
+        deadline_s: float | None = None,
+        client: str = "",
     ) -> Any:
         seconds = len(request.pcm) / 4 / SAMPLE_RATE
         heard_s = seconds if request.is_last else seconds - 1

@@ -1,0 +1,155 @@
+"""Clients of one model: turns, places, pages and seconds; long prompts beside short ones."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.token_driver import drive, random_world
+from support.token_world import World, token_request
+from triptych.schedulers.shares import ServiceShares, spread
+
+
+def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
+    return tuple((seed * 7 + i) % 40 for i in range(length))
+
+
+def rows_of(world: World) -> list[tuple[str, int]]:
+    """Launch one step and end it; its rows."""
+    plan = world.book()
+    assert plan is not None
+    world.commit()
+    world.check()
+    return [(row.job_id, row.num_tokens) for row in plan.rows]  # type: ignore[attr-defined]
+
+
+def steps_to_first_token(world: World, job_id: str) -> int:
+    for number in range(1, 200):
+        world.step()
+        world.check()
+        if world.output_ids(job_id):
+            return number
+    raise AssertionError("it never has a token")
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("num_pages", [24, 200])
+def test_a_crowd_delays_another_client_by_two_steps(depth: int, num_pages: int) -> None:
+    world = World(num_pages=num_pages, max_batch_size=4, max_batch_input_tokens=64, depth=depth)
+    for index in range(64):
+        world.submit(f"a{index}", token_request(prompt(8, index), max_tokens=30), client="a")
+    for _ in range(10):
+        world.step()
+    world.submit("b", token_request(prompt(6, 3), max_tokens=3), client="b")
+    assert steps_to_first_token(world, "b") <= 2 + depth
+    world.finish_all()  # checks that the answers of rows that gave way are the same
+    assert world.scheduler.stats().counters["preemptions_total"] >= 1
+
+
+def test_a_client_alone_gives_way_to_none_of_its_own() -> None:
+    world = World(num_pages=200, max_batch_size=4, max_batch_input_tokens=64)
+    for index in range(12):
+        world.submit(f"{index}", token_request(prompt(8, index), max_tokens=9), client="a")
+    world.run()
+    assert world.scheduler.stats().counters["preemptions_total"] == 0
+
+
+def test_waiting_rows_of_clients_take_turns() -> None:
+    world = World(num_pages=200, max_batch_size=1, max_batch_input_tokens=64)
+    for index in range(4):
+        world.submit(f"a{index}", token_request(prompt(8, index), max_tokens=1), client="a")
+    for index in range(2):
+        world.submit(f"b{index}", token_request(prompt(8, 9 + index), max_tokens=1), client="b")
+    order = [rows_of(world)[0][0] for _ in range(6)]
+    assert order[:4] == ["a0", "b0", "a1", "b1"]
+    assert order[4:] == ["a2", "a3"]
+
+
+def test_a_long_prompt_leaves_half_of_its_steps_to_shorter_ones() -> None:
+    world = World(num_pages=60, max_length=120, max_batch_input_tokens=8)
+    world.submit("long", token_request(prompt(80), max_tokens=1))
+    world.submit("other", token_request(prompt(60, 1), max_tokens=1))
+    assert rows_of(world) == [("long", 8)]
+    world.submit("short", token_request(prompt(3, 2), max_tokens=1))
+    assert rows_of(world) == [("long", 5), ("short", 3)]
+    assert rows_of(world) == [("long", 8)]
+    world.finish_all()
+
+
+def test_short_prompts_without_end_do_not_stop_a_long_one() -> None:
+    world = World(num_pages=60, max_length=120, max_batch_input_tokens=8)
+    world.submit("long", token_request(prompt(80), max_tokens=1))
+    for index in range(40):
+        world.submit(f"{index}", token_request(prompt(4, 1 + index), max_tokens=1))
+        world.step()
+    assert world.output_ids("long")
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_nothing_is_lost_among_clients(seed: int) -> None:
+    drive(seed, 250, random_world, clients=("a", "b", "b", "b", "c"))
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0.1, 3.0)), max_size=300))
+def test_service_goes_to_who_received_the_least(wishes: list[tuple[str, float]]) -> None:
+    """Clients that always have work are never further apart than the longest piece."""
+    shares = ServiceShares()
+    for client in "abc":
+        shares.join(client)
+    for _, amount in wishes:
+        shares.charge(min("abc", key=shares.received), amount)
+        received = [shares.received(client) for client in "abc"]
+        assert max(received) - min(received) <= 3.0
+
+
+def test_idling_brings_no_credit_and_leaving_no_forgiveness() -> None:
+    shares = ServiceShares()
+    shares.join("a")
+    shares.join("b")
+    shares.charge("a", 50.0)
+    shares.leave("a")
+    shares.charge("b", 10.0)
+    shares.join("a")
+    assert shares.received("a") == 50.0
+    shares.join("late")
+    assert shares.received("late") == 10.0
+
+
+def test_names_of_clients_that_left_do_not_pile_up() -> None:
+    shares = ServiceShares()
+    shares.join("stays")
+    for index in range(5000):
+        shares.join(f"{index}")
+        shares.charge("stays", 1.0)
+        shares.leave(f"{index}")
+    assert len(shares._service) <= 1024
+
+
+class Ranked:
+    """A row in a queue."""
+
+    def __init__(self, client: str, place: int, num_tokens: int) -> None:
+        self.client, self.rank, self.num_tokens = client, (0, place), num_tokens
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 9)), max_size=40))
+def test_turns_keep_the_order_within_a_client(rows: list[tuple[str, int]]) -> None:
+    shares = ServiceShares()
+    for client in "abcd":
+        shares.join(client)
+    queue = [Ranked(client, place, size) for place, (client, size) in enumerate(rows)]
+    found = list(shares.in_turn(queue))
+    assert sorted(row.rank for row in found) == [row.rank for row in queue]
+    for client in "abcd":
+        own = [row.rank for row in found if row.client == client]
+        assert own == sorted(own)
+
+
+def test_rows_of_a_step_are_spread_over_clients() -> None:
+    rng = random.Random(1)
+    rows = [Ranked(rng.choice("aaaab"), place, 1) for place in range(40)]
+    chosen = spread(rows, 6)
+    assert sorted(row.client for row in chosen) == list("aaabbb")
