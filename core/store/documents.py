@@ -243,7 +243,7 @@ class DocumentTable:
         """What one owner may keep for good, and is never refused."""
         count = "SELECT count(*) FROM held WHERE num_bytes > 0"
         (num_holding,) = self._connection.execute(count).fetchone()
-        return self._max_bytes // max(self._num_owners, num_holding)
+        return self._max_bytes // max(self._num_owners, int(num_holding))
 
     def _held(self, owner: str) -> int:
         found = self._connection.execute("SELECT num_bytes FROM held WHERE owner = ?", (owner,))
