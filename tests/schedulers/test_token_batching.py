@@ -11,7 +11,7 @@ def test_a_long_prompt_is_split_and_answers_only_at_its_end() -> None:
     assert len(world.deltas("a")) == 1
 
 
-def test_only_the_last_prompt_is_partial() -> None:
+def test_a_long_prompt_leaves_room_for_shorter_ones() -> None:
     world = World(max_batch_input_tokens=8)
     for index, length in enumerate((3, 10, 3)):
         world.submit(f"{index}", token_request(prompt(length, index), max_tokens=1))
