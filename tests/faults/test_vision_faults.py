@@ -149,13 +149,6 @@ async def test_to_17_hostile_pictures(client: httpx.AsyncClient, name: str) -> N
     await refusal(client, claimless, status)
 
 
-@pytest.mark.parametrize("kind", ["jpeg", "webp", "gif"])
-async def test_a_picture_that_is_not_what_it_is_sent_as(
-    client: httpx.AsyncClient, kind: str
-) -> None:
-    assert "not what it is sent as" in await refusal(client, data_url(PNG, kind), 415)
-
-
 URLS = [
     "http://127.0.0.1:{port}/", "http://inside.example:{port}/", "http://127.1:{port}/",
     "http://0x7f000001:{port}/", "http://[::1]:{port}/", "http://[::ffff:127.0.0.1]:{port}/",

@@ -326,8 +326,9 @@ async def test_odd_hosts_do_no_harm() -> None:
             headers = {"host": host.encode()}
             body = generation(response_format="url")
             reply = await client.post(GENERATIONS, json=body, headers=headers)
-            assert reply.status_code == 200
-            assert "/v1/images/files/" in reply.json()["data"][0]["url"]
+            assert reply.status_code == (403 if "." in host else 200)
+            if reply.status_code == 200:
+                assert "/v1/images/files/" in reply.json()["data"][0]["url"]
 
 
 async def test_finished_pictures_are_counted() -> None:
