@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from triptych.core.atomic_files import write_whole
-from triptych.core.bulk.rows import Record
+from triptych.core.bulk.rows import KEY, Record
 from triptych.core.cli_io import writing
 from triptych.core.errors import ConfigError
 from triptych.core.text.json_lines import escape_line_ends
@@ -104,28 +104,32 @@ class ResultFile:
             raise ConfigError(f"--output {self.path}: another run writes there; let it end first.")
 
     def _load(self, file: BinaryIO) -> None:
-        """Remember the records. A last line that was not finished is taken off."""
+        """Remember the records. A last line that was not finished is taken off.
+
+        Every other line is a record, or the file is none of ours.
+        """
         file.seek(0)
-        for line in file:
-            if line.endswith(b"\n"):
-                self._note(line)
-        if file.tell() and not self._spans:
+        are_records = [self._note(line) for line in file if line.endswith(b"\n")]
+        if not all(are_records) or (file.tell() and not are_records):
             raise ConfigError(
                 f"--output {self.path}: there are no results in it that a run could go on from, but"
                 " something else. Name another file."
             )
         file.truncate(self._end)
 
-    def _note(self, line: bytes) -> None:
-        """Remember a line."""
+    def _note(self, line: bytes) -> bool:
+        """Remember a line; whether it is a record."""
         start, self._end = self._end, self._end + len(line)
         try:  # not msgspec, which refuses half a surrogate pair
             record = json.loads(line)
-            key = str(record["row"])
+            key = record["row"]
         except (ValueError, TypeError, KeyError):
-            return
+            return False
+        if not isinstance(key, str) or not KEY.fullmatch(key):
+            return False
         self._spans[key] = start, len(line)
         (self._failed.add if "error" in record else self._failed.discard)(key)
+        return True
 
 
 class PrintedResults:

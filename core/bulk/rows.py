@@ -7,12 +7,13 @@ may have is its pipeline's to say.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -118,6 +119,10 @@ def _asked(entry: Record, url: str) -> Record:
     if not isinstance(entry["body"], dict):
         raise InvalidRequest("The body is no JSON object.", param="body")
     return dict(entry["body"])
+
+
+KEY: Final = re.compile(r"[0-9a-f]{24}(?:-[0-9]+)?")
+"""What the keys that `with_keys` makes look like."""
 
 
 def with_keys(rows: Iterable[BulkRow], shared: Mapping[str, Any]) -> list[BulkRow]:

@@ -15,36 +15,40 @@ def lines(path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+A, B, C, D = (f"{name * 24}" for name in "abcd")
+
+
 def test_records_are_found_by_another_run(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     first, second = ResultFile(path), ResultFile(path)
     with first.opened():
-        first.add("b", {"text": "naïve \ud800"})
-        first.add("a", {"text": "one"})
-        first.add("c", {"error": {"code": "x"}})
+        first.add(B, {"text": "naïve \ud800"})
+        first.add(A, {"text": "one"})
+        first.add(C, {"error": {"code": "x"}})
     with second.opened():
-        assert second.holds("a") == {"text": "one", "row": "a"}
-        assert second.holds("b") == {"text": "naïve \ud800", "row": "b"}
-        assert second.holds("c") is None, "what failed is asked again"
-        assert second.holds("d") is None
-        second.add("c", {"text": "three"})
-        assert [line["row"] for line in lines(path)] == ["b", "a", "c", "c"], "nothing goes yet"
-        second.keep(["c", "a"])
-        assert [line["row"] for line in lines(path)] == ["c", "a"]
-        assert [second.holds(key)["row"] for key in "ac"] == ["a", "c"]  # type: ignore[index]
+        assert second.holds(A) == {"text": "one", "row": A}
+        assert second.holds(B) == {"text": "naïve \ud800", "row": B}
+        assert second.holds(C) is None, "what failed is asked again"
+        assert second.holds(D) is None
+        second.add(C, {"text": "three"})
+        assert [line["row"] for line in lines(path)] == [B, A, C, C], "nothing goes yet"
+        second.keep([C, A])
+        assert [line["row"] for line in lines(path)] == [C, A]
+        assert [second.holds(key)["row"] for key in (A, C)] == [A, C]  # type: ignore[index]
 
 
 def test_what_was_not_written_whole_does_not_count(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
-    path.write_bytes(b'{"row": "a"}\nnothing\n[1]\n{"other": 1}\n{"row": "b"}\n{"row": "c"')
+    whole = [f'{{"row": "{key}"}}\n' for key in (A, f"{A}-2", B)]
+    path.write_text("".join(whole) + f'{{"row": "{C}"')
     found = ResultFile(path)
     with found.opened():
-        assert [key for key in "abc" if found.holds(key)] == ["a", "b"]
-        found.add("d", {})
-        assert [key for key in "abd" if found.holds(key)] == ["a", "b", "d"]
-        found.keep(["b"])
-    assert path.read_bytes() == b'{"row": "b"}\n'
-    assert list(tmp_path.iterdir()) == [path], "nothing is left beside it"
+        assert [key for key in (A, f"{A}-2", B, C) if found.holds(key)] == [A, f"{A}-2", B]
+        found.add(D, {})
+        assert [key for key in (A, B, D) if found.holds(key)] == [A, B, D]
+        found.keep([B])
+    assert path.read_text() == whole[2]
+    assert list(tmp_path.iterdir()) == [path], "nothing is left next to it"
 
 
 def test_one_run_at_a_time_writes_to_a_file(tmp_path: Path) -> None:
@@ -77,6 +81,9 @@ def test_a_file_of_something_else_stays_as_it_is(tmp_path: Path) -> None:
         b"\x00\xff\xfe",
         b"\n",
         b"[1, 2]\n",
+        b'{"row": 1, "name": "Ann"}\n{"row": 2, "name": "Bob"}\n',
+        b'{"row": "Ann"}\n',
+        b'{"row": "aaaaaaaaaaaaaaaaaaaaaaaa"}\n{"name": "Bob"}\n',
     ],
 )
 def test_a_file_of_another_kind_is_left_alone(tmp_path: Path, content: bytes) -> None:
