@@ -178,14 +178,19 @@ def write_bundle(folder: Path, fill: Fill) -> BundleManifest:
 
 
 def _sealed(folder: Path, manifest: BundleManifest) -> BundleManifest:
-    for path in (folder, *folder.rglob("*")):  # whatever the umask is; see `_check_owner`
-        if MODELS not in path.relative_to(folder).parts:
-            path.chmod(path.stat().st_mode & ~_WRITABLE)
+    for path in (folder, *folder.rglob("*")):
+        is_in_model = MODELS in path.relative_to(folder).parts[:-1] and path.is_file()
+        if not is_in_model or path.name == MANIFEST_NAME:  # other files are the cache's, too
+            _protect(path)
     sealed = structs.replace(manifest, files=seal_files(folder))
     write_manifest(folder, sealed)
-    manifest_file = folder / NAME
-    manifest_file.chmod(manifest_file.stat().st_mode & ~_WRITABLE)
+    _protect(folder / NAME)
     return sealed
+
+
+def _protect(path: Path) -> None:
+    """Let no other user write, whatever the umask is; see `_check_owner`."""
+    path.chmod(path.stat().st_mode & ~_WRITABLE)
 
 
 def _check_owner(path: Path) -> None:

@@ -32,6 +32,8 @@ class GuardSites:
         self._app = app
         self._keyring = keyring
         self._names = frozenset(_names(options))
+        public = _name_of(options.public_url)
+        self._public = {name.lower() for name in options.allowed_host} | ({public} - {""})
         self._origins = frozenset(options.cors_origin)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -55,7 +57,8 @@ class GuardSites:
             return
         origin = headers.get("origin", "")
         is_page = origin == "null" or urlsplit(origin).scheme in ("http", "https")
-        is_other = is_page and urlsplit(origin).netloc != headers.get("host")
+        is_own = urlsplit(origin).netloc == headers.get("host") or _name_of(origin) in self._public
+        is_other = is_page and not is_own
         if is_other and origin in self._origins:
             return
         if is_other or (not origin and headers.get("sec-fetch-site") == "cross-site"):

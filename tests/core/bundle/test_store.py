@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from triptych.core.bundle.manifest import NAME, BundleManifest
+from triptych.core.bundle.manifest import NAME, BundledModel, BundleManifest
 from triptych.core.bundle.store import (
     Bundle,
     bundle_folder,
@@ -24,7 +24,7 @@ from triptych.core.config import ModelOptions
 from triptych.core.errors import BundleError
 from triptych.core.lookups import Lookup, listening
 from triptych.core.versions import versions
-from triptych.core.weights.manifest import FileSeal, sha256_file
+from triptych.core.weights.manifest import MANIFEST_NAME, FileSeal, sha256_file
 
 MANIFEST = BundleManifest(
     made_at="", versions=versions(), options=content_options(ModelOptions()), device="cpu"
@@ -123,6 +123,30 @@ def test_whatever_the_umask_is_others_cannot_write(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     Bundle.open(tmp_path / "bundle").file("part/file")
+
+
+def test_whatever_the_umask_is_models_can_be_used(tmp_path: Path) -> None:
+    kept = tmp_path / "cache"
+    kept.write_bytes(b"weights")
+    kept.chmod(0o664)
+
+    def fill(folder: Path) -> BundleManifest:
+        model = folder / "models" / "m"
+        model.mkdir(parents=True)
+        os.link(kept, model / "weights")
+        (model / MANIFEST_NAME).write_bytes(b"{}")
+        seal = sha256_file(model / MANIFEST_NAME)
+        bundled = BundledModel(reference="r", digest="d", folder="m", seal=seal)
+        return structs.replace(MANIFEST, models=(bundled,))
+
+    before = os.umask(0o002)
+    try:
+        write_bundle(tmp_path / "bundle", fill)
+    finally:
+        os.umask(before)
+    bundle = Bundle.open(tmp_path / "bundle")
+    assert bundle.model_folder(bundle.manifest.models[0]) == tmp_path / "bundle" / "models" / "m"
+    assert kept.stat().st_mode & 0o777 == 0o664, "the cache's own file stays as it is"
 
 
 @pytest.mark.parametrize("part", [".", "part/file"])

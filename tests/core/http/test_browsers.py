@@ -111,6 +111,16 @@ async def test_an_origin_that_is_let_in_is_served() -> None:
     assert await status("POST", headers, cors_origin=("https://other.example",)) == 403
 
 
+@pytest.mark.parametrize(
+    "options", [{"allowed_host": ("ai.example",)}, {"public_url": "https://ai.example/x"}]
+)
+async def test_a_proxy_may_rewrite_the_host(options: dict[str, object]) -> None:
+    headers = {"host": "127.0.0.1:8000", "origin": "https://ai.example"}
+    assert await status("POST", headers, **options) == 200
+    assert await status("POST", headers | {"origin": "https://evil.example"}, **options) == 403
+    assert await status("POST", headers | {"origin": "null"}, **options) == 403
+
+
 async def test_with_keys_any_name_will_do() -> None:
     headers = {"host": "evil.example", "origin": "http://evil.example"}
     async with in_process(app(api_key=("secret",))) as client:
