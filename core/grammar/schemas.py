@@ -176,7 +176,7 @@ class _SchemaWriter:
                 kept["anyOf"] = branches
 
     def _tagged(self, branches: Sequence[Any], name: str) -> list[Any]:
-        """Branches in which the property that tells them apart must be written."""
+        """Branches that all require the property `name`, by which they differ."""
         found = []
         for branch in branches:
             target = self._document.target(branch)

@@ -196,8 +196,8 @@ class DocumentTable:
 
         Raises `StoreFull` where what stays and what was changed just now do not fit, and for one
         who writes and holds more than all others that can give way, or whose lasting documents
-        take more than a share: nobody pushes out less. Raises `Unavailable` for one within its
-        share, where what others keep leaves no room.
+        take more than a share: no owner pushes out one that holds less. Raises `Unavailable` for
+        one within its share, where what others keep leaves no room.
         """
         share = self._share()
         for owner in self._keepers:
@@ -303,8 +303,8 @@ class DocumentTable:
 
 def _full(share: int) -> StoreFull:
     return StoreFull(
-        f"Your share of the store is {share} bytes, and this does not fit into it beside what you"
-        " keep: delete what is not needed any more, or send less."
+        f"Your share of the store is {share} bytes, and this does not fit into what is left of"
+        " it: delete what is not needed any more, or send less."
     )
 
 

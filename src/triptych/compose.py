@@ -126,7 +126,7 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
     listed += [cards[name].model_copy(update={"id": alias}) for alias, name in aliases.items()]
     dialects = [dialect for part in parts for dialect in part.dialects]
     shelf = FileShelf(store)
-    batches = BatchRunner(shelf, num_places=config.store.batch_concurrency)
+    batches = BatchRunner(shelf)
     routers += [files_router(shelf), batches_router(batches)]
     if config.server.page:
         routers.append(PagesRouter(read_pages(_PAGES)))

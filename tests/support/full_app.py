@@ -160,7 +160,7 @@ def open_full_app(folder: Path, **server: Any) -> FullApp:
     routers += [speech_models_router(speech_cards(speech)), voices_router(voices)]
     routers += [recognition_router(transcriptions), images_router(images, links)]
     shelf = FileShelf(DocumentStore("memory", max_bytes=2**24, ttl_s=3600.0))
-    batches = BatchRunner(shelf, num_places=1)
+    batches = BatchRunner(shelf)
     routers += [score_router(words), files_router(shelf), batches_router(batches)]
     routers += [*other_api_routers(text, folder / "text"), ollama_embeddings_router(words)]
     kept = DocumentStore.from_options(config.store)

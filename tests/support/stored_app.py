@@ -12,7 +12,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from support.http import FakeEngine, make_service
-from triptych.core.config import Config, ServerOptions
+from triptych.core.config import Config, ServerOptions, StoreOptions
 from triptych.core.http.app import create_app
 from triptych.core.http.batches.routes import batches_router
 from triptych.core.http.batches.runner import BatchRunner
@@ -51,10 +51,13 @@ def make_stored_app(
     service = make_service(folder, engine, **(schedule or {}))
     store = None if place == "off" else DocumentStore(place, max_bytes=max_bytes, ttl_s=3600.0)
     shelf = FileShelf(store)
-    batches = BatchRunner(shelf, num_places=num_places)
+    batches = BatchRunner(shelf)
     cards = [card_of(model) for model in service.models.values()]
     routers = [llm_router(service), files_router(shelf), batches_router(batches)]
-    app = create_app(Config(server=ServerOptions(**server)), engine, routers, cards)
+    config = Config(
+        server=ServerOptions(**server), store=StoreOptions(batch_concurrency=num_places)
+    )
+    app = create_app(config, engine, routers, cards)
     app.state.shelf = shelf
     batches.serve(app)
     return StoredApp(app, store, shelf, batches)

@@ -33,11 +33,10 @@ STORE_PAUSE_S: Final = 5.0
 
 
 class BatchRunner:
-    """Runs batches over `shelf`, `num_places` of their lines at once."""
+    """Runs batches over `shelf`, their lines at the gate of the app that answers them."""
 
-    def __init__(self, shelf: FileShelf, *, num_places: int) -> None:
+    def __init__(self, shelf: FileShelf) -> None:
         self._shelf = shelf
-        self._num_places = num_places
         self._app: FastAPI | None = None
         self._gate: LineGate | None = None
         self._works: dict[Key, BatchWork] = {}
@@ -46,7 +45,7 @@ class BatchRunner:
     def serve(self, app: FastAPI) -> None:
         """Have `app` answer the lines."""
         self._app = app
-        self._gate = app.state.gate = LineGate(app.state.in_flight, self._num_places)
+        self._gate = app.state.gate
 
     async def start(self) -> None:
         """Go on with batches that an earlier run of the server left, once the store has them."""

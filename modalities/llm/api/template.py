@@ -86,7 +86,8 @@ class ChatTemplate:
         ended, and what `DecodePool.run` raises of `Unavailable`.
         """
         try:
-            packed = json.dumps({"messages": messages, **values}).encode()
+            values = {"messages": messages, **values}
+            packed = json.dumps(values, ensure_ascii=False).encode(errors="surrogatepass")
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise InvalidRequest(
                 f"A chat template takes plain values alone: {error}.", param="messages"

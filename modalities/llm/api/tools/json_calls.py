@@ -6,12 +6,11 @@ name is known; its arguments are passed on as they come, as far as they are vali
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
-from triptych.modalities.llm.api.tools.json_text import json_text, json_value
+from triptych.modalities.llm.api.tools.json_text import json_text, json_value, loaded
 from triptych.modalities.llm.api.tools.pieces import (
     AnswerPiece,
     CallArguments,
@@ -286,9 +285,9 @@ def _whole_arguments(text: str, *, has_none: bool) -> str | None:
 
     Without any text there are none if that `has_none`.
     """
-    value = _loaded(text)
+    value = loaded(text)
     if isinstance(value, str):
-        text, value = value, _loaded(value)
+        text, value = value, loaded(value)
     if isinstance(value, dict):
         return text
     is_empty = text in ("", "null") if text or has_none else False
@@ -296,17 +295,5 @@ def _whole_arguments(text: str, *, has_none: bool) -> str | None:
 
 
 def _string(text: str) -> str:
-    value = _loaded(text)
+    value = loaded(text)
     return value if isinstance(value, str) else ""
-
-
-def _loaded(text: str) -> object:
-    try:
-        return json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _refuse_constant(word: str) -> None:
-    """`NaN` and the infinities are no JSON."""
-    raise ValueError(word)

@@ -1,12 +1,14 @@
-"""JSON that is still being written, taken from a source.
+"""JSON that models write, whole or still being written.
 
-Owns how much of a source belongs to a value. Its grammar is `json_scanner`'s, and what is mended of
-it `json_mending`'s.
+Owns how much of a source belongs to a value, and what a whole text means. The grammar is
+`json_scanner`'s, and what is mended of the text `json_mending`'s.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Generator
+from typing import Any, NoReturn
 
 from triptych.modalities.llm.api.tools.json_mending import JsonMender
 from triptych.modalities.llm.api.tools.json_scanner import JsonScanner
@@ -22,13 +24,13 @@ def json_text(
     """
     mender = JsonMender()
     while not mender.is_done:
-        text, is_broken = "", False
-        while source.text and not mender.is_done and not is_broken:
-            piece = mender.push(source.text[0])
+        text, length, is_broken = "", 0, False
+        while length < len(source.text) and not (mender.is_done or is_broken):
+            piece = mender.push(source.text[length])
             is_broken = piece is None
             if piece is not None:
-                text += piece
-                source.take(1)
+                text, length = text + piece, length + 1
+        source.take(length)
         is_cut = source.is_over and not mender.is_done
         if is_cut and not is_broken:
             text += mender.finish()
@@ -50,3 +52,15 @@ def json_value(source: TextSource) -> Generator[None, None, str | None]:
         if scanner.is_done:
             return text
     return text.rstrip() if scanner.finish() else None
+
+
+def loaded(text: str) -> Any:
+    """The value of a whole text; `None` where it is no JSON, as `NaN` is none."""
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(constant)

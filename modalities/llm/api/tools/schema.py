@@ -5,7 +5,6 @@ Owns what each of their fields may be. Knows no route and no format of a family.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
@@ -18,6 +17,7 @@ from triptych.core.grammar.schemas import check_formats
 from triptych.core.http.fields import JsonValue, Name, Place, Strict, Text, inert
 from triptych.modalities.llm.api.constraints import JsonSchema
 from triptych.modalities.llm.api.tools.json_scanner import MAX_DEPTH
+from triptych.modalities.llm.api.tools.json_text import loaded
 from triptych.modalities.llm.api.tools.pieces import ToolSchemas
 
 ToolName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+$", max_length=128)]
@@ -29,10 +29,7 @@ def _as_object(arguments: str) -> dict[str, Any]:
     An earlier answer may have been cut off in the midst of them: templates, which take objects,
     then get one that holds the text.
     """
-    try:
-        value = json.loads(arguments or "{}", parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
-        value = None
+    value = loaded(arguments or "{}")
     is_object = isinstance(value, dict) and _is_shallow(value)
     return value if is_object else {"arguments": arguments}
 
@@ -46,11 +43,6 @@ def _is_shallow(value: Any) -> bool:
         if not layer:
             return True
     return False
-
-
-def _refuse_constant(word: str) -> None:
-    """`NaN` and the infinities are no JSON."""
-    raise ValueError(word)
 
 
 def _of_object(schema: dict[str, Any]) -> dict[str, Any]:
