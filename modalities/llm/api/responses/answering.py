@@ -24,6 +24,7 @@ from triptych.core.errors import (
     Unavailable,
     UnsupportedOption,
 )
+from triptych.core.http.body import note_ignored
 from triptych.core.http.context import Context
 from triptych.core.http.errors import to_public
 from triptych.core.http.json_writer import write_json
@@ -171,6 +172,7 @@ class Answering:
         self, body: ResponseInput, request: Request, *, is_kept: bool = False
     ) -> PreparedInput:
         """The prompt of a request, and its pictures if it is kept. Raises what is wrong with it."""
+        note_ignored(request, *body.offer.left_out)
         history = await self._history(body, Context.of(request).principal.owner)
         num_bytes = len(await request.body()) + history.num_bytes
         with with_own_names():
@@ -193,7 +195,7 @@ class Answering:
         model = self._service.model(body.model)
         response_id = f"resp_{context.call_id}"
         fields = begun(body, response_id, model.default_sampling, is_kept=is_stored)
-        builder = ResponseBuilder(fields, has_logprobs=body.has_logprobs)
+        builder = ResponseBuilder(fields, body.offer.places, has_logprobs=body.has_logprobs)
         if body.background:  # nobody waits for it
             context = replace(context, limit_s=None)
         with with_own_names():

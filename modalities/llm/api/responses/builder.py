@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from triptych.core.errors import TriptychError
@@ -31,6 +32,7 @@ from triptych.modalities.llm.api.responses.events import (
     ResponseState,
 )
 from triptych.modalities.llm.api.responses.items import ItemStatus, new_id
+from triptych.modalities.llm.api.responses.names import FunctionPlace
 from triptych.modalities.llm.api.responses.replies import (
     FunctionCallOutput,
     MessageOutput,
@@ -59,11 +61,19 @@ Events = Iterator[ResponseEvent]
 class ResponseBuilder:
     """One answer under construction.
 
-    `begun` are the fields of a `ResponseReply` that are known from the first.
+    `begun` are the fields of a `ResponseReply` that are known from the first, `places` what clients
+    call the functions that the model knows by one name each.
     """
 
-    def __init__(self, begun: Mapping[str, Any], *, has_logprobs: bool) -> None:
+    def __init__(
+        self,
+        begun: Mapping[str, Any],
+        places: Mapping[str, FunctionPlace] = MappingProxyType({}),
+        *,
+        has_logprobs: bool,
+    ) -> None:
         self._begun = begun
+        self._places = places
         self._has_logprobs = has_logprobs
         self._num_events = 0
         self._open: _GrowingItem | None = None
@@ -163,7 +173,8 @@ class ResponseBuilder:
             case CallStart(name):
                 self._logprobs = []
                 yield from self._end_item("completed")
-                yield from self._begin_item(_GrowingCall(len(self._output), name))
+                place = self._places.get(name, FunctionPlace(name))
+                yield from self._begin_item(_GrowingCall(len(self._output), place))
             case CallArguments(text):
                 yield from self._grow(text)
 
@@ -317,9 +328,10 @@ class _GrowingReasoning(_GrowingItem):
 class _GrowingCall(_GrowingItem):
     prefix = "fc"
 
-    def __init__(self, index: int, name: str) -> None:
+    def __init__(self, index: int, place: FunctionPlace) -> None:
         super().__init__(index)
-        self._name = name
+        self._name = place.name
+        self._named = place._asdict() if place.namespace else {"name": place.name}
         self._call_id = new_call_id()
 
     def output(self, status: ItemStatus, *, is_empty: bool = False) -> FunctionCallOutput:
@@ -328,8 +340,8 @@ class _GrowingCall(_GrowingItem):
             type="function_call",
             status=status,
             call_id=self._call_id,
-            name=self._name,
             arguments=self.text,
+            **self._named,
         )
 
     def begin(self, answer: ResponseBuilder) -> Events:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -26,12 +26,7 @@ from triptych.modalities.llm.api.responses.items import (
     MessageItem,
     ReasoningItem,
 )
-from triptych.modalities.llm.api.responses.protocol import (
-    AllowedTools,
-    FunctionName,
-    ResponseInput,
-    ResponseRequest,
-)
+from triptych.modalities.llm.api.responses.protocol import ResponseInput, ResponseRequest
 
 Fields = dict[str, Any]
 
@@ -63,7 +58,8 @@ def chat_fields(body: ResponseInput, items: Sequence[KeptItem]) -> Fields:
     fields = {
         "model": body.model,
         "messages": _messages(body.instructions, items),
-        **_tool_fields(body),
+        **body.offer.for_chat(body.tool_choice),
+        "parallel_tool_calls": body.parallel_tool_calls,
     }
     if body.reasoning is not None:
         fields["reasoning_effort"] = body.reasoning.effort
@@ -108,21 +104,26 @@ def _messages(instructions: str | None, items: Sequence[KeptItem]) -> list[Field
         said.append(item.text)
         num_leading += 1
     messages = [{"role": "system", "content": _BETWEEN.join(said)}] if said else []
-    _check_outputs(items)
-    return [*messages, *_turns(items[num_leading:])]
+    results = _results(items)
+    return [*messages, *_turns(items[num_leading:], results)]
 
 
-def _check_outputs(items: Sequence[KeptItem]) -> None:
+def _results(items: Sequence[KeptItem]) -> set[str]:
+    """The calls that have a result, by their ids. Raises `InvalidRequest` for one of no call."""
     called: set[str] = set()
+    results: set[str] = set()
     for item in items:
-        if isinstance(item, FunctionCallItem) and item.status != "incomplete":
+        if isinstance(item, FunctionCallItem):
             called.add(item.call_id)
-        elif isinstance(item, FunctionOutputItem) and item.call_id not in called:
-            raise InvalidRequest(
-                "A function_call_output has the call_id of a function_call before it, and"
-                f" {item.call_id[:80]!a} is of none.",
-                param="input",
-            )
+        elif isinstance(item, FunctionOutputItem):
+            results.add(item.call_id)
+            if item.call_id not in called:
+                raise InvalidRequest(
+                    "A function_call_output has the call_id of a function_call before it, and"
+                    f" {item.call_id[:80]!a} is of none.",
+                    param="input",
+                )
+    return results
 
 
 @dataclass(slots=True)
@@ -141,7 +142,7 @@ class _Answer:
             case MessageItem(role="assistant") if self.text is None and not self.calls:
                 self.text = item.text
             case FunctionCallItem():
-                function = {"name": item.name, "arguments": item.arguments}
+                function = {"name": item.place.model_name, "arguments": item.arguments}
                 call = {"id": item.call_id, "type": "function", "function": function}
                 self.calls.append(call)
             case _:
@@ -158,11 +159,12 @@ class _Answer:
         return message
 
 
-def _turns(items: Sequence[KeptItem]) -> Iterator[Fields]:
+def _turns(items: Sequence[KeptItem], results: Container[str]) -> Iterator[Fields]:
+    """The messages. A call that breaks off is left out, unless its client made something of it."""
     answer: _Answer | None = None
     for item in items:
-        if isinstance(item, FunctionCallItem) and item.status == "incomplete":
-            continue  # its arguments break off
+        if isinstance(item, FunctionCallItem) and item.breaks_off and item.call_id not in results:
+            continue
         if answer is not None and answer.add(item):
             continue
         if answer is not None:
@@ -194,23 +196,3 @@ def _picture(part: ImageContent) -> Fields:
     if part.file_id is not None:
         return {"type": "image_file", "image_file": {"file_id": part.file_id, "detail": detail}}
     return {"type": "image_url", "image_url": {"url": part.image_url, "detail": detail}}
-
-
-def _tool_fields(body: ResponseInput) -> Fields:
-    tools, choice = body.tools or [], body.tool_choice
-    chosen: Any = choice
-    if isinstance(choice, AllowedTools):
-        names = {tool.name for tool in choice.tools}
-        if unknown := names - {tool.name for tool in tools}:
-            raise InvalidRequest(
-                f"tool_choice names {min(unknown)}, which is not among the tools.",
-                param="tool_choice",
-            )
-        tools, chosen = [tool for tool in tools if tool.name in names], choice.mode
-    elif isinstance(choice, FunctionName):
-        chosen = {"type": "function", "function": {"name": choice.name}}
-    return {
-        "tools": [tool.for_chat() for tool in tools] or None,
-        "tool_choice": chosen,
-        "parallel_tool_calls": body.parallel_tool_calls,
-    }

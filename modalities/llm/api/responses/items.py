@@ -26,6 +26,7 @@ from triptych.core.http.fields import (
 )
 from triptych.modalities.llm.api.messages import TextOrParts
 from triptych.modalities.llm.api.responses import unsupported
+from triptych.modalities.llm.api.responses.names import FunctionPlace, Namespace
 from triptych.modalities.llm.api.tools.schema import ToolName
 
 ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
@@ -217,7 +218,18 @@ class FunctionCallItem(Item):
     type: Literal["function_call"]
     call_id: Name
     name: ToolName
+    namespace: Namespace | None = Field(default=None, description="That of the function.")
     arguments: Text = Field(description="A JSON object, as text.")
+
+    @property
+    def breaks_off(self) -> bool:
+        """Whether its arguments may be cut short."""
+        return self.status == "incomplete"
+
+    @property
+    def place(self) -> FunctionPlace:
+        """The function that was called."""
+        return FunctionPlace(self.name, self.namespace)
 
 
 class FunctionOutputItem(Item):
@@ -230,6 +242,7 @@ class FunctionOutputItem(Item):
     call_id: Name
     output: Contents
     name: ToolName | None = Field(default=None, description="The function that was called.")
+    namespace: Namespace | None = Field(default=None, description="That of the function.")
 
     @model_validator(mode="after")
     def _check_output(self) -> Self:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from triptych.core import limits
-from triptych.core.errors import InvalidRequest, UnsupportedOption
+from triptych.core.errors import InvalidRequest
 from triptych.core.http.fields import (
     IgnoresHints,
     Label,
@@ -26,8 +26,8 @@ from triptych.modalities.llm.api.constraints import JsonSchema
 from triptych.modalities.llm.api.messages import few_parts, is_list
 from triptych.modalities.llm.api.protocol import Stop, within
 from triptych.modalities.llm.api.responses import unsupported
-from triptych.modalities.llm.api.responses.items import InputItem, KeptItem, type_of
-from triptych.modalities.llm.api.tools.schema import ToolName
+from triptych.modalities.llm.api.responses.items import InputItem, KeptItem
+from triptych.modalities.llm.api.responses.tools import ResponseTools, ToolChoices, ToolOffer
 
 _MAX_NEW_ITEMS = 20
 """Of a conversation at once, as OpenAI's."""
@@ -43,76 +43,6 @@ Include: TypeAlias = Literal[
     "web_search_call.results",
 ]
 Includes = Annotated[list[Include], Field(max_length=64, fail_fast=True)]
-
-
-class FunctionTool(NullIsAbsent):
-    """A function of the client's. `parameters` are a JSON schema of an object."""
-
-    type: Literal["function"]
-    name: ToolName
-    description: Text | None = None
-    parameters: JsonSchema | None = None
-    strict: bool | None = Field(
-        default=None,
-        description="Follow the schema under `auto`, too; calls that are forced always do.",
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _only_functions(cls, value: Any) -> Any:
-        kind = value.get("type") if isinstance(value, dict) else None
-        if isinstance(kind, str) and kind != "function":
-            raise UnsupportedOption(
-                f"A tool of type {kind[:40]!a} is not offered: {unsupported.instead_of_tool()}",
-                param="tools",
-            )
-        return without_refused(value, unsupported.TOOL)
-
-    def for_chat(self) -> dict[str, Any]:
-        """The tool as chat has it."""
-        function = self.model_dump(exclude={"type"}, exclude_none=True)
-        return {"type": "function", "function": function}
-
-
-class FunctionName(NullIsAbsent):
-    """A function by its name."""
-
-    type: Literal["function"]
-    name: ToolName
-
-
-class AllowedTools(NullIsAbsent):
-    """The tools that may, or must be called this time."""
-
-    type: Literal["allowed_tools"]
-    mode: Literal["auto", "required"]
-    tools: Annotated[
-        list[FunctionName], Field(min_length=1, max_length=limits.MAX_TOOLS, fail_fast=True)
-    ]
-
-
-def _no_other_choice(value: Any) -> Any:
-    kind = type_of(value)
-    if kind not in ("", "function", "allowed_tools"):
-        raise UnsupportedOption(
-            f"A tool of type {kind[:40]!a} is not offered: {unsupported.instead_of_tool()}",
-            param="tool_choice",
-        )
-    return value
-
-
-def _choice_kind(value: Any) -> str:
-    if isinstance(value, str):
-        return ":word"
-    return ":allowed" if type_of(_no_other_choice(value)) == "allowed_tools" else ":named"
-
-
-ToolChoices: TypeAlias = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag(":word")]
-    | Annotated[AllowedTools, Tag(":allowed")]
-    | Annotated[FunctionName, Tag(":named")],
-    Discriminator(_choice_kind),
-]
 
 
 class TextFormat(NullIsAbsent):
@@ -221,9 +151,9 @@ class ResponseInput(IgnoresHints, NullIsAbsent):
     ) = Field(
         default=None, description="Its items go before the input, and get input and answer added."
     )
-    tools: (
-        Annotated[list[FunctionTool], Field(max_length=limits.MAX_TOOLS, fail_fast=True)] | None
-    ) = None
+    tools: ResponseTools | None = Field(
+        default=None, description="Functions; those of namespaces come unfolded to the model."
+    )
     tool_choice: ToolChoices | None = Field(
         default=None, description="`none`: no tool is offered. `auto` is the default."
     )
@@ -248,6 +178,11 @@ class ResponseInput(IgnoresHints, NullIsAbsent):
         if self.input is None and self.previous_response_id is None and self.conversation is None:
             raise InvalidRequest("input is required.", param="input")
         return self
+
+    @property
+    def offer(self) -> ToolOffer:
+        """The functions that may be called."""
+        return ToolOffer(self.tools or ())
 
     @property
     def conversation_id(self) -> str | None:

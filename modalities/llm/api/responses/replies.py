@@ -74,6 +74,7 @@ class FunctionCallOutput(BaseModel):
     status: ItemStatus
     call_id: str
     name: str
+    namespace: str | None = None
     arguments: str
 
 
@@ -228,7 +229,7 @@ def begun(
         "temperature": _said(body.temperature, sampling.get("temperature", 1.0)),
         "text": {"format": {"type": "text"} if form is None else _plain(form)},
         "tool_choice": choice if isinstance(choice, str) else _plain(choice),
-        "tools": [_tool(_plain(tool)) for tool in body.tools or ()],
+        "tools": body.offer.shown(),
         "top_logprobs": body.top_logprobs or 0,
         "top_p": _said(body.top_p, sampling.get("top_p", 1.0)),
         "truncation": "disabled",
@@ -241,10 +242,6 @@ def _said(given: float | None, default: float) -> float:
 
 def _plain(part: BaseModel) -> dict[str, Any]:
     return part.model_dump(exclude_none=True, by_alias=True)
-
-
-def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    return {"parameters": None, "strict": None, **tool}
 
 
 class ResponseDeleted(BaseModel):

@@ -57,7 +57,6 @@ CALL: Table = MappingProxyType(
     {
         "async": RefusedField("a call ends the answer.", (False,)),
         "caller": RefusedField("the model alone calls.", ({"type": "direct"},)),
-        "namespace": RefusedField("functions have no namespaces.", ("",)),
     }
 )
 

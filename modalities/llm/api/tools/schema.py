@@ -20,7 +20,10 @@ from triptych.modalities.llm.api.tools.json_scanner import MAX_DEPTH
 from triptych.modalities.llm.api.tools.json_text import loaded
 from triptych.modalities.llm.api.tools.pieces import ToolSchemas
 
-ToolName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+$", max_length=128)]
+MAX_TOOL_NAME_CHARS = 128
+ToolName = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+$", max_length=MAX_TOOL_NAME_CHARS)
+]
 
 
 def _as_object(arguments: str) -> dict[str, Any]:

@@ -21,6 +21,7 @@ CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"
 RESULT = {"type": "function_call_output", "call_id": "c1", "output": "done"}
 THOUGHT = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "T"}]}
 TOOL = {"type": "function", "name": "f"}
+NAMESPACE = {"type": "namespace", "name": "mcp__n__", "description": "Of n.", "tools": [TOOL]}
 
 
 def said(role: str, text: str) -> dict[str, Any]:
@@ -56,6 +57,13 @@ def test_answers_stay_apart() -> None:
 def test_a_call_that_breaks_off_is_left_out() -> None:
     broken = {**CALL, "arguments": '{"a', "status": "incomplete"}
     assert messages(said("user", "a"), broken) == [said("user", "a")]
+
+
+def test_a_call_that_breaks_off_stays_if_its_client_answered_it() -> None:
+    broken = {**CALL, "arguments": '{"a', "status": "incomplete"}
+    answer, result = messages(broken, RESULT)
+    assert answer["tool_calls"][0]["function"]["arguments"] == '{"a'
+    assert result["tool_call_id"] == "c1"
 
 
 def test_what_the_operator_says_first_is_one_message() -> None:
@@ -155,7 +163,7 @@ async def test_what_is_accepted(tmp_path: Path, fields: dict[str, Any]) -> None:
     assert reply.json()["status"] == "completed"
 
 
-HOSTED = ["web_search", "file_search", "mcp", "code_interpreter", "computer_use_preview", "custom"]
+UNLIKE_FUNCTIONS = ["computer_use_preview", "custom", "local_shell", "web_search_2031_01_01"]
 PICTURE = {"type": "input_image", "image_url": "http://a/b.png"}
 
 
@@ -163,7 +171,7 @@ PICTURE = {"type": "input_image", "image_url": "http://a/b.png"}
     ("fields", "param"),
     [
         *(({name: "x"}, name) for name in unsupported.REQUEST),
-        *(({"tools": [{"type": kind}]}, "tools") for kind in HOSTED),
+        *(({"tools": [{"type": kind}]}, "tools") for kind in UNLIKE_FUNCTIONS),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice"),
         ({"tool_choice": {"type": "function", "name": "g"}, "tools": [TOOL]}, "tool_choice"),
         (
@@ -176,6 +184,17 @@ PICTURE = {"type": "input_image", "image_url": "http://a/b.png"}
         *(({"tool_choice": choice}, None) for choice in (5, [], True, {"type": 5})),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [TOOL, TOOL]}, "tools"),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": [TOOL, TOOL]}]}, "tools"),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": []}]}, "tools"),
+        ({"tools": [{"type": "namespace", "name": "n" * 128, "tools": [TOOL]}]}, "tools"),
+        ({"tools": [{**TOOL, "name": "n__f"}, {**NAMESPACE, "name": "n"}]}, "tools"),
+        (
+            {
+                "tools": [{**NAMESPACE, "name": name} for name in "ab"],
+                "tool_choice": {"type": "function", "name": "f"},
+            },
+            "tool_choice",
+        ),
         ({"tools": [{**TOOL, "name": f"f{n}"} for n in range(10_000)]}, "tools"),
         ({"input": [said("user", "a")] * 5000}, "input"),
         ({"tools": [{**TOOL, "defer_loading": True}]}, "defer_loading"),
@@ -235,7 +254,7 @@ async def test_what_is_refused(tmp_path: Path, fields: dict[str, Any], param: st
     assert not engine.submitted
 
 
-@pytest.mark.parametrize("differs", [{}, {"call_id": "c2"}, {"status": "incomplete"}])
+@pytest.mark.parametrize("differs", [{}, {"call_id": "c2"}])
 async def test_a_result_without_its_call(tmp_path: Path, differs: dict[str, str]) -> None:
     with responses_app(tmp_path, FakeEngine()) as app:
         async with in_process(app) as client:

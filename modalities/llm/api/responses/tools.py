@@ -1,0 +1,211 @@
+"""The tools of the Responses API, and which of them an answer may or must call.
+
+Owns what their fields may be, and that functions of namespaces come unfolded to the model, while
+tools which a server would run itself are left out. Knows no route.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal, Self, TypeAlias, get_args
+
+from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
+
+from triptych.core import limits
+from triptych.core.errors import InvalidRequest, UnsupportedOption
+from triptych.core.http.fields import NullIsAbsent, Text, without_refused
+from triptych.modalities.llm.api.constraints import JsonSchema
+from triptych.modalities.llm.api.responses import unsupported
+from triptych.modalities.llm.api.responses.items import type_of
+from triptych.modalities.llm.api.responses.names import FunctionPlace
+from triptych.modalities.llm.api.tools.schema import ToolName
+
+HostedKind: TypeAlias = Literal[
+    "code_interpreter",
+    "file_search",
+    "image_generation",
+    "mcp",
+    "tool_search",
+    "web_search",
+    "web_search_2025_08_26",
+    "web_search_preview",
+    "web_search_preview_2025_03_11",
+]
+_HOSTED = frozenset(get_args(HostedKind))
+
+
+class FunctionTool(NullIsAbsent):
+    """A function of the client's. `parameters` are a JSON schema of an object."""
+
+    type: Literal["function"]
+    name: ToolName
+    description: Text | None = None
+    parameters: JsonSchema | None = None
+    strict: bool | None = Field(
+        default=None,
+        description="Follow the schema under `auto`, too; calls that are forced always do.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_functions(cls, value: Any) -> Any:
+        kind = type_of(value)
+        if kind and kind != "function":
+            raise UnsupportedOption(
+                f"A tool of type {kind[:40]!a} is not offered: {unsupported.instead_of_tool()}",
+                param="tools",
+            )
+        return without_refused(value, unsupported.TOOL)
+
+    def shown(self) -> dict[str, Any]:
+        """The tool as an answer repeats it."""
+        return {"parameters": None, "strict": None, **self.model_dump(exclude_none=True)}
+
+    def for_chat(self, place: FunctionPlace, about: str) -> dict[str, Any]:
+        """The tool as chat has it, with what the model is told `about` its namespace."""
+        function = self.model_dump(exclude={"type"}, exclude_none=True)
+        function["name"] = place.model_name
+        if about:
+            function["description"] = "\n\n".join(filter(None, (about, self.description)))
+        return {"type": "function", "function": function}
+
+
+class NamespaceTool(NullIsAbsent):
+    """Functions of the client's under a common name, as MCP servers have them."""
+
+    type: Literal["namespace"]
+    name: ToolName
+    description: Text | None = None
+    tools: Annotated[
+        list[FunctionTool], Field(min_length=1, max_length=limits.MAX_TOOLS, fail_fast=True)
+    ]
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        for tool in self.tools:
+            assert FunctionPlace(tool.name, self.name).model_name  # raises where it is too long
+        return self
+
+    def shown(self) -> dict[str, Any]:
+        """The tool as an answer repeats it."""
+        own = self.model_dump(exclude_none=True, exclude={"tools"})
+        return {**own, "tools": [tool.shown() for tool in self.tools]}
+
+
+class HostedTool(NullIsAbsent):
+    """A tool that a server would run: this one runs none, so the model does not hear of it."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: HostedKind
+
+
+def _tool_kind(value: Any) -> str:
+    kind = type_of(value)
+    if kind in _HOSTED:
+        return ":hosted"
+    return ":namespace" if kind == "namespace" else ":function"
+
+
+ResponseTool: TypeAlias = Annotated[
+    Annotated[FunctionTool, Tag(":function")]
+    | Annotated[NamespaceTool, Tag(":namespace")]
+    | Annotated[HostedTool, Tag(":hosted")],
+    Discriminator(_tool_kind),
+]
+ResponseTools: TypeAlias = Annotated[
+    list[ResponseTool], Field(max_length=limits.MAX_TOOLS, fail_fast=True)
+]
+
+
+class FunctionName(NullIsAbsent):
+    """A function by its name, with or without that of its namespace in front."""
+
+    type: Literal["function"]
+    name: ToolName
+
+
+class AllowedTools(NullIsAbsent):
+    """The tools that may, or must be called this time."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[
+        list[FunctionName], Field(min_length=1, max_length=limits.MAX_TOOLS, fail_fast=True)
+    ]
+
+
+def _choice_kind(value: Any) -> str:
+    if isinstance(value, str):
+        return ":word"
+    kind = type_of(value)
+    if kind not in ("", "function", "allowed_tools"):
+        raise UnsupportedOption(
+            f"A tool of type {kind[:40]!a} is not offered: {unsupported.instead_of_tool()}",
+            param="tool_choice",
+        )
+    return ":allowed" if kind == "allowed_tools" else ":named"
+
+
+ToolChoices: TypeAlias = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag(":word")]
+    | Annotated[AllowedTools, Tag(":allowed")]
+    | Annotated[FunctionName, Tag(":named")],
+    Discriminator(_choice_kind),
+]
+
+
+class ToolOffer:
+    """The functions that a request has, in namespaces or not, and how chat offers them."""
+
+    def __init__(self, tools: Sequence[FunctionTool | NamespaceTool | HostedTool]) -> None:
+        self._tools = tools
+        self.places = {place.model_name: place for place, _, _ in self._functions()}
+        """Where the client has each function, by the name that the model uses."""
+
+    @property
+    def left_out(self) -> list[str]:
+        """The tools that the model does not hear of, as fields of the request."""
+        kinds = dict.fromkeys(tool.type for tool in self._tools if isinstance(tool, HostedTool))
+        return [f"tools.{kind}" for kind in kinds]
+
+    def shown(self) -> list[dict[str, Any]]:
+        """The tools as an answer repeats them: those that it could use."""
+        return [tool.shown() for tool in self._tools if not isinstance(tool, HostedTool)]
+
+    def for_chat(self, choice: ToolChoices | None) -> dict[str, Any]:
+        """The fields of a chat request. Raises `InvalidRequest` for a choice that is not there."""
+        tools = [tool.for_chat(place, about) for place, tool, about in self._functions()]
+        chosen: Any = choice
+        if isinstance(choice, AllowedTools):
+            names = {self._found(each.name) for each in choice.tools}
+            tools = [tool for tool in tools if tool["function"]["name"] in names]
+            chosen = choice.mode
+        elif isinstance(choice, FunctionName):
+            chosen = {"type": "function", "function": {"name": self._found(choice.name)}}
+        return {"tools": tools or None, "tool_choice": chosen}
+
+    def _functions(self) -> Iterator[tuple[FunctionPlace, FunctionTool, str]]:
+        """Each function, and what is said about its namespace: with the first of it."""
+        for tool in self._tools:
+            if isinstance(tool, FunctionTool):
+                yield FunctionPlace(tool.name), tool, ""
+            elif isinstance(tool, NamespaceTool):
+                about = tool.description or ""
+                for function in tool.tools:
+                    yield FunctionPlace(function.name, tool.name), function, about
+                    about = ""
+
+    def _found(self, name: str) -> str:
+        """The one function that is meant, by the name that the model uses."""
+        if name in self.places:
+            return name
+        meant = [known for known, place in self.places.items() if place.name == name]
+        if len(meant) == 1:
+            return meant[0]
+        reason = (
+            f"which several namespaces have: name one of {', '.join(meant)[:200]}"
+            if meant
+            else "which is not among the tools"
+        )
+        raise InvalidRequest(f"tool_choice names {name}, {reason}.", param="tool_choice")
