@@ -95,7 +95,7 @@ class NamespaceTool(NullIsAbsent):
 class HostedTool(NullIsAbsent):
     """A tool that a server would run: this one runs none, so the model does not hear of it."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", json_schema_extra={"format": "json-object"})
 
     type: HostedKind
 
