@@ -14,7 +14,7 @@ import pytest
 
 from support.audio_signals import decode_soundfile
 from support.http import live, until
-from support.speech_app import FakeSpeechEngine, make_speech_app, num_samples, speech, tone
+from support.speech_app import FakeSpeechEngine, heard, make_speech_app, num_samples, speech
 from triptych.core.errors import EngineDown
 
 TEXT = "Hello there, this is a sentence. And this is another."
@@ -48,7 +48,7 @@ def test_speech_to_a_file(client: openai.OpenAI, tmp_path: Path) -> None:
         reply.stream_to_file(path)
     pcm_S, rate = decode_soundfile(path.read_bytes())
     assert rate == 24_000
-    np.testing.assert_allclose(pcm_S, tone(num_samples(TEXT)), atol=1e-4)
+    np.testing.assert_allclose(pcm_S, heard(TEXT), atol=1e-4)
 
 
 def test_the_whole_answer_at_once(client: openai.OpenAI) -> None:

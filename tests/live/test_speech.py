@@ -58,6 +58,15 @@ def test_what_is_spoken_is_understood(
     assert len(missing) <= 1, transcript
 
 
+@pytest.mark.parametrize("text", ["No.", "map", "mum", "nine"])
+def test_it_begins_without_a_step(client: openai.OpenAI, models: dict[str, str], text: str) -> None:
+    reply = client.audio.speech.create(
+        model=models["speech"], voice="nova", input=text, response_format="pcm"
+    )
+    pcm_S = np.abs(np.frombuffer(reply.content, "<i2").astype(float))
+    assert pcm_S[:24].max() < 0.06 * pcm_S.max()  # the first millisecond
+
+
 def test_a_seed_repeats_the_sound_and_half_speed_lasts_longer(
     client: openai.OpenAI, models: dict[str, str]
 ) -> None:

@@ -69,7 +69,8 @@ class Server:
         self._log_file = log.open("wb")
         argv = [sys.executable, "-m", __name__, engine, "--port", str(self.port), *arguments]
         argv += os.environ.get("LIVE_SERVER_OPTIONS", "").split()
-        env = os.environ | {"PYTHONPATH": str(TESTS)}
+        paths = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]  # what is tested here
+        env = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
         self.process = subprocess.Popen(argv, stderr=self._log_file, stdout=self._log_file, env=env)
         self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60)
 

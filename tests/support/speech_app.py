@@ -22,6 +22,7 @@ from triptych.modalities.tts.api.frontend.base import PlannedSegment, Voice
 from triptych.modalities.tts.api.routes import speech_router
 from triptych.modalities.tts.api.service import SpeechService
 from triptych.modalities.tts.api.text.chunks import split_utterances
+from triptych.modalities.tts.api.text.normalize import Normalizer
 from triptych.modalities.tts.api.text.spoken import Span, SpokenText
 from triptych.modalities.tts.wire import (
     SpeechDelta,
@@ -220,3 +221,13 @@ def num_samples(text: str) -> int:
 def tone(num: int, rate: int = RATE) -> np.ndarray:
     """What the engine hums, at any rate."""
     return 0.5 * np.sin(2 * np.pi * TONE_HZ * np.arange(num) / rate)
+
+
+def heard(text: str, most: int = SpellingFrontEnd.most) -> np.ndarray:
+    """What a listener gets for `text`: the tone, each utterance of it faded in over 5 ms."""
+    sizes = [num_samples(part.text) for part in split_utterances(Normalizer()(text), most)]
+    pcm_S, start = tone(sum(sizes)), 0
+    for size in filter(None, sizes):
+        pcm_S[start : start + 120] *= (1 - np.cos(np.pi * np.arange(120) / 120)) / 2
+        start += size
+    return pcm_S

@@ -23,6 +23,7 @@ from triptych.core.caller import Caller
 from triptych.core.client import EngineClient, OutputStream
 from triptych.core.errors import InvalidRequest, NotFound, UnsupportedOption
 from triptych.core.limits import MAX_SAMPLES, MAX_SEED
+from triptych.core.media.audio.fade import FadeIn
 from triptych.core.media.audio.resampling import Pcm
 from triptych.core.media.audio.speed import TimeStretch
 from triptych.modalities.service import ModelService
@@ -125,6 +126,7 @@ class SpeechService(ModelService[FrontEnd]):
     ) -> AsyncGenerator[SpeechPiece, None]:
         speed, rate = (call.speed, 1.0) if front.takes_speed else (1.0, call.speed)
         progress = SpeechProgress(front.sample_rate, speed)
+        fade = FadeIn(front.sample_rate)
         stretch = TimeStretch(rate, front.sample_rate) if rate != 1.0 else None
         num_tokens = math.ceil(estimate_seconds(call.text) / call.speed * TOKENS_PER_S)
         key = call.caller.principal.key
@@ -142,7 +144,9 @@ class SpeechService(ModelService[FrontEnd]):
                     seconds = len(delta.pcm) / SAMPLE_BYTES / front.sample_rate / rate
                     if seconds:
                         ends_s = max(ends_s, time.monotonic()) + seconds
-                    pcm_S = np.frombuffer(delta.pcm, "<f4").astype(np.float32)
+                    pcm_S = fade.push(np.frombuffer(delta.pcm, "<f4").astype(np.float32))
+                    if delta.segment_finish is not None:
+                        fade.restart()
                     if stretch is not None:
                         pcm_S = await asyncio.to_thread(stretch.push, pcm_S)
                     if len(pcm_S):

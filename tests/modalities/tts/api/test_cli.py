@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from support.audio_signals import decode_av
-from support.speech_app import FakeSpeechEngine, make_speech_service, num_samples, tone
+from support.speech_app import FakeSpeechEngine, heard, make_speech_service, num_samples
 from triptych.core.errors import ConfigError, InvalidRequest, NonFinite
 from triptych.core.loop_thread import LoopThread
 from triptych.core.media.audio.containers import FORMATS
@@ -84,7 +84,7 @@ def test_a_pipe_gets_the_stream(
     assert out[:4] == b"RIFF"
     assert out[40:44] == b"\xff" * 4
     pcm_S = np.frombuffer(out[44:], "<i2") / 32767
-    np.testing.assert_allclose(pcm_S, tone(num_samples(TEXT)), atol=1e-4)
+    np.testing.assert_allclose(pcm_S, heard(TEXT), atol=1e-4)
     assert b"2.0 s of speech" in err
     assert b"times real time" in err
     assert b"the first after" in err

@@ -18,9 +18,9 @@ from support.speech_app import (
     FakeSpeechEngine,
     OneVoice,
     SpellingFrontEnd,
+    heard,
     make_speech_service,
     num_samples,
-    tone,
 )
 from triptych.core.caller import Caller, Principal
 from triptych.core.errors import (
@@ -57,7 +57,7 @@ def sound(pieces: list[SpeechPiece]) -> np.ndarray:
 async def test_a_text_becomes_its_sound() -> None:
     engine = FakeSpeechEngine()
     pieces = await spoken(make_speech_service(engine), call("Hello there, you."))
-    np.testing.assert_allclose(sound(pieces), tone(num_samples("Hello there, you.")), atol=1e-5)
+    np.testing.assert_allclose(sound(pieces), heard("Hello there, you."), atol=1e-5)
     assert [piece.finish_reason for piece in pieces[:-1]] == [None] * (len(pieces) - 1)
     assert pieces[-1].finish_reason == "stop"
     assert pieces[-1].coverage == 1.0
@@ -190,7 +190,7 @@ async def test_seeds_repeat_and_are_drawn_where_there_is_none() -> None:
 async def test_a_long_text_is_spoken_by_jobs_in_a_row_without_a_seam() -> None:
     engine = FakeSpeechEngine()
     pieces = await spoken(make_speech_service(engine), call(LONG))
-    np.testing.assert_allclose(sound(pieces), tone(num_samples(LONG)), atol=1e-4)
+    np.testing.assert_allclose(sound(pieces), heard(LONG), atol=1e-4)
     assert pieces[-1].coverage == 1.0
     assert list(engine.submitted) == [f"c.{index}" for index in range(len(engine.submitted))]
     assert len(engine.submitted) >= 3
