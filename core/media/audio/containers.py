@@ -5,14 +5,16 @@ encoder is started once and never restarted, so a chunk's edge leaves no trace i
 the bytes returned so far always decode.
 
 Latency is how many samples may have gone in that a decoder cannot yet give back: those that wait
-for a whole frame, and those that the codec looks ahead. A rate that the format does not take is
-raised to the next one that it does, which adds at most 50 samples. A stream without sound is its
+for a whole frame, and those that the codec looks ahead. A source's rate that the format does not
+take is raised to the next one that it does, which adds at most 50 samples; a rate that a listener
+asks for is kept or refused. A stream without sound is its
 header alone. Of a FLAC stream of unknown length, libsndfile alone reads nothing.
 
     format  rates                  latency, samples           what the container declares
-    pcm     24 kHz only, which     0                          nothing
-            OpenAI's clients take
-            for granted
+    pcm     all; by default 24     0                          nothing
+            kHz, which OpenAI's
+            clients take for
+            granted
     wav     all                    0                          length, where known
     flac    all                    a frame less one, 20 ms    length, where known
     opus    8, 12, 16, 24, 48 kHz  the delay and a frame      delay; exact end
@@ -97,21 +99,25 @@ def open_encoder(
     audio_format: str,
     sample_rate: int,
     *,
+    target_rate: int | None = None,
     num_samples: int | None = None,
     bit_rate: int | None = None,
 ) -> AudioEncoder:
     """Start one response in `audio_format`, one of `FORMATS`, fed with mono at `sample_rate` (Hz).
 
-    Where `num_samples` is given the header declares it, and exactly so many must be encoded.
+    `target_rate` is the file's; by default the format's nearest. Where `num_samples` (of the
+    source) is given the header declares its length, and exactly so many must be encoded.
     `bit_rate` (bits per second) is for mp3, opus and aac. Raises InvalidRequest for an unknown
-    format.
+    format, and for a target rate that the format cannot have.
     """
     if (kind := _KINDS.get(audio_format)) is None:
         msg = f"response_format must be one of {', '.join(FORMATS)}"
         raise InvalidRequest(msg, param="response_format")
-    rate = sample_rate
-    if kind.rates:
-        rate = min((rate for rate in kind.rates if rate >= sample_rate), default=max(kind.rates))
+    if target_rate is not None and kind.rates and target_rate not in kind.rates:
+        rates = ", ".join(map(str, kind.rates))
+        msg = f"{audio_format} can have a sample rate of {rates} Hz; wav, flac and pcm have any."
+        raise InvalidRequest(msg, param="sample_rate")
+    rate = target_rate or kind.usual_rate(sample_rate)
     resampler = Resampler(sample_rate, rate)
     length = None if num_samples is None else resampler.target_length(num_samples)
     container = kind.open(_Stream(rate, length, bit_rate))
@@ -342,6 +348,13 @@ class _Kind:
     content_type: str
     open: Callable[[_Stream], _Container]
     rates: tuple[int, ...] = ()  # () takes all
+    fixed_rate: int | None = None  # where none is asked for
+
+    def usual_rate(self, source_rate: int) -> int:
+        """The rate of a file of which none is asked for."""
+        if self.fixed_rate or not self.rates:
+            return self.fixed_rate or source_rate
+        return min((rate for rate in self.rates if rate >= source_rate), default=max(self.rates))
 
 
 _KINDS: Mapping[str, _Kind] = MappingProxyType(
@@ -357,7 +370,7 @@ _KINDS: Mapping[str, _Kind] = MappingProxyType(
         ),
         "flac": _Kind(content_type="audio/flac", open=_Flac),
         "wav": _Kind(content_type="audio/wav", open=_Wav),
-        "pcm": _Kind(content_type="audio/pcm", open=_Pcm, rates=(24000,)),
+        "pcm": _Kind(content_type="audio/pcm", open=_Pcm, fixed_rate=24_000),
     }
 )
 FORMATS = tuple(_KINDS)

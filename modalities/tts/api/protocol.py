@@ -26,6 +26,8 @@ from triptych.modalities.tts.api.service import MAX_SPEED, MIN_SPEED
 
 MAX_INSTRUCTION_CHARS = 4096  # OpenAI's
 
+MIN_SAMPLE_RATE, MAX_SAMPLE_RATE = 8000, 48_000
+
 AudioFormat = Literal["mp3", "opus", "aac", "flac", "wav", "pcm"]
 
 _OWN_SAMPLING = "speech is drawn as its model recommends; send a seed to repeat an answer."
@@ -45,9 +47,6 @@ REFUSED: Mapping[str, RefusedField] = MappingProxyType(
         "repetition_penalty": RefusedField(_OWN_SAMPLING),
         "return_download_link": RefusedField("keep the answer's bytes.", (False,)),
         "return_timestamps": RefusedField("transcribe the answer with word timestamps.", (False,)),
-        "sample_rate": RefusedField(
-            "pcm comes at 24 kHz, every other format at a rate that its header tells."
-        ),
         "stream": RefusedField("every answer is streamed.", (True, False)),
         "temperature": RefusedField(_OWN_SAMPLING),
         "top_k": RefusedField(_OWN_SAMPLING),
@@ -93,9 +92,15 @@ class SpeechBody(NullIsAbsent):
         | None
     ) = Field(default=None, description="A name or an id; the model's default if left out.")
     instructions: Annotated[str, StringConstraints(max_length=MAX_INSTRUCTION_CHARS)] | None = (
-        Field(default=None, description="How to speak, for models that can be told.")
+        Field(
+            default=None,
+            description="How to speak. Ignored, and reported so, for a model that follows none.",
+        )
     )
     response_format: AudioFormat = "mp3"
+    sample_rate: Annotated[int, Field(ge=MIN_SAMPLE_RATE, le=MAX_SAMPLE_RATE)] | None = Field(
+        default=None, description="Of the file, in Hz, if its format can have it."
+    )
     speed: Annotated[float, Field(ge=MIN_SPEED, le=MAX_SPEED)] = 1.0
     stream_format: Literal["audio", "sse"] = Field(
         default="audio", description="Bytes of a file, or events that carry them."

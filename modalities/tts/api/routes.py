@@ -12,13 +12,14 @@ import base64
 import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from triptych.core.http.body import StrictRoute
+from triptych.core.http.body import StrictRoute, note_ignored
 from triptych.core.http.byte_stream import ByteStream
 from triptych.core.http.context import Context
 from triptych.core.http.errors import ERROR_RESPONSES
@@ -76,8 +77,17 @@ def speech_router(service: SpeechService) -> APIRouter:
     async def speech(body: SpeechBody, request: Request) -> Response:
         """Speak a text."""
         context = Context.of(request)
-        speaking = service.speak(_call(body, context))
-        encoder = await asyncio.to_thread(open_encoder, body.response_format, speaking.sample_rate)
+        call = _call(body, context)
+        if call.instructions and not service.model(call.model).takes_instructions:
+            note_ignored(request, "instructions")  # OpenAI ignores them for some models, too
+            call = replace(call, instructions="")
+        speaking = service.speak(call)
+        encoder = await asyncio.to_thread(
+            open_encoder,
+            body.response_format,
+            speaking.sample_rate,
+            target_rate=body.sample_rate,
+        )
         encoded = _encoded(speaking, encoder, body, context)
         if body.stream_format == "sse":
             return EventStream(_events(encoded), heartbeat_s=context.options.heartbeat_s, end=b"")

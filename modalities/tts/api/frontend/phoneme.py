@@ -183,6 +183,15 @@ OPENAI_VOICES: Mapping[str, str] = {
 }
 """The voice that answers to each of OpenAI's names, where the model has it; else its default."""
 
+KOKORO_VOICES = (
+    *("af_alloy", "af_aoede", "af_bella", "af_heart", "af_jessica", "af_kore", "af_nicole"),
+    *("af_nova", "af_river", "af_sarah", "af_sky", "am_adam", "am_echo", "am_eric", "am_fenrir"),
+    *("am_liam", "am_michael", "am_onyx", "am_puck", "am_santa", "bf_alice", "bf_emma"),
+    *("bf_isabella", "bf_lily", "bm_daniel", "bm_fable", "bm_george", "bm_lewis"),
+)
+"""Kokoro's English voices, which clients of other servers send. To our own model each is the voice
+of that name (`af_heart` is `heart`), where there is one; else its default."""
+
 _KOKORO_PAUSES_S = {Boundary.CLAUSE: 0.08, Boundary.SENTENCE: 0.18, Boundary.PARAGRAPH: 0.5}
 """Kokoro's sentences come without silence around them; these are its own rests, and one longer."""
 _OWN_PAUSES_S = {Boundary.PARAGRAPH: 0.4}
@@ -247,7 +256,7 @@ def open_phoneme_model(
         default_voice=default,
         sampling=own.sampling,
         takes_speed=own.takes_speed,
-        aliases=_aliases({voice.name for voice in own.voices}, default),
+        aliases=_own_aliases((voice.name for voice in own.voices), default),
         phonemizer=phonemizer,
         vocab=own.vocab,
         max_phonemes=own.max_phonemes,
@@ -292,6 +301,16 @@ def _aliases(names: Iterable[str], default: str) -> Mapping[str, str]:
         theirs: ours if ours in known else default
         for theirs, ours in OPENAI_VOICES.items()
         if theirs not in known
+    }
+
+
+def _own_aliases(names: Iterable[str], default: str) -> Mapping[str, str]:
+    """OpenAI's names and Kokoro's, for a model of our own."""
+    known = frozenset(names)
+    kokoro = {name: name.partition("_")[2] for name in KOKORO_VOICES if name not in known}
+    return {
+        **{theirs: ours if ours in known else default for theirs, ours in kokoro.items()},
+        **_aliases(known, default),
     }
 
 

@@ -241,6 +241,22 @@ def test_bare_samples_come_at_the_rate_that_clients_expect():
     assert correlation(decoded_S[50:-50], sweep(24000, 24000)[50:-50]) > 0.9999
 
 
+@pytest.mark.parametrize("rate", [8000, 9999, 22050, 24000, 44100, 48000])
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_rate_that_is_asked_for_is_kept_or_refused(kind, rate):
+    fits = kind in ("wav", "flac", "pcm") or rate == 8000 or rate > 23000 or rate == 22050
+    if not fits or (kind == "opus" and rate in (22050, 44100)):
+        with pytest.raises(InvalidRequest, match="wav, flac and pcm have any"):
+            open_encoder(kind, 24000, target_rate=rate)
+        return
+    encoder = open_encoder(kind, 24000, target_rate=rate)
+    data = encoder.encode(sweep(24000, 24000)) + encoder.finish()
+    assert encoder.sample_rate == rate
+    if kind == "pcm":
+        pcm_S = np.frombuffer(data, "<i2") / 32767
+        assert correlation(pcm_S[50:-50], sweep(rate, rate)[50:-50]) > 0.98
+
+
 @pytest.mark.parametrize("kind", FORMATS)
 def test_bad_samples_are_tamed(kind):
     pcm_S = sweep(6000, 24000)

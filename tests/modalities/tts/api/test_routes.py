@@ -159,7 +159,10 @@ def test_how_the_engine_cuts_its_sound_never_changes_a_byte(
         ({"speed": "1"}, "speed", "number"),
         ({"response_format": "mp4"}, "response_format", "'mp3', 'opus'"),
         ({"stream_format": "ws"}, "stream_format", "'audio' or 'sse'"),
-        ({"instructions": "softly"}, "instructions", "takes no instructions"),
+        ({"sample_rate": 7999}, "sample_rate", "8000"),
+        ({"sample_rate": 48_001}, "sample_rate", "48000"),
+        ({"sample_rate": 16_000.5}, "sample_rate", "integer"),
+        ({"sample_rate": 44_000}, "sample_rate", "44100, 48000 Hz; wav"),
         ({"language": "Klingon!"}, "language", ""),
         ({"normalize": {"emoji": "sing"}}, "normalize.emoji", "'drop' or 'name'"),
         ({"normalise": {}}, "normalise", "Unknown field"),
@@ -193,6 +196,36 @@ async def test_fields_of_other_servers_are_refused_by_name(name: str) -> None:
     assert (error["code"], error["param"]) == ("unsupported_option", name)
     for value in (*REFUSED[name].neutral, None):
         assert (await post(FakeSpeechEngine(), speech() | {name: value})).status_code == 200
+
+
+@pytest.mark.parametrize("stream_format", ["audio", "sse"])
+async def test_instructions_reach_the_voices_that_follow_them_and_are_else_reported(
+    stream_format: str,
+) -> None:
+    body = speech(stream_format=stream_format, instructions="softly")
+    for takes, ignored in ((True, None), (False, "instructions")):
+        engine, front = FakeSpeechEngine(), SpellingFrontEnd(takes_instructions=takes)
+        app = make_speech_app(engine, make_speech_service(engine, front))
+        async with in_process(app) as client:
+            reply = await client.post(PATH, json=body)
+        assert (reply.status_code, reply.headers.get("x-triptych-ignored")) == (200, ignored)
+        assert [instructions for _, _, instructions, _ in front.planned] == ["softly" * takes]
+        plain = await post(FakeSpeechEngine(), body | {"instructions": ""})
+        assert "x-triptych-ignored" not in plain.headers
+
+
+@pytest.mark.parametrize("rate", [8000, 16_000, 22_050, 24_000, 44_100, 48_000])
+@pytest.mark.parametrize("kind", ["pcm", "wav", "flac", "mp3", "aac"])
+async def test_the_file_has_the_rate_that_was_asked_for(kind: str, rate: int) -> None:
+    reply = await post(FakeSpeechEngine(), speech(TEXT, response_format=kind, sample_rate=rate))
+    assert (reply.status_code, reply.headers["x-speech-sample-rate"]) == (200, str(rate))
+    num = math.floor(num_samples(TEXT) * rate / RATE + 0.5)
+    if kind == "pcm":
+        assert len(reply.content) == 2 * num
+        return
+    pcm_S, heard_rate = decode_av(reply.content, kind)
+    assert heard_rate == rate
+    assert 0 <= len(pcm_S) - num <= {"aac": 2048, "mp3": 1152}.get(kind, 0)
 
 
 async def test_the_longest_text_is_a_choice() -> None:

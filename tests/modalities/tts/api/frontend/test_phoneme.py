@@ -21,6 +21,7 @@ from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.tts.api.frontend import open_front_end
 from triptych.modalities.tts.api.frontend.base import FrontEnd, PlannedSegment
 from triptych.modalities.tts.api.frontend.phoneme import (
+    KOKORO_VOICES,
     MAX_CHARACTERS,
     OPENAI_VOICES,
     PhonemeFrontEnd,
@@ -269,6 +270,14 @@ def test_every_voice_of_openai_answers(kokoro: FrontEnd, own: PhonemeFrontEnd) -
     names = {voice.name for voice in kokoro.voices}
     assert {kokoro.check_voice(name) for name in theirs} <= names
     assert {own.check_voice(name) for name in theirs} == {"anna"}
+
+
+@pytest.mark.parametrize("name", KOKORO_VOICES)
+def test_kokoros_names_answer_in_a_model_of_our_own(own: PhonemeFrontEnd, name: str) -> None:
+    assert own.check_voice(name) == "anna"
+    heart = {**OWN_CONFIG, "voices": [{"name": "brian"}, {"name": "heart"}]}
+    wanted = "heart" if name == "af_heart" else "brian"
+    assert open_phoneme_model(OWN, heart, PHONEMIZER).check_voice(name.upper()) == wanted
 
 
 def test_a_voice_of_our_own_mixes_nothing(own: PhonemeFrontEnd) -> None:
