@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import combinations
 from typing import Any, Final
 
 from triptych.core.grammar.document import SchemaDocument
@@ -23,6 +24,34 @@ _NAMES: Final[Mapping[type, str]] = {
     str: "string",
     type(None): "null",
 }
+_RANGES: Final[Sequence[tuple[str, tuple[str, str, str, str]]]] = (
+    ("number", ("maximum", "minimum", "exclusiveMaximum", "exclusiveMinimum")),
+    ("string", ("maxLength", "minLength", "", "")),
+    ("array", ("maxItems", "minItems", "", "")),
+)
+"""Words for the ends of ranges: the largest, the smallest, and those that leave the end out."""
+
+
+def are_all_disjoint(document: SchemaDocument, branches: Sequence[Any]) -> bool:
+    """Whether no value can satisfy two of these schemas; `False` also where that is not known."""
+    targets = [document.target(branch) for branch in branches]
+    return _are_tagged(document, targets) or all(
+        are_disjoint(document, one, other) for one, other in combinations(targets, 2)
+    )
+
+
+def _are_tagged(document: SchemaDocument, branches: Sequence[Any]) -> bool:
+    """Whether all are objects that require a property with values of their own."""
+    objects = [each for each in branches if isinstance(each, dict) and _types(each) == {"object"}]
+    if len(objects) < len(branches) or not objects:
+        return False
+    for name in set.intersection(*(set(each.get("required", ())) for each in objects)):
+        tags = [document.target(each.get("properties", {}).get(name)) for each in objects]
+        listed = [_values(tag) if isinstance(tag, dict) else None for tag in tags]
+        values = [value for each in listed if each is not None for value in each]
+        if None not in listed and len(set(values)) == len(values):
+            return True
+    return False
 
 
 def are_disjoint(document: SchemaDocument, one: Any, other: Any, depth: int = 0) -> bool:
@@ -38,7 +67,7 @@ def are_disjoint(document: SchemaDocument, one: Any, other: Any, depth: int = 0)
     return (
         not types
         or (is_listed and not (values or set()) & (others or set()))
-        or (types == {"number"} and (_are_apart(one, other) or _are_apart(other, one)))
+        or any(types == {kind} and _are_apart(one, other, *words) for kind, words in _RANGES)
         or (types == {"object"} and _differ(document, one, other, depth))
         or _has_disjoint_parts(document, one, other, depth + 1)
         or _has_disjoint_parts(document, other, one, depth + 1)
@@ -89,11 +118,14 @@ def _types(schema: Mapping[str, Any]) -> set[str]:
     return {"number" if name == "integer" else name for name in names}
 
 
-def _are_apart(low: Mapping[str, Any], high: Mapping[str, Any]) -> bool:
-    """Whether all numbers of `low` are below those of `high`."""
-    most, is_open = _end(low, "maximum", "exclusiveMaximum", math.inf)
-    least, is_also_open = _end(high, "minimum", "exclusiveMinimum", -math.inf)
-    return most < least or (most == least and (is_open or is_also_open))
+def _are_apart(one: Mapping[str, Any], other: Mapping[str, Any], *words: str) -> bool:
+    """Whether all that one allows lies below what the other does."""
+    for low, high in ((one, other), (other, one)):
+        most, is_open = _end(low, words[0], words[2], math.inf)
+        least, is_also_open = _end(high, words[1], words[3], -math.inf)
+        if most < least or (most == least and (is_open or is_also_open)):
+            return True
+    return False
 
 
 def _end(

@@ -12,6 +12,7 @@ import re
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Final
 
 from llguidance import LLMatcher, LLParserLimits
@@ -33,7 +34,35 @@ _MAX_COMPILED: Final = 64
 _MAX_REASON_CHARS: Final = 240
 _OUR_PLACE: Final = re.compile(r"^at [0-9]+\([0-9]+\): failed to compile JSON schema: ")
 _EXCERPT: Final = re.compile(r"\n\s*[0-9]+ \| ")
-_KEYWORDS: Final = re.compile(r"Unimplemented keys: \[(.*)\]")
+_MEANINGS: Final[Sequence[tuple[re.Pattern[str], type[RequestError], str]]] = (
+    (
+        re.compile(r"Unimplemented keys: \[(.*)\]"),
+        UnsupportedOption,
+        "This keyword of JSON schemas cannot be enforced: {}.",
+    ),
+    (
+        re.compile("oneOf constraints"),
+        UnsupportedOption,
+        "This oneOf cannot be enforced, since an answer may be of two of its branches: use anyOf.",
+    ),
+    (
+        re.compile("patternProperty regexes (.{1,100}) are not disjoint"),
+        UnsupportedOption,
+        "These patternProperties cannot be enforced, since a name may match two: {}.",
+    ),
+    (
+        re.compile(r"(?:Resource|Pointer|Anchor) '(?:json-schema:///)?([^']{1,80})"),
+        InvalidRequest,
+        "The JSON schema has a $ref to {}, which is not in it; other documents are not read.",
+    ),
+    (re.compile("recursion limit"), InvalidRequest, "The JSON schema is nested too deeply."),
+    (
+        re.compile("NoExtension|Regex is empty|anyOf is empty|schema is false"),
+        InvalidRequest,
+        "The grammar, or schema, allows no answer at all.",
+    ),
+)
+"""What the library says, and what it means to a caller."""
 
 
 class GrammarCompiler:
@@ -77,21 +106,12 @@ class GrammarCompiler:
 def refusal(matcher: LLMatcher) -> RequestError:
     """Why a grammar cannot be followed, or not any further."""
     reason = matcher.get_error()
-    if found := _KEYWORDS.search(reason):
-        names = found[1].replace('"', "")
-        return UnsupportedOption(f"This keyword of JSON schemas cannot be enforced: {names}.")
-    if "oneOf constraints" in reason:
-        return UnsupportedOption(
-            "This oneOf cannot be enforced, since an answer may be of two of its branches: use"
-            " anyOf."
-        )
-    if "recursion limit" in reason:
-        return InvalidRequest("The JSON schema is nested too deeply.")
+    for pattern, kind, message in _MEANINGS:
+        if found := pattern.search(reason):
+            return kind(message.format(*(part.replace('"', "") for part in found.groups())))
     if "panic" in reason:
         _log.error("the grammar library failed", extra=fields(detail=reason))
         return InvalidRequest("The grammar, or schema, cannot be followed: the library failed.")
-    if any(words in reason for words in ("NoExtension", "Regex is empty", "anyOf is empty")):
-        return InvalidRequest("The grammar, or schema, allows no answer at all.")
     reason = _OUR_PLACE.sub("", reason.replace("<non-verbose/>", "").strip())
     lines = [line.strip() for line in _EXCERPT.split(reason)[0].splitlines() if line.strip()]
     text = " ".join(lines or ["it is not valid"])[:_MAX_REASON_CHARS].rstrip(".")

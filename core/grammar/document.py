@@ -19,9 +19,10 @@ _NAMED: Final = frozenset(
     {"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"}
 )
 _SINGLE: Final = frozenset(
-    {"additionalProperties", "contains", "else", "if", "items", "not", "propertyNames", "then"}
+    {"additionalProperties", "contains", "else", "if", "not", "propertyNames", "then"}
     | {"unevaluatedItems", "unevaluatedProperties"}
 )
+_NAMING: Final = ("$anchor", "$id", "id")
 _NUMBERS: Final = frozenset(
     {"exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf", "maxItems"}
     | {"maxLength", "maxProperties", "minItems", "minLength", "minProperties"}
@@ -30,6 +31,7 @@ _KINDS: Final[Sequence[tuple[frozenset[str], tuple[type, ...], str]]] = (
     (_LISTS, (list,), "a list of schemas"),
     (_NAMED, (dict,), "an object of schemas"),
     (_SINGLE, (bool, dict), "a schema"),
+    (frozenset({"items"}), (bool, dict, list), "a schema, or a list of schemas"),
     (_NUMBERS, (int, float), "a number"),
     (frozenset({"$ref", "format", "pattern"}), (str,), "a text"),
     (frozenset({"enum", "required"}), (list,), "a list"),
@@ -48,13 +50,15 @@ class SchemaDocument:
         self._num_visits = 0
         self._checked: set[str] = set()
         _check(root, "#")
+        self._has_names = _has_names(root)
 
     def visit(self) -> None:
         """Count one step."""
         self._num_visits += 1
         if self._num_visits > _MAX_VISITS:
             raise InvalidRequest(
-                "The JSON schema is too large, its references written out: simplify it."
+                "The JSON schema takes too many steps to follow, references written out and"
+                " branches of oneOf compared with each other: simplify it."
             )
 
     def target(self, node: Any) -> Any:
@@ -73,9 +77,20 @@ class SchemaDocument:
                 _check(node, reference)
         return None
 
+    def check_reference(self, reference: str, at: str) -> None:
+        """Raise `InvalidRequest` for a reference that leads nowhere.
+
+        What a document with names of its own refers to by them, the library knows.
+        """
+        if not self._has_names and self._at(reference) is None:
+            raise InvalidRequest(
+                f"The JSON schema is not well-formed: {at} is {reference[:80]}, which is not in the"
+                " schema; other documents are not read."
+            )
+
     def _at(self, reference: str) -> Any:
         node: Any = self._root
-        path = unquote(reference[1:])
+        path = unquote(reference[1:]) if reference.startswith("#") else reference
         if path and not path.startswith("/"):
             return None
         for step in path.split("/")[1:]:
@@ -87,6 +102,14 @@ class SchemaDocument:
             else:
                 return None
         return node
+
+
+def _has_names(node: Any) -> bool:
+    """Whether a schema, or a part of it, has a name that references may have."""
+    if isinstance(node, dict):
+        is_named = any(isinstance(node.get(word), str) for word in _NAMING)
+        return is_named or any(map(_has_names, node.values()))
+    return isinstance(node, list) and any(map(_has_names, node))
 
 
 def _check(node: Any, at: str) -> None:
@@ -101,11 +124,11 @@ def _check(node: Any, at: str) -> None:
 
 def _parts(word: str, value: Any) -> Iterable[tuple[str, Any]]:
     """The schemas in a keyword, and where each of them is."""
-    if word in _LISTS:
+    if word in _LISTS or (word == "items" and isinstance(value, list)):
         return ((f"/{index}", part) for index, part in enumerate(value))
     if word in _NAMED:
         return ((f"/{name}", part) for name, part in value.items())
-    return [("", value)] if word in _SINGLE else []
+    return [("", value)] if word in _SINGLE or word == "items" else []
 
 
 def _check_value(word: str, value: Any, at: str) -> None:

@@ -11,10 +11,12 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
+from urllib.parse import quote, unquote
 
 from triptych.core.errors import InvalidRequest, UnsupportedOption
-from triptych.core.grammar.branches import are_disjoint
+from triptych.core.grammar.branches import are_all_disjoint
 from triptych.core.grammar.document import SchemaDocument
+from triptych.core.grammar.patterns import FORMATS, looks_around, portable_pattern
 
 _ANNOTATIONS: Final = frozenset(
     {"$comment", "default", "description", "deprecated", "examples", "example", "readOnly"}
@@ -31,7 +33,8 @@ _COUNTS: Final = frozenset(
     | {"minContains", "maxContains"}
 )
 _UNENFORCED: Final = (
-    *("contains", "dependencies", "dependentRequired", "dependentSchemas", "if", "then", "else"),
+    *("$dynamicAnchor", "$dynamicRef", "$recursiveAnchor", "$recursiveRef", "contains"),
+    *("dependencies", "dependentRequired", "dependentSchemas", "if", "then", "else"),
     *("not", "propertyNames", "unevaluatedItems", "unevaluatedProperties", "uniqueItems"),
 )
 _SAYS_NOTHING: Final[Mapping[str, tuple[Any, ...]]] = {
@@ -48,27 +51,9 @@ _MOST: Final = 2**63
 """The library's integers end before it."""
 _FARTHEST: Final = 9223372036854774784
 """The largest number below `_MOST` that a double holds."""
-_LEAP: Final = "(?:0[48]|[2468][048]|[13579][26])"
-_YEAR: Final = r"(?:[1-9]\d{3}|0[1-9]\d{2}|00[1-9]\d|000[1-9])".replace(r"\d", "[0-9]")
-_DATE: Final = (
-    f"(?:{_YEAR}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])"
-    "|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))"
-    f"|(?:[0-9]{{2}}{_LEAP}|{_LEAP}00)-02-29)"
-)
-_TIME: Final = (
-    r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?"
-    r"(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
-)
-_PATTERNS: Final[Mapping[str, str]] = {
-    "date": f"^{_DATE}$",
-    "time": f"^{_TIME}$",
-    "date-time": f"^{_DATE}T{_TIME}$",
-}
-_FORMATS: Final = frozenset(
-    {*_PATTERNS, "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"}
-)
+_FORMATS: Final = frozenset({*FORMATS, "duration", "email", "ipv4", "ipv6", "uri", "uuid"})
 _MAX_HOSTNAME: Final = 253
-_LOOKS_AROUND: Final = re.compile(r"\(\?(?:[=!]|<[=!])")
+_DIALECTS: Final = re.compile(r"https?://json-schema\.org/(?:draft[-/][0-9-]+/)?schema#?")
 
 
 def plain_schema(root: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,6 +64,12 @@ def plain_schema(root: Mapping[str, Any]) -> dict[str, Any]:
     are allowed. Raises `UnsupportedOption` for what cannot be enforced, with its place,
     and `InvalidRequest` for what is not well-formed.
     """
+    dialect = root.get("$schema")
+    if isinstance(dialect, str) and not _DIALECTS.fullmatch(dialect):
+        raise UnsupportedOption(
+            f"$schema at #/$schema is {dialect[:80]}, which is no draft of json-schema.org: leave"
+            " it out."
+        )
     try:
         found = _SchemaWriter(root).schema(root, "#", is_part=False)
     except RecursionError as error:
@@ -119,17 +110,22 @@ class _SchemaWriter:
         kept = {word: value for word, value in node.items() if word not in _ANNOTATIONS}
         if kept.get("not") in (True, {}) and "not" in kept:
             return False
+        if isinstance(kept.get("items"), list):  # as drafts before 2020-12 have it
+            kept["prefixItems"] = kept.pop("items")
+            kept["items"] = kept.pop("additionalItems", True)
         self._drop_neutral(kept)
         _write_counts(kept, at)
         _write_names(kept)
         _refuse(kept, at)
         _write_literals(kept, at)
         _write_bounds(kept, at)
-        _write_format(kept, at)
-        self._write_one_of(kept)
+        _write_texts(kept, at)
+        self._write_reference(kept, at)
+        self._check_one_of(kept, at)
         is_whole = not is_part and _combines(kept)
         names = self._names(kept, ()) if is_whole else None
         self._write_parts(kept, at, is_part=is_part or is_whole, above=above)
+        _write_one_of(kept)
         self._inline(kept, is_part=is_part or is_whole, above=above)
         if names:
             own = kept.get("properties", {})
@@ -157,23 +153,25 @@ class _SchemaWriter:
             for word in ("if", "then", "else"):
                 kept.pop(word, None)
 
-    def _write_one_of(self, kept: dict[str, Any]) -> None:
+    def _write_reference(self, kept: dict[str, Any], at: str) -> None:
+        reference = kept.get("$ref")
+        if isinstance(reference, str):
+            self._document.check_reference(reference, f"{at}/$ref")
+            kept["$ref"] = quote(unquote(reference), safe="/#~!$&'()*+,;=:@?")
+
+    def _check_one_of(self, kept: dict[str, Any], at: str) -> None:
         branches = kept.get("oneOf")
         if not isinstance(branches, list) or not branches:
             return
         tag = kept.pop("discriminator", None)
         if isinstance(tag, dict) and isinstance(name := tag.get("propertyName"), str):
             branches = self._tagged(branches, name)
-        if all(
-            are_disjoint(self._document, one, other)
-            for index, one in enumerate(branches)
-            for other in branches[:index]
-        ):
-            del kept["oneOf"]
-            if "anyOf" in kept:
-                kept["allOf"] = [*kept.get("allOf", []), {"anyOf": branches}]
-            else:
-                kept["anyOf"] = branches
+        if not are_all_disjoint(self._document, branches):
+            raise UnsupportedOption(
+                f"oneOf at {at}/oneOf cannot be enforced, since an answer may be of two of its"
+                " branches: use anyOf."
+            )
+        kept["oneOf"] = branches
 
     def _tagged(self, branches: Sequence[Any], name: str) -> list[Any]:
         """Branches that all require the property `name`, by which they differ."""
@@ -277,8 +275,8 @@ def _is_closable(node: Mapping[str, Any]) -> bool:
 def _refs(node: Any) -> Iterator[str]:
     if isinstance(node, dict):
         for word, part in node.items():
-            if word in ("$ref", "$dynamicRef") and isinstance(part, str):
-                yield part
+            if word == "$ref" and isinstance(part, str):
+                yield unquote(part)
             yield from _refs(part)
     elif isinstance(node, list):
         for part in node:
@@ -350,6 +348,15 @@ def _inexact(value: Any) -> Iterator[int | float]:
         yield value
 
 
+def _write_one_of(kept: dict[str, Any]) -> None:
+    """Branches of which no two hold are those of `anyOf`."""
+    if branches := kept.pop("oneOf", None):
+        if "anyOf" in kept:
+            kept["allOf"] = [*kept.get("allOf", []), {"anyOf": branches}]
+        else:
+            kept["anyOf"] = branches
+
+
 def _write_bounds(kept: dict[str, Any], at: str) -> None:
     """Bounds within the library's range; those beyond it become its ends, which are narrower.
 
@@ -369,13 +376,13 @@ def _write_bounds(kept: dict[str, Any], at: str) -> None:
         if sign * bound >= most - 1:
             is_last = bound == most - 1 and is_integer and word == "maximum"
             kept[word] = bound if is_last else sign * farthest
-        elif abs(bound) >= most:
+        else:
+            kept[word] = _held(bound, -sign * math.inf)
+        if abs(kept[word]) >= most:
             raise UnsupportedOption(
                 f"{word} at {at}/{word} is {str(bound)[:40]}, which cannot be enforced: answers lie"
                 f" between -2^{most.bit_length() - 1} and 2^{most.bit_length() - 1}."
             )
-        else:
-            kept[word] = _held(bound, -sign * math.inf)
 
 
 def _held(bound: int | float, inward: float) -> int | float:
@@ -387,25 +394,28 @@ def _held(bound: int | float, inward: float) -> int | float:
     return int(math.nextafter(held, inward)) if is_outward else int(held)
 
 
-def _write_format(kept: dict[str, Any], at: str) -> None:
+def _write_texts(kept: dict[str, Any], at: str) -> None:
     """Formats that are unknown are annotations; some that are known are exact only as patterns."""
     name, pattern = kept.get("format"), kept.get("pattern")
-    if isinstance(pattern, str) and (look := _LOOKS_AROUND.search(pattern)):
-        if name not in ("duration", "hostname"):
-            raise UnsupportedOption(
-                f"pattern at {at}/pattern: look-ahead and look-behind ({look[0]}) cannot be"
-                " enforced: write it without."
-            )
-        del kept["pattern"]  # zod's, which says what the format does
+    if isinstance(pattern, str):
+        if name in ("duration", "hostname") and looks_around(pattern):
+            del kept["pattern"]  # zod's, which says what the format does
+        else:
+            kept["pattern"] = portable_pattern(pattern, f"{at}/pattern")
+    if isinstance(kept.get("patternProperties"), dict):
+        kept["patternProperties"] = {
+            portable_pattern(each, f"{at}/patternProperties"): part
+            for each, part in kept["patternProperties"].items()
+        }
     if not isinstance(name, str):
         return
+    if name == "hostname":
+        kept["maxLength"] = min(kept.get("maxLength", _MAX_HOSTNAME), _MAX_HOSTNAME)
     if name not in _FORMATS:
         del kept["format"]
-    elif name in _PATTERNS:
+    elif name in FORMATS:
         del kept["format"]
         if "pattern" in kept:
-            kept["allOf"] = [*kept.get("allOf", []), {"pattern": _PATTERNS[name]}]
+            kept["allOf"] = [*kept.get("allOf", []), {"pattern": FORMATS[name]}]
         else:
-            kept["pattern"] = _PATTERNS[name]
-    elif name == "hostname":
-        kept["maxLength"] = min(kept.get("maxLength", _MAX_HOSTNAME), _MAX_HOSTNAME)
+            kept["pattern"] = FORMATS[name]

@@ -92,8 +92,8 @@ def tidy_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
 def _from_schema(text: str) -> str:
     try:
         schema = json.loads(text)
-        if schema is True:
-            schema = {}
+        if isinstance(schema, bool):
+            schema = {} if schema else {"enum": []}
         if not isinstance(schema, dict):
             raise InvalidRequest("A JSON schema is an object.")
         if _OWN_OPTIONS in schema:

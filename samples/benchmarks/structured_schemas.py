@@ -17,7 +17,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -76,27 +76,77 @@ async def stall(asker: Asker) -> dict[str, float]:
 
 def random_schema(rng: random.Random, depth: int = 3) -> dict[str, Any]:
     """A schema of the keywords that people use."""
-    kinds = ["string", "integer", "number", "boolean", "null", "enum", "pattern", "format"]
-    kind = rng.choice(kinds + ["object", "object", "array", "anyOf"] * (depth > 0))
-    if kind == "object":
-        names = [rng.choice("abcdefgh") * rng.randint(1, 4) for _ in range(rng.randint(0, 4))]
-        properties = {name: random_schema(rng, depth - 1) for name in names}
-        required = [name for name in properties if rng.random() < 0.7]
-        return {"type": "object", "properties": properties, "required": required}
-    if kind == "array":
-        return {"type": "array", "items": random_schema(rng, depth - 1), "maxItems": 3}
-    if kind == "anyOf":
-        return {"anyOf": [random_schema(rng, depth - 1) for _ in range(2)]}
+    kind = rng.choice([*_PLAIN, "object", *_COMBINED] if depth else list(_PLAIN))
+    return _PLAIN[kind](rng) if kind in _PLAIN else _COMBINED[kind](rng, depth - 1)
+
+
+def _range(rng: random.Random, size: int) -> dict[str, int]:
     low = rng.randint(-99, 99)
-    plain: dict[str, dict[str, Any]] = {
-        "string": {"type": "string", "minLength": rng.randint(0, 2), "maxLength": 12},
-        "integer": {"type": "integer", "minimum": low, "maximum": low + rng.randint(0, 999)},
-        "number": {"type": "number", "exclusiveMinimum": low, "maximum": low + 10},
-        "enum": {"enum": rng.sample(["red", 1, None, True, "a b", {"x": [1]}], 3)},
-        "pattern": {"type": "string", "pattern": rng.choice(["^[a-f]{2,6}$", "^(ab|c)+$"])},
-        "format": {"type": "string", "format": rng.choice(["date", "uuid", "email", "ipv4"])},
-    }
-    return plain.get(kind, {"type": kind})
+    return {rng.choice(["minimum", "exclusiveMinimum"]): low - 1, "maximum": low + size}
+
+
+def _object(rng: random.Random, depth: int, letters: str = "abcdefgh") -> dict[str, Any]:
+    names = [rng.choice(letters) * rng.randint(1, 4) for _ in range(rng.randint(0, 4))]
+    properties = {name: random_schema(rng, depth) for name in names}
+    required = [name for name in properties if rng.random() < 0.7]
+    return {"type": "object", "properties": properties, "required": required}
+
+
+def _named(rng: random.Random, depth: int) -> dict[str, Any]:
+    names = rng.choice([{"enum": ["k", "kk"]}, {"pattern": "^k[0-9]$"}])
+    rest = random_schema(rng, depth)
+    return {"type": "object", "propertyNames": names, "additionalProperties": rest}
+
+
+def _beside(rng: random.Random, depth: int) -> dict[str, Any]:
+    """Properties, and others of which one group or the other must be there, too."""
+    others = [_object(rng, depth, letters) for letters in ("ef", "gh")]
+    word = rng.choice(["anyOf", "allOf"])
+    return {**_object(rng, depth, "abcd"), word: others}
+
+
+def _tagged(rng: random.Random, depth: int) -> dict[str, Any]:
+    branches = [_object(rng, depth) for _ in range(3)]
+    for tag, branch in enumerate(branches):
+        branch["properties"]["kind"] = {"const": tag}
+        branch["required"].append("kind")
+    return {"oneOf": branches}
+
+
+def _tuple(rng: random.Random, depth: int) -> dict[str, Any]:
+    parts = [random_schema(rng, depth) for _ in range(2)]
+    return {"type": "array", "prefixItems": parts, "items": False, "minItems": 1}
+
+
+_FAR = {"minimum": (-(2**63), 2**53), "maximum": (2**63 - 1, 2**64)}
+_PATTERNS = ("^[a-f]{2,6}$", "^(ab|c)+$", r"^[^[\]]{1,3}$", r"^\S.$", r"^\d{3}-\w+$")
+_FORMATS = ("date", "time", "date-time", "duration", "uuid", "email", "hostname", "ipv4", "ipv6")
+_PLAIN: Mapping[str, Callable[[random.Random], dict[str, Any]]] = {
+    "boolean": lambda rng: {"type": rng.choice(["boolean", "null"])},
+    "string": lambda rng: {"type": "string", "minLength": rng.randint(0, 2), "maxLength": 12},
+    "integer": lambda rng: {"type": "integer", **_range(rng, rng.randint(0, 999))},
+    "number": lambda rng: {"type": "number", **_range(rng, rng.randint(1, 10))},
+    "far": lambda rng: {"type": "integer", **{word: rng.choice(_FAR[word]) for word in _FAR}},
+    "multiple": lambda rng: {"type": "integer", "multipleOf": rng.randint(2, 9), "minimum": 0},
+    "enum": lambda rng: {"enum": rng.sample(["red", 1, None, True, "a b", {"x": [1]}], 3)},
+    "const": lambda rng: {"const": rng.choice(["on", 7, None, [1, "a"], 2.5])},
+    "pattern": lambda rng: {"type": "string", "pattern": rng.choice(_PATTERNS)},
+    "format": lambda rng: {"type": "string", "format": rng.choice(_FORMATS)},
+    "nullable": lambda rng: {"type": ["integer", "null"], **_range(rng, 9)},
+}
+_COMBINED: Mapping[str, Callable[[random.Random, int], dict[str, Any]]] = {
+    "array": lambda rng, depth: {
+        "type": "array",
+        "items": random_schema(rng, depth),
+        "maxItems": 3,
+    },
+    "anyOf": lambda rng, depth: {"anyOf": [random_schema(rng, depth) for _ in range(2)]},
+    "object": _object,
+    "names": _named,
+    "beside": _beside,
+    "tagged": _tagged,
+    "tuple": _tuple,
+}
 
 
 def suite_schemas(folder: Path) -> list[Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +13,7 @@ from support.driver import SchedulerDriver
 from support.engine_seams import Done, FakeRunner, next_token
 from support.text_models import SPECIALS, byte_tokenizer
 from triptych.core.config import ScheduleOptions
+from triptych.core.grammar.compiler import GrammarCompiler
 from triptych.core.grammar.source import ConstraintKind, to_grammar
 from triptych.core.grammar.vocabulary import GrammarVocabulary
 from triptych.core.kv.pages import PagePool
@@ -25,6 +28,7 @@ VOCAB_SIZE = 300
 EOS = 0
 TOKENIZER = byte_tokenizer()
 VOCABULARY = GrammarVocabulary(TOKENIZER, VOCAB_SIZE)
+COMPILER = GrammarCompiler(VOCABULARY)
 
 
 def allowed_ids(mask: bytes) -> list[int]:
@@ -41,6 +45,13 @@ def text_of(token_ids: Sequence[int]) -> str:
 def ids_of(text: str) -> list[int]:
     """The byte tokenizer's tokens of a text."""
     return list(TOKENIZER.encode(text, add_special_tokens=False).ids)
+
+
+def takes(schema: Any, value: Any) -> bool:
+    """Whether the grammar of a schema takes a value, written as JSON."""
+    matcher = COMPILER.compile(to_grammar("json_schema", json.dumps(schema)))
+    ids = ids_of(json.dumps(value, ensure_ascii=False))
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
 
 def guided_request(

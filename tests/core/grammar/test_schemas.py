@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import quote
 
 import jsonschema
 import pytest
@@ -14,13 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field, IPvAnyAddress, SecretStr
 
-from support.guided import VOCABULARY, ids_of
+from support.guided import takes
 from triptych.core.errors import InvalidRequest, RequestError, UnsupportedOption
-from triptych.core.grammar.compiler import GrammarCompiler
 from triptych.core.grammar.schemas import check_formats, plain_schema
-from triptych.core.grammar.source import to_grammar
 
-COMPILER = GrammarCompiler(VOCABULARY)
 ZOD = json.loads((Path(__file__).parent / "zod_schemas.json").read_text())
 S = {"type": "string"}
 EMAIL = {"properties": {"email": S}, "required": ["email"]}
@@ -32,13 +31,6 @@ TAGS = {
     tag: {"type": "object", "properties": {"k": {"const": tag}}, "required": ["k"]} for tag in "ab"
 }
 A, B = ({"$ref": f"#/$defs/{tag}"} for tag in "ab")
-
-
-def takes(schema: Any, value: Any) -> bool:
-    """Whether the grammar of a schema takes a value, written as JSON."""
-    matcher = COMPILER.compile(to_grammar("json_schema", json.dumps(schema)))
-    ids = ids_of(json.dumps(value))
-    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
 
 def is_valid(schema: Any, value: Any) -> bool:
@@ -83,6 +75,11 @@ def is_valid(schema: Any, value: Any) -> bool:
         ({"type": "number", "maximum": 5, "exclusiveMaximum": 5}, [4, 5]),
         ({"type": "integer", "maximum": 2**64, "exclusiveMaximum": 9}, [8, 9]),
         ({"type": "string", "maxLength": 2.0}, ["ab", "abc"]),
+        (
+            {"oneOf": [{"type": "string", "maxLength": 2}, {"type": "string", "minLength": 3}]},
+            ["ab", "abc", 1],
+        ),
+        ({"oneOf": [{**LIST, "maxItems": 1}, {**LIST, "minItems": 2}]}, [[], [1, 2], [1, "x"]]),
         ({"type": "object", "properties": {"n": {"not": {}}}}, [{}, {"n": 1}]),
         ({"type": "object", "propertyNames": {"pattern": "^x"}}, [{"x1": 1}, {"y": 1}, {}]),
         (
@@ -110,12 +107,44 @@ def test_what_is_taken_is_what_the_standard_allows(schema: Any, values: list[Any
         ({"type": "string", "minLength": 2**70}, "#/minLength"),
         ({"type": "string", "pattern": "^(?=a)"}, "#/pattern: look-ahead"),
         ({"$ref": "#/$defs/a", "$defs": {"a": {"not": S}}}, "not at #/\\$defs/a"),
-        ({"oneOf": [{"minimum": 2}, {"maximum": 2}]}, "oneOf"),
+        ({"type": "integer", "minimum": 2**63 - 1}, "#/minimum is 9223372036854775807"),
+        ({"oneOf": [{"minimum": 2}, {"maximum": 2}]}, "oneOf at #/oneOf"),
+        ({"items": {"oneOf": [{"minLength": 2}, True]}}, "oneOf at #/items/oneOf"),
+        ({"oneOf": [{"type": "null"}, {"type": "array", "items": {"not": S}}]}, "#/oneOf/1/items"),
+        ({"items": {"$dynamicRef": "#x"}}, "\\$dynamicRef at #/items"),
+        ({"$schema": "https://example.com/mine"}, "#/\\$schema is https://example.com/mine"),
     ],
 )
 def test_what_cannot_be_enforced_is_named_with_its_place(schema: Any, place: str) -> None:
     with pytest.raises(UnsupportedOption, match=place):
         takes(schema, 1)
+
+
+@pytest.mark.parametrize("reference", ["#/$defs/b", "#b", "https://example.com/s", "b.json"])
+def test_a_reference_that_leads_nowhere_is_named_with_its_place(reference: str) -> None:
+    schema = {"properties": {"a": {"$ref": reference}}, "$defs": {"a": S}}
+    with pytest.raises(InvalidRequest, match=rf"#/properties/a/\$ref is {re.escape(reference)},"):
+        takes(schema, {})
+
+
+@pytest.mark.parametrize("name", ["a b", "é", 'a"b', "a%b", "a/b", "a~b", "Box[int]"])
+def test_a_reference_finds_any_name(name: str) -> None:
+    pointer = name.replace("~", "~0").replace("/", "~1")
+    for reference in (quote(pointer), pointer.replace("%", "%25")):
+        schema = {"$ref": f"#/$defs/{reference}", "$defs": {name: LIST, "other": {"not": S}}}
+        assert takes(schema, [1])
+        assert not takes(schema, ["x"])
+
+
+@pytest.mark.parametrize("num_branches", [60, 400])
+def test_a_wide_choice_is_taken(num_branches: int) -> None:
+    tagged = {
+        f"d{n}": {"type": "object", "properties": {"k": {"const": n}}, "required": ["k"]}
+        for n in range(num_branches)
+    }
+    schema = {"oneOf": [{"$ref": f"#/$defs/{name}"} for name in tagged], "$defs": tagged}
+    assert takes(schema, {"k": num_branches - 1})
+    assert not takes(schema, {"k": num_branches})
 
 
 @pytest.mark.parametrize("word", ["allOf", "oneOf"])
@@ -245,3 +274,12 @@ def test_unknown_formats_are_refused_where_strict_asks() -> None:
         check_formats({"items": [{"format": "no-such"}]}, "tools")
     check_formats({"items": {"format": "no-such", "pattern": "a"}}, "tools")
     check_formats({"items": {"format": "date"}}, "tools")
+
+
+def test_tuples_of_older_drafts_are_taken() -> None:
+    schema = {"type": "array", "items": [S, {"type": "null"}], "additionalItems": False}
+    assert takes(schema, ["x", None])
+    assert not takes(schema, [None, "x"])
+    assert not takes(schema, ["x", None, 1])
+    del schema["additionalItems"]
+    assert takes(schema, ["x", None, 1])

@@ -1,0 +1,85 @@
+"""Patterns of JSON schemas: those that formats stand for, and callers' as the library reads them.
+
+Owns where ECMAScript's notation, which the standard prescribes, means other texts than Rust's.
+Knows no schemas.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from triptych.core.errors import UnsupportedOption
+
+_LEAP: Final = "(?:0[48]|[2468][048]|[13579][26])"
+_YEAR: Final = r"(?:[1-9]\d{3}|0[1-9]\d{2}|00[1-9]\d|000[1-9])".replace(r"\d", "[0-9]")
+_DATE: Final = (
+    f"(?:{_YEAR}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])"
+    "|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))"
+    f"|(?:[0-9]{{2}}{_LEAP}|{_LEAP}00)-02-29)"
+)
+_TIME: Final = (
+    r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?"
+    r"(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+)
+_ALNUM, _INNER = "[A-Za-z0-9]", "[A-Za-z0-9-]"
+_LABEL: Final = (
+    f"{_ALNUM}(?:{_INNER}{{0,2}}{_ALNUM}"
+    f"|{_INNER}(?:{_ALNUM}{_INNER}|-{_ALNUM}){_INNER}{{0,58}}{_ALNUM})?"
+)
+"""Of a host name. Two hyphens in the third and fourth place begin Punycode, which is no pattern."""
+FORMATS: Final[Mapping[str, str]] = {
+    "date": f"^{_DATE}$",
+    "time": f"^{_TIME}$",
+    "date-time": f"^{_DATE}T{_TIME}$",
+    "hostname": rf"^{_LABEL}(?:\.{_LABEL})*$",
+}
+"""Formats that are exact only as patterns."""
+_LOOKS_AROUND: Final = re.compile(r"\(\?(?:[=!]|<[=!])")
+_PARTS: Final = re.compile(r"\\c[A-Za-z]|\\.|\[\^?\]?|--|.", re.DOTALL)
+_SPACE: Final = r"\t\n\x0b\f\r \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
+_OUTSIDE: Final[Mapping[str, str]] = {
+    ".": r"[^\n\r\u2028\u2029]",
+    r"\s": f"[{_SPACE}]",
+    r"\S": f"[^{_SPACE}]",
+    "[]": r"[^\x00-\u{10ffff}]",
+    "[^]": r"[\x00-\u{10ffff}]",
+}
+_INSIDE: Final[Mapping[str, str]] = {
+    r"\s": _SPACE,
+    r"\S": f"[^{_SPACE}]",
+    r"\b": r"\x08",
+    "[": r"\[",
+    "[]": r"\[]",
+    "[^": r"\[^",
+    "[^]": r"\[^]",
+    "&": r"\&",
+    "~": r"\~",
+    "--": r"-\-",
+}
+
+
+def looks_around(pattern: str) -> str:
+    """The beginning of the first look-ahead or look-behind; nothing where there is none."""
+    found = _LOOKS_AROUND.search(pattern)
+    return found[0] if found else ""
+
+
+def portable_pattern(pattern: str, at: str) -> str:
+    """`pattern` in the library's notation. Raises `UnsupportedOption` where it looks around."""
+    if look := looks_around(pattern):
+        raise UnsupportedOption(
+            f"pattern at {at}: look-ahead and look-behind ({look}) cannot be enforced: write it"
+            " without."
+        )
+    written: list[str] = []
+    is_inside = False
+    for part in _PARTS.findall(pattern):
+        if part[:2] == r"\c" and len(part) == 3:
+            written.append(rf"\x{ord(part[2]) % 32:02x}")
+            continue
+        written.append((_INSIDE if is_inside else _OUTSIDE).get(part, part))
+        ends = part.endswith("]") and part != r"\]"
+        is_inside = not ends if is_inside else part in ("[", "[^")
+    return "".join(written)
