@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence, Set
+from collections.abc import Container, Mapping, Sequence, Set
 from importlib.metadata import version
 from typing import Any
 
@@ -42,6 +42,7 @@ from triptych.core.http.page import PagesRouter
 from triptych.core.http.paths import Paths, handle_http_error
 from triptych.core.http.upload import UploadBudget
 from triptych.core.limits import MAX_FORMS_HELD
+from triptych.core.served_names import ServedNames
 
 
 class _App(FastAPI):
@@ -87,7 +88,8 @@ def create_app(
     `dialects` are the APIs that `routers` speak beside OpenAI's.
 
     `app.state` holds `options`, `dialects`, `metrics`, `in_flight`, `gate`, `keyring`,
-    `upload_budget`, `tasks`, `routes` and `shelf`, an empty one, for routes and for the server.
+    `upload_budget`, `tasks`, `models_by_task`, `routes` and `shelf`, an empty one, for routes and
+    for the server.
     Raises `ConfigError` for API keys that cannot be read.
     """
     metrics = HttpMetrics()
@@ -117,6 +119,7 @@ def create_app(
     app.state.upload_budget = UploadBudget(MAX_FORMS_HELD * config.server.max_upload_bytes)
     by_name = {task.name: task for task in tasks}
     app.state.task_names = list(by_name)
+    app.state.models_by_task = _by_task(cards, ServedNames.read(config.models).aliases)
     app.state.tasks = {card.id: by_name[card.task] for card in cards if card.task in by_name}
     metrics.watch(client.status, lambda: len(in_flight))
     health = health_router(client.status, lambda: in_flight.is_draining)
@@ -130,6 +133,15 @@ def create_app(
         app.include_router(router)
     app.state.routes = tuple(routes)
     return app
+
+
+def _by_task(cards: Sequence[ModelCard], aliases: Container[str]) -> Mapping[str, Sequence[str]]:
+    """The models of each task, each by its own name."""
+    found: dict[str, list[str]] = {}
+    for card in cards:
+        if card.id not in aliases:
+            found.setdefault(card.task, []).append(card.id)
+    return found
 
 
 def _public(routers: Sequence[APIRouter]) -> Set[tuple[str, str]]:

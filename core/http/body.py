@@ -22,6 +22,7 @@ from starlette.types import Scope
 
 from triptych.core.errors import InvalidRequest, PayloadTooLarge, RequestTimeout, UnsupportedMedia
 from triptych.core.http.fields import ignored_in
+from triptych.core.http.models import with_model
 from triptych.core.limits import (
     BODY_TIMEOUT_S,
     MAX_JSON_CONTAINERS,
@@ -73,10 +74,11 @@ class StrictRoute(APIRoute):
         return strict
 
     def _fields(self, request: Request, raw: bytes) -> Any:
-        """The parsed body; what of it is ignored is noted for the answer's header."""
+        """The parsed body, with a model's name; what it ignores is noted for the header."""
         assert self.body_field is not None
-        value = self.parse(request, raw)
-        note_ignored(request, *ignored_in(self.body_field.field_info.annotation, value))
+        kind = self.body_field.field_info.annotation
+        value = with_model(request, kind, self.parse(request, raw))
+        note_ignored(request, *ignored_in(kind, value))
         return value
 
     def _validated(self, request: Request, raw: bytes) -> Any:

@@ -83,6 +83,27 @@ class NullIsAbsent(Strict):
         return schema
 
 
+class NamesModel(Strict):
+    """A request to a model. Where it names none, the route puts in the only one there is.
+
+    `tasks` are what such a model does (see `core.http.models.Task`): of the first that any does.
+    """
+
+    tasks: ClassVar[tuple[str, ...]]
+
+    model: Name = Field(description="The only one that does this, if left out.")
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """The schema says so, too."""
+        schema = handler.resolve_ref_schema(super().__get_pydantic_json_schema__(core, handler))
+        required = [name for name in schema.get("required", ()) if name != "model"]
+        schema.pop("required", None)
+        return schema | ({"required": required} if required else {})
+
+
 class IgnoresHints(Strict):
     """An object whose fields of the table `ignored` are taken whatever they hold.
 

@@ -1,20 +1,21 @@
 """`/v1/models`: what is served here, whatever it does, and at which route.
 
-Owns the answer's shape, and the error of a request for a model of another kind. Knows no modality:
-each brings its models as cards.
+Owns the answer's shape, which model a request means that names none, and the error of a request for
+a model of another kind. Knows no modality: each brings its models as cards.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel, Field
 
-from triptych.core.errors import NotFound, UnknownModel, WrongModel
+from triptych.core.errors import InvalidRequest, NotFound, UnknownModel, WrongModel
 from triptych.core.http.errors import ERROR_RESPONSES, handle_error
+from triptych.core.http.fields import NamesModel
 from triptych.core.limits import MAX_NAME_CHARS
 
 
@@ -46,6 +47,28 @@ class ModelList(BaseModel):
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
+
+
+def with_model(request: Request, kind: Any, fields: Any) -> Any:
+    """The parsed body of a request of type `kind`, with the model that it means.
+
+    That is the only one of its task. Raises `InvalidRequest` where there are several, `NotFound`
+    where there is none.
+    """
+    if not isinstance(kind, type) or not issubclass(kind, NamesModel):
+        return fields
+    if not isinstance(fields, dict) or fields.get("model") not in (None, ""):
+        return fields
+    by_task: Mapping[str, Sequence[str]] = request.app.state.models_by_task
+    names = next((by_task[task] for task in kind.tasks if task in by_task), ())
+    if not names:
+        raise NotFound("There is no model for this route here.", param="model")
+    if len(names) > 1:
+        raise InvalidRequest(
+            f"Name one in model: there are several for this route, {', '.join(names)}.",
+            param="model",
+        )
+    return {**fields, "model": names[0]}
 
 
 async def handle_unknown_model(request: Request, error: Exception) -> Response:

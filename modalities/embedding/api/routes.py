@@ -19,7 +19,7 @@ from triptych.core.errors import UnsupportedOption
 from triptych.core.http.body import StrictRoute
 from triptych.core.http.context import Context
 from triptych.core.http.errors import ERROR_RESPONSES
-from triptych.core.http.fields import InputText, Label, Name, NullIsAbsent, inert
+from triptych.core.http.fields import InputText, Label, NamesModel, NullIsAbsent, inert
 from triptych.core.http.models import ModelCard
 from triptych.core.weights.resolve import opening
 from triptych.modalities.embedding.api.ollama import ollama_embeddings_router
@@ -40,10 +40,11 @@ Input = Annotated[
 ]
 
 
-class EmbeddingsRequest(NullIsAbsent):
+class EmbeddingsRequest(NamesModel, NullIsAbsent):
     """Texts to be turned into vectors."""
 
-    model: Name
+    tasks = ("embedding", "chat")
+
     input: Input = Field(description="A text, texts, token ids, or lists of token ids.")
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(default=None, ge=1, le=limits.MAX_DIMENSIONS)

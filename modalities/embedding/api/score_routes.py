@@ -21,7 +21,7 @@ from triptych.core.http.errors import ERROR_RESPONSES
 from triptych.core.http.fields import (
     InputText,
     Label,
-    Name,
+    NamesModel,
     NullIsAbsent,
     RefusedField,
     Strict,
@@ -61,10 +61,11 @@ OneOrMany = Annotated[
 ]
 
 
-class _ScoreFields(NullIsAbsent):
+class _ScoreFields(NamesModel, NullIsAbsent):
     """What both routes take."""
 
-    model: Name
+    tasks = ("rerank", "embedding")
+
     truncate_prompt_tokens: int = Field(
         default=0,
         ge=-1,

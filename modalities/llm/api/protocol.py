@@ -26,6 +26,7 @@ from triptych.core.http.fields import (
     Label,
     Metadata,
     Name,
+    NamesModel,
     Strict,
     Text,
     inert,
@@ -138,12 +139,12 @@ class UsageOption(Strict):
     include: bool | None = Field(default=None, description="As stream_options.include_usage.")
 
 
-class SamplingFields(ConstraintFields, IgnoresHints):
+class SamplingFields(NamesModel, ConstraintFields, IgnoresHints):
     """What chat and text completion share."""
 
     ignored = IGNORED
+    tasks = ("chat",)
 
-    model: Name
     temperature: float | None = within("temperature", "0 is greedy.")
     top_p: float | None = within("top_p", "Nucleus sampling; 1 is off.")
     top_k: int | None = Field(

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 
 from triptych.core import limits
 from triptych.core.errors import InvalidRequest, UnsupportedOption
-from triptych.core.http.fields import Name, RefusedField, without_refused
+from triptych.core.http.fields import NamesModel, RefusedField, without_refused
 from triptych.modalities.recognition.api.languages import LANGUAGES
 from triptych.modalities.recognition.api.transcript import (
     ScoredToken,
@@ -47,13 +47,14 @@ REFUSED = {
 }
 
 
-class RecognitionFields(BaseModel):
+class RecognitionFields(NamesModel):
     """What transcription and translation share."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     task: ClassVar[Task]
-    model: Name
+    tasks = ("transcription",)
+
     prompt: Annotated[str, StringConstraints(max_length=MAX_PROMPT_CHARS)] = Field(
         default="", description="What was said before, or words that will come up."
     )

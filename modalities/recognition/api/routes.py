@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
@@ -17,7 +18,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from triptych.core.http.context import Context
 from triptych.core.http.errors import ERROR_RESPONSES
-from triptych.core.http.models import ModelCard
+from triptych.core.http.models import ModelCard, with_model
 from triptych.core.http.sse import EventStream, described
 from triptych.core.http.upload import form_body, read_form
 from triptych.core.logs import fields
@@ -115,7 +116,7 @@ async def _begin(
     """What a form asks for, and its transcript, once both were found fit."""
     form = await read_form(request)
     upload = form.file("file")
-    body = form.parsed(kind)
+    body = replace(form, fields=with_model(request, kind, form.fields)).parsed(kind)
     context = Context.of(request)
     call = TranscribeCall(
         model=body.model,

@@ -15,6 +15,7 @@ from pydantic import BaseModel, Discriminator, Field, StringConstraints, Tag, mo
 from triptych.core import limits
 from triptych.core.http.fields import (
     Name,
+    NamesModel,
     NullIsAbsent,
     RefusedField,
     Strict,
@@ -79,10 +80,11 @@ def _voice_kind(value: Any) -> str:
     return ":name" if isinstance(value, str) else ":id"
 
 
-class SpeechBody(NullIsAbsent):
+class SpeechBody(NamesModel, NullIsAbsent):
     """Body of `/v1/audio/speech`."""
 
-    model: Name
+    tasks = ("speech",)
+
     input: Text = Field(description="What to say.")
     voice: (
         Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,7 +13,7 @@ from support.full_app import MODELS, open_full_app
 from support.http import FakeEngine, chat, in_process
 from support.pictures import picture, saved
 from support.voices_app import recording
-from triptych.core.config import Config
+from triptych.core.config import Config, ModelOptions
 from triptych.core.http.app import create_app
 from triptych.core.http.models import ModelCard
 
@@ -78,6 +79,69 @@ async def test_a_model_that_is_not_here_is_not_found(app: FastAPI) -> None:
             assert (reply.status_code, error["code"]) == (404, "model_not_found")
             assert "'no\\x1b[1mne'" in error["message"]
             assert MODELS[wanted] in error["message"]
+
+
+_SAID = {"messages": [{"role": "user", "content": "hi"}]}
+ROUTES_BY_KIND: list[tuple[str, str, dict[str, Any]]] = [
+    ("chat", "/v1/chat/completions", {"json": {**_SAID, "max_tokens": 1}}),
+    ("chat", "/v1/completions", {"json": {"prompt": "a", "max_tokens": 1}}),
+    ("chat", "/v1/responses", {"json": {"input": "hi"}}),
+    ("chat", "/v1/responses/input_tokens", {"json": {"input": "hi"}}),
+    ("chat", "/v1/messages", {"json": {**_SAID, "max_tokens": 1}}),
+    ("chat", "/v1/messages/count_tokens", {"json": _SAID}),
+    ("chat", "/api/chat", {"json": {**_SAID, "stream": False}}),
+    ("chat", "/api/generate", {"json": {"prompt": "a", "stream": False}}),
+    ("chat", "/tokenize", {"json": {"prompt": "a"}}),
+    ("embedding", "/v1/embeddings", {"json": {"input": "w1"}}),
+    ("embedding", "/v1/score", {"json": {"text_1": "w1", "text_2": "w2"}}),
+    ("embedding", "/v1/rerank", {"json": {"query": "w1", "documents": ["w2"]}}),
+    ("speech", "/v1/audio/speech", {"json": {"input": "Hello."}}),
+    ("transcription", "/v1/audio/transcriptions", {"files": WAV}),
+    ("image", "/v1/images/generations", {"json": {"prompt": "a", "size": "64x64"}}),
+]
+_IMPLIED = [entry for entry in ROUTES_BY_KIND if entry[0] != "image" and entry[1] != "/tokenize"]
+"""The others take the first of several."""
+
+
+@pytest.mark.parametrize(("kind", "path", "body"), ROUTES_BY_KIND)
+async def test_a_request_without_a_model_means_the_only_one(
+    app: FastAPI, kind: str, path: str, body: dict[str, Any]
+) -> None:
+    async with in_process(app) as client:
+        reply = await client.post(path, **body)
+    assert reply.status_code == 200, reply.text
+
+
+@pytest.mark.parametrize("absent", ["", None])
+@pytest.mark.parametrize(("kind", "path", "body"), _IMPLIED)
+async def test_no_name_is_no_model(
+    app: FastAPI, kind: str, path: str, body: dict[str, Any], absent: str | None
+) -> None:
+    fields = {"model": absent or ""}
+    named = {**body, "json": {**body["json"], "model": absent}} if "json" in body else body
+    async with in_process(app) as client:
+        reply = await client.post(path, **named, **({} if "json" in body else {"data": fields}))
+    assert reply.status_code == 200, reply.text
+
+
+@pytest.mark.parametrize(("kind", "path", "body"), _IMPLIED)
+@pytest.mark.parametrize("names", [["one", "two"], []])
+async def test_a_request_without_a_model_says_which_there_are(
+    tmp_path: Path, kind: str, path: str, body: dict[str, Any], names: list[str]
+) -> None:
+    app = open_full_app(tmp_path).app
+    app.state.models_by_task = {kind: names} if names else {"other": ["x"]}
+    async with in_process(app) as client:
+        reply = await client.post(path, **body)
+    assert reply.status_code == (400 if names else 404), reply.text
+    assert all(name in reply.text for name in (*names, "model"))
+
+
+def test_another_name_of_a_model_is_no_second_one() -> None:
+    cards = [ModelCard(id=name, task="chat") for name in ("own", "gpt-4o", "gpt-5")]
+    names = ["gpt-4o=own", "gpt-5=own"]
+    config = Config(models=ModelOptions(model=("own",), served_model_name=tuple(names)))
+    assert create_app(config, FakeEngine(), [], cards).state.models_by_task == {"chat": ["own"]}
 
 
 async def test_speech_models_are_listed_for_front_ends(app: FastAPI) -> None:

@@ -17,7 +17,7 @@ from triptych.core.errors import InvalidRequest, UnsupportedOption
 from triptych.core.http.fields import (
     IgnoresHints,
     Label,
-    Name,
+    NamesModel,
     Strict,
     Text,
     inert,
@@ -253,12 +253,12 @@ class RequestLabels(Strict):
     user_id: Label | None = None
 
 
-class ConversationFields(IgnoresHints):
+class ConversationFields(NamesModel, IgnoresHints):
     """What counting tokens and answering share."""
 
     ignored = unsupported.IGNORED
+    tasks = ("chat",)
 
-    model: Name
     messages: Annotated[
         list[Turn],
         Field(min_length=1, max_length=limits.MAX_MESSAGES, fail_fast=True),

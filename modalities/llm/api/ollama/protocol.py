@@ -23,6 +23,7 @@ from triptych.core.http.fields import (
     JsonObject,
     Label,
     Name,
+    NamesModel,
     Strict,
     Text,
     inert,
@@ -176,10 +177,11 @@ class OllamaRequest(Strict):
     keep_alive: KeepAlive | None = inert("keep_alive")
 
 
-class AnswerFields(OllamaRequest, IgnoresHints):
+class AnswerFields(NamesModel, OllamaRequest, IgnoresHints):
     """What chat and generate share."""
 
     ignored = unsupported.IGNORED
+    tasks = ("chat",)
 
     stream: bool | None = Field(default=None, description="Answer in lines; `true` by default.")
     format: (

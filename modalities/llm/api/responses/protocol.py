@@ -16,6 +16,7 @@ from triptych.core.http.fields import (
     Label,
     Metadata,
     Name,
+    NamesModel,
     NullIsAbsent,
     Text,
     inert,
@@ -118,12 +119,12 @@ def _not_empty(value: Any) -> Any:
     return value
 
 
-class ResponseInput(IgnoresHints, NullIsAbsent):
+class ResponseInput(NamesModel, IgnoresHints, NullIsAbsent):
     """What answering and counting tokens share: all that a prompt is made of."""
 
     ignored = unsupported.IGNORED
+    tasks = ("chat",)
 
-    model: Name
     input: (
         Annotated[
             Annotated[Text, Tag(":text")]
