@@ -33,7 +33,8 @@ class Voice(msgspec.Struct, frozen=True, kw_only=True):
 class PlannedSegment:
     """One segment for the engine, and the piece of text it speaks.
 
-    `unspoken` are the stretches of `utterance.spoken.text` that this model has no sounds for.
+    `unspoken` are the stretches of `utterance.spoken.text` that this model has no sounds for, or
+    reads by the rules of another language; none overlaps another.
     Where nothing of an utterance has any, the segment holds no ids: it belongs in the account of
     what was spoken, and not in the request.
     """
@@ -49,7 +50,7 @@ class PlannedSegment:
 
     @property
     def voiced_fraction(self) -> float:
-        """Share of the letters that have sounds; 1 where there are no letters."""
+        """Share of the letters that have their sounds; 1 where there are no letters."""
         text = self.utterance.spoken.text
         num_letters = sum(map(str.isalpha, text))
         num_lost = sum(sum(map(str.isalpha, text[start:end])) for start, end in self.unspoken)

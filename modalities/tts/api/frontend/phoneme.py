@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,10 @@ from triptych.core.weights.layout import read_layout
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.tts.api.frontend.base import FrontEnd, PlannedSegment, Voice
 from triptych.modalities.tts.api.text.chunks import Utterance, split_utterances
+from triptych.modalities.tts.api.text.foreign import foreign_spans
 from triptych.modalities.tts.api.text.guard import expected_duration
 from triptych.modalities.tts.api.text.phonemes import Dialect, Phonemes, Phonemizer
-from triptych.modalities.tts.api.text.spoken import Boundary, Span, SpokenText
+from triptych.modalities.tts.api.text.spoken import Boundary, Span, SpokenText, joined
 from triptych.modalities.tts.configs.kokoro import (
     MODEL_TYPE,
     SAMPLE_RATE,
@@ -87,6 +89,8 @@ class PhonemeFrontEnd(FrontEnd):
         self, spoken: SpokenText, voice: str, instructions: str, language: str
     ) -> Iterator[PlannedSegment]:
         dialect = self._dialect(voice, language)
+        is_english = partial(self.phonemizer.is_english, dialect=dialect)
+        spoken = replace(spoken, foreign=foreign_spans(spoken, is_english))
         first_most = _first_limits(spoken.text, streams=self.steps_per_s > 0)
         utterances = split_utterances(spoken, MAX_CHARACTERS, first_most)
         return (
@@ -106,7 +110,8 @@ class PhonemeFrontEnd(FrontEnd):
                 max_steps=max_steps,
                 pause_s=0.0 if is_last else self.pauses_s.get(utterance.boundary, 0.0),
             )
-        return PlannedSegment(segment=segment, utterance=utterance, unspoken=sounds.unspoken)
+        unspoken = joined([*sounds.unspoken, *utterance.spoken.foreign])
+        return PlannedSegment(segment=segment, utterance=utterance, unspoken=unspoken)
 
     def _fitting(self, utterance: Utterance, dialect: Dialect) -> Iterator[tuple[Utterance, _Ids]]:
         """The utterance, halved until its phonemes are no more than the model takes."""
@@ -138,7 +143,11 @@ class PhonemeFrontEnd(FrontEnd):
         return _Ids(tuple(joined[len(space) :]), tuple(sorted(unspoken)))
 
     def _dialect(self, voice: str, language: str) -> Dialect:
-        """The English that is asked for, else that of the voice's first part."""
+        """The English that is asked for, else that of the voice's first part.
+
+        A voice of another language speaks English, with its accent, only when asked to: without
+        that its listener expects its own language, whose rules nothing here knows.
+        """
         tag = language.strip().lower().replace("_", "-")
         if tag and tag not in _LANGUAGES:
             raise UnsupportedOption(
@@ -147,6 +156,13 @@ class PhonemeFrontEnd(FrontEnd):
             )
         first = parse_mixture(voice)[0][0] if self.mixes_voices else voice
         own = self.voices_by_name[first].language.lower()
+        if not tag and own not in _LANGUAGES:
+            raise UnsupportedOption(
+                f"{first} is a voice of another language ({own}), and text is read as English"
+                f" only: choose one of English, such as {self.default_voice}, or send the language"
+                " en-US or en-GB to hear English in its accent.",
+                param="voice",
+            )
         return _LANGUAGES.get(own if tag in ("", "en") else tag, "us")
 
 
@@ -200,13 +216,13 @@ _DEFAULT_VOICE = "af_heart"
 _ACCENTS = {
     "a": ("American", "en-US"),
     "b": ("British", "en-GB"),
-    "e": ("Spanish", "en-US"),
-    "f": ("French", "en-US"),
-    "h": ("Hindi", "en-US"),
-    "i": ("Italian", "en-US"),
-    "j": ("Japanese", "en-US"),
-    "p": ("Brazilian", "en-US"),
-    "z": ("Mandarin", "en-US"),
+    "e": ("Spanish", "es"),
+    "f": ("French", "fr-FR"),
+    "h": ("Hindi", "hi"),
+    "i": ("Italian", "it"),
+    "j": ("Japanese", "ja"),
+    "p": ("Brazilian", "pt-BR"),
+    "z": ("Mandarin", "zh"),
 }
 _GENDERS = {"f": "woman", "m": "man"}
 
@@ -277,12 +293,14 @@ def _open_kokoro(
     )
     if not names:
         raise WeightsError("This Kokoro has no voices: the folder voices/ was empty.")
-    default = _DEFAULT_VOICE if _DEFAULT_VOICE in names else names[0]
+    voices = tuple(map(_described, names))
+    english = [voice.name for voice in voices if voice.language.lower() in _LANGUAGES]
+    default = _DEFAULT_VOICE if _DEFAULT_VOICE in names else (*english, *names)[0]
     return PhonemeFrontEnd(
         name=resolved.name,
         sample_rate=SAMPLE_RATE,
         steps_per_s=0.0,
-        voices=tuple(map(_described, names)),
+        voices=voices,
         default_voice=default,
         sampling=SamplingParams(),
         takes_speed=True,

@@ -100,6 +100,13 @@ class Phonemizer:
         """The phonemes of `spoken`, whose spans they refer to."""
         return self._remembered(spoken.text, spoken.pronunciations, dialect)
 
+    def is_english(self, word: str, dialect: Dialect = "us") -> bool:
+        """Whether a dictionary has a word in lower case, or what it is derived from."""
+        from hibari.g2p import Context
+
+        phonemes, _ = self._reader(dialect).lexicon.get_word(word, "NN", None, Context())
+        return phonemes is not None
+
     def _reader(self, dialect: Dialect) -> G2P:
         with self._lock:
             if dialect not in self._readers:

@@ -6,6 +6,7 @@ Owns spans, segments and how they are cut. Knows nothing of languages or of spee
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
@@ -16,6 +17,17 @@ class Span(NamedTuple):
 
     start: int
     end: int
+
+
+def joined(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """What any of `spans` covers, in order; none overlaps or touches the next."""
+    joined: list[Span] = []
+    for start, end in sorted(spans):
+        if joined and start <= joined[-1].end:
+            joined[-1] = Span(joined[-1].start, max(joined[-1].end, end))
+        else:
+            joined.append(Span(start, end))
+    return tuple(joined)
 
 
 class Boundary(IntEnum):
@@ -56,12 +68,14 @@ class SpokenText:
 
     A segment may be empty on the spoken side (a dropped emoji), so every source character belongs
     to exactly one segment. Source offsets count from the start of the user's text, also in slices.
+    `foreign` are the stretches in another language than the one whose rules it is read by.
     """
 
     text: str
     segments: tuple[AlignedSpan, ...]
     breaks: tuple[Break, ...] = ()
     pronunciations: tuple[Pronunciation, ...] = ()
+    foreign: tuple[Span, ...] = ()
     _ends: list[int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -106,6 +120,11 @@ class SpokenText:
                 Pronunciation(Span(span.start - start, min(span.end, end) - start), phonemes)
                 for span, phonemes in self.pronunciations
                 if start <= span.start < end
+            ),
+            tuple(
+                Span(max(span.start, start) - start, min(span.end, end) - start)
+                for span in self.foreign
+                if span.start < end and span.end > start
             ),
         )
 

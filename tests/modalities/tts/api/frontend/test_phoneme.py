@@ -191,11 +191,12 @@ def test_phonemes_are_worked_out_when_they_are_asked_for(
 ) -> None:
     read: list[str] = []
 
-    def reader(spoken: Any, dialect: Any) -> Any:
-        read.append(spoken.text)
-        return PHONEMIZER(spoken, dialect)
+    class Reader(Phonemizer):
+        def __call__(self, spoken: Any, dialect: Any = "us") -> Any:
+            read.append(spoken.text)
+            return PHONEMIZER(spoken, dialect)
 
-    monkeypatch.setattr(own, "phonemizer", reader)
+    monkeypatch.setattr(own, "phonemizer", Reader())
     segments = own.plan(NORMALIZE(LONG_TEXT), voice="anna", instructions="")
     assert read == []
     next(segments)
@@ -332,3 +333,62 @@ def test_any_text_is_planned_whole(words: list[str]) -> None:
         assert 0 <= p.voiced_fraction <= 1
         assert all(0 < token < KOKORO_82M["n_token"] for token in p.segment.prompt_ids)
         assert p.is_silent == (not p.segment.prompt_ids)
+
+
+FOREIGN_VOICES = {
+    "ef_dora": "es",
+    "ff_siwis": "fr-FR",
+    "hf_alpha": "hi",
+    "if_sara": "it",
+    "jf_alpha": "ja",
+    "pf_dora": "pt-BR",
+    "zf_xiaobei": "zh",
+}
+
+
+@pytest.fixture(scope="module")
+def worldly(tmp_path_factory: pytest.TempPathFactory) -> FrontEnd:
+    """Voices of every language that Kokoro has; `am_puck` is the one of English."""
+    return open_front_end(write_tiny(tmp_path_factory.mktemp("k"), (*FOREIGN_VOICES, "am_puck")))
+
+
+@pytest.mark.parametrize(("voice", "tag"), FOREIGN_VOICES.items())
+def test_a_voice_of_another_language_speaks_english_only_when_asked_to(
+    worldly: FrontEnd, voice: str, tag: str
+) -> None:
+    assert worldly.default_voice == "am_puck"
+    assert worldly.voices_by_name[voice].language == tag
+    spoken = NORMALIZE("Hello.")
+    for mixed in (voice, f"{voice}*0.5+am_puck*0.5"):
+        with pytest.raises(UnsupportedOption, match="another language.*am_puck") as refused:
+            worldly.plan(spoken, voice=mixed, instructions="")
+        assert refused.value.param == "voice"
+        for language in ("en", "en-US", "en-GB"):
+            assert list(worldly.plan(spoken, voice=mixed, instructions="", language=language))
+    with pytest.raises(UnsupportedOption, match="English only") as refused:
+        worldly.plan(spoken, voice=voice, instructions="", language=tag)
+    assert refused.value.param == "language"
+
+
+@pytest.mark.parametrize(
+    ("text", "least", "most"),
+    [
+        ("Hello there. It is a fine day, and we are glad.", 1.0, 1.0),
+        ("Jürgen Müller met François Hollande in São Paulo.", 1.0, 1.0),
+        ("Guten Morgen, wie geht es Ihnen heute?", 0.0, 0.0),
+        ("Il fait beau aujourd'hui. Les enfants jouent dans le jardin. " * 9, 0.0, 0.0),
+        ("He read it to me. Das Wetter ist heute sehr schön. I agreed.", 0.4, 0.6),
+        ("He read it to me. Das Wetter ist heute sehr schön, книга. I agreed.", 0.3, 0.5),
+    ],
+)
+def test_text_read_by_the_wrong_rules_is_spoken_and_not_covered(
+    kokoro: FrontEnd, own: PhonemeFrontEnd, text: str, least: float, most: float
+) -> None:
+    for front in (kokoro, own):
+        parts = list(front.plan(NORMALIZE(text), voice=front.default_voice, instructions=""))
+        coverage = Coverage()
+        for part in parts:
+            assert not part.is_silent
+            coverage.expect(part.utterance)
+            coverage.speak(part.utterance, part.voiced_fraction)
+        assert least <= coverage.fraction <= most
