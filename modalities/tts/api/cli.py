@@ -171,7 +171,5 @@ def _reported(pieces: Iterator[SpeechPiece], sample_rate: int) -> Iterator[Speec
             yield piece
     console.print(f"{report}, the first after {first_s * 1000:.0f} ms", highlight=False)
     if piece.coverage < 1.0 or piece.finish_reason != "stop":
-        console.print(
-            f"[yellow]{piece.coverage:.1%} of the text was spoken as it should be ({piece.finish_reason}).[/]",
-            highlight=False,
-        )
+        spoken = f"{piece.coverage:.1%} of the text was spoken as it should be"
+        console.print(f"[yellow]{spoken} ({piece.finish_reason}).[/]", highlight=False)

@@ -360,7 +360,7 @@ def test_a_voice_of_another_language_speaks_english_only_when_asked_to(
     assert worldly.voices_by_name[voice].language == tag
     spoken = NORMALIZE("Hello.")
     for mixed in (voice, f"{voice}*0.5+am_puck*0.5"):
-        with pytest.raises(UnsupportedOption, match="another language.*am_puck") as refused:
+        with pytest.raises(UnsupportedOption, match=r"another language.*am_puck") as refused:
             worldly.plan(spoken, voice=mixed, instructions="")
         assert refused.value.param == "voice"
         for language in ("en", "en-US", "en-GB"):
