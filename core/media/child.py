@@ -1,7 +1,9 @@
 """Decode children: untrusted files are decoded in processes of their own, and never here.
 
-Owns the pool: the queue of requests, their children, when a child is replaced, and the error of a
-request whose child dies. A file that crashes, hangs or bloats its child costs that request alone.
+Owns the pool: the queue of requests, their children, when a child is replaced, and what becomes of
+a request whose child dies. A file that crashes or bloats its child costs that request alone. A
+child that is lost through no fault of its file (killed from outside, stopped, starved) costs none:
+the work is done once more by another.
 What a child may do is `core/media/worker.py`'s; what a file means, that of the functions it serves.
 Chat templates, which are foreign programs, are run in the same way.
 """
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import mmap
 import os
 import signal
@@ -21,11 +24,13 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, Self
 
 import msgspec
+import psutil
 
 from triptych.core.config import ServerOptions
 from triptych.core.errors import (
@@ -44,13 +49,33 @@ from triptych.core.media.wire import Call, DecodedChunk, DecodeFailed, DecoderRe
 
 _START_TIMEOUT_S: Final = 60.0
 _GOODBYE_S: Final = 1.0
+_RETRY_AFTER_S: Final = 2.0
+_MAX_STILL_LOOKS: Final = 10
+"""Of a child that has work and uses no CPU time, half a second apart, before it is given up."""
+_OWN_SIGNALS: Final = frozenset(
+    {
+        *(signal.SIGXCPU, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE),
+        *(signal.SIGILL, signal.SIGTRAP, signal.SIGSYS, signal.SIGXFSZ),
+    }
+)
+"""What a process gets for what it does itself. All other signals come from outside."""
 _INHERITED: Final = frozenset(
     {"PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL"}
 )
 """All that a child learns of our environment, which may hold secrets."""
 _ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
 
+_CRASHED: Final = "The file made its decoder crash; it is damaged or hostile."
+
 _log = logging.getLogger(__name__)
+
+
+class FatalInput(InvalidRequest):
+    """The input made the child that worked on it crash, fail or take too long."""
+
+
+class _ChildLost(Exception):
+    """A child went away, or stands still, through no fault of its input."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,9 +153,10 @@ class DecodePool:
     async def run(self, name: str, data: bytes | bytearray | memoryview, **args: Any) -> Decoded:
         """Have function `name` decode `data`.
 
-        Raises what the function raises of `RequestError`; `InvalidRequest` for a file that
-        crashes its child or takes too long; `PayloadTooLarge` for one that takes or yields too
-        much; `Overloaded` where too many wait; `Draining` once closed. Cancelling ends the work.
+        Raises what the function raises of `RequestError`; `FatalInput` for a file that crashes
+        its child or takes too long; `PayloadTooLarge` for one that takes or yields too much;
+        `Unavailable` where two children were lost over it; `Overloaded` where too many wait;
+        `Draining` once closed. Cancelling ends the work.
         """
         if self._is_closed:
             raise _draining()
@@ -163,13 +189,14 @@ class DecodePool:
         task = asyncio.current_task()
         return self._is_closed and task is not None and not task.cancelling()
 
-    def _start(self) -> _DecodeChild:
+    def _start(self, deadline_s: float = math.inf) -> _DecodeChild:
         try:
-            return _DecodeChild(self._setup, self.limits)
+            return _DecodeChild(self._setup, self.limits, deadline_s)
         except (OSError, EOFError, msgspec.MsgspecError) as error:
             _log.exception("a decode child did not start")
             raise Unavailable(
-                f"{self._things.capitalize()} cannot be read right now; the server's log says why."
+                f"{self._things.capitalize()} cannot be read right now; the server's log says why.",
+                retry_after_s=_RETRY_AFTER_S,
             ) from error
 
     def _take(self) -> _DecodeChild:
@@ -197,10 +224,24 @@ class DecodePool:
     def _work(self, job: _Job) -> Decoded:
         """On a thread of the pool: the whole of one request."""
         child = self._take()
+        deadline_s = time.monotonic() + self.limits.wall_s
+        try:
+            return self._attempt(job, child, deadline_s)
+        except _ChildLost as error:
+            if time.monotonic() >= deadline_s:
+                raise self._unavailable(error) from error
+            _log.warning("a decode child %s; its work is done once more", error)
+        # By a fresh one: what befell this child may have befallen the idle ones, too.
+        try:
+            return self._attempt(job, self._start(deadline_s), deadline_s)
+        except _ChildLost as error:
+            raise self._unavailable(error) from error
+
+    def _attempt(self, job: _Job, child: _DecodeChild, deadline_s: float) -> Decoded:
         try:
             job.adopt(child)
             call = Call(job.name, dict(job.args), len(job.data), self.limits.cpu_s)
-            return child.run(call, job.data)
+            return child.run(call, job.data, deadline_s)
         finally:
             job.release()
             is_worn = child.num_requests >= self.limits.num_requests_per_child
@@ -208,6 +249,14 @@ class DecodePool:
                 self._idle.append(child)
             else:
                 child.end()
+
+    def _unavailable(self, error: _ChildLost) -> Unavailable:
+        _log.warning("a decode child %s; its work is given up", error)
+        return Unavailable(
+            f"The process that reads {self._things} {error}. The request was not at fault; send it"
+            " again.",
+            retry_after_s=_RETRY_AFTER_S,
+        )
 
 
 @dataclass(eq=False, slots=True)
@@ -225,7 +274,7 @@ class _Job:
         """From here on `child` is killed when the job is abandoned."""
         with self._lock:
             if self._is_cancelled:
-                raise InvalidRequest("The request was cancelled.")
+                raise _cancelled()
             self._child = child
 
     def release(self) -> None:
@@ -247,13 +296,13 @@ class _DecodeChild:
     Raises OSError, EOFError or `msgspec.MsgspecError` where it does not start.
     """
 
-    def __init__(self, setup: Setup, limits: DecodeLimits) -> None:
+    def __init__(self, setup: Setup, limits: DecodeLimits, deadline_s: float) -> None:
         self._limits = limits
         self._is_killed = False
         self.num_requests = 0
         self.is_fit = True
         self._process, self._line = _spawn(setup.modules)
-        self._line.deadline_s = time.monotonic() + _START_TIMEOUT_S
+        self._line.deadline_s = min(deadline_s, time.monotonic() + _START_TIMEOUT_S)
         try:
             self._line.send(setup)
             self._line.receive(DecoderReady)
@@ -266,17 +315,20 @@ class _DecodeChild:
         """Whether the process still runs, and goes on doing so."""
         return not self._is_killed and self._process.poll() is None
 
-    def run(self, call: Call, data: bytes | bytearray | memoryview) -> Decoded:
-        """One request, from the first byte down to the last one up."""
+    def run(self, call: Call, data: bytes | bytearray | memoryview, deadline_s: float) -> Decoded:
+        """One request, from the first byte down to the last one up. Raises `_ChildLost`, too."""
         self.num_requests += 1
         self.is_fit = False  # until it has shown that it is
-        self._line.deadline_s = time.monotonic() + self._limits.wall_s
+        self._line.deadline_s = deadline_s
+        self._line.look = _Pulse(self._process.pid).check
         try:
             self._line.send(call, data)
             decoded = self._collect()
         except TimeoutError as error:
-            raise self._too_slow() from error
-        except (OSError, EOFError, msgspec.MsgspecError) as error:
+            raise _ChildLost("stood still, or had too little of the processor") from error
+        except msgspec.MsgspecError as error:
+            raise FatalInput(_CRASHED) from error
+        except (OSError, EOFError) as error:
             raise self._post_mortem() from error
         self.is_fit = True
         return decoded
@@ -300,23 +352,26 @@ class _DecodeChild:
         if reply.detail:
             _log.warning("a file could not be decoded", extra=fields(traceback=ascii(reply.detail)))
         self.is_fit = isinstance(error, RequestError)
-        return error if self.is_fit else InternalError("The file could not be decoded.")
+        if not self.is_fit:
+            return InternalError("The file could not be decoded.")
+        return FatalInput(error.message) if reply.detail else error
 
-    def _too_slow(self) -> InvalidRequest:
-        return InvalidRequest(
-            f"The file takes over {self._limits.cpu_s} s of work, or {self._limits.wall_s:g} s in"
-            " all, to decode; send a smaller one."
-        )
-
-    def _post_mortem(self) -> InvalidRequest:
-        was_wanted = not self._is_killed
-        self.kill()
-        code = self._process.wait()
-        if was_wanted:
-            _log.warning("a decode child died", extra=fields(exit_code=code))
+    def _post_mortem(self) -> FatalInput | InvalidRequest | _ChildLost:
+        """Why the line is closed, by how the process ended: it is given a moment to do so."""
+        try:
+            code = self._process.wait(_GOODBYE_S)
+        except subprocess.TimeoutExpired:  # it closed its line and lives
+            return FatalInput(_CRASHED)
+        if self._is_killed:
+            return _cancelled()
+        _log.warning("a decode child died", extra=fields(exit_code=code))
+        if code < 0 and -code not in _OWN_SIGNALS:
+            return _ChildLost(f"was ended by {signal.Signals(-code).name}")
         if code == -signal.SIGXCPU:
-            return self._too_slow()
-        return InvalidRequest("The file made its decoder crash; it is damaged or hostile.")
+            return FatalInput(
+                f"The file takes over {self._limits.cpu_s} s of work to decode; send a smaller one."
+            )
+        return FatalInput(_CRASHED)
 
     def kill(self) -> None:
         """End the process at once, from any thread."""
@@ -351,9 +406,35 @@ def _spawn(modules: Sequence[str]) -> tuple[subprocess.Popen[bytes], Line]:
     return process, Line(ours)
 
 
+class _Pulse:
+    """Whether a process with work to do uses any CPU time.
+
+    It counts looks and not seconds, so that a pause of our own process is not held against it.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._used_s = -1.0
+        self._num_still_looks = 0
+
+    def check(self) -> None:
+        """Look once. Raises TimeoutError where nothing has changed over too many looks."""
+        with suppress(psutil.Error):  # it has just ended, which the line shows
+            user_s, system_s, *_ = psutil.Process(self._pid).cpu_times()
+            has_moved = user_s + system_s != self._used_s
+            self._used_s = user_s + system_s
+            self._num_still_looks = 0 if has_moved else self._num_still_looks + 1
+        if self._num_still_looks >= _MAX_STILL_LOOKS:
+            raise TimeoutError("a decode child stands still")
+
+
 def _end_all(children: list[_DecodeChild]) -> None:
     while children:
         children.pop().end()
+
+
+def _cancelled() -> InvalidRequest:
+    return InvalidRequest("The request was cancelled.")
 
 
 def _draining() -> Draining:

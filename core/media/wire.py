@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 import struct
 import time
+from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -18,6 +19,7 @@ from triptych.core.typed import decode_msgpack
 
 _LENGTH: Final = struct.Struct(">I")
 _MAX_MESSAGE_BYTES: Final = 64 * 1024
+_LOOK_EVERY_S: Final = 0.5
 MAX_SETUP_BYTES: Final = 4 * 2**20
 _Message = TypeVar("_Message")
 
@@ -73,21 +75,20 @@ _DECODE_REPLY: Final = msgspec.msgpack.Decoder(Reply).decode
 class Line:
     """One end. Every call raises EOFError or OSError once the other end is gone.
 
-    Calls that are not over by `deadline_s` (of the monotonic clock) raise TimeoutError.
+    Calls that are not over by `deadline_s` (of the monotonic clock) raise TimeoutError. While one
+    waits, `look` is called twice a second; what it raises ends the wait.
     """
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
         self.deadline_s: float | None = None
+        self.look: Callable[[], None] | None = None
 
     def send(self, message: msgspec.Struct, data: bytes | bytearray | memoryview = b"") -> None:
         """Send `message`, and the `data` that it announces."""
         packed = msgspec.msgpack.encode(message)
-        self._wait_until_deadline()
-        self._end.sendall(_LENGTH.pack(len(packed)) + packed)
-        if data:
-            self._wait_until_deadline()
-            self._end.sendall(data)
+        self._send_all(_LENGTH.pack(len(packed)) + packed)
+        self._send_all(data)
 
     def receive(self, kind: type[_Message], *, max_bytes: int = _MAX_MESSAGE_BYTES) -> _Message:
         """The next message. Raises `msgspec.MsgspecError` for what is not `kind`."""
@@ -112,21 +113,37 @@ class Line:
 
     def fill(self, view: memoryview) -> None:
         """Read until `view` is full."""
-        start = 0
-        while start < len(view):
-            self._wait_until_deadline()
-            num_bytes = self._end.recv_into(view[start:])
+        while view:
+            num_bytes = self._patiently(self._end.recv_into, view)
             if not num_bytes:
                 raise EOFError("the other end is closed")
-            start += num_bytes
+            view = view[num_bytes:]
 
     def close(self) -> None:
         """Report to the other end that this one is done."""
         self._end.close()
 
-    def _wait_until_deadline(self) -> None:
-        if self.deadline_s is not None:
-            left_s = self.deadline_s - time.monotonic()
-            if left_s <= 0:
-                raise TimeoutError("the deadline has passed")
-            self._end.settimeout(left_s)
+    def _send_all(self, data: bytes | bytearray | memoryview) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[self._patiently(self._end.send, view) :]
+
+    def _patiently(self, move: Callable[[memoryview], int], view: memoryview) -> int:
+        """How many bytes of `view` were moved, once some could be."""
+        while True:
+            self._end.settimeout(self._wait_s())
+            try:
+                return move(view)
+            except TimeoutError:
+                if self.look is not None:
+                    self.look()
+
+    def _wait_s(self) -> float | None:
+        """How long to wait before the clock and the other end are looked at."""
+        most_s = None if self.look is None else _LOOK_EVERY_S
+        if self.deadline_s is None:
+            return most_s
+        left_s = self.deadline_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("the deadline has passed")
+        return left_s if most_s is None else min(left_s, most_s)

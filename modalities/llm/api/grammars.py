@@ -11,10 +11,10 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Final
 
-from triptych.core.errors import InvalidRequest, RequestError
+from triptych.core.errors import InvalidRequest, PayloadTooLarge, RequestError
 from triptych.core.grammar.source import Constraint
 from triptych.core.limits import MAX_GRAMMAR_BYTES
-from triptych.core.media.child import DecodeLimits, DecodePool
+from triptych.core.media.child import DecodeLimits, DecodePool, FatalInput
 from triptych.modalities.llm.api import grammar_child
 
 LIMITS: Final = DecodeLimits(
@@ -86,8 +86,8 @@ class GrammarChecker:
 
 
 def _about(error: RequestError, param: str) -> RequestError:
-    """The error of a check, or of a child that did not survive it, which speaks of a file."""
-    if "file" in error.message.split()[:2]:
+    """The error of a check, or of one that was ended: a child's own words are about files."""
+    if isinstance(error, FatalInput | PayloadTooLarge):
         return InvalidRequest(
             f"{param} takes over {LIMITS.cpu_s} s or {LIMITS.memory_bytes // 2**20} MiB to"
             " compile: simplify it.",

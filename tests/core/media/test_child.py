@@ -26,7 +26,8 @@ from triptych.core.errors import (
     TriptychError,
     Unavailable,
 )
-from triptych.core.media.child import DecodeLimits, DecodePool
+from triptych.core.media import child
+from triptych.core.media.child import DecodeLimits, DecodePool, FatalInput
 
 TESTS = Path(faulty_decoders.__file__).parents[1]
 
@@ -38,7 +39,7 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def children() -> list[psutil.Process]:
     """Those of these tests: other tests' servers may still have some."""
-    return [child for child in decoders() if faulty_decoders.MODULE in child.cmdline()]
+    return [each for each in decoders() if faulty_decoders.MODULE in each.cmdline()]
 
 
 @asynccontextmanager
@@ -66,6 +67,13 @@ def is_working(pool: DecodePool) -> bool:
     return any(job._child is not None for job in pool._jobs)
 
 
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
         while not condition():  # noqa: ASYNC110 - other processes
@@ -85,14 +93,14 @@ async def test_what_is_yielded_comes_back_in_order_and_what_is_returned_too():
     ("name", "kind", "reason", "is_replaced"),
     [
         ("refuse", InvalidRequest, "out of tune", False),
-        ("stumble", InvalidRequest, "could not be decoded; it seems to be damaged", False),
+        ("stumble", FatalInput, "could not be decoded; it seems to be damaged", False),
         ("bloat", PayloadTooLarge, "too much memory", False),
-        ("crash", InvalidRequest, "crash", True),
-        ("leave", InvalidRequest, "crash", True),
-        ("babble", InvalidRequest, "crash", True),
-        ("lie", InvalidRequest, "crash", True),
+        ("crash", FatalInput, "crash", True),
+        ("leave", FatalInput, "crash", True),
+        ("babble", FatalInput, "crash", True),
+        ("lie", FatalInput, "crash", True),
         ("flood", PayloadTooLarge, "holds over 4194304 bytes", True),
-        ("loop", InvalidRequest, "over 1 s of work", True),
+        ("loop", FatalInput, "over 1 s of work", True),
     ],
 )
 async def test_a_bad_file_costs_its_own_request_alone(name, kind, reason, is_replaced):
@@ -105,25 +113,49 @@ async def test_a_bad_file_costs_its_own_request_alone(name, kind, reason, is_rep
         assert (await pid_of(pool) != before) == is_replaced
 
 
-async def test_a_file_that_takes_for_ever_is_given_up():
+async def test_what_takes_for_ever_without_work_is_given_up():
     async with opened(wall_s=1.5) as pool:
-        with pytest.raises(InvalidRequest, match=r"1\.5 s in all"):
+        with pytest.raises(Unavailable, match="reads files stood still") as caught:
+            await pool.run("sleep", b"file")
+        assert caught.value.retry_after_s
+        await pid_of(pool)
+
+
+async def test_what_stands_still_twice_is_given_up_long_before_its_deadline(monkeypatch):
+    monkeypatch.setattr(child, "_MAX_STILL_LOOKS", 2)
+    async with opened(wall_s=10_000.0) as pool:
+        with pytest.raises(Unavailable, match="stood still"):
             await pool.run("sleep", b"file")
         await pid_of(pool)
 
 
-async def test_a_child_killed_in_the_middle_is_replaced():
+async def test_a_child_that_is_lost_twice_costs_its_request_and_no_other():
     async with opened(2) as pool:
         await pool.warm()
         sleeper = asyncio.create_task(pool.run("sleep", b"file"))
         await until(lambda: is_working(pool))
         other = await pid_of(pool)
-        (victim,) = (child for child in children() if child.pid != other)
-        victim.send_signal(signal.SIGKILL)
-        with pytest.raises(InvalidRequest, match="crash"):
+        for _ in range(2):
+            await until(lambda: is_working(pool) and len(children()) == 2)
+            (victim,) = (each for each in children() if each.pid != other)
+            victim.send_signal(signal.SIGKILL)
+            await until(lambda: not is_running(victim.pid))  # noqa: B023 - awaited here
+        with pytest.raises(Unavailable, match="reads files was ended by SIGKILL"):
             await sleeper
         assert {await pid_of(pool) for _ in range(4)} == {other}
-        assert victim.pid not in {child.pid for child in children()}
+
+
+async def test_work_that_is_cancelled_is_not_done_once_more():
+    async with opened() as pool:
+        await pool.warm()
+        (before,) = children()
+        sleeper = asyncio.create_task(pool.run("sleep", b"file"))
+        await until(lambda: is_working(pool))
+        sleeper.cancel()
+        await asyncio.gather(sleeper, return_exceptions=True)
+        await until(lambda: not pool._jobs)
+        assert not is_running(before.pid)
+        assert children() == []
 
 
 async def test_child_that_died_while_idle_is_replaced():
@@ -302,11 +334,4 @@ async def test_no_child_outlives_its_parent():
     parent.kill()
     await parent.communicate()
     assert len(pids) == 2
-    await until(lambda: not any(map(_is_running, pids)))
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    await until(lambda: not any(map(is_running, pids)))

@@ -1,0 +1,114 @@
+"""However a child ends in the middle of its work, the request fares as its cause deserves.
+
+For all that children do (grammars, templates, pictures, sound): a child that was ended or stopped
+from outside costs a moment; one that the input itself ended costs that request a 400.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from support import pictures
+from support.audio_signals import wav_bytes
+from support.text_models import write_text_folder
+from triptych.core.errors import RequestError, TriptychError
+from triptych.core.grammar.source import Constraint
+from triptych.core.media import child
+from triptych.core.media.audio import decode
+from triptych.core.media.audio.decode import ClipReader
+from triptych.core.media.audio.intake import ClipLimits
+from triptych.core.media.child import DecodePool
+from triptych.core.media.pictures import PictureReader
+from triptych.modalities.llm.api.grammars import GrammarChecker
+from triptych.modalities.llm.api.template import ChatTemplate
+
+FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+BY_INPUT = (signal.SIGXCPU, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)
+Work = Callable[[], Awaitable[object]]
+
+
+async def _grammars(folder: Path, ending: AsyncExitStack) -> Work:
+    write_text_folder(folder)
+    checker = GrammarChecker(folder, 260)
+    ending.push_async_callback(checker.close)
+    numbers = iter(range(100))  # what was checked once is not checked again
+    return lambda: checker.check(Constraint("regex", f"x{{1,{next(numbers) + 2}}}", "guided_regex"))
+
+
+async def _templates(folder: Path, ending: AsyncExitStack) -> Work:
+    template = ChatTemplate("{{ messages }}", model="tiny")
+    ending.push_async_callback(template.close)
+    return lambda: template.render([{"role": "user", "content": "hi"}])
+
+
+async def _pictures(folder: Path, ending: AsyncExitStack) -> Work:
+    pool = DecodePool([PictureReader.__module__])
+    ending.push_async_callback(pool.close)
+    file = pictures.saved(pictures.picture())
+    return lambda: PictureReader(pool).measure(file)
+
+
+async def _sound(folder: Path, ending: AsyncExitStack) -> Work:
+    pool = DecodePool([decode.__name__])
+    ending.push_async_callback(pool.close)
+    file = wav_bytes(np.zeros((8000, 1)), 8000)
+    limits = ClipLimits(max_bytes=10**6, max_seconds=10)
+    return lambda: ClipReader(pool).read(file, sample_rate=8000, limits=limits)
+
+
+@pytest.fixture(params=[_grammars, _templates, _pictures, _sound])
+async def work(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Work]:
+    """Something that a child does, with one child at rest; all others are none of its."""
+    async with AsyncExitStack() as ending:
+        do = await request.param(tmp_path, ending)
+        others = workers()
+        await do()
+        (resting,) = workers() - others
+        yield lambda: _in_a_stopped_child(do, resting)
+
+
+def workers() -> set[psutil.Process]:
+    found = psutil.Process().children()
+    return {each for each in found if "triptych.core.media.worker" in each.cmdline()}
+
+
+async def _in_a_stopped_child(do: Work, resting: psutil.Process) -> object:
+    """The child, and the work that it has been given and cannot begin."""
+    resting.suspend()
+    doing = asyncio.ensure_future(do())
+    await asyncio.sleep(0.1)
+    return resting, doing
+
+
+@pytest.mark.parametrize("how", FROM_OUTSIDE)
+async def test_work_of_a_child_that_was_ended_from_outside_is_done_by_another(work, how):
+    stopped, doing = await work()
+    stopped.send_signal(how)
+    stopped.resume()
+    assert await doing is not None
+
+
+async def test_work_of_a_child_that_stands_still_is_done_by_another(work, monkeypatch):
+    monkeypatch.setattr(child, "_MAX_STILL_LOOKS", 2)
+    stopped, doing = await work()
+    assert await doing is not None
+    assert not stopped.is_running() or stopped.status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("how", BY_INPUT)
+async def test_an_input_that_ends_its_child_is_refused(work, how):
+    stopped, doing = await work()
+    stopped.send_signal(how)
+    stopped.resume()
+    with pytest.raises(TriptychError) as caught:
+        await doing
+    assert isinstance(caught.value, RequestError)
+    assert caught.value.status == 400
