@@ -16,10 +16,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from triptych.core.errors import InvalidRequest, StoreFull, Unavailable
+from triptych.core.store.clock import ExpiryClock, steady_s
 from triptych.core.store.schema import OVERHEAD_BYTES
 
 PIECE_BYTES: Final = 2**18
 """The longest piece of a content: what is in memory at once of one that is read."""
+_SEEN_EVERY_S: Final = 60.0
+"""How often the time is written down, for the next process to compare its clock with."""
 _COLUMNS: Final = "kind, id, owner, body, status, is_lasting, created_s, expires_s, content_bytes"
 
 
@@ -75,12 +78,14 @@ class DocumentTable:
         ttl_s: float,
         num_owners: int = 1,
         clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] = steady_s,
     ) -> None:
         self._connection = connection
         self._max_bytes = max_bytes
         self._num_owners = num_owners
         self._ttl_s = ttl_s
-        self._clock = clock
+        (self._seen_s,) = connection.execute("SELECT max(at_s) FROM seen").fetchone()
+        self._clock = ExpiryClock(clock, steady, ttl_s=ttl_s, seen_s=self._seen_s)
         (last,) = connection.execute("SELECT max(changed) FROM documents").fetchone()
         self._change = last or 0
         """Numbers the transactions that change something."""
@@ -91,6 +96,8 @@ class DocumentTable:
         """Who of them adds to what lasts."""
         self.has_removed = False
         """Whether something went since this was last reset."""
+        self.num_added_bytes = 0
+        """What this transaction adds, whatever it removes."""
 
     def add(self, *documents: Document) -> bool:
         """Keep new documents. Nothing is kept where the parent of one is not there: `False`.
@@ -108,6 +115,7 @@ class DocumentTable:
 
     def replace(self, key: Key, body: bytes, status: str = "") -> bool:
         """Change a document; whether it is there."""
+        self.num_added_bytes += len(body) + OVERHEAD_BYTES
         change = "UPDATE documents SET body = ?, status = ?, changed = ? WHERE seq = ?"
         return self._changed(key, change, body, status, self._next(key))
 
@@ -118,7 +126,7 @@ class DocumentTable:
                 key,
                 "UPDATE documents SET changed = ?, expires_s = iif(is_renewed, ?, expires_s)"
                 " WHERE seq = ?",
-                *(self._next(key), self._clock() + self._ttl_s),
+                *(self._next(key), self._clock.latest_s() + self._ttl_s),
             )
 
     def get(self, key: Key) -> Document | None:
@@ -158,6 +166,7 @@ class DocumentTable:
         seq = self._seq(key)
         if seq is None:
             return False
+        self.num_added_bytes += len(data)
         add = (
             "INSERT INTO pieces SELECT ?, coalesce(max(place) + 1, 0), ? FROM pieces"
             " WHERE document = ?"
@@ -186,10 +195,15 @@ class DocumentTable:
     def expire(self) -> None:
         """Forget what is over its time."""
         self._is_changed = False
+        self.num_added_bytes = 0
         self._writers.clear()
         self._keepers.clear()
-        expired = "DELETE FROM documents WHERE expires_s <= ?"
-        self._remove(expired, self._clock())
+        now_s = self._clock.now_s()
+        self._remove("DELETE FROM documents WHERE expires_s <= ?", now_s)
+        if self._seen_s is None or abs(now_s - self._seen_s) >= _SEEN_EVERY_S:
+            self._connection.execute("DELETE FROM seen")
+            self._connection.execute("INSERT INTO seen VALUES (?)", (now_s,))
+            self._seen_s = now_s
 
     def settle(self) -> None:
         """Forget the oldest as long as there is no room.
@@ -266,12 +280,13 @@ class DocumentTable:
         return self._change
 
     def _insert(self, document: Document, parent: int | None) -> None:
+        self.num_added_bytes += len(document.body) + OVERHEAD_BYTES
         key, expires_s = document.key, document.expires_s
         is_renewed = parent is None and expires_s is None
         if document.is_lasting:
             self._keepers.add(key.owner)
         if is_renewed:
-            expires_s = self._clock() + self._ttl_s
+            expires_s = self._clock.latest_s() + self._ttl_s
         elif parent is not None or expires_s == math.inf:
             expires_s = None
         self._connection.execute(

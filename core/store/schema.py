@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +19,9 @@ OVERHEAD_BYTES: Final = 512
 """What a document counts beside its bytes: rows and indexes take about as much."""
 _APPLICATION_ID: Final = 0x54525059
 _VERSION: Final = 1
+_INCREMENTAL: Final = 2
+_SEEN: Final = "CREATE TABLE IF NOT EXISTS seen (at_s REAL NOT NULL)"
+"""The latest time that was believed. Versions that do not know the table do not mind it."""
 
 _TABLES: Final = f"""
 CREATE TABLE documents (
@@ -86,12 +90,42 @@ def purge(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
+def can_shrink(connection: sqlite3.Connection) -> bool:
+    """Whether `release_pages` does anything."""
+    return _number(connection, "auto_vacuum") == _INCREMENTAL
+
+
+def num_bytes(connection: sqlite3.Connection) -> int:
+    """What the file will take once all that is in the log is in it."""
+    return _number(connection, "page_count") * _number(connection, "page_size")
+
+
+def num_free_pages(connection: sqlite3.Connection) -> int:
+    """Pages of the file that hold nothing."""
+    return _number(connection, "freelist_count")
+
+
+def release_pages(connection: sqlite3.Connection, num_pages: int) -> None:
+    """Cut at most so many free pages off the file: what lies behind them moves into them."""
+    # A cursor would make one step of it, which is one page.
+    connection.executescript(f"PRAGMA incremental_vacuum({num_pages})")
+
+
+def _number(connection: sqlite3.Connection, name: str) -> int:
+    return int(connection.execute(f"PRAGMA {name}").fetchone()[0])
+
+
 def _prepared(connection: sqlite3.Connection) -> sqlite3.Connection:
     try:
         connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+        if _num_tables(connection) == 0:
+            connection.execute(f"PRAGMA auto_vacuum = {_INCREMENTAL}")
         connection.execute("BEGIN IMMEDIATE")
         _make_tables(connection)
+        connection.execute(_SEEN)
         connection.execute("COMMIT")
+        with suppress(sqlite3.OperationalError):  # it serves as it is
+            _let_shrink(connection)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("PRAGMA secure_delete = ON")
@@ -103,13 +137,21 @@ def _prepared(connection: sqlite3.Connection) -> sqlite3.Connection:
     return connection
 
 
+def _let_shrink(connection: sqlite3.Connection) -> None:
+    """Write a file that earlier versions made once more, so that it can give pages back."""
+    if not can_shrink(connection):
+        connection.execute("PRAGMA journal_mode = DELETE")
+        connection.execute(f"PRAGMA auto_vacuum = {_INCREMENTAL}")
+        connection.execute("VACUUM")
+
+
+def _num_tables(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0])
+
+
 def _make_tables(connection: sqlite3.Connection) -> None:
-    (num_tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-    found = tuple(
-        connection.execute(f"PRAGMA {name}").fetchone()[0]
-        for name in ("application_id", "user_version")
-    )
-    if num_tables == 0:
+    found = [_number(connection, name) for name in ("application_id", "user_version")]
+    if _num_tables(connection) == 0:
         connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {_VERSION}")
         for statement in _statements():

@@ -18,22 +18,31 @@ from typing import Concatenate, ParamSpec, Self, TypeVar
 
 from triptych.core.config import StoreOptions
 from triptych.core.errors import Unavailable
+from triptych.core.store.clock import steady_s
 from triptych.core.store.documents import DocumentTable, Key
 from triptych.core.store.schema import connect, purge
+from triptych.core.store.space import DiskReserve, is_full
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
 _OFF = "off"
 _PURGE_S = 1.0
+_FULL_RETRY_S = 60.0
 _log = logging.getLogger(__name__)
+
+
+class _NoRoom(sqlite3.OperationalError):
+    """The disk would be full."""
+
+    sqlite_errorcode = sqlite3.SQLITE_FULL
 
 
 class DocumentStore:
     """Documents in a file, or in memory where `place` says so.
 
-    What was removed is no more in the file `purge_s` later. Raises `ConfigError` for a file that
-    cannot be used.
+    What was removed is no more in the file a moment later. Leaps of `clock` are seen by `steady`,
+    which nothing sets. Raises `ConfigError` for a file that cannot be used.
     """
 
     def __init__(
@@ -44,13 +53,19 @@ class DocumentStore:
         ttl_s: float,
         num_owners: int = 1,
         clock: Callable[[], float] = time.time,
-        purge_s: float = _PURGE_S,
+        steady: Callable[[], float] = steady_s,
     ) -> None:
-        self._purge_s = purge_s
+        self._is_full = False
         self._purging: asyncio.TimerHandle | None = None
         self._connection = connect(place)
+        self._reserve = DiskReserve(self._connection, place)
         self._table = DocumentTable(
-            self._connection, max_bytes=max_bytes, ttl_s=ttl_s, num_owners=num_owners, clock=clock
+            self._connection,
+            max_bytes=max_bytes,
+            ttl_s=ttl_s,
+            num_owners=num_owners,
+            clock=clock,
+            steady=steady,
         )
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="triptych-store")
         weakref.finalize(self, self._connection.close)  # where nobody calls `close`
@@ -75,7 +90,8 @@ class DocumentStore:
     ) -> Result:
         """What `work` returns of the table in one transaction, of which an error leaves nothing.
 
-        Raises what `work` does, `StoreFull`, and `Unavailable` where the disk fails.
+        Raises what `work` does, `StoreFull`, and `Unavailable` where the disk fails or is full; on
+        a full one, what adds nothing is still done.
         """
         loop = asyncio.get_running_loop()
         run = partial(self._transaction, partial(work, self._table, *args, **kwargs))
@@ -104,7 +120,7 @@ class DocumentStore:
 
     def _purge_later(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._table.has_removed and self._purging is None:
-            self._purging = loop.call_later(self._purge_s, self._begin_purge)
+            self._purging = loop.call_later(_PURGE_S, self._begin_purge)
 
     def _begin_purge(self) -> None:
         self._purging = None
@@ -113,26 +129,77 @@ class DocumentStore:
     def _purge(self) -> None:
         self._table.has_removed = False
         try:
-            purge(self._connection)
-        except sqlite3.Error:
+            self._reserve.shrink() if self._is_full else purge(self._connection)
+        except sqlite3.Error as error:
             self._table.has_removed = True  # with the next use
-            _log.exception("the store failed")
+            self._note(error)
 
     def _transaction(self, work: Callable[[], Result]) -> Result:
         try:
-            self._connection.execute("BEGIN")
-            try:
-                self._table.expire()
-                result = work()
-                self._table.settle()
-                self._connection.execute("COMMIT")
-            except BaseException:
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
-                raise
+            return self._done(work)
         except sqlite3.IntegrityError:
             raise  # an id that came twice: ours to avoid
         except sqlite3.Error as error:
-            _log.exception("the store failed")
-            raise Unavailable("The store cannot be used right now.") from error
+            self._note(error)
+            raise _disk_full() if is_full(error) else _failed() from error
+
+    def _done(self, work: Callable[[], Result]) -> Result:
+        """A transaction. On a full disk what adds nothing is done in the space kept for that."""
+        try:
+            result = self._tried(work)
+        except sqlite3.OperationalError as error:
+            if not is_full(error):
+                raise
+            is_growing = self._table.num_added_bytes > 0
+            with self._reserve.used():
+                self._tried(_nothing)  # at least what is over its time goes
+            if is_growing:
+                result = self._tried(work)
+            else:
+                with self._reserve.used():
+                    result = self._tried(work)
+        if self._is_full and self._table.num_added_bytes:
+            self._is_full = False
+            _log.warning("the disk of the store has room again")
         return result
+
+    def _tried(self, work: Callable[[], Result]) -> Result:
+        self._connection.execute("BEGIN")
+        try:
+            self._table.expire()
+            result = work()
+            self._table.settle()
+            added = self._table.num_added_bytes
+            if added and not self._reserve.has_room(added):
+                raise _NoRoom
+            self._connection.execute("COMMIT")
+        except BaseException:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            raise
+        return result
+
+    def _note(self, error: sqlite3.Error) -> None:
+        """Log a failure of the disk, and that it is full once, until it has room again."""
+        if not is_full(error):
+            _log.error("the store failed", exc_info=error)
+        elif not self._is_full:
+            self._is_full = True
+            _log.warning(
+                "the disk of the store is full: nothing more can be kept until it has room"
+            )
+
+
+def _nothing() -> None:
+    """Work of a transaction that has none of its own."""
+
+
+def _failed() -> Unavailable:
+    return Unavailable("The store cannot be used right now.")
+
+
+def _disk_full() -> Unavailable:
+    return Unavailable(
+        "The disk of the store is full: delete what is not needed any more, or try again later.",
+        retry_after_s=_FULL_RETRY_S,
+    )

@@ -23,6 +23,7 @@ import pytest
 from support.http import until
 from triptych.core.errors import ConfigError, InvalidRequest, StoreFull, Unavailable
 from triptych.core.options.store import StoreOptions
+from triptych.core.store import store as store_module
 from triptych.core.store.documents import PIECE_BYTES, Document, DocumentTable, Key, Page
 from triptych.core.store.schema import OVERHEAD_BYTES
 from triptych.core.store.store import DocumentStore
@@ -47,7 +48,8 @@ def note(name: str, body: bytes = b"x", owner: str = "ann", **fields: Any) -> Do
 async def opened(
     place: str = "memory", max_bytes: int = 2**20, clock: Clock | None = None
 ) -> AsyncIterator[DocumentStore]:
-    store = DocumentStore(place, max_bytes=max_bytes, ttl_s=60.0, clock=clock or Clock())
+    clock = clock or Clock()
+    store = DocumentStore(place, max_bytes=max_bytes, ttl_s=60.0, clock=clock, steady=clock)
     try:
         yield store
     finally:
@@ -169,13 +171,16 @@ async def test_nobody_pushes_out_who_holds_less() -> None:
         assert await ids(store, "eve") == []
 
 
-async def test_what_is_removed_is_not_in_the_files(tmp_path: Path) -> None:
+async def test_what_is_removed_is_not_in_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def found() -> list[str]:
         files = tmp_path.iterdir()
         return [file.name for file in files if b"secret" in file.read_bytes()]
 
     path = str(tmp_path / "kept.db")
-    store = DocumentStore(path, max_bytes=2**20, ttl_s=60.0, purge_s=0.01)
+    monkeypatch.setattr(store_module, "_PURGE_S", 0.01)
+    store = DocumentStore(path, max_bytes=2**20, ttl_s=60.0)
     await store.call(DocumentTable.add, note("a", b"secret" * 1000), note("b"))
     assert found()
     await store.call(DocumentTable.delete, key("a"))
@@ -236,6 +241,7 @@ async def test_an_error_leaves_nothing() -> None:
 
 _WRITER = """
 import asyncio, sys
+from triptych.core.store import store as store_module
 from triptych.core.store.documents import Document, DocumentTable, Key
 from triptych.core.store.store import DocumentStore
 

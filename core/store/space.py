@@ -1,0 +1,123 @@
+"""Space on the disk of a store that only deletions may use.
+
+Owns the reserve, a file beside the database, and how the database is made smaller in it. On a full
+disk even a deletion needs space, for the log of changes; without a reserve no room could be made.
+Knows no documents.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from triptych.core.store.schema import (
+    IN_MEMORY,
+    can_shrink,
+    num_bytes,
+    num_free_pages,
+    purge,
+    release_pages,
+)
+
+RESERVE_BYTES: Final = 2**20
+_SLACK_BYTES: Final = 2**16
+"""What else a transaction writes: indexes, and pages that are filled in part."""
+_PAGES_AT_ONCE: Final = 32
+"""Released together: few enough that their changes fit into the reserve."""
+
+
+def is_full(error: sqlite3.Error) -> bool:
+    """Whether there was no space on the disk."""
+    return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+
+
+class DiskReserve:
+    """The reserve of the database in the file `place`; one in memory has and needs none."""
+
+    def __init__(self, connection: sqlite3.Connection, place: str) -> None:
+        self._connection = connection
+        self._database = None if place == IN_MEMORY else Path(place).expanduser()
+        self._take()
+
+    def has_room(self, num_added_bytes: int) -> bool:
+        """Whether a transaction that adds so much may be committed.
+
+        It goes to the log, and must fit into the database, too: a log that could never be emptied
+        would hold its space for ever.
+        """
+        return self._take() and self._has_free(num_added_bytes + _SLACK_BYTES)
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Have the space within; what was removed there is room on the disk afterwards.
+
+        Removing needs little space as long as what goes is not overwritten, and so it is not: no
+        page that held it is left when the database has been made smaller.
+        """
+        if self._reserve is not None:
+            with suppress(OSError):
+                self._reserve.unlink(missing_ok=True)
+        if can_shrink(self._connection):
+            self._connection.execute("PRAGMA secure_delete = OFF")
+        try:
+            yield
+        finally:
+            self._connection.execute("PRAGMA secure_delete = ON")
+            with suppress(sqlite3.OperationalError):  # as far as it goes
+                self.shrink()
+            self._take()
+
+    def shrink(self) -> None:
+        """Give free pages back to the disk, and empty the log. Raises `sqlite3.Error`."""
+        while can_shrink(self._connection) and num_free_pages(self._connection):
+            release_pages(self._connection, _PAGES_AT_ONCE)
+            self._empty_log()
+        self._empty_log()
+
+    def _empty_log(self) -> None:
+        if self._has_free(0):  # or the attempt would take what is left
+            purge(self._connection)
+
+    def _has_free(self, num_more_bytes: int) -> bool:
+        """Whether the disk has so much beyond what the database will grow by from the log."""
+        if self._database is None:
+            return True
+        try:
+            disk, file = os.statvfs(self._database), self._database.stat()
+        except OSError:  # it was moved away meanwhile: then SQLite finds out
+            return True
+        missing = max(0, num_bytes(self._connection) - file.st_size)
+        return disk.f_bavail * disk.f_frsize >= missing + num_more_bytes
+
+    @property
+    def _reserve(self) -> Path | None:
+        return None if self._database is None else Path(f"{self._database}.reserve")
+
+    def _take(self) -> bool:
+        """Have the reserve, if there is space for it: whether it is there."""
+        return self._reserve is None or _has_size(self._reserve) or _fill(self._reserve)
+
+
+def _has_size(file: Path) -> bool:
+    with suppress(OSError):
+        return file.stat().st_size == RESERVE_BYTES
+    return False
+
+
+def _fill(file: Path) -> bool:
+    """Take the space, if it is there; none is left half taken. Bytes that no disk can compress."""
+    try:
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "wb") as opened:
+            opened.write(os.urandom(RESERVE_BYTES))
+            opened.flush()
+            os.fsync(descriptor)
+    except OSError:
+        with suppress(OSError):
+            file.unlink(missing_ok=True)
+        return False
+    return True
