@@ -14,8 +14,9 @@ MAX_HEAD_BYTES = 32 * 1024
 MAX_HEADERS = 100
 MAX_FRAMING_BYTES = 64 * 1024
 """Chunk sizes, extensions and trailers of one body."""
-MAX_DISCARDED_BYTES = 2**20
-"""Body bytes still read, and thrown away, after a request was answered early."""
+MAX_DISCARDED_BYTES = 64 * 2**20
+"""Bytes still read, and thrown away, after a request was answered early. A client that sends its
+whole body before it reads gets to see the answer to one that is no larger."""
 MAX_REQUESTS_PER_CONNECTION = 10_000
 MAX_CONNECTIONS = 4096
 HEAD_TIMEOUT_S = 10.0

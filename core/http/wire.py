@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -42,12 +43,25 @@ class WireLimits:
     body_timeout_s: float = limits.BODY_TIMEOUT_S + 5.0  # the app answers 408 before
     linger_s: float = 30.0
     """How long an answer, once complete, may lie unread."""
+    parting_s: float = 5.0
+    """How long what still comes behind a refusal is read, so that it arrives."""
+
+
+class _Parting:
+    """A connection as a cycle of uvicorn uses it, which closes it with its answer."""
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+        self.write = transport.write
+        self.is_closing = transport.is_closing
+        self.close = close
 
 
 class GuardedProtocol(HttpToolsProtocol):
     """uvicorn's HTTP/1.1 connection, guarded against clients that send too slowly or too much.
 
-    One timer bounds what comes in, first the head and then the body; another what goes out.
+    One timer bounds what comes in, first the head and then the body; another what goes out. A
+    connection that is closed while bytes of its client are unread is reset, and the client may lose
+    the answer: what still comes is read first, within bounds, and thrown away.
     Refusals are in the words of the API that is asked: one of `dialects`, or OpenAI's.
     """
 
@@ -62,6 +76,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._unread_timer: asyncio.TimerHandle | None = None
         self._is_in_head = False
         self._is_in_body = False
+        self._is_parting = False  # to be closed once the body has come
+        self._is_deaf = False  # to be closed, and what comes is not parsed any more
         self._num_overhead_bytes = 0  # of this request, all that is not body
         self._num_discarded_bytes = 0
         self._num_requests = 0
@@ -73,6 +89,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._arm(self._wire.head_timeout_s, self._on_late_head)
         if len(self.connections) > self._wire.num_connections:
             self._refuse(Overloaded("The server has too many connections open."))
+            transport.close()  # one more that lingers is what there is no room for
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the clocks."""
@@ -84,6 +101,9 @@ class GuardedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Parse, and count what is not body."""
         if self.transport.is_closing():
+            return
+        if self._is_deaf:
+            self._discard(len(data))
             return
         is_idle = self.cycle is None or self.cycle.response_complete
         if self._timer is None and is_idle:  # first bytes on a connection that was kept alive
@@ -118,6 +138,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._num_requests += 1
         self._arm(self._wire.body_timeout_s, self.transport.abort)
         super().on_headers_complete()
+        self.cycle.transport = _Parting(self.transport, self._part)  # type: ignore[assignment]
         if self._num_requests >= self._wire.num_requests:
             self.cycle.keep_alive = False
 
@@ -141,17 +162,19 @@ class GuardedProtocol(HttpToolsProtocol):
         """Pass a piece of the body on, or throw it away if the answer is out already."""
         self._num_overhead_bytes -= len(body)
         if self.cycle.response_complete:
-            self._num_discarded_bytes += len(body)
-            if self._num_discarded_bytes > self._wire.discarded_bytes:
-                self.transport.abort()
+            self._discard(len(body))
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         """Stop the clock: the next bytes begin another request."""
         self._is_in_body = False
+        self._is_parting = False  # to be closed once the body has come
+        self._is_deaf = False  # to be closed, and what comes is not parsed any more
         self._num_overhead_bytes = 0
         self._disarm()
         super().on_message_complete()
+        if self._is_parting:
+            self.transport.close()
 
     def _unsupported_upgrade_warning(self) -> None:
         """Log nothing: any client can ask for a protocol that is not offered."""
@@ -181,7 +204,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _refuse(self, error: TriptychError) -> None:
         """Answer before there is a request, and close."""
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._is_deaf:
             return
         if self.cycle is not None and not self.cycle.response_complete:
             if not self._is_in_body or self.pipeline or self.cycle.response_started:
@@ -197,8 +220,24 @@ class GuardedProtocol(HttpToolsProtocol):
         lines = [f"HTTP/1.1 {response.status_code} {phrase}".encode(), b"connection: close"]
         lines += [name + b": " + value for name, value in response.raw_headers]
         self.transport.write(b"\r\n".join([*lines, b"", response.body]))
-        self.transport.close()
+        with suppress(OSError):  # it is gone already
+            self.transport.write_eof()
+        self._is_deaf = True
+        self._num_discarded_bytes = 0
+        self._arm(self._wire.parting_s, self.transport.close)
         self._watch_unread(None)
+
+    def _part(self) -> None:
+        """Close the connection of an answer that is complete, once its body has come."""
+        if self._is_in_body and self.cycle.response_complete:
+            self._is_parting = True
+        else:
+            self.transport.close()
+
+    def _discard(self, num_bytes: int) -> None:
+        self._num_discarded_bytes += num_bytes
+        if self._num_discarded_bytes > self._wire.discarded_bytes:
+            self.transport.abort()
 
     def _known(self) -> dict[str, Any]:
         """What there is of a scope, in whatever part of a head."""

@@ -7,7 +7,6 @@ a leap counts only once it has lasted. Knows no documents.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from typing import Final
@@ -20,9 +19,7 @@ _LEAPS_PER_LIFETIME: Final = 30
 
 def steady_s() -> float:
     """Seconds on a clock that nothing sets; it goes on while the machine sleeps."""
-    if sys.platform == "linux":
-        return time.clock_gettime(time.CLOCK_BOOTTIME)
-    return time.monotonic()
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class ExpiryClock:

@@ -153,6 +153,49 @@ def test_after_an_early_answer_only_so_much_is_thrown_away(server: HttpServer) -
             sock.sendall(b"x" * 50_000_000)
 
 
+FAR_TOO_MUCH = b"x" * 12_000_000
+
+
+@pytest.mark.parametrize(
+    ("raw", "status"),
+    [
+        (post("/nowhere", FAR_TOO_MUCH), 404),
+        (post("/nowhere", FAR_TOO_MUCH, "Connection: close"), 404),
+        (post("/nowhere", FAR_TOO_MUCH).replace(b"HTTP/1.1", b"HTTP/1.0", 1), 404),
+        (post(CHAT, FAR_TOO_MUCH), 413),
+        (post(CHAT, FAR_TOO_MUCH, "Connection: close"), 413),
+        (post(CHAT, b"zz\r\n" + FAR_TOO_MUCH, "Transfer-Encoding: chunked"), 400),
+        (post(CHAT, FAR_TOO_MUCH, "X: " + "x" * 40_000), 431),
+        (b"nonsense\r\n\r\n" + FAR_TOO_MUCH, 400),
+    ],
+    ids=[
+        *("early", "early and closing", "early and older", "too large", "too large and closing"),
+        *("no chunk", "too large a head", "no HTTP"),
+    ],
+)
+def test_who_sends_all_before_reading_gets_the_answer(
+    tmp_path: Path, raw: bytes, status: int
+) -> None:
+    with live(make_app(tmp_path, FakeEngine())) as server, connect(server) as sock:
+        sock.sendall(raw)
+        assert answer(sock).status == status
+
+
+@pytest.mark.parametrize(
+    "raw", [b"nonsense\r\n\r\n", post(CHAT, b"zz\r\n", "Transfer-Encoding: chunked")]
+)
+def test_what_comes_behind_a_refusal_is_read_for_so_long_and_no_longer(
+    tmp_path: Path, raw: bytes
+) -> None:
+    wire = WireLimits(parting_s=0.2, discarded_bytes=10**6)
+    with live(make_app(tmp_path, FakeEngine()), wire=wire) as server:
+        with connect(server) as silent:
+            silent.sendall(raw)
+            until(lambda: server.num_connections == 0)
+        with connect(server) as endless, pytest.raises((ConnectionResetError, BrokenPipeError)):
+            endless.sendall(raw + bytes(10**8))
+
+
 def test_a_continue_is_sent_only_where_the_body_is_wanted(server: HttpServer) -> None:
     with connect(server) as sock:
         sock.sendall(post("/nowhere", b"", "Content-Length: 10", "Expect: 100-continue"))
