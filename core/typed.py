@@ -7,12 +7,18 @@ process is gone. All typed decoding goes through here; untyped decoding and enco
 
 from __future__ import annotations
 
+import re
 import threading
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
 
 Kind = TypeVar("Kind")
+
+_MAX_SHOWN_CHARS = 40
+_PLACE = re.compile(r"(.*) - at `\$(.*)`", re.DOTALL)
+_STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
 
 _lock = threading.Lock()
 _learned: set[Any] = set()
@@ -43,3 +49,22 @@ def decode_msgpack(raw: bytes | bytearray | memoryview, kind: type[Kind]) -> Kin
     """`msgspec.msgpack.decode`."""
     _learn(kind)
     return msgspec.msgpack.decode(raw, type=kind)
+
+
+def what_is_wrong(error: msgspec.ValidationError, value: Any) -> str:
+    """What `convert` found wrong with `value`: the field, what it holds, what it should hold."""
+    found = _PLACE.fullmatch(str(error))
+    if found is None:
+        return str(error)
+    reason, path = found.groups()
+    for name, index in _STEP.findall(path):
+        if isinstance(value, Mapping) and name in value:
+            value = value[name]
+        elif isinstance(value, list | tuple) and index and int(index) < len(value):
+            value = value[int(index)]
+        else:  # a place that names no single value, such as any entry of a list
+            return str(error)
+    shown = repr(value)
+    if len(shown) > _MAX_SHOWN_CHARS:
+        shown = f"{shown[:_MAX_SHOWN_CHARS]}..."
+    return f"{path.removeprefix('.')} is {shown}: {reason[:1].lower()}{reason[1:]}"

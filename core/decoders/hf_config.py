@@ -17,7 +17,7 @@ from triptych.core.errors import WeightsError
 from triptych.core.layers.attention import AttentionConfig
 from triptych.core.layers.decoder import DecoderConfig
 from triptych.core.layers.rotary import ROPE_KINDS, RopeConfig
-from triptych.core.typed import convert
+from triptych.core.typed import convert, what_is_wrong
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**24)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
@@ -95,7 +95,8 @@ def parse(config: Mapping[str, Any], kind: type[C]) -> C:
     try:
         fields = convert(dict(config), kind)
     except msgspec.ValidationError as error:
-        raise WeightsError(f"config.json is not usable: {error}.") from None
+        reason = what_is_wrong(error, config)
+        raise WeightsError(f"config.json is not usable: {reason}.") from None
     _check(fields)
     return fields
 

@@ -6,7 +6,6 @@ before it is tokenized), and tokenizing without holding up other threads. Knows 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from tokenizers.models import BPE
 from triptych.core.errors import WeightsError
 from triptych.core.regular_file import check_regular
 from triptych.core.text.byte_level import LETTERS
+from triptych.core.text.growth import check_growth, steps_of
 
 TOKENIZER_FILE = "tokenizer.json"
 _PROBE = "A probe, 1."
@@ -45,6 +45,7 @@ def read_tokenizer(folder: Path, name: str) -> Tokenizer:
         tokenizer = Tokenizer.from_file(str(file))
         tokenizer.no_truncation()
         tokenizer.no_padding()
+        check_growth(tokenizer)
         encode(tokenizer, [_PROBE])
     except FileNotFoundError as error:
         raise WeightsError(
@@ -52,6 +53,8 @@ def read_tokenizer(folder: Path, name: str) -> Tokenizer:
         ) from error
     except (KeyboardInterrupt, SystemExit):
         raise
+    except WeightsError as error:
+        raise WeightsError(f"{name}: {TOKENIZER_FILE} is not usable: {error.message}.") from error
     except BaseException as error:  # the library raises `Exception`, and panics are not even that
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise WeightsError(f"{name}: {TOKENIZER_FILE} cannot be read ({reason[:120]}).") from error
@@ -99,7 +102,7 @@ class LeastTokens:
     def of(cls, tokenizer: Tokenizer) -> Self:
         """What holds for `tokenizer`."""
         added = tokenizer.get_added_tokens_decoder().values()
-        normalizers, splitters = _flat(tokenizer.normalizer), _flat(tokenizer.pre_tokenizer)
+        normalizers, splitters = steps_of(tokenizer.normalizer), steps_of(tokenizer.pre_tokenizer)
         vocabulary = tokenizer.get_vocab(with_added_tokens=False)
         shrinkage = math.prod(map(_shrinkage, normalizers))
         if any(step["type"] == "ByteLevel" for step in (*normalizers, *splitters)):
@@ -126,15 +129,6 @@ class LeastTokens:
         counted = text if self.counts_space else "".join(text.split())
         data = counted.encode("utf-8", "replace").translate(None, self.lost)
         return math.ceil(len(data) / self.bytes_per_token)
-
-
-def _flat(part: Any) -> list[dict[str, Any]]:
-    """A normalizer or pre-tokenizer as a list of its steps' settings."""
-    if part is None:
-        return []
-    settings = json.loads(part.__getstate__())
-    steps = settings.get("normalizers") or settings.get("pretokenizers")
-    return list(steps) if settings["type"] == "Sequence" else [settings]
 
 
 def _shrinkage(normalizer: Mapping[str, Any]) -> float:

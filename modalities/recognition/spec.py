@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
 from triptych.core.errors import WeightsError
-from triptych.core.typed import convert
+from triptych.core.typed import convert, what_is_wrong
 from triptych.core.weights.layout import read_json
 
 SAMPLE_RATE = 16_000
@@ -29,22 +29,24 @@ _MULTILINGUAL_VOCABULARY = 51_865
 """Tokens of the smallest; the English models have one less."""
 
 Task = Literal["transcribe", "translate"]
+Count = Annotated[int, msgspec.Meta(ge=1, le=2**24)]
+Fields = TypeVar("Fields", bound=msgspec.Struct)
 
 
 class _Config(msgspec.Struct):
     """The fields of config.json that matter here."""
 
-    vocab_size: int
-    num_mel_bins: int
-    d_model: int
-    encoder_layers: int
-    encoder_attention_heads: int
-    encoder_ffn_dim: int
-    decoder_layers: int
-    decoder_attention_heads: int
-    max_source_positions: int
-    max_target_positions: int
-    median_filter_width: int = 7
+    vocab_size: Count
+    num_mel_bins: Count
+    d_model: Count
+    encoder_layers: Count
+    encoder_attention_heads: Count
+    encoder_ffn_dim: Count
+    decoder_layers: Count
+    decoder_attention_heads: Count
+    max_source_positions: Count
+    max_target_positions: Count
+    median_filter_width: Count = 7
 
 
 class _Generation(msgspec.Struct):
@@ -59,6 +61,14 @@ class _Generation(msgspec.Struct):
     alignment_heads: list[tuple[int, int]] | None = None
     lang_to_id: dict[str, int] = {}
     task_to_id: dict[str, int] = {}
+
+
+def _read(file: str, values: Mapping[str, Any], kind: type[Fields]) -> Fields:
+    try:
+        return convert(values, kind)
+    except msgspec.ValidationError as error:
+        reason = what_is_wrong(error, values)
+        raise WeightsError(f"{file} lacks what recognition needs: {reason}.") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,13 +98,13 @@ class WhisperSpec:
         """The spec that two configs make."""
         if config.get("model_type") != "whisper":
             raise WeightsError("config.json is not that of a Whisper model.")
-        try:
-            sizes = convert(config, _Config)
-            given = convert(generation, _Generation)
-        except msgspec.ValidationError as error:
-            raise WeightsError(f"The model's configs lack what recognition needs: {error}.") from (
-                error
-            )
+        sizes = _read("config.json", config, _Config)
+        given = _read("generation_config.json", generation, _Generation)
+        for heads in (sizes.encoder_attention_heads, sizes.decoder_attention_heads):
+            if sizes.d_model % heads:
+                raise WeightsError(
+                    f"config.json: d_model {sizes.d_model} does not split into {heads} heads."
+                )
         if sizes.vocab_size >= _MULTILINGUAL_VOCABULARY and not given.lang_to_id:
             raise WeightsError(
                 "generation_config.json names no languages (lang_to_id), and the model has several:"

@@ -27,6 +27,7 @@ from triptych.core.weights.layout import (
     read_layout,
 )
 from triptych.core.weights.manifest import verify_if_sealed
+from triptych.core.weights.plausible import check_plausible
 
 if TYPE_CHECKING:
     from triptych.core.kernels.native.library import NativeKernels
@@ -80,12 +81,16 @@ class Checkpoint:
         """
         path = Path(folder)
         verify_if_sealed(path)
-        return cls(path, read_layout(path), read_json(path / "config.json"))
+        tensors, config = read_layout(path), read_json(path / "config.json")
+        check_plausible(config, tensors)
+        return cls(path, tensors, config)
 
     @classmethod
     def open_file(cls, file: Path, config: dict[str, Any]) -> Checkpoint:
         """Open one safetensors file after checking its header; `config` is what else is known."""
-        return cls(file.parent, read_header(file), config)
+        tensors = read_header(file)
+        check_plausible(config, tensors)
+        return cls(file.parent, tensors, config)
 
     @property
     def dtype(self) -> torch.dtype:

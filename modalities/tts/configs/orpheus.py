@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 
 from triptych.core.errors import WeightsError
-from triptych.core.typed import convert
+from triptych.core.typed import convert, what_is_wrong
 
 Id = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -54,7 +54,8 @@ def read_speech_block(config: Mapping[str, Any]) -> SpeechBlock:
     try:
         block = convert(config.get("speech"), SpeechBlock)
     except msgspec.ValidationError as error:
-        raise WeightsError(f"config.json: speech is not usable: {error}.") from None
+        reason = what_is_wrong(error, config.get("speech"))
+        raise WeightsError(f"config.json: speech is not usable: {reason}.") from None
     if block.layout != "orpheus":
         raise WeightsError(f"config.json: speech layout {block.layout!r} is not known: orpheus.")
     if not block.voices:

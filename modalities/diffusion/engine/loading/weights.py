@@ -21,6 +21,7 @@ from triptych.core.kernels.dequantise import PackedTensor
 from triptych.core.weights.gguf import block_format, output_dtype, read_blocks, read_values
 from triptych.core.weights.gguf_header import GgufFile, open_gguf
 from triptych.core.weights.layout import TensorInfo, read_json
+from triptych.core.weights.plausible import check_plausible
 from triptych.core.weights.tensors.checkpoint import Checkpoint, TensorSource
 from triptych.modalities.diffusion.engine.loading.block_rows import BlockRows
 
@@ -81,7 +82,9 @@ def open_weights(folder: Path, file: Path | None) -> Iterator[Weights]:
             yield checkpoint
     elif file.suffix == ".gguf":
         with open_gguf(file) as gguf:
-            yield GgufWeights(gguf, read_json(folder / "config.json"))
+            weights = GgufWeights(gguf, read_json(folder / "config.json"))
+            check_plausible(weights.config, weights.tensors)
+            yield weights
     else:
         with Checkpoint.open_file(file, read_json(folder / "config.json")) as checkpoint:
             yield checkpoint

@@ -22,7 +22,7 @@ from triptych.core.config import SpeechOptions
 from triptych.core.errors import ConfigError, WeightsError
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.native_linear import pack_linears
-from triptych.core.typed import convert
+from triptych.core.typed import convert, what_is_wrong
 from triptych.core.weights.layout import read_json, read_layout
 from triptych.core.weights.quiet import transformers_loading
 from triptych.core.weights.tensors.checkpoint import Checkpoint
@@ -175,7 +175,8 @@ class CodecBlueprint:
         try:
             return convert(fields, SnacConfig)
         except msgspec.ValidationError as error:
-            raise WeightsError(f"The codec's config.json is not usable: {error}.") from None
+            reason = what_is_wrong(error, fields)
+            raise WeightsError(f"The codec's config.json is not usable: {reason}.") from None
 
 
 class HubCodec:

@@ -1,0 +1,120 @@
+"""How much longer a tokenizer may make a text, known before any text is tokenized.
+
+Owns the rules by which steps of a tokenizer.json lengthen what passes them. Files are a stranger's:
+four replacements of one letter by a thousand, one after the other, make a terabyte of a word.
+Knows the settings of the `tokenizers` library, and no model.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from tokenizers import Regex, Tokenizer, normalizers
+
+from triptych.core.errors import WeightsError
+
+MAX_GROWTH = 512
+"""By how much the bytes of a text may at most be multiplied. What people publish stays below 300 by
+this count, which takes the worst case of each step, and below 20 on any text."""
+MAX_ADDED = 4096
+"""The most special tokens around a text."""
+
+_GROWTH: Mapping[str, int] = MappingProxyType(
+    {"NFC": 3, "NFD": 3, "NFKC": 11, "NFKD": 11, "BertNormalizer": 3, "Lowercase": 2}
+    | {"ByteLevel": 2, "Metaspace": 3}
+)
+"""By how much each step may multiply bytes: forms of Unicode, https://unicode.org/faq/normalization.html;
+letters for bytes, and a mark of three bytes for a space."""
+_FORMS = ("NFC", "NFD", "NFKC", "NFKD")
+_LOOKS_AROUND = re.compile(r"\(\?|\\[bBGKyY]")
+"""What may match nothing in some texts only."""
+_LISTS = ("normalizers", "pretokenizers", "processors", "decoders")
+
+
+def steps_of(part: Any) -> list[dict[str, Any]]:
+    """The settings of a normalizer, pre-tokenizer, post-processor or decoder, step by step."""
+    if part is None:
+        return []
+    found, waiting = [], [json.loads(part.__getstate__())]
+    while waiting:
+        settings = waiting.pop()
+        if settings["type"] == "Sequence":
+            inner = next((settings[name] for name in _LISTS if name in settings), [])
+            waiting += reversed(inner)
+        else:
+            found.append(settings)
+    return found
+
+
+def check_growth(tokenizer: Tokenizer) -> None:
+    """Raise `WeightsError`, naming the part at fault, if texts or answers may grow too long."""
+    normalized = growth_of(tokenizer.normalizer)
+    growths = {
+        "normalizer": normalized,
+        "pre_tokenizer": normalized * growth_of(tokenizer.pre_tokenizer),
+        "post_processor": growth_of(tokenizer.post_processor),
+        "decoder": growth_of(tokenizer.decoder),
+    }
+    for name, growth in growths.items():
+        if growth > MAX_GROWTH:
+            raise WeightsError(
+                f"its {name} may make {growth:.3g} bytes of one; at most {MAX_GROWTH} are allowed"
+            )
+    num_added = tokenizer.num_special_tokens_to_add(is_pair=False)
+    if num_added > MAX_ADDED:
+        raise WeightsError(
+            f"its post_processor adds {num_added} tokens to every text; at most {MAX_ADDED} are"
+            " allowed"
+        )
+
+
+def growth_of(part: Any) -> int:
+    """By how much a part of a tokenizer, as `steps_of` takes it, may multiply a text's bytes."""
+    growths = [(step["type"] in _FORMS, _step_growth(step)) for step in steps_of(part)]
+    # One form of Unicode after the other makes nothing longer than one alone.
+    form = max((growth for is_form, growth in growths if is_form), default=1)
+    return form * math.prod(growth for is_form, growth in growths if not is_form)
+
+
+def _step_growth(step: Mapping[str, Any]) -> int:
+    kind = step["type"]
+    if kind == "Replace":
+        return _replaced(step["pattern"], len(step["content"].encode()))
+    if kind == "Prepend":
+        return 1 + len(step["prepend"].encode())
+    if kind == "Precompiled":
+        return _longest_piece(step["precompiled_charsmap"])
+    if kind == "TemplateProcessing":
+        return max(1, sum("Sequence" in piece for piece in step["single"]))
+    return _GROWTH.get(kind, 1)
+
+
+def _replaced(pattern: Mapping[str, str], num_bytes: int) -> int:
+    """By how much a text grows if so many bytes come in the place of each match of `pattern`."""
+    literal, regex = pattern.get("String", ""), pattern.get("Regex", "")
+    if literal:
+        return max(1, -(-num_bytes // len(literal.encode())))
+    probe = normalizers.Replace(Regex(regex), "x")
+    # A match of nothing is found before, between and behind all bytes, which stay.
+    is_empty = len(probe.normalize_str("\x01")) > 1 or _LOOKS_AROUND.search(regex) is not None
+    return 1 + 2 * num_bytes if is_empty else max(1, num_bytes)
+
+
+def _longest_piece(charsmap: str | None) -> int:
+    """Of the strings, each ended by a zero, that SentencePiece puts in the place of characters.
+
+    They follow a trie, which has its length in bytes before it.
+    """
+    try:
+        raw = base64.b64decode(charsmap or "")
+    except binascii.Error as error:
+        raise WeightsError("its precompiled_charsmap is damaged") from error
+    trie_bytes = int.from_bytes(raw[:4], "little")
+    return max(map(len, raw[4 + trie_bytes :].split(b"\0")), default=0) or 1
