@@ -145,7 +145,7 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
         # given twice the last wins, as in the library, and coverage finds the hole it leaves.
         entries = decode_json(raw, dict[str, _HeaderEntry])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise WeightsError(f"{file.name} has a damaged header: {_brief(error)}.") from error
+        raise WeightsError(f"{file.name} has a damaged header: {brief(error)}.") from error
     metadata = entries.pop("__metadata__", _HeaderEntry())
     for name, entry in entries.items():
         _check_entry(file.name, name, entry)
@@ -162,7 +162,7 @@ def _in_blocks(file: str, tensors: Mapping[str, TensorInfo], blocks: str) -> dic
     try:
         formats = decode_json(blocks.encode(), dict[str, str]) if blocks else {}
     except (msgspec.DecodeError, RecursionError) as error:
-        raise WeightsError(f"{file} has a damaged header: {_brief(error)}.") from error
+        raise WeightsError(f"{file} has a damaged header: {brief(error)}.") from error
     found = {}
     for name, format_name in formats.items():
         info, form = tensors.get(name), FORMATS.get(format_name)
@@ -182,7 +182,7 @@ def read_json(file: Path) -> dict[str, Any]:
     except OSError as error:
         raise WeightsError(f"{file.name} cannot be read: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:
-        raise WeightsError(f"{file.name} is damaged: {_brief(error)}.") from error
+        raise WeightsError(f"{file.name} is damaged: {brief(error)}.") from error
     if not isinstance(value, dict):
         raise WeightsError(f"{file.name} is damaged: it holds no JSON object.")
     return value
@@ -268,7 +268,7 @@ def _read_index(index: Path) -> dict[str, str]:
     try:
         weight_map = convert(read_json(index), _Index).weight_map
     except msgspec.ValidationError as error:
-        raise WeightsError(f"{index.name} is damaged: {_brief(error)}.") from error
+        raise WeightsError(f"{index.name} is damaged: {brief(error)}.") from error
     if not weight_map:
         raise WeightsError(f"{index.name} lists no tensors.")
     for name, shard in weight_map.items():
@@ -298,6 +298,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
-def _brief(error: BaseException) -> str:
+def brief(error: BaseException) -> str:
     """The error in one short line, safe to show."""
     return str(error).splitlines()[0][:120].rstrip(".") if str(error) else type(error).__name__

@@ -23,15 +23,17 @@ _MIXED = 4
 """By how much layers times experts may exceed what there are tensors for: some layers have none."""
 _MAX_DEPTH = 16
 
-_LAYERS = re.compile(
-    r"(n|num)_(\w+_)?(layers?|blocks?|stages)|((en|de)coder|transformer|\w*hidden)_layers"
-    r"|layers_per_block|transformer_layers_per_block|depths?"
-)
-_EXPERTS = re.compile(r"(n|num)_(\w+_)?experts")
+_ANY_LAYERS = 64
+_ANY_EXPERTS = 1024
+_ANY_WIDTH = 2**18
+"""So much is cheap to build, and left to the checks of the model: a field may be without effect."""
+
+_LAYERS = re.compile(r"(?!max_)(\w+_)?(layers?|blocks?|stages?|depths?|layers_per_block)")
+_EXPERTS = re.compile(r"(\w+_)?experts")
 _WIDTHS = re.compile(
-    r"(\w+_)?(hidden|intermediate|vocab|embedding|ffn|inner|mlp|projection)_(size|dim)"
-    r"|(\w+_)?(head|ffn|attention)_dim|d_model|d_ff|d_kv|n_embd|n_inner|n_heads?"
-    r"|(\w+_)?num_(\w+_)?heads|(en|de)coder_attention_heads"
+    r"(?!\w*(max_pos|window|chunk|cache|batch|buffer|sample|segment))"  # of positions
+    r"((\w+_)?(dims?|size|width|channels|heads?|bins|buckets|features|inner|embd|positions)"
+    r"|d_\w+|num_position_embeddings|scale_factor)"
 )
 
 
@@ -43,27 +45,24 @@ def check_plausible(
         return
     shapes = [info.shape for info in tensors.values()]
     num_parts = sum(max(1, shape[0]) if len(shape) > 2 else 1 for shape in shapes)
-    widest = _PACKED * max((dim for shape in shapes for dim in shape), default=0)
+    widest = max((dim for shape in shapes for dim in shape), default=0)
+
+    def check(field: str, count: float, most: int, held: str) -> None:
+        if count > most:
+            raise WeightsError(f"{file}: {field} is {count}, but its weights have {held}.")
+
     for where, fields in _objects(config):
-        layers = dict(_counts(fields, _LAYERS))
-        for name, count in layers.items():
-            if count > len(tensors):
-                raise WeightsError(
-                    f"{file}: {where}{name} is {count}, but its files have {len(tensors)} tensors."
-                )
-        num_layers = max(1, *layers.values()) if layers else 1
+        num_layers = 1
+        for name, count in _counts(fields, _LAYERS):
+            most = max(len(tensors), _ANY_LAYERS)
+            check(f"{where}{name}", count, most, f"{len(tensors)} tensors")
+            num_layers = max(num_layers, int(count))
         for name, count in _counts(fields, _EXPERTS):
-            if count * num_layers > _MIXED * num_parts:
-                raise WeightsError(
-                    f"{file}: {where}{name} is {count}, but its files have {len(tensors)} tensors"
-                    f" for {num_layers} layers of so many experts."
-                )
+            most = max(_MIXED * num_parts, _ANY_EXPERTS) // num_layers
+            check(f"{where}{name}", count, most, f"{num_parts} parts for {num_layers} layers")
         for name, width in _counts(fields, _WIDTHS):
-            if width > widest:
-                raise WeightsError(
-                    f"{file}: {where}{name} is {width}, but the widest tensor of its files has"
-                    f" {widest // _PACKED}."
-                )
+            most = max(_PACKED * widest, _ANY_WIDTH)
+            check(f"{where}{name}", width, most, f"no dimension above {widest}")
 
 
 def _objects(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:

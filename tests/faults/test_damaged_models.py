@@ -8,6 +8,7 @@ import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import transformers
@@ -157,6 +158,52 @@ def test_a_damaged_file_is_named_in_one_line(
     assert name in caught.value.message
     assert "\n" not in caught.value.message
     assert str(tmp_path) not in caught.value.message
+
+
+EXTREMES = (0, -1, 2**24, 2**31, 2**70)
+NOT_READ = {"bos_token_id", "eos_token_id", "pad_token_id", "initializer_range", "pretraining_tp"}
+
+
+def config_of(family: str) -> dict[str, Any]:
+    """What a folder of text has, and what the family adds; the weights are those of a Llama."""
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = getattr(transformers, f"{family}Config")(**sizes, num_hidden_layers=2)
+    fields: dict[str, Any] = json.loads(json.dumps(config.to_dict(), default=str))
+    return {**fields, "architectures": [f"{family}ForCausalLM"], "vocab_size": 259}
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize("value", EXTREMES)
+@pytest.mark.parametrize("family", ["Llama", "Mixtral", "Qwen3Moe", "GPT2", "Phi"])
+def test_no_extreme_of_a_configuration_hangs_or_ends_in_more_than_a_line(
+    whole: Path, tmp_path: Path, family: str, value: int
+) -> None:
+    folder = shutil.copytree(whole, tmp_path / "model")
+    config = config_of(family)
+    for field, own in config.items():
+        if type(own) is not int or field in NOT_READ:
+            continue
+        (folder / "config.json").write_text(json.dumps(config | {field: value}))
+        line = ""
+        try:
+            start(str(folder))
+        except SetupError as error:
+            line = error.message
+        assert "\n" not in line, field
+        assert line or family == "Llama", field
+
+
+@pytest.mark.parametrize(
+    "field", ["num_hidden_layers", "num_local_experts", "vocab_size", "hidden_size"]
+)
+def test_a_field_that_the_weights_cannot_have_is_named_with_its_value(
+    whole: Path, tmp_path: Path, field: str
+) -> None:
+    folder = shutil.copytree(whole, tmp_path / "model")
+    config = config_of("Mixtral") | {field: 2**24}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(SetupError, match=rf"config\.json: {field} is {2**24}"):
+        start(str(folder))
 
 
 @pytest.mark.parametrize("how", [how for how in DAMAGES if how != "folder"])

@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from huggingface_hub.errors import StrictDataclassError
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -43,6 +42,7 @@ from triptych.core.layers.native_linear import pack_linears
 from triptych.core.text.context_length import context_length
 from triptych.core.weights.quiet import transformers_loading
 from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.core.weights.unfit import unfit
 
 ATTENTION = "triptych_paged"
 """The name of our attention among those of transformers."""
@@ -50,6 +50,7 @@ ATTENTION = "triptych_paged"
 _LEGACY_FIELDS = frozenset(
     ("rope_theta", "rope_scaling", "partial_rotary_factor", "original_max_position_embeddings")
 )
+_COUNTS = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
 _UNSUPPORTED_ATTENTION = ("softcap", "s_aux", "position_bias", "indices", "head_mask")
 
 
@@ -82,7 +83,7 @@ class FallbackBlueprint:
 
     def weight_bytes(self) -> int:
         """Counted on a model without memory behind it."""
-        with torch.device("meta"):
+        with unfit(f"config.json is not usable as {self._kind.__name__}"), torch.device("meta"):
             sketch = self._kind(copy.deepcopy(self._config))
         num_values: int = sum(parameter.numel() for parameter in sketch.parameters())
         return num_values * self.dtype.itemsize
@@ -244,10 +245,12 @@ def _read(config: Mapping[str, Any]) -> tuple[Any, Any]:
         raise WeightsError("config.json asks for a quantization_config, which is not supported.")
     known = set(config_kind.__dataclass_fields__) | set(config_kind.attribute_map)
     fields = {k: v for k, v in config.items() if k in known | _LEGACY_FIELDS and k[0] != "_"}
-    try:
+    with unfit(f"config.json is not usable as {family}"):
         parsed = config_kind(**fields, attn_implementation=ATTENTION)
-    except (StrictDataclassError, TypeError, ValueError) as error:
-        raise WeightsError(f"config.json is not usable as {family}: {error}") from error
+    for name in _COUNTS:
+        count = getattr(parsed, name, None)
+        if not isinstance(count, int) or count < 1:
+            raise WeightsError(f"config.json: {name} is {count!r}, not a number above 0.")
     layer_types = set(getattr(parsed, "layer_types", None) or ())
     is_plain = layer_types <= {"full_attention", "sliding_attention"} and not kind._is_stateful
     if not is_plain or not kind._supports_attention_backend or config_kind.sub_configs:

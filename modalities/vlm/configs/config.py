@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from huggingface_hub.errors import StrictDataclassError
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from triptych.core.errors import WeightsError
 from triptych.core.weights.layout import read_json
+from triptych.core.weights.unfit import unfit
 from triptych.modalities.vlm.configs.families import FAMILIES
 from triptych.modalities.vlm.configs.slots import SlotConfig
 
@@ -32,10 +32,8 @@ def read_config(config: Mapping[str, Any]) -> Any:
     if "text_config" not in config:  # older files have its fields beside the others
         text_fields = getattr(kind.sub_configs["text_config"], "__dataclass_fields__", ())
         known |= {*text_fields, "rope_theta", "rope_scaling"} - {"model_type", "architectures"}
-    try:
+    with unfit(f"config.json is not usable as {model_type}"):
         return kind(**{k: v for k, v in config.items() if k in known and k[0] != "_"})
-    except (StrictDataclassError, TypeError, ValueError) as error:
-        raise WeightsError(f"config.json is not usable as {model_type}: {error}") from error
 
 
 def _kind_of(model_type: Any) -> Any:
@@ -59,10 +57,8 @@ def open_image_processor(folder: Path) -> Any:
     kind = getattr(transformers, f"{name}Pil", None)
     if not name.endswith("ImageProcessor") or kind is None:
         raise WeightsError(f"{name or 'No'} image processor is known here.")
-    try:
+    with unfit("preprocessor_config.json is not usable"):
         return kind.from_dict(dict(fields))
-    except (TypeError, ValueError) as error:
-        raise WeightsError(f"preprocessor_config.json is not usable: {error}") from error
 
 
 def open_processor(folder: Path, image_processor: Any) -> Any:
@@ -84,10 +80,8 @@ def open_processor(folder: Path, image_processor: Any) -> Any:
     )
     accepted = inspect.signature(kind.__init__).parameters
     plain = {k: v for k, v in fields.items() if k in accepted and not isinstance(v, dict)}
-    try:
+    with unfit("processor_config.json is not usable"):
         return kind(image_processor=image_processor, tokenizer=tokenizer, **plain)
-    except (TypeError, ValueError) as error:
-        raise WeightsError(f"processor_config.json is not usable: {error}") from error
 
 
 def _json(folder: Path, name: str) -> dict[str, Any]:

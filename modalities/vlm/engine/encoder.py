@@ -26,6 +26,7 @@ from triptych.core.errors import InvalidRequest, NonFinite, WeightsError
 from triptych.core.prompt_content import Array, PromptContent
 from triptych.core.weights.quiet import transformers_loading
 from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.core.weights.unfit import unfit
 
 if TYPE_CHECKING:
     from triptych.core.devices.rank_group import RankGroup
@@ -222,7 +223,7 @@ def _flat(parts: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
 
 def encoder_sketch(config: Any, kind: Any) -> Any:
     """The encoder without memory behind it."""
-    with torch.device("meta"):
+    with unfit(f"config.json is not usable as {kind.__name__}"), torch.device("meta"):
         return _encoder_of(_without_language(kind)(_cut(config)))
 
 

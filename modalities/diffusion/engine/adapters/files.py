@@ -31,7 +31,7 @@ from triptych.core.errors import WeightsError
 from triptych.core.typed import decode_json
 from triptych.core.weights.layout import read_json, single_file
 from triptych.core.weights.tensors.checkpoint import Checkpoint
-from triptych.modalities.diffusion.engine.loading.weights import unfit
+from triptych.core.weights.unfit import unfit
 
 _VARIANTS = {
     "dora_scale": "DoRA",

@@ -19,7 +19,7 @@ from triptych.core.config import ModelOptions
 from triptych.core.errors import ConfigError, WeightsError
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.weights.encoding import AUTO, STORED_ONLY
-from triptych.core.weights.layout import read_json
+from triptych.core.weights.layout import brief, read_json
 from triptych.core.weights.overrides import PLAIN_TYPES, PartOverride, read_overrides
 from triptych.core.weights.pipeline_index import (
     PipelineComponent,
@@ -37,7 +37,7 @@ from triptych.modalities.diffusion.engine.loading.modules import (
     open_diffusers_module,
     open_transformers_module,
 )
-from triptych.modalities.diffusion.engine.loading.weights import Weights, brief, open_weights
+from triptych.modalities.diffusion.engine.loading.weights import Weights, open_weights
 
 
 def open_reader(kind: Any, folder: Path) -> Any:

@@ -26,8 +26,9 @@ from triptych.core.weights.quiet import errors_only, transformers_loading
 from triptych.core.weights.tensors.checkpoint import TensorSource
 from triptych.core.weights.tensors.loading import MAX_NAMED, TensorTarget, load_tensors
 from triptych.core.weights.tensors.quantise import quantise
+from triptych.core.weights.unfit import unfit
 from triptych.modalities.diffusion.engine.loading.originals import in_own_names, text_in_own_names
-from triptych.modalities.diffusion.engine.loading.weights import Weights, unfit
+from triptych.modalities.diffusion.engine.loading.weights import Weights
 
 Report = Callable[[float], None]
 _CHOOSES_CODE = frozenset({"auto_map", "attn_implementation", "experts_implementation"})

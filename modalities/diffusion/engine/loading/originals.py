@@ -15,11 +15,11 @@ from diffusers.loaders.single_file_utils import convert_open_clip_checkpoint
 from torch import Tensor
 
 from triptych.core.errors import WeightsError
+from triptych.core.weights.unfit import unfit
 from triptych.modalities.diffusion.engine.loading.weights import (
     HeldWeights,
     Weights,
     read_rows,
-    unfit,
 )
 
 _UNPROJECTED = "text_encoders.clip_l.transformer."  # SD3 takes the pooled vector as it is

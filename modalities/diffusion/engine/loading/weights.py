@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 
 from triptych.core.block_formats import FORMATS
@@ -24,33 +23,6 @@ from triptych.core.weights.layout import TensorInfo, read_json
 from triptych.core.weights.plausible import check_plausible
 from triptych.core.weights.tensors.checkpoint import Checkpoint, TensorSource
 from triptych.modalities.diffusion.engine.loading.block_rows import BlockRows
-
-UNFIT = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    NotImplementedError,
-    RuntimeError,
-    StrictDataclassError,
-    TypeError,
-    ValueError,
-)
-
-
-@contextmanager
-def unfit(problem: str) -> Iterator[None]:
-    """Around library code that reads a file's data: what it raises is a `WeightsError`."""
-    try:
-        yield
-    except UNFIT as error:
-        raise WeightsError(f"{problem}: {brief(error)}.") from error
-
-
-def brief(error: Exception) -> str:
-    """What it says in one short line."""
-    return (str(error).splitlines() or [type(error).__name__])[0][:120].rstrip(".")
-
 
 _SHAPE_KEY = "comfy.gguf.orig_shape."  # of tensors that were flattened to be quantised
 _GGUF_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

@@ -27,6 +27,7 @@ from triptych.core.weights.layout import read_json, read_layout
 from triptych.core.weights.quiet import transformers_loading
 from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.core.weights.tensors.loading import MAX_NAMED, TensorTarget, load_tensors
+from triptych.core.weights.unfit import unfit
 from triptych.modalities.tts.engine.codecs.decoder import Adapter, StreamingDecoder
 from triptych.modalities.tts.engine.codecs.families.dac import dac, xcodec
 from triptych.modalities.tts.engine.codecs.families.seanet import encodec, mimi
@@ -93,7 +94,7 @@ class CodecBlueprint:
 
     def num_bytes(self) -> int:
         """Bytes of its weights."""
-        with torch.device("meta"):
+        with unfit("The codec's config.json is not usable"), torch.device("meta"):
             sketch = self._sketch()
         return sum(tensor.numel() * 4 for tensor in sketch.state_dict().values())
 
