@@ -12,12 +12,12 @@ from contextlib import aclosing
 
 import msgspec
 
-from triptych.core.client import EngineClient
+from triptych.core.client import EngineClient, EngineStatus
 from triptych.core.errors import EngineDown, TriptychError, to_info
 from triptych.core.job import Job, Output
 from triptych.core.router.beats import ReplicaBeat
 from triptych.core.router.report import LoadReport
-from triptych.core.transport.messages import MessageCodec, StepReport
+from triptych.core.transport.messages import Heartbeat, MessageCodec, StepReport
 
 _WATCHED_S = 5.0
 """How long steps are recorded after somebody asked for them."""
@@ -43,6 +43,7 @@ class Replica:
         self._end_process = end_process
         self._encode = msgspec.msgpack.Encoder().encode
         self._steps: list[StepReport] = []
+        self._overdue: Heartbeat | None = None
         self._expiry: asyncio.TimerHandle | None = None
         self._leave: Callable[[], None] = lambda: None
 
@@ -90,9 +91,18 @@ class Replica:
     def check(self) -> None:
         """Raise `EngineDown` where this replica must be replaced."""
         status = self._client.status()
-        budget_s = status.last_beat.stall_budget_s if status.last_beat else status.beat_age_s
-        if not status.is_alive or status.beat_age_s > budget_s:
+        before, self._overdue = self._overdue, self._overdue_beat(status)
+        # Twice the same: this process has run since, and the engine has not.
+        is_hung = self._overdue is not None and self._overdue is before
+        if not status.is_alive or is_hung:
             raise EngineDown(status.reason or "The engine makes no progress.")
+
+    @staticmethod
+    def _overdue_beat(status: EngineStatus) -> Heartbeat | None:
+        """The engine's last beat, if another one should have come by now."""
+        beat = status.last_beat
+        is_overdue = beat is not None and status.beat_age_s > beat.stall_budget_s
+        return beat if is_overdue else None
 
     async def close(self) -> None:
         """Stop the engine."""

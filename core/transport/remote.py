@@ -41,6 +41,7 @@ from triptych.core.transport.messages import (
     ToEngine,
     Watch,
 )
+from triptych.core.transport.silence import Silence
 
 ENGINE = b"engine-"
 SUPERVISOR = b"supervisor"
@@ -74,6 +75,7 @@ class RemoteClient:
         self._num_engines = 0
         self._beat: Heartbeat | None = None
         self._beat_s = time.monotonic()
+        self._silence = Silence(CHECK_INTERVAL_S)
         self._absence = "the engine is starting"
         self._is_warm = False
         self._waiting: dict[str, bytes] = {}
@@ -222,6 +224,7 @@ class RemoteClient:
 
     def _take_beat(self, beat: Heartbeat) -> None:
         self._beat, self._beat_s = beat, time.monotonic()
+        self._silence.broken()
         # Models that load later, for a first use, do not make the server unready.
         states = {status.state for status in beat.models}
         self._is_warm = self._is_warm or "loading" not in states
@@ -295,12 +298,13 @@ class RemoteClient:
         """An engine that is not there is its supervisor's to bring back; one that hangs is not."""
         if self._beat is None:
             return True
-        return time.monotonic() - self._beat_s <= self._beat.stall_budget_s
+        return self._silence.lasts_s <= self._beat.stall_budget_s
 
     def _check_heartbeat(self) -> None:
         """End the streams of an engine that is silent for longer than its last heartbeat allows."""
         self._next_check = self._loop.call_later(CHECK_INTERVAL_S, self._check_heartbeat)
-        self._receive()  # a stalled loop of our own must not pass for a stalled engine
+        self._receive()
+        self._silence.turn()
         if self._waiting and not self._awaits_first():
             self._end_all(self._engine_down())
         if len(self._streams) and not self._is_alive():

@@ -4,9 +4,11 @@ Owns the life of children that speak `core.transport.control`. Knows nothing of 
 imports no torch, so it outlives every fault of the device.
 
 A child that exits is noticed at once; one that sends no beat within the budget it named itself
-is asked for its stacks (SIGUSR1) and killed. Either is a crash: it starts again after a backoff,
-and the third crash within five minutes opens the circuit and ends the whole tree. The first
-SIGTERM or SIGINT drains the children in the order given; a second one kills them.
+is asked for its stacks (SIGUSR1) and killed. That budget is counted in time that this process ran
+itself, so that a machine which stood still as a whole ends no child. Either is a crash: the child
+starts again after a backoff, and the third crash within five minutes opens the circuit and ends the
+whole tree. The first SIGTERM or SIGINT drains the children in the order given; a second one kills
+them.
 """
 
 from __future__ import annotations
@@ -27,9 +29,11 @@ import msgspec
 
 from triptych.core.errors import ErrorInfo, SetupError, TriptychError, from_info
 from triptych.core.transport.control import DRAIN, Beat, Failed, FromChild, Ready
+from triptych.core.transport.silence import Silence
 
 _log = logging.getLogger(__name__)
 
+LISTEN_INTERVAL_S = 0.1
 DUMP_TIME_S = 0.5
 """How long a hung child gets to write its stacks."""
 DRAIN_SLACK_S = 5.0
@@ -191,7 +195,9 @@ class _SupervisedProcess:
         self._reader, self._writer = line
         self._observer = observer
         self._hung = asyncio.Event()
-        self._watchdog = asyncio.get_running_loop().call_later(start_budget_s, self._suspect)
+        self._silence = Silence(LISTEN_INTERVAL_S)
+        self._budget_s = start_budget_s
+        self._watchdog = self._listen_again()
 
     @classmethod
     async def start(
@@ -262,19 +268,24 @@ class _SupervisedProcess:
 
     def _take(self, note: FromChild) -> None:
         if isinstance(note, Beat):
-            self._watchdog.cancel()
-            self._watchdog = asyncio.get_running_loop().call_later(
-                note.stall_budget_s, self._suspect
-            )
+            self._silence.broken()
+            self._budget_s = note.stall_budget_s
         elif isinstance(note, Ready):
             self.is_ready = True
         elif isinstance(note, Failed):
             self.failure = from_info(ErrorInfo(code=note.code, message=note.message))
         self._observer.on_note(self.spec.name, note)
 
-    def _suspect(self) -> None:
-        # This process itself may have been stopped: beats that came in meanwhile are read first.
-        self._watchdog = asyncio.get_running_loop().call_later(0.1, self._hung.set)
+    def _listen_again(self) -> asyncio.TimerHandle:
+        loop = asyncio.get_running_loop()
+        return loop.call_later(self._silence.interval_s, self._check_silence)
+
+    def _check_silence(self) -> None:
+        self._silence.turn()
+        if self._silence.lasts_s > self._budget_s:
+            self._hung.set()
+        else:
+            self._watchdog = self._listen_again()
 
     async def _dump_and_kill(self) -> None:
         _log.error("the %s process makes no progress; its stacks follow", self.spec.name)

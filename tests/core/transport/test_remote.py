@@ -348,6 +348,18 @@ async def test_silence_beyond_the_budget_is_not_alive_and_ends_streams(world):
     await world.until(lambda status: status.is_ready)
 
 
+async def test_an_engine_that_stood_still_with_this_process_is_alive(world):
+    engine = await world.engine(stall_budget_s=0.5)
+    stream = world.client.submit("m", REQUEST, job_id="a")
+    await engine.receive(Job)
+    time.sleep(1.5)  # noqa: ASYNC251 - as where the whole machine was stopped
+    await asyncio.sleep(0.2)
+    assert world.client.status().is_alive
+    await engine.beat()
+    await engine.finish("a", 1)
+    assert await collect(stream) == [1]
+
+
 async def test_a_goodbye_ends_the_engine(world):
     engine = await world.engine()
     stream = world.client.submit("m", REQUEST, job_id="a")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -115,6 +117,23 @@ async def test_a_silent_child_writes_its_stacks_and_is_killed(capfd):
     await witness.until(lambda w: w.gone)
     assert witness.gone[0][1] == "hung"
     assert "supervised_child.py" in capfd.readouterr().err
+    supervisor.stop()
+    await run
+
+
+async def test_a_machine_that_stood_still_ends_no_child():
+    supervisor, witness, run = start(spec("well", stall_budget_s=1.0))
+    await witness.until(lambda w: w.num_ready())
+    pid = supervisor._children["child"]._process.pid
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(2)  # noqa: ASYNC251 - this process stands still, too
+    await asyncio.sleep(0.3)  # and the child needs longer than this one to go on
+    os.kill(pid, signal.SIGCONT)
+    await asyncio.sleep(1.5)
+    assert witness.gone == []
+    os.kill(pid, signal.SIGSTOP)  # alone, it is ended
+    await witness.until(lambda w: w.gone)
+    assert witness.gone[0][1] == "hung"
     supervisor.stop()
     await run
 
