@@ -161,8 +161,8 @@ class DeviceOptions:
     )
     device_memory_utilization: float = option(
         0.9,
-        "Share of the memory free at start that weights and caches together may take"
-        " (the KV cache gets free x share - weights).",
+        "Share of the memory free at the server's start that weights and caches together may take"
+        " (the KV cache gets free x share - weights). An engine that is started again has as much.",
         within=SHARE,
     )
     tensor_parallel_size: int = option(

@@ -57,12 +57,16 @@ class Reservation:
 
 
 class Ledger:
-    """The account of `capacity_bytes` by owner. Thread-safe: loader threads reserve."""
+    """The account of `capacity_bytes` by owner. Thread-safe: loader threads reserve.
 
-    def __init__(self, capacity_bytes: int) -> None:
+    They are a part of the `free_bytes` that the device had, where these are known.
+    """
+
+    def __init__(self, capacity_bytes: int, free_bytes: int | None = None) -> None:
         if capacity_bytes < 0:
             raise ValueError("capacity_bytes must not be negative")
         self.capacity_bytes = capacity_bytes
+        self._free_bytes = capacity_bytes if free_bytes is None else free_bytes
         self._lock = threading.Lock()
         self._held: set[Reservation] = set()
         self._used_bytes = 0
@@ -71,6 +75,15 @@ class Ledger:
     def available_bytes(self) -> int:
         """Bytes that are free."""
         return self.capacity_bytes - self._used_bytes
+
+    def resume(self, capacity_bytes: int) -> None:
+        """Have the capacity of an earlier ledger of this device, if so much is free.
+
+        What is free after a restart also follows from what others hold by then: a model that fitted
+        before would not fit any more. Comes before anything is reserved.
+        """
+        assert not self._held, "resumed in use"
+        self.capacity_bytes = min(capacity_bytes, self._free_bytes)
 
     def reserve(self, owner: str, num_bytes: int) -> Reservation:
         """Promise `num_bytes` to `owner` (`model/weights`, `model/kv`, ...).

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from triptych.core.transport.control import Beat, ControlLine, FromChild, Phase, Ready
+from triptych.core.ledger import Ledger
+from triptych.core.transport.control import Beat, ControlLine, FromChild, Kept, Phase, Ready
 from triptych.core.transport.messages import Heartbeat, ModelState, ModelStatus
-from triptych.engine_process import StartReport
+from triptych.engine_process import StartReport, keep_budget
 
 
 class Line(ControlLine):
@@ -41,3 +42,14 @@ def test_what_can_wait_begins_once_when_all_is_ready() -> None:
     kinds = [type(message) for message in line.told]
     assert kinds == [Beat, Beat, Phase, Ready, Beat]
     assert begun == [4], "after the supervisor knows"
+
+
+def test_a_later_start_shares_out_as_much_memory_as_the_first() -> None:
+    line, first = Line(), Ledger(900, free_bytes=1000)
+    keep_budget(line, first, 0)
+    assert line.told == [Kept({"device_budget_bytes": 900})]
+    for free_bytes, capacity_bytes in ((2000, 900), (950, 900), (900, 900), (500, 500)):
+        later = Ledger(int(free_bytes * 0.9), free_bytes=free_bytes)
+        keep_budget(line, later, 900)
+        assert later.capacity_bytes == capacity_bytes
+    assert len(line.told) == 1

@@ -172,7 +172,7 @@ def open_device(options: DeviceOptions) -> tuple[Device, Ledger]:
     _log.info("threads to compute with: %d (%s)", num_threads, reason)
     device = Device.open(rank_device(options, 0))
     free_bytes = device.free_bytes()
-    ledger = Ledger(int(free_bytes * options.device_memory_utilization))
+    ledger = Ledger(int(free_bytes * options.device_memory_utilization), free_bytes)
     _log.info(
         "device %s: %s of %s free for models (--device-memory-utilization %g)",
         device.name,

@@ -1,10 +1,10 @@
 """The line between a supervisor and one child: a socket pair, the child's standard input.
 
 Owns their messages. Down come the configuration (one line of JSON) and the word to drain; up come
-start-up phases, hits and misses of the start (`core.lookups`), beats and the reason of a failed
-start, one JSON object a line. A line that is cut means that the other end is dead. The child obeys
-this line alone: it ignores SIGINT and SIGTERM, so that a signal to the whole group or container
-still drains in order.
+start-up phases, hits and misses of the start (`core.lookups`), beats, what a later start is to
+know, and the reason of a failed start, one JSON object a line. A line that is cut means that the
+other end is dead. The child obeys this line alone: it ignores SIGINT and SIGTERM, so that a signal
+to the whole group or container still drains in order.
 """
 
 from __future__ import annotations
@@ -57,7 +57,13 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     code: str = SetupError.code
 
 
-FromChild = Phase | Beat | Ready | Failed | Lookup
+class Kept(msgspec.Struct, frozen=True, tag=True):
+    """Fields for the configuration of every later start of this child."""
+
+    fields: dict[str, int]
+
+
+FromChild = Phase | Beat | Ready | Failed | Kept | Lookup
 
 
 class ControlLine:

@@ -22,13 +22,13 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import msgspec
 
 from triptych.core.errors import ErrorInfo, SetupError, TriptychError, from_info
-from triptych.core.transport.control import DRAIN, Beat, Failed, FromChild, Ready
+from triptych.core.transport.control import DRAIN, Beat, Failed, FromChild, Kept, Ready
 from triptych.core.transport.silence import Silence
 
 _log = logging.getLogger(__name__)
@@ -52,6 +52,14 @@ class ChildSpec:
     config: bytes
     pass_fds: tuple[int, ...] = ()
     env: Mapping[str, str] | None = None
+
+    def with_fields(self, fields: Mapping[str, int]) -> ChildSpec:
+        """The same with `fields` in its configuration, a JSON object."""
+        if not fields:
+            return self
+        config = msgspec.json.decode(self.config, type=dict[str, msgspec.Raw])
+        added = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in fields.items()}
+        return replace(self, config=msgspec.json.encode(config | added))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,17 +129,17 @@ class Supervisor:
     async def _keep(self, spec: ChildSpec) -> None:
         """Run `spec` again and again. Returns only while stopping."""
         crashes: deque[float] = deque(maxlen=self._policy.max_crashes)
-        was_ready = False
+        was_ready, kept = False, dict[str, int]()
         while not self._stopping.is_set():
             child = await _SupervisedProcess.start(
-                spec, self._policy.start_budget_s, self._observer
+                spec.with_fields(kept), self._policy.start_budget_s, self._observer
             )
             self._children[spec.name] = child
             try:
                 reason = await child.run()
             finally:
                 del self._children[spec.name]
-            was_ready = was_ready or child.is_ready
+            was_ready, kept = was_ready or child.is_ready, child.kept | kept
             if self._stopping.is_set():
                 return
             if child.failure is not None and not was_ready:
@@ -191,6 +199,7 @@ class _SupervisedProcess:
         self.spec = spec
         self.is_ready = False
         self.failure: TriptychError | None = None
+        self.kept: dict[str, int] = {}
         self._process = process
         self._reader, self._writer = line
         self._observer = observer
@@ -272,6 +281,8 @@ class _SupervisedProcess:
             self._budget_s = note.stall_budget_s
         elif isinstance(note, Ready):
             self.is_ready = True
+        elif isinstance(note, Kept):
+            self.kept = note.fields
         elif isinstance(note, Failed):
             self.failure = from_info(ErrorInfo(code=note.code, message=note.message))
         self._observer.on_note(self.spec.name, note)

@@ -38,13 +38,15 @@ _PAGES = Path(__file__).with_name("page")
 class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
     """What the supervisor hands to a child, as JSON. Holds secrets: never on a command line.
 
-    `folder` is where the sockets are; `listener_fd` is the API's inherited listening socket.
+    `folder` is where the sockets are; `listener_fd` is the API's inherited listening socket;
+    `device_budget_bytes` are those of the engine's first start, from the second on.
     """
 
     config: Config
     models: tuple[ResolvedModel, ...]
     folder: str
     listener_fd: int = -1
+    device_budget_bytes: int = 0
 
 
 def with_models(config: Config, models: Sequence[ResolvedModel]) -> Config:

@@ -15,8 +15,9 @@ from triptych.compose import ChildSetup, build_codec, build_engine
 from triptych.core import logs
 from triptych.core.collector import rest_collector, resume_collector
 from triptych.core.config import Config
+from triptych.core.ledger import Ledger, mib
 from triptych.core.lookups import listening
-from triptych.core.transport.control import Beat, ControlLine, Phase, Ready, run_child
+from triptych.core.transport.control import Beat, ControlLine, Kept, Phase, Ready, run_child
 from triptych.core.transport.engine_server import EngineServer
 from triptych.core.transport.messages import Heartbeat
 from triptych.core.typed import decode_json
@@ -42,6 +43,7 @@ def _run(line: ControlLine, setup: ChildSetup, build: BuildEngine) -> None:
     if setup.config.models.load == "startup":
         verify_ahead(Path(model.folder) for model in setup.models)
     engine = build(setup.config, setup.models)
+    keep_budget(line, engine.ledger, setup.device_budget_bytes)
     line.send(Phase("engine", _library_note()))
     server = EngineServer(engine, Path(setup.folder), build_codec())
     report = StartReport(line, engine.warm)
@@ -58,6 +60,15 @@ def _run(line: ControlLine, setup: ChildSetup, build: BuildEngine) -> None:
         server.close(is_drained=False)
         raise
     server.close(is_drained=True)
+
+
+def keep_budget(line: ControlLine, ledger: Ledger, first_bytes: int) -> None:
+    """Share out as much memory as at the first start: `first_bytes`, if this is a later one."""
+    if not first_bytes:
+        line.send(Kept({"device_budget_bytes": ledger.capacity_bytes}))
+        return
+    ledger.resume(first_bytes)
+    _log.info("memory for models: %s, %s at first", mib(ledger.capacity_bytes), mib(first_bytes))
 
 
 class StartReport:

@@ -11,7 +11,7 @@ import threading
 import time
 from pathlib import Path
 
-from triptych.core.transport.control import Beat, ControlLine, Failed, Phase, Ready
+from triptych.core.transport.control import Beat, ControlLine, Failed, Kept, Phase, Ready
 
 
 def main() -> None:
@@ -31,7 +31,10 @@ def main() -> None:
     line.send(Phase("think"))
     line.send(Beat(config.get("stall_budget_s", 30.0)))
     line.send(Ready())
-    if behaviour == "crash":
+    if behaviour == "keep":
+        line.send(Phase(f"start {config.get('number', 0)}"))
+        line.send(Kept({"number": config.get("number", 0) + 1}))
+    if behaviour in ("crash", "keep"):
         os._exit(7)
     if behaviour == "die":
         os.kill(os.getpid(), signal.SIGKILL)

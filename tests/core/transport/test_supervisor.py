@@ -96,6 +96,14 @@ async def test_the_third_crash_opens_the_circuit():
     assert [restart for _, _, restart in witness.gone] == [0.01, 0.04, None]
 
 
+async def test_what_the_first_start_found_every_later_one_is_given():
+    _, witness, run = start(spec("keep", other={"deep": [1]}))
+    with pytest.raises(SetupError):
+        await run
+    starts = [note.name for _, note in witness.notes if isinstance(note, Phase)]
+    assert [name for name in starts if name != "think"] == ["start 0", "start 1", "start 1"]
+
+
 async def test_crashes_long_ago_are_forgiven():
     policy = Policy(first_backoff_s=0.01, crash_window_s=0.0)
     supervisor, witness, run = start(spec("crash"), policy=policy)
