@@ -1,7 +1,7 @@
 """The fields of a request that prescribe the form of its answer.
 
-Owns their names, those of OpenAI and of vLLM, and that there is one of them at most. What a form
-means is `core.grammar`'s.
+Owns their names, those of OpenAI, vLLM, SGLang and llama.cpp, and that there is one of them at
+most. What a form means is `core.grammar`'s.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from triptych.core.limits import MAX_CHOICES, MAX_GRAMMAR_BYTES
 _Pattern = Annotated[str, StringConstraints(min_length=1, max_length=MAX_GRAMMAR_BYTES)]
 _Choice = Annotated[str, StringConstraints(min_length=1, max_length=MAX_GRAMMAR_BYTES)]
 _Choices = Annotated[list[_Choice], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)]
+_PatternOrNone = Annotated[str, StringConstraints(max_length=MAX_GRAMMAR_BYTES)]
+"""Clients that fill in defaults send an empty text for none."""
 JsonSchema = Annotated[dict[str, Any], Field(json_schema_extra={"format": "json-schema"})]
 _SchemaOrText = Annotated[
     Annotated[JsonSchema, Tag(":schema")] | Annotated[_Pattern, Tag(":text")],
@@ -49,9 +51,9 @@ _REFUSED: Mapping[str, RefusedField] = MappingProxyType(
 
 
 class JsonSchemaFormat(Strict):
-    """A schema with a name, which says nothing to the model."""
+    """A schema, perhaps with a name, which says nothing to the model."""
 
-    name: Name
+    name: Name | None = None
     description: Text | None = None
     schema_: JsonSchema | None = Field(default=None, alias="schema")
     strict: bool | None = Field(
@@ -67,19 +69,32 @@ class JsonSchemaFormat(Strict):
 
 
 class AnswerFormat(Strict):
-    """OpenAI's way to ask for JSON."""
+    """OpenAI's way to ask for JSON, and that of llama.cpp and Together, where `schema` is here."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
+    schema_: JsonSchema | None = Field(
+        default=None, alias="schema", description="Of json_object, or in place of json_schema."
+    )
 
     @model_validator(mode="after")
     def _check_schema(self) -> Self:
-        if (self.type == "json_schema") != (self.json_schema is not None):
+        given = (self.json_schema is not None) + (self.schema_ is not None)
+        allowed = {"text": (0,), "json_object": (0, 1), "json_schema": (1,)}[self.type]
+        if given not in allowed or (self.json_schema is not None and self.type != "json_schema"):
             raise InvalidRequest(
-                "json_schema goes with the type of that name, and with no other.",
+                "The type json_schema goes with json_schema or schema, json_object with schema or"
+                " with neither, text with neither.",
                 param="response_format",
             )
         return self
+
+    @property
+    def asked(self) -> Mapping[str, Any]:
+        """The schema of an answer that is no text."""
+        named = None if self.json_schema is None else self.json_schema.schema_
+        given = self.schema_ if named is None else named
+        return ANY_OBJECT if given is None else given
 
 
 class StructuredOutputs(Strict):
@@ -116,6 +131,18 @@ class ConstraintFields(Strict):
     guided_grammar: _Pattern | None = Field(
         default=None, description="As structured_outputs.grammar."
     )
+    json_schema: _SchemaOrText | None = Field(
+        default=None, description="As structured_outputs.json, its name in llama.cpp."
+    )
+    grammar: _PatternOrNone | None = Field(
+        default=None, description="As structured_outputs.grammar, its name in llama.cpp."
+    )
+    ebnf: _PatternOrNone | None = Field(
+        default=None, description="As structured_outputs.grammar, its name in SGLang."
+    )
+    regex: _PatternOrNone | None = Field(
+        default=None, description="As structured_outputs.regex, its name in SGLang."
+    )
 
     @model_validator(mode="after")
     def _check_constraint(self) -> Self:
@@ -137,22 +164,24 @@ class ConstraintFields(Strict):
         """Each form with the field it is in."""
         form, vllm = self.response_format, self.structured_outputs or StructuredOutputs()
         if form is not None and form.type != "text":
-            schema = None if form.json_schema is None else form.json_schema.schema_
-            yield "response_format", "json_schema", ANY_OBJECT if schema is None else schema
+            yield "response_format", "json_schema", form.asked
         if vllm.json_object:
             yield "structured_outputs", "json_schema", ANY_OBJECT
-        asked: tuple[tuple[ConstraintKind, Any, Any], ...] = (
-            ("json_schema", vllm.json_, self.guided_json),
-            ("regex", vllm.regex, self.guided_regex),
-            ("choice", vllm.choice, self.guided_choice),
-            ("grammar", vllm.grammar, self.guided_grammar),
+        asked: tuple[tuple[str, ConstraintKind, Any], ...] = (
+            ("structured_outputs", "json_schema", vllm.json_),
+            ("structured_outputs", "regex", vllm.regex),
+            ("structured_outputs", "choice", vllm.choice),
+            ("structured_outputs", "grammar", vllm.grammar),
+            ("guided_json", "json_schema", self.guided_json),
+            ("guided_regex", "regex", self.guided_regex),
+            ("guided_choice", "choice", self.guided_choice),
+            ("guided_grammar", "grammar", self.guided_grammar),
+            ("json_schema", "json_schema", self.json_schema),
+            ("regex", "regex", self.regex or None),
+            ("grammar", "grammar", self.grammar or None),
+            ("ebnf", "grammar", self.ebnf or None),
         )
-        for kind, named, guided in asked:
-            if named is not None:
-                yield "structured_outputs", kind, named
-            if guided is not None:
-                name = "json" if kind == "json_schema" else kind
-                yield f"guided_{name}", kind, guided
+        yield from (each for each in asked if each[2] is not None)
 
 
 def constraint_of(options: Mapping[str, Any]) -> Constraint | None:

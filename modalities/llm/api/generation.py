@@ -157,6 +157,7 @@ async def begin(
         seed=body.seed,
         stop=body.stops,
         echo=isinstance(body, CompletionRequest) and bool(body.echo),
+        has_answer=body.has_answer,
         shows_special=body.skip_special_tokens is False,
         shows_stop=bool(body.include_stop_str_in_output),
         offer=offer,

@@ -21,6 +21,7 @@ from triptych.core.typed import convert
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.api.constraints import ConstraintFields, constraint_of
 from triptych.modalities.llm.api.multimodal import Message, PictureSource
+from triptych.modalities.llm.api.protocol import stop_strings
 from triptych.modalities.llm.api.samples import (
     FinishReason,
     SampleDelta,
@@ -213,7 +214,7 @@ class ChatPipeline(Pipeline[LlmService]):
         given["max_tokens"] = own.max_tokens
         call = TextCall(
             model=self._model,
-            stop=(own.stop,) if isinstance(own.stop, str) else own.stop,
+            stop=stop_strings(own.stop),
             num_samples=own.n,
             seed=own.seed,
             offer=offer,

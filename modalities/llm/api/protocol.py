@@ -7,6 +7,7 @@ unknown field. Every number is bounded and finite, every string and array has a 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import (
@@ -61,7 +62,7 @@ def penalty(description: str) -> Any:
 
 def _not_zero(length: int) -> int:
     if length == 0:
-        raise InvalidRequest("It is at least one token; -1 stands for as many as fit.")
+        raise InvalidRequest("A length is at least one token; -1 stands for as many as fit.")
     return length
 
 
@@ -137,6 +138,13 @@ class UsageOption(Strict):
     """What OpenRouter's clients ask of token counts."""
 
     include: bool | None = Field(default=None, description="As stream_options.include_usage.")
+
+
+def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    """The stop strings of a request: one text or several; an empty text alone is none."""
+    if isinstance(stop, str):
+        return (stop,) if stop else ()
+    return tuple(stop or ())
 
 
 class SamplingFields(NamesModel, ConstraintFields, IgnoresHints):
@@ -232,6 +240,11 @@ class SamplingFields(NamesModel, ConstraintFields, IgnoresHints):
         return None
 
     @property
+    def has_answer(self) -> bool:
+        """Whether anything is shown beside the prompt."""
+        return True
+
+    @property
     def num_top_logprobs(self) -> int | None:
         """Alternatives reported per token of an answer; `None`: no log-probabilities at all."""
         return None
@@ -239,7 +252,7 @@ class SamplingFields(NamesModel, ConstraintFields, IgnoresHints):
     @property
     def stops(self) -> tuple[str, ...]:
         """The stop strings."""
-        return tuple(filter(None, [self.stop] if isinstance(self.stop, str) else self.stop or ()))
+        return stop_strings(self.stop)
 
     @property
     def has_usage_chunk(self) -> bool:
@@ -360,6 +373,10 @@ class CompletionRequest(SamplingFields):
     """Body of `/v1/completions`."""
 
     prompt: Prompt
+    max_tokens: Annotated[int, Field(ge=-1, le=SAMPLING_RANGES["max_tokens"][1])] | None = Field(
+        default=None,
+        description="Most tokens of one answer; -1: as many as fit; 0, with echo: none.",
+    )
     add_special_tokens: bool | None = _ADDS_SPECIAL
     parse_special: bool | None = _PARSES_SPECIAL
     logprobs: int | None = within("top_logprobs", "Alternatives reported per token.")
@@ -384,6 +401,11 @@ class CompletionRequest(SamplingFields):
                 "best_of other than n is not offered: ask for n answers with logprobs and choose.",
                 param="best_of",
             )
+        if not self.has_answer and not self.echo:
+            raise InvalidRequest(
+                "max_tokens is at least one token, or 0 with echo; -1 stands for as many as fit.",
+                param="max_tokens",
+            )
         if len(self.prompts) * (self.n or 1) > limits.MAX_ROWS:
             raise InvalidRequest(
                 f"Prompts times n must be at most {limits.MAX_ROWS}.", param="prompt"
@@ -394,6 +416,11 @@ class CompletionRequest(SamplingFields):
     def default_tokens(self) -> int | None:
         """OpenAI's, unless as many as fit are asked for."""
         return None if self.max_tokens == -1 else _DEFAULT_COMPLETION_TOKENS
+
+    @property
+    def has_answer(self) -> bool:
+        """See `SamplingFields`."""
+        return self.max_tokens != 0
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -410,6 +437,8 @@ class CompletionRequest(SamplingFields):
         """As for every request; echoed prompts report their log-probabilities, too."""
         sampling = super().sampling()
         sampling["prompt_logprobs"] |= bool(self.echo) and self.logprobs is not None
+        if not self.has_answer:
+            sampling["max_tokens"] = 1  # a prompt is scored by the step that draws a token
         return sampling
 
 

@@ -7,10 +7,13 @@ echoed prompt, the answer taken apart, counts. Knows neither how jobs run nor HT
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal
+from types import MappingProxyType
+from typing import Any, Literal
+
+import msgspec
 
 from triptych.core.caller import Caller
 from triptych.core.tokens import TokenDelta, TokenLogprob, TokenRequest
@@ -20,6 +23,10 @@ from triptych.modalities.llm.api.tools.pieces import AnswerPiece, CallStart, Wor
 from triptych.modalities.llm.api.tools.schema import Offer
 
 FinishReason = Literal["stop", "length", "tool_calls"]
+_NO_ANSWER: Mapping[str, Any] = MappingProxyType(
+    {"token_ids": (), "logprobs": (), "stop_token_id": None, "finish_reason": "length"}
+)
+"""What makes a delta one that only scores a prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,9 +34,10 @@ class TextCall:
     """What is a call's own, beside its requests: each of those is sampled `num_samples` times.
 
     The service sets the requests' `seed` (without one here it draws one) and `sample_index`. With
-    `echo` each sample begins with its prompt. Where there is an `offer` of tools, even of none, the
-    text is taken apart into thoughts, words and calls; if it `has_form`, JSON in it is a call only
-    between marks. The text has special tokens and what ended it only where the call `shows` them.
+    `echo` each sample begins with its prompt, and ends with it unless it `has_answer`. Where there
+    is an `offer` of tools, even of none, the text is taken apart into thoughts, words and calls; if
+    it `has_form`, JSON in it is a call only between marks. The text has special tokens and what
+    ended it only where the call `shows` them.
     """
 
     model: str
@@ -37,6 +45,7 @@ class TextCall:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     echo: bool = False
+    has_answer: bool = True
     shows_special: bool = False
     shows_stop: bool = False
     offer: Offer | None = None
@@ -158,6 +167,8 @@ class SampleText:
 
     def push(self, delta: TokenDelta) -> SampleDelta:
         """The text delta of one engine delta; the first also carries the prompt."""
+        if not self._call.has_answer:
+            delta = msgspec.structs.replace(delta, **_NO_ANSWER)
         self._num_cached_tokens = max(self._num_cached_tokens, delta.num_cached_tokens)
         self._num_cached_images = max(self._num_cached_images, delta.num_cached_contents)
         num_tokens = len(delta.token_ids) + (delta.stop_token_id is not None)

@@ -88,6 +88,16 @@ def test_lines_come_back_in_order_with_their_answers(generate: Run, tmp_path: Pa
     assert [line["completion_tokens"] for line in found] == [3, 6, 3]
 
 
+@pytest.mark.parametrize("stop", ["", [], None])
+def test_what_stops_nothing_in_a_line_is_what_it_is_over_http(
+    generate: Run, tmp_path: Path, stop: Any
+) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(json.dumps({"prompt": "one", "max_tokens": 3, "stop": stop}))
+    assert generate("-i", str(source), "-o", str(target)) == 0
+    assert [line["text"] for line in lines(target)] == ["ok"]
+
+
 BAD = [
     {"prompt": 5},
     {"prompt": "x", "stop": 5},

@@ -47,6 +47,23 @@ def named(schema: Any, **more: Any) -> dict[str, Any]:
         ({"guided_regex": "a+"}, "regex", "a+"),
         ({"guided_choice": ["a"]}, "choice", '["a"]'),
         ({"guided_grammar": 'root ::= "a"'}, "grammar", 'root ::= "a"'),
+        (
+            {"response_format": {"type": "json_object", "schema": SCHEMA}},
+            "json_schema",
+            SCHEMA,
+        ),
+        ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, "json_schema", SCHEMA),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+            "json_schema",
+            SCHEMA,
+        ),
+        ({"json_schema": SCHEMA}, "json_schema", SCHEMA),
+        ({"json_schema": json.dumps(SCHEMA)}, "json_schema", SCHEMA),
+        ({"grammar": 'root ::= "a"'}, "grammar", 'root ::= "a"'),
+        ({"ebnf": 'root ::= "a"'}, "grammar", 'root ::= "a"'),
+        ({"regex": "a+"}, "regex", "a+"),
+        ({"regex": "a+", "grammar": "", "ebnf": ""}, "regex", "a+"),
     ],
 )
 def test_every_way_to_ask(asked: dict[str, Any], kind: str, text: Any) -> None:
@@ -67,6 +84,7 @@ def test_every_way_to_ask(asked: dict[str, Any], kind: str, text: Any) -> None:
         {"response_format": {"type": "text"}},
         {"response_format": None, "guided_json": None},
         {"structured_outputs": {}},
+        {"grammar": "", "ebnf": "", "regex": ""},
         {"structured_outputs": {"json_object": False, "disable_fallback": True}},
     ],
 )
@@ -84,6 +102,14 @@ def test_what_asks_for_no_form(asked: dict[str, Any]) -> None:
             "structured_outputs asks for two",
         ),
         ({"response_format": {"type": "json_schema"}}, "json_schema goes with"),
+        ({"response_format": {"type": "text", "schema": SCHEMA}}, "text with neither"),
+        ({"response_format": {"type": "json_object", "json_schema": {}}}, "json_schema goes with"),
+        (
+            {"response_format": {"type": "json_schema", "schema": {}, "json_schema": {}}},
+            "json_schema goes with",
+        ),
+        ({"regex": "a", "guided_regex": "a"}, "two"),
+        ({"grammar": 'root ::= "a"', "json_schema": {}}, "two"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"structured_outputs": {"whitespace_pattern": " "}}, "whitespace_pattern is not offered"),
         ({"structured_outputs": {"structural_tag": "x"}}, "structural_tag is not offered"),

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from support.http import ANSWER, FakeEngine, chat, documents
+from support.http import ANSWER, FakeEngine, chat, documents, refused
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -205,6 +205,38 @@ async def test_completion_logprobs_with_echo(client: httpx.AsyncClient, stream: 
         "top_logprobs": [None, {"i": -1.0}, {"T": -0.25}, {"h": -0.25}],
         "text_offset": [0, 1, 2, 3],
     }
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("logprobs", [None, 0, 1])
+async def test_a_prompt_is_scored_without_an_answer(
+    client: httpx.AsyncClient, stream: bool, logprobs: int | None
+) -> None:
+    body = text(["hi", "abc"], echo=True, logprobs=logprobs, max_tokens=0, n=2, stream=stream)
+    body |= {"return_token_ids": True, "stream_options": {"include_usage": True}}
+    reply = await client.post(TEXT, json=body)
+    assert reply.status_code == 200, reply.text
+    parts = documents(reply.text)[:-1] if stream else [reply.json()]
+    choices = [choice for part in parts for choice in part["choices"]]
+    said: dict[int, str] = {}
+    for choice in choices:
+        said[choice["index"]] = said.get(choice["index"], "") + choice["text"]
+        assert not choice["token_ids"]
+    assert said == {0: "hi", 1: "hi", 2: "abc", 3: "abc"}
+    scored = [choice["logprobs"] for choice in choices if choice["logprobs"]]
+    assert [entry["tokens"] for entry in scored] == (
+        [] if logprobs is None else [list("hi"), list("hi"), list("abc"), list("abc")]
+    )
+    assert {choice["finish_reason"] for choice in choices} == {"length"}
+    usage = parts[-1]["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (5, 0)
+
+
+async def test_no_answer_needs_an_echo(client: httpx.AsyncClient) -> None:
+    error = refused(await client.post(TEXT, json=text("hi", max_tokens=0)))
+    assert error["param"] == "max_tokens"
+    assert "max_tokens" in error["message"]
+    assert "echo" in error["message"]
 
 
 async def test_the_token_drawn_is_always_among_the_likeliest(client: httpx.AsyncClient) -> None:
