@@ -27,11 +27,15 @@ from triptych.core.errors import InvalidRequest
 from triptych.core.http.body import StrictRoute, body_too_large, receive_body
 from triptych.core.http.upload import UploadBudget, UploadShare
 from triptych.core.limits import MAX_CONTENT_PARTS
-from triptych.core.media.fetch import Fetched, data_media_type
+from triptych.core.media.fetch import Fetched, data_media_type, plain_base64
 
 _MAX_OPENING_BYTES: Final = 256
 _STRETCH_BYTES: Final = 3 * 2**18
-_BASE64: Final = re.compile(rb"(?:[A-Za-z0-9+/=]++|\\/)*+")
+_BASE64: Final = re.compile(rb"(?:[A-Za-z0-9+/= ]++|\\[/nrt]|%(?:2[BbFf0]|3[Dd]|0[AaDd9]))*+")
+"""In JSON: with white space, which MIME breaks lines with, and as URLs may write it."""
+_BEGUN: Final = re.compile(rb"(?:\\|%[023]?)?")
+"""What may be the beginning of more of it, at the end of a piece."""
+_ESCAPES: Final = ((b"\\/", b"/"), (b"\\n", b"\n"), (b"\\r", b"\r"), (b"\\t", b"\t"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +200,7 @@ class DataUrls:
 
     def _is_cut(self, end: int) -> bool:
         """Whether base64 that ends there may go on with bytes that are yet to come."""
-        return self._rest[end : end + 2] in (b"", b"\\")
+        return _BEGUN.fullmatch(self._rest, end) is not None
 
     def _begin(self) -> None:
         # The mark at its end tells the word from one that the client made longer.
@@ -293,10 +297,19 @@ class _File:
         self.is_base64 = True
         self._num_exact = 0
         self._last = bytearray()  # characters that are not sure to be those of the data
+        self._said: bytearray | None = None  # all characters, where some are not of the base64
 
     def take(self, text: bytes) -> None:
         """Decode more of it."""
-        self._last += text.replace(b"\\/", b"/")
+        for escape, char in _ESCAPES:
+            text = text.replace(escape, char)
+        plain = plain_base64(text)
+        if self._said is None and len(plain) < len(text):
+            self._num_exact = len(self.data)
+            self._said = bytearray(self._written())
+        if self._said is not None:
+            self._said += text
+        self._last += plain
         whole = max(0, len(self._last) - 1) // 4 * 4  # the last four may be padded: they wait
         if self.is_base64 and b"=" in self._last[:whole]:
             self.is_base64 = False
@@ -313,8 +326,12 @@ class _File:
             self.is_base64 = False
 
     def text(self) -> str:
-        """The text as it was sent. Other threads run between its stretches."""
+        """The text as it was sent."""
+        return (self._written() if self._said is None else self._said).decode()
+
+    def _written(self) -> bytes:
+        """The base64. Other threads run between its stretches."""
         starts = range(0, self._num_exact, _STRETCH_BYTES)
         ends = (min(start + _STRETCH_BYTES, self._num_exact) for start in starts)
         pieces = (base64.b64encode(self.data[a:b]) for a, b in zip(starts, ends, strict=True))
-        return b"".join([*pieces, self._last]).decode()
+        return b"".join([*pieces, self._last])

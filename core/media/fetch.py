@@ -33,6 +33,7 @@ _HOST: Final = re.compile(r"(?!-)[a-z0-9-]{1,63}(?<!-)(\.(?!-)[a-z0-9-]{1,63}(?<
 _DATA: Final = re.compile(
     r"data:(?P<type>[\w.+-]+/[\w.+-]+)?(?P<rest>(;[\w.+-]+=[\w.+-]+)*)", re.IGNORECASE
 )
+_SPACES: Final = b" \t\r\n"
 _CHARACTERS: Final = re.compile(r"[!#$%&'()*+,./0-9:;=?@A-Z\[\]_a-z~-]*")
 _OK: Final = 200
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
@@ -112,7 +113,11 @@ class MediaFetcher:
         if len(body) > 4 * (self._max_bytes // 3 + 1):
             raise self._too_large()
         try:
-            data = base64.b64decode(body, validate=True) if is_base64 else unquote_to_bytes(body)
+            data = (
+                base64.b64decode(plain_base64(body.encode()), validate=True)
+                if is_base64
+                else unquote_to_bytes(body)
+            )
         except (binascii.Error, ValueError) as error:
             raise InvalidRequest("The data URL does not hold base64.") from error
         if len(data) > self._max_bytes:
@@ -191,6 +196,12 @@ class MediaFetcher:
 
     def _too_large(self) -> PayloadTooLarge:
         return PayloadTooLarge(f"A file has at most {self._max_bytes} bytes.")
+
+
+def plain_base64(text: bytes) -> bytes:
+    """Base64 without the line breaks of MIME and the escapes of URLs."""
+    plain = text.translate(None, _SPACES)
+    return unquote_to_bytes(plain).translate(None, _SPACES) if b"%" in plain else plain
 
 
 def data_media_type(head: str) -> str:

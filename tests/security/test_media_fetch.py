@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import quote
 
 import pytest
 
@@ -258,6 +259,9 @@ def data_fetcher(max_bytes: int = 100) -> MediaFetcher:
 
 async def test_data_urls_need_no_network() -> None:
     encoded = base64.b64encode(PICTURE).decode()
+    lines = base64.encodebytes(PICTURE).decode()
+    for body in (lines, lines.replace("\n", "\r\n"), lines.replace("\n", "%0A"), quote(encoded)):
+        assert (await data_fetcher().fetch(f"data:;base64,{body}")).data == PICTURE
     for head in ("data:image/png;base64", "DATA:image/PNG;name=a;base64"):
         assert await data_fetcher().fetch(f"{head},{encoded}") == Fetched(PICTURE, "image/png")
     assert await data_fetcher().fetch("data:,a%20b") == Fetched(b"a b", "")

@@ -6,6 +6,7 @@ import base64
 import json
 import re
 from typing import Any, ClassVar
+from urllib.parse import quote
 
 import pytest
 from hypothesis import example, given
@@ -89,6 +90,35 @@ def test_a_text_is_as_sent_to_its_last_character(text: str, size: int) -> None:
     found, urls = read(raw.encode(), size, place=IN_LISTS)
     assert text not in str(found)
     assert urls.put_back(found) == json.loads(raw)
+
+
+def broken(text: str, sep: str, every: int) -> str:
+    """The text with something in between that is no base64."""
+    return sep.join(text[at : at + every] for at in range(0, len(text), every)) + sep
+
+
+@given(
+    data=st.binary(min_size=1, max_size=300),
+    sep=st.sampled_from(("\n", "\r\n", " ", "\n\t", "%0A", "%0d%0a", "%20")),
+    every=st.integers(1, 76),
+    size=st.integers(1, 400),
+    is_quoted=st.booleans(),
+)
+def test_base64_may_be_broken_into_lines_and_escaped_as_urls_are(
+    data: bytes, sep: str, every: int, size: int, is_quoted: bool
+) -> None:
+    plain = base64.b64encode(data).decode()
+    if is_quoted:
+        plain, every = quote(plain, safe=""), len(plain) * 3
+    said = f"data:image/png;base64,{broken(plain, sep, every)}"
+    part = {"type": "image_url", "image_url": {"url": said}}
+    body = {"messages": [{"content": [part]}], "text": {"url": said}}
+    found, urls = read(json.dumps(body).encode(), size)
+    fetched = urls.find(found["messages"][0]["content"][0]["image_url"]["url"])
+    assert fetched is not None
+    assert bytes(fetched.data) == data
+    assert urls.put_back(found)["text"]["url"] == said
+    urls.close()
 
 
 def test_files_stay_where_pictures_are_read() -> None:
