@@ -21,6 +21,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
 from triptych.core.errors import ContextLengthExceeded, UnsupportedOption
+from triptych.core.http.body import note_ignored
 from triptych.core.http.context import Context
 from triptych.core.http.data_urls import data_urls
 from triptych.core.http.files.reading import StoredFiles
@@ -33,6 +34,7 @@ from triptych.modalities.llm.api.protocol import ChatRequest, CompletionRequest,
 from triptych.modalities.llm.api.replies import UsageTotals
 from triptych.modalities.llm.api.samples import SampleDelta, TextCall
 from triptych.modalities.llm.api.service import LlmService
+from triptych.modalities.llm.api.text import TextModel
 from triptych.modalities.llm.api.tools.schema import Offer
 from triptych.modalities.modality import FindLink
 
@@ -107,6 +109,12 @@ async def for_template(
         return [message.for_template(files.get) for message in messages], offer.for_template()
 
     return await on_text_thread_if_long(len(await request.body()), work)
+
+
+def note_thinking(request: Request, model: TextModel, names: Iterable[str]) -> None:
+    """Name the fields that ask for thoughts as ignored, where the model has none."""
+    if not model.answers.thinks:
+        note_ignored(request, *names)
 
 
 def fitted(

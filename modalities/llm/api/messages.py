@@ -45,6 +45,10 @@ TemplateOptions = Annotated[
     Field(max_length=limits.MAX_TEMPLATE_OPTIONS),
 ]
 _SWITCHES = ("enable_thinking", "thinking")
+_THINKING = (
+    *("enable_thinking", "reasoning_effort"),
+    *("thinking_budget", "thinking_token_budget", "thinking_budget_tokens"),
+)
 _FILE_URL = "triptych-file:\n"
 _PARTS = ("content", "output", "summary", "images", "tool_calls")
 """Fields of messages, items and parts that are lists, by the words of every API."""
@@ -81,8 +85,10 @@ def few_parts(value: Any) -> Any:
 
 
 def _num_parts(entries: Sequence[Any]) -> int:
-    """How many parts these have, and those of parts, too: results of tools have some."""
-    fields = (each.get(name) for each in entries if isinstance(each, dict) for name in _PARTS)
+    """How many parts these have, and those of parts, too: results and documents have some."""
+    given = [each for each in entries if isinstance(each, dict)]
+    given += [each["source"] for each in given if isinstance(each.get("source"), dict)]
+    fields = (each.get(name) for each in given for name in _PARTS)
     return sum(len(each) + _num_parts(each) for each in fields if isinstance(each, list))
 
 
@@ -382,6 +388,13 @@ class TemplateFields(Strict):
         if isinstance(self.thinking, ThinkingOption):
             return self.thinking.type == "enabled"
         return self.thinking
+
+    @property
+    def thinking_fields(self) -> list[str]:
+        """The fields that ask for thoughts, or bound them."""
+        given = {name: getattr(self, name) for name in _THINKING}
+        given["thinking"] = self._thinks
+        return [name for name, value in given.items() if value not in (None, False, "none")]
 
     def template_options(self) -> dict[str, Any]:
         """What the chat template is given besides the messages."""

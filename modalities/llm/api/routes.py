@@ -29,7 +29,12 @@ from triptych.core.tokens import TokenRequest
 from triptych.core.weights.resolve import opening
 from triptych.modalities.llm.api.anthropic.dialect import ANTHROPIC
 from triptych.modalities.llm.api.anthropic.routes import anthropic_router
-from triptych.modalities.llm.api.generation import Generation, begin, encode_conversation
+from triptych.modalities.llm.api.generation import (
+    Generation,
+    begin,
+    encode_conversation,
+    note_thinking,
+)
 from triptych.modalities.llm.api.ollama.dialect import OLLAMA
 from triptych.modalities.llm.api.ollama.routes import ollama_router
 from triptych.modalities.llm.api.protocol import (
@@ -111,8 +116,10 @@ def add_generation(router: APIRouter, service: LlmService, find_link: FindLink) 
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation, with pictures where the model sees."""
         context = Context.of(request)
+        model = service.model(body.model)
+        note_thinking(request, model, body.thinking_fields)
         prompt = await encode_conversation(service, body, request, find_link)
-        shape = ChatShape(service.model(body.model), context.call_id, AnswerDetails.of(body))
+        shape = ChatShape(model, context.call_id, AnswerDetails.of(body))
         generation = await begin(service, body, context, [prompt])
         return await _answer(generation, body, shape, context.options)
 

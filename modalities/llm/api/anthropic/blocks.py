@@ -16,6 +16,9 @@ from triptych.modalities.llm.api.anthropic import unsupported
 from triptych.modalities.llm.api.messages import CacheControl, TextOrParts
 from triptych.modalities.llm.api.tools.schema import ToolName
 
+BETWEEN_BLOCKS = "\n\n"
+"""Parts two blocks of text where a model reads one."""
+
 
 def _kind_of(value: Any) -> str:
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
@@ -93,6 +96,78 @@ class ImageBlock(Strict):
         return without_refused(value, unsupported.IMAGE)
 
 
+class PlainTextSource(Strict):
+    """A document that is text."""
+
+    type: Literal["text"]
+    media_type: Literal["text/plain"] = "text/plain"
+    data: Text
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, value: Any) -> Any:
+        kind = _kind_of(value)
+        if kind not in ("", "text"):
+            raise UnsupportedOption(
+                f"A document with a source of type {kind[:40]!a} is not read here:"
+                f" {unsupported.AS_TEXT}"
+            )
+        return value
+
+    @property
+    def text(self) -> str:
+        """What it says."""
+        return self.data
+
+
+class ContentSource(Strict):
+    """A document in blocks of text."""
+
+    type: Literal["content"]
+    content: TextOrParts[TextBlock]
+
+    @property
+    def text(self) -> str:
+        """What it says."""
+        if isinstance(self.content, str):
+            return self.content
+        return BETWEEN_BLOCKS.join(block.text for block in self.content)
+
+
+class Citations(Strict):
+    """Whether an answer says where it has things from, which none does here."""
+
+    enabled: Literal[False] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, value: Any) -> Any:
+        return without_refused(value, unsupported.CITATIONS)
+
+
+def _document_kind(value: Any) -> str:
+    return ":content" if _kind_of(value) == "content" else ":text"
+
+
+class DocumentBlock(Strict):
+    """A text with a title and words about it: the model reads all three, one after another."""
+
+    type: Literal["document"]
+    source: Annotated[
+        Annotated[PlainTextSource, Tag(":text")] | Annotated[ContentSource, Tag(":content")],
+        Discriminator(_document_kind),
+    ]
+    title: Text | None = None
+    context: Text | None = None
+    citations: Citations | None = None
+    cache_control: CacheControl | None = inert("cache_control")
+
+    @property
+    def text(self) -> str:
+        """What it says."""
+        return BETWEEN_BLOCKS.join(filter(None, (self.title, self.context, self.source.text)))
+
+
 class ThinkingBlock(Strict):
     """What was thought in an earlier answer: the template may show it. No signature is checked."""
 
@@ -124,11 +199,14 @@ class ToolUseBlock(Strict):
 
 
 def _result_kind(value: Any) -> str:
-    return ":image" if _kind_of(value) == "image" else ":text"
+    kind = _kind_of(value)
+    return f":{kind}" if kind in ("image", "document") else ":text"
 
 
 ResultBlock: TypeAlias = Annotated[
-    Annotated[TextBlock, Tag(":text")] | Annotated[ImageBlock, Tag(":image")],
+    Annotated[TextBlock, Tag(":text")]
+    | Annotated[ImageBlock, Tag(":image")]
+    | Annotated[DocumentBlock, Tag(":document")],
     Discriminator(_result_kind),
 ]
 
@@ -148,7 +226,7 @@ class ToolResultBlock(Strict):
         return without_refused(value, unsupported.CALL)
 
 
-_KINDS = ("image", "thinking", "redacted_thinking", "tool_use", "tool_result")
+_KINDS = ("image", "document", "thinking", "redacted_thinking", "tool_use", "tool_result")
 
 
 def _block_kind(value: Any) -> str:
@@ -159,6 +237,7 @@ def _block_kind(value: Any) -> str:
 Block: TypeAlias = Annotated[
     Annotated[TextBlock, Tag(":text")]
     | Annotated[ImageBlock, Tag(":image")]
+    | Annotated[DocumentBlock, Tag(":document")]
     | Annotated[ThinkingBlock, Tag(":thinking")]
     | Annotated[RedactedThinkingBlock, Tag(":redacted_thinking")]
     | Annotated[ToolUseBlock, Tag(":tool_use")]

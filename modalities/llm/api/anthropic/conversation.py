@@ -10,7 +10,9 @@ from itertools import groupby
 from operator import attrgetter
 
 from triptych.modalities.llm.api.anthropic.blocks import (
+    BETWEEN_BLOCKS,
     Block,
+    DocumentBlock,
     ImageBlock,
     TextBlock,
     ThinkingBlock,
@@ -29,7 +31,7 @@ from triptych.modalities.llm.api.translation import Fields, Names, call_fields, 
 _BILLING = "x-anthropic-billing-header:"
 """So begins a block that coding assistants send for the bill: other text in each request."""
 _ERROR = "Error: "
-_BETWEEN_BLOCKS = "\n\n"
+_TEXTS = (TextBlock, DocumentBlock)
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -92,7 +94,7 @@ def _blocks(turn: Turn) -> list[Block]:
 
 def _system(body: ConversationFields) -> str:
     texts = [block.text for block in blocks_of(body.system)]
-    return _BETWEEN_BLOCKS.join(text for text in texts if not text.startswith(_BILLING))
+    return BETWEEN_BLOCKS.join(text for text in texts if not text.startswith(_BILLING))
 
 
 def _assistant(blocks: Sequence[Block]) -> Fields:
@@ -103,9 +105,9 @@ def _assistant(blocks: Sequence[Block]) -> Fields:
         for block in blocks
         if isinstance(block, ToolUseBlock)
     ]
-    message: Fields = {"role": "assistant", "content": _BETWEEN_BLOCKS.join(texts)}
+    message: Fields = {"role": "assistant", "content": BETWEEN_BLOCKS.join(texts)}
     if thoughts:
-        message["reasoning_content"] = _BETWEEN_BLOCKS.join(thoughts)
+        message["reasoning_content"] = BETWEEN_BLOCKS.join(thoughts)
     if calls:
         message["tool_calls"] = calls
     return message
@@ -116,8 +118,8 @@ def _results(blocks: Iterable[Block], names: Mapping[str, str]) -> Iterator[Fiel
     for block in blocks:
         if isinstance(block, ToolResultBlock):
             content = blocks_of(block.content)
-            texts = [part.text for part in content if isinstance(part, TextBlock)]
-            text = _BETWEEN_BLOCKS.join(texts)
+            texts = [part.text for part in content if isinstance(part, _TEXTS)]
+            text = BETWEEN_BLOCKS.join(texts)
             if block.is_error and not text.startswith(_ERROR):
                 text = _ERROR + text
             named = {"tool_call_id": block.tool_use_id, "name": names[block.tool_use_id]}
@@ -135,10 +137,10 @@ def _asked(blocks: Sequence[Block]) -> Iterator[Block]:
 
 def _parts(blocks: Iterable[Block]) -> Iterator[Fields]:
     """Pictures, and between them texts."""
-    for kind, group in groupby(blocks, type):
-        if kind is TextBlock:
-            texts = [block.text for block in group if isinstance(block, TextBlock)]
-            yield {"type": "text", "text": _BETWEEN_BLOCKS.join(texts)}
+    for is_text, group in groupby(blocks, lambda block: isinstance(block, _TEXTS)):
+        if is_text:
+            texts = [block.text for block in group if isinstance(block, _TEXTS)]
+            yield {"type": "text", "text": BETWEEN_BLOCKS.join(texts)}
         else:
             pictures = [block for block in group if isinstance(block, ImageBlock)]
             for picture in pictures:

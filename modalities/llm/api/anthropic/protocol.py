@@ -39,7 +39,7 @@ from triptych.modalities.llm.api.tools.schema import ToolName
 ShownThoughts = Literal["whole", "omitted", "hidden"]
 """What is shown of thoughts: all, blocks without text, or nothing."""
 _OF_ROLE = {
-    "user": {"text", "image", "tool_result"},
+    "user": {"text", "image", "document", "tool_result"},
     "assistant": {"text", "thinking", "redacted_thinking", "tool_use"},
     "system": {"text"},
 }
@@ -66,10 +66,10 @@ class Turn(Strict):
 
 
 def blocks_of(content: str | list[Any] | None) -> list[Any]:
-    """A content in blocks: a text is one of them."""
-    if isinstance(content, str):
-        return [TextBlock(type="text", text=content)]
-    return content or []
+    """A content in blocks: a text is one of them, an empty one where there is no other."""
+    if isinstance(content, str) or not content:
+        return [TextBlock(type="text", text=content or "")]
+    return content
 
 
 def check_calls(turns: Sequence[Turn]) -> None:

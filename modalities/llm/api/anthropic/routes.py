@@ -46,10 +46,11 @@ from triptych.modalities.llm.api.generation import (
     begin,
     encode_conversation,
     fitted,
+    note_thinking,
 )
 from triptych.modalities.llm.api.protocol import ChatRequest
 from triptych.modalities.llm.api.service import LlmService
-from triptych.modalities.llm.api.translation import check_thinks, named_as, translated
+from triptych.modalities.llm.api.translation import named_as, translated
 from triptych.modalities.modality import FindLink, no_link
 
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'
@@ -86,7 +87,7 @@ def anthropic_router(service: LlmService, find_link: FindLink = no_link) -> APIR
     ) -> tuple[ChatRequest, TokenRequest]:
         check_version(request)
         if body.thinking and body.thinking.type == "enabled":
-            check_thinks(service.model(body.model), "thinking")
+            note_thinking(request, service.model(body.model), ["thinking"])
         chat = await translated(request, partial(chat_fields, body))
         return chat, await encode_conversation(service, chat, request, find_link)
 

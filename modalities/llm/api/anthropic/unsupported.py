@@ -12,7 +12,7 @@ from types import MappingProxyType
 from triptych.core.http.fields import RefusedField
 
 IN_CLIENT = "tools run in the client: describe it as a custom tool, with an input_schema."
-_AS_TEXT = "put its text into a text block."
+AS_TEXT = "put its text into a text block."
 
 BODY: Mapping[str, RefusedField] = MappingProxyType(
     {
@@ -48,6 +48,10 @@ TEXT: Mapping[str, RefusedField] = MappingProxyType(
     {"citations": RefusedField("an answer cites nothing.", ([],))}
 )
 
+CITATIONS: Mapping[str, RefusedField] = MappingProxyType(
+    {"enabled": RefusedField("an answer cites nothing.", (False,))}
+)
+
 IMAGE: Mapping[str, RefusedField] = MappingProxyType(
     {"transformations": RefusedField("pictures are scaled as their model needs it.", ({},))}
 )
@@ -61,11 +65,10 @@ CALL: Mapping[str, RefusedField] = MappingProxyType(
 
 BLOCKS: Mapping[str, str] = MappingProxyType(
     {
-        "browser_state": _AS_TEXT,
+        "browser_state": AS_TEXT,
         "compaction": "summarize the conversation in the client.",
         "container_upload": "there is no files API.",
-        "document": _AS_TEXT,
-        "search_result": _AS_TEXT,
+        "search_result": AS_TEXT,
         "tool_reference": "there is no search for tools: send those that may be called.",
     }
 )

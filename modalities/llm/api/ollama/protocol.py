@@ -33,7 +33,7 @@ from triptych.core.limits import SAMPLING_RANGES
 from triptych.modalities.llm.api.constraints import JsonSchema
 from triptych.modalities.llm.api.messages import few_parts
 from triptych.modalities.llm.api.ollama import unsupported
-from triptych.modalities.llm.api.protocol import AnyNumber, Stop, penalty, within
+from triptych.modalities.llm.api.protocol import AnyNumber, Stop, TokenId, penalty, within
 from triptych.modalities.llm.api.tools.schema import ToolName, Tools
 
 _MOST = SAMPLING_RANGES["max_tokens"][1]
@@ -235,6 +235,9 @@ class GenerateRequest(AnswerFields):
     system: Text | None = None
     raw: bool | None = Field(default=None, description="The prompt is the model's, as it is.")
     images: Images | None = Field(default=None, description="Pictures in base64.")
+    context: (
+        Annotated[list[TokenId], Field(max_length=limits.MAX_PROMPT_TOKENS, fail_fast=True)] | None
+    ) = Field(default=None, description="That of an earlier answer, which goes before the prompt.")
 
     @model_validator(mode="before")
     @classmethod
@@ -242,10 +245,14 @@ class GenerateRequest(AnswerFields):
         return without_refused(value, unsupported.GENERATE)
 
     @model_validator(mode="after")
-    def _check_raw(self) -> Self:
-        if self.raw and (self.system or self.images):
+    def _check_whole(self) -> Self:
+        if self.raw and (self.system or self.images or self.context):
             raise InvalidRequest(
-                "A raw prompt is the whole: leave system and images out.", param="raw"
+                "A raw prompt is the whole: leave system, images and context out.", param="raw"
+            )
+        if self.context and self.images:
+            raise InvalidRequest(
+                "A context is tokens, which no picture goes behind: use /api/chat.", param="context"
             )
         return self
 

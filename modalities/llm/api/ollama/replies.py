@@ -27,7 +27,7 @@ from triptych.modalities.llm.api.samples import SampleDelta
 from triptych.modalities.llm.api.tools.pieces import CallArguments, CallStart, Thought, Words
 from triptych.modalities.llm.api.translation import written_arguments
 
-DoneReason = Literal["stop", "length", "load"]
+DoneReason = Literal["stop", "length", "load", "unload"]
 
 
 class OllamaFunctionReply(BaseModel):
@@ -89,6 +89,7 @@ class GenerateLine(AnswerLine):
 
     response: str
     thinking: str = ""
+    context: list[int] | None = None
 
 
 class Timing:
@@ -138,10 +139,21 @@ class AnswerPart:
 
 
 class AnswerShape(ABC):
-    """Dresses the deltas of one answer. `model` is what the client calls it."""
+    """Dresses the deltas of one answer. `model` is what the client calls it.
 
-    def __init__(self, model: str, timing: Timing, *, shows_thoughts: bool = True) -> None:
+    `context` are the tokens before it, where the client gets them all to go on from.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        timing: Timing,
+        *,
+        shows_thoughts: bool = True,
+        context: Sequence[int] | None = None,
+    ) -> None:
         self._model = model
+        self._context = None if context is None else list(context)
         self._shows_thoughts = shows_thoughts
         self._timing = timing
         self._call: tuple[str, list[str]] | None = None
@@ -151,9 +163,9 @@ class AnswerShape(ABC):
     def _line(self, part: AnswerPart, **more: Any) -> BaseModel:
         """A line; `more` are fields of its end."""
 
-    def loaded(self) -> BaseModel:
-        """The answer where nothing was asked for but the model."""
-        return self._line(AnswerPart(), done=True, done_reason="load")
+    def empty(self, reason: DoneReason) -> BaseModel:
+        """The answer where nothing was asked for but the model, to come or to go."""
+        return self._line(AnswerPart(), done=True, done_reason=reason)
 
     async def lines(self, generation: Generation) -> AsyncGenerator[BaseModel, None]:
         """The lines of an answer, while it is made."""
@@ -177,6 +189,8 @@ class AnswerShape(ABC):
         async with aclosing(generation.deltas) as deltas:
             async for delta in deltas:
                 self._timing.tick()
+                if self._context is not None:
+                    self._context += delta.drawn_ids
                 logprobs = tuple(map(chat_logprob, delta.logprobs or ()))
                 for part in self._parts(delta):
                     yield replace(part, logprobs=logprobs), None
@@ -185,8 +199,11 @@ class AnswerShape(ABC):
                     yield AnswerPart(logprobs=logprobs), None
                 if delta.finish_reason is not None:
                     reason = "length" if delta.finish_reason == "length" else "stop"
+                    end = {"done": True, "done_reason": reason}
+                    if self._context is not None:
+                        end["context"] = self._context
                     durations = self._timing.durations(generation.usage.total())
-                    yield AnswerPart(), {"done": True, "done_reason": reason, **durations}
+                    yield AnswerPart(), {**end, **durations}
 
     def _parts(self, delta: SampleDelta) -> Iterator[AnswerPart]:
         for piece in delta.shown:

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
 
+import msgspec
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
 from triptych.core.errors import UnsupportedOption
+from triptych.core.http.body import note_ignored
 from triptych.core.http.context import Context
 from triptych.core.http.data_urls import DataUrlRoute, FilePlace
 from triptych.core.http.sse import LineStream, described_lines
@@ -149,6 +151,8 @@ class _TextRoutes:
                 prompt = TokenRequest(prompt_ids=ids, tenant=tenant)
             else:
                 prompt = await encode_conversation(self.service, chat, request, self.find_link)
+                ids = (*(body.context or ()), *prompt.prompt_ids)
+                prompt = msgspec.structs.replace(prompt, prompt_ids=ids)
             return await self._answer(body, chat, prompt, GenerateLines, request)
 
     def _model(self, body: AnswerFields) -> str:
@@ -161,15 +165,14 @@ class _TextRoutes:
     async def _loaded(
         self, body: AnswerFields, model: str, kind: type[AnswerShape], request: Request
     ) -> Response:
-        """Load a model, and do no more."""
+        """Load a model, and do no more; one to unload goes when its memory is needed."""
         self.service.model(model)
         if body.is_unloading:
-            raise UnsupportedOption(
-                "keep_alive 0 unloads nothing: a model stays until its memory is needed.",
-                param="keep_alive",
-            )
+            note_ignored(request, "keep_alive")
+            timing = Timing(Context.of(request).arrived_s, 0.0)
+            return _document(kind(body.model, timing).empty("unload"))
         timing = await self._timing(model, request)
-        return _document(kind(body.model, timing).loaded())
+        return _document(kind(body.model, timing).empty("load"))
 
     async def _answer(
         self,
@@ -183,7 +186,13 @@ class _TextRoutes:
         chat = fitted(self.service, chat, prompt, most=options.most_tokens, length=options.num_ctx)
         generation = await begin(self.service, chat, Context.of(request), [prompt])
         timing = await self._timing(chat.model, request)
-        shape = kind(body.model, timing, shows_thoughts=body.think is not False)
+        has_context = isinstance(body, GenerateRequest) and not body.raw and not prompt.contents
+        shape = kind(
+            body.model,
+            timing,
+            shows_thoughts=body.think is not False,
+            context=prompt.prompt_ids if has_context else None,
+        )
         if body.is_streamed:
             return LineStream(shape.lines(generation))
         return _document(await shape.whole(generation))

@@ -41,7 +41,6 @@ IGNORED: Mapping[str, str] = MappingProxyType(
 _PICTURE = "pictures are made at /v1/images/generations."
 GENERATE: Mapping[str, RefusedField] = MappingProxyType(
     {
-        "context": RefusedField("send the conversation so far to /api/chat.", ([],)),
         "height": RefusedField(_PICTURE, (0,)),
         "steps": RefusedField(_PICTURE, (0,)),
         "suffix": RefusedField("ask a chat model to fill the gap, in words.", ("",)),

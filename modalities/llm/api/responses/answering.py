@@ -38,6 +38,7 @@ from triptych.modalities.llm.api.generation import (
     begin,
     chat_request,
     encode_conversation,
+    note_thinking,
 )
 from triptych.modalities.llm.api.protocol import ChatRequest
 from triptych.modalities.llm.api.responses.archive import Archive, KeptRequest, ReplyFields
@@ -173,6 +174,7 @@ class Answering:
     ) -> PreparedInput:
         """The prompt of a request, and its pictures if it is kept. Raises what is wrong with it."""
         note_ignored(request, *body.offer.left_out)
+        note_thinking(request, self._service.model(body.model), body.thinking_fields)
         history = await self._history(body, Context.of(request).principal.owner)
         num_bytes = len(await request.body()) + history.num_bytes
         with with_own_names():

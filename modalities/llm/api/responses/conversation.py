@@ -60,6 +60,7 @@ def chat_fields(body: ResponseInput, items: Sequence[KeptItem]) -> Fields:
         "messages": _messages(body.instructions, items),
         **body.offer.for_chat(body.tool_choice),
         "parallel_tool_calls": body.parallel_tool_calls,
+        "chat_template_kwargs": body.chat_template_kwargs,
     }
     if body.reasoning is not None:
         fields["reasoning_effort"] = body.reasoning.effort

@@ -24,7 +24,7 @@ from triptych.core.http.fields import (
 )
 from triptych.core.limits import SAMPLING_RANGES
 from triptych.modalities.llm.api.constraints import JsonSchema
-from triptych.modalities.llm.api.messages import few_parts, is_list
+from triptych.modalities.llm.api.messages import TemplateOptions, few_parts, is_list
 from triptych.modalities.llm.api.protocol import Stop, within
 from triptych.modalities.llm.api.responses import unsupported
 from triptych.modalities.llm.api.responses.items import InputItem, KeptItem
@@ -162,6 +162,9 @@ class ResponseInput(NamesModel, IgnoresHints, NullIsAbsent):
         default=None, description="`false`: an answer ends with its first call."
     )
     reasoning: ReasoningOptions | None = None
+    chat_template_kwargs: TemplateOptions | None = Field(
+        default=None, description="Switches of the model's chat template, as in chat."
+    )
     text: TextOptions | None = None
 
     @model_validator(mode="before")
@@ -179,6 +182,12 @@ class ResponseInput(NamesModel, IgnoresHints, NullIsAbsent):
         if self.input is None and self.previous_response_id is None and self.conversation is None:
             raise InvalidRequest("input is required.", param="input")
         return self
+
+    @property
+    def thinking_fields(self) -> list[str]:
+        """The fields that ask for thoughts."""
+        effort = self.reasoning and self.reasoning.effort
+        return [] if effort in (None, "none") else ["reasoning.effort"]
 
     @property
     def offer(self) -> ToolOffer:

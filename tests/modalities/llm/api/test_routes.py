@@ -303,3 +303,20 @@ async def test_no_alternatives_need_no_logprobs(
 ) -> None:
     reply = await client.post("/v1/chat/completions", json=chat(top_logprobs=0, **logprobs))
     assert reply.status_code == 200, reply.text
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"enable_thinking": True, "thinking_budget": 5}, "enable_thinking, thinking_budget"),
+        ({"thinking": {"type": "enabled"}}, "thinking"),
+        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"enable_thinking": False, "reasoning_effort": "none", "thinking": False}, None),
+    ],
+)
+async def test_thoughts_are_asked_of_a_model_without(
+    client: httpx.AsyncClient, fields: dict[str, Any], named: str | None
+) -> None:
+    reply = await client.post(CHAT, json=chat(**fields))
+    assert reply.status_code == 200, reply.text
+    assert reply.headers.get("x-triptych-ignored") == named

@@ -18,6 +18,15 @@ from triptych.core.errors import EngineDown, Overloaded, RateLimited
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
+PLAIN = {"type": "text", "media_type": "text/plain", "data": "a"}
+
+
+def document(source: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """A conversation with a document."""
+    block = {"type": "document", "source": source, **fields}
+    return {"messages": [{"role": "user", "content": [block]}]}
+
+
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
@@ -34,7 +43,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
         ({"thinking": {"type": "disabled", "budget_tokens": 9}}, "budget_tokens"),
         ({"thinking": {"type": "adaptive", "budget_tokens": 9}}, "budget_tokens"),
         ({"thinking": {"type": "enabled", "budget_tokens": 300}}, "less"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 9}}, "does not think"),
         (
             {"output_format": FORM, "output_config": {"format": {**FORM, "schema": {}}}},
             "output_format and output_config.format",
@@ -44,7 +52,19 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
             {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
             "in the client",
         ),
-        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "document"),
+        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "source"),
+        (document({"type": "base64", "media_type": "application/pdf", "data": "AA"}), "text block"),
+        (document({"type": "url", "url": "http://a/b.pdf"}), "text block"),
+        (document({"type": "text", "media_type": "text/html", "data": "a"}), "media_type"),
+        (document(PLAIN, citations={"enabled": True}), "cites nothing"),
+        (
+            {
+                "messages": [
+                    {"role": "assistant", "content": [{"type": "document", "source": PLAIN}]}
+                ]
+            },
+            "says no document",
+        ),
         ({"messages": [{"role": "user", "content": [{"type": "mcp_tool_use"}]}]}, "mcp_tool_use"),
         ({"messages": [{"role": "assistant", "content": [{"type": "image"}]}]}, "source"),
         (

@@ -409,3 +409,31 @@ async def test_hints_are_ignored_and_named(client: httpx.AsyncClient) -> None:
     reply = await client.post(PATH, json=message(speed="fast", inference_geo="eu"))
     assert reply.status_code == 200, reply.text
     assert reply.headers["x-triptych-ignored"] == "inference_geo, speed"
+
+
+async def test_thinking_is_asked_of_a_model_that_does_not_think(client: httpx.AsyncClient) -> None:
+    asked = {"thinking": {"type": "enabled", "budget_tokens": 9}}
+    reply = await client.post(PATH, json=message(**asked))
+    assert reply.status_code == 200, reply.text
+    assert reply.headers["x-triptych-ignored"] == "thinking"
+    off = await client.post(PATH, json=message(thinking={"type": "disabled"}))
+    assert "x-triptych-ignored" not in off.headers
+
+
+async def test_thinking_is_asked_of_a_model_that_thinks(thinker: httpx.AsyncClient) -> None:
+    asked = {"thinking": {"type": "enabled", "budget_tokens": 9}}
+    reply = await thinker.post(PATH, json=message(**asked))
+    assert "x-triptych-ignored" not in reply.headers
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+async def test_no_blocks_are_an_empty_text(client: httpx.AsyncClient, place: int) -> None:
+    counts = []
+    for nothing in ([], "", [{"type": "text", "text": ""}]):
+        turns = [{"role": role, "content": "hi"} for role in ("user", "assistant", "user")]
+        turns[place]["content"] = nothing  # type: ignore[assignment]
+        body = {"model": "tiny", "messages": turns[: place + 1]}
+        reply = await client.post(COUNT, json=body)
+        assert reply.status_code == 200, reply.text
+        counts.append(reply.json()["input_tokens"])
+    assert len(set(counts)) == 1

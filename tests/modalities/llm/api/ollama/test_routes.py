@@ -13,6 +13,7 @@ from fastapi import FastAPI
 
 from support.http import ANSWER, READY, FakeEngine, in_process
 from support.other_apis import WEATHER_SCHEMA, other_apis_app
+from support.text_models import byte_tokenizer
 from triptych.core import limits
 from triptych.core.client import EngineStatus
 from triptych.core.errors import EngineDown, RateLimited
@@ -304,6 +305,25 @@ async def test_a_raw_prompt_is_the_whole(client: httpx.AsyncClient, engine: Fake
     assert len(next(iter(engine.submitted.values())).prompt_ids) == 3
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_context_goes_on(
+    client: httpx.AsyncClient, engine: FakeEngine, stream: bool
+) -> None:
+    context: list[int] = []
+    for turn, text in enumerate(["hi", "and then?", "again"]):
+        reply = await client.post(GENERATE, json=prompt(text, context=context, stream=stream))
+        said = lines(reply) if stream else [reply.json()]
+        end = said[-1]
+        given = list(engine.submitted.values())[turn].prompt_ids
+        assert given[: len(context)] == tuple(context)
+        drawn = [byte_tokenizer().encode(char).ids[0] for char in ANSWER]
+        assert end["context"] == [*given, *drawn]
+        assert all("context" not in line for line in said[:-1])
+        context = end["context"]
+    raw = await client.post(GENERATE, json=prompt("a", raw=True, stream=False))
+    assert "context" not in raw.json()
+
+
 @pytest.mark.parametrize(("path", "empty"), [(CHAT, "message"), (GENERATE, "response")])
 async def test_a_model_is_loaded(
     client: httpx.AsyncClient, engine: FakeEngine, path: str, empty: str
@@ -312,8 +332,9 @@ async def test_a_model_is_loaded(
     assert (body["done"], body["done_reason"]) == (True, "load")
     assert empty in body
     for time in (0, "0", "0h0m", "-0.0s"):
-        refused = await client.post(path, json={"model": "tiny", "keep_alive": time})
-        assert "keep_alive 0 unloads nothing" in refused.json()["error"]
+        reply = await client.post(path, json={"model": "tiny", "keep_alive": time})
+        assert reply.json()["done_reason"] == "unload"
+        assert reply.headers["x-triptych-ignored"] == "keep_alive"
     for time in ("1h30m", "-1s", ".5h", "300ms"):
         assert (await client.post(path, json={"model": "tiny", "keep_alive": time})).is_success
     for time in ("soon", "5", "5 m", "h", ""):
@@ -337,7 +358,9 @@ async def test_a_model_is_loaded(
         (CHAT, chat(messages=[{"role": "tool", "content": "a"}]), "tool_calls before it"),
         (GENERATE, prompt(suffix="x"), "suffix"),
         (GENERATE, prompt(template="x"), "--chat-template"),
-        (GENERATE, prompt(context=[1]), "/api/chat"),
+        (GENERATE, prompt(context=[1], images=["AA"]), "/api/chat"),
+        (GENERATE, prompt(context=[1], raw=True), "raw"),
+        (GENERATE, prompt(context=[99999]), "Token ids lie between"),
         (GENERATE, prompt(raw=True, system="x"), "raw"),
         (GENERATE, prompt(width=512), "/v1/images/generations"),
         ("/api/show", {}, "model"),

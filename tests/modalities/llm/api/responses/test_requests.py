@@ -46,6 +46,21 @@ def test_items_become_messages() -> None:
     ]
 
 
+async def test_thoughts_are_asked_of_a_model_without(tmp_path: Path) -> None:
+    with responses_app(tmp_path, FakeEngine(answer="ok")) as app:
+        async with in_process(app) as client:
+            for effort, named in (("high", "reasoning.effort"), ("none", None)):
+                body = ask_for(reasoning={"effort": effort, "summary": "auto"})
+                reply = await client.post("/v1/responses", json=body)
+                assert reply.headers.get("x-triptych-ignored") == named
+
+
+def test_switches_of_the_template_are_passed_on() -> None:
+    switches = {"enable_thinking": False}
+    body = ResponseRequest.model_validate(ask_for("hi", chat_template_kwargs=switches))
+    assert chat_fields(body, [])["chat_template_kwargs"] == switches
+
+
 def test_answers_stay_apart() -> None:
     assert messages(said("assistant", "a"), said("assistant", "b"), CALL, THOUGHT) == [
         said("assistant", "a"),
