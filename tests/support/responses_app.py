@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,41 @@ from typing import Any
 from fastapi import FastAPI
 
 from support.http import FakeEngine, make_service
-from triptych.core.config import Config, ModelOptions, ServerOptions, StoreOptions
+from triptych.core.config import (
+    Config,
+    ModelOptions,
+    ScheduleOptions,
+    ServerOptions,
+    StoreOptions,
+)
 from triptych.core.http.app import create_app
 from triptych.core.store.store import DocumentStore
+from triptych.core.tokens import TokenRequest
+from triptych.modalities.llm.api.multimodal import pictures_of
 from triptych.modalities.llm.api.replies import card_of
 from triptych.modalities.llm.api.responses.answering import Answering
 from triptych.modalities.llm.api.responses.conversations import conversations_router
 from triptych.modalities.llm.api.responses.routes import responses_router
+from triptych.modalities.llm.api.service import LlmService
+from triptych.schedulers.admission import Admission
+
+
+class SeeingEncoder:
+    """A prompt encoder that remembers the pictures of conversations."""
+
+    def __init__(self) -> None:
+        self.seen: list[list[bytes]] = []
+
+    async def encode_messages(self, messages: Sequence[Any], **options: Any) -> TokenRequest:
+        self.seen.append([bytes(one.file.data) for one in pictures_of(messages) if one.file])
+        return TokenRequest(prompt_ids=(5, 6, 7))
+
+
+def seeing_service(folder: Path, engine: FakeEngine, encoder: SeeingEncoder) -> LlmService:
+    """A service whose one model sees."""
+    text = make_service(folder, engine).model("tiny")
+    admission = Admission(options=ScheduleOptions())
+    return LlmService(engine, [text], admission, encoders={"tiny": encoder})
 
 
 @contextmanager
@@ -30,10 +58,14 @@ def responses_app(
     store: DocumentStore | None = None,
     models: ModelOptions | None = None,
     is_off: bool = False,
+    encoder: SeeingEncoder | None = None,
     **server: Any,
 ) -> Iterator[FastAPI]:
     """The app with a store of its own in memory, unless one is given or it is off."""
-    service = make_service(folder, engine, models)
+    if encoder is None:
+        service = make_service(folder, engine, models)
+    else:
+        service = seeing_service(folder, engine, encoder)
     if store is None and not is_off:
         store = DocumentStore.from_options(StoreOptions())
     options = ServerOptions(**server)

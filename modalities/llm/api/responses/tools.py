@@ -59,7 +59,7 @@ class FunctionTool(NullIsAbsent):
 
     def shown(self) -> dict[str, Any]:
         """The tool as an answer repeats it."""
-        return {"parameters": None, "strict": None, **self.model_dump(exclude_none=True)}
+        return self.model_dump()
 
     def for_chat(self, place: FunctionPlace, about: str) -> dict[str, Any]:
         """The tool as chat has it, with what the model is told `about` its namespace."""

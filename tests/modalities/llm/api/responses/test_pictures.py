@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import gc
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,24 +13,20 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from support.http import FakeEngine, in_process, make_service, refused
+from support.http import FakeEngine, in_process, refused
 from support.pictures import picture, saved
-from support.responses_app import ask_for
-from triptych.core.config import Config, ScheduleOptions, ServerOptions, StoreOptions
+from support.responses_app import SeeingEncoder, ask_for, seeing_service
+from triptych.core.config import Config, ServerOptions, StoreOptions
 from triptych.core.http.app import create_app
 from triptych.core.http.files.routes import files_router
 from triptych.core.http.files.shelf import FileShelf
 from triptych.core.store.documents import DocumentTable
 from triptych.core.store.store import DocumentStore
-from triptych.core.tokens import TokenRequest
-from triptych.modalities.llm.api.multimodal import pictures_of
 from triptych.modalities.llm.api.responses import lists
 from triptych.modalities.llm.api.responses.answering import Answering
 from triptych.modalities.llm.api.responses.conversations import conversations_router
 from triptych.modalities.llm.api.responses.pictures import HeldPictures
 from triptych.modalities.llm.api.responses.routes import responses_router
-from triptych.modalities.llm.api.service import LlmService
-from triptych.schedulers.admission import Admission
 
 
 async def post(client: httpx.AsyncClient, path: str = "/v1/responses", **body: Any) -> Any:
@@ -45,27 +41,13 @@ def message_with(*files: bytes) -> dict[str, Any]:
     return {"role": "user", "content": content}
 
 
-class SeeingEncoder:
-    """A prompt encoder that remembers the pictures of conversations."""
-
-    def __init__(self) -> None:
-        self.seen: list[list[bytes]] = []
-
-    async def encode_messages(self, messages: Sequence[Any], **options: Any) -> TokenRequest:
-        self.seen.append([bytes(one.file.data) for one in pictures_of(messages) if one.file])
-        return TokenRequest(prompt_ids=(5, 6, 7))
-
-
 @asynccontextmanager
 async def seeing(
     folder: Path, encoder: SeeingEncoder, engine: FakeEngine | None = None
 ) -> AsyncIterator[FastAPI]:
     engine, store = engine or FakeEngine(), DocumentStore.from_options(StoreOptions())
     assert store is not None
-    text = make_service(folder, engine).model("tiny")
-    service = LlmService(
-        engine, [text], Admission(options=ScheduleOptions()), encoders={"tiny": encoder}
-    )
+    service = seeing_service(folder, engine, encoder)
     answering = Answering.open(service, store, ServerOptions())
     shelf = FileShelf(store)
     routers = [responses_router(answering), conversations_router(answering), files_router(shelf)]
