@@ -12,6 +12,7 @@ import asyncio
 import logging
 import secrets
 import socket
+from collections import Counter
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
@@ -48,6 +49,8 @@ from triptych.core.options.pipeline import NIXL
 SentSlots = SharedSlots | OfferedSlots
 GREETING_TIMEOUT_S = 5.0
 _MAX_CONNECTIONS = 64
+_MAX_STRANGERS = 32
+"""Connections that have not proved themselves yet; they are many only where somebody floods."""
 _log = logging.getLogger(__name__)
 
 
@@ -121,6 +124,8 @@ class PageServer:
         self._secret = secret
         self._listener = address.listen()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._strangers: dict[asyncio.Task[None], str] = {}
+        """Who has not proved itself yet, and from which host, in the order they came."""
         self._thread = LoopThread("triptych-pages")
 
     def start(self, orders: PageOrders) -> None:
@@ -152,18 +157,34 @@ class PageServer:
         while True:
             await readable(self._listener)
             try:  # not awaited: a task that is cancelled would lose what it has accepted
-                connected, _ = self._listener.accept()
+                connected, peer = self._listener.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 continue
             except OSError as error:  # such as too many open files
                 _log.warning("a connection for pages was not taken: %s", error.strerror)
                 await asyncio.sleep(0.1)
                 continue
-            if len(self._tasks) > _MAX_CONNECTIONS:
+            if len(self._tasks) - len(self._strangers) > _MAX_CONNECTIONS:
                 connected.close()
             else:
+                self._make_way()
                 task = self._spawn(self._serve(connected, orders))
+                self._strangers[task] = peer[0] if isinstance(peer, tuple) else ""
                 task.add_done_callback(partial(_hang_up, connected))  # it may end before it begins
+                task.add_done_callback(self._know)
+
+    def _make_way(self) -> None:
+        """Let the oldest stranger go, of the host that has most: a good peer proves itself soon."""
+        if len(self._strangers) >= _MAX_STRANGERS:
+            most, _ = Counter(self._strangers.values()).most_common(1)[0]
+            oldest = next(task for task, host in self._strangers.items() if host == most)
+            self._know(oldest)
+            oldest.cancel()
+
+    def _know(self, task: asyncio.Task[None] | None) -> None:
+        """The connection of `task` is no stranger's any more."""
+        if task is not None:
+            self._strangers.pop(task, None)
 
     async def _serve(self, connected: socket.socket, orders: PageOrders) -> None:
         """One connection, to its end."""
@@ -173,6 +194,7 @@ class PageServer:
         try:
             async with asyncio.timeout(GREETING_TIMEOUT_S):
                 greeting, slots = await self._greet(channel)
+            self._know(asyncio.current_task())
             self.counts["page_links"] += 1
             try:
                 await _Connection(self, channel, orders, greeting.num_credits, slots).run()

@@ -8,7 +8,7 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from support.page_peers import (
 )
 from triptych.core.errors import ConfigError
 from triptych.core.kv.transfer import client as client_module
+from triptych.core.kv.transfer import server as server_module
 from triptych.core.kv.transfer.address import PageAddress
 from triptych.core.kv.transfer.channel import BadPeer, PageChannel
 from triptych.core.kv.transfer.messages import (
@@ -125,6 +126,42 @@ async def test_who_connects_again_and_still_hangs_is_asked_ever_less(
             await asyncio.to_thread(server.receive, FetchPages)
             await until(lambda each=fetched: each.num_ended)
         assert rests() == ["0.3 s", "0.6 s", "1.2 s"]
+
+
+async def test_connections_that_say_nothing_keep_no_peer_out() -> None:
+    """However many there are: the oldest go, and no engine that was let in goes with them."""
+    with closing(Pair("127.0.0.1:0")) as pair, ExitStack() as ending:
+        await until(lambda: pair.client.is_connected)
+        where = ("127.0.0.1", pair.server.port)
+        for round_ in range(3):
+            silent = [ending.enter_context(socket.create_connection(where)) for _ in range(100)]
+            peer = ending.enter_context(RawClient())
+            peer.greet(pair.server.port)
+            peer.receive(PageWelcome)
+            silent[0].settimeout(10.0)
+            while silent[0].recv(4096):  # the challenge, and then its end
+                pass
+            await until(lambda count=round_ + 2: pair.server.counts["page_links"] == count)
+        assert pair.client.is_connected
+
+
+def test_who_floods_makes_way_before_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quiet host's only connection stays, though it is the oldest."""
+    monkeypatch.setattr(server_module, "_MAX_STRANGERS", 4)
+    with closing(Pair("127.0.0.1:0")) as pair, ExitStack() as ending:
+
+        def connected(host: str) -> socket.socket:
+            where = ("127.0.0.1", pair.server.port)
+            made = socket.create_connection(where, timeout=10.0, source_address=(host, 0))
+            return ending.enter_context(made)
+
+        quiet = connected("127.0.0.2")
+        assert quiet.recv(4096)
+        for _ in range(20):
+            assert connected("127.0.0.1").recv(4096)
+        quiet.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            quiet.recv(1)
 
 
 async def test_a_client_that_takes_pages_slowly_keeps_its_connection() -> None:
