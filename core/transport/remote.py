@@ -49,6 +49,9 @@ CHECK_INTERVAL_S = 0.25
 FIRST_ENGINE_WAIT_S = 60.0
 """How long after its start an API process keeps jobs for an engine that has not come yet."""
 
+USUAL_START_S = 5.0
+"""What a start is taken for that was never seen, or takes longer than the one before."""
+
 _MAX_MESSAGES_PER_TURN = 256
 _log = logging.getLogger(__name__)
 
@@ -78,6 +81,11 @@ class RemoteClient:
         self._silence = Silence(CHECK_INTERVAL_S)
         self._absence = "the engine is starting"
         self._is_warm = False
+        self._was_cold = False
+        """Whether this engine was seen before it was warm."""
+        self._start_begins_s = time.monotonic()
+        self._start_s = USUAL_START_S
+        """How long the last start took, from the process to a model that answers."""
         self._waiting: dict[str, bytes] = {}
         self._patient_until_s = time.monotonic() + FIRST_ENGINE_WAIT_S
         self._loads: dict[str, list[asyncio.Future[None]]] = {}
@@ -226,8 +234,10 @@ class RemoteClient:
         self._beat, self._beat_s = beat, time.monotonic()
         self._silence.broken()
         # Models that load later, for a first use, do not make the server unready.
-        states = {status.state for status in beat.models}
-        self._is_warm = self._is_warm or "loading" not in states
+        is_cold = not self._is_warm and "loading" in {status.state for status in beat.models}
+        if not (self._is_warm or is_cold) and self._was_cold:
+            self._start_s = self._beat_s - self._start_begins_s
+        self._is_warm, self._was_cold = not is_cold, is_cold
 
     def _end_load(self, model: str, error: TriptychError | None) -> None:
         for done in self._loads.pop(model, ()):
@@ -276,9 +286,10 @@ class RemoteClient:
         if self._epoch_ns is not None and self._epoch_ns > at_ns:
             return
         self._epoch_ns, self._beat, self._beat_s = None, None, time.monotonic()
-        self._is_warm = False
+        self._is_warm = self._was_cold = False
+        self._start_begins_s = self._beat_s + (restart_in_s or 0.0)
         self._absence = reason
-        self._end_all(self._engine_down(restart_in_s))
+        self._end_all(self._engine_down())
 
     def _why_not_ready(self) -> str:
         if self._beat is None:
@@ -308,13 +319,16 @@ class RemoteClient:
         if self._waiting and not self._awaits_first():
             self._end_all(self._engine_down())
         if len(self._streams) and not self._is_alive():
-            self._streams.fail_all(EngineDown("The engine makes no progress.", retry_after_s=5))
+            self._streams.fail_all(
+                EngineDown("The engine makes no progress.", retry_after_s=self._start_s)
+            )
             self._greet()  # should it recover: those jobs have no reader any more
 
-    def _engine_down(self, restart_in_s: float | None = None) -> TriptychError:
+    def _engine_down(self) -> TriptychError:
+        left_s = self._start_begins_s + self._start_s - time.monotonic()
         return EngineDown(
             f"{self._absence[:1].upper()}{self._absence[1:]}; try again shortly.",
-            retry_after_s=(restart_in_s or 0.0) + 5,
+            retry_after_s=left_s if left_s > 0 else USUAL_START_S,
         )
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from contextlib import aclosing, asynccontextmanager
+from types import SimpleNamespace
 
 import pytest
 import zmq
@@ -290,11 +292,48 @@ async def test_a_dead_engine_fails_its_jobs_and_the_next_one_makes_ready(world):
     with pytest.raises(EngineDown, match="was killed") as caught:
         async with asyncio.timeout(1):
             await collect(stream)
-    assert caught.value.retry_after_s == 6.0
+    assert caught.value.retry_after_s == pytest.approx(1.0 + remote.USUAL_START_S, abs=1.0)
     assert not world.client.status().is_ready
     await world.engine()
     await world.until(lambda status: status.is_ready)
     assert world.client.status().num_restarts == 1
+
+
+async def test_a_retry_is_asked_for_when_the_engine_will_be_ready(monkeypatch):
+    """By how long its last start took; by a guess where none was seen, or it takes longer now."""
+    clock = SimpleNamespace(now_s=1000.0)
+    monkeypatch.setattr(remote, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+
+    async def retry_after_s(world):
+        with pytest.raises(EngineDown) as caught:
+            await collect(world.client.submit("m", REQUEST, job_id=f"{next(numbers)}"))
+        return caught.value.retry_after_s
+
+    numbers = itertools.count()
+    async with open_world() as world:
+        supervisor = world.peer(SUPERVISOR)
+
+        async def lose():
+            gone = EngineGone(reason="was killed", at_ns=time.monotonic_ns(), restart_in_s=2.0)
+            await supervisor.send(gone)
+            await world.until(lambda status: status.reason == "the engine was killed")
+
+        engine = await world.engine(state="loading")
+        await world.until(lambda status: status.models)
+        clock.now_s += 40.0
+        await engine.beat()
+        await world.until(lambda status: status.is_ready)
+        clock.now_s += 500.0
+        await lose()
+        assert await retry_after_s(world) == 42.0
+        clock.now_s += 12.0
+        assert await retry_after_s(world) == 30.0
+        clock.now_s += 60.0
+        assert await retry_after_s(world) == remote.USUAL_START_S
+        await world.engine()  # which had started before its first word came
+        await world.until(lambda status: status.is_ready)
+        await lose()
+        assert await retry_after_s(world) == 42.0
 
 
 async def test_messages_of_a_dead_engine_are_ignored(world):
