@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import logging
+import os
 import resource
 import socket
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import uvicorn
 from fastapi import FastAPI
@@ -23,6 +26,11 @@ from triptych.core.http.wire import GuardedProtocol, WireLimits
 from triptych.core.limits import KEEP_ALIVE_S, MAX_CONNECTIONS
 
 _OWN_DESCRIPTORS = 256  # models, logs, the store, children, sockets of the engine
+_LATER_DESCRIPTORS = 24  # the least of those that are opened only when they are needed
+_ACCEPTED_AT_ONCE = 4  # in one turn of the loop
+_BEING_REFUSED = 5 * _ACCEPTED_AT_ONCE  # from one that is taken to its end are some turns
+_OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_log = logging.getLogger(__name__)
 _CLOSE_S = 2  # for connections to close once nothing is in flight
 
 
@@ -59,8 +67,9 @@ class HttpServer:
             server_header=False,
             timeout_keep_alive=int(KEEP_ALIVE_S),
             timeout_graceful_shutdown=_CLOSE_S,
-            backlog=BACKLOG,
+            backlog=_ACCEPTED_AT_ONCE,  # which is how asyncio uses it, too
         )
+        asyncio.get_running_loop().set_exception_handler(_LoopErrors())
         self._uvicorn = _Uvicorn(config, lambda: on_started(self))
         await self._uvicorn.serve(sockets=[self._listener])
 
@@ -94,8 +103,29 @@ class _Uvicorn(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, then report it."""
         await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(BACKLOG)
         if self.started:
             self._on_started()
+
+
+class _LoopErrors:
+    """Logs what goes wrong on the event loop, in one line a second where no connection is taken.
+
+    The loop tries all that wait, one by one, and again a second later: thousands of failures.
+    """
+
+    def __init__(self) -> None:
+        self._next_s = 0.0
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        is_of_socket = "socket" in context and isinstance(error, OSError)
+        if not is_of_socket or error.errno not in _OUT_OF_RESOURCES:
+            loop.default_exception_handler(context)
+        elif loop.time() >= self._next_s:
+            self._next_s = loop.time() + 1.0
+            _log.warning("connections cannot be taken: %s", os.strerror(error.errno))
 
 
 async def serve(
@@ -121,10 +151,21 @@ def _limits(config: Config) -> WireLimits:
     One connection too many could not be accepted, nor refused: it would be tried again and again.
     """
     num_free = raise_descriptor_limit()
-    return WireLimits(
-        linger_s=config.server.stream_timeout_s,
-        num_connections=min(MAX_CONNECTIONS, num_free - min(_OWN_DESCRIPTORS, num_free // 2)),
-    )
+    num_least = num_descriptors() + _LATER_DESCRIPTORS + _BEING_REFUSED
+    num_own = min(_OWN_DESCRIPTORS, max(num_free // 2, num_least))
+    num_connections = max(1, min(MAX_CONNECTIONS, num_free - num_own))
+    if num_connections < MAX_CONNECTIONS:
+        _log.warning(
+            "at most %d connections at once: this process may have %d open files (ulimit -n)",
+            num_connections,
+            num_free,
+        )
+    return WireLimits(linger_s=config.server.stream_timeout_s, num_connections=num_connections)
+
+
+def num_descriptors() -> int:
+    """How many this process has open, by the name Linux and macOS both have for them."""
+    return len(os.listdir("/dev/fd"))
 
 
 def raise_descriptor_limit() -> int:

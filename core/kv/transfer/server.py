@@ -162,7 +162,7 @@ class PageServer:
                 continue
             except OSError as error:  # such as too many open files
                 _log.warning("a connection for pages was not taken: %s", error.strerror)
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(1.0)
                 continue
             if len(self._tasks) - len(self._strangers) > _MAX_CONNECTIONS:
                 connected.close()
