@@ -365,7 +365,8 @@ class ScheduleOptions:
     )
     max_queue_size: int = option(
         512,
-        "Jobs that may wait; more are refused with 503.",
+        "Jobs that may wait; more are refused with 503. One of several API keys may have three"
+        " times what it leaves free; beyond that it gets a 429.",
         aliases=("--max-queued-requests",),
         within=COUNT,
     )

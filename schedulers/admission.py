@@ -18,6 +18,8 @@ from triptych.core.errors import InvalidRequest, Overloaded, RateLimited, Unavai
 MIN_RETRY_S = 1.0
 MAX_RETRY_S = 60.0
 _MEMORY_S = 20.0
+_SHARE = 3
+"""How much of what is left free one key may have inside."""
 
 
 class _Meter:
@@ -126,13 +128,20 @@ class Admission:
 
     All together: `max_queue_size` jobs beside the `max_batch_size` that run, and
     `max_queue_tokens`. Each key: `max_jobs_per_key` and `max_tokens_per_key`; the empty key
-    stands for no caller and has no bounds.
+    stands for no caller and has no bounds. Where there are `num_keys`, none of them fills what
+    there is for all (dynamic thresholds: Choudhury and Hahne, 1998): beyond its first call it may
+    have `_SHARE` times what it leaves free.
     """
 
     def __init__(
-        self, *, options: ScheduleOptions, clock: Callable[[], float] = time.monotonic
+        self,
+        *,
+        options: ScheduleOptions,
+        num_keys: int = 1,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._options = options
+        self._is_shared = num_keys > 1
         self._clock = clock
         self._by_key: dict[str, _Account] = {}
         self._total = _Account(
@@ -166,11 +175,29 @@ class Admission:
         now_s = self._clock()
         account = self._by_key.get(key) or self._open(key, now_s)
         account.check(num_jobs, num_tokens, RateLimited, now_s)
+        if key and self._is_shared:
+            self._check_share(account, num_jobs, num_tokens, now_s)
         self._total.check(num_jobs, num_tokens, Overloaded, now_s)
         self._by_key[key] = account
         account.enter(num_jobs, num_tokens)
         self._total.enter(num_jobs, num_tokens)
         return Ticket(lambda: self._release(key, num_jobs, num_tokens))
+
+    def _check_share(self, account: _Account, num_jobs: int, num_tokens: int, now_s: float) -> None:
+        """Raise `RateLimited` where others would find too little room; a first call is let in."""
+        for own, total, amount in (
+            (account.jobs, self._total.jobs, num_jobs),
+            (account.tokens, self._total.tokens, num_tokens),
+        ):
+            free = total.limit - total.inside - amount
+            excess = own.inside + amount - _SHARE * free
+            if total.limit and own.inside and excess > 0:
+                raise RateLimited(
+                    f"Your key has {own.inside} {own.unit} in progress, and all keys together"
+                    f" {total.inside} of {total.limit}: what is left is for others, too. Try again"
+                    " later.",
+                    retry_after_s=own.wait_s(math.ceil(excess / (_SHARE + 1)), now_s),
+                )
 
     def _open(self, key: str, now_s: float) -> _Account:
         options = self._options

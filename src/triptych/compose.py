@@ -104,7 +104,8 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
     ending = AsyncExitStack()
     ending.push_async_callback(pool.close)
     aliases = ServedNames.read(config.models).aliases
-    store = DocumentStore.from_options(config.store, num_owners=len(owners(config.server)))
+    num_keys = len(owners(config.server))
+    store = DocumentStore.from_options(config.store, num_owners=num_keys)
     if store is not None:
         ending.push_async_callback(store.close)
     setup = ApiSetup(
@@ -112,7 +113,7 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
         models=_by_role(models),
         client=AliasClient(client, aliases),
         pool=pool,
-        admission=Admission(options=config.schedule),
+        admission=Admission(options=config.schedule, num_keys=num_keys),
         ending=ending,
         store=store,
     )

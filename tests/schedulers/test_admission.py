@@ -18,9 +18,19 @@ class Clock:
         return self.now_s
 
 
-def admission(clock: Clock | None = None, **options: int) -> Admission:
+def admission(clock: Clock | None = None, num_keys: int = 1, **options: int) -> Admission:
     base = {"max_batch_size": 1, "max_queue_size": 9} | options
-    return Admission(options=ScheduleOptions(**base), clock=clock or Clock())
+    return Admission(options=ScheduleOptions(**base), num_keys=num_keys, clock=clock or Clock())
+
+
+def fill(gate: Admission, key: str) -> list[Ticket]:
+    """As many calls as a key is let in with."""
+    tickets: list[Ticket] = []
+    try:
+        while True:
+            tickets.append(admit(gate, key=key))
+    except (RateLimited, Overloaded):
+        return tickets
 
 
 def admit(gate: Admission, num_jobs: int = 1, num_tokens: int = 1, key: str = "k") -> Ticket:
@@ -120,6 +130,51 @@ def test_the_retry_time_is_bounded() -> None:
     with pytest.raises(Overloaded) as refusal:
         admit(gate)
     assert refusal.value.retry_after_s == 60.0
+
+
+def test_one_key_of_several_leaves_a_quarter_to_others() -> None:
+    gate = admission(max_queue_size=99, num_keys=2)
+    loud = fill(gate, "loud")
+    assert len(loud) == 75
+    assert len(fill(gate, "light")) == 18
+    with pytest.raises(RateLimited, match="Your key has 75 jobs"):
+        admit(gate, key="loud")
+    for ticket in loud[:50]:
+        ticket.release()
+    assert len(fill(gate, "light")) == 38
+    assert gate.num_jobs == 25 + 18 + 38
+
+
+def test_tokens_are_shared_as_jobs_are() -> None:
+    gate = admission(max_queue_size=99, max_queue_tokens=1000, num_keys=2)
+    admit(gate, num_tokens=700, key="loud")
+    with pytest.raises(RateLimited, match="700 tokens"):
+        admit(gate, num_tokens=100, key="loud")
+    admit(gate, num_tokens=300, key="light")
+
+
+def test_a_call_that_fits_alone_is_let_in_alone() -> None:
+    gate = admission(num_keys=2)
+    admit(gate, 10, key="loud").release()
+    admit(gate, 10, key="loud").release()
+
+
+def test_one_key_alone_and_callers_without_one_may_fill_the_queue() -> None:
+    for gate, key in ((admission(), "k"), (admission(num_keys=2), "")):
+        for _ in range(10):
+            admit(gate, key=key)
+        with pytest.raises(Overloaded):
+            admit(gate, key=key)
+
+
+@given(st.integers(2, 12), st.integers(40, 600))
+def test_what_becomes_free_is_for_those_who_have_little(num_loud: int, queue_size: int) -> None:
+    gate = admission(max_queue_size=queue_size, num_keys=num_loud + 1)
+    tickets = [fill(gate, f"loud{name}") for name in range(num_loud)]
+    tickets[0].pop().release()
+    with pytest.raises(RateLimited):
+        admit(gate, key="loud0")
+    admit(gate, key="light")
 
 
 @given(
