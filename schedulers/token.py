@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 import sys
-from bisect import bisect_right
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,18 +22,14 @@ from triptych.schedulers.base import SchedulerStats
 from triptych.schedulers.batcher import Batcher
 from triptych.schedulers.guides import Found, Guide, Guides, Post
 from triptych.schedulers.page_exchange import PageExchange
+from triptych.schedulers.step_shares import StepShares, StepTurn
 from triptych.schedulers.token_batch import COUNTERS, TokenBatch
-from triptych.schedulers.token_draft import UNCONSTRAINED, TokenDraft
+from triptych.schedulers.token_draft import UNCONSTRAINED, TokenDraft, TokenLimits
 from triptych.schedulers.token_state import ScheduledRow, SequenceState
 
 _LEAST_TOKENS = 32  # of prompts in a step whose time is a measurement of them
 _USUAL_TOKENS = 256  # the length that the seconds of a prompt's token are told for
 _CHUNK = "prompt_chunk"  # the work of a step by the tokens of its prompts alone
-
-
-def _decode_work(num_rows: int, context_tokens: float) -> dict[str, float]:
-    """The work of a step without prompts, as `TokenBatch.draft` counts it."""
-    return {"decode_rows": num_rows, "prompt_tokens": 0, "context_tokens": context_tokens}
 
 
 class TokenScheduler(Batcher[SequenceState, TokenDraft, Any]):
@@ -73,6 +67,7 @@ class TokenScheduler(Batcher[SequenceState, TokenDraft, Any]):
         self._guided: dict[Guide, SequenceState] = {}
         self._options = options
         self._state = self.tokens.state
+        self._step_shares = StepShares(self.costs)
 
     def connect(self, post: Post) -> None:
         """Learn how threads of guides, and of those who carry pages, reach the loop's."""
@@ -141,20 +136,31 @@ class TokenScheduler(Batcher[SequenceState, TokenDraft, Any]):
     # Steps.
 
     def _draft(self, now_s: float) -> TokenDraft | None:
-        limits = self.limits
+        limits, turn = self.limits, None
         options = self._options
         is_cut = options.enable_chunked_prefill and options.max_step_s > 0
         budget_s = self._step_budget_s
         if self._state.shares.is_contended:
             budget_s = min(budget_s, options.max_step_s)
-            limits = replace(limits, max_answering=self._max_answering())
+            turn = self._step_shares.turn(self._answering())
         if is_cut and math.isfinite(budget_s):
             most = min(limits.max_prompt_tokens, self._max_prompt_tokens(budget_s))
             limits = replace(limits, max_prompt_tokens=most)
-        draft = self.tokens.draft(limits)
+        draft = self._draft_turn(limits, turn)
         if draft is not None:
             draft.due_s = min(self._due_s(piece.unit) for piece in draft.rows)
         return draft
+
+    def _draft_turn(self, limits: TokenLimits, turn: StepTurn | None) -> TokenDraft | None:
+        """The next step, without the client that stays out of it while others can go on."""
+        if turn is None:
+            return self.tokens.draft(limits)
+        if turn.stays_out:
+            draft = self.tokens.draft(replace(limits, clients=frozenset((turn.busiest,))))
+            others = [row for row in self._answering() if row.client != turn.busiest]
+            if draft or any(row.num_in_flight or row.is_awaited for row in others):
+                return draft
+        return self.tokens.draft(replace(limits, max_answering=turn.max_rows))
 
     def _due_s(self, row: SequenceState) -> float:
         """When the row's next token is due. Tokens in flight count as on time."""
@@ -173,28 +179,13 @@ class TokenScheduler(Batcher[SequenceState, TokenDraft, Any]):
         limit = self._options.max_batch_input_tokens
         return self.costs.fitting(_CHUNK, "tokens", budget_s, limit)
 
-    def _max_answering(self) -> int:
-        """How many rows may go on by a token in one step, so that clients share its seconds.
-
-        With k clients a step takes at most k times what it would take for the rows of the one
-        that has the fewest: so much longer it waits for its next token.
-        """
-        answering = [row for row in self._state.running if row.is_answering]
-        counts = Counter(row.client for row in answering)
-        sample = _decode_work(1, 1)
-        if len(counts) < 2 or not self.costs.is_timed("decode", sample):
-            return sys.maxsize
-        context = sum(row.num_tokens for row in answering) / len(answering)
-
-        def seconds(num_rows: int) -> float:
-            return self.costs.trend("decode", _decode_work(num_rows, num_rows * context))
-
-        least = min(counts.values())
-        most_s = len(counts) * seconds(least)
-        num_fitting = bisect_right(range(1, len(answering) + 1), most_s, key=seconds)
-        return max(num_fitting, len(counts) * least)
+    def _answering(self) -> list[SequenceState]:
+        return [row for row in self._state.running if row.is_answering and not row.is_paused]
 
     def _take(self, draft: TokenDraft, step_id: int, now_s: float) -> tuple[Plan, Sequence[Any]]:
+        if self._state.shares.is_contended:
+            answering = (piece.unit for piece in draft.rows if piece.unit.is_answering)
+            self._step_shares.book(self._step_shares.turn(self._answering()), answering)
         for victim in draft.victims:
             victim.job.state = JobState.WAITING
         for admission in draft.admissions:
@@ -205,6 +196,8 @@ class TokenScheduler(Batcher[SequenceState, TokenDraft, Any]):
 
     def _learn(self, step: TokenDraft, kind: str, result: StepResult) -> None:
         super()._learn(step, kind, result)
+        if kind == "decode":
+            self._step_shares.observe(len(step.rows), result.elapsed_s)
         num_tokens = step.work.get("prompt_tokens", 0)
         if num_tokens >= _LEAST_TOKENS:
             self.costs.observe(_CHUNK, {"tokens": num_tokens}, result.elapsed_s)

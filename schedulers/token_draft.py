@@ -58,10 +58,10 @@ def _at_will(row: SequenceState, start: int, end: int) -> int:
 class TokenLimits:
     """What the owner of the rows keeps out of a step, though it could take part.
 
-    Rows with these `names` stand still, waiting or running; prompts take `max_prompt_tokens` at
-    most, and `max_answering` rows go on by a token, those of all clients in turn. `chunk_end` says
-    where a chunk of a row's prompt that begins at `start`, with room up to `end`, does end: at
-    `start` if it has to wait, beyond `end` where it cannot be cut before that.
+    Rows with these `names`, or of these `clients`, stand still, waiting or running; prompts take
+    `max_prompt_tokens` at most, and `max_answering` rows go on by a token, those of all clients in
+    turn. `chunk_end` says where a chunk of a row's prompt that begins at `start`, with room up to
+    `end`, does end: at `start` if it has to wait, beyond `end` where it cannot be cut before that.
     A second try after an OutOfMemory is not held up.
     """
 
@@ -69,6 +69,11 @@ class TokenLimits:
     max_prompt_tokens: int = sys.maxsize
     max_answering: int = sys.maxsize
     chunk_end: Callable[[SequenceState, int, int], int] = _at_will
+    clients: frozenset[str] = frozenset()
+
+    def holds(self, row: SequenceState) -> bool:
+        """Whether a row stands still."""
+        return row.name in self.names or row.client in self.clients
 
 
 UNCONSTRAINED = TokenLimits()
@@ -270,7 +275,7 @@ class _Drafter:
 
     def _can_step(self, row: SequenceState) -> bool:
         """Whether `row`, which runs, may take part."""
-        is_held = row in self._sitting_out or row.name in self._limits.names
+        is_held = row in self._sitting_out or self._limits.holds(row)
         return row.can_step and not is_held
 
     def _can_go_on(self, row: SequenceState) -> bool:
@@ -386,7 +391,7 @@ class _Drafter:
 
     def _can_begin(self, row: SequenceState) -> bool:
         """Whether nothing but want of room keeps a waiting row out of the step."""
-        is_held = row.name in self._limits.names or self._still_awaits(row)
+        is_held = self._limits.holds(row) or self._still_awaits(row)
         return row.can_step and not is_held
 
     def _still_awaits(self, row: SequenceState) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -88,9 +89,95 @@ def test_short_prompts_without_end_do_not_stop_a_long_one() -> None:
     assert world.output_ids("long")
 
 
+def timed_world(rng: random.Random) -> World:
+    """One whose steps take time, so that clients share it."""
+    world = random_world(rng)
+    world.runner.step_s = step_s
+    return world
+
+
+@pytest.mark.parametrize("world_of", [random_world, timed_world])
 @pytest.mark.parametrize("seed", range(60))
-def test_nothing_is_lost_among_clients(seed: int) -> None:
-    drive(seed, 250, random_world, clients=("a", "b", "b", "b", "c"))
+def test_nothing_is_lost_among_clients(seed: int, world_of: Callable[..., World]) -> None:
+    drive(seed, 250, world_of, clients=("a", "b", "b", "b", "c"))
+
+
+def step_s(num_rows: int) -> float:
+    """A step reads all weights; a row alone has kernels of its own."""
+    return 0.006 if num_rows == 1 else 0.011 + 0.0005 * num_rows
+
+
+class Seconds:
+    """Seconds that pass while clients are answered without end, and what each of them has of it."""
+
+    def __init__(self, depth: int, **rows: int) -> None:
+        self.world = World(
+            num_pages=20000, max_length=1000, max_batch_size=64, max_batch_input_tokens=4096,
+            depth=depth,
+        )  # fmt: skip
+        self.world.runner.step_s = step_s
+        for client, num_rows in rows.items():
+            for index in range(num_rows):
+                name, request = f"{client}{index}", token_request(prompt(4), max_tokens=900)
+                self.world.submit(name, request, client=client)
+
+    def run(self, num_steps: int) -> dict[str, float]:
+        """Take steps; the mean seconds from token to token of each client's first row."""
+        elapsed_s, before = 0.0, self._counts()
+        self.steps: list[set[str]] = []
+        for _ in range(num_steps):
+            plan = self.world.book()
+            if plan is not None:
+                rows = plan.rows  # type: ignore[attr-defined]
+                elapsed_s += step_s(len(rows))
+                self.steps.append({row.job_id.rstrip("0123456789") for row in rows})
+            while len(self.world.in_flight) >= (self.world.depth if plan else 1):
+                self.world.commit()
+                if plan is None:
+                    break
+        self.elapsed_s = elapsed_s
+        after = self._counts()
+        return {name: elapsed_s / max(1, after[name] - before[name]) for name in after}
+
+    def _counts(self) -> dict[str, int]:
+        return {name: len(self.world.output_ids(name)) for name in self.world.requests}
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_busy_client_takes_half_of_the_time_of_another(depth: int) -> None:
+    world = Seconds(depth, loud=31, light=1)
+    world.run(100)
+    gaps_s = world.run(400)
+    assert 1.7 * step_s(1) < gaps_s["light0"] < 2.1 * step_s(1)
+    num_without = sum("loud" not in names for names in world.steps)
+    assert num_without > len(world.steps) / 2, "most gaps are as if it were alone"
+    assert all("light" in names for names in world.steps)
+    assert gaps_s["loud0"] < 6 * step_s(32), "it takes its share in full steps"
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_of_several_the_busiest_takes_its_share(depth: int) -> None:
+    world = Seconds(depth, loud=40, some=4, light=1)
+    world.run(100)
+    gaps_s = world.run(400)
+    assert gaps_s["light0"] < 1.55 * step_s(5)
+    assert gaps_s["some0"] < 1.55 * step_s(5)
+
+
+@pytest.mark.parametrize("rows", [{"a": 8, "b": 8}, {"a": 1, "b": 1}, {"a": 4, "b": 3, "c": 4}])
+def test_clients_that_ask_for_as_much_share_every_step(rows: dict[str, int]) -> None:
+    world = Seconds(1, **rows)
+    world.run(60)
+    world.run(200)
+    shared = sum(names == set(rows) for names in world.steps)
+    assert shared > 0.9 * len(world.steps)
+
+
+def test_a_client_alone_is_never_held_up() -> None:
+    world = Seconds(1, loud=31)
+    world.run(5)
+    world.run(100)
+    assert world.elapsed_s == pytest.approx(100 * step_s(31))
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0.1, 3.0)), max_size=300))

@@ -9,6 +9,7 @@ output is known beforehand. `World` drives a scheduler and this runner like the 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -115,7 +116,10 @@ class Page:
 
 
 class ShadowRunner:
-    """Runs plans at once, in order, as a device stream would."""
+    """Runs plans at once, in order, as a device stream would.
+
+    A step of n rows takes `step_s(n)`.
+    """
 
     def __init__(
         self, *, num_pages: int, page_size: int, requests: dict[str, TokenRequest]
@@ -128,6 +132,7 @@ class ShadowRunner:
         self.in_flight: dict[int, list[tuple[str, int, set[int]]]] = {}
         self.num_computed_tokens = 0
         self.bad_jobs: set[str] = set()
+        self.step_s: Callable[[int], float] = lambda num_rows: 0.0
 
     def run(self, plan: TokenPlan) -> StepResult:
         """Compute a plan; it stays in flight until `finish`."""
@@ -138,7 +143,7 @@ class ShadowRunner:
             (row.job_id, row.slot, set(self.slots[row.slot].page_ids)) for row in plan.rows
         ]
         results = tuple(self._run_row(row, plan.step_id) for row in plan.rows)
-        return StepResult(rows=results)
+        return StepResult(rows=results, elapsed_s=self.step_s(len(plan.rows)))
 
     def finish(self, plan: TokenPlan) -> None:
         """The engine has seen the end of the plan."""
