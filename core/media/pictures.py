@@ -61,6 +61,10 @@ _TURNS: Final = MappingProxyType(
 )
 """What makes a picture upright, by its EXIF orientation; from 5 on width and height change."""
 _FIRST_SIDEWAYS: Final = 5
+_MASKED: Final = (255,) * 128 + (0,) * 128
+"""What an alpha value marks: whether it is less than half opaque."""
+_FINE: Final = 2**16
+"""How finely shares of a pixel are counted: none is as small as the smallest there may be."""
 _DAMAGE: Final = (
     OSError, SyntaxError, ValueError, LookupError, TypeError, ArithmeticError, AssertionError,
     struct.error, zlib.error,
@@ -105,11 +109,17 @@ def measure(data: bytes, *, limits: PictureLimits, media_type: str = "") -> Size
 
 
 def read_picture(
-    data: bytes, *, limits: PictureLimits, media_type: str = "", size: Size | None = None
+    data: bytes,
+    *,
+    limits: PictureLimits,
+    media_type: str = "",
+    size: Size | None = None,
+    canvas: Size | None = None,
 ) -> Image.Image:
     """The upright picture in RGB, transparency as white. Raises what `measure` does.
 
-    With a `size` it is scaled until it covers that, and cut evenly where it has another shape.
+    With a `size` it is scaled until it covers that, and cut evenly where it has another shape. It
+    fills a `canvas`, no smaller, from the upper left corner: its last row and column are repeated.
     """
     with _open(data, limits, media_type) as file:
         turn, wanted = _prepared(file, size)
@@ -117,16 +127,22 @@ def read_picture(
         if wanted is not None and wanted != picture.size:
             box = _covering(picture.size, wanted)
             picture = picture.resize(wanted, Image.Resampling.LANCZOS, box=box)
-        return picture if turn is None else picture.transpose(turn)
+        return _extended(picture if turn is None else picture.transpose(turn), canvas)
 
 
 def read_mask(
-    data: bytes, *, limits: PictureLimits, media_type: str = "", size: Size | None = None
+    data: bytes,
+    *,
+    limits: PictureLimits,
+    media_type: str = "",
+    size: Size | None = None,
+    canvas: Size | None = None,
 ) -> Image.Image:
     """Where the picture is less than half opaque: 255 in grey there, else 0.
 
-    Otherwise as `read_picture`. Raises `InvalidRequest` for one without transparency, too, and
-    for one that is opaque everywhere.
+    Otherwise as `read_picture`; what marks too little for a pixel of the `size` marks a whole one.
+    Raises `InvalidRequest` for one without transparency, too, and for one that is opaque
+    everywhere, or wherever it is not cut off.
     """
     with _open(data, limits, media_type) as file:
         turn, wanted = _prepared(file, size)
@@ -135,16 +151,44 @@ def read_mask(
                 "The mask has no transparency: make transparent what shall be drawn anew."
             )
         alpha = file.convert("RGBA").getchannel("A")
-        if wanted is not None and wanted != alpha.size:
-            box = _covering(alpha.size, wanted)
-            alpha = alpha.resize(wanted, Image.Resampling.BOX, box=box)
-        mask = alpha.point([255] * 128 + [0] * 128)
+        mask = alpha.point(_MASKED)
         if not mask.getbbox():
             raise InvalidRequest(
                 "The mask is opaque everywhere, so nothing would be drawn: make transparent what"
                 " is to change (less than half opaque)."
             )
-        return mask if turn is None else mask.transpose(turn)
+        if wanted is not None and wanted != alpha.size:
+            box = _covering(alpha.size, wanted)
+            scaled = alpha.resize(wanted, Image.Resampling.BOX, box=box).point(_MASKED)
+            mask = scaled if scaled.getbbox() else _touched(mask, wanted, box)
+        if not mask.getbbox():
+            raise InvalidRequest(
+                "What the mask marks is cut off, so nothing would be drawn: ask for a size of the"
+                " picture's shape, or leave it out."
+            )
+        return _extended(mask if turn is None else mask.transpose(turn), canvas)
+
+
+def _touched(mask: Image.Image, size: Size, box: tuple[float, float, float, float]) -> Image.Image:
+    """A mask of another size, with every pixel of which any part was marked."""
+    fine = mask.convert("I").point(lambda value: value * _FINE + 0)
+    shares = fine.resize(size, Image.Resampling.BOX, box=box)
+    return shares.convert("L").point([0] + [255] * 255)  # which cuts off what is over 255
+
+
+def _extended(picture: Image.Image, canvas: Size | None) -> Image.Image:
+    """A picture in the upper left corner of a canvas that its edges fill."""
+    if canvas is None or canvas == picture.size:
+        return picture
+    (width, height), (full_width, full_height) = picture.size, canvas
+    extended = picture.crop((0, 0, *canvas))
+    if full_width > width:
+        edge = picture.crop((width - 1, 0, width, height))
+        extended.paste(edge.resize((full_width - width, height)), (width, 0))
+    if full_height > height:
+        edge = extended.crop((0, height - 1, full_width, height))
+        extended.paste(edge.resize((full_width, full_height - height)), (0, height))
+    return extended
 
 
 @contextmanager
@@ -256,10 +300,13 @@ def _bands(
     limits: Mapping[str, int],
     media_type: str,
     size: Sequence[int] | None,
+    canvas: Sequence[int] | None,
 ) -> _Sized:
     """The raster that `read` makes, in bands of rows: it never exists twice."""
-    wanted = None if size is None else tuple(size)
-    picture = read(data, limits=PictureLimits(**limits), media_type=media_type, size=wanted)
+    wanted, full = (None if sides is None else tuple(sides) for sides in (size, canvas))
+    picture = read(
+        data, limits=PictureLimits(**limits), media_type=media_type, size=wanted, canvas=full
+    )
     for top in range(0, picture.height, _BAND_ROWS):
         bottom = min(top + _BAND_ROWS, picture.height)
         yield picture.crop((0, top, picture.width, bottom)).tobytes()
@@ -323,9 +370,11 @@ class PictureReader:
         limits: PictureLimits = PictureLimits(),
         media_type: str = "",
         size: Size | None = None,
+        canvas: Size | None = None,
     ) -> Pixels:
         """The picture as `read_picture` has it."""
-        decoded = await self._run("picture", data, limits, media_type=media_type, size=size)
+        args = {"media_type": media_type, "size": size, "canvas": canvas}
+        decoded = await self._run("picture", data, limits, **args)
         width, height = decoded.value
         return Pixels(width=width, height=height, rgb=bytes(decoded.data))
 
@@ -336,9 +385,11 @@ class PictureReader:
         limits: PictureLimits = PictureLimits(),
         media_type: str = "",
         size: Size | None = None,
+        canvas: Size | None = None,
     ) -> bytes:
         """The mask as `read_mask` has it: height x width bytes."""
-        decoded = await self._run("mask", data, limits, media_type=media_type, size=size)
+        args = {"media_type": media_type, "size": size, "canvas": canvas}
+        decoded = await self._run("mask", data, limits, **args)
         return bytes(decoded.data)
 
     async def _run(

@@ -36,6 +36,7 @@ class PlainEngine(ScriptedEngine):
     high_water: int = 256
     low_water: int = 8
     is_endless: bool = False
+    is_prompt_cut: bool = False
 
     async def act(self, job_id: str, request: ImageRequest) -> None:
         num_steps = request.num_steps or MODEL.spec.default_steps
@@ -60,6 +61,7 @@ class PlainEngine(ScriptedEngine):
         for picture in range(request.num_images):
             is_last = picture == request.num_images - 1
             delta = ImageDelta(
+                is_prompt_cut=self.is_prompt_cut,
                 picture=picture,
                 step=num_steps,
                 num_steps=num_steps,

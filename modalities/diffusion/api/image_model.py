@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 from triptych.core.errors import InvalidRequest
 from triptych.core.weights.layout import read_json
@@ -31,6 +31,18 @@ _PIXEL_SHARES = (0.5, 1.5)
 """How many pixels a size chosen for its shape may have, of those of the model's own."""
 _UNSEEN = 0.01
 """A difference of shapes that is as good as none."""
+
+
+class PictureFrame(NamedTuple):
+    """What is drawn, and what of it, from the upper left corner, is shown: mostly all."""
+
+    drawn: Size
+    shown: Size
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is cut off."""
+        return self.drawn == self.shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,10 +114,17 @@ class ImageModel:
             param="size",
         )
 
-    def size_like(self, picture: Size) -> Size:
-        """The size with the shape of `picture` that is nearest to what the model draws best."""
+    def frame_like(self, picture: Size) -> PictureFrame:
+        """The size with the shape of `picture` that is nearest to what the model draws best.
+
+        Where the multiples allow no such shape, a little more is drawn than shown.
+        """
         aspect = min(max(picture[0] / picture[1], 1 / MAX_ASPECT), MAX_ASPECT)
-        return min(self._near_sizes(aspect), key=lambda size: self._misfit(size, aspect))
+        size = min(self._near_sizes(aspect), key=lambda size: self._misfit(size, aspect))
+        if self._misfit(size, aspect)[0] <= _UNSEEN:
+            return PictureFrame(size, size)
+        frames = (PictureFrame(size, _inside(size, aspect)) for size in self._near_sizes(aspect))
+        return min(frames, key=self._waste)
 
     def _near_sizes(self, aspect: float) -> Iterator[Size]:
         """Sizes of about so many pixels as the model's own, each height with the nearest width."""
@@ -125,5 +144,19 @@ class ImageModel:
         off = abs(math.log(size[0] / size[1] / aspect))
         return max(off, _UNSEEN), abs(math.log(math.prod(size) / self.default_pixels))
 
+    def _waste(self, frame: PictureFrame) -> float:
+        """How far what is shown is from what the model draws best, and how much is not shown."""
+        shown = math.prod(frame.shown)
+        far = abs(math.log(shown / self.default_pixels))
+        return far + math.log(math.prod(frame.drawn) / shown)
+
     def _on_grid(self, side: float) -> int:
         return max(1, round(side / self.multiple)) * self.multiple
+
+
+def _inside(size: Size, aspect: float) -> Size:
+    """The largest part of a size with another aspect, to the pixel."""
+    width, height = size
+    if width > height * aspect:
+        return round(height * aspect), height
+    return width, round(width / aspect)

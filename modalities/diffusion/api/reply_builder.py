@@ -114,7 +114,7 @@ class ImageReplyBuilder:
         return is_finished
 
     def _about(self) -> dict[str, Any]:
-        request = self.drawing.request
+        width, height = self.drawing.frame.shown
         known: KnownQuality = "medium"  # which is what `auto` comes to
         if (asked := self.body.known_quality) != "auto":
             known = asked
@@ -122,7 +122,7 @@ class ImageReplyBuilder:
             "background": "opaque",
             "output_format": self.body.output_format,
             "quality": known,
-            "size": f"{request.width}x{request.height}",
+            "size": f"{width}x{height}",
         }
 
     def _progress(self, delta: ImageDelta) -> ImageProgress:
@@ -150,12 +150,11 @@ class ImageReplyBuilder:
 
     def _file(self, delta: ImageDelta) -> bytes:
         assert delta.pixels is not None
-        request = self.drawing.request
         return encode_picture(
             delta.pixels,
             kind=self.body.output_format,
             compression=self.body.output_compression,
-            size=(request.width, request.height),
+            size=self.drawing.frame.shown,
         )
 
     def _text(self, delta: ImageDelta) -> str:

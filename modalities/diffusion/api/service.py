@@ -25,7 +25,7 @@ from triptych.core.limits import MAX_SEED
 from triptych.core.media.pictures import PictureReader
 from triptych.core.text.unicode import check_text
 from triptych.modalities.diffusion.adapter_names import adapter_places, check_uses
-from triptych.modalities.diffusion.api.image_model import ImageModel, Size
+from triptych.modalities.diffusion.api.image_model import ImageModel, PictureFrame, Size
 from triptych.modalities.diffusion.wire import AUTO, ImageDelta, ImageRequest, StepCache
 from triptych.modalities.service import HoldLimit, ModelService, default_seed
 from triptych.schedulers.admission import Admission
@@ -121,17 +121,21 @@ class ImageService(ModelService[ImageModel]):
         self, call: ImageCall, model: ImageModel, drawing: Drawing
     ) -> AsyncGenerator[ImageDelta, None]:
         shapes = await self._shapes(call)
-        size = call.size or (model.size_like(shapes[0]) if shapes else model.default_size)
-        model.check_size(size, max_pixels=self._options.max_image_pixels)
-        sizes = _source_sizes(call, model, size, shapes)
-        num_pixels = math.prod(size) * call.request.num_images * _num_steps(call, model)
+        if shapes and not call.size:
+            frame = model.frame_like(shapes[0])
+        else:
+            frame = PictureFrame(*[call.size or model.default_size] * 2)
+        drawing.frame = frame
+        model.check_size(frame.drawn, max_pixels=self._options.max_image_pixels)
+        frames = _source_frames(call, model, frame, shapes)
+        num_pixels = math.prod(frame.drawn) * call.request.num_images * _num_steps(call, model)
         num_tokens = math.ceil(num_pixels / PIXELS_PER_TOKEN)
         caller = call.caller
         ticket = self._admission.admit(
             key=caller.principal.key, num_jobs=call.request.num_images, num_tokens=num_tokens
         )
-        with ticket, self._holding(3 * sum(map(math.prod, sizes))):
-            request = drawing.request = await self._request(call, model, size, sizes)
+        with ticket, self._holding(3 * sum(math.prod(source.drawn) for source in frames)):
+            request = drawing.request = await self._request(call, model, frame.drawn, frames)
             outputs = self.client.submit(
                 model.name,
                 request,
@@ -142,7 +146,7 @@ class ImageService(ModelService[ImageModel]):
             async with aclosing(outputs) as stream:
                 async for output in stream:
                     if isinstance(output.payload, ImageDelta):
-                        yield output.payload
+                        yield _shown(output.payload, frame)
 
     async def _shapes(self, call: ImageCall) -> list[Size]:
         """How large the pictures are that a call brings, by their headers."""
@@ -160,20 +164,23 @@ class ImageService(ModelService[ImageModel]):
         return shapes
 
     async def _request(
-        self, call: ImageCall, model: ImageModel, size: Size, sizes: Sequence[Size]
+        self, call: ImageCall, model: ImageModel, size: Size, frames: Sequence[PictureFrame]
     ) -> ImageRequest:
         """The request with all that the engine needs. Decodes the pictures."""
         mask = b""
         with _naming("image"):
             sources = [
-                await self._reader.read(file.data, media_type=file.media_type, size=target)
-                for file, target in zip(call.sources, sizes, strict=True)
+                await self._reader.read(
+                    file.data, media_type=file.media_type, size=frame.shown, canvas=frame.drawn
+                )
+                for file, frame in zip(call.sources, frames, strict=True)
             ]
         if call.mask:
             with _naming("mask"):
                 file = call.mask
+                first = frames[0]
                 mask = await self._reader.read_mask(
-                    file.data, media_type=file.media_type, size=sizes[0]
+                    file.data, media_type=file.media_type, size=first.shown, canvas=first.drawn
                 )
         is_default = call.request.num_steps is None and STEPS_OF_QUALITY[call.quality] == 1
         return replace(
@@ -197,8 +204,11 @@ class ImageService(ModelService[ImageModel]):
 class Drawing:
     """A call being drawn: its deltas, in order. Nothing happens before the first is asked for.
 
-    From the first delta on `request` is what the engine was asked.
+    From the first delta on `request` is what the engine was asked, and `frame` says which part of
+    the pictures is shown.
     """
+
+    frame: PictureFrame
 
     def __init__(
         self,
@@ -296,20 +306,34 @@ def _cache(call: ImageCall) -> StepCache:
     return StepCache(name="off") if is_free else call.request.cache
 
 
-def _source_sizes(
-    call: ImageCall, model: ImageModel, size: Size, shapes: Sequence[Size]
-) -> list[Size]:
+def _source_frames(
+    call: ImageCall, model: ImageModel, frame: PictureFrame, shapes: Sequence[Size]
+) -> list[PictureFrame]:
     """How large pictures go to the engine: one to begin from as large as what is drawn of it."""
     scales = [min(1.0, math.sqrt(model.default_pixels / math.prod(shape))) for shape in shapes]
     sizes = [
         (max(1, round(width * scale)), max(1, round(height * scale)))
         for (width, height), scale in zip(shapes, scales, strict=True)
     ]
+    frames = [PictureFrame(size, size) for size in sizes]
     spec = model.spec
     is_edited = call.mask or call.request.strength is not None or not spec.max_references
-    if sizes and is_edited:
-        sizes[0] = size
-    return sizes
+    if frames and is_edited:
+        frames[0] = frame
+    return frames
+
+
+def _shown(delta: ImageDelta, frame: PictureFrame) -> ImageDelta:
+    """A delta whose pixels, those of a smaller preview too, are the part that is shown."""
+    if delta.pixels is None or frame.is_whole:
+        return delta
+    width, height = (
+        max(1, round(side * shown / drawn))
+        for side, drawn, shown in zip(
+            (delta.pixels.width, delta.pixels.height), frame.drawn, frame.shown, strict=True
+        )
+    )
+    return replace(delta, pixels=delta.pixels.cropped(width, height))
 
 
 @contextmanager

@@ -215,3 +215,40 @@ async def test_a_mask_that_masks_nothing_is_refused(
 async def test_less_than_half_opaque_is_masked(reader: PictureReader, alpha: int) -> None:
     mask = Image.new("RGBA", (48, 32), (0, 0, 0, alpha))
     assert set(await reader.read_mask(saved(mask))) == {255}
+
+
+@pytest.mark.parametrize(("size", "canvas"), [((40, 30), (48, 32)), ((48, 20), (48, 32))])
+async def test_a_canvas_is_filled_by_the_edges(
+    reader: PictureReader, size: tuple[int, int], canvas: tuple[int, int]
+) -> None:
+    for data in (saved(picture(96, 64)), turned("png", 6, 96, 64)):
+        plain = await reader.read(data, size=size)
+        full = await reader.read(data, size=size, canvas=canvas)
+        assert (full.width, full.height) == canvas
+        plain_HWC = np.frombuffer(plain.rgb, np.uint8).reshape(size[1], size[0], 3)
+        full_HWC = np.frombuffer(full.rgb, np.uint8).reshape(canvas[1], canvas[0], 3)
+        edges = [(0, canvas[1] - size[1]), (0, canvas[0] - size[0]), (0, 0)]
+        np.testing.assert_array_equal(full_HWC, np.pad(plain_HWC, edges, mode="edge"))
+        assert full.cropped(*size) == plain
+
+
+@pytest.mark.parametrize("side", [1, 2, 7, 30])
+async def test_however_little_a_mask_marks_something_is_drawn(
+    reader: PictureReader, side: int
+) -> None:
+    at = 1000
+    data = hole_mask(2048, 1024, (at, at // 2, at + side, at // 2 + side))
+    for size in ((2048, 1024), (128, 64), (32, 16)):
+        mask = np.frombuffer(await reader.read_mask(data, size=size), np.uint8).reshape(size[::-1])
+        assert set(np.unique(mask)) == {0, 255}
+        rows, columns = np.nonzero(mask)
+        scale = size[0] / 2048
+        assert np.abs(rows - at / 2 * scale).max() <= side * scale + 1
+        assert np.abs(columns - at * scale).max() <= side * scale + 1
+
+
+async def test_a_mask_whose_hole_is_cut_off_is_refused(reader: PictureReader) -> None:
+    data = hole_mask(300, 100, (0, 0, 40, 100))
+    with pytest.raises(InvalidRequest, match="cut off"):
+        await reader.read_mask(data, size=(100, 100))
+    assert await reader.read_mask(data, size=(150, 50))

@@ -13,12 +13,16 @@ from typing import Any
 import torch
 from diffusers.pipelines.flux2.system_messages import SYSTEM_MESSAGE
 from torch import Tensor
-from torch.nn.functional import interpolate
 from typing_extensions import override
 
 from triptych.core.devices.transfer import sent_like
 from triptych.modalities.diffusion.engine.families.model import Conditioning
-from triptych.modalities.diffusion.engine.recipes.latents import encode_picture, pack, unpack
+from triptych.modalities.diffusion.engine.recipes.latents import (
+    cell_mask,
+    encode_picture,
+    pack,
+    unpack,
+)
 from triptych.modalities.diffusion.engine.recipes.packed import unless_spaced
 from triptych.modalities.diffusion.engine.recipes.references import Reference, Referring, within
 from triptych.modalities.diffusion.engine.recipes.text import EvenFlow
@@ -69,8 +73,8 @@ class _Flux2(Referring, EvenFlow):
     @override
     def mask_sample(self, mask_1HW: Tensor, request: ImageRequest) -> Tensor:
         """Soft at its edges, where a token stands for pixels of both sides."""
-        channels, *size = self.latent_shape(request)
-        mask = interpolate((mask_1HW >= 0.5).float()[None], size=size, mode="bilinear")[0]
+        channels, height, width = self.latent_shape(request)
+        mask = cell_mask(mask_1HW, height, width, mode="bilinear")
         return self.to_sample(mask.expand(channels, -1, -1))
 
     @override

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import interpolate
+from torch.nn.functional import adaptive_max_pool2d, interpolate
 
 from triptych.core.devices.transfer import sent, sent_like
 from triptych.core.pixels import Pixels
@@ -49,6 +49,16 @@ def mask_tensor(request: ImageRequest) -> Tensor:
     first = request.sources[0]
     rows = torch.frombuffer(bytearray(request.mask), dtype=torch.uint8)
     return rows.view(1, first.height, first.width).float() / 255
+
+
+def cell_mask(mask_1HW: Tensor, height: int, width: int, mode: str = "nearest") -> Tensor:
+    """A mask for cells of a grid, `[1, height, width]`, 1 where a cell is to change.
+
+    Scaled as diffusers does. One so small that no cell is left marks those that it touches.
+    """
+    whole = (mask_1HW >= 0.5).float()[None]
+    cells = interpolate(whole, size=(height, width), mode=mode)
+    return torch.where(cells.any(), cells, adaptive_max_pool2d(whole, (height, width)))[0]
 
 
 def fitted(picture_CHW: Tensor, height: int, width: int) -> Tensor:

@@ -22,7 +22,6 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import interpolate
 
 from triptych.core.devices.transfer import sent, sent_like
 from triptych.core.errors import InvalidRequest
@@ -33,6 +32,7 @@ from triptych.modalities.diffusion.engine.denoise import DenoiseRow, Guidance, G
 from triptych.modalities.diffusion.engine.families.model import Conditioning
 from triptych.modalities.diffusion.engine.loading.components import denoiser_of
 from triptych.modalities.diffusion.engine.recipes.latents import (
+    cell_mask,
     decode_latents,
     encode_picture,
     fitted,
@@ -217,8 +217,7 @@ class Recipe(ABC):
     def mask_sample(self, mask_1HW: Tensor, request: ImageRequest) -> Tensor:
         """A mask as the model takes latents: each is redrawn, or stays."""
         channels, height, width = self.latent_shape(request)
-        mask = interpolate((mask_1HW >= 0.5).float()[None], size=(height, width))[0]
-        return self.to_sample(mask.expand(channels, -1, -1))
+        return self.to_sample(cell_mask(mask_1HW, height, width).expand(channels, -1, -1))
 
     def spacing(self, request: ImageRequest) -> Spacing:
         """Where the steps lie."""

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import httpx
+import numpy as np
 import openai
 import pytest
 
@@ -62,6 +63,36 @@ async def test_an_edit_sends_pictures_and_mask() -> None:
     body = reply.json()
     assert [opened(entry["b64_json"]).format for entry in body["data"]] == ["JPEG", "JPEG"]
     assert body["usage"]["input_tokens_details"]["image_tokens"] == 64
+
+
+@pytest.mark.parametrize("shape", [(70, 61), (300, 230), (100, 33), (37, 100), (128, 64)])
+async def test_an_edit_has_the_shape_of_its_picture(shape: tuple[int, int]) -> None:
+    engine = FakeImageEngine()
+    width, height = shape
+    source = ("s.png", saved(picture(*shape)), "image/png")
+    mask = ("m.png", hole_mask(*shape, (0, 0, width, height // 2)), "image/png")
+    reply = await send(EDITS, {"image": source, "mask": mask}, engine, prompt="a hat")
+    body = reply.json()
+    image = opened(body["data"][0]["b64_json"])
+    assert body["size"] == f"{image.width}x{image.height}"
+    aspect = max(min(width / height, 3), 1 / 3)
+    assert image.width / image.height == pytest.approx(aspect, rel=0.01)
+    (request,) = engine.submitted.values()
+    (begun,) = request.sources
+    assert (begun.width, begun.height) == (request.width, request.height)
+    grid_B = np.frombuffer(request.mask, np.uint8).reshape(request.height, request.width)
+    assert (grid_B[: image.height // 2 - 2] == 255).all()  # also beyond what is shown
+    assert (grid_B[image.height // 2 + 2 :] == 0).all()
+
+
+@pytest.mark.parametrize("seed", ["-1", None])
+async def test_a_new_seed_is_returned(seed: str | None) -> None:
+    engine = FakeImageEngine()
+    fields = {} if seed is None else {"seed": seed}
+    replies = [await send(EDITS, {"image": PNG}, engine, prompt="x", **fields) for _ in range(2)]
+    seeds = [reply.json()["seed"] for reply in replies]
+    assert seeds == [request.seed for request in engine.submitted.values()]
+    assert len({*seeds, -1}) == 3
 
 
 async def test_several_pictures() -> None:

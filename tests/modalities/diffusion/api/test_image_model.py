@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,11 +67,10 @@ def test_the_server_may_allow_less() -> None:
 
 @given(width=st.integers(1, 9000), height=st.integers(1, 9000))
 def test_a_size_like_a_picture_can_always_be_drawn(width: int, height: int) -> None:
-    size = PAINT.size_like((width, height))
-    PAINT.check_size(size, max_pixels=MOST)
-    assert 0.5 < size[0] * size[1] / PAINT.default_pixels < 1.5
-    aspect = min(max(width / height, 1 / MAX_ASPECT), MAX_ASPECT)
-    assert 0.7 < size[0] / size[1] / aspect < 1.4
+    frame = PAINT.frame_like((width, height))
+    PAINT.check_size(frame.drawn, max_pixels=MOST)
+    assert 0.5 < math.prod(frame.drawn) / PAINT.default_pixels < 1.5
+    assert all(drawn - PAINT.multiple < shown <= drawn for drawn, shown in zip(*frame, strict=True))
 
 
 LARGE = replace(PAINT, default_size=(1024, 1024))
@@ -81,12 +81,15 @@ LARGE = replace(PAINT, default_size=(1024, 1024))
     [((128, 64), 2), ((64, 128), 0.5), ((300, 50), 3), ((50, 300), 1 / 3), ((160, 120), 4 / 3)],
 )
 def test_usual_shapes_are_kept_exactly(picture: tuple[int, int], aspect: float) -> None:
-    width, height = PAINT.size_like(picture)
+    drawn, (width, height) = PAINT.frame_like(picture)
+    assert drawn == (width, height)
     assert width / height == pytest.approx(aspect)
 
 
+@pytest.mark.parametrize("model", [PAINT, LARGE])
 @given(width=st.integers(1, 9000), height=st.integers(1, 9000))
-def test_a_large_model_keeps_the_shape_within_a_hundredth(width: int, height: int) -> None:
-    size = LARGE.size_like((width, height))
+def test_the_shape_is_kept_within_a_hundredth(model: ImageModel, width: int, height: int) -> None:
+    drawn, shown = model.frame_like((width, height))
     aspect = min(max(width / height, 1 / MAX_ASPECT), MAX_ASPECT)
-    assert size[0] / size[1] == pytest.approx(aspect, rel=0.0101)
+    assert shown[0] / shown[1] == pytest.approx(aspect, rel=0.0101)
+    assert drawn == shown or model is PAINT  # a finer grid wastes nothing

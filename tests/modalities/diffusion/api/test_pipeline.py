@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,42 @@ def test_a_call_returns_the_pictures(draw: ImagePipeline, engine: PlainEngine) -
 def test_random_seed_is_returned(draw: ImagePipeline, engine: PlainEngine) -> None:
     (found,) = draw("a red apple")
     assert found.seed == asked(engine).seed
+
+
+def test_minus_one_asks_for_a_new_seed(draw: ImagePipeline, engine: PlainEngine) -> None:
+    seeds = [draw("a red apple", seed=-1)[0].seed for _ in range(3)]
+    assert len(set(seeds)) == 3
+    assert min(seeds) >= 0
+    assert asked(engine).seed == seeds[-1]
+
+
+def test_a_prompt_that_was_cut_is_warned_of_once(draw: ImagePipeline, engine: PlainEngine) -> None:
+    engine.is_prompt_cut = True
+    with pytest.warns(UserWarning, match="longer than the model reads") as warned:
+        draw("a red apple", num_images=3)
+    assert len(warned) == 1
+    engine.is_prompt_cut = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        draw("a red apple")
+
+
+def test_pictures_of_shapes_off_the_grid_come_back_in_their_shape(
+    draw: ImagePipeline, engine: PlainEngine
+) -> None:
+    progress = list(draw.stream("a hen", image=picture(100, 57), num_previews=1))
+    (found,) = [one.picture for one in progress if one.picture]
+    width, height = found.image.size
+    assert width / height == pytest.approx(100 / 57, rel=0.01)
+    request = asked(engine)
+    assert width <= request.width
+    assert height <= request.height
+    assert (width, height) != (request.width, request.height)
+    (preview,) = [one.preview for one in progress if one.preview]
+    assert preview.size == (
+        round(8 * width / request.width),
+        round(8 * height / request.height),
+    )
 
 
 def test_options_reach_the_engine(draw: ImagePipeline, engine: PlainEngine) -> None:

@@ -122,6 +122,15 @@ async def test_the_operators_seed_serves_calls_without_one(model: TextModel) -> 
     assert [request.sampling.seed for _, request in client.submitted] == [11, 0]
 
 
+async def test_minus_one_asks_for_a_new_seed_whatever_the_operators(model: TextModel) -> None:
+    client = ScriptedClient(saying(model, "x"))
+    serving = LlmService(client, [model], Admission(options=ScheduleOptions()), default_seed=11)
+    for _ in range(2):
+        await collect(serving, call(model, seed=-1))
+    seeds = {request.sampling.seed for _, request in client.submitted}
+    assert len(seeds - {-1, 11}) == 2
+
+
 async def test_leaving_early_cancels_every_sample(model: TextModel) -> None:
     client = ScriptedClient(saying(model, "a long answer"))
     async with aclosing(service(model, client).generate(*call(model, num_samples=4))) as deltas:

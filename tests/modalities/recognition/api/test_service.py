@@ -200,3 +200,15 @@ def test_lists_are_taken_by_their_names_without_brackets(given: str) -> None:
     assert body.include == ["logprobs"]
     with pytest.raises(ValidationError, match="alone"):
         TranscriptionFields.model_validate({**fields, "include[]": ["logprobs"]})
+
+
+async def test_the_same_request_has_the_same_seed_unless_a_new_one_is_asked_for() -> None:
+    engine = PartwiseEngine([])
+    service = recognition_service(engine)
+    seeds = []
+    for index, seed in enumerate((None, None, 5, -1, -1)):
+        call = replace(CALL, seed=seed, caller=Caller(call_id=f"c{index}"))
+        await transcribe(service, 2.0, call)
+        seeds.append(engine.submitted[f"c{index}.0"].seed)
+    assert seeds[:3] == [0, 0, 5]
+    assert len({*seeds[3:], -1}) == 3
