@@ -1,8 +1,8 @@
 """The app factory: what every route shares, put together once.
 
-Owns the order of the layers, outermost first: access (ids, log), CORS, keys, the tie to the
-client, paths; then routes, whose errors one table answers. Knows no modality: routes come as
-routers.
+Owns the order of the layers, outermost first: paths without `/v1`, access (ids, log), CORS, keys,
+the tie to the client, paths; then routes, whose errors one table answers. Knows no modality:
+routes come as routers.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
+from starlette.routing import Route
 
 from triptych.core.client import EngineClient
 from triptych.core.config import Config, ServerOptions
@@ -36,10 +37,11 @@ from triptych.core.http.errors import handle_error
 from triptych.core.http.explain import explain_router
 from triptych.core.http.files.shelf import FileShelf
 from triptych.core.http.health import health_router
+from triptych.core.http.invocations import INVOCATIONS_ROUTE, Invocations
 from triptych.core.http.metrics import HttpMetrics, metrics_router
 from triptych.core.http.models import ModelCard, Task, handle_unknown_model, models_router
 from triptych.core.http.page import PagesRouter
-from triptych.core.http.paths import Paths, handle_http_error
+from triptych.core.http.paths import Paths, ShortPaths, handle_http_error
 from triptych.core.http.upload import UploadBudget
 from triptych.core.limits import MAX_FORMS_HELD
 from triptych.core.served_names import ServedNames
@@ -126,12 +128,14 @@ def create_app(
     events = engine_events_router(EngineEvents(client, cards, in_flight))
     explained = explain_router(client)
     app.add_route("/openapi.json", _Reference(app).show, include_in_schema=False)
+    app.router.routes.append(Route(INVOCATIONS_ROUTE, Invocations(), methods=["POST"]))
     routes = list(app.routes)
     own = (health, metrics_router(metrics), events, explained, models_router(cards))
     for router in (*routers, *own):
         routes += router.routes
         app.include_router(router)
     app.state.routes = tuple(routes)
+    app.add_middleware(ShortPaths, routes=routes)  # the outermost
     return app
 
 

@@ -23,7 +23,7 @@ from triptych.core.errors import ConfigError, Unauthorized
 from triptych.core.http.errors import error_answer
 
 PUBLIC_ROUTES = frozenset(
-    itertools.product(("GET", "HEAD"), ("/livez", "/readyz", "/health", "/version"))
+    itertools.product(("GET", "HEAD"), ("/livez", "/readyz", "/health", "/ping", "/version"))
 )
 """What may be asked without a key, beside the page. `/metrics` is not here: it shows what others
 do."""

@@ -104,6 +104,15 @@ class NamesModel(Strict):
         return schema | ({"required": required} if required else {})
 
 
+def models_of(kind: Any) -> Iterator[type[Strict]]:
+    """The model that a body's type is, or those that it is a union of."""
+    if isinstance(kind, type) and issubclass(kind, Strict):
+        yield kind
+    else:
+        for part in get_args(kind):
+            yield from models_of(part)
+
+
 class IgnoresHints(Strict):
     """An object whose fields of the table `ignored` are taken whatever they hold.
 
@@ -166,7 +175,6 @@ INERT: Mapping[str, str] = MappingProxyType(
         "include_obfuscation": "chunks are not padded",
         "index": _DUMPED,
         "insecure": "nothing is fetched",
-        "keep_alive": "a model stays until its memory is needed",
         "low_vram": _PLACED,
         "main_gpu": _PLACED,
         "max_tool_calls": "it counts tools that a server runs",

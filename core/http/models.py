@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 
 from triptych.core.errors import InvalidRequest, NotFound, UnknownModel, WrongModel
 from triptych.core.http.errors import ERROR_RESPONSES, handle_error
-from triptych.core.http.fields import NamesModel
+from triptych.core.http.fields import NamesModel, models_of
 from triptych.core.limits import MAX_NAME_CHARS
 
 
@@ -55,12 +55,13 @@ def with_model(request: Request, kind: Any, fields: Any) -> Any:
     That is the only one of its task. Raises `InvalidRequest` where there are several, `NotFound`
     where there is none.
     """
-    if not isinstance(kind, type) or not issubclass(kind, NamesModel):
+    named = next((each for each in models_of(kind) if issubclass(each, NamesModel)), None)
+    if named is None:
         return fields
     if not isinstance(fields, dict) or fields.get("model") not in (None, ""):
         return fields
     by_task: Mapping[str, Sequence[str]] = request.app.state.models_by_task
-    names = next((by_task[task] for task in kind.tasks if task in by_task), ())
+    names = next((by_task[task] for task in named.tasks if task in by_task), ())
     if not names:
         raise NotFound("There is no model for this route here.", param="model")
     if len(names) > 1:

@@ -1,6 +1,7 @@
 """What the router leaves open: HEAD, names with control characters, and which methods a path has.
 
-Owns the step between the layers and the routes. Knows no route by name.
+Owns the step between the layers and the routes, and that `/v1` may be left out, which comes before
+all layers. Knows no route by name.
 """
 
 from __future__ import annotations
@@ -14,6 +15,34 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from triptych.core.errors import MethodNotAllowed, NotFound
 from triptych.core.http.errors import error_answer, handle_error
+
+_VERSION = "/v1"
+
+
+class ShortPaths:
+    """ASGI middleware: what is below `/v1` is found without it, too, as other servers have it.
+
+    That holds for paths whose first part no other of the `routes` has. The layers see one path.
+    """
+
+    def __init__(self, app: ASGIApp, routes: Iterable[BaseRoute]) -> None:
+        self._app = app
+        paths = {getattr(route, "path", "") for route in routes}
+        short = {path for path in paths if path.startswith(f"{_VERSION}/")}
+        whole = {_first_part(path) for path in paths - short}
+        self._parts = {_first_part(path.removeprefix(_VERSION)) for path in short} - whole
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, to the whole path."""
+        if scope["type"] == "http" and _first_part(scope["path"]) in self._parts:
+            raw_path = _VERSION.encode() + scope.get("raw_path", scope["path"].encode())
+            scope = {**scope, "path": _VERSION + scope["path"], "raw_path": raw_path}
+        await self._app(scope, receive, send)
+
+
+def _first_part(path: str) -> str:
+    """What is between the first two slashes; nothing where the path does not begin with one."""
+    return path.partition("/")[2].partition("/")[0]
 
 
 class Paths:

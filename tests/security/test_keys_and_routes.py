@@ -15,8 +15,8 @@ from support.other_apis import other_apis_app
 from triptych.core.http.auth import PUBLIC_ROUTES
 
 FROZEN_PUBLIC = {
-    *(("GET", path) for path in ("/livez", "/readyz", "/health", "/version")),
-    *(("HEAD", path) for path in ("/livez", "/readyz", "/health", "/version")),
+    *(("GET", path) for path in ("/livez", "/readyz", "/health", "/ping", "/version")),
+    *(("HEAD", path) for path in ("/livez", "/readyz", "/health", "/ping", "/version")),
 }
 
 

@@ -77,12 +77,64 @@ async def test_control_characters_lead_nowhere(full_app: FullApp, path: str) -> 
     assert (reply.status_code, reply.json()["error"]["code"]) == (404, "not_found")
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/models",
+        "/v1/models/tiny",
+        "/v1/audio/voices",
+        "/v1/audio/models",
+        "/v1/files",
+        "/v1/responses/resp_none",
+        "/v1/engine/explain/none",
+        "/v1/chat/completions",
+        "/v1/messages",
+        "/v1/nothing",
+    ],
+)
+async def test_the_version_may_be_left_out_of_a_path(full_app: FullApp, path: str) -> None:
+    volatile = {"x-request-id", "request-id", "date"}
+    async with in_process(full_app.app) as client:
+        for ask in (client.get, client.delete, client.head):
+            whole, short = await ask(path), await ask(path.removeprefix("/v1"))
+            assert short.status_code == whole.status_code
+            kept = [
+                {name: value for name, value in reply.headers.items() if name not in volatile}
+                for reply in (whole, short)
+            ]
+            assert kept[0] == kept[1]
+
+
+async def test_a_short_path_is_counted_and_answered_as_the_whole_one(full_app: FullApp) -> None:
+    asked = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+    async with in_process(full_app.app) as client:
+        reply = await client.post("/chat/completions", json=asked)
+        error = await client.post("/messages", json={**asked, "max_tokens": -1})
+        metrics = (await client.get("/metrics")).text
+    assert reply.json()["object"] == "chat.completion"
+    assert error.json()["type"] == "error"  # Anthropic's
+    assert 'route="/v1/chat/completions",status="200"' in metrics.replace(" ", "")
+
+
+async def test_a_path_of_its_own_is_no_short_one(full_app: FullApp) -> None:
+    async with in_process(full_app.app) as client:
+        for path in ("/docs", "/v1/metrics", "/v1/readyz", "/v1", "/v1/v1/models"):
+            assert (await client.get(path)).status_code == 404, path
+
+
+async def test_short_paths_need_a_key_too(tmp_path: Path) -> None:
+    async with in_process(make_app(tmp_path, FakeEngine(), api_key=("right",))) as client:
+        assert (await client.get("/models")).status_code == 401
+        headers = {"authorization": "Bearer right"}
+        assert (await client.get("/models", headers=headers)).status_code == 200
+
+
 async def test_probes_name_models_only_to_those_with_a_key(tmp_path: Path) -> None:
     ready = ModelStatus(model="tiny", state="ready", progress=1.0)
     engine = FakeEngine(state=replace(READY, models=(ready,)))
     app = make_app(tmp_path, engine, api_key=("right",))
     async with in_process(app) as client:
-        for path in ("/livez", "/readyz", "/health"):
+        for path in ("/livez", "/readyz", "/health", "/ping"):
             for header in ({}, {"authorization": "Bearer wrong"}):
                 reply = await client.get(path, headers=header)
                 assert (reply.status_code, reply.json()["models"]) == (200, [])

@@ -1,0 +1,64 @@
+"""`/invocations`, where Amazon SageMaker sends every request, whatever it asks for.
+
+Owns which route a body is for: one that takes its main field, and of several that of the model's
+task. What else the body may hold is that route's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.types import Message, Receive, Scope, Send
+
+from triptych.core.errors import InvalidRequest
+from triptych.core.http.body import parse_json, read_body
+from triptych.core.http.models import Task
+from triptych.core.text.threads import on_text_thread
+
+INVOCATIONS_ROUTE: Final = "/invocations"
+_ROUTES: Final[Mapping[str, Sequence[str]]] = MappingProxyType(
+    {
+        "messages": ("/v1/chat/completions", "/v1/embeddings"),
+        "prompt": ("/v1/completions", "/v1/images/generations"),
+        "input": ("/v1/embeddings", "/v1/audio/speech"),
+        "query": ("/v1/rerank",),
+        "queries": ("/v1/score",),
+        "text_1": ("/v1/score",),
+        "data_1": ("/v1/score",),
+    }
+)
+"""By a request's main field. Without a model, or with one of another kind, the first."""
+
+
+class Invocations:
+    """The ASGI app of the route: passes a request on to the route that its body is for."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises `InvalidRequest` for a body that no route takes, and what reading it raises."""
+        request = Request(scope, receive)
+        state = request.app.state
+        raw = await read_body(request, state.options.max_request_bytes)
+        body = await on_text_thread(len(raw), parse_json, raw)
+        scope["path"] = route_of(body, state.tasks)
+        unread: list[Message] = [{"type": "http.request", "body": raw, "more_body": False}]
+
+        async def receive_again() -> Message:
+            return unread.pop() if unread else await receive()
+
+        await request.app.router(scope, receive_again, send)
+
+
+def route_of(body: Any, tasks: Mapping[str, Task]) -> str:
+    """The path of the route for `body`; `tasks` are those of the models by their names."""
+    fields: Mapping[str, Any] = body if isinstance(body, dict) else {}
+    routes = next((_ROUTES[name] for name in _ROUTES if fields.get(name) is not None), ())
+    if not routes:
+        raise InvalidRequest(
+            f"Nothing here takes such a body: an object with {', '.join(_ROUTES)} is taken."
+        )
+    model = fields.get("model")
+    task = tasks.get(model) if isinstance(model, str) else None
+    return task.route if task and task.route in routes else routes[0]
