@@ -7,7 +7,7 @@ process loads its own half alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,12 +27,15 @@ if TYPE_CHECKING:
     from triptych.core.media.child import DecodePool
     from triptych.core.media.fetch import Fetched
     from triptych.core.store.store import DocumentStore
+    from triptych.core.tokens import TokenRequest
     from triptych.core.weights.resolve import ResolvedModel, Source
     from triptych.schedulers.admission import Admission
 
 
 FindLink: TypeAlias = "Callable[[str, Request], Fetched | None]"
 """What a URL of this server's own names, for the caller of a request."""
+EncodeChat: TypeAlias = "Callable[..., Awaitable[TokenRequest]]"
+"""The conversation as a model takes it: of the model's name, messages, options of its template."""
 
 
 def _has_nothing_to_warm() -> None:
@@ -100,7 +103,8 @@ class ApiSetup:
     outlives its request, if anything does. `ending` holds what is to be closed in the end.
     Modalities offer things to those that are opened after them: `find_link` opens pictures that
     were answered as links, `prompt_encoders` encode conversations with pictures in them, one for
-    each vision model.
+    each vision model. `encode_chat`, which encodes those of a chat model, comes last: it is looked
+    for when it is needed.
     """
 
     config: Config
@@ -112,6 +116,7 @@ class ApiSetup:
     store: DocumentStore | None = None
     find_link: FindLink = no_link
     prompt_encoders: dict[str, Any] = field(default_factory=dict)
+    encode_chat: EncodeChat | None = None
 
 
 @dataclass(frozen=True, slots=True)

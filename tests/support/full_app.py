@@ -31,10 +31,12 @@ from triptych.core.media.audio.decode import DECODERS
 from triptych.core.store.store import DocumentStore
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.diffusion.api.routes import image_cards, images_router, picture_links
+from triptych.modalities.embedding.api.cohere import cohere_router
 from triptych.modalities.embedding.api.ollama import ollama_embeddings_router
 from triptych.modalities.embedding.api.routes import embedding_cards, embeddings_router
 from triptych.modalities.embedding.api.score_routes import score_router
 from triptych.modalities.embedding.api.service import EmbeddingService
+from triptych.modalities.embedding.api.tei import tei_router
 from triptych.modalities.embedding.api.text import EmbeddingModel
 from triptych.modalities.embedding.wire import EmbedDelta
 from triptych.modalities.llm.api.replies import card_of
@@ -161,7 +163,8 @@ def open_full_app(folder: Path, **server: Any) -> FullApp:
     routers += [recognition_router(transcriptions), images_router(images, links)]
     shelf = FileShelf(DocumentStore("memory", max_bytes=2**24, ttl_s=3600.0))
     batches = BatchRunner(shelf)
-    routers += [score_router(words), files_router(shelf), batches_router(batches)]
+    routers += [score_router(words), cohere_router(words), tei_router(words)]
+    routers += [files_router(shelf), batches_router(batches)]
     routers += [*other_api_routers(text, folder / "text"), ollama_embeddings_router(words)]
     kept = DocumentStore.from_options(config.store)
     answering = Answering.open(text, kept, config.server, links.find)

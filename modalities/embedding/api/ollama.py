@@ -24,6 +24,7 @@ from triptych.modalities.llm.api.ollama.dialect import (
     OLLAMA_ERRORS,
     OllamaRoute,
     nanoseconds,
+    note_keep_alive,
     untagged,
 )
 from triptych.modalities.llm.api.ollama.protocol import OllamaRequest
@@ -92,7 +93,8 @@ def ollama_embeddings_router(service: EmbeddingService) -> APIRouter:
             prompt_eval_count=embedded.num_tokens,
         )
         return await written(
-            reply, "embeddings", embedded.vectors, lambda index, vector: numbers(vector)
+            embedded.vectors,
+            lambda: {**reply.model_dump(), "embeddings": [*map(numbers, embedded.vectors)]},
         )
 
     @router.post("/api/embeddings")
@@ -115,6 +117,7 @@ def _call(
     cuts: bool = True,
 ) -> EmbedCall:
     """The call that `body` asks for. Raises `UnknownModel`, or `UnsupportedOption`."""
+    note_keep_alive(request, body)
     if not service.pools:
         raise UnsupportedOption(
             "Ollama's API has one vector for a text, and with --no-pool-embeddings there is one per"
@@ -124,7 +127,7 @@ def _call(
     num_ctx = body.options.num_ctx if body.options else None
     return EmbedCall(
         model=model.name,
-        texts=texts,
+        inputs=texts,
         dimensions=dimensions,
         max_tokens=min(num_ctx or model.max_length, model.max_length) if cuts else 0,
         caller=Context.of(request).caller,

@@ -104,7 +104,7 @@ class EmbeddingPipeline(Pipeline[EmbeddingService]):
         vectors: list[Floats] = []
         for first in range(0, len(texts), BATCH):
             part = texts[first : first + BATCH]
-            call = EmbedCall(model=self._model, texts=part, **options)
+            call = EmbedCall(model=self._model, inputs=part, **options)
             vectors += (await self._service.embed(call)).vectors
             if on_progress is not None:
                 on_progress(len(vectors))

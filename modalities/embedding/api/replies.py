@@ -1,36 +1,40 @@
 """Answers with vectors, which are long texts.
 
-Owns how they are written: on a thread, vector by vector, so that nobody else waits for the numbers.
-Knows no route.
+Owns how they are written: on a thread, so that nobody else waits for the numbers, and the forms
+that a vector has. Knows no route.
 """
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import msgspec
-from pydantic import BaseModel
+import numpy as np
 from starlette.responses import Response
 
 from triptych.core.text.threads import on_text_thread
 from triptych.modalities.embedding.api.service import Floats
 
 
-async def written(
-    reply: BaseModel, field: str, vectors: Sequence[Floats], entry: Callable[[int, Floats], Any]
-) -> Response:
-    """`reply` with a list in its `field`: of each vector, by its index, the `entry`."""
-
-    def write() -> bytes:
-        entries = [entry(index, vector) for index, vector in enumerate(vectors)]
-        return msgspec.json.encode({**reply.model_dump(), field: entries})
-
+async def written(vectors: Sequence[Floats], document: Callable[[], object]) -> Response:
+    """The answer that is the `document`, which holds these `vectors`."""
     num_numbers = sum(vector.size for vector in vectors)
-    document = await on_text_thread(num_numbers, write)
-    return Response(document, media_type="application/json")
+    text = await on_text_thread(num_numbers, lambda: msgspec.json.encode(document()))
+    return Response(text, media_type="application/json")
 
 
 def numbers(vector: Floats) -> msgspec.Raw:
     """The numbers of a vector, or of one per token, as JSON."""
     return msgspec.Raw(msgspec.json.encode(vector.tolist()))
+
+
+def in_base64(vector: Floats) -> str:
+    """The numbers as 32-bit floats, the lowest byte first, in base64."""
+    return base64.b64encode(np.ascontiguousarray(vector, "<f4").tobytes()).decode()
+
+
+def signs(vector: Floats) -> list[int]:
+    """Bytes of a bit for each number, which says that it is not below 0; the first is highest."""
+    packed: list[int] = np.packbits(vector >= 0).tolist()
+    return packed

@@ -1,83 +1,35 @@
 """`/v1/embeddings`, as OpenAI speaks it.
 
-Owns the request's fields, the answer, and what is plugged into what on the API's side. What
-surrounds every route is `core.http`'s.
+Owns the answer, and what is plugged into what on the API's side. The request's fields are
+`protocol`'s; what surrounds every route is `core.http`'s.
 """
 
 from __future__ import annotations
 
-import base64
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
-import numpy as np
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel
 from starlette.responses import Response
 
-from triptych.core import limits
 from triptych.core.errors import UnsupportedOption
 from triptych.core.http.body import StrictRoute
 from triptych.core.http.context import Context
 from triptych.core.http.errors import ERROR_RESPONSES
-from triptych.core.http.fields import InputText, Label, NamesModel, NullIsAbsent, inert
 from triptych.core.http.models import ModelCard
 from triptych.core.weights.resolve import opening
+from triptych.modalities.embedding.api.cohere import cohere_router
 from triptych.modalities.embedding.api.ollama import ollama_embeddings_router
-from triptych.modalities.embedding.api.replies import numbers, written
+from triptych.modalities.embedding.api.protocol import EmbeddingsRequest
+from triptych.modalities.embedding.api.replies import in_base64, numbers, written
 from triptych.modalities.embedding.api.score_routes import score_router
-from triptych.modalities.embedding.api.service import EmbedCall, EmbeddingService, Floats
+from triptych.modalities.embedding.api.service import EmbedCall, EmbeddingService, Floats, TextOrIds
+from triptych.modalities.embedding.api.tei import tei_router
 from triptych.modalities.embedding.api.text import EmbeddingModel
-from triptych.modalities.llm.api.protocol import TokenIds, prompt_kind
-from triptych.modalities.modality import ApiPart, ApiSetup
-
-_Batch = Field(min_length=1, max_length=limits.MAX_EMBEDDING_INPUTS, fail_fast=True)
-Input = Annotated[
-    Annotated[InputText, Tag(":text")]
-    | Annotated[list[InputText], _Batch, Tag(":texts")]
-    | Annotated[TokenIds, Tag(":tokens")]
-    | Annotated[list[TokenIds], _Batch, Tag(":token-lists")],
-    Discriminator(prompt_kind),
-]
-
-
-class EmbeddingsRequest(NamesModel, NullIsAbsent):
-    """Texts to be turned into vectors."""
-
-    tasks = ("embedding", "chat")
-
-    input: Input = Field(description="A text, texts, token ids, or lists of token ids.")
-    encoding_format: Literal["float", "base64"] = "float"
-    dimensions: int | None = Field(default=None, ge=1, le=limits.MAX_DIMENSIONS)
-    truncate_prompt_tokens: int = Field(
-        default=0,
-        ge=-1,
-        le=limits.MAX_PROMPT_TOKENS,
-        description="Cut longer texts to so many tokens; -1: to what the model takes, 0: refuse.",
-    )
-    prompt_name: Label = Field(default="", description="One of the model's own instructions.")
-    user: Label | None = inert("user")
-
-    @model_validator(mode="after")
-    def _check_ids(self) -> Self:
-        if self.token_ids and (self.truncate_prompt_tokens or self.prompt_name):
-            raise UnsupportedOption(
-                "prompt_name and truncate_prompt_tokens are for texts, not for token ids.",
-                param="input",
-            )
-        return self
-
-    @property
-    def texts(self) -> list[str]:
-        """The texts, if that is what was sent."""
-        given: Any = [self.input] if isinstance(self.input, str) else self.input
-        return [text for text in given if isinstance(text, str)]
-
-    @property
-    def token_ids(self) -> list[list[int]]:
-        """The token ids, if that is what was sent."""
-        given: Any = [] if isinstance(self.input, str) else self.input
-        is_one = bool(given) and isinstance(given[0], int)
-        return [ids for ids in ([given] if is_one else given) if isinstance(ids, list)]
+from triptych.modalities.llm.api.generation import for_template
+from triptych.modalities.llm.api.tools.schema import Offer
+from triptych.modalities.modality import ApiPart, ApiSetup, EncodeChat
 
 
 class Embedding(BaseModel):
@@ -114,40 +66,66 @@ def open_api(setup: ApiSetup) -> ApiPart:
     )
     cards = [card for card in embedding_cards(service) if card.id in own]
     routers = [
-        embeddings_router(service),
+        embeddings_router(service, lambda: setup.encode_chat),
         score_router(service),
+        cohere_router(service),
+        tei_router(service),
         ollama_embeddings_router(service),
     ]
     return ApiPart(routers, cards)
 
 
-def embeddings_router(service: EmbeddingService) -> APIRouter:
-    """The route in front of `service`."""
+def embeddings_router(
+    service: EmbeddingService, find_chat: Callable[[], EncodeChat | None] = lambda: None
+) -> APIRouter:
+    """The route in front of `service`; conversations are encoded by what `find_chat` finds."""
     router = APIRouter(route_class=StrictRoute, responses=ERROR_RESPONSES, tags=["text"])
 
     @router.post("/v1/embeddings", response_model=EmbeddingsReply)
     async def embeddings(body: EmbeddingsRequest, request: Request) -> Response:
         """Turn texts into vectors."""
+        inputs: Sequence[TextOrIds] = body.inputs
+        if body.messages is not None:
+            inputs = [await _encoded(service, body, request, find_chat())]
         call = EmbedCall(
             model=body.model,
-            texts=body.texts,
-            token_ids=body.token_ids,
+            inputs=inputs,
             dimensions=body.dimensions or 0,
             prompt_name=body.prompt_name,
             max_tokens=body.truncate_prompt_tokens,
+            keeps_end=body.truncation_side == "left",
             caller=Context.of(request).caller,
         )
         embedded = await service.embed(call)
         usage = EmbeddingUsage(prompt_tokens=embedded.num_tokens, total_tokens=embedded.num_tokens)
-        reply = EmbeddingsReply(data=[], model=body.model, usage=usage)
+        reply = EmbeddingsReply(data=[], model=body.model, usage=usage).model_dump()
 
         def entry(index: int, vector: Floats) -> dict[str, Any]:
-            shown = _base64(vector) if body.encoding_format == "base64" else numbers(vector)
+            shown = in_base64(vector) if body.encoding_format == "base64" else numbers(vector)
             return {**Embedding(index=index, embedding="").model_dump(), "embedding": shown}
 
-        return await written(reply, "data", embedded.vectors, entry)
+        return await written(
+            embedded.vectors,
+            lambda: {**reply, "data": [entry(*each) for each in enumerate(embedded.vectors)]},
+        )
 
     return router
+
+
+async def _encoded(
+    service: EmbeddingService,
+    body: EmbeddingsRequest,
+    request: Request,
+    encode: EncodeChat | None,
+) -> tuple[int, ...]:
+    """The token ids of a conversation."""
+    if encode is None or not service.model(body.model).is_causal:
+        raise UnsupportedOption(
+            f"{body.model} has no chat template: send texts as input.", param="messages"
+        )
+    messages, _ = await for_template(request, body.messages or (), Offer.of((), None))
+    prompt = await encode(body.model, messages, **body.template_options())
+    return prompt.prompt_ids
 
 
 def embedding_cards(service: EmbeddingService) -> list[ModelCard]:
@@ -160,7 +138,3 @@ def embedding_cards(service: EmbeddingService) -> list[ModelCard]:
         )
         for model in service.models.values()
     ]
-
-
-def _base64(vector: Floats) -> str:
-    return base64.b64encode(np.ascontiguousarray(vector, "<f4").tobytes()).decode()

@@ -1,13 +1,14 @@
 """`/v1/rerank` and `/v1/score`: how well texts match.
 
-Owns the fields and answers of both: rerank as Jina's and Cohere's clients speak it, score as vLLM
-does.
+Owns the fields and answers of both: rerank as Jina's and Cohere's clients speak it, or those of
+Text Embeddings Inference, score as vLLM does.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
 
@@ -20,16 +21,14 @@ from triptych.core.http.context import Context
 from triptych.core.http.errors import ERROR_RESPONSES
 from triptych.core.http.fields import (
     InputText,
-    Label,
-    NamesModel,
-    NullIsAbsent,
     RefusedField,
     Strict,
-    inert,
     without_refused,
 )
 from triptych.core.limits import MAX_PROMPT_TOKENS, MAX_SCORED_PAIRS
+from triptych.modalities.embedding.api.protocol import SCORES, TextFields
 from triptych.modalities.embedding.api.service import EmbeddingService, ScoreCall
+from triptych.modalities.embedding.api.tei import TeiRankedText, TeiRerankRequest, rank_texts
 
 _REFUSED: Mapping[str, RefusedField] = MappingProxyType(
     {
@@ -61,22 +60,28 @@ OneOrMany = Annotated[
 ]
 
 
-class _ScoreFields(NamesModel, NullIsAbsent):
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """The texts of one side of pairs, and what the field is called that they came in."""
+
+    name: str
+    texts: list[str]
+
+
+class _ScoreFields(TextFields):
     """What both routes take."""
 
-    tasks = ("rerank", "embedding")
+    tasks = SCORES
 
-    truncate_prompt_tokens: int = Field(
-        default=0,
-        ge=-1,
-        le=MAX_PROMPT_TOKENS,
-        description="Cut longer texts to so many tokens, a cross-encoder's pairs together; -1: to"
-        " what the model takes, 0: refuse.",
-    )
     use_activation: bool = Field(
         default=True, description="`false`: a cross-encoder's scores before the sigmoid."
     )
-    user: Label | None = inert("user")
+    max_tokens_per_doc: int = Field(
+        default=0,
+        ge=0,
+        le=MAX_PROMPT_TOKENS,
+        description="Cut longer documents to so many tokens.",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -98,39 +103,63 @@ class RerankRequest(_ScoreFields):
     return_documents: bool | None = Field(
         default=None, description="Tell their texts, too: by default, but not at /v2/rerank."
     )
-    max_tokens_per_doc: int = Field(
-        default=0,
-        ge=0,
-        le=MAX_PROMPT_TOKENS,
-        description="Cut longer documents to so many tokens.",
-    )
+
+
+_FIRST = ("text_1", "queries", "data_1")
+_SECOND = ("text_2", "documents", "items", "data_2")
 
 
 class ScoreRequest(_ScoreFields):
-    """Texts to be compared: one with one or many, or in pairs."""
+    """Texts to be compared: one with one or many, or in pairs. Each side has one of its names."""
 
-    text_1: OneOrMany
-    text_2: OneOrMany
+    text_1: OneOrMany | None = None
+    queries: OneOrMany | None = Field(default=None, description="As text_1.")
+    data_1: OneOrMany | None = Field(default=None, description="As text_1.")
+    text_2: OneOrMany | None = None
+    documents: OneOrMany | None = Field(default=None, description="As text_2.")
+    items: OneOrMany | None = Field(default=None, description="As text_2.")
+    data_2: OneOrMany | None = Field(default=None, description="As text_2.")
 
     @model_validator(mode="after")
     def _check_numbers(self) -> Self:
-        if len(self.queries) not in (1, len(self.documents)):
+        first, second = self.first, self.second
+        if len(first.texts) not in (1, len(second.texts)):
             raise InvalidRequest(
-                f"text_1 has {len(self.queries)} texts and text_2 {len(self.documents)}: send as"
-                " many, or one text_1.",
-                param="text_1",
+                f"{first.name} has {len(first.texts)} texts and {second.name}"
+                f" {len(second.texts)}: send as many, or one in {first.name}.",
+                param=first.name,
             )
         return self
 
     @property
-    def queries(self) -> list[str]:
+    def first(self) -> _Side:
         """The first texts."""
-        return [self.text_1] if isinstance(self.text_1, str) else self.text_1
+        return self._side(_FIRST)
 
     @property
-    def documents(self) -> list[str]:
+    def second(self) -> _Side:
         """The second texts."""
-        return [self.text_2] if isinstance(self.text_2, str) else self.text_2
+        return self._side(_SECOND)
+
+    def _side(self, names: Sequence[str]) -> _Side:
+        given = [name for name in names if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise InvalidRequest(
+                f"Send one of {', '.join(names)}.", param=given[1] if given else names[0]
+            )
+        texts: str | list[str] = getattr(self, given[0])
+        return _Side(given[0], [texts] if isinstance(texts, str) else texts)
+
+
+def _rerank_kind(value: Any) -> str:
+    has_texts = isinstance(value, dict) and "texts" in value and "documents" not in value
+    return ":texts" if has_texts else ":documents"
+
+
+AnyRerankRequest = Annotated[
+    Annotated[RerankRequest, Tag(":documents")] | Annotated[TeiRerankRequest, Tag(":texts")],
+    Discriminator(_rerank_kind),
+]
 
 
 class ScoreUsage(BaseModel):
@@ -182,8 +211,10 @@ def score_router(service: EmbeddingService) -> APIRouter:
 
     @router.post("/v1/rerank", response_model_exclude_none=True)
     @router.post("/rerank", response_model_exclude_none=True)
-    async def rerank(body: RerankRequest, request: Request) -> RerankReply:
+    async def rerank(body: AnyRerankRequest, request: Request) -> RerankReply | list[TeiRankedText]:
         """Put documents in order of how well they match a query."""
+        if isinstance(body, TeiRerankRequest):
+            return await rank_texts(service, body, request)
         return await _rerank(service, body, request, shows_documents=True)
 
     @router.post("/v2/rerank", response_model_exclude_none=True)
@@ -196,7 +227,8 @@ def score_router(service: EmbeddingService) -> APIRouter:
     async def score(body: ScoreRequest, request: Request) -> ScoreReply:
         """Tell how well texts match."""
         context = Context.of(request)
-        call = _call(body, context, body.queries, body.documents, param="text_2")
+        first, second = body.first, body.second
+        call = _call(body, context, first.texts, second)
         scored = await service.score(call)
         return ScoreReply(
             id=f"score-{context.call_id}",
@@ -214,18 +246,17 @@ async def _rerank(
 ) -> RerankReply:
     context = Context.of(request)
     texts = [_text(document) for document in body.documents]
-    call = _call(body, context, [_text(body.query)], texts, cut=body.max_tokens_per_doc)
+    call = _call(body, context, [_text(body.query)], _Side("documents", texts))
     scored = await service.score(call)
     if body.return_documents is not None:
         shows_documents = body.return_documents
-    best = sorted(enumerate(scored.scores), key=lambda entry: -entry[1])
     results = [
         RankedDocument(
             index=index,
             relevance_score=value,
             document=TextDocument(text=texts[index]) if shows_documents else None,
         )
-        for index, value in best[: body.top_n or None]
+        for index, value in scored.ranking[: body.top_n or None]
     ]
     return RerankReply(
         id=f"rerank-{context.call_id}",
@@ -236,22 +267,17 @@ async def _rerank(
 
 
 def _call(
-    body: _ScoreFields,
-    context: Context,
-    queries: Sequence[str],
-    documents: Sequence[str],
-    *,
-    cut: int = 0,
-    param: str = "documents",
+    body: _ScoreFields, context: Context, queries: Sequence[str], documents: _Side
 ) -> ScoreCall:
     return ScoreCall(
         model=body.model,
         queries=queries,
-        documents=documents,
+        documents=documents.texts,
         max_tokens=body.truncate_prompt_tokens,
-        max_document_tokens=cut,
+        max_document_tokens=body.max_tokens_per_doc,
+        keeps_end=body.truncation_side == "left",
         has_activation=body.use_activation,
-        param=param,
+        param=documents.name,
         caller=context.caller,
     )
 

@@ -31,6 +31,7 @@ from triptych.schedulers.admission import Admission
 
 Floats = npt.NDArray[np.float32]
 TextIds = tuple[int, ...]
+TextOrIds = str | Sequence[int]
 _MAX_TOGETHER = 64  # texts of one call that a decoder reads at a time
 _STATE = SamplingParams(max_tokens=1, returns_state=True)
 
@@ -39,15 +40,17 @@ _STATE = SamplingParams(max_tokens=1, returns_state=True)
 class EmbedCall:
     """One call: texts, or their token ids. `dimensions` 0 keeps all of them.
 
-    `max_tokens` and `prompt_name` as in `EmbeddingModel.encode`; both are for texts.
+    `max_tokens`, `keeps_end` and `prompt_name` as in `EmbeddingModel.encode`; they are for texts.
+    Vectors are of length one where `normalizes` says so, or else the model.
     """
 
     model: str
-    texts: Sequence[str] = ()
-    token_ids: Sequence[Sequence[int]] = ()
+    inputs: Sequence[TextOrIds]
     dimensions: int = 0
     prompt_name: str = ""
     max_tokens: int = 0
+    keeps_end: bool = False
+    normalizes: bool | None = None
     caller: Caller = field(default_factory=Caller)
 
 
@@ -55,9 +58,10 @@ class EmbedCall:
 class ScoreCall:
     """Queries and what they are compared with, in pairs. A lone query is compared with everything.
 
-    Texts are cut to `max_tokens` as in `EmbeddingModel.encode`, or `encode_pairs`; documents to
-    `max_document_tokens` before, 0: not at all. Without `has_activation` a cross-encoder's scores
-    are as it gives them. Errors about texts name the field `param`.
+    Texts are cut to `max_tokens` as in `EmbeddingModel.encode`, or `encode_pairs`, which take
+    `keeps_end`, too; documents to `max_document_tokens` before, 0: not at all. Without
+    `has_activation` a cross-encoder's scores are as it gives them. Errors about texts name the
+    field `param`.
     """
 
     model: str
@@ -65,6 +69,7 @@ class ScoreCall:
     documents: Sequence[str]
     max_tokens: int = 0
     max_document_tokens: int = 0
+    keeps_end: bool = False
     has_activation: bool = True
     param: str = "documents"
     caller: Caller = field(default_factory=Caller)
@@ -82,6 +87,11 @@ class Scored:
 
     scores: Sequence[float]
     num_tokens: int
+
+    @property
+    def ranking(self) -> list[tuple[int, float]]:
+        """The places of the documents with their scores, the best first."""
+        return sorted(enumerate(self.scores), key=lambda entry: -entry[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -132,15 +142,15 @@ class EmbeddingService(ModelService[EmbeddingModel]):
         if model.is_cross_encoder:
             able = [each.name for each in self.models.values() if not each.is_cross_encoder]
             raise UnknownModel.among(able, call.model, self.kind)
-        self._check(model, call.dimensions)
-        ids = await on_text_thread(sum(map(len, call.texts)), _token_ids, model, call)
+        self._check(model, call)
+        ids = await on_text_thread(sum(map(len, call.inputs)), _token_ids, model, call)
         num_tokens = sum(map(len, ids))
         num_jobs = min(len(ids), _MAX_TOGETHER) if model.is_causal else 1
         key = call.caller.principal.key
         with self._admission.admit(key=key, num_jobs=num_jobs, num_tokens=num_tokens):
             ask = self._ask_decoder if model.is_causal else self._ask_encoder
             given = await ask(call, ids)
-        vectors = [self._read(data, model, call.dimensions) for data in given]
+        vectors = [self._read(data, model, call) for data in given]
         return Embedded(vectors=vectors, num_tokens=num_tokens)
 
     async def score(self, call: ScoreCall) -> Scored:
@@ -164,6 +174,7 @@ class EmbeddingService(ModelService[EmbeddingModel]):
             call.pairs,
             max_tokens=call.max_tokens,
             max_document_tokens=call.max_document_tokens,
+            keeps_end=call.keeps_end,
         )
         num_tokens = sum(map(len, pairs.token_ids))
         key = call.caller.principal.key
@@ -239,7 +250,8 @@ class EmbeddingService(ModelService[EmbeddingModel]):
         async with aclosing(outputs) as stream:
             return [output.payload async for output in stream if output.payload is not None]
 
-    def _check(self, model: EmbeddingModel, dimensions: int) -> None:
+    def _check(self, model: EmbeddingModel, call: EmbedCall) -> None:
+        dimensions = call.dimensions
         if model.is_causal and not self._pools:
             raise UnsupportedOption(
                 "A decoder's states are not given out token by token: pool them, or ask an encoder."
@@ -254,16 +266,24 @@ class EmbeddingService(ModelService[EmbeddingModel]):
                 "dimensions is not offered with --no-pool-embeddings: leave it out.",
                 param="dimensions",
             )
+        if call.normalizes is False and model.normalizes and not model.is_causal:
+            raise UnsupportedOption(
+                f"The vectors of {model.name} are of length one by its own last layer: leave"
+                " normalize out.",
+                param="normalize",
+            )
 
-    def _read(self, data: bytes, model: EmbeddingModel, dimensions: int) -> Floats:
+    def _read(self, data: bytes, model: EmbeddingModel, call: EmbedCall) -> Floats:
         vectors = np.frombuffer(data, "<f4").astype(np.float32)
         if not self._pools:
             return vectors.reshape(-1, model.num_dimensions)
-        is_shortened = 0 < dimensions < model.num_dimensions
+        is_shortened = 0 < call.dimensions < model.num_dimensions
         if is_shortened:
-            vectors = vectors[:dimensions]
+            vectors = vectors[: call.dimensions]
+        normalizes = model.normalizes if call.normalizes is None else call.normalizes
         # A state is as the decoder left it, and a shortened vector is one of its own.
-        if model.normalizes and (is_shortened or model.is_causal):
+        is_done = model.normalizes and not (is_shortened or model.is_causal)
+        if normalizes and not is_done:
             vectors = vectors / max(float(np.linalg.norm(vectors)), 1e-12)
         return vectors
 
@@ -272,10 +292,28 @@ def _side(call: ScoreCall, name: str, max_tokens: int) -> EmbedCall:
     """The queries or the documents of a call, as a call of their own."""
     caller = replace(call.caller, call_id=f"{call.caller.call_id}.{name}")
     texts: Sequence[str] = getattr(call, name)
-    return EmbedCall(model=call.model, texts=texts, max_tokens=max_tokens, caller=caller)
+    return EmbedCall(
+        model=call.model,
+        inputs=texts,
+        max_tokens=max_tokens,
+        keeps_end=call.keeps_end,
+        caller=caller,
+    )
 
 
-def _token_ids(model: EmbeddingModel, call: EmbedCall) -> tuple[tuple[int, ...], ...]:
-    if call.token_ids:
-        return tuple(model.check(ids) for ids in call.token_ids)
-    return model.encode(call.texts, prompt_name=call.prompt_name, max_tokens=call.max_tokens)
+def _token_ids(model: EmbeddingModel, call: EmbedCall) -> tuple[TextIds, ...]:
+    """The token ids of every input, in order."""
+    texts = [each for each in call.inputs if isinstance(each, str)]
+    encoded = iter(
+        model.encode(
+            texts,
+            prompt_name=call.prompt_name,
+            max_tokens=call.max_tokens,
+            keeps_end=call.keeps_end,
+        )
+        if texts
+        else ()
+    )
+    return tuple(
+        next(encoded) if isinstance(each, str) else model.check(each) for each in call.inputs
+    )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Self
@@ -111,13 +112,18 @@ class EmbeddingModel:
         return model
 
     def encode(
-        self, texts: Sequence[str], *, prompt_name: str = "", max_tokens: int = 0
+        self,
+        texts: Sequence[str],
+        *,
+        prompt_name: str = "",
+        max_tokens: int = 0,
+        keeps_end: bool = False,
     ) -> tuple[tuple[int, ...], ...]:
         """Token ids of every text, with the model's own marks around them.
 
-        Texts of more than `max_tokens` are cut there; 0 cuts none, and refuses those that are over
-        the model's length (-1: cut at that), untokenized where theirs shows it. Raises
-        `InvalidRequest`.
+        Texts of more than `max_tokens` are cut there, at their beginning if `keeps_end`; 0 cuts
+        none, and refuses those that are over the model's length (-1: cut at that), untokenized
+        where theirs shows it. Raises `InvalidRequest`.
         """
         if not all(texts):
             raise InvalidRequest("A text is empty: leave it out.", param="input")
@@ -135,17 +141,23 @@ class EmbeddingModel:
             return tuple(self.check(each.ids) for each in encode(reader.tokenizer, whole))
         encodings = encode(reader.tokenizer, whole, add_special_tokens=False)
         for encoding in encodings:  # before the marks come: a cut text keeps the closing one
-            encoding.truncate(most - num_marks)
+            encoding.truncate(most - num_marks, direction="left" if keeps_end else "right")
         marked = map(reader.tokenizer.post_process, encodings)
         return tuple(self.check(each.ids) for each in marked)
 
     def encode_pairs(
-        self, pairs: Sequence[tuple[str, str]], *, max_tokens: int = 0, max_document_tokens: int = 0
+        self,
+        pairs: Sequence[tuple[str, str]],
+        *,
+        max_tokens: int = 0,
+        max_document_tokens: int = 0,
+        keeps_end: bool = False,
     ) -> TokenPairs:
         """Token ids of queries with their documents, as a cross-encoder reads them.
 
         Documents of more than `max_document_tokens` are cut there, pairs of more than `max_tokens`
-        at the ends of both texts, the longer first; numbers as in `encode`.
+        at the ends of both texts, or their beginnings if `keeps_end`, the longer first; numbers as
+        in `encode`.
         """
         most = self.max_length if max_tokens < 0 else max_tokens
         reader = self.reader()
@@ -159,14 +171,17 @@ class EmbeddingModel:
                 self._check_length(reader.least_tokens(text), "at least ")
         encodings = encode(tokenizer, texts, add_special_tokens=False)
         marks = PairMarks.of(tokenizer, texts)
-        longest = most or None  # what is over it would be copied for each pair
-        found = {text: each.ids[:longest] for text, each in zip(texts, encodings, strict=True)}
+        cut = partial(_cut, keeps_end=keeps_end)
+        # What is over the longest would be copied for each pair.
+        found = {
+            text: cut(each.ids, most or None) for text, each in zip(texts, encodings, strict=True)
+        }
         ids, starts = [], []
         for query, document in pairs:
-            first, second = found[query], found[document][: max_document_tokens or None]
+            first, second = found[query], cut(found[document], max_document_tokens or None)
             if most:
                 num_first, num_second = shortened(len(first), len(second), most - num_marks)
-                first, second = first[:num_first], second[:num_second]
+                first, second = cut(first, num_first), cut(second, num_second)
             whole = [*marks.before, *first, *marks.between, *second, *marks.after]
             ids.append(self.check(whole))
             starts.append(len(whole) - marks.num_of_second(len(first), len(second)))
@@ -215,6 +230,13 @@ class EmbeddingModel:
                 param="prompt_name",
             )
         return self.prompts.get(name, "")
+
+
+def _cut(ids: list[int], length: int | None, *, keeps_end: bool) -> list[int]:
+    """At most `length` of the ids, `None`: all. The first of them, or the last if `keeps_end`."""
+    if length is None or length >= len(ids):
+        return ids
+    return ids[len(ids) - length :] if keeps_end else ids[:length]
 
 
 def shortened(num_first: int, num_second: int, most: int) -> tuple[int, int]:

@@ -33,7 +33,9 @@ async def client(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
 
 async def test_vectors(client: httpx.AsyncClient) -> None:
     body = {"model": "words:latest", "input": ["w1 w2", "w3"], "keep_alive": "5m"}
-    reply = (await client.post("/api/embed", json=body)).json()
+    answer = await client.post("/api/embed", json=body)
+    assert answer.headers["x-triptych-ignored"] == "keep_alive"
+    reply = answer.json()
     assert reply["embeddings"] == [[0.5] * NUM_DIMENSIONS] * 2
     assert (reply["model"], reply["prompt_eval_count"]) == ("words:latest", 7)
     assert reply["total_duration"] > reply["load_duration"] >= 0
@@ -44,6 +46,8 @@ async def test_vectors(client: httpx.AsyncClient) -> None:
 
 async def test_one_vector(client: httpx.AsyncClient) -> None:
     body = {"model": "words", "prompt": "w1"}
+    answer = await client.post("/api/embeddings", json={**body, "keep_alive": 0})
+    assert answer.headers["x-triptych-ignored"] == "keep_alive"
     reply = (await client.post("/api/embeddings", json=body)).json()
     assert reply == {"embedding": [0.5] * NUM_DIMENSIONS}
 

@@ -19,17 +19,21 @@ from triptych.core.config import Config, DeviceOptions, ModelOptions
 from triptych.core.devices.device import open_device
 from triptych.core.errors import WeightsError
 from triptych.core.http.app import create_app
+from triptych.core.tokens import TokenRequest
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.embedding.api.routes import embedding_cards, embeddings_router
 from triptych.modalities.embedding.api.service import EmbeddingService
 from triptych.modalities.embedding.api.text import EmbeddingModel
 from triptych.modalities.embedding.engine.loader import open_embedding_loader
+from triptych.modalities.modality import EncodeChat
 from triptych.schedulers.engine import Engine
 from triptych.schedulers.local import LocalClient
 
 
-def serve(resolved: ResolvedModel, **models: Any) -> Iterator[str]:
-    """The base URL of a server of one model."""
+def serve(
+    resolved: ResolvedModel, encode: EncodeChat | None = None, **models: Any
+) -> Iterator[str]:
+    """The base URL of a server of one model, whose conversations `encode` encodes."""
     config = Config(device=DeviceOptions(device="cpu"), models=ModelOptions(**models))
     device, ledger = open_device(config.device)
     loader = open_embedding_loader(resolved, config, device, ledger)
@@ -37,7 +41,8 @@ def serve(resolved: ResolvedModel, **models: Any) -> Iterator[str]:
     service = EmbeddingService.from_config(
         config, [EmbeddingModel.open(resolved, config.models)], client
     )
-    app = create_app(config, client, [embeddings_router(service)], embedding_cards(service))
+    router = embeddings_router(service, lambda: encode)
+    app = create_app(config, client, [router], embedding_cards(service))
     with live(app) as server:
         yield f"{server.url}/v1"
 
@@ -99,6 +104,16 @@ def test_token_ids_are_taken_as_they_are(client: openai.OpenAI) -> None:
     np.testing.assert_allclose(several.data[1].embedding, expected("w6"), atol=1e-5)
 
 
+def test_forms_of_input_can_be_mixed(client: openai.OpenAI) -> None:
+    parts = [{"type": "text", "text": "w7 "}, {"type": "text", "text": "w8"}]
+    mixed: Any = ["w5", [1, 10, 2], {"content": parts}]
+    for given, words in ((mixed, ["w5", "w6", "w7 w8"]), (mixed[2], ["w7 w8"])):
+        reply = client.embeddings.create(model="tiny", input=given)
+        assert len(reply.data) == len(words)
+        for entry, text in zip(reply.data, words, strict=True):
+            np.testing.assert_allclose(entry.embedding, expected(text), atol=1e-5)
+
+
 def test_an_instruction_of_the_model_comes_before_the_text(client: openai.OpenAI) -> None:
     reply = client.embeddings.create(model="tiny", input="w1", extra_body={"prompt_name": "query"})
     np.testing.assert_allclose(reply.data[0].embedding, expected("w9 w8 w1"), atol=1e-5)
@@ -112,6 +127,13 @@ def test_long_texts_are_cut_only_where_asked(client: openai.OpenAI) -> None:
     assert cut.usage.prompt_tokens == 64
     whole = expected("w1 " * 62)  # and the marks around it: a cut text keeps them
     np.testing.assert_allclose(cut.data[0].embedding, whole, atol=1e-5)
+    whole = expected(" ".join(f"w{n % 60}" for n in range(38, 100)))
+    end = client.embeddings.create(
+        model="tiny",
+        input=" ".join(f"w{n % 60}" for n in range(100)),
+        extra_body={"truncate_prompt_tokens": -1, "truncation_side": "left"},
+    )
+    np.testing.assert_allclose(end.data[0].embedding, whole, atol=1e-5)
     with pytest.raises(openai.BadRequestError, match="102 tokens; tiny takes 1 to 64"):
         client.embeddings.create(model="tiny", input=text)
 
@@ -131,6 +153,14 @@ def test_long_texts_are_cut_only_where_asked(client: openai.OpenAI) -> None:
         ({"input": "w1", "truncate_prompt_tokens": 65}, "over the model's 64"),
         ({"input": "w1", "truncate_prompt_tokens": 2}, "above 2"),
         ({"input": "w1", "surprise": 1}, "surprise"),
+        ({}, "either input or messages"),
+        ({"input": "w1", "messages": [{"role": "user", "content": "w1"}]}, "either input or"),
+        ({"messages": [{"role": "user", "content": "w1"}]}, "tiny has no chat template"),
+        ({"input": "w1", "add_generation_prompt": True}, "add_generation_prompt is for messages"),
+        ({"input": {"content": []}}, "content"),
+        ({"input": {"content": [{"type": "image_url", "image_url": {"url": "x"}}]}}, "content"),
+        ({"input": ["w1", [1, 2]], "prompt_name": "query"}, "not for token ids"),
+        ({"input": "w1", "truncation_side": "middle"}, "truncation_side"),
         ({"input": ["w1"] * 2049}, "input"),
     ],
 )
@@ -190,3 +220,25 @@ def test_a_decoder_that_would_average_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "1_Pooling" / "config.json", {"pooling_mode_mean_tokens": True})
     with pytest.raises(WeightsError, match="only the last token"):
         EmbeddingModel.open(resolved, ModelOptions())
+
+
+def test_a_conversation_has_the_vector_of_its_tokens(tmp_path: Path) -> None:
+    resolved, _ = save_decoder(tmp_path, has_modules=False)
+    asked: list[tuple[str, Any, dict[str, Any]]] = []
+
+    async def encode(model: str, messages: Any, **options: Any) -> TokenRequest:
+        asked.append((model, messages, options))
+        return TokenRequest(prompt_ids=(1, 9, 10, 2))
+
+    body = {"messages": [{"role": "user", "content": "hi"}], "add_generation_prompt": True}
+    for url in serve(resolved, encode, dtype="float32"):
+        replies = [
+            httpx.post(f"{url}/embeddings", json=each).json()
+            for each in (body, {"input": [1, 9, 10, 2]})
+        ]
+        bad = httpx.post(f"{url}/embeddings", json={**body, "truncate_prompt_tokens": 3})
+        assert bad.json()["error"]["param"] == "messages"
+    assert replies[0] == replies[1]
+    ((model, messages, options),) = asked
+    assert (model, messages) == ("tiny", [{"role": "user", "content": "hi"}])
+    assert options == {"add_generation_prompt": True}

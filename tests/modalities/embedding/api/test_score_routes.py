@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import httpx
@@ -26,6 +27,8 @@ from triptych.modalities.embedding.modality import EMBEDDING
 from triptych.schedulers.engine import Engine
 from triptych.schedulers.local import LocalClient
 
+FIRST = ("text_1", "queries", "data_1")
+SECOND = ("text_2", "documents", "items", "data_2")
 QUERY = "w1 w2"
 DOCUMENTS = ["w3 w4 w5", "w1 w2 w3", " ".join(f"w{n}" for n in range(40)), "w9"]
 
@@ -151,6 +154,68 @@ def test_score_takes_pairs(client: httpx.Client) -> None:
         alone = {"text_1": texts["text_1"][n], "text_2": texts["text_2"][n]}
         (single,) = client.post("/v1/score", json={"model": "judge", **alone}).json()["data"]
         assert entry == {"object": "score", "index": n, "score": pytest.approx(single["score"])}
+
+
+@pytest.mark.parametrize("names", [*product(FIRST, SECOND)])
+def test_score_takes_every_name_of_its_sides(client: httpx.Client, names: tuple[str, str]) -> None:
+    def ask(first: str, second: str) -> httpx.Response:
+        body = {"model": "judge", first: ["w1", "w2"], second: ["w3", "w4 w5"]}
+        return client.post("/score", json=body)
+
+    assert ask(*names).json()["data"] == ask("text_1", "text_2").json()["data"]
+    first, second = names
+    uneven = client.post("/score", json={first: ["w1", "w2"], second: ["w3"] * 3, "model": "judge"})
+    assert refused(uneven)["param"] == first
+    long = client.post("/score", json={first: "w1", second: LONG, "model": "judge"})
+    assert refused(long)["param"] == second
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"text_1": "w1"}, "text_2"),
+        ({"queries": "w1"}, "text_2"),
+        ({"documents": "w1"}, "text_1"),
+        ({"text_1": "w1", "queries": "w1", "documents": "w2"}, "queries"),
+        ({"queries": "w1", "documents": "w2", "items": "w2"}, "items"),
+    ],
+)
+def test_each_side_has_one_name(client: httpx.Client, fields: dict[str, str], param: str) -> None:
+    reply = client.post("/v1/score", json={"model": "judge", **fields})
+    assert refused(reply)["param"] == param
+
+
+def test_no_cosine_is_beyond_one(client: httpx.Client) -> None:
+    texts = [f"w{n % 60} w{7 * n % 60}" for n in range(200)]
+    body = {"model": "tiny", "text_1": texts, "text_2": texts}
+    scores = [entry["score"] for entry in client.post("/score", json=body).json()["data"]]
+    assert max(scores) <= 1.0
+    assert min(scores) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("model", ["judge", "tiny"])
+def test_the_end_that_is_cut_off_can_be_chosen(client: httpx.Client, model: str) -> None:
+    num_kept = 9 if model == "judge" else 18  # of a pair of 20 less three marks, of 20 less two
+    query = " ".join(f"w{n}" for n in range(8))
+    for side in ("left", "right"):
+        cut = rerank(
+            client,
+            model=model,
+            query=query,
+            documents=[LONG],
+            truncate_prompt_tokens=20,
+            truncation_side=side,
+        ).json()
+        words = LONG.split()
+        kept = words[-num_kept:] if side == "left" else words[:num_kept]
+        whole = rerank(
+            client,
+            model=model,
+            query=query,
+            documents=[" ".join(kept)],
+        ).json()
+        scores = [each["results"][0]["relevance_score"] for each in (cut, whole)]
+        assert scores[0] == pytest.approx(scores[1])
 
 
 LONG = " ".join(f"w{n % 60}" for n in range(100))

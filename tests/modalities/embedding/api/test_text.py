@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,12 @@ def test_what_is_no_text_is_refused(tmp_path: Path, given_text: str, message: st
         model.encode(["hi", given_text])
 
 
+@cache
+def _scorer(folder: Path) -> EmbeddingModel:
+    """A cross-encoder, saved below the folder."""
+    return EmbeddingModel.open(save_cross_encoder(folder / "scorer")[0], ModelOptions())
+
+
 _Words = st.lists(st.sampled_from(WORDS[4:]), max_size=30)
 
 
@@ -65,6 +72,28 @@ def test_pairs_are_cut_as_tokenizers_do(
     assert cut.type_ids == wanted.type_ids
     assert [*marks.before, *one.ids, *marks.between, *two.ids, *marks.after] == wanted.ids
     assert marks.num_of_second(len(one), len(two)) == sum(wanted.type_ids)
+
+
+@given(first=_Words, second=_Words, most=st.integers(4, 64), most_of_second=st.integers(0, 20))
+def test_pairs_keep_the_end_that_is_asked_for(
+    folder: Path, first: list[str], second: list[str], most: int, most_of_second: int
+) -> None:
+    """What is kept of texts is the mirror image of what is kept of mirrored ones."""
+    model = _scorer(folder)
+
+    def kept(one: list[str], two: list[str], *, keeps_end: bool) -> list[list[int]]:
+        pairs = model.encode_pairs(
+            [(" ".join(one), " ".join(two))],
+            max_tokens=most,
+            max_document_tokens=most_of_second,
+            keeps_end=keeps_end,
+        )
+        ids, start = pairs.token_ids[0], pairs.second_starts[0]
+        return [[*ids[1 : start - 1]], [*ids[start:-1]]]
+
+    ends = kept(first, second, keeps_end=True)
+    starts = kept(first[::-1], second[::-1], keeps_end=False)
+    assert ends == [ids[::-1] for ids in starts]
 
 
 def test_a_pair_tells_where_its_second_text_begins(tmp_path: Path) -> None:

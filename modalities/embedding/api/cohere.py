@@ -1,0 +1,235 @@
+"""`/v2/embed`: vectors for clients of Cohere.
+
+Owns the request's fields, the forms that vectors can have there, and the answer. Cohere's rerank
+is at `score_routes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, Self
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field, model_validator
+from starlette.responses import Response
+
+from triptych.core import limits
+from triptych.core.errors import InvalidRequest, UnsupportedOption
+from triptych.core.http.body import StrictRoute, note_ignored
+from triptych.core.http.context import Context
+from triptych.core.http.errors import ERROR_RESPONSES
+from triptych.core.http.fields import (
+    InputText,
+    Label,
+    NamesModel,
+    NullIsAbsent,
+    RefusedField,
+    without_refused,
+)
+from triptych.modalities.embedding.api.protocol import EMBEDS, TextParts
+from triptych.modalities.embedding.api.replies import in_base64, numbers, signs, written
+from triptych.modalities.embedding.api.service import EmbedCall, EmbeddingService, Floats
+from triptych.modalities.embedding.api.text import EmbeddingModel
+from triptych.modalities.llm.api.translation import named_as
+
+_REFUSED: Mapping[str, RefusedField] = MappingProxyType(
+    {
+        "images": RefusedField("no model here turns pictures into vectors.", ([],)),
+        "priority": RefusedField("texts are read as they come.", (0,)),
+    }
+)
+_SIGNED = 128
+_FORMS: Mapping[str, Callable[[Floats], Any]] = MappingProxyType(
+    {
+        "float": numbers,
+        "base64": in_base64,
+        "binary": lambda vector: [byte - _SIGNED for byte in signs(vector)],
+        "ubinary": signs,
+    }
+)
+_PROMPTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "search_query": ("query",),
+        "search_document": ("document", "passage", "corpus"),
+        "classification": (),
+        "clustering": (),
+    }
+)
+"""What Cohere's types of input may be called among a model's own prompts."""
+_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        "input": "texts",
+        "dimensions": "output_dimension",
+        "truncate_prompt_tokens to -1": "truncate to END",
+        "truncate_prompt_tokens": "max_tokens",
+    }
+)
+"""What Cohere calls the fields that errors name."""
+_Many = Field(min_length=1, max_length=limits.MAX_EMBEDDING_INPUTS, fail_fast=True)
+
+
+class CohereEmbedRequest(NamesModel, NullIsAbsent):
+    """Texts to be turned into vectors."""
+
+    tasks = EMBEDS
+
+    texts: Annotated[list[InputText], _Many] | None = None
+    inputs: Annotated[list[TextParts], _Many] | None = Field(
+        default=None, description="Texts in parts, in place of texts."
+    )
+    input_type: Label = Field(
+        default="", description="One of the model's own instructions, or what Cohere calls it."
+    )
+    embedding_types: Annotated[
+        list[Literal["float", "base64", "binary", "ubinary"]], Field(min_length=1, max_length=4)
+    ] = Field(default=["float"], description="The forms that vectors are wanted in.")
+    output_dimension: int | None = Field(default=None, ge=1, le=limits.MAX_DIMENSIONS)
+    max_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        le=limits.MAX_PROMPT_TOKENS,
+        description="Cut longer texts to so many tokens, at most to what the model takes.",
+    )
+    truncate: Literal["NONE", "START", "END"] = Field(
+        default="END", description="Which end of longer texts is cut off; `NONE`: refuse them."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, value: Any) -> Any:
+        types = value.get("embedding_types") if isinstance(value, dict) else None
+        if isinstance(types, list) and ("int8" in types or "uint8" in types):
+            raise UnsupportedOption(
+                "int8 and uint8 are not offered: a scale would have to be known. Ask for float.",
+                param="embedding_types",
+            )
+        return without_refused(value, _REFUSED)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.texts is None) == (self.inputs is None):
+            raise InvalidRequest("Send either texts or inputs.", param="texts")
+        if self.truncate == "NONE" and self.max_tokens:
+            raise UnsupportedOption(
+                "max_tokens cuts texts: leave it out, or set truncate to START or END.",
+                param="max_tokens",
+            )
+        return self
+
+    @property
+    def all_texts(self) -> list[str]:
+        """The texts, in whichever field they are."""
+        return self.texts or [each.text for each in self.inputs or ()]
+
+
+class ApiVersion(BaseModel):
+    """The version of Cohere's API that is spoken."""
+
+    version: Literal["2"] = "2"
+
+
+class BilledUnits(BaseModel):
+    """What was read."""
+
+    input_tokens: int
+    image_tokens: int = 0
+
+
+class CohereMeta(BaseModel):
+    """What is said besides the vectors."""
+
+    api_version: ApiVersion = ApiVersion()
+    billed_units: BilledUnits
+
+
+class TypedVectors(BaseModel):
+    """The vectors in the order of the texts, in each form that was asked for."""
+
+    float: list[list[float]] | None = None
+    base64: list[str] | None = None
+    binary: list[list[int]] | None = None
+    ubinary: list[list[int]] | None = None
+
+
+class CohereEmbedReply(BaseModel):
+    """Answer of `/v2/embed`."""
+
+    id: str
+    response_type: Literal["embeddings_by_type"] = "embeddings_by_type"
+    embeddings: TypedVectors
+    texts: list[str] | None = None
+    meta: CohereMeta
+
+
+def cohere_router(service: EmbeddingService) -> APIRouter:
+    """The route in front of `service`."""
+    router = APIRouter(route_class=StrictRoute, responses=ERROR_RESPONSES, tags=["text"])
+
+    @router.post("/v2/embed", response_model=CohereEmbedReply)
+    async def embed(body: CohereEmbedRequest, request: Request) -> Response:
+        """Turn texts into vectors, as Cohere's clients ask for it."""
+        context = Context.of(request)
+        with named_as(_NAMES):
+            embedded = await service.embed(_call(service, body, request))
+        reply = CohereEmbedReply(
+            id=f"embd-{context.call_id}",
+            embeddings=TypedVectors(),
+            texts=body.texts,
+            meta=CohereMeta(billed_units=BilledUnits(input_tokens=embedded.num_tokens)),
+        ).model_dump(exclude_none=True)
+
+        def document() -> dict[str, Any]:
+            vectors = {
+                form: [*map(_FORMS[form], embedded.vectors)]
+                for form in dict.fromkeys(body.embedding_types)
+            }
+            return {**reply, "embeddings": vectors}
+
+        return await written(embedded.vectors, document)
+
+    return router
+
+
+def _call(service: EmbeddingService, body: CohereEmbedRequest, request: Request) -> EmbedCall:
+    """The call that `body` asks for. Raises `UnknownModel` and what is wrong with the fields."""
+    model = service.model(body.model)
+    if not service.pools:
+        raise UnsupportedOption(
+            "A text has one vector here, and with --no-pool-embeddings there is one per token: ask"
+            " /v1/embeddings."
+        )
+    num_dimensions = min(body.output_dimension or model.num_dimensions, model.num_dimensions)
+    if {"binary", "ubinary"} & set(body.embedding_types) and num_dimensions % 8:
+        raise InvalidRequest(
+            f"Eight numbers are a byte of a binary vector; {num_dimensions} are no multiple of 8.",
+            param="embedding_types",
+        )
+    prompt_name = _prompt_name(model, body.input_type)
+    if body.input_type and not prompt_name:
+        note_ignored(request, "input_type")
+    cut = min(body.max_tokens or model.max_length, model.max_length)
+    return EmbedCall(
+        model=body.model,
+        inputs=body.all_texts,
+        dimensions=body.output_dimension or 0,
+        prompt_name=prompt_name,
+        max_tokens=0 if body.truncate == "NONE" else cut,
+        keeps_end=body.truncate == "START",
+        caller=Context.of(request).caller,
+    )
+
+
+def _prompt_name(model: EmbeddingModel, input_type: str) -> str:
+    """The model's prompt for Cohere's type of input; none where the model makes no difference.
+
+    Raises `InvalidRequest` for a type that is neither Cohere's nor the model's.
+    """
+    names = (input_type, *_PROMPTS.get(input_type, ()))
+    found = next((name for name in names if name in model.prompts), "")
+    if input_type and not found and input_type not in _PROMPTS:
+        known = ", ".join((*_PROMPTS, *model.prompts))
+        raise InvalidRequest(
+            f"Unsupported input_type {input_type[:80]!r}; these are: {known}.", param="input_type"
+        )
+    return found

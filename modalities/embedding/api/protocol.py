@@ -1,0 +1,164 @@
+"""The request of `/v1/embeddings`, and what requests about texts have in common.
+
+Owns what each field may be, by the rules of `core.http.fields`. Other APIs for vectors have
+modules of their own.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from triptych.core import limits
+from triptych.core.errors import InvalidRequest, UnsupportedOption
+from triptych.core.http.fields import InputText, Label, NamesModel, NullIsAbsent, Strict, inert
+from triptych.modalities.embedding.api.service import TextOrIds
+from triptych.modalities.llm.api.messages import TemplateOptions, TextPart
+from triptych.modalities.llm.api.protocol import Messages, TokenIds
+
+_Batch = Field(min_length=1, max_length=limits.MAX_EMBEDDING_INPUTS, fail_fast=True)
+
+
+class TextParts(Strict):
+    """A text in parts, as clients of Cohere and llama.cpp send it."""
+
+    content: Annotated[
+        list[TextPart], Field(min_length=1, max_length=limits.MAX_CONTENT_PARTS, fail_fast=True)
+    ]
+
+    @model_validator(mode="after")
+    def _check_text(self) -> Self:
+        if not self.text:
+            raise InvalidRequest("A text is empty: leave it out.", param="content")
+        return self
+
+    @property
+    def text(self) -> str:
+        """The parts as one."""
+        return "".join(part.text for part in self.content)
+
+
+def _entry_kind(value: Any) -> str:
+    if isinstance(value, list):
+        return ":tokens"
+    return ":parts" if isinstance(value, dict) else ":text"
+
+
+def _input_kind(value: Any) -> str:
+    if isinstance(value, list) and not (value and isinstance(value[0], int)):
+        return ":list"
+    return _entry_kind(value)
+
+
+_Entry = Annotated[
+    Annotated[InputText, Tag(":text")]
+    | Annotated[TokenIds, Tag(":tokens")]
+    | Annotated[TextParts, Tag(":parts")],
+    Discriminator(_entry_kind),
+]
+Input = Annotated[
+    Annotated[InputText, Tag(":text")]
+    | Annotated[TokenIds, Tag(":tokens")]
+    | Annotated[TextParts, Tag(":parts")]
+    | Annotated[list[_Entry], _Batch, Tag(":list")],
+    Discriminator(_input_kind),
+]
+"""A text, its token ids, or a list of such."""
+
+
+def inputs_of(given: str | TextParts | list[Any]) -> list[TextOrIds]:
+    """The texts, or their ids, of an `Input`."""
+    is_one = not isinstance(given, list) or isinstance(given[0], int)
+    entries: list[Any] = [given] if is_one else list(given)
+    return [each.text if isinstance(each, TextParts) else each for each in entries]
+
+
+EMBEDS = ("embedding", "chat")
+"""What a model does that a request means which names none."""
+SCORES = ("rerank", "embedding")
+"""The same, where texts are put in order."""
+
+
+class TextFields(NamesModel, NullIsAbsent):
+    """What requests about texts share."""
+
+    truncate_prompt_tokens: int = Field(
+        default=0,
+        ge=-1,
+        le=limits.MAX_PROMPT_TOKENS,
+        description="Cut longer texts to so many tokens, a cross-encoder's pairs together; -1: to"
+        " what the model takes, 0: refuse.",
+    )
+    truncation_side: Literal["left", "right"] = Field(
+        default="right", description="The end that is cut off."
+    )
+    user: Label | None = inert("user")
+
+
+class EmbeddingsRequest(TextFields):
+    """Texts to be turned into vectors, or a conversation."""
+
+    tasks = EMBEDS
+
+    input: Input | None = Field(
+        default=None, description="A text, texts, token ids, or lists of token ids."
+    )
+    messages: Messages | None = Field(
+        default=None, description="A conversation in place of input, for a chat model."
+    )
+    chat_template_kwargs: TemplateOptions | None = Field(
+        default=None, description="Switches of the model's chat template."
+    )
+    add_generation_prompt: bool | None = Field(
+        default=None, description="Let the chat template open an answer."
+    )
+    continue_final_message: bool | None = Field(
+        default=None, description="Leave the last message open."
+    )
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = Field(default=None, ge=1, le=limits.MAX_DIMENSIONS)
+    prompt_name: Label = Field(default="", description="One of the model's own instructions.")
+
+    @model_validator(mode="after")
+    def _check_input(self) -> Self:
+        if (self.input is None) == (self.messages is None):
+            raise InvalidRequest("Send either input or messages.", param="input")
+        are_texts = self.messages is None and all(isinstance(each, str) for each in self.inputs)
+        if not are_texts and (self.truncate_prompt_tokens or self.prompt_name):
+            raise UnsupportedOption(
+                "prompt_name and truncate_prompt_tokens are for texts, not for token ids or"
+                " messages.",
+                param="messages" if self.input is None else "input",
+            )
+        if self.add_generation_prompt and self.continue_final_message:
+            raise InvalidRequest(
+                "continue_final_message goes on with the last message, add_generation_prompt opens"
+                " another: send one of them.",
+                param="continue_final_message",
+            )
+        if self.messages is None and self._template_fields:
+            raise UnsupportedOption(
+                f"{self._template_fields[0]} is for messages.", param=self._template_fields[0]
+            )
+        return self
+
+    @property
+    def inputs(self) -> list[TextOrIds]:
+        """The texts or their ids; none of a conversation."""
+        return [] if self.input is None else inputs_of(self.input)
+
+    def template_options(self) -> dict[str, Any]:
+        """What the chat template is given besides the messages."""
+        continues = {"continue_final_message": True} if self.continue_final_message else {}
+        return {
+            **{str(name): value for name, value in (self.chat_template_kwargs or {}).items()},
+            **continues,
+            "add_generation_prompt": bool(self.add_generation_prompt),
+        }
+
+    @property
+    def _template_fields(self) -> list[str]:
+        """The fields that are there and for conversations alone."""
+        names = ("add_generation_prompt", "chat_template_kwargs", "continue_final_message")
+        return [name for name in names if getattr(self, name)]
