@@ -20,6 +20,8 @@ from triptych.core.config import Config, ScheduleOptions, ServerOptions
 from triptych.core.errors import WeightsError
 from triptych.modalities.llm.api.text import TextModel
 
+BROWSER = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
+
 OTHERS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/embeddings", {"model": "tiny", "input": "hi"}),
     ("/v1/images/generations", {"model": "pix", "prompt": "a red apple"}),
@@ -83,4 +85,27 @@ async def test_the_page_can_be_switched_off() -> None:
         app = build_app(Config(server=ServerOptions(page=is_on)), (), FakeEngine())
         async with in_process(app) as client:
             for path in ("/", "/docs", "/page/icon.svg"):
-                assert (await client.get(path)).status_code == status
+                reply = await client.get(path, headers=BROWSER)
+                assert reply.status_code == status
+
+
+async def test_a_browser_finds_the_page_where_others_find_a_greeting() -> None:
+    app = build_app(Config(), (), FakeEngine())
+    async with in_process(app) as client:
+        page, greeting = await client.get("/", headers=BROWSER), await client.get("/")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert greeting.text == "Ollama is running"
+    assert page.headers["vary"] == greeting.headers["vary"] == "accept"
+
+
+async def test_the_conversations_of_chat_models_can_be_embedded(tmp_path: Path) -> None:
+    engine = FakeEngine()
+    app = build_app(Config(), [write_text_folder(tmp_path)], engine)
+    asked = {"messages": [{"role": "user", "content": "hi"}]}
+    async with in_process(app) as client:
+        counted = await client.post("/tokenize", json={**asked, "add_generation_prompt": False})
+        await client.post("/v1/embeddings", json=asked)
+    await app.state.close()
+    (request,) = engine.submitted.values()
+    assert list(request.prompt_ids) == counted.json()["tokens"]
+    assert request.sampling.returns_state

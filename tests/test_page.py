@@ -234,7 +234,7 @@ def test_a_key_is_asked_for_and_kept_for_the_tab(
         assert engine.answer in finished(page).inner_text()
         assert page.evaluate("Object.keys(localStorage).length + document.cookie.length") == 0
         page.goto("/docs")
-        page.get_by_text("/v1/chat/completions").wait_for()
+        page.get_by_text("/v1/chat/completions", exact=True).wait_for()
 
 
 def test_errors_say_what_to_do_and_may_be_tried_again(

@@ -57,6 +57,7 @@ _HEADERS: Mapping[str, str] = MappingProxyType(
         "cross-origin-resource-policy": "same-origin",
         "permissions-policy": "camera=(), display-capture=(), geolocation=(), microphone=(self)",
         "cache-control": "no-cache",  # kept, and asked for again by its tag
+        "vary": "accept",  # others than browsers may find something else at the same place
     }
 )
 

@@ -26,7 +26,6 @@ from triptych.core.http.fields import (
     IgnoresHints,
     Label,
     Metadata,
-    Name,
     NamesModel,
     Strict,
     Text,
@@ -361,12 +360,20 @@ class ChatRequest(SamplingFields, TemplateFields):
         }
 
 
-_ADDS_SPECIAL = Field(
+ADDS_SPECIAL = Field(
     default=None, description="Begin texts with the tokens that the model wants there (default)."
 )
-_PARSES_SPECIAL = Field(
+PARSES_SPECIAL = Field(
     default=None, description="Read special tokens spelled in texts as such, not as characters."
 )
+
+
+def reading_of(adds_special: bool | None, parses_special: bool | None) -> dict[str, bool]:
+    """How a text becomes tokens, as `TextModel.encode_text` takes it."""
+    return {
+        "add_special_tokens": adds_special is not False,
+        "parse_special": bool(parses_special),
+    }
 
 
 class CompletionRequest(SamplingFields):
@@ -377,8 +384,8 @@ class CompletionRequest(SamplingFields):
         default=None,
         description="Most tokens of one answer; -1: as many as fit; 0, with echo: none.",
     )
-    add_special_tokens: bool | None = _ADDS_SPECIAL
-    parse_special: bool | None = _PARSES_SPECIAL
+    add_special_tokens: bool | None = ADDS_SPECIAL
+    parse_special: bool | None = PARSES_SPECIAL
     logprobs: int | None = within("top_logprobs", "Alternatives reported per token.")
     echo: bool | None = Field(default=None, description="Begin each answer with its prompt.")
     truncate_prompt_tokens: CutLength | None = Field(
@@ -429,6 +436,11 @@ class CompletionRequest(SamplingFields):
         return cast("list[str | list[int]]", [self.prompt] if is_one else self.prompt)
 
     @property
+    def reading(self) -> dict[str, bool]:
+        """How prompts that are texts are read."""
+        return reading_of(self.add_special_tokens, self.parse_special)
+
+    @property
     def num_top_logprobs(self) -> int | None:
         """See `SamplingFields`."""
         return self.logprobs
@@ -440,50 +452,3 @@ class CompletionRequest(SamplingFields):
         if not self.has_answer:
             sampling["max_tokens"] = 1  # a prompt is scored by the step that draws a token
         return sampling
-
-
-class _PromptFields(TemplateFields):
-    """What a prompt is made of besides messages."""
-
-    model: Name | None = Field(default=None, description="The first that writes text, if absent.")
-    tools: Tools | None = None
-
-    @property
-    def offer(self) -> Offer:
-        """The tools that the model is told of."""
-        return Offer.of(self.tools or (), None)
-
-
-class TemplateRequest(_PromptFields):
-    """Body of `/apply-template`."""
-
-    messages: Messages
-
-
-class TokenizeRequest(_PromptFields):
-    """Body of `/tokenize`: either a prompt or messages."""
-
-    prompt: Text | None = None
-    messages: Messages | None = None
-    add_special_tokens: bool | None = _ADDS_SPECIAL
-    parse_special: bool | None = _PARSES_SPECIAL
-    return_token_strs: bool | None = Field(default=None, description="Tell each token's text, too.")
-
-    @model_validator(mode="after")
-    def _one_of_both(self) -> Self:
-        if (self.prompt is None) == (self.messages is None):
-            raise InvalidRequest("Send either prompt or messages.", param="prompt")
-        if self.messages is not None:
-            asked = self.model_dump(include={"add_special_tokens", "parse_special"})
-            without_refused({name: value for name, value in asked.items() if value}, CHAT)
-        return self
-
-
-class DetokenizeRequest(Strict):
-    """Body of `/detokenize`."""
-
-    model: Name | None = Field(default=None, description="The first that writes text, if absent.")
-    tokens: Annotated[list[TokenId], Field(max_length=limits.MAX_PROMPT_TOKENS, fail_fast=True)]
-    skip_special_tokens: bool | None = Field(
-        default=None, description="Leave special tokens out (the default)."
-    )

@@ -211,19 +211,32 @@ class CompletionReply(ReplyHead):
 Chunk = ChatChunk | CompletionReply
 
 
+class TokenPiece(BaseModel):
+    """A token with its text, or with its bytes where they are no text by themselves."""
+
+    id: int
+    piece: str | list[int]
+
+
 class Tokens(BaseModel):
     """Answer of `/tokenize`."""
 
-    tokens: list[int]
+    tokens: list[int] | list[TokenPiece]
     count: int
     max_model_len: int
     token_strs: list[str] | None = None
 
 
 class Prompt(BaseModel):
-    """Answer of `/detokenize`."""
+    """Answer of `/apply-template`."""
 
     prompt: str
+
+
+class DecodedText(Prompt):
+    """Answer of `/detokenize`: the text by the names that vLLM and llama.cpp have for it."""
+
+    content: str
 
 
 class UsageTotals:

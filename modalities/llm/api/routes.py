@@ -22,6 +22,7 @@ from triptych.core.http.context import Context
 from triptych.core.http.data_urls import DataUrlRoute
 from triptych.core.http.errors import ERROR_RESPONSES
 from triptych.core.http.json_writer import write_json
+from triptych.core.http.refused_routes import add_refused_routes
 from triptych.core.http.sse import EventStream, WrittenDocument, described
 from triptych.core.options.declaration import Role
 from triptych.core.text.threads import on_text_thread
@@ -52,12 +53,14 @@ from triptych.modalities.llm.api.replies import (
 )
 from triptych.modalities.llm.api.responses.answering import Answering
 from triptych.modalities.llm.api.responses.conversations import conversations_router
+from triptych.modalities.llm.api.responses.replies import InputTokens
 from triptych.modalities.llm.api.responses.routes import responses_router
 from triptych.modalities.llm.api.samples import SampleDelta
 from triptych.modalities.llm.api.service import LlmService
 from triptych.modalities.llm.api.shapes import AnswerDetails, ChatShape, CompletionShape, Shape
 from triptych.modalities.llm.api.text import TextModel
 from triptych.modalities.llm.api.tokenizer_routes import add_tokenizer, encode_prompt
+from triptych.modalities.llm.api.unsupported import ROUTES
 from triptych.modalities.modality import ApiPart, ApiSetup, FindLink, no_link
 
 _LISTED: tuple[Role, ...] = ("chat", "vision", "embedding")
@@ -73,6 +76,7 @@ def open_api(setup: ApiSetup) -> ApiPart:
         setup.config, texts, setup.client, encoders=encoders, admission=setup.admission
     )
     setup.ending.push_async_callback(service.close)
+    setup.encode_chat = service.encode_chat
     cards = [card_of(text, sees=text.name in encoders) for text in texts]
     listed = [model for role in _LISTED for model in setup.models[role]]
     routers = [
@@ -107,6 +111,7 @@ def llm_router(
     router = APIRouter(route_class=StrictRoute, responses=ERROR_RESPONSES, tags=["text"])
     add_generation(router, service, find_link)
     add_tokenizer(router, service, has_info=has_tokenizer_info)
+    add_refused_routes(router, ROUTES)
     return router
 
 
@@ -129,6 +134,18 @@ def add_generation(router: APIRouter, service: LlmService, find_link: FindLink) 
         methods=["POST"],
         response_model=None,
         responses=_streaming(ChatReply, ChatChunk),
+        route_class_override=DataUrlRoute,
+    )
+
+    async def count_chat_tokens(body: ChatRequest, request: Request) -> InputTokens:
+        """Count the tokens that a conversation is for its model."""
+        prompt = await encode_conversation(service, body, request, find_link)
+        return InputTokens(input_tokens=len(prompt.prompt_ids))
+
+    router.add_api_route(
+        "/v1/chat/completions/input_tokens",
+        count_chat_tokens,
+        methods=["POST"],
         route_class_override=DataUrlRoute,
     )
 

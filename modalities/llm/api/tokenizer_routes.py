@@ -1,7 +1,8 @@
 """Routes about a model's tokenizer and chat template, which generate nothing.
 
 Owns these of vLLM (tokenize, detokenize, tokenizer_info), under SGLang's paths, too, and of
-llama.cpp (apply-template). Without the name of a model they are about the first that writes text.
+llama.cpp (apply-template, and its fields of the others). Without the name of a model they are
+about the first that writes text.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from triptych.core.limits import MAX_NAME_CHARS
 from triptych.core.text.threads import on_text_thread_if_long
 from triptych.modalities.llm.api.generation import for_template
 from triptych.modalities.llm.api.multimodal import pictures_of
-from triptych.modalities.llm.api.protocol import (
-    CompletionRequest,
+from triptych.modalities.llm.api.protocol import CompletionRequest
+from triptych.modalities.llm.api.replies import DecodedText, Prompt, TokenPiece, Tokens
+from triptych.modalities.llm.api.service import LlmService
+from triptych.modalities.llm.api.text import TextModel
+from triptych.modalities.llm.api.tokenizer_protocol import (
     DetokenizeRequest,
     TemplateRequest,
     TokenizeRequest,
 )
-from triptych.modalities.llm.api.replies import Prompt, Tokens
-from triptych.modalities.llm.api.service import LlmService
-from triptych.modalities.llm.api.text import TextModel
 
 
 def add_tokenizer(router: APIRouter, service: LlmService, *, has_info: bool) -> None:
@@ -38,23 +39,23 @@ def add_tokenizer(router: APIRouter, service: LlmService, *, has_info: bool) -> 
         """Token ids of a text, or of a conversation as the model would read it."""
         model = service.model(body.model or service.first)
         if body.messages is None:
-            ids = await encode_prompt(service, body, body.prompt or "")
+            ids = await encode_prompt(service, body, body.prompt or body.content or "")
         else:
             messages, tools = await for_template(request, body.messages, body.offer)
             options = body.template_options()
             prompt = await service.encode_chat(model.name, messages, tools=tools, **options)
             ids = prompt.prompt_ids
-        has_texts = bool(body.return_token_strs)
-        document = await on_text_thread_if_long(len(ids), _tokens, model, ids, has_texts)
+        document = await on_text_thread_if_long(len(ids), _tokens, model, ids, body)
         return Response(document, media_type="application/json")
 
     @router.post("/detokenize")
     @router.post("/v1/detokenize")
-    async def detokenize(body: DetokenizeRequest) -> Prompt:
+    async def detokenize(body: DetokenizeRequest) -> DecodedText:
         """Text of token ids."""
         skips = body.skip_special_tokens is not False
         name = body.model or service.first
-        return Prompt(prompt=await service.decode(name, body.tokens, skip_special_tokens=skips))
+        text = await service.decode(name, body.tokens, skip_special_tokens=skips)
+        return DecodedText(prompt=text, content=text)
 
     @router.post("/apply-template")
     async def apply_template(body: TemplateRequest, request: Request) -> Prompt:
@@ -77,11 +78,21 @@ def add_tokenizer(router: APIRouter, service: LlmService, *, has_info: bool) -> 
         return dict(service.model(model or service.first).tokenizer_info)
 
 
-def _tokens(model: TextModel, ids: Sequence[int], has_texts: bool) -> bytes:
+def _tokens(model: TextModel, ids: Sequence[int], body: TokenizeRequest) -> bytes:
     reply = Tokens(tokens=list(ids), count=len(ids), max_model_len=model.context_length)
-    if has_texts:
+    if body.return_token_strs:
         reply.token_strs = [model.token_bytes(one).decode(errors="replace") for one in ids]
+    if body.with_pieces:
+        reply.tokens = [TokenPiece(id=one, piece=_piece(model.token_bytes(one))) for one in ids]
     return write_json(reply)
+
+
+def _piece(data: bytes) -> str | list[int]:
+    """A token's text; its bytes where they are a part of a character."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return list(data)
 
 
 async def encode_prompt(
@@ -95,7 +106,6 @@ async def encode_prompt(
     return await service.encode_text(
         body.model or service.first,
         text,
-        parse_special=bool(body.parse_special),
-        add_special_tokens=body.add_special_tokens is not False,
+        **body.reading,
         may_exceed=may_exceed,
     )

@@ -1,7 +1,7 @@
 """Fields of the OpenAI text API, and common ones of other servers, that are not offered.
 
-Owns their names, the values that ask for nothing (and are let pass), and what to do instead; and
-those that are ignored, each with the reason.
+Owns their names, the values that ask for nothing (and are let pass), and what to do instead; those
+that are ignored, each with the reason; and routes that are not offered.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from triptych.core.http.fields import RefusedField
+from triptych.core.http.refused_routes import RefusedRoutes
 
 _TOOLS = "use tools and tool_choice."
 _TEXT_ONLY = "text is the only output of this route."
 _SAMPLER = "use top_p, top_k or min_p."
+_FILL = "ask a chat model to fill the gap, in words."
 
 COMMON: Mapping[str, RefusedField] = MappingProxyType(
     {
@@ -63,9 +65,7 @@ CHAT: Mapping[str, RefusedField] = MappingProxyType(
     }
 )
 
-COMPLETION: Mapping[str, RefusedField] = MappingProxyType(
-    {"suffix": RefusedField("ask a chat model to fill the gap, in words.", ("",))}
-)
+COMPLETION: Mapping[str, RefusedField] = MappingProxyType({"suffix": RefusedField(_FILL, ("",))})
 
 CHOSEN_AWAY: Mapping[str, str] = MappingProxyType({"functions": "function_call"})
 """Fields of chat that ask for nothing where another field says "none"."""
@@ -78,3 +78,16 @@ MESSAGE: Mapping[str, RefusedField] = MappingProxyType(
         "refusal": RefusedField("put it into content."),
     }
 )
+
+ROUTES: RefusedRoutes = MappingProxyType(
+    {
+        "/completion": ("POST", "post to /v1/completions."),
+        "/embedding": ("POST", "post to /v1/embeddings."),
+        "/infill": ("POST", _FILL),
+        "/lora-adapters": ("GET", "serve a merged model with --model."),
+        "/props": ("GET", "see /v1/models, and /tokenizer_info for the chat template."),
+        "/slots": ("GET", "see /readyz, /metrics and /v1/engine/events."),
+        "/v1/moderations": ("POST", "nothing is moderated here."),
+    }
+)
+"""Routes of llama.cpp and OpenAI."""

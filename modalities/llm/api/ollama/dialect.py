@@ -9,11 +9,13 @@ from collections.abc import Collection
 from datetime import UTC, datetime
 from typing import Any
 
+from fastapi import Request
 from pydantic import BaseModel
 
 from triptych.core.errors import TriptychError
-from triptych.core.http.body import StrictRoute
+from triptych.core.http.body import StrictRoute, note_ignored
 from triptych.core.http.dialects import Dialect, named_message
+from triptych.modalities.llm.api.ollama.protocol import OllamaRequest
 
 PREFIX = "/api"
 _TAG = ":latest"
@@ -43,6 +45,12 @@ class OllamaRoute(StrictRoute):
 
 
 OLLAMA = Dialect(prefix=PREFIX, error=_error)
+
+
+def note_keep_alive(request: Request, body: OllamaRequest) -> None:
+    """Say of a `keep_alive` that it was ignored: it unloads nothing, and keeps nothing longer."""
+    if body.keep_alive is not None:
+        note_ignored(request, "keep_alive")
 
 
 def tagged(name: str) -> str:

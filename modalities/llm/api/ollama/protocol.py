@@ -174,7 +174,10 @@ class OllamaRequest(Strict):
 
     model: Name
     options: OllamaOptions | None = None
-    keep_alive: KeepAlive | None = inert("keep_alive")
+    keep_alive: KeepAlive | None = Field(
+        default=None,
+        description="Ignored, and reported so: a model stays until its memory is needed.",
+    )
 
 
 class AnswerFields(NamesModel, OllamaRequest, IgnoresHints):

@@ -9,17 +9,20 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import partial
-from typing import NoReturn
 
 import msgspec
 from fastapi import APIRouter, Request
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
+from starlette.datastructures import Headers
 from starlette.responses import Response
+from starlette.routing import Match
+from starlette.types import Scope
 
 from triptych.core.errors import UnsupportedOption
-from triptych.core.http.body import note_ignored
 from triptych.core.http.context import Context
 from triptych.core.http.data_urls import DataUrlRoute, FilePlace
+from triptych.core.http.refused_routes import add_refused_routes
 from triptych.core.http.sse import LineStream, described_lines
 from triptych.core.tokens import TokenRequest
 from triptych.core.weights.resolve import ResolvedModel
@@ -35,7 +38,12 @@ from triptych.modalities.llm.api.ollama.conversation import (
     chat_fields,
     generate_fields,
 )
-from triptych.modalities.llm.api.ollama.dialect import OLLAMA_ERRORS, OllamaError, OllamaRoute
+from triptych.modalities.llm.api.ollama.dialect import (
+    OLLAMA_ERRORS,
+    OllamaError,
+    OllamaRoute,
+    note_keep_alive,
+)
 from triptych.modalities.llm.api.ollama.models import (
     Abilities,
     Catalogue,
@@ -116,7 +124,8 @@ def ollama_router(
             route_class_override=_ImagesRoute,
         )
     _add_models(router, catalogue)
-    _add_refused(router)
+    add_refused_routes(router, unsupported.ROUTES)
+    _add_greeting(router)
     return router
 
 
@@ -167,8 +176,8 @@ class _TextRoutes:
     ) -> Response:
         """Load a model, and do no more; one to unload goes when its memory is needed."""
         self.service.model(model)
+        note_keep_alive(request, body)
         if body.is_unloading:
-            note_ignored(request, "keep_alive")
             timing = Timing(Context.of(request).arrived_s, 0.0)
             return _document(kind(body.model, timing).empty("unload"))
         timing = await self._timing(model, request)
@@ -183,6 +192,7 @@ class _TextRoutes:
         request: Request,
     ) -> Response:
         options = body.options or OllamaOptions()
+        note_keep_alive(request, body)
         chat = fitted(self.service, chat, prompt, most=options.most_tokens, length=options.num_ctx)
         generation = await begin(self.service, chat, Context.of(request), [prompt])
         timing = await self._timing(chat.model, request)
@@ -254,13 +264,23 @@ def _add_models(router: APIRouter, catalogue: Catalogue) -> None:
     router.add_api_route("/api/pull", pull, methods=["POST"], route_class_override=OllamaRoute)
 
 
-def _add_refused(router: APIRouter) -> None:
-    for path, (method, instead) in unsupported.ROUTES.items():
-        refuse = partial(_refuse, f"{path} is not offered: {instead}")
-        router.add_api_route(
-            path, refuse, methods=[method], response_model=None, include_in_schema=False
-        )
+class _GreetingRoute(APIRoute):
+    """A route that browsers do not find: at its path there is a page for them."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """As any route, but for what asks for a page."""
+        if "text/html" in Headers(scope=scope).get("accept", ""):
+            return Match.NONE, {}
+        return super().matches(scope)
 
 
-async def _refuse(message: str) -> NoReturn:
-    raise UnsupportedOption(message)
+def _add_greeting(router: APIRouter) -> None:
+    """What clients of Ollama look for before they ask for anything."""
+
+    async def greet() -> Response:
+        headers = {"cache-control": "no-store", "vary": "accept"}
+        return Response("Ollama is running", media_type="text/plain", headers=headers)
+
+    router.add_api_route(
+        "/", greet, methods=["GET"], include_in_schema=False, route_class_override=_GreetingRoute
+    )

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from triptych.core.http.fields import RefusedField
+from triptych.core.http.refused_routes import RefusedRoutes
 
 _SAMPLER = "use top_p, top_k or min_p."
 _ONE_USE = "a model is served for what it is made for."
@@ -57,7 +58,7 @@ SHOW: Mapping[str, RefusedField] = MappingProxyType(
     }
 )
 
-ROUTES: Mapping[str, tuple[str, str]] = MappingProxyType(
+ROUTES: RefusedRoutes = MappingProxyType(
     {
         "/api/copy": ("POST", "serve a model under another name with --model NAME=REFERENCE."),
         "/api/create": ("POST", "serve it with --model, its template with --chat-template."),

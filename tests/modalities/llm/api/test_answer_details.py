@@ -14,6 +14,7 @@ from support.text_models import CHATML
 from triptych.core.config import Config
 from triptych.core.http.app import create_app
 from triptych.modalities.llm.api.routes import llm_router
+from triptych.modalities.llm.api.unsupported import ROUTES
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 IM_END = 2
@@ -221,9 +222,25 @@ async def test_routes_of_the_tokenizer_go_by_the_first_model(client: httpx.Async
     )
     tokens = {"tokens": await ids_of(client, "hi")}
     for path in ("/detokenize", "/v1/detokenize"):
-        assert (await client.post(path, json=tokens)).json() == {"prompt": "hi"}
+        assert (await client.post(path, json=tokens)).json() == {"prompt": "hi", "content": "hi"}
     unknown = {"model": "absent", "prompt": "hi"}
     assert refused(await client.post("/tokenize", json=unknown), 404)["code"] == "model_not_found"
+
+
+async def test_the_tokens_of_a_conversation_are_counted(client: httpx.AsyncClient) -> None:
+    asked = {"messages": [{"role": "user", "content": "hi there"}]}
+    told = (await client.post("/tokenize", json=asked)).json()
+    for path in ("/v1/chat/completions/input_tokens", "/chat/completions/input_tokens"):
+        reply = await client.post(path, json={**asked, "model": "tiny"})
+        assert reply.json() == {"object": "response.input_tokens", "input_tokens": told["count"]}
+
+
+@pytest.mark.parametrize(("path", "method"), [(path, ROUTES[path][0]) for path in ROUTES])
+async def test_routes_of_other_servers_say_what_to_do(
+    client: httpx.AsyncClient, path: str, method: str
+) -> None:
+    error = refused(await client.request(method, path))
+    assert error["message"] == f"{path} is not offered: {ROUTES[path][1]}"
 
 
 async def test_a_tokenizer_is_described_where_the_operator_wants_it(

@@ -15,7 +15,8 @@ from triptych.core.errors import InvalidRequest, TriptychError, UnsupportedOptio
 from triptych.core.limits import SAMPLING_RANGES
 from triptych.core.sampling_params import SamplingParams
 from triptych.modalities.llm.api.messages import Message
-from triptych.modalities.llm.api.protocol import ChatRequest, CompletionRequest, TokenizeRequest
+from triptych.modalities.llm.api.protocol import ChatRequest, CompletionRequest
+from triptych.modalities.llm.api.tokenizer_protocol import TokenizeRequest
 from triptych.modalities.llm.api.unsupported import CHAT, COMMON, COMPLETION
 
 HELLO = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}

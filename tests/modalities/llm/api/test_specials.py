@@ -10,7 +10,7 @@ import httpx
 import pytest
 from tokenizers import Tokenizer, processors
 
-from support.http import ANSWER, FakeEngine, chat, documents
+from support.http import ANSWER, FakeEngine, chat, documents, refused
 from support.text_models import write_text_folder
 from triptych.core.config import ModelOptions
 from triptych.core.errors import InvalidRequest
@@ -46,7 +46,7 @@ async def test_detokenize_keeps_special_tokens_where_asked(client: httpx.AsyncCl
     body = {"model": "tiny", "tokens": await ids(client, prompt=TURN, parse_special=True)}
     for skips, text in ((None, "user\nhi\n"), (True, "user\nhi\n"), (False, TURN)):
         reply = await client.post("/detokenize", json={**body, "skip_special_tokens": skips})
-        assert reply.json() == {"prompt": text}
+        assert reply.json() == {"prompt": text, "content": text}
 
 
 async def test_tokenize_returns_token_strings(client: httpx.AsyncClient) -> None:
@@ -54,6 +54,37 @@ async def test_tokenize_returns_token_strings(client: httpx.AsyncClient) -> None
     reply = await client.post("/tokenize", json={**body, "return_token_strs": True})
     assert reply.json()["token_strs"] == ["<|im_end|>", "�", "�"]
     assert "token_strs" not in (await client.post("/tokenize", json=body)).json()
+
+
+async def test_a_content_is_read_as_llama_cpp_reads_it(client: httpx.AsyncClient) -> None:
+    spelled = await ids(client, prompt=TURN, parse_special=True, add_special_tokens=False)
+    plain = await ids(client, prompt=TURN, add_special_tokens=False)
+    assert spelled != plain
+    for fields, wanted in (({}, spelled), ({"parse_special": False}, plain)):
+        assert await ids(client, content=TURN, **fields) == wanted
+    begun = {"content": "hi", "add_special": True}
+    assert await ids(client, **begun) == await ids(client, prompt="hi")
+    body = {"content": "<|im_end|>é", "with_pieces": True}
+    pieces = (await client.post("/tokenize", json=body)).json()["tokens"]
+    assert [each["piece"] for each in pieces] == ["<|im_end|>", [0xC3], [0xA9]]
+    assert [each["id"] for each in pieces] == await ids(client, content="<|im_end|>é")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": "a", "content": "a"}, "prompt"),
+        ({"content": "a", "messages": [{"role": "user", "content": "a"}]}, "prompt"),
+        ({"content": "a", "add_special_tokens": False}, "add_special_tokens"),
+        ({"content": "a", "return_token_strs": True}, "return_token_strs"),
+        ({"prompt": "a", "add_special": True}, "add_special"),
+        ({"prompt": "a", "with_pieces": True}, "with_pieces"),
+    ],
+)
+async def test_fields_of_one_form_are_not_for_another(
+    client: httpx.AsyncClient, fields: dict[str, Any], param: str
+) -> None:
+    assert refused(await client.post("/tokenize", json=fields))["param"] == param
 
 
 def test_a_models_first_token_can_be_left_out(tmp_path: Path) -> None:

@@ -141,7 +141,8 @@ async def test_what_was_asked_reaches_the_engine(
     }
     others = {"num_predict": 8, "repeat_penalty": 1.1, "num_gpu": 99, "num_thread": 2}
     body = chat(options={**options, **others}, keep_alive="5m")
-    assert (await client.post(CHAT, json=body)).status_code == 200
+    reply = await client.post(CHAT, json=body)
+    assert (reply.status_code, reply.headers["x-triptych-ignored"]) == (200, "keep_alive")
     (request,) = engine.submitted.values()
     assert {name: getattr(request.sampling, name) for name in options} == options
     assert (request.sampling.max_tokens, request.sampling.repetition_penalty) == (8, 1.1)
@@ -328,7 +329,9 @@ async def test_a_context_goes_on(
 async def test_a_model_is_loaded(
     client: httpx.AsyncClient, engine: FakeEngine, path: str, empty: str
 ) -> None:
-    body = (await client.post(path, json={"model": "tiny", "keep_alive": -1})).json()
+    reply = await client.post(path, json={"model": "tiny", "keep_alive": -1})
+    assert reply.headers["x-triptych-ignored"] == "keep_alive"
+    body = reply.json()
     assert (body["done"], body["done_reason"]) == (True, "load")
     assert empty in body
     for time in (0, "0", "0h0m", "-0.0s"):
@@ -476,3 +479,17 @@ async def test_hints_are_ignored_and_named(
 async def test_whole_floats_are_integers(client: httpx.AsyncClient, name: str) -> None:
     reply = await client.post(CHAT, json=chat(options={name: 40.0}))
     assert reply.status_code == 200, reply.text
+
+
+@pytest.mark.parametrize("accept", ["*/*", "application/json", ""])
+async def test_clients_that_look_for_ollama_find_it(client: httpx.AsyncClient, accept: str) -> None:
+    for method in ("GET", "HEAD"):
+        reply = await client.request(method, "/", headers={"accept": accept})
+        assert reply.status_code == 200
+        assert reply.headers["content-type"] == "text/plain; charset=utf-8"
+        assert reply.text == ("Ollama is running" if method == "GET" else "")
+
+
+async def test_browsers_find_no_greeting(client: httpx.AsyncClient) -> None:
+    headers = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+    assert (await client.get("/", headers=headers)).status_code == 404

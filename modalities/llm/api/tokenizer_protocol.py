@@ -1,0 +1,98 @@
+"""The requests about a tokenizer and a chat template, field by field.
+
+Owns what each field may be, by the rules of `core.http.fields`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from triptych.core import limits
+from triptych.core.errors import InvalidRequest, UnsupportedOption
+from triptych.core.http.fields import Name, Strict, Text, without_refused
+from triptych.modalities.llm.api.messages import TemplateFields
+from triptych.modalities.llm.api.protocol import (
+    ADDS_SPECIAL,
+    PARSES_SPECIAL,
+    Messages,
+    TokenId,
+    reading_of,
+)
+from triptych.modalities.llm.api.tools.schema import Offer, Tools
+from triptych.modalities.llm.api.unsupported import CHAT
+
+
+class _PromptFields(TemplateFields):
+    """What a prompt is made of besides messages."""
+
+    model: Name | None = Field(default=None, description="The first that writes text, if absent.")
+    tools: Tools | None = None
+
+    @property
+    def offer(self) -> Offer:
+        """The tools that the model is told of."""
+        return Offer.of(self.tools or (), None)
+
+
+class TemplateRequest(_PromptFields):
+    """Body of `/apply-template`."""
+
+    messages: Messages
+
+
+class TokenizeRequest(_PromptFields):
+    """Body of `/tokenize`: a prompt, or content as llama.cpp has it, or messages."""
+
+    prompt: Text | None = None
+    content: Text | None = Field(
+        default=None,
+        description="As prompt in llama.cpp: special tokens spelled in it are read as such, and"
+        " none is added.",
+    )
+    messages: Messages | None = None
+    add_special_tokens: bool | None = ADDS_SPECIAL
+    add_special: bool | None = Field(
+        default=None, description="As add_special_tokens, for content: not by default."
+    )
+    parse_special: bool | None = PARSES_SPECIAL
+    return_token_strs: bool | None = Field(default=None, description="Tell each token's text, too.")
+    with_pieces: bool | None = Field(
+        default=None, description="Return tokens of a content as objects with their text."
+    )
+
+    @model_validator(mode="after")
+    def _check_kind(self) -> Self:
+        if sum(each is not None for each in (self.prompt, self.content, self.messages)) != 1:
+            raise InvalidRequest("Send either prompt, content or messages.", param="prompt")
+        others = (
+            ("add_special_tokens", "return_token_strs")
+            if self.content is not None
+            else ("add_special", "with_pieces")
+        )
+        for name in others:
+            if getattr(self, name) is not None:
+                kind = "prompt and messages" if self.content is not None else "content"
+                raise UnsupportedOption(f"{name} is for {kind}.", param=name)
+        if self.messages is not None:
+            asked = self.model_dump(include={"add_special_tokens", "parse_special"})
+            without_refused({name: value for name, value in asked.items() if value}, CHAT)
+        return self
+
+    @property
+    def reading(self) -> dict[str, bool]:
+        """How the text is read: by default as a prompt, or as llama.cpp reads a content."""
+        if self.content is None:
+            return reading_of(self.add_special_tokens, self.parse_special)
+        return reading_of(bool(self.add_special), self.parse_special is not False)
+
+
+class DetokenizeRequest(Strict):
+    """Body of `/detokenize`."""
+
+    model: Name | None = Field(default=None, description="The first that writes text, if absent.")
+    tokens: Annotated[list[TokenId], Field(max_length=limits.MAX_PROMPT_TOKENS, fail_fast=True)]
+    skip_special_tokens: bool | None = Field(
+        default=None, description="Leave special tokens out (the default)."
+    )
