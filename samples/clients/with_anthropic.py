@@ -1,5 +1,5 @@
 # /// script
-# dependencies = ["anthropic==2.12.0"]
+# dependencies = ["anthropic==2.14.0"]
 # ///
 """Anthropic's Python package: messages, streaming, tools, counting."""
 

@@ -1,5 +1,5 @@
 # /// script
-# dependencies = ["haystack-ai==3.4.0"]
+# dependencies = ["haystack-ai==3.4.1"]
 # ///
 """Haystack: a generator, structured output, an agent with two tools."""
 

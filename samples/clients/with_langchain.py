@@ -1,5 +1,5 @@
 # /// script
-# dependencies = ["langchain==1.4.7", "langchain-openai==1.7.3"]
+# dependencies = ["langchain==1.5.2", "langchain-openai==1.7.4"]
 # ///
 """LangChain: an agent with two tools, structured output in three ways, the Responses API."""
 

@@ -1,5 +1,5 @@
 # /// script
-# dependencies = ["litellm==1.106.2", "mcp==2.3.0"]
+# dependencies = ["litellm==1.110.2", "mcp==2.3.0"]
 # ///
 """LiteLLM: as an OpenAI-compatible and as a vLLM server, with tools and structured output."""
 

@@ -1,5 +1,5 @@
 # /// script
-# dependencies = ["llm==0.32.1"]
+# dependencies = ["llm==0.36"]
 # ///
 """`llm`: the model as its configuration file names it, with a schema and with tools."""
 

@@ -1,5 +1,5 @@
 # /// script
-# dependencies = ["openai==3.54.0"]
+# dependencies = ["openai==3.57.0"]
 # ///
 """OpenAI's Python package: chat, tools, structured output, the Responses API."""
 
