@@ -228,6 +228,15 @@ class MemoryBudgetExceeded(SetupError):
     code = "memory_budget_exceeded"
 
 
+class ModelTooLarge(MemoryBudgetExceeded):
+    """A model does not fit even where no other is; the message says which option to set.
+
+    It holds no more than the model's name and sizes, so clients see it, too.
+    """
+
+    status, code = 503, "model_too_large"
+
+
 class DamagedWeights(WeightsError):
     """Files that were whole once are not any more; what they were made from may be there still."""
 

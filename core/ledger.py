@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 
-from triptych.core.errors import MemoryBudgetExceeded
+from triptych.core.errors import MemoryBudgetExceeded, ModelTooLarge
 
 
 class Reservation:
@@ -88,11 +88,17 @@ class Ledger:
     def reserve(self, owner: str, num_bytes: int) -> Reservation:
         """Promise `num_bytes` to `owner` (`model/weights`, `model/kv`, ...).
 
-        Raises `MemoryBudgetExceeded`, naming the owners of what is held, if they are not there.
+        Raises `MemoryBudgetExceeded`, naming the owners of what is held, if they are not there, and
+        `ModelTooLarge` if they would not be there without all other models either.
         """
         reservation = Reservation(self, owner, 0)
         self._change(reservation, num_bytes)
         return reservation
+
+    def most_bytes(self, model: str) -> int:
+        """Bytes that would be free for more of `model` if nothing but that model were held."""
+        with self._lock:
+            return self._most_bytes(model)
 
     def by_owner(self) -> dict[str, int]:
         """Bytes held by each owner, the largest first."""
@@ -113,7 +119,7 @@ class Ledger:
         with self._lock:
             growth = num_bytes - reservation._num_bytes
             if growth > self.available_bytes:
-                raise MemoryBudgetExceeded(self._refusal(reservation.owner, growth))
+                raise self._refusal(reservation.owner, growth)
             self._used_bytes += growth
             reservation._num_bytes = num_bytes
             (self._held.add if num_bytes else self._held.discard)(reservation)
@@ -124,13 +130,29 @@ class Ledger:
             totals[reservation.owner] = totals.get(reservation.owner, 0) + reservation.num_bytes
         return dict(sorted(totals.items(), key=lambda item: (-item[1], item[0])))
 
-    def _refusal(self, owner: str, growth: int) -> str:
+    def _most_bytes(self, model: str) -> int:
+        own = sum(held.num_bytes for held in self._held if model_of(held.owner) == model)
+        return self.capacity_bytes - own
+
+    def _refusal(self, owner: str, growth: int) -> MemoryBudgetExceeded:
+        if growth > (most_bytes := self._most_bytes(model_of(owner))):
+            needed = growth + self.capacity_bytes - most_bytes
+            return ModelTooLarge(
+                f"{model_of(owner)} can never fit: it needs {mib(needed)} or more ({owner}"
+                f" {mib(growth)}), and all models may take {mib(self.capacity_bytes)}. Raise"
+                " --device-memory-utilization, or serve a smaller model."
+            )
         held = ", ".join(f"{name} {mib(size)}" for name, size in self._by_owner().items())
-        return (
+        return MemoryBudgetExceeded(
             f"{owner} needs {mib(growth)}, but {mib(self.available_bytes)} of"
             f" {mib(self.capacity_bytes)} are left (held: {held or 'nothing'})."
-            " Raise device_memory_utilization, or serve fewer or smaller models."
+            " Raise --device-memory-utilization, or serve fewer or smaller models."
         )
+
+
+def model_of(owner: str) -> str:
+    """The model in the name of an owner, `model/purpose`."""
+    return owner.rpartition("/")[0] or owner
 
 
 def mib(num_bytes: int) -> str:

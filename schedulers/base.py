@@ -153,6 +153,14 @@ class ModelLoader(Protocol):
         """Load (blocking; runs on a loader thread). Calls `report` with progress 0..1.
 
         Raises `MemoryBudgetExceeded` when the ledger has no room (the engine then evicts an idle
-        model and tries again) and `WeightsError` when the checkpoint is unfit.
+        model and tries again), `ModelTooLarge` when it never has, and `WeightsError` when the
+        checkpoint is unfit.
+        """
+        ...
+
+    def check_size(self) -> None:
+        """Raise `ModelTooLarge` if the ledger can never have room, as far as that is known.
+
+        Reads no weights and takes no memory; called on a loader thread before any load.
         """
         ...

@@ -19,6 +19,7 @@ from triptych.core.config import Config
 from triptych.core.errors import (
     InternalError,
     MemoryBudgetExceeded,
+    ModelTooLarge,
     NotFound,
     Overloaded,
     SetupError,
@@ -121,6 +122,9 @@ class ModelManager:
             self._at_start.update(self._entries)
             for name in self._entries:
                 self._enqueue(name)
+        else:
+            for name, entry in self._entries.items():
+                self._executors.load(partial(self._check_size, name, entry.loader))
 
     def take(self, job: Job) -> None:
         """Hand a job to its model, now or when it is loaded. Raises `NotFound`, `Unavailable`."""
@@ -143,6 +147,9 @@ class ModelManager:
         entry.last_used_s = self._clock()
         if entry.loaded is not None:
             done(None)
+            return
+        if isinstance(entry.error, ModelTooLarge):
+            done(entry.error)
             return
         entry.listeners.append(done)
         self._enqueue(name)
@@ -182,7 +189,8 @@ class ModelManager:
         if len(entry.waiting) >= self._config.schedule.max_queue_size:
             raise Overloaded("Too many requests wait for this model to load.", retry_after_s=5.0)
         left_s = entry.last_failed_s + RETRY_FAILED_AFTER_S - self._clock()
-        if entry.state == "failed" and entry.error is not None and left_s > 0:
+        is_final = isinstance(entry.error, ModelTooLarge)  # the budget stays as it is
+        if entry.state == "failed" and entry.error is not None and (is_final or left_s > 0):
             raise entry.error
 
     def _enqueue(self, name: str) -> None:
@@ -214,6 +222,8 @@ class ModelManager:
         try:
             loaded = entry.loader.load(report)
             trim_heap()  # weights as they were before they were packed
+        except ModelTooLarge as error:
+            self._executors.post(partial(self._give_up, name, without_locals(error)))
         except MemoryBudgetExceeded as error:
             self._executors.post(partial(self._make_room, name, without_locals(error)))
         except SetupError as error:
@@ -272,6 +282,23 @@ class ModelManager:
         else:
             self._give_up(name, error)
 
+    def _check_size(self, name: str, loader: ModelLoader) -> None:
+        """On the loader's thread: see beforehand whether a model that loads later can ever fit."""
+        try:
+            loader.check_size()
+        except ModelTooLarge as error:
+            self._executors.post(partial(self._rule_out, name, without_locals(error)))
+        except Exception as error:  # loading it says so, to those who ask for it
+            _log.debug("model %s: its size is not known: %s", name, error)
+
+    def _rule_out(self, name: str, error: ModelTooLarge) -> None:
+        entry = self._entries[name]
+        if entry.state == "unloaded":
+            entry.state, entry.error = "failed", error
+            self._has_news = True
+            _log.error("model %s: %s", name, error.message)
+            self._end_if_nothing_is_left(error)
+
     def _load_again(self, name: str) -> None:
         """Before all others, once those that leave have left."""
         self._active = None
@@ -291,9 +318,17 @@ class ModelManager:
         self._conclude(name, error)
         if is_final:
             _log.error("model %s: failed to load: %s", name, error.message)
-            if was_at_start:  # what cannot start must not pretend to serve, nor try for ever
-                raise error if isinstance(error, SetupError) else SetupError(error.message)
+        if isinstance(error, ModelTooLarge):
+            self._end_if_nothing_is_left(error)
+        elif is_final and was_at_start:
+            # What cannot start must not pretend to serve, nor try for ever.
+            raise error if isinstance(error, SetupError) else SetupError(error.message)
         self._pump()
+
+    def _end_if_nothing_is_left(self, error: ModelTooLarge) -> None:
+        """Raise `error` where no model fits; else the others are served, and this one refused."""
+        if all(isinstance(entry.error, ModelTooLarge) for entry in self._entries.values()):
+            raise error
 
     def _conclude(self, name: str, error: TriptychError | None) -> None:
         self._at_start.discard(name)

@@ -6,15 +6,16 @@ tokens has. What a model is made of, and the order in which it is loaded, is eac
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import ClassVar
 
 from triptych.core.bundle.triton_cache import use_triton_cache
 from triptych.core.config import Config
 from triptych.core.devices.device import Device
-from triptych.core.engine.model_memory import ModelMemory
+from triptych.core.engine.model_memory import Measured, ModelMemory
 from triptych.core.engine.token_runner import TokenHead, TokenRunner
 from triptych.core.errors import ConfigError
 from triptych.core.graphs.buckets import DecodeBuckets
@@ -24,6 +25,7 @@ from triptych.core.kv.pages import PagePool
 from triptych.core.layers.attention import KvCache, KvLayout
 from triptych.core.ledger import Ledger
 from triptych.core.sampling.sampler import Sampler
+from triptych.core.weights.manifest import leaving_weights_unread
 from triptych.core.weights.resolve import ResolvedModel
 
 
@@ -45,6 +47,24 @@ class DeviceLoader:
         self._config = config
         self._device = device
         self._ledger = ledger
+        self._is_sketch = False
+
+    def load(self, report: Callable[[float], None]) -> object:
+        """Each kind of model has its own; see `schedulers.base.ModelLoader`."""
+        raise NotImplementedError
+
+    def check_size(self) -> None:
+        """See `schedulers.base.ModelLoader`: what `load` does up to where weights are read.
+
+        Models that are divided are left out: their ranks would start.
+        """
+        if self._config.device.num_devices > 1:
+            return
+        alone = copy.copy(self)
+        alone._ledger = Ledger(self._ledger.capacity_bytes)
+        alone._is_sketch = True
+        with leaving_weights_unread(), suppress(Measured):
+            alone.load(lambda share: None)
 
     def _memory(self, stack: ExitStack) -> ModelMemory:
         """The model's share of memory; what it reserves is released with `stack`.
@@ -59,7 +79,9 @@ class DeviceLoader:
             )
         if target := self._device.target:
             use_triton_cache(self._config.models.cache_dir, target, self._resolved.bundle)
-        return ModelMemory(self._resolved, self._config, self._device, self._ledger, stack)
+        memory = ModelMemory(self._resolved, self._config, self._device, self._ledger, stack)
+        memory.is_sketch = self._is_sketch
+        return memory
 
     @property
     def _is_deterministic(self) -> bool:

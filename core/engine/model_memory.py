@@ -16,11 +16,11 @@ import torch
 from triptych.core.bundle.store import Bundle
 from triptych.core.config import Config
 from triptych.core.devices.device import Device
-from triptych.core.errors import ConfigError, MemoryBudgetExceeded
+from triptych.core.errors import ConfigError, MemoryBudgetExceeded, ModelTooLarge
 from triptych.core.graphs.captured import CapturedSteps
 from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.layers.attention import KvLayout
-from triptych.core.ledger import Ledger, Reservation
+from triptych.core.ledger import Ledger, Reservation, mib
 from triptych.core.memory_table import memory_table
 from triptych.core.weights.cache import WeightsCache
 from triptych.core.weights.encoding import WeightEncoding, plain_type
@@ -37,6 +37,16 @@ _DTYPES = MappingProxyType(
 _PAGE_DTYPES = MappingProxyType(
     {**_DTYPES, "float8_e4m3fn": torch.float8_e4m3fn, "int8": torch.int8}
 )
+_REMEDIES = MappingProxyType(
+    {
+        "weights": " Weights in fewer bits take less: --quantization-encoding.",
+        "activations": " Steps of --max-batch-input-tokens, --max-batch-size and --max-length take"
+        " less where these are smaller.",
+        "vision-cache": " Pictures that are kept take less with --max-vision-cache-entries.",
+        "pictures": " Pictures that are drawn take less with --image-memory-mb.",
+    }
+)
+"""What else helps, by the purpose that is too large."""
 _CPU_CACHE_SHARE = 0.25  # of the ledger: a laptop has other things to do with its memory
 
 _log = logging.getLogger(__name__)
@@ -52,6 +62,10 @@ def open_kernels(config: Config, bundle: str = "") -> NativeKernels | None:
 def _open_kernels(mode: str, folder: Path, isa: str, bundle: str) -> NativeKernels | None:
     """The kernels, looked for once for all models of a process."""
     return NativeKernels.open(mode, folder, isa, Bundle.open(Path(bundle)) if bundle else None)
+
+
+class Measured(Exception):
+    """All that a model takes has been reserved, in an account of its own."""
 
 
 class ModelMemory:
@@ -72,6 +86,7 @@ class ModelMemory:
         self._ledger = ledger
         self._stack = stack
         self.num_ranks = 1  # that the model is divided over
+        self.is_sketch = False
 
     def dtype(self, stored: torch.dtype, *, takes_blocks: bool = False) -> torch.dtype:
         """The type to compute in, for weights `stored` in some type.
@@ -104,12 +119,20 @@ class ModelMemory:
 
     def _reserve(self, purpose: str, num_bytes: int) -> Reservation:
         owner = f"{self._name}/{purpose}"
-        reservation = self._stack.enter_context(self._ledger.reserve(owner, num_bytes))
+        try:
+            reservation = self._stack.enter_context(self._ledger.reserve(owner, num_bytes))
+        except ModelTooLarge as error:
+            raise ModelTooLarge(f"{error.message}{_REMEDIES.get(purpose, '')}") from error
         reservation.commit()
         return reservation
 
     def show(self) -> None:
-        """Log who gets what of the device; comes before weights are read."""
+        """Log who gets what of the device; comes before weights are read.
+
+        Raises `Measured` instead where that is all that was asked for.
+        """
+        if self.is_sketch:
+            raise Measured
         for line in memory_table(self._ledger.by_owner(), self._ledger.available_bytes):
             _log.info("memory: %s", line)
 
@@ -145,8 +168,12 @@ class ModelMemory:
             return None
         try:
             reservation = self._reserve("graphs", num_bytes)
-        except MemoryBudgetExceeded as error:
-            _log.warning("steps run eagerly: %s", error.message)
+        except MemoryBudgetExceeded:
+            left = self._ledger.available_bytes
+            _log.warning(
+                "steps run eagerly: %s/graphs needs %s, but %s are left",
+                *(self._name, mib(num_bytes), mib(left)),
+            )
             return None
         return CapturedSteps(
             self._name,
@@ -160,16 +187,13 @@ class ModelMemory:
         """Take as many pages as full batches can use, the budget allows, and other models leave.
 
         One row of the whole context must fit, whatever the shares say. Returns their number.
+        Raises `ModelTooLarge`, naming the context that fits, where that is all too long.
         """
         pages_per_row = -(-max_length // layout.page_size)
         page_bytes = layout.page_bytes * self._num_shares
         room = self._ledger.available_bytes // page_bytes - 1
         if room < pages_per_row:
-            raise MemoryBudgetExceeded(
-                f"The cache of {self._name} has room for {max(room, 0) * layout.page_size} tokens,"
-                f" less than its context of {max_length}: lower --max-length, or raise"
-                " --device-memory-utilization."
-            )
+            raise self._lack_of_pages(layout, max_length, room, page_bytes)
         share = room // max(1, len(self._config.models.model))
         if self._config.cache.kv_cache_memory_mb:
             share = self._config.cache.kv_cache_memory_mb * 2**20 // page_bytes
@@ -180,6 +204,29 @@ class ModelMemory:
         num_pages = max(pages_per_row, min(share, room, most))
         self.reserve("kv", (num_pages + 1) * layout.page_bytes)
         return num_pages
+
+    def _lack_of_pages(
+        self, layout: KvLayout, max_length: int, room: int, page_bytes: int
+    ) -> MemoryBudgetExceeded:
+        """What to raise where there is room for fewer pages than one row of the context takes."""
+        most = self._ledger.most_bytes(self._name) // page_bytes - 1
+        if most * layout.page_size >= max_length:  # once others have left
+            return MemoryBudgetExceeded(
+                f"The cache of {self._name} has room for {max(room, 0) * layout.page_size} tokens,"
+                f" less than its context of {max_length}: lower --max-length, or raise"
+                " --device-memory-utilization."
+            )
+        if most < 1:
+            return ModelTooLarge(
+                f"{self._name} can never fit: its weights leave no memory for a cache. Raise"
+                " --device-memory-utilization, or serve a smaller model."
+            )
+        num_tokens = most * layout.page_size
+        return ModelTooLarge(
+            f"{self._name} can never fit with its context of {max_length} tokens: its weights leave"
+            f" room for {num_tokens}. Give --max-length {num_tokens}, or raise"
+            " --device-memory-utilization."
+        )
 
 
 def _resize(reservation: Reservation, num_bytes: int) -> bool:

@@ -23,6 +23,7 @@ from triptych.core.errors import (
     InternalError,
     InvalidRequest,
     MethodNotAllowed,
+    ModelTooLarge,
     NotFound,
     SetupError,
     TriptychError,
@@ -63,6 +64,8 @@ ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
 
 def to_public(error: BaseException) -> TriptychError:
     """The error a client may see in place of `error`."""
+    if isinstance(error, ModelTooLarge):
+        return error
     if isinstance(error, SetupError):  # names files and owners of memory: for the log only
         return Unavailable("The model cannot be served right now; the server's log says why.")
     if isinstance(error, TriptychError):
@@ -102,6 +105,8 @@ def error_headers(error: TriptychError) -> dict[str, str]:
     headers = {"content-type": "application/json"}
     if isinstance(error, Unavailable) or error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s or 1)))
+    if isinstance(error, ModelTooLarge):
+        headers["x-should-retry"] = "false"  # clients of OpenAI and Anthropic heed it
     if isinstance(error, Unauthorized):
         headers["www-authenticate"] = "Bearer"
     return headers

@@ -42,11 +42,12 @@ def steps_of(part: Any) -> list[dict[str, Any]]:
     """The settings of a normalizer, pre-tokenizer, post-processor or decoder, step by step."""
     if part is None:
         return []
-    found, waiting = [], [json.loads(part.__getstate__())]
+    found: list[dict[str, Any]] = []
+    waiting: list[dict[str, Any]] = [json.loads(part.__getstate__())]
     while waiting:
         settings = waiting.pop()
         if settings["type"] == "Sequence":
-            inner = next((settings[name] for name in _LISTS if name in settings), [])
+            (inner,) = (settings[name] for name in _LISTS if name in settings)
             waiting += reversed(inner)
         else:
             found.append(settings)

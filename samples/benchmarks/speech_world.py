@@ -293,6 +293,9 @@ class _Loader:
     runner: Runner
     name: str = MODEL
 
+    def check_size(self) -> None:
+        pass
+
     def load(self, report: Callable[[float], None]) -> LoadedModel:
         return LoadedModel(
             name=self.name,

@@ -89,7 +89,7 @@ class StartReport:
             if status.state == "ready" and status.model not in self._loaded:
                 self._loaded.add(status.model)
                 self._line.send(Phase("load", status.model))
-        if all(status.state in ("ready", "unloaded") for status in beat.models):
+        if all(status.state != "loading" for status in beat.models):  # one may be too large
             self._is_ready = True
             resume_collector()
             self._line.send(Ready())

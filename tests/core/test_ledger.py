@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triptych.core.errors import MemoryBudgetExceeded
+from triptych.core.errors import MemoryBudgetExceeded, ModelTooLarge
 from triptych.core.ledger import Ledger, Reservation
 
 MIB = 2**20
@@ -36,6 +36,19 @@ def test_a_refusal_names_the_owners_and_changes_nothing() -> None:
     for part in ("image/weights needs 2.0 MiB", "1.0 MiB of 10.0 MiB", "chat/weights 6.0 MiB"):
         assert part in refused.value.message
     assert ledger.available_bytes == MIB
+    ledger.check()
+
+
+def test_what_does_not_fit_even_alone_is_said_so() -> None:
+    ledger = Ledger(10 * MIB)
+    ledger.reserve("chat/weights", 6 * MIB)
+    ledger.reserve("org/image/weights", 3 * MIB)
+    assert ledger.most_bytes("org/image") == 7 * MIB
+    with pytest.raises(MemoryBudgetExceeded) as refused:
+        ledger.reserve("org/image/kv", 7 * MIB)
+    assert not isinstance(refused.value, ModelTooLarge)
+    with pytest.raises(ModelTooLarge, match=r"org/image can never fit: it needs 11\.0 MiB"):
+        ledger.reserve("org/image/kv", 8 * MIB)
     ledger.check()
 
 
@@ -121,3 +134,23 @@ def test_the_books_balance_through_any_sequence(steps: list[tuple[str, int]]) ->
             pass
         ledger.check()
         assert ledger.available_bytes == 100 - sum(r.num_bytes for r in held)
+
+
+@given(
+    st.integers(1, 1000),
+    st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 600)), max_size=12),
+)
+def test_too_large_means_that_it_does_not_fit_without_the_others(
+    capacity: int, reservations: list[tuple[str, int]]
+) -> None:
+    ledger = Ledger(capacity)
+    own = {"a": 0, "b": 0}
+    for model, num_bytes in reservations:
+        found: type[MemoryBudgetExceeded] | None = None
+        try:
+            ledger.reserve(f"{model}/part", num_bytes)
+        except MemoryBudgetExceeded as error:
+            found = type(error)
+        else:
+            own[model] += num_bytes
+        assert (found is ModelTooLarge) == (found is not None and own[model] + num_bytes > capacity)

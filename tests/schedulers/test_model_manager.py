@@ -17,7 +17,7 @@ from support.engine_seams import (
     eventually,
 )
 from triptych.core.config import Config, ModelOptions, ScheduleOptions
-from triptych.core.errors import MemoryBudgetExceeded, TriptychError, WeightsError
+from triptych.core.errors import ModelTooLarge, TriptychError, WeightsError
 from triptych.core.job import Job
 from triptych.core.ledger import Ledger
 from triptych.core.transport.messages import Heartbeat, ModelStatus
@@ -169,20 +169,62 @@ def test_a_busy_model_does_not_give_way() -> None:
     assert bench.codes("again") == [None]
 
 
-def test_a_model_that_can_never_fit_names_the_owners_and_their_needs() -> None:
+@pytest.mark.parametrize("config", [FIRST_USE, Config()], ids=["first-use", "startup"])
+def test_a_model_that_can_never_fit_is_reported_at_the_start_and_refused_at_once(
+    config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
     ledger = Ledger(100)
-    bench = Bench(loader("huge", ledger, 200), ledger=ledger, config=FIRST_USE)
-    bench.submit("job", "huge")
-    bench.finish("job")
-    assert bench.codes("job") == ["memory_budget_exceeded"]
+    chat, huge = loader("chat", ledger, 40), loader("huge", ledger, 200)
+    bench = Bench(huge, chat, ledger=ledger, config=config)
+    bench.engine._models.start()
     bench.run_for(1.0)
-    assert bench.states() == {"huge": "failed"}
+    assert "huge can never fit" in caplog.text
+    assert "--device-memory-utilization" in caplog.text
+    assert bench.states()["huge"] == "failed"
+    (status,) = (each for each in bench.beats[-1].models if each.model == "huge")
+    assert status.error is not None
+    assert status.error.code == "model_too_large"
+    bench.submit("first", "chat")
+    bench.finish("first")
+    num_loads = huge.num_loads
+    for number in range(3):
+        bench.submit(f"job{number}", "huge")
+        bench.finish(f"job{number}")
+        bench.run_for(2 * RETRY_FAILED_AFTER_S)
+    assert bench.codes("job0", "job1", "job2") == ["model_too_large"] * 3
+    assert huge.num_loads == num_loads, "not tried again"
+    assert (bench.states()["chat"], chat.num_closed) == ("ready", 0), "nothing gave way"
+    outcomes: list[TriptychError | None] = []
+    bench.engine.load("huge", outcomes.append)
+    bench.run_for(1.0)
+    assert [getattr(outcome, "code", None) for outcome in outcomes] == ["model_too_large"]
 
 
-def test_a_start_without_room_for_any_model_is_refused() -> None:
+def test_a_model_of_unknown_size_that_can_never_fit_pushes_nothing_out() -> None:
+    class Unmeasured(FakeLoader):
+        def check_size(self) -> None:
+            raise WeightsError("unreadable")
+
     ledger = Ledger(100)
-    bench = Bench(loader("huge", ledger, 200), ledger=ledger, config=Config())
-    with pytest.raises(MemoryBudgetExceeded, match="huge needs"):
+    chat = loader("chat", ledger, 40)
+    huge = Unmeasured("huge", lambda: (FakeFrames("huge"), FrameRunner()), ledger, 200)
+    bench = Bench(chat, huge, ledger=ledger, config=FIRST_USE)
+    bench.engine._models.start()
+    for job_id, model in (("first", "chat"), ("job", "huge")):
+        bench.submit(job_id, model)
+        bench.finish(job_id)
+    bench.run_for(1.0)
+    assert bench.codes("first", "job") == [None, "model_too_large"]
+    assert bench.states() == {"chat": "ready", "huge": "failed"}
+    assert chat.num_closed == 0
+
+
+@pytest.mark.parametrize("config", [FIRST_USE, Config()], ids=["first-use", "startup"])
+def test_a_start_without_room_for_any_model_is_refused(config: Config) -> None:
+    ledger = Ledger(100)
+    models = [loader(name, ledger, 200) for name in ("huge", "vast")]
+    bench = Bench(*models, ledger=ledger, config=config)
+    with pytest.raises(ModelTooLarge, match="can never fit"):
         bench.engine.run()
 
 

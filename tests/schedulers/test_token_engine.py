@@ -41,6 +41,9 @@ class Loader:
     def close(self) -> None:
         pass
 
+    def check_size(self) -> None:
+        pass
+
     def load(self, report: Callable[[float], None]) -> LoadedModel:
         return LoadedModel(
             name=MODEL, scheduler=self._world.scheduler, runner=self, close=self.close

@@ -282,6 +282,10 @@ class FakeLoader:
     num_loads: int = 0
     num_closed: int = 0
 
+    def check_size(self) -> None:
+        if self.ledger is not None:
+            Ledger(self.ledger.capacity_bytes).reserve(self.name, self.num_bytes)
+
     def load(self, report: Callable[[float], None]) -> LoadedModel:
         self.num_loads += 1
         report(0.5)

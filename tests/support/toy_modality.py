@@ -158,6 +158,9 @@ class CountLoader:
     def name(self) -> str:
         return str(self.resolved.name)
 
+    def check_size(self) -> None:
+        pass
+
     def load(self, report: Callable[[float], None]) -> LoadedModel:
         return LoadedModel(
             name=self.name,

@@ -13,6 +13,7 @@ from triptych.core.errors import (
     InvalidRequest,
     JobFailed,
     MethodNotAllowed,
+    ModelTooLarge,
     NotFound,
     Overloaded,
     RateLimited,
@@ -30,7 +31,7 @@ def test_every_error_of_the_tree_has_an_answer(cls: type[TriptychError]) -> None
     detail = json.loads(bytes(response.body))["error"]
     assert set(detail) == {"message", "type", "param", "code", "request_id"}
     assert detail["request_id"] == "req-1"
-    if issubclass(cls, SetupError):
+    if issubclass(cls, SetupError) and cls is not ModelTooLarge:
         assert response.status_code == 503
         assert "say what to do" not in detail["message"]
     else:
@@ -77,3 +78,10 @@ def test_unknown_exceptions_reveal_nothing() -> None:
 
 def test_unauthorized_names_the_scheme() -> None:
     assert error_response(Unauthorized("x"), "r").headers["www-authenticate"] == "Bearer"
+
+
+def test_a_model_that_never_fits_is_said_so_and_not_asked_again() -> None:
+    response = error_response(ModelTooLarge("Raise --device-memory-utilization."), "r")
+    assert response.status_code == 503
+    assert response.headers["x-should-retry"] == "false"
+    assert "retry-after" not in response.headers

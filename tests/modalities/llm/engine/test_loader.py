@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,7 +27,7 @@ from triptych.core.devices.device import Device
 from triptych.core.engine import loader as core_loader
 from triptych.core.engine.text_head import TextHead
 from triptych.core.engine.token_runner import TokenRunner
-from triptych.core.errors import ConfigError, MemoryBudgetExceeded, WeightsError
+from triptych.core.errors import ConfigError, MemoryBudgetExceeded, ModelTooLarge, WeightsError
 from triptych.core.graphs.buckets import DecodeBuckets
 from triptych.core.graphs.decode import DecodeGraphs
 from triptych.core.job import Job, Output
@@ -408,3 +409,58 @@ def test_rows_that_must_not_depend_on_their_batch_need_a_cache_of_the_kernels(
     )
     with pytest.raises(ConfigError, match=r"^--enable-deterministic-inference: .*\(float16"):
         loader(save(), Ledger(256 * MIB), config).load(lambda done: None)
+
+
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+@pytest.mark.parametrize("share", [0.01, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 0.99])
+def test_what_never_fits_is_known_beforehand_and_the_context_offered_fits(
+    save: Save, share: float, kernels: str
+) -> None:
+    """Whatever memory there is: the check and the load agree, and the advice is good."""
+    folder = save()
+    device = DeviceOptions(cpu_kernels="auto" if kernels == "native" else "off")
+    options = config(device=device)
+    ledger = Ledger(2**30)
+    whole = loader(folder, ledger, options).load(lambda share: None)
+    held = sum(ledger.by_owner().values())
+    whole.close()
+    capacity = int(held * share)
+    small = Ledger(capacity)
+    measured = loader(folder, small, options)
+    refused: list[ModelTooLarge] = []
+    for attempt in (measured.check_size, lambda: measured.load(lambda share: None).close()):
+        try:
+            attempt()
+        except ModelTooLarge as error:
+            refused.append(error)
+    small.check()
+    assert small.available_bytes == capacity
+    assert len(refused) in (0, 2)
+    if not refused:
+        return
+    assert "--device-memory-utilization" in refused[0].message
+    offered = re.search(r"--max-length (\d+)", refused[0].message)
+    if offered is not None:
+        shorter = replace(options, models=ModelOptions(max_length=int(offered[1])))
+        loader(folder, small, shorter).load(lambda share: None).close()
+
+
+def test_a_smaller_context_is_offered_by_its_number(save: Save) -> None:
+    folder, ledger = save(), Ledger(2**30)
+    options = config()
+    loaded = loader(folder, ledger, options).load(lambda share: None)
+    pages = ledger.by_owner()["tiny/kv"]
+    others = sum(ledger.by_owner().values()) - pages
+    loaded.close()
+    page_bytes = pages // (4 * 256 // options.cache.kv_cache_page_size + 1)
+    tight = Ledger(others + 3 * page_bytes)
+    tokens = 2 * options.cache.kv_cache_page_size
+    with pytest.raises(ModelTooLarge, match=rf"Give --max-length {tokens}, or raise"):
+        loader(folder, tight, options).load(lambda share: None)
+    beside = Ledger(others + 300 * page_bytes)
+    other = beside.reserve("other/weights", 297 * page_bytes)
+    with pytest.raises(MemoryBudgetExceeded, match="lower --max-length") as caught:
+        loader(folder, beside, options).load(lambda share: None)
+    assert not isinstance(caught.value, ModelTooLarge)
+    other.release()
+    loader(folder, beside, options).load(lambda share: None).close()
