@@ -50,7 +50,7 @@ class _Value:
 
     @property
     def size(self) -> float:
-        return float(self.numeral.replace(",", "").replace("'", "") or 0)
+        return float(self.numeral.replace(",", "") or 0)
 
 
 class Dashes:
@@ -68,7 +68,8 @@ class Dashes:
         short = alternatives(word for word in language.magnitudes if len(word) <= 3)
         half = r"(?: ?[AaPp](?:\.[Mm]\.?|[Mm])(?!\w))"
         zone = rf"(?: {alternatives(words.timezones)}(?!\w))?"
-        num = r"(?:\d{1,3}(?:[,']\d{2,3}){1,12}|\d{1,40})(?:\.\d{1,40})?|\.\d{1,40}"
+        whole = r"(?:\d{1,3}(?:,\d{2,3}){1,12}|\d{1,40})"
+        num = rf"{whole}(?:\.\d{{1,40}})?(?:[eE][+-]?\d{{1,3}})?|\.\d{{1,40}}"
         scale = rf"(?: ?{large}(?!\w)|{short}(?!\w))?"
         value = (
             rf"(?P<date>\d{{1,4}}([-/.])\d{{1,2}}\2\d{{1,4}}(?:[T ]\d{{1,2}}:\d\d)?"

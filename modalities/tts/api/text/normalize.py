@@ -19,6 +19,7 @@ from triptych.modalities.tts.api.text.addresses import AddressRules
 from triptych.modalities.tts.api.text.clean import Cleaned, Emoji, clean
 from triptych.modalities.tts.api.text.dashes import Dashes
 from triptych.modalities.tts.api.text.dates import DateRules
+from triptych.modalities.tts.api.text.grouping import Grouping
 from triptych.modalities.tts.api.text.language import alternatives, english
 from triptych.modalities.tts.api.text.markup import unmark
 from triptych.modalities.tts.api.text.names import NameRules, PhraseRules
@@ -56,6 +57,7 @@ class Normalizer:
         self._options = options or NormalizeOptions()
         self._language = english()
         self._dashes = Dashes(self._language)
+        self._grouping = Grouping(self._language)
         is_us = self._options.dialect == "us"
         style = ReadingStyle(
             self._language,
@@ -89,13 +91,13 @@ class Normalizer:
         return put_back(scan.finish(len(plain)), notations)
 
     def _clean(self, plain: str) -> Cleaned:
-        """Plain characters with their dashes decided, and their offsets in `plain`."""
+        """Plain characters with numerals and dashes decided, and their offsets in `plain`."""
         unmarked = unmark(plain)
         cleaned = clean(unmarked.text, emoji=self._options.emoji)
         starts = [unmarked.starts[at] for at in cleaned.starts]
         if cleaned.text:
             starts[0] = 0
-        return Cleaned(self._dashes(cleaned.text), starts)
+        return Cleaned(self._dashes(self._grouping(cleaned.text)), starts)
 
     def _read(self, scan: _Scan, sentence: SentenceSpan) -> None:
         text, at, end = scan.text, sentence.start, sentence.end

@@ -63,6 +63,7 @@ class QuantityRules(RuleGroup):
             large=alternatives(word for word in lang.magnitudes if len(word) > 3),
             loose=alternatives(lang.units),
             magnitude=r"(?:(?:[ -]?(?P<large>{large})|(?P<short>{short})){end})?",
+            power=r"{num}[eE][+-]?\d{1,3}",
             per=rf"(?:/(?P<per>{alternatives({**lang.units, **lang.per})}){{end}}(?!/))?",
             again=r"(?: ?(?P<again>{tight})(?={dash}{num} ?(?P=again)(?!\w)))?",
             range=_amount(""),
@@ -145,14 +146,14 @@ class QuantityRules(RuleGroup):
         amount = self._numbers(low, high) + (f" {large.strip()}" if large else "")
         return ("minus " if match["minus"] else "") + f"{amount} {name}{self._per(match['per'])}"
 
-    @reads(r"({num})[eE]([+-]?)(\d{1,3}){end}", "digit")
+    @reads(r"{power}(?:{dash}(?P<high>{power}))?{end}", "digit")
     def _scientific(self, match: re.Match[str]) -> str | None:
-        numeral, sign, exponent = match.groups()
-        if is_attached(match) or not (sign or "." in numeral):
+        is_name = re.fullmatch(r"\d+E\d+", match[0]) is not None  # "Gate 3E5"
+        if is_name or is_attached(match) or match.string[: match.start()].endswith("#"):
             return None
-        minus = "minus " if sign == "-" else ""
-        power = self._say.cardinal(int(exponent))
-        return f"{self._say.number(numeral)} times ten to the {minus}{power}"
+        high = match["high"] or ""
+        numerals = [match[0].removesuffix(high).rstrip("-–‒ "), high]
+        return " to ".join(map(self._power_of_ten, filter(None, numerals)))
 
     @reads(r"({num})((?: ?[x×] ?{num}){1,3}){end}", "digit")
     def _by(self, match: re.Match[str]) -> str:
@@ -219,6 +220,12 @@ class QuantityRules(RuleGroup):
 
     def _counted(self, numeral: str, one: str, many: str) -> str:
         return f"{self._say.number(numeral)} {one if is_singular(numeral) else many}"
+
+    def _power_of_ten(self, numeral: str) -> str:
+        """A numeral with an exponent: "1.5e-3"."""
+        factor, _, exponent = numeral.lower().partition("e")
+        power = self._say.cardinal(int(exponent))  # which says "minus" itself
+        return f"{self._say.number(factor)} times ten to the {power}"
 
     def _numbers(self, low: str, high: str | None) -> str:
         words = self._say.number(low)
