@@ -23,6 +23,8 @@ PIECE_BYTES: Final = 2**18
 """The longest piece of a content: what is in memory at once of one that is read."""
 _SEEN_EVERY_S: Final = 60.0
 """How often the time is written down, for the next process to compare its clock with."""
+_CHANGE_BYTES: Final = 256
+"""A document that grows by less, as by another status, needs no room on the disk."""
 _COLUMNS: Final = "kind, id, owner, body, status, is_lasting, created_s, expires_s, content_bytes"
 
 
@@ -115,7 +117,10 @@ class DocumentTable:
 
     def replace(self, key: Key, body: bytes, status: str = "") -> bool:
         """Change a document; whether it is there."""
-        self.num_added_bytes += len(body) + OVERHEAD_BYTES
+        before = self.get(key)
+        num_more_bytes = len(body) - len(before.body if before is not None else b"")
+        if num_more_bytes > _CHANGE_BYTES:
+            self.num_added_bytes += num_more_bytes
         change = "UPDATE documents SET body = ?, status = ?, changed = ? WHERE seq = ?"
         return self._changed(key, change, body, status, self._next(key))
 
@@ -185,6 +190,10 @@ class DocumentTable:
         read = "SELECT data FROM pieces WHERE document = ? AND place = ?"
         found = self._connection.execute(read, (self._seq(key), place)).fetchone()
         return None if found is None else found[0]
+
+    def now_s(self) -> float:
+        """The time by which things are over."""
+        return self._clock.now_s()
 
     @property
     def num_bytes(self) -> int:

@@ -7,7 +7,6 @@ so that a batch goes on where a stopped server left it. Knows no route.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
@@ -31,7 +30,7 @@ from triptych.core.http.batches.lines import (
 from triptych.core.http.batches.record import BatchFault, BatchRecord
 from triptych.core.http.files.shelf import FileAbout, FileShelf
 from triptych.core.limits import MAX_BATCH_LINES
-from triptych.core.store.documents import Key
+from triptych.core.store.documents import DocumentTable, Key
 from triptych.core.text.threads import on_text_thread
 
 _WRITTEN_TOGETHER: Final = 256
@@ -141,7 +140,8 @@ class BatchWork:
 
     async def _answer_all(self, done: set[int], ask: Ask, gate: LineGate) -> None:
         """Raises `TimeoutError` where the time is over, or the batch was cancelled."""
-        rest_s = 0.0 if self.record.is_cancelled else self.record.ends_s - time.time()
+        now_s = await self._shelf.store.call(DocumentTable.now_s)  # which no leap of a clock moves
+        rest_s = 0.0 if self.record.is_cancelled else self.record.ends_s - now_s
         own_places = asyncio.Semaphore(gate.num_places)  # lines that pause have one of these, too
         try:
             async with asyncio.timeout(rest_s) as self._window, asyncio.TaskGroup() as group:

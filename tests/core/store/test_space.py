@@ -63,6 +63,9 @@ async def main():
     first = await tried(DocumentTable.get, key("first"))
     found["read"] = first.body == b"y"
     found["renewed"] = await tried(DocumentTable.renew, key("first"))
+    found["finished"] = [
+        await tried(DocumentTable.replace, key("first"), body, "done") for body in (b"y" * 50, b"")
+    ]
     found["deleted"] = [await tried(DocumentTable.delete, key(name)) for name in names]
     found["kept"] = await tried(keep, "later", os.urandom(num_bytes // 2))
     found["lines"] = lines
@@ -109,6 +112,7 @@ def test_a_full_disk_lets_things_be_deleted(
     assert found["refused"].startswith("503 60.0 The disk of the store is full: delete")
     assert found["read"]
     assert found["renewed"] is None
+    assert found["finished"] == [True, True]  # a status needs no more room
     assert found["deleted"] == [True] * len(found["deleted"])
     assert found["kept"] is None
     ends = [line.rpartition(":")[0] or line for line, _ in found["lines"]]

@@ -26,6 +26,7 @@ from triptych.core.http.batches.record import KIND, BatchRecord
 from triptych.core.http.batches.work import BatchWork
 from triptych.core.http.disconnect import InFlight
 from triptych.core.limits import MAX_ACTIVE_BATCHES, MAX_PRIORITY
+from triptych.core.store.clock import ExpiryClock, steady_s
 from triptych.core.store.documents import DocumentTable, Key
 from triptych.core.tokens import TokenDelta, TokenRequest
 
@@ -277,6 +278,22 @@ async def test_a_new_server_goes_on_where_the_last_one_stopped(
         assert len(engine.finished) == 3, "what was answered is not asked again"
 
 
+async def test_a_clock_that_leaps_ends_no_batch(tmp_path: Path) -> None:
+    engine, place = _Halting(answer="ok", num_answered=0), str(tmp_path / "store.db")
+    made = make_stored_app(tmp_path / "model", engine, place=place)
+    async with running(made), in_process(made.app) as client:
+        batch = await begin(client, [chat_line("a")])
+        await until(lambda: len(engine.submitted) == 1)
+    engine.num_answered = 1000
+    made = make_stored_app(tmp_path / "model", engine, place=place)
+    assert made.store is not None
+    made.store._table._clock = ExpiryClock(
+        lambda: time.time() + 2 * 86400, steady_s, ttl_s=3600.0, seen_s=time.time()
+    )
+    async with running(made), in_process(made.app) as client:
+        assert (await ended(client, batch))["status"] == "completed"
+
+
 async def test_a_full_server_is_asked_again(tmp_path: Path) -> None:
     class Full(FakeEngine):
         """Full at first."""
@@ -459,19 +476,19 @@ async def test_a_line_that_ends_before_its_first_step_keeps_no_place(tmp_path: P
         assert batch["status"] == "failed"
         assert await has_all_places(made, 3)
         gate = LineGate(made.app.state.in_flight, 1)
-    record = BatchRecord(
-        id="batch_1",
-        endpoint=PATH,
-        input_file_id="file-1",
-        completion_window="1h",
-        ends_s=time.time() + 60,
-        files_expire_s=time.time() + 60,
-        times={},
-    )
-    batch_work = _Endless(made.shelf, Key(KIND, record.id, ""), record, max_line_bytes=100)
-    with pytest.raises(OSError, match="begun"):
-        await batch_work._answer_all(set(), _never, gate)
-    await asyncio.wait_for(gate.enter(), timeout=1)
+        record = BatchRecord(
+            id="batch_1",
+            endpoint=PATH,
+            input_file_id="file-1",
+            completion_window="1h",
+            ends_s=time.time() + 60,
+            files_expire_s=time.time() + 60,
+            times={},
+        )
+        batch_work = _Endless(made.shelf, Key(KIND, record.id, ""), record, max_line_bytes=100)
+        with pytest.raises(OSError, match="begun"):
+            await batch_work._answer_all(set(), _never, gate)
+        await asyncio.wait_for(gate.enter(), timeout=1)
 
 
 class _Endless(BatchWork):
