@@ -120,12 +120,12 @@ class _LoopErrors:
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
-        is_of_socket = "socket" in context and isinstance(error, OSError)
-        if not is_of_socket or error.errno not in _OUT_OF_RESOURCES:
+        number = error.errno if isinstance(error, OSError) and "socket" in context else None
+        if number not in _OUT_OF_RESOURCES:
             loop.default_exception_handler(context)
         elif loop.time() >= self._next_s:
             self._next_s = loop.time() + 1.0
-            _log.warning("connections cannot be taken: %s", os.strerror(error.errno))
+            _log.warning("connections cannot be taken: %s", os.strerror(number))
 
 
 async def serve(
