@@ -28,13 +28,13 @@ def urgency(row: PictureState) -> tuple[float, int, tuple[int, ...]]:
     return row.due_s, -row.num_left, row.place
 
 
-def fill_batch(ready: Sequence[PictureState], run_s: Sequence[float]) -> list[PictureState]:
+def fill_batch(order: Sequence[PictureState], run_s: Sequence[float]) -> list[PictureState]:
     """Which pictures compute next. `run_s[b - 1]` is how long a run of b rows takes, as measured.
 
-    By urgency; as many as make a row cheapest, and of equals the more: where a larger run is no
-    faster per row, a smaller one answers sooner. The first is never passed over, so none starves.
+    In `order`, the most urgent first; as many as make a row cheapest, and of equals the more: where
+    a larger run is no faster per row, a smaller one answers sooner. The first is never passed over,
+    so none starves.
     """
-    order = sorted(ready, key=urgency)
     best: list[PictureState] = []
     best_s, num_rows = float("inf"), 0
     for count, row in enumerate(order, start=1):
@@ -43,8 +43,8 @@ def fill_batch(ready: Sequence[PictureState], run_s: Sequence[float]) -> list[Pi
             break
         per_row_s = run_s[num_rows - 1] / num_rows
         if per_row_s <= best_s:
-            best, best_s = order[:count], per_row_s
-    return best or order[:1]
+            best, best_s = list(order[:count]), per_row_s
+    return best or list(order[:1])
 
 
 def run_table(measured: Sequence[float | None], alone_s: float) -> list[float]:

@@ -8,6 +8,8 @@ Owns the choice; changes nothing.
   until the step has `max_rows` rows. Spans that compute nothing are taken at once.
 - Beside other models a step is one picture's text or pixels, or as many rows of one size as are
   over within the step's budget; one guidance branch at least.
+- Where several clients draw, the one that received the least goes first, in admission and in runs;
+  deadlines order the pictures of each.
 - Pictures are admitted as they came. One for which there is no room may be passed by smaller ones,
   but only so often. Paused jobs are left out.
 - A step that ran out of memory makes later ones of its kind half as large at most, until enough
@@ -21,11 +23,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice, takewhile
 from types import MappingProxyType
+from typing import Any
 
 from triptych.modalities.diffusion.scheduling.batching import fill_batch, run_table, urgency
 from triptych.modalities.diffusion.scheduling.state import DenoiseState, PictureState
 from triptych.schedulers.batcher import Draft
 from triptych.schedulers.cost import UNKNOWN_COST_S, CostModel
+from triptych.schedulers.shares import ServiceShares
 
 _MAX_PASSED = 8  # times a waiting picture is passed by smaller ones
 _MAX_LOOKAHEAD = 64  # waiting pictures looked at for one step
@@ -62,6 +66,7 @@ class Drafter:
     """
 
     state: DenoiseState
+    shares: ServiceShares
     costs: CostModel
     max_rows: int
     budget_s: float
@@ -96,7 +101,7 @@ class Drafter:
             work={"pictures": len(pictures)},
             rows=pictures,
             size=len(pictures),
-            passed=tuple(picture for picture in passed if picture.place < pictures[-1].place),
+            passed=tuple(picture for picture in passed if self._is_wronged(picture, pictures[-1])),
         )
 
     def _together(
@@ -116,7 +121,7 @@ class Drafter:
         passed: list[PictureState] = []
         num_left = self.state.max_pictures - len(self.state.running)
         bytes_left = self.state.max_state_bytes - self.state.state_bytes
-        in_line = (picture for picture in self.state.waiting if not picture.entry.is_paused)
+        in_line = self.shares.in_turn(p for p in self.state.waiting if not p.entry.is_paused)
         for picture in islice(in_line, _MAX_LOOKAHEAD if num_left else 0):
             if picture.entry.cost.state_bytes <= bytes_left:
                 bytes_left -= picture.entry.cost.state_bytes
@@ -129,13 +134,22 @@ class Drafter:
                 break
         return able, passed
 
+    def _is_wronged(self, picture: PictureState, other: PictureState) -> bool:
+        """Whether `picture` counts that `other` passes it: of another client it may be the turn."""
+        is_own = not self.shares.is_contended or picture.client == other.client
+        return is_own and picture.place < other.place
+
+    def _urgency(self, picture: PictureState) -> tuple[float, tuple[Any, ...]]:
+        received = self.shares.received(picture.client) if self.shares.is_contended else 0.0
+        return received, urgency(picture)
+
     def _denoise(self, ready: list[PictureState]) -> DenoiseDraft | None:
         if not ready:
             return None
         if skipping := [picture for picture in ready if not picture.num_rows]:
-            rows = tuple(sorted(skipping, key=urgency))
+            rows = tuple(sorted(skipping, key=self._urgency))
             return DenoiseDraft(kind="denoise", work=SKIPPING, rows=rows)
-        pictures = tuple(self._batches(sorted(ready, key=urgency)))
+        pictures = tuple(self._batches(sorted(ready, key=self._urgency)))
         first = pictures[0]
         is_long = self._is_shared and first.num_rows > len(
             self._run_s(first.num_tokens, self.max_rows)

@@ -136,7 +136,12 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseDraft, ScheduledPicture]):
 
     def _draft(self, now_s: float) -> DenoiseDraft | None:
         return Drafter(
-            self._state, self.costs, self._max_rows, self._step_budget_s, self.splits_guidance
+            state=self._state,
+            shares=self._shares,
+            costs=self.costs,
+            max_rows=self._max_rows,
+            budget_s=self._step_budget_s,
+            splits_guidance=self.splits_guidance,
         ).draft()
 
     def _take(
@@ -175,6 +180,7 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseDraft, ScheduledPicture]):
                 picture.stage = PictureStatus.DECODING
             case "denoise":
                 span = picture.span
+                self._shares.charge(picture.client, span.num_rows * picture.num_tokens)
                 picture.has_asked = draft.asks_ahead
                 if draft.asks_ahead:
                     skipped = StepSpan(span.num_steps - 1, span.stop - 1, 0)

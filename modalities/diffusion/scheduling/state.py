@@ -77,6 +77,16 @@ class PictureState(Unit):
         return self.entry.number, self.index
 
     @property
+    def rank(self) -> tuple[int, int]:
+        """Its place among those of all clients: none has a priority."""
+        return 0, self.entry.number
+
+    @property
+    def client(self) -> str:
+        """Whose it is."""
+        return self.entry.job.client
+
+    @property
     def due_s(self) -> float:
         """When its job must be over."""
         deadline_s = self.entry.job.deadline_s

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych.modalities.diffusion.scheduling.batching import fill_batch
+from triptych.modalities.diffusion.scheduling.batching import fill_batch, urgency
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ READY = st.lists(
 
 @given(READY, st.lists(st.floats(0.1, 5.0), min_size=2, max_size=9))
 def test_the_most_urgent_always_runs_and_runs_fit(ready: list[Ready], run_s: list[float]) -> None:
-    chosen = fill_batch(ready, run_s)
+    chosen = fill_batch(sorted(ready, key=urgency), run_s)
     assert chosen[0].due_s == min(row.due_s for row in ready)
     assert sum(row.num_rows for row in chosen) <= len(run_s)
     assert max(row.due_s for row in chosen) <= min(
@@ -45,8 +45,8 @@ def test_runs_are_as_large_as_pays() -> None:
     ready = [Ready(place=(i,)) for i in range(6)]
     free = [1.0] * 4  # four for the price of one
     linear = [1.0, 2.02, 3.03, 4.04]  # a full device: nothing won by batching
-    assert len(fill_batch(ready, free)) == 4
-    assert len(fill_batch(ready, linear)) == 1
+    assert len(fill_batch(sorted(ready, key=urgency), free)) == 4
+    assert len(fill_batch(sorted(ready, key=urgency), linear)) == 1
 
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=9), st.integers(1, 4))
@@ -57,7 +57,7 @@ def test_pictures_due_together_take_the_fewest_runs_there_can_be(
     num_runs = 0
     while remaining:
         ready = [Ready(place=(row,), num_left=count) for row, count in remaining.items()]
-        for chosen in fill_batch(ready, [1.0] * capacity):
+        for chosen in fill_batch(sorted(ready, key=urgency), [1.0] * capacity):
             row = chosen.place[0]
             remaining[row] -= 1
             if not remaining[row]:
