@@ -8,8 +8,8 @@ job's next piece is due is its pace's business.
 The policy:
 
 - The unit that must be begun soonest to be over when it is due goes first, where time left is what
-  units of its size took so far. Jobs without a deadline take turns,
-  first those of the client that received the least.
+  units of its size took so far. Where several clients have work, what is late already, or never
+  due, is in the order of who received the least; jobs of one take turns.
 - After `_MAX_PRESSED` steps that passed over the job that waited longest, that one has a turn: so
   no job waits longer than that many steps for each job before it.
 - Units of one job may run ahead of each other (`units_per_job`); what they yield goes out in order.
@@ -154,7 +154,7 @@ class StagedScheduler(Batcher[_StagedJob, _StagedDraft, _StagedUnit]):
     def _draft(self, now_s: float) -> _StagedDraft | None:
         able = list(self._candidates())
         if ready := [unit for unit in able if unit.entry.pace.not_before_s() <= now_s]:
-            return self._choice(ready)
+            return self._choice(ready, now_s)
         if self._dropped:
             return _StagedDraft(kind=_RELEASE)
         if not able:
@@ -163,9 +163,9 @@ class StagedScheduler(Batcher[_StagedJob, _StagedDraft, _StagedUnit]):
         name, not_before_s = first.stage.name, first.entry.pace.not_before_s()
         return _StagedDraft(kind=name, rows=(first,), not_before_s=not_before_s)
 
-    def _choice(self, ready: list[_StagedUnit]) -> _StagedDraft:
+    def _choice(self, ready: list[_StagedUnit], now_s: float) -> _StagedDraft:
         patient = min(ready, key=lambda unit: (unit.entry.waiting_since_s, unit.index))
-        order = sorted(ready, key=self._urgency)
+        order = sorted(ready, key=lambda unit: self._urgency(unit, now_s))
         first = patient if self._num_pressed >= _MAX_PRESSED else order[0]
         rows = tuple(self._rows(first, order))
         name = first.stage.name
@@ -216,9 +216,11 @@ class StagedScheduler(Batcher[_StagedJob, _StagedDraft, _StagedUnit]):
                 if can_begin and not is_held_back and not (unit.num_in_flight or unit.is_over):
                     yield unit
 
-    def _urgency(self, unit: _StagedUnit) -> tuple[float, float, float, int]:
-        received = self._shares.received(unit.entry.job.client) if self._shares.is_contended else 0
-        return self._due_s(unit), received, unit.entry.waiting_since_s, unit.index
+    def _urgency(self, unit: _StagedUnit, now_s: float) -> tuple[float, float, float, int]:
+        due_s, received = self._due_s(unit), 0.0
+        if self._shares.is_contended:
+            due_s, received = max(due_s, now_s), self._shares.received(unit.entry.job.client)
+        return due_s, received, unit.entry.waiting_since_s, unit.index
 
     def _due_s(self, unit: _StagedUnit) -> float:
         """When this stage must be over, if the rest of its unit takes what such units took."""

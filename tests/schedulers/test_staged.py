@@ -292,3 +292,31 @@ def test_units_share_a_step_only_as_far_as_others_can_wait() -> None:
     rig.run()
     assert _num_rows(rig)[3:] == [2]
     assert rig.has_ended("b")
+
+
+def test_a_client_that_is_late_on_many_promises_does_not_delay_another_for_all_of_them() -> None:
+    rig = Rig()
+    for index in range(30):
+        request = Request(units=(4, 4), target_s=0.1)
+        rig.submit(f"loud{index}", request, client="loud")
+    rig.clock.advance(1.0)
+    rig.step()
+    rig.submit("light", Request(units=(4, 4), target_s=0.1), client="light")
+    started_s = rig.clock()
+    while not rig.payloads("light"):
+        rig.step()
+    assert rig.clock() - started_s <= 0.1 + 3 * 4 * STAGE_S
+
+
+def test_what_a_client_is_owed_is_behind_what_is_in_time() -> None:
+    """Service decides among what is late, or never due; what can be in time goes by its moment."""
+    rig = Rig()
+    rig.submit("poor", Request(units=(50,)), client="poor")
+    rig.submit("rich", Request(units=(3,)), client="rich")
+    while not rig.has_ended("rich"):
+        rig.step()
+    rig.submit("soon", Request(units=(3,), target_s=9.0), client="rich")
+    num_before = len(order_of(rig.runner.log))
+    for _ in range(4):
+        rig.step()
+    assert order_of(rig.runner.log)[num_before:].count("soon") == 3

@@ -7,7 +7,7 @@ change it.
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -127,11 +127,18 @@ class SpeechState:
         if not self.free_slots:
             return None
         num_idle = sum(not stream.request.is_live for stream in self.speaking)
-        for stream in self.waiting:
+        for stream in self._in_turn():
             has_room = stream.request.is_live or num_idle < max(1, self.num_slots // 2)
             if stream.voice is not None and has_room and not stream.is_paused:
                 return stream
         return None
+
+    def _in_turn(self) -> list[Stream]:
+        """Those that wait: listeners first, and of these who has the fewest that speak."""
+        num_speaking = Counter(stream.job.client for stream in self.speaking)
+        return sorted(
+            self.waiting, key=lambda stream: (stream.rank[0], num_speaking[stream.job.client])
+        )
 
     def admit(self, stream: Stream) -> None:
         """Give a waiting stream a codec row."""
@@ -168,11 +175,17 @@ class SpeechState:
     def next_reader(self) -> Stream | None:
         """The first stream whose clip is not being read, if there is a codec row for it.
 
-        Else a queue of clips would be read before streams that speak already have their turn.
+        Else a queue of clips would be read before streams that speak already have their turn. Only
+        one is read ahead, of a client that speaks less than others: a row that comes free goes to
+        who is ready.
         """
-        if len(self.reading) >= len(self.free_slots):
-            return None
-        for stream in self.waiting:
+        speaking = Counter(stream.job.client for stream in self.speaking)
+        most = max(speaking.values(), default=0)
+        has_row = len(self.reading) < len(self.free_slots)
+        for stream in self._in_turn():
+            is_owed = not self.reading and speaking[stream.job.client] < most
+            if not (has_row or is_owed):
+                return None
             clip = stream.request.clip
             if stream.voice is None and clip is not None and clip.digest not in self.reading:
                 return stream

@@ -227,3 +227,27 @@ def test_a_segment_without_a_sound_ends_all_the_same() -> None:
     world.submit("b", speech_request(segment(silent)))
     world.finish_all()
     assert world.sound("b") == b""
+
+
+def begun(world: SpeechWorld) -> list[str]:
+    """Jobs in the order in which their sound began."""
+    begins = {
+        name: job.timings["first_audio_s"]
+        for name, job in world.jobs.items()
+        if "first_audio_s" in job.timings
+    }
+    return sorted(begins, key=begins.__getitem__)
+
+
+@pytest.mark.parametrize("has_clip", [False, True])
+def test_codec_rows_are_shared_between_clients(has_clip: bool) -> None:
+    world = SpeechWorld(max_streams=2)
+    for index in range(6):
+        request = speech_request(segment(index, ENDLESS, max_steps=20))
+        world.submit(f"loud{index}", request, client="loud")
+    while not begun(world):
+        world.step()
+    request = speech_request(segment(9, ENDLESS, max_steps=6), clip=CLIP if has_clip else None)
+    world.submit("light", request, client="light")
+    world.finish_all()
+    assert begun(world).index("light") <= 3
