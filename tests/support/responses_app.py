@@ -13,6 +13,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from support.http import FakeEngine, make_service
+from support.other_apis import DIALECTS, other_api_routers
 from triptych.core.config import (
     Config,
     ModelOptions,
@@ -28,6 +29,7 @@ from triptych.modalities.llm.api.replies import card_of
 from triptych.modalities.llm.api.responses.answering import Answering
 from triptych.modalities.llm.api.responses.conversations import conversations_router
 from triptych.modalities.llm.api.responses.routes import responses_router
+from triptych.modalities.llm.api.routes import llm_router
 from triptych.modalities.llm.api.service import LlmService
 from triptych.schedulers.admission import Admission
 
@@ -59,9 +61,13 @@ def responses_app(
     models: ModelOptions | None = None,
     is_off: bool = False,
     encoder: SeeingEncoder | None = None,
+    has_others: bool = False,
     **server: Any,
 ) -> Iterator[FastAPI]:
-    """The app with a store of its own in memory, unless one is given or it is off."""
+    """The app with a store of its own in memory, unless one is given or it is off.
+
+    If it `has_others`, it has the other APIs of text, too.
+    """
     if encoder is None:
         service = make_service(folder, engine, models)
     else:
@@ -71,9 +77,11 @@ def responses_app(
     options = ServerOptions(**server)
     answering = Answering.open(service, store, options)
     routers = [responses_router(answering), conversations_router(answering)]
+    if has_others:
+        routers += [llm_router(service), *other_api_routers(service, folder)]
     cards = [card_of(model) for model in service.models.values()]
     try:
-        yield create_app(Config(server=options), engine, routers, cards)
+        yield create_app(Config(server=options), engine, routers, cards, dialects=DIALECTS)
     finally:
         if store is not None:  # on a thread: tests may have a loop of their own
             closing = threading.Thread(target=asyncio.run, args=(store.close(),))

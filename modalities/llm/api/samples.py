@@ -19,7 +19,8 @@ from triptych.core.caller import Caller
 from triptych.core.tokens import TokenDelta, TokenLogprob, TokenRequest
 from triptych.modalities.llm.api.detokenizer import Detokenizer
 from triptych.modalities.llm.api.text import TextModel
-from triptych.modalities.llm.api.tools.pieces import AnswerPiece, CallStart, Words
+from triptych.modalities.llm.api.tools.json_text import loaded
+from triptych.modalities.llm.api.tools.pieces import AnswerPiece, CallArguments, CallStart, Words
 from triptych.modalities.llm.api.tools.schema import Offer
 
 FinishReason = Literal["stop", "length", "tool_calls"]
@@ -161,6 +162,8 @@ class SampleText:
         self._call = call
         self._most_calls = 1 if call.offer and call.offer.has_one_call else math.inf
         self._num_calls = 0
+        self._arguments: list[str] = []  # of the latest call
+        self._has_broken_call = False
         self._num_reasoning_tokens = 0
         self._prompt_ids = request.prompt_ids
         self._scores_prompt = request.sampling.prompt_logprobs
@@ -208,17 +211,33 @@ class SampleText:
     def _parsed(
         self, text: str, finish: FinishReason | None
     ) -> tuple[tuple[AnswerPiece, ...] | None, FinishReason | None]:
-        """What further text is made of; an answer with calls ends because of them."""
+        """What further text is made of; an answer with calls ends because of them.
+
+        One with a call that is not whole ends as one that was cut off: clients do not run it.
+        """
         if self._parser is None:
             return None, finish
         found = self._parser.push(text) + (self._parser.finish() if finish else [])
         pieces: list[AnswerPiece] = []
         for piece in found:
-            self._num_calls += isinstance(piece, CallStart)
+            if isinstance(piece, CallStart):
+                self._end_call()
+                self._num_calls += 1
+            elif isinstance(piece, CallArguments):
+                self._arguments.append(piece.text)
             if self._num_calls > self._most_calls:
-                return tuple(pieces), "tool_calls"
+                finish = "stop"
+                break
             pieces.append(piece)
-        return tuple(pieces), "tool_calls" if finish == "stop" and self._num_calls else finish
+        if finish == "stop" and self._num_calls:
+            self._end_call()
+            finish = "length" if self._has_broken_call else "tool_calls"
+        return tuple(pieces), finish
+
+    def _end_call(self) -> None:
+        """The latest call, if there is one, has all of its arguments."""
+        text, self._arguments = "".join(self._arguments), []
+        self._has_broken_call |= bool(text) and loaded(text) is None
 
     def _take_prompt(self, delta: TokenDelta) -> PromptTokens | None:
         """The prompt, once."""

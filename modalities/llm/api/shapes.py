@@ -117,6 +117,7 @@ class Shape(ABC):
         self._has_logprobs = details.num_top_logprobs is not None
         self._no_usage: dict[str, Any] = {"usage": None} if details.has_usage else {}
         self._begun: set[int] = set()
+        self._prompts: dict[int, PromptTokens] = {}  # of samples that have not begun
         self._num_calls: Counter[int] = Counter()
         self._offsets: defaultdict[int, _Offsets] = defaultdict(_Offsets)
 
@@ -174,23 +175,29 @@ class ChatShape(Shape):
     _id, _reply, _chunk = "chatcmpl", ChatReply, ChatChunk
 
     def chunks(self, delta: SampleDelta) -> Iterator[Chunk]:
-        """The role first, once; then text; then why it ended."""
-        if delta.index not in self._begun:
-            self._begun.add(delta.index)
-            is_call = bool(delta.shown) and isinstance(delta.shown[0], CallStart)
-            role = MessageDelta(role="assistant", content=None if is_call else "")
-            first = self._piece(delta.index, role)
-            yield first.model_copy(update=self._of_prompt(delta.prompt))
-            if self._details.echoed:
-                yield self._piece(delta.index, MessageDelta(content=self._details.echoed))
+        """The role first, once it is known whether a call follows; text; why it ended."""
+        if delta.prompt is not None:
+            self._prompts[delta.index] = delta.prompt
         beside = {"logprobs": self._logprobs(delta.logprobs), **self._ids([delta])}
         has_more = bool(delta.logprobs or beside.get("token_ids"))
-        for piece in delta.shown or ([Words("")] if has_more else []):
+        pieces = delta.shown or ((Words(""),) if has_more else ())
+        if delta.index not in self._begun and (pieces or delta.finish_reason is not None):
+            self._begun.add(delta.index)
+            yield from self._begin(delta.index, pieces)
+        for piece in pieces:
             yield self._piece(delta.index, self._delta(delta.index, piece), **beside)
             beside = {"logprobs": self._logprobs(()), **self._ids(())}
         if delta.finish_reason is not None:
             reason = delta.finish_reason
             yield self._piece(delta.index, MessageDelta(), finish_reason=reason, **self._ids(()))
+
+    def _begin(self, index: int, pieces: Sequence[AnswerPiece]) -> Iterator[Chunk]:
+        is_call = bool(pieces) and isinstance(pieces[0], CallStart)
+        role = MessageDelta(role="assistant", content=None if is_call else "")
+        first = self._piece(index, role)
+        yield first.model_copy(update=self._of_prompt(self._prompts.pop(index, None)))
+        if self._details.echoed:
+            yield self._piece(index, MessageDelta(content=self._details.echoed))
 
     def reply(self, samples: Sequence[Sequence[SampleDelta]], usage: UsageReply) -> BaseModel:
         """As of every route; the prompt, which all samples have, is told once."""

@@ -10,6 +10,7 @@ import re
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
+from triptych.modalities.llm.api.tools.json_mending import JsonMender
 from triptych.modalities.llm.api.tools.json_text import json_text, json_value, loaded
 from triptych.modalities.llm.api.tools.pieces import (
     AnswerPiece,
@@ -289,7 +290,7 @@ def _whole_arguments(text: str, *, has_none: bool) -> str | None:
     if isinstance(value, str):
         text, value = value, loaded(value)
     if isinstance(value, dict):
-        return text
+        return JsonMender.mended(text)
     is_empty = text in ("", "null") if text or has_none else False
     return "{}" if is_empty else None
 

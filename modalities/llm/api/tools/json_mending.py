@@ -1,19 +1,24 @@
 """Mends what models often get wrong in the JSON of a call, while it is being written.
 
 Owns the rules, each of which leaves valid JSON as it is: control characters in a string are
-escaped; a quotation mark ends a string only where the string may end; `True`, `False` and `None`
-are JSON's words; a comma before a closing bracket is dropped. Builds no values.
+escaped; a quotation mark ends a value only where the value may end; `True`, `False` and `None`
+are JSON's words; a comma before a closing bracket is dropped; half of a pair of surrogates, which
+is no character, is the sign of a missing one. Builds no values.
 """
 
 from __future__ import annotations
 
 import json
+import re
 
 from triptych.modalities.llm.api.tools.json_scanner import JsonScanner
 
 _WORDS = {"True": "true", "False": "false", "None": "null"}
 _SPACES = " \t\n\r"
 _AFTER_KEY, _AFTER_VALUE = ":", ",}]"
+_FIRST_HALF = re.compile(r"\\u[dD][89abAB]..")
+_SECOND_HALF = re.compile(r"\\u[dD][c-fC-F]..")
+_MISSING = r"\ufffd"
 
 
 class JsonMender:
@@ -27,6 +32,8 @@ class JsonMender:
         self._scanner = JsonScanner()
         self._held = ""  # a quotation mark or a comma, and the white space after it
         self._word = ""  # the beginning of a word of Python's
+        self._escape = ""  # the beginning of an escape
+        self._first_half = ""  # the escape of a surrogate that wants a second one
 
     @property
     def is_done(self) -> bool:
@@ -54,12 +61,20 @@ class JsonMender:
         held, self._held = self._held, ""
         return self._passed(held) or ""
 
+    @classmethod
+    def mended(cls, text: str) -> str:
+        """The text of a whole value, which is valid."""
+        mender = cls()
+        return "".join(mender.push(char) or "" for char in text) + mender.finish()
+
     def _after_held(self, char: str) -> str | None:
         held, self._held = self._held, ""
         if held[0] == ",":
             before = held[1:] if char in "}]" else held
         elif char in (_AFTER_KEY if self._scanner.is_in_key else _AFTER_VALUE):
             before = held
+        elif self._scanner.is_in_key:
+            return None  # what follows would be taken for a part of the key, marks included
         else:
             before = json.dumps(held)[1:-1]
         passed = self._passed(before)
@@ -67,11 +82,34 @@ class JsonMender:
         return None if rest is None else f"{passed}{rest}"
 
     def _in_string(self, char: str) -> str | None:
-        if char == '"' and not self._scanner.is_in_escape:
+        if char == "\\" or self._scanner.is_in_escape:
+            return self._in_escape(char)
+        before = self._with_half("")
+        if char == '"':
             self._held = char
+            return before
+        passed = self._passed(json.dumps(char)[1:-1] if char < " " else char)
+        return None if passed is None else before + passed
+
+    def _in_escape(self, char: str) -> str | None:
+        if self._passed(char) is None:
+            return None
+        self._escape += char
+        if self._scanner.is_in_escape:
             return ""
-        is_raw = char < " " and not self._scanner.is_in_escape
-        return self._passed(json.dumps(char)[1:-1] if is_raw else char)
+        escape, self._escape = self._escape, ""
+        return self._with_half(escape)
+
+    def _with_half(self, text: str) -> str:
+        """A whole escape, or nothing, behind what was held back before it."""
+        first, self._first_half = self._first_half, ""
+        if first and _SECOND_HALF.fullmatch(text):
+            return first + text
+        before = _MISSING if first else ""
+        if _FIRST_HALF.fullmatch(text):
+            self._first_half = text
+            return before
+        return before + (_MISSING if _SECOND_HALF.fullmatch(text) else text)
 
     def _in_word(self, char: str) -> str | None:
         self._word += char

@@ -58,6 +58,24 @@ def test_words_of_python_and_trailing_commas(words: list[str]) -> None:
     assert json.loads(mended(f'{{"a": [{", ".join(words)}, ]}}') or "") == {"a": expected}
 
 
+HALVES = st.sampled_from(["\\ud83d", "\\uDE00", "\\ud83d\\ude00", "a", "\\\\", "\\n", '\\"', "u"])
+
+
+@given(st.lists(HALVES), st.lists(HALVES))
+def test_half_a_pair_of_surrogates_is_a_missing_character(
+    keys: list[str], values: list[str]
+) -> None:
+    text = f'{{"{"".join(keys)}": "{"".join(values)}"}}'
+    (meant,) = json.loads(text).items()
+    found = json.loads(mended(text) or "")
+    ((key, value),) = found.items()
+    assert [key, value] == [_without_halves(part) for part in meant]
+
+
+def _without_halves(text: str) -> str:
+    return "".join("\ufffd" if "\ud800" <= char <= "\udfff" else char for char in text)
+
+
 def test_quotation_marks_in_a_string() -> None:
     for inner in ('say "hi" now', '"quoted" at first', 'a "b" "c" d', 'two "" marks'):
         assert json.loads(mended(f'{{"a": "{inner}", "b": 1}}') or "") == {"a": inner, "b": 1}

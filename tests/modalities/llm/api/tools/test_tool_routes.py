@@ -141,6 +141,49 @@ async def test_arguments_that_are_nested_too_deeply_are_text(
         assert reply.json()["error"]["code"] == "context_length_exceeded"
 
 
+OPEN = '<tool_call>\n{"name": "get_weather", "arguments": {"city"'
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("answer", "finish"),
+    [
+        ("It is sunny.", "stop"),
+        (CALL, "tool_calls"),
+        (CALL.removesuffix("\n</tool_call>"), "tool_calls"),
+        (f"{CALL}\n{CALL}", "tool_calls"),
+        (CALL.replace('{"city": "Paris"}', "{}"), "tool_calls"),
+        (OPEN, "length"),
+        (f'{OPEN}: "Par', "length"),
+        (f"{OPEN} = 1}}}}\n</tool_call>", "length"),
+        (f"{OPEN} = 1}}}}\n</tool_call>\n{CALL}", "length"),
+        (f"{CALL}\n{OPEN}", "length"),
+    ],
+)
+async def test_an_answer_with_a_call_that_is_not_whole_ends_as_one_that_was_cut(
+    client: httpx.AsyncClient, engine: FakeEngine, answer: str, finish: str, stream: bool
+) -> None:
+    engine.answer = answer
+    reply = await client.post(PATH, json=chat(tools=[WEATHER], stream=stream))
+    if stream:
+        choices = [chunk["choices"][0] for chunk in documents(reply.text) if chunk != "[DONE]"]
+    else:
+        choices = reply.json()["choices"]
+    assert choices[-1]["finish_reason"] == finish
+
+
+@pytest.mark.parametrize("answer", [CALL, f"I look.\n{CALL}", ""])
+async def test_the_role_comes_once_it_is_known_whether_a_call_follows(
+    client: httpx.AsyncClient, engine: FakeEngine, answer: str
+) -> None:
+    engine.answer = answer
+    reply = await client.post(PATH, json=chat(tools=[WEATHER], stream=True))
+    deltas = [chunk["choices"][0]["delta"] for chunk in documents(reply.text) if chunk != "[DONE]"]
+    content = None if answer == CALL else ""
+    assert deltas[0] == {"role": "assistant", "content": content}
+    assert not any("role" in delta for delta in deltas[1:])
+
+
 async def test_a_call_that_is_cut_keeps_what_came(client: httpx.AsyncClient) -> None:
     body = chat(tools=[WEATHER], max_tokens=70)
     (choice,) = (await client.post(PATH, json=body)).json()["choices"]
