@@ -186,6 +186,27 @@ def test_images_are_drawn_with_previews_and_edited(page: Any) -> None:
     assert changed[middle, middle].mean() > 10 * changed[-32:].mean()
 
 
+def test_a_good_picture_takes_away_what_was_wrong_with_the_one_before(
+    page: Any, tmp_path: Path
+) -> None:
+    bad, good = tmp_path / "bad.png", tmp_path / "good.png"
+    bad.write_bytes(b"no picture")
+    Image.new("RGB", (100, 57), (220, 20, 20)).save(good)
+    go(page, "images")
+    page.locator("#image-file").set_input_files(bad)
+    error = page.locator("#image-status [role=alert]")
+    error.wait_for()
+    assert not page.locator("#image-source").is_visible()
+    page.locator("#image-file").set_input_files(good)
+    page.locator("#image-source").wait_for()
+    assert error.count() == 0
+    set_fields(page, image_prompt="a red apple", image_steps=2)
+    page.get_by_role("button", name="Draw the edit").click()
+    page.get_by_text("Drawn in").wait_for()
+    shown = pixels(page.locator("figure img").first)
+    assert shown.shape[1] / shown.shape[0] == pytest.approx(100 / 57, rel=0.01)
+
+
 def test_likeness_is_a_table(page: Any) -> None:
     go(page, "embeddings")
     set_fields(page, embed_texts="a cat sleeps\na kitten naps\nstock prices fell")
