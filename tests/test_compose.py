@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import httpx
 import psutil
 import pytest
 
-from support.http import FakeEngine, chat, in_process, until
+from support.http import FakeEngine, chat, in_process, live, until
 from support.image_app import write_image_folder
 from support.text_models import write_text_folder
 from support.vision_folders import write_vision_folder
@@ -55,6 +56,33 @@ def test_a_key_has_its_share_once_whatever_it_asks_for(
     assert first.status_code == 200
     assert refused.status_code == 429
     assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+
+
+def test_a_key_that_fills_the_queue_is_refused_and_the_other_is_answered(tmp_path: Path) -> None:
+    engine = FakeEngine(gate=threading.Event())
+    config = Config(
+        schedule=ScheduleOptions(max_queue_size=7, max_batch_size=1),
+        server=ServerOptions(api_key=("one", "two")),
+    )
+    app = build_app(config, (write_text_folder(tmp_path / "text", hidden_size=8),), engine)
+    assert engine.gate is not None
+    with live(app) as server, ThreadPoolExecutor(30) as pool:
+
+        def send(key: str) -> Future[httpx.Response]:
+            headers = {"authorization": f"Bearer {key}"}
+            url = f"{server.url}/v1/chat/completions"
+            return pool.submit(httpx.post, url, json=chat(), headers=headers, timeout=60)
+
+        loud = [send("one") for _ in range(20)]
+        until(lambda: sum(map(Future.done, loud)) == 14)
+        light = send("two")
+        until(lambda: len(engine.submitted) == 7)
+        engine.gate.set()
+        assert light.result().status_code == 200
+        refused = [each.result() for each in loud if each.result().status_code != 200]
+    assert {reply.status_code for reply in refused} == {429}
+    assert {reply.json()["error"]["code"] for reply in refused} == {"rate_limit_exceeded"}
+    assert all(int(reply.headers["retry-after"]) >= 1 for reply in refused)
 
 
 def test_a_damaged_vision_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,7 +149,7 @@ class BatchWork:
                     if number in done:
                         continue
                     await own_places.acquire()
-                    place = LinePlace(gate)
+                    place = LinePlace(gate, self._key.owner)
                     await place.enter()
                     task = group.create_task(self._answer(number, request, ask, place))
                     # A task that is cancelled before its first step runs no `finally`.

@@ -61,9 +61,9 @@ class BackgroundRun:
             self._add(event)
         self.response = builder.response
 
-    def start(self, on_end: Callable[[], None], gate: LineGate | None = None) -> None:
-        """Begin; the answer is made once `gate` lets it."""
-        self._place = LinePlace(gate) if gate is not None else None
+    def start(self, on_end: Callable[[], None], place: LinePlace | None = None) -> None:
+        """Begin; the answer is made once it has its `place`."""
+        self._place = place
         self._task = asyncio.create_task(self._run())
         self._task.add_done_callback(lambda task: on_end())
 
@@ -198,7 +198,7 @@ class BackgroundRuns:
 
         self._runs[key] = run
         in_flight.add(run)
-        run.start(end, gate)
+        run.start(end, None if gate is None else LinePlace(gate, owner))
 
     def find(self, owner: str, response_id: str) -> BackgroundRun | None:
         """The one of that id, while it is being made, or where its end is nowhere else."""
