@@ -281,8 +281,8 @@ class CompletionShape(Shape):
             logprob, top = None, None
             if entry.logprob is not None:
                 logprob = finite_logprob(entry.logprob)
-                top = {each.text: finite_logprob(each.logprob or 0.0) for each in entry.top}
-                top[entry.text] = logprob
+                others = {each.text: finite_logprob(each.logprob or 0.0) for each in entry.top}
+                top = {entry.text: logprob} | others | {entry.text: logprob}  # its own is first
             found.tokens.append(entry.text)
             found.token_logprobs.append(logprob)
             found.top_logprobs.append(top)

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from support.http import ANSWER, FakeEngine, chat, documents, refused
+from triptych.core.tokens import TokenLogprob, TokenRequest
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -237,6 +238,21 @@ async def test_no_answer_needs_an_echo(client: httpx.AsyncClient) -> None:
     assert error["param"] == "max_tokens"
     assert "max_tokens" in error["message"]
     assert "echo" in error["message"]
+
+
+async def test_a_token_comes_before_those_that_are_likelier(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients take the first for the token itself."""
+
+    def likelier(request: TokenRequest) -> tuple[TokenLogprob, ...]:
+        ids = request.prompt_ids[1:]
+        return tuple(TokenLogprob(token, -1.0, ((token + 1, -0.5),)) for token in ids)
+
+    monkeypatch.setattr("support.http._prompt_logprobs", likelier)
+    body = text("hi", echo=True, logprobs=1, max_tokens=1)
+    (choice,) = (await client.post(TEXT, json=body)).json()["choices"]
+    assert list(choice["logprobs"]["top_logprobs"][1].items()) == [("i", -1.0), ("j", -0.5)]
 
 
 async def test_the_token_drawn_is_always_among_the_likeliest(client: httpx.AsyncClient) -> None:
