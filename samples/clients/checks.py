@@ -30,6 +30,7 @@ class Server:
     url: str
     model: str
     key: str
+    embedding_model: str = "all-minilm-l6-v2"
 
     @property
     def v1(self) -> str:
@@ -42,10 +43,13 @@ def run_checks(package: str, *checks: Callable[[Server], object]) -> None:
     parser = argparse.ArgumentParser(description=f"Try {package} against a running server.")
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="without /v1")
     parser.add_argument("--model", default="qwen2.5-coder-0.5b")
+    parser.add_argument("--embedding-model", default=Server.embedding_model)
     parser.add_argument("--key", default="none")
     parser.add_argument("--only", default="", help="the name of one check")
     arguments = parser.parse_args()
-    server = Server(arguments.url.rstrip("/"), arguments.model, arguments.key)
+    server = Server(
+        arguments.url.rstrip("/"), arguments.model, arguments.key, arguments.embedding_model
+    )
     print(f"client {package} {version(package)}")
     chosen = [check for check in checks if arguments.only in ("", check.__name__)]
     verdicts = [_try(check, server) for check in chosen]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import operator
+from collections.abc import Sequence
 
 from pydantic import BaseModel, Field
 
@@ -34,6 +35,10 @@ _OPERATORS = {
     ast.Div: operator.truediv,
 }
 
+
+ANIMALS = ["Bananas are yellow.", "Whales swim in the ocean.", "The moon is bright."]
+SEA = "Which animals live in the sea?"
+"""A question, and documents of which one answers it."""
 
 MAX_TOKENS = 200
 MAX_STEPS = 3
@@ -88,6 +93,15 @@ PRICE_FUNCTION = {
     },
 }
 """The same tool for clients that take a schema."""
+
+
+def nearest(query: Sequence[float], documents: Sequence[Sequence[float]]) -> str:
+    """Which of `ANIMALS` is nearest to the vector of the question, which has to be the whales."""
+    scores = [sum(a * b for a, b in zip(query, each, strict=True)) for each in documents]
+    assert len(scores) == len(ANIMALS)
+    found = ANIMALS[scores.index(max(scores))]
+    assert "ocean" in found, scores
+    return found
 
 
 def _value(node: ast.expr) -> float:

@@ -89,6 +89,12 @@ class TeiRerankRequest(NamesModel, _CutFields):
         default=False, description="`true`: a cross-encoder's scores before the sigmoid."
     )
     return_text: bool = Field(default=False, description="Return the texts, too.")
+    top_n: int | None = Field(
+        default=None,
+        ge=0,
+        le=limits.MAX_PROMPT_TOKENS,
+        description="How many of the best to return, as in llama.cpp; 0: all.",
+    )
 
 
 class TeiRankedText(BaseModel):
@@ -155,4 +161,7 @@ async def rank_texts(
     with named_as(_NAMES):
         ranking = (await service.score(call)).ranking
     shown = body.texts if body.return_text else [None] * len(body.texts)
-    return [TeiRankedText(index=index, score=score, text=shown[index]) for index, score in ranking]
+    return [
+        TeiRankedText(index=index, score=score, text=shown[index])
+        for index, score in ranking[: body.top_n or None]
+    ]

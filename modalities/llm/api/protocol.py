@@ -392,6 +392,9 @@ class CompletionRequest(SamplingFields):
         default=None,
         description="Read only so many of a prompt's last tokens; -1: as many as fit.",
     )
+    truncation_side: Literal["left", "right"] | None = Field(
+        default=None, description="The end of prompts that is cut off: the left by default."
+    )
     best_of: Annotated[int, Field(ge=1, le=limits.MAX_SAMPLES)] | None = Field(
         default=None, description="Only as many as n."
     )

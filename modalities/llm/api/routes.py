@@ -183,7 +183,9 @@ async def _prompt_ids(
     if most == -1:
         num_answer = body.sampling()["max_tokens"] or body.default_tokens or 1
         most = max(1, service.model(body.model).context_length - num_answer)
-    return ids if most is None else ids[-most:]
+    if most is None:
+        return ids
+    return ids[:most] if body.truncation_side == "right" else ids[-most:]
 
 
 async def _answer(

@@ -69,6 +69,8 @@ def test_texts_are_ranked_in_a_bare_list(asking: httpx.Client, path: str) -> Non
     scores = [each["relevance_score"] for each in wanted]
     assert [each["score"] for each in found] == pytest.approx(scores)
     assert not any("text" in each for each in found)
+    for most, num_kept in ((2, 2), (99, 3), (0, 3)):
+        assert ask(asking, path, query="w1 w2", texts=texts, top_n=most) == found[:num_kept]
     shown = ask(asking, path, query="w1 w2", texts=texts, return_text=True)
     assert [each["text"] for each in shown] == [texts[each["index"]] for each in found]
 
@@ -112,7 +114,7 @@ def test_long_texts_are_cut_where_asked(asking: httpx.Client) -> None:
         ("/rerank", {"query": "w1", "texts": []}, "texts"),
         ("/rerank", {"query": "w1", "texts": [1]}, None),
         ("/rerank", {"query": "w1", "texts": ["w2"], "documents": ["w2"]}, "texts"),
-        ("/rerank", {"query": "w1", "texts": ["w2"], "top_n": 1}, "top_n"),
+        ("/rerank", {"query": "w1", "texts": ["w2"], "top_n": -1}, "top_n"),
     ],
 )
 def test_what_is_wrong_is_refused_by_name(

@@ -165,8 +165,12 @@ async def test_prompts_are_cut_where_asked(client: httpx.AsyncClient, engine: Fa
     for prompt in ("hello world", whole):
         await client.post(TEXT, json=text(prompt=prompt, truncate_prompt_tokens=4, max_tokens=1))
     await client.post(TEXT, json=text(prompt="hi", truncate_prompt_tokens=400, max_tokens=1))
-    first, second, short = engine.submitted.values()
+    cut = {"truncate_prompt_tokens": 4, "max_tokens": 1}
+    for side in ("left", "right"):
+        await client.post(TEXT, json=text(prompt=whole, truncation_side=side, **cut))
+    first, second, short, left, right = engine.submitted.values()
     assert list(first.prompt_ids) == list(second.prompt_ids) == whole[-4:]
+    assert [list(each.prompt_ids) for each in (left, right)] == [whole[-4:], whole[:4]]
     assert list(short.prompt_ids) == await ids_of(client, "hi")
     long = text(prompt="x" * 5000, max_tokens=7)
     error = refused(await client.post(TEXT, json=long))
