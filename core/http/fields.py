@@ -198,6 +198,7 @@ INERT: Mapping[str, str] = MappingProxyType(
         "service_tier": "there is one tier; priority orders requests",
         "store": "only /v1/responses keeps answers",
         "summary": _SUMMARY,
+        "timestamp": _LABEL,
         "use_mlock": _PLACED,
         "use_mmap": _PLACED,
         "user": _LABEL,

@@ -90,8 +90,8 @@ class AnswerFormat(Strict):
         return self
 
     @property
-    def asked(self) -> Mapping[str, Any]:
-        """The schema of an answer that is no text."""
+    def asked(self) -> Mapping[str, Any] | str:
+        """The schema of an answer that is no text, or the text of one."""
         named = None if self.json_schema is None else self.json_schema.schema_
         given = self.schema_ if named is None else named
         return ANY_OBJECT if given is None else given

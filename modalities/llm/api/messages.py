@@ -54,7 +54,7 @@ _PARTS = ("content", "output", "summary", "images", "tool_calls")
 """Fields of messages, items and parts that are lists, by the words of every API."""
 _OWN = {
     *("role", "content", "cache_control", "provider_specific_fields", "reasoning", "tool_calls"),
-    *("id", "index", "parsed"),
+    *("id", "index", "parsed", "timestamp", "metadata"),
 }
 """Fields of a message that a template has otherwise, or not at all."""
 
@@ -215,6 +215,8 @@ class Message(Strict):
     id: Label | None = inert("id")
     index: Place | None = inert("index")
     parsed: JsonValue = inert("parsed")
+    timestamp: JsonValue = inert("timestamp")
+    metadata: JsonValue = inert("metadata")
 
     @model_validator(mode="before")
     @classmethod

@@ -67,9 +67,9 @@ class Turn(Strict):
 
 def blocks_of(content: str | list[Any] | None) -> list[Any]:
     """A content in blocks: a text is one of them, an empty one where there is no other."""
-    if isinstance(content, str) or not content:
-        return [TextBlock(type="text", text=content or "")]
-    return content
+    if isinstance(content, str):
+        return [TextBlock(type="text", text=content)]
+    return content or blocks_of("")
 
 
 def check_calls(turns: Sequence[Turn]) -> None:

@@ -47,7 +47,7 @@ Includes = Annotated[list[Include], Field(max_length=64, fail_fast=True)]
 
 
 class TextFormat(NullIsAbsent):
-    """The form of the text: any, JSON of any kind, or by a schema that has a name."""
+    """The form of the text: any, JSON of any kind, or by a schema, perhaps with a name."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: Name | None = None
@@ -59,12 +59,11 @@ class TextFormat(NullIsAbsent):
 
     @model_validator(mode="after")
     def _check_schema(self) -> Self:
-        needed, others = (self.name, self.schema_), (self.description, self.strict)
+        given = (self.name, self.description, self.schema_, self.strict)
         is_schema = self.type == "json_schema"
-        if None in needed if is_schema else any(part is not None for part in needed + others):
+        if self.schema_ is None if is_schema else any(part is not None for part in given):
             raise InvalidRequest(
-                "name and schema go with the type json_schema, and with no other.",
-                param="text.format",
+                "A schema goes with the type json_schema, and with no other.", param="text.format"
             )
         return self
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from support.http import FakeEngine, in_process, refused
 from support.responses_app import ask_for, call_of, responses_app
 from triptych.core.config import ModelOptions
 from triptych.core.errors import InvalidRequest, Overloaded, UnknownModel
+from triptych.modalities.llm.api.protocol import ChatRequest
 from triptych.modalities.llm.api.responses import unsupported
 from triptych.modalities.llm.api.responses.conversation import chat_fields, renamed
 from triptych.modalities.llm.api.responses.items import KEPT_ITEM
@@ -53,6 +55,20 @@ async def test_thoughts_are_asked_of_a_model_without(tmp_path: Path) -> None:
                 body = ask_for(reasoning={"effort": effort, "summary": "auto"})
                 reply = await client.post("/v1/responses", json=body)
                 assert reply.headers.get("x-triptych-ignored") == named
+
+
+def test_a_schema_needs_no_name() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    form = {"type": "json_schema", "schema": schema}
+    body = ResponseRequest.model_validate(ask_for("hi", text={"format": form}))
+    asked = chat_fields(body, [])["response_format"]
+    messages = [said("user", "a")]
+    chat = ChatRequest.model_validate(
+        {"model": "m", "messages": messages, "response_format": asked}
+    )
+    constraint = chat.constraint()
+    assert constraint is not None
+    assert json.loads(constraint.text) == schema
 
 
 def test_switches_of_the_template_are_passed_on() -> None:
