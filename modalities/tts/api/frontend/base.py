@@ -73,7 +73,7 @@ class FrontEnd(ABC):
     can_clone: bool = False
     """Whether it imitates a recorded clip."""
     takes_instructions: bool = False
-    """Whether it follows words about how to speak; else they are refused by name."""
+    """Whether it follows words about how to speak; else a call with them is refused by name."""
     takes_speed: bool = False
     """Whether it speaks faster or slower itself; else its sound is stretched."""
     tags: tuple[str, ...] = ()

@@ -7,7 +7,7 @@ What a user typed is never read as a mark. Loads no torch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,8 +18,9 @@ from triptych.core.weights.layout import read_json
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.tts.api.frontend.base import FrontEnd, PlannedSegment, Voice
 from triptych.modalities.tts.api.text.chunks import split_utterances
+from triptych.modalities.tts.api.text.foreign import foreign_spans
 from triptych.modalities.tts.api.text.guard import expected_duration
-from triptych.modalities.tts.api.text.spoken import Boundary, SpokenText
+from triptych.modalities.tts.api.text.spoken import Boundary, SpokenText, common
 from triptych.modalities.tts.configs.higgs import CODEC_FOLDER
 from triptych.modalities.tts.configs.orpheus import CODES_PER_FRAME, read_speech_block
 from triptych.modalities.tts.wire import SpeechSegment
@@ -109,6 +110,8 @@ class PromptFrontEnd(FrontEnd):
     def _plan(
         self, spoken: SpokenText, voice: str, instructions: str, language: str
     ) -> Iterator[PlannedSegment]:
+        """The model reads other languages itself, but numbers and signs come in English words."""
+        spoken = replace(spoken, foreign=foreign_spans(spoken, lambda _: True))
         for utterance in split_utterances(spoken, _MAX_CHARACTERS, _FIRST_CHARACTERS):
             segment = SpeechSegment(prompt_ids=())
             if not utterance.spoken.is_silent:
@@ -119,7 +122,8 @@ class PromptFrontEnd(FrontEnd):
                     max_steps=expected_duration(utterance.text).max_tokens(self.steps_per_s),
                     pause_s=_PARAGRAPH_PAUSE_S if is_paragraph else 0.0,
                 )
-            yield PlannedSegment(segment=segment, utterance=utterance)
+            unspoken = common(utterance.spoken.rewritten, utterance.spoken.foreign)
+            yield PlannedSegment(segment=segment, utterance=utterance, unspoken=unspoken)
 
 
 # -- families ------------------------------------------------------------------------------------

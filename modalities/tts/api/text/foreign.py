@@ -56,7 +56,8 @@ def foreign_spans(spoken: SpokenText, is_english: Callable[[str], bool]) -> tupl
     """The sentences of `spoken` that are not English, joined where they are neighbours.
 
     A sentence that shows nothing ("Nr. 5!") is of the language of the one before it, at the
-    beginning of the one after it. `is_english` is asked about words in lower case.
+    beginning of the one after it. `is_english` is asked about words in lower case; where it says so
+    of every word, only the words of the lists count.
     """
     verdicts = [(span, _verdict(words, is_english)) for span, words in _sentences(spoken)]
     is_foreign = next((verdict for _, verdict in verdicts if verdict is not None), False)
@@ -79,15 +80,10 @@ def _sentences(spoken: SpokenText) -> Iterator[tuple[Span, list[str]]]:
 
 
 def _as_written(spoken: SpokenText) -> str:
-    """The text with spaces where words are the normaliser's, or have phonemes of the writer's.
-
-    A single letter that is not aligned is one after which, or before which, a mark was dropped.
-    """
-    unaligned = (segment.spoken for segment in spoken.segments if not segment.is_aligned)
-    rewritten = [span for span in unaligned if span.end - span.start > 1]
+    """The text with spaces where words are the normaliser's, or have phonemes of the writer's."""
     given = [pronunciation.spoken for pronunciation in spoken.pronunciations]
     pieces, end = [], 0
-    for start, stop in sorted([*rewritten, *given]):
+    for start, stop in sorted([*spoken.rewritten, *given]):
         pieces += [spoken.text[end:start], " " * (stop - max(start, end))]
         end = max(end, stop)
     return "".join([*pieces, spoken.text[end:]])

@@ -6,7 +6,7 @@ Owns spans, segments and how they are cut. Knows nothing of languages or of spee
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
@@ -28,6 +28,12 @@ def joined(spans: Iterable[Span]) -> tuple[Span, ...]:
         else:
             joined.append(Span(start, end))
     return tuple(joined)
+
+
+def common(some: Iterable[Span], others: Sequence[Span]) -> tuple[Span, ...]:
+    """What lies in both; the spans of neither overlap each other."""
+    pairs = ((max(a.start, b.start), min(a.end, b.end)) for a in some for b in others)
+    return tuple(Span(start, end) for start, end in pairs if start < end)
 
 
 class Boundary(IntEnum):
@@ -87,6 +93,15 @@ class SpokenText:
         if not self.segments:
             return Span(0, 0)
         return Span(self.segments[0].source.start, self.segments[-1].source.end)
+
+    @property
+    def rewritten(self) -> tuple[Span, ...]:
+        """The words that are not the writer's own.
+
+        A single letter that is not aligned is one after which, or before which, a mark was dropped.
+        """
+        unaligned = (segment.spoken for segment in self.segments if not segment.is_aligned)
+        return tuple(span for span in unaligned if span.end - span.start > 1)
 
     @property
     def is_silent(self) -> bool:

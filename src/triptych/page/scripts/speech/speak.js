@@ -99,7 +99,7 @@ class Speaker {
     const elapsedS = (performance.now() - startedMs) / 1000;
     const share = Number(response.headers.get("x-speech-coverage") ?? 1);
     const missed =
-      share < 0.99 ? ` The model reads ${Math.round(share * 100)} % of these letters.` : "";
+      share < 0.99 ? ` ${Math.round(share * 100)} % of these letters are pronounced right.` : "";
     this.status.textContent = `${player.lengthS.toFixed(1)} s of speech in ${elapsedS.toFixed(1)} s, the first after ${(firstMs / 1000).toFixed(2)} s.${missed}`;
   }
 

@@ -153,3 +153,26 @@ def test_what_it_cannot_do_is_refused_by_name(
     (tmp_path / "config.json").write_text(json.dumps(CSM))
     with pytest.raises(WeightsError, match=r"tokenizer\.json is missing"):
         open_front_end(folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "unspoken"),
+    [
+        ("I have 3 hats.", []),
+        ("Ich habe keine Zeit.", []),
+        ("Ich habe 3 Hunde und 2 Katzen.", ["three", "two"]),
+        (
+            "I have 3 hats. Wir haben 12 Katzen, aber keine 5 %. He has 4.",
+            ["twelve", "five percent"],
+        ),
+    ],
+)
+def test_numbers_in_another_language_are_not_covered(
+    front_end: Callable[..., Any], text: str, unspoken: list[str]
+) -> None:
+    for config in (ORPHEUS, CSM, HIGGS):
+        front = front_end(config)
+        parts = list(front.plan(Normalizer()(text), voice=front.default_voice, instructions=""))
+        found = [part.utterance.text[slice(*span)] for part in parts for span in part.unspoken]
+        assert found == unspoken
+        assert (min(part.voiced_fraction for part in parts) < 1) == bool(unspoken)
