@@ -15,22 +15,27 @@ SCRIPT = 'if __name__ == "__main__":'
 OTHERS = frozenset(
     {
         "agents",
+        "agno",
         "anthropic",
+        "cohere",
         "dspy",
         "efficientnet_lite_pytorch",
         "haystack",
         "instructor",
         "langchain",
+        "langchain_anthropic",
         "litellm",
         "llama_cpp",
         "llama_index",
         "ollama",
         "openvino_genai",
+        "outlines",
         "pydantic_ai",
         "resvg_py",
         "semantic_kernel",
         "sentence_transformers",
         "smolagents",
+        "strands",
     }
 )
 """What recipes, benchmarks and clients need beyond the tests."""
