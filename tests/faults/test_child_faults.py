@@ -64,7 +64,11 @@ async def _sound(folder: Path, ending: AsyncExitStack) -> Work:
     return lambda: ClipReader(pool).read(file, sample_rate=8000, limits=limits)
 
 
-@pytest.fixture(params=[_grammars, _templates, _pictures, _sound])
+PARAMS = {_grammars: "guided_regex", _templates: "messages", _pictures: None, _sound: None}
+"""What the error of each kind of work names; routes name where a file came from."""
+
+
+@pytest.fixture(params=PARAMS)
 async def work(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Work]:
     """Something that a child does, with one child at rest; all others are none of its."""
     async with AsyncExitStack() as ending:
@@ -104,7 +108,7 @@ async def test_work_of_a_child_that_stands_still_is_done_by_another(work, monkey
 
 
 @pytest.mark.parametrize("how", BY_INPUT)
-async def test_an_input_that_ends_its_child_is_refused(work, how):
+async def test_an_input_that_ends_its_child_is_refused(work, how, request):
     stopped, doing = await work()
     stopped.send_signal(how)
     stopped.resume()
@@ -112,3 +116,4 @@ async def test_an_input_that_ends_its_child_is_refused(work, how):
         await doing
     assert isinstance(caught.value, RequestError)
     assert caught.value.status == 400
+    assert caught.value.param == PARAMS[request.node.callspec.params["work"]]

@@ -26,8 +26,10 @@ import asyncio, json, logging, math, os, sys
 from pathlib import Path
 from triptych.core.errors import Unavailable
 from triptych.core.store.documents import Document, DocumentTable, Key
+from triptych.core.store import store as store_module
 from triptych.core.store.store import DocumentStore
 
+store_module._PURGE_S = 0.01
 folder, num_bytes, by_others = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 lines = []
 handler = logging.Handler()
@@ -39,6 +41,8 @@ def key(name): return Key("file", name, "ann")
 def keep(table, name, data):
     table.add(Document(key=key(name), body=b"x", is_lasting=True, expires_s=math.inf))
     table.append(key(name), data)
+
+def data(): return b"needle" * (num_bytes // 6)
 
 async def tried(work, *args):
     try:
@@ -54,11 +58,11 @@ async def main():
     if by_others:
         free = os.statvfs(folder)
         Path(folder, "others").write_bytes(bytes(free.f_bavail * free.f_bsize - by_others))
-    while (result := await tried(keep, str(len(names)), os.urandom(num_bytes))) is None:
+    while (result := await tried(keep, str(len(names)), data())) is None:
         names.append(str(len(names)))
     found["refused"] = result
     for name in ("again", "and again"):
-        if await tried(keep, name, b"z" * 100) is None:
+        if await tried(keep, name, b"needle" * 20) is None:
             names.append(name)
     first = await tried(DocumentTable.get, key("first"))
     found["read"] = first.body == b"y"
@@ -67,6 +71,9 @@ async def main():
         await tried(DocumentTable.replace, key("first"), body, "done") for body in (b"y" * 50, b"")
     ]
     found["deleted"] = [await tried(DocumentTable.delete, key(name)) for name in names]
+    await asyncio.sleep(0.2)
+    files = [file for file in Path(folder).iterdir() if file.name != "others"]
+    found["left"] = [file.name for file in files if b"needle" in file.read_bytes()]
     found["kept"] = await tried(keep, "later", os.urandom(num_bytes // 2))
     found["lines"] = lines
     found["files"] = sorted(os.listdir(folder))
@@ -114,6 +121,7 @@ def test_a_full_disk_lets_things_be_deleted(
     assert found["renewed"] is None
     assert found["finished"] == [True, True]  # a status needs no more room
     assert found["deleted"] == [True] * len(found["deleted"])
+    assert found["left"] == []  # what was removed is not in the files
     assert found["kept"] is None
     ends = [line.rpartition(":")[0] or line for line, _ in found["lines"]]
     full, room = "the disk of the store is full", "the disk of the store has room again"
