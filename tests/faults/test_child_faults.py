@@ -116,4 +116,6 @@ async def test_an_input_that_ends_its_child_is_refused(work, how, request):
         await doing
     assert isinstance(caught.value, RequestError)
     assert caught.value.status == 400
-    assert caught.value.param == PARAMS[request.node.callspec.params["work"]]
+    param = PARAMS[request.node.callspec.params["work"]]
+    assert caught.value.param == param
+    assert ("file" in caught.value.message) == (param is None)
