@@ -55,14 +55,14 @@ class DiskReserve:
     def used(self) -> Iterator[None]:
         """Have the space within; what was removed there is room on the disk afterwards.
 
-        Removing needs little space as long as what goes is not overwritten, and so it is not: no
-        page that held it is left when the database has been made smaller.
+        Removing needs little space as long as pages that become free are not overwritten, and so
+        they are not: none of them is left when the database has been made smaller.
         """
         if self._reserve is not None:
             with suppress(OSError):
                 self._reserve.unlink(missing_ok=True)
         if can_shrink(self._connection):
-            self._connection.execute("PRAGMA secure_delete = OFF")
+            self._connection.execute("PRAGMA secure_delete = FAST")
         try:
             yield
         finally:

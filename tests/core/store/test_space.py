@@ -62,11 +62,11 @@ async def main():
         others.flush()
     while (result := await tried(keep, str(len(names)), data())) is None:
         names.append(str(len(names)))
+        if by_others == "after":  # what is still in the log can go nowhere
+            disk = os.statvfs(folder)
+            others.write(bytes(disk.f_bavail * disk.f_frsize))
+            others.flush()
     found["refused"] = result
-    if by_others == "after":  # what is in the log can go nowhere
-        disk = os.statvfs(folder)
-        others.write(bytes(disk.f_bavail * disk.f_frsize))
-        others.flush()
     for name in ("again", "and again"):
         if await tried(keep, name, b"needle" * 20) is None:
             names.append(name)
