@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import math
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from types import TracebackType
@@ -100,6 +100,7 @@ class Pipeline(ABC, Generic[ServiceT]):
             models = replace(models, model=())
         sources = [source for each in cls._modalities for source in each.load_sources()]
         (resolved,) = resolve_all(models, progress, sources=sources, defaults=(cls._default(),))
+        cls._check_kind(resolved)
         check_relevance(options, (modality_of(resolved, cls._modalities).role,))
         if check is not None:
             check(resolved, config)
@@ -110,6 +111,18 @@ class Pipeline(ABC, Generic[ServiceT]):
             loop.close()
             raise
         return cls(service, resolved.name, loop)
+
+    @classmethod
+    def _check_kind(cls, resolved: ResolvedModel) -> None:
+        """Raise `ConfigError` for a model that another pipeline runs, naming that one."""
+        modalities: Sequence[Modality] = load("triptych.modalities.registry:MODALITIES")
+        found = modality_of(resolved, modalities)
+        is_known = found is not modalities[-1]  # which takes what is left
+        if is_known and found.role not in {each.role for each in cls._modalities}:
+            pipeline = next(iter(found.pipelines))
+            raise ConfigError(
+                f"{resolved.name} is a model of another kind ({found.role}): use {pipeline}."
+            )
 
     @classmethod
     async def _start(cls, resolved: ResolvedModel, config: Config) -> ServiceT:

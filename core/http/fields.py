@@ -174,7 +174,7 @@ INERT: Mapping[str, str] = MappingProxyType(
         "id": _DUMPED,
         "include_obfuscation": "chunks are not padded",
         "index": _DUMPED,
-        "insecure": "nothing is fetched",
+        "insecure": "no model is fetched for a request",
         "low_vram": _PLACED,
         "main_gpu": _PLACED,
         "max_tool_calls": "it counts tools that a server runs",

@@ -63,6 +63,14 @@ class _Generation(msgspec.Struct):
     task_to_id: dict[str, int] = {}
 
 
+def _check_family(config: Mapping[str, Any]) -> None:
+    if (kind := config.get("model_type")) != "whisper":
+        raise WeightsError(
+            f"config.json: model_type {kind!r} is not whisper; speech is recognised by models of"
+            " that family alone."
+        )
+
+
 def _read(file: str, values: Mapping[str, Any], kind: type[Fields]) -> Fields:
     try:
         return convert(values, kind)
@@ -89,15 +97,14 @@ class WhisperSpec:
     @classmethod
     def read(cls, folder: Path) -> WhisperSpec:
         """The spec of a resolved folder. Raises `WeightsError` for what is no Whisper model."""
-        return cls.of(
-            read_json(folder / "config.json"), read_json(folder / "generation_config.json")
-        )
+        config = read_json(folder / "config.json")
+        _check_family(config)
+        return cls.of(config, read_json(folder / "generation_config.json"))
 
     @classmethod
     def of(cls, config: Mapping[str, Any], generation: Mapping[str, Any]) -> WhisperSpec:
         """The spec that two configs make."""
-        if config.get("model_type") != "whisper":
-            raise WeightsError("config.json is not that of a Whisper model.")
+        _check_family(config)
         sizes = _read("config.json", config, _Config)
         given = _read("generation_config.json", generation, _Generation)
         for heads in (sizes.encoder_attention_heads, sizes.decoder_attention_heads):

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -47,6 +48,29 @@ from triptych.core.weights.unfit import unfit
 ATTENTION = "triptych_paged"
 """The name of our attention among those of transformers."""
 
+_OTHER_KINDS = (
+    (
+        {
+            *modeling_auto.MODEL_FOR_CTC_MAPPING_NAMES,
+            *modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
+        },
+        "it recognises speech, which models of the Whisper family do here.",
+    ),
+    (
+        modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+        "it sees pictures, but not as the models do that are served: those have a text_config and"
+        " a vision_config.",
+    ),
+    (
+        modeling_auto.MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING_NAMES,
+        "it speaks, and is of none of the families of docs/speech_models.md.",
+    ),
+    (
+        modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+        "its decoder reads an encoder's states; those that chat here are decoders alone.",
+    ),
+)
+"""What transformers has models of beside language models, and who does the same here."""
 _LEGACY_FIELDS = frozenset(
     ("rope_theta", "rope_scaling", "partial_rotary_factor", "original_max_position_embeddings")
 )
@@ -238,7 +262,7 @@ def _read(config: Mapping[str, Any]) -> tuple[Any, Any]:
     """The model class and its configuration, cut down to the fields that the class declares."""
     family = config.get("model_type")
     if family not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or family not in CONFIG_MAPPING:
-        raise WeightsError(f"Model type {family!r} is not a language model transformers knows.")
+        raise WeightsError(_other_kind(family))
     kind = getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family])
     config_kind = CONFIG_MAPPING[family]
     if config.get("quantization_config"):
@@ -247,19 +271,38 @@ def _read(config: Mapping[str, Any]) -> tuple[Any, Any]:
     fields = {k: v for k, v in config.items() if k in known | _LEGACY_FIELDS and k[0] != "_"}
     with unfit(f"config.json is not usable as {family}"):
         parsed = config_kind(**fields, attn_implementation=ATTENTION)
-    for name in _COUNTS:
-        count = getattr(parsed, name, None)
-        if not isinstance(count, int) or count < 1:
-            raise WeightsError(f"config.json: {name} is {count!r}, not a number above 0.")
     layer_types = set(getattr(parsed, "layer_types", None) or ())
     is_plain = layer_types <= {"full_attention", "sliding_attention"} and not kind._is_stateful
     if not is_plain or not kind._supports_attention_backend or config_kind.sub_configs:
         raise WeightsError(refusal("it keeps state of another kind, or has parts beside text"))
+    for name in _COUNTS:
+        count = getattr(parsed, name, None)
+        if not isinstance(count, int) or count < 1:
+            raise WeightsError(f"config.json: {name} is {count!r}, not a number above 0.")
     return kind, parsed
 
 
+def _other_kind(family: Any) -> str:
+    """Why a model that transformers has no language model for is not served, and what is."""
+    for names, reason in _OTHER_KINDS:
+        if family in names:
+            return f"model_type {family!r} in config.json: {reason}"
+    return (
+        f"model_type {family!r} in config.json is no language model that transformers knows, and of"
+        " no other kind that is served."
+    )
+
+
 def load_whole(kind: Any, checkpoint: Checkpoint, **given: Any) -> tuple[Any, Mapping[str, Any]]:
-    """A checkpoint as transformers' class `kind`, and a report for `check_complete`."""
+    """A checkpoint as transformers' class `kind`, and a report for `check_complete`.
+
+    Raises `WeightsError` where its weights are quantised.
+    """
+    if checkpoint.encoding:
+        raise WeightsError(
+            f"Its weights are quantised by {checkpoint.encoding}, which is read for the families of"
+            " our own decoder alone (docs/models.md): take its bfloat16 files."
+        )
     with transformers_loading():
         model, info = kind.from_pretrained(
             checkpoint.folder,

@@ -67,7 +67,7 @@ class UrlSource(Strict):
     @classmethod
     def _refuse(cls, value: Any) -> Any:
         if _kind_of(value) == "file":
-            raise UnsupportedOption("There is no files API: send the picture as base64.")
+            raise UnsupportedOption("Pictures are not taken by a file's id: send base64 or a URL.")
         return value
 
     @property

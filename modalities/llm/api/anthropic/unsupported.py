@@ -67,7 +67,7 @@ BLOCKS: Mapping[str, str] = MappingProxyType(
     {
         "browser_state": AS_TEXT,
         "compaction": "summarize the conversation in the client.",
-        "container_upload": "there is no files API.",
+        "container_upload": "no code runs here; send what a file holds as text or image.",
         "search_result": AS_TEXT,
         "tool_reference": "there is no search for tools: send those that may be called.",
     }

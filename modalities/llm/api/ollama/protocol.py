@@ -176,7 +176,8 @@ class OllamaRequest(Strict):
     options: OllamaOptions | None = None
     keep_alive: KeepAlive | None = Field(
         default=None,
-        description="Ignored, and reported so: a model stays until its memory is needed.",
+        description="Ignored, and reported so: the operator says how long a model stays"
+        " (--idle-unload-s).",
     )
 
 

@@ -254,7 +254,7 @@ def _add_models(router: APIRouter, catalogue: Catalogue) -> None:
         """A model that is served is here; no other is fetched."""
         if not catalogue.has(body.asked):
             raise UnsupportedOption(
-                "Nothing is fetched while the server runs: start it with --model, which takes hub"
+                "No model is fetched while the server runs: start it with --model, which takes hub"
                 " ids, folders and GGUF files.",
                 param="model",
             )

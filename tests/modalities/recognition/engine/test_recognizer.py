@@ -195,7 +195,7 @@ def test_whatever_is_drawn_keeps_the_grammar_of_times(seed: int, length: int) ->
 @pytest.mark.parametrize(
     ("config", "generation", "complaint"),
     [
-        ({"model_type": "llama"}, {}, "not that of a Whisper"),
+        ({"model_type": "llama"}, {}, "'llama' is not whisper"),
         ({"d_model": None}, {}, "d_model"),
         ({}, {"no_timestamps_token_id": None}, "no_timestamps_token_id"),
         ({"vocab_size": 51_865}, {}, "lang_to_id"),

@@ -1,0 +1,93 @@
+"""A folder of another kind: the message says what it is, and what of that kind is served."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import triptych
+from support import decoder_families, embedding_models, recognition, vision_models
+from support.text_models import write_text_folder
+from triptych.core.errors import ConfigError, SetupError, WeightsError
+from triptych.modalities.llm.engine.fallback import FallbackBlueprint
+from triptych.modalities.recognition.spec import WhisperSpec
+from triptych.modalities.registry import MODALITIES
+
+PIPELINES = {name: each.role for each in MODALITIES for name in each.pipelines}
+
+
+def folder_of(kind: str, folder: Path) -> None:
+    if kind == "vision":
+        vision_models.save_model("qwen3_vl", folder)
+    elif kind == "recognition":
+        recognition.write_folder(folder)
+    else:
+        embedding_models.save(folder)
+
+
+@pytest.mark.parametrize("kind", ["vision", "recognition", "embedding"])
+@pytest.mark.parametrize("name", ["ChatPipeline", "TranscriptionPipeline", "SpeechPipeline"])
+def test_a_pipeline_names_the_one_that_runs_the_model(name: str, kind: str, tmp_path: Path) -> None:
+    folder_of(kind, tmp_path)
+    if PIPELINES[name] == kind:
+        return
+    own = next(pipeline for pipeline, role in PIPELINES.items() if role == kind)
+    with pytest.raises(ConfigError, match=rf"of another kind \({kind}\): use {own}"):
+        getattr(triptych, name).from_pretrained(str(tmp_path), progress=False)
+
+
+@pytest.mark.parametrize(
+    ("family", "said"),
+    [
+        ("wav2vec2", "recognises speech, which models of the Whisper family do"),
+        ("hubert", "recognises speech"),
+        ("moonshine", "recognises speech"),
+        ("seamless_m4t", "recognises speech"),
+        ("qwen3_vl", "sees pictures"),
+        ("vits", "speaks"),
+        ("t5", "its decoder reads an encoder's states"),
+        ("vit", "no language model that transformers knows"),
+        ("invented", "no language model that transformers knows"),
+        (None, "no language model that transformers knows"),
+    ],
+)
+def test_what_is_no_language_model_is_called_what_it_is(family: str | None, said: str) -> None:
+    with pytest.raises(WeightsError, match=rf"{family!r} in config\.json") as caught:
+        FallbackBlueprint(
+            {"model_type": family}, max_length=0, dtype=torch.float32, device=torch.device("cpu")
+        )
+    assert said in caught.value.message
+
+
+def test_a_recogniser_that_is_no_whisper_says_so_first(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "wav2vec2"}))
+    with pytest.raises(WeightsError, match="'wav2vec2' is not whisper; speech is recognised by"):
+        WhisperSpec.read(tmp_path)
+
+
+def test_quantised_weights_of_a_family_that_is_not_ours_are_not_called_missing(
+    tmp_path: Path,
+) -> None:
+    write_text_folder(
+        tmp_path,
+        **decoder_families.TINY,
+        model_type="olmo2",
+        architectures=["Olmo2ForCausalLM"],
+        quantization_config={"quant_method": "gptq", "bits": 4},
+    )
+    tensors = {
+        "qweight": torch.zeros(8, 64, dtype=torch.int32),
+        "scales": torch.ones(2, 64, dtype=torch.float16),
+        "qzeros": torch.zeros(2, 8, dtype=torch.int32),
+    }
+    prefix = "model.layers.0.mlp.up_proj"
+    save_file(
+        {f"{prefix}.{name}": tensor for name, tensor in tensors.items()},
+        tmp_path / "model.safetensors",
+    )
+    with pytest.raises(SetupError, match="quantised by gptq, which is read for the families of"):
+        triptych.ChatPipeline.from_pretrained(str(tmp_path), progress=False, device="cpu")
