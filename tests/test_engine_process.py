@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from triptych.core.ledger import Ledger
-from triptych.core.transport.control import Beat, ControlLine, FromChild, Kept, Phase, Ready
+from triptych.core.transport.control import Beat, ControlLine, FromChild, Phase, Ready, StartFacts
 from triptych.core.transport.messages import Heartbeat, ModelState, ModelStatus
 from triptych.engine_process import StartReport, keep_budget
 
@@ -47,7 +47,7 @@ def test_what_can_wait_begins_once_when_all_is_ready() -> None:
 def test_a_later_start_shares_out_as_much_memory_as_the_first() -> None:
     line, first = Line(), Ledger(900, free_bytes=1000)
     keep_budget(line, first, 0)
-    assert line.told == [Kept({"device_budget_bytes": 900})]
+    assert line.told == [StartFacts({"device_budget_bytes": 900})]
     for free_bytes, capacity_bytes in ((2000, 900), (950, 900), (900, 900), (500, 500)):
         later = Ledger(int(free_bytes * 0.9), free_bytes=free_bytes)
         keep_budget(line, later, 900)

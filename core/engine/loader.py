@@ -15,7 +15,7 @@ from typing import ClassVar
 from triptych.core.bundle.triton_cache import use_triton_cache
 from triptych.core.config import Config
 from triptych.core.devices.device import Device
-from triptych.core.engine.model_memory import Measured, ModelMemory
+from triptych.core.engine.model_memory import ModelMemory, SizesTaken
 from triptych.core.engine.token_runner import TokenHead, TokenRunner
 from triptych.core.errors import ConfigError
 from triptych.core.graphs.buckets import DecodeBuckets
@@ -63,7 +63,7 @@ class DeviceLoader:
         alone = copy.copy(self)
         alone._ledger = Ledger(self._ledger.capacity_bytes)
         alone._is_sketch = True
-        with leaving_weights_unread(), suppress(Measured):
+        with leaving_weights_unread(), suppress(SizesTaken):
             alone.load(lambda share: None)
 
     def _memory(self, stack: ExitStack) -> ModelMemory:

@@ -64,7 +64,7 @@ def _open_kernels(mode: str, folder: Path, isa: str, bundle: str) -> NativeKerne
     return NativeKernels.open(mode, folder, isa, Bundle.open(Path(bundle)) if bundle else None)
 
 
-class Measured(Exception):
+class SizesTaken(Exception):
     """All that a model takes has been reserved, in an account of its own."""
 
 
@@ -129,10 +129,10 @@ class ModelMemory:
     def show(self) -> None:
         """Log who gets what of the device; comes before weights are read.
 
-        Raises `Measured` instead where that is all that was asked for.
+        Raises `SizesTaken` instead where that is all that was asked for.
         """
         if self.is_sketch:
-            raise Measured
+            raise SizesTaken
         for line in memory_table(self._ledger.by_owner(), self._ledger.available_bytes):
             _log.info("memory: %s", line)
 

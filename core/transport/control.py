@@ -57,13 +57,13 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     code: str = SetupError.code
 
 
-class Kept(msgspec.Struct, frozen=True, tag=True):
+class StartFacts(msgspec.Struct, frozen=True, tag=True):
     """Fields for the configuration of every later start of this child."""
 
     fields: dict[str, int]
 
 
-FromChild = Phase | Beat | Ready | Failed | Kept | Lookup
+FromChild = Phase | Beat | Ready | Failed | StartFacts | Lookup
 
 
 class ControlLine:

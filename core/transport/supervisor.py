@@ -28,7 +28,7 @@ from typing import Protocol
 import msgspec
 
 from triptych.core.errors import ErrorInfo, SetupError, TriptychError, from_info
-from triptych.core.transport.control import DRAIN, Beat, Failed, FromChild, Kept, Ready
+from triptych.core.transport.control import DRAIN, Beat, Failed, FromChild, Ready, StartFacts
 from triptych.core.transport.silence import Silence
 
 _log = logging.getLogger(__name__)
@@ -281,7 +281,7 @@ class _SupervisedProcess:
             self._budget_s = note.stall_budget_s
         elif isinstance(note, Ready):
             self.is_ready = True
-        elif isinstance(note, Kept):
+        elif isinstance(note, StartFacts):
             self.kept = note.fields
         elif isinstance(note, Failed):
             self.failure = from_info(ErrorInfo(code=note.code, message=note.message))

@@ -17,7 +17,7 @@ from triptych.core.collector import rest_collector, resume_collector
 from triptych.core.config import Config
 from triptych.core.ledger import Ledger, mib
 from triptych.core.lookups import listening
-from triptych.core.transport.control import Beat, ControlLine, Kept, Phase, Ready, run_child
+from triptych.core.transport.control import Beat, ControlLine, Phase, Ready, StartFacts, run_child
 from triptych.core.transport.engine_server import EngineServer
 from triptych.core.transport.messages import Heartbeat
 from triptych.core.typed import decode_json
@@ -65,7 +65,7 @@ def _run(line: ControlLine, setup: ChildSetup, build: BuildEngine) -> None:
 def keep_budget(line: ControlLine, ledger: Ledger, first_bytes: int) -> None:
     """Share out as much memory as at the first start: `first_bytes`, if this is a later one."""
     if not first_bytes:
-        line.send(Kept({"device_budget_bytes": ledger.capacity_bytes}))
+        line.send(StartFacts({"device_budget_bytes": ledger.capacity_bytes}))
         return
     ledger.resume(first_bytes)
     _log.info("memory for models: %s, %s at first", mib(ledger.capacity_bytes), mib(first_bytes))

@@ -11,7 +11,7 @@ import threading
 import time
 from pathlib import Path
 
-from triptych.core.transport.control import Beat, ControlLine, Failed, Kept, Phase, Ready
+from triptych.core.transport.control import Beat, ControlLine, Failed, Phase, Ready, StartFacts
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ def main() -> None:
     line.send(Ready())
     if behaviour == "keep":
         line.send(Phase(f"start {config.get('number', 0)}"))
-        line.send(Kept({"number": config.get("number", 0) + 1}))
+        line.send(StartFacts({"number": config.get("number", 0) + 1}))
     if behaviour in ("crash", "keep"):
         os._exit(7)
     if behaviour == "die":
