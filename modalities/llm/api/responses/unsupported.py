@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from triptych.core.http.fields import RefusedField
+from triptych.modalities.llm.api import unsupported
 
 Table: TypeAlias = Mapping[str, RefusedField]
 
@@ -35,7 +36,7 @@ REQUEST: Table = MappingProxyType(
     }
 )
 IGNORED: Mapping[str, str] = MappingProxyType(
-    {"client_metadata": "a label, which no answer depends on"}
+    {**unsupported.IGNORED, "client_metadata": "a label, which no answer depends on"}
 )
 REASONING: Table = MappingProxyType(
     {

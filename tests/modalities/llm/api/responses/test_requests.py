@@ -18,6 +18,7 @@ from triptych.modalities.llm.api.responses import unsupported
 from triptych.modalities.llm.api.responses.conversation import chat_fields, renamed
 from triptych.modalities.llm.api.responses.items import KEPT_ITEM
 from triptych.modalities.llm.api.responses.protocol import ResponseRequest
+from triptych.modalities.llm.api.unsupported import IGNORED as IGNORED_BY_CHAT
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
 RESULT = {"type": "function_call_output", "call_id": "c1", "output": "done"}
@@ -387,10 +388,10 @@ async def test_penalties_are_in_the_answer(
     assert (reply.json()["presence_penalty"], reply.json()["frequency_penalty"]) == (told, 0.0)
 
 
-async def test_labels_are_ignored_and_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", sorted({*unsupported.IGNORED, *IGNORED_BY_CHAT}))
+async def test_hints_are_ignored_and_named(tmp_path: Path, name: str) -> None:
     with responses_app(tmp_path, FakeEngine(answer="ok")) as app:
         async with in_process(app) as client:
-            body = ask_for("a", client_metadata={"a": "b"})
-            reply = await client.post("/v1/responses", json=body)
+            reply = await client.post("/v1/responses", json=ask_for("a", **{name: {"a": "b"}}))
     assert reply.status_code == 200, reply.text
-    assert reply.headers["x-triptych-ignored"] == "client_metadata"
+    assert reply.headers["x-triptych-ignored"] == name
