@@ -240,7 +240,7 @@ class SamplingFields(NamesModel, ConstraintFields, IgnoresHints):
 
     @property
     def has_answer(self) -> bool:
-        """Whether anything is shown beside the prompt."""
+        """Whether anything is shown but the prompt."""
         return True
 
     @property

@@ -20,7 +20,7 @@ from triptych.core.media.fetch import Fetched
 from triptych.core.store.documents import Document, DocumentTable, Key, Page
 from triptych.core.store.store import DocumentStore
 from triptych.modalities.llm.api.responses.history import HistoryReader
-from triptych.modalities.llm.api.responses.items import KEPT_PLACE, KeptItem, new_id
+from triptych.modalities.llm.api.responses.items import KEPT_PLACE, KeptItem, new_id, shown_parts
 from triptych.modalities.llm.api.responses.layout import (
     CONVERSATION,
     INPUT,
@@ -277,8 +277,8 @@ def _with_pictures(
 ) -> tuple[ReplyFields, dict[str, Fetched]]:
     """The item with places of ours for its pictures, and what goes there, by id."""
     places: dict[str, Fetched] = {}
-    content = item.get("content")
-    if not pictures or not isinstance(content, list):
+    field, parts = shown_parts(item)
+    if not pictures or not parts:
         return item, places
 
     def placed(part: ReplyFields) -> ReplyFields:
@@ -289,7 +289,7 @@ def _with_pictures(
         places[picture_id] = found
         return {**part, "image_url": f"{KEPT_PLACE}{picture_id};{found.media_type}"}
 
-    return {**item, "content": [placed(part) for part in content]}, places
+    return {**item, field: [placed(part) for part in parts]}, places
 
 
 def _page(table: DocumentTable, parent: Key, kind: str, page: Page) -> FoundPage:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -19,6 +19,7 @@ from fastapi.exceptions import RequestValidationError
 from triptych.core.errors import InvalidRequest, TriptychError
 from triptych.core.http.errors import to_public
 from triptych.modalities.llm.api.responses.items import (
+    Content,
     FunctionCallItem,
     FunctionOutputItem,
     ImageContent,
@@ -106,7 +107,8 @@ def _messages(instructions: str | None, items: Sequence[KeptItem]) -> list[Field
         num_leading += 1
     messages = [{"role": "system", "content": _BETWEEN.join(said)}] if said else []
     results = _results(items)
-    return [*messages, *_turns(items[num_leading:], results)]
+    spoken = _with_pictures_said(_whole(items[num_leading:], results))
+    return [*messages, *_turns(spoken)]
 
 
 def _results(items: Sequence[KeptItem]) -> set[str]:
@@ -160,12 +162,9 @@ class _Answer:
         return message
 
 
-def _turns(items: Sequence[KeptItem], results: Container[str]) -> Iterator[Fields]:
-    """The messages. A call that breaks off is left out, unless its client made something of it."""
+def _turns(items: Iterable[KeptItem]) -> Iterator[Fields]:
     answer: _Answer | None = None
     for item in items:
-        if isinstance(item, FunctionCallItem) and item.breaks_off and item.call_id not in results:
-            continue
         if answer is not None and answer.add(item):
             continue
         if answer is not None:
@@ -176,6 +175,39 @@ def _turns(items: Sequence[KeptItem], results: Container[str]) -> Iterator[Field
             yield _turn(item)
     if answer is not None:
         yield answer.message()
+
+
+def _whole(items: Iterable[KeptItem], results: Container[str]) -> Iterator[KeptItem]:
+    """The items but calls that break off, unless their client made something of them."""
+    for item in items:
+        match item:
+            case FunctionCallItem(status="incomplete") if item.call_id not in results:
+                continue
+            case _:
+                yield item
+
+
+def _with_pictures_said(items: Iterable[KeptItem]) -> Iterator[KeptItem]:
+    """The items with pictures of results in what the user says next: users alone show pictures."""
+    pictures: list[Content] = []
+    for item in items:
+        if isinstance(item, FunctionOutputItem):
+            yield item
+            pictures += item.pictures
+        elif isinstance(item, MessageItem) and item.role == "user" and pictures:
+            yield _showing([*pictures, *item.parts])
+            pictures = []
+        else:
+            if pictures:
+                yield _showing(pictures)
+            pictures = []
+            yield item
+    if pictures:
+        yield _showing(pictures)
+
+
+def _showing(parts: list[Content]) -> MessageItem:
+    return MessageItem.model_construct(role="user", content=parts)
 
 
 def _turn(item: KeptItem) -> Fields:

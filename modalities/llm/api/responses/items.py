@@ -222,18 +222,13 @@ class FunctionCallItem(Item):
     arguments: Text = Field(description="A JSON object, as text.")
 
     @property
-    def breaks_off(self) -> bool:
-        """Whether its arguments may be cut short."""
-        return self.status == "incomplete"
-
-    @property
     def place(self) -> FunctionPlace:
         """The function that was called."""
         return FunctionPlace(self.name, self.namespace)
 
 
 class FunctionOutputItem(Item):
-    """What a call came to: a text, or texts."""
+    """What a call came to: a text, or texts and pictures."""
 
     prefix = "fco"
     refused = unsupported.CALL
@@ -244,15 +239,11 @@ class FunctionOutputItem(Item):
     name: ToolName | None = Field(default=None, description="The function that was called.")
     namespace: Namespace | None = Field(default=None, description="That of the function.")
 
-    @model_validator(mode="after")
-    def _check_output(self) -> Self:
+    @property
+    def pictures(self) -> list[ImageContent]:
+        """The pictures in it: a model sees them with what its user says next."""
         parts = () if isinstance(self.output, str) else self.output
-        if any(isinstance(part, ImageContent) for part in parts):
-            raise InvalidRequest(
-                "What a call comes to is text here: send a picture in a message of the user.",
-                param="input",
-            )
-        return self
+        return [part for part in parts if isinstance(part, ImageContent)]
 
     @property
     def text(self) -> str:
@@ -340,6 +331,13 @@ InputItem: TypeAlias = Annotated[
 ]
 KEPT_ITEM: TypeAdapter[KeptItem] = TypeAdapter(KeptItem)
 _KEPT = {"is_kept": True}
+
+
+def shown_parts(shown: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
+    """The field of an item, as it is shown, that may have parts, and the parts."""
+    field = "output" if shown.get("type") == "function_call_output" else "content"
+    parts = shown.get(field)
+    return field, parts if isinstance(parts, list) else []
 
 
 def kept_items(bodies: Iterable[bytes]) -> list[KeptItem]:

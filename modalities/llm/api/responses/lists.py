@@ -24,7 +24,7 @@ from triptych.modalities.llm.api.responses.archive import (
     FoundPage,
     ReplyFields,
 )
-from triptych.modalities.llm.api.responses.items import is_kept_picture
+from triptych.modalities.llm.api.responses.items import is_kept_picture, shown_parts
 from triptych.modalities.llm.api.responses.protocol import Include, Includes
 
 _PICTURES = "message.input_image.image_url"
@@ -76,7 +76,7 @@ async def item_list(archive: Archive, owner: str, found: FoundPage, page: PageQu
     num_bytes, has_more = 0, found.has_more
     for item in found.items:
         shown = await shown_item(archive, owner, item, page.include)
-        num_bytes += sum(len(part.get("image_url") or "") for part in _parts(shown))
+        num_bytes += sum(len(part.get("image_url") or "") for part in shown_parts(shown)[1])
         if items and num_bytes > MAX_PAGE_BYTES:
             has_more = True
             break
@@ -91,25 +91,21 @@ async def json_answer(document: ReplyFields) -> Response:
     return Response(encoded, media_type="application/json")
 
 
-def _parts(item: ReplyFields) -> list[dict[str, Any]]:
-    content = item.get("content")
-    return content if isinstance(content, list) else []
-
-
 async def shown_item(
     archive: Archive, owner: str, item: ReplyFields, include: Iterable[str] = ()
 ) -> ReplyFields:
     """An item with the pictures in it, as data URLs, or without."""
-    if not any(is_kept_picture(part.get("image_url")) for part in _parts(item)):
+    field, parts = shown_parts(item)
+    if not any(is_kept_picture(part.get("image_url")) for part in parts):
         return item
     has_pictures = _PICTURES in include
-    parts = [
+    shown = [
         await _part(archive, owner, part, has_pictures)
         if is_kept_picture(part.get("image_url"))
         else part
-        for part in _parts(item)
+        for part in parts
     ]
-    return {**item, "content": parts}
+    return {**item, field: shown}
 
 
 async def _part(

@@ -13,7 +13,7 @@ from fastapi import Request
 from triptych.core.http.data_urls import data_urls
 from triptych.core.http.upload import UploadBudget, UploadShare
 from triptych.core.media.fetch import Fetched
-from triptych.modalities.llm.api.responses.items import KeptItem, MessageItem
+from triptych.modalities.llm.api.responses.items import FunctionOutputItem, KeptItem, MessageItem
 
 
 class HeldPictures(dict[str, Fetched]):
@@ -40,9 +40,9 @@ class HeldPictures(dict[str, Fetched]):
 
 
 def picture_urls(items: Iterable[KeptItem]) -> Iterator[str]:
-    """Where the pictures of messages are."""
-    messages = (item for item in items if isinstance(item, MessageItem))
-    pictures = (picture for message in messages for picture in message.pictures)
+    """Where the pictures of messages and results are."""
+    showing = (item for item in items if isinstance(item, MessageItem | FunctionOutputItem))
+    pictures = (picture for item in showing for picture in item.pictures)
     return (picture.image_url for picture in pictures if picture.image_url is not None)
 
 

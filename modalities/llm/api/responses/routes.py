@@ -67,7 +67,11 @@ class PictureItemsRoute(DataUrlRoute):
 
     place = FilePlace(
         re.compile(rb'"image_url"\s{0,8}:\s{0,8}"data:(?:[\w.+;=-]|\\?/){0,100}?;base64,'),
-        pictures=frozenset({("input", "content", "image_url"), ("items", "content", "image_url")}),
+        pictures=frozenset(
+            (items, parts, "image_url")
+            for items in ("input", "items")
+            for parts in ("content", "output")
+        ),
     )
 
 

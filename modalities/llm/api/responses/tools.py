@@ -62,7 +62,7 @@ class FunctionTool(NullIsAbsent):
         return self.model_dump()
 
     def for_chat(self, place: FunctionPlace, about: str) -> dict[str, Any]:
-        """The tool as chat has it, with what the model is told `about` its namespace."""
+        """The tool as chat has it, with what is said `about` its namespace in front."""
         function = self.model_dump(exclude={"type"}, exclude_none=True)
         function["name"] = place.model_name
         if about:

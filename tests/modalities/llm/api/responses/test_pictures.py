@@ -57,6 +57,22 @@ async def seeing(
     await store.close()
 
 
+async def test_pictures_of_results_are_seen_and_kept(tmp_path: Path) -> None:
+    encoder, file = SeeingEncoder(), saved(picture(width=20))
+    call = {"type": "function_call", "call_id": "c1", "name": "view", "arguments": "{}"}
+    shown = message_with(file)["content"]
+    result = {"type": "function_call_output", "call_id": "c1", "output": shown}
+    async with seeing(tmp_path, encoder) as app, in_process(app) as client:
+        first = await post(client, **ask_for([call, result]))
+        await post(client, **ask_for("what?", previous_response_id=first["id"]))
+        path = f"/v1/responses/{first['id']}/input_items"
+        asked = {"include": "message.input_image.image_url", "order": "asc"}
+        for params, url in (({"order": "asc"}, None), (asked, shown[0]["image_url"])):
+            listed = (await client.get(path, params=params)).json()["data"]
+            assert listed[1]["output"][0]["image_url"] == url
+    assert encoder.seen == [[file], [file]]
+
+
 async def test_pictures_are_kept_with_their_conversation(tmp_path: Path) -> None:
     encoder, files = SeeingEncoder(), [saved(picture(width=n)) for n in (20, 40)]
     messages = [message_with(file) for file in files]

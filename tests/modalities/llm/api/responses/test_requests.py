@@ -24,6 +24,7 @@ CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"
 RESULT = {"type": "function_call_output", "call_id": "c1", "output": "done"}
 THOUGHT = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "T"}]}
 TOOL = {"type": "function", "name": "f"}
+PICTURE = {"type": "input_image", "image_url": "http://a/b.png"}
 NAMESPACE = {"type": "namespace", "name": "mcp__n__", "description": "Of n.", "tools": [TOOL]}
 
 
@@ -76,6 +77,25 @@ def test_switches_of_the_template_are_passed_on() -> None:
     switches = {"enable_thinking": False}
     body = ResponseRequest.model_validate(ask_for("hi", chat_template_kwargs=switches))
     assert chat_fields(body, [])["chat_template_kwargs"] == switches
+
+
+def test_pictures_of_results_go_before_what_the_user_says_next() -> None:
+    other = {**CALL, "call_id": "c2"}
+    shown = {**RESULT, "output": [PICTURE, {"type": "input_text", "text": "Seen."}]}
+    bare = {**RESULT, "call_id": "c2", "output": [PICTURE]}
+    picture = {"type": "image_url", "image_url": {"url": PICTURE["image_url"], "detail": "auto"}}
+    first, *results = messages(CALL, other, shown, bare, said("user", "What is it?"))
+    assert len(first["tool_calls"]) == 2
+    assert results == [
+        {"role": "tool", "tool_call_id": "c1", "content": "Seen."},
+        {"role": "tool", "tool_call_id": "c2", "content": ""},
+        {"role": "user", "content": [picture, picture, {"type": "text", "text": "What is it?"}]},
+    ]
+    alone = {"role": "user", "content": [picture]}
+    assert messages(CALL, shown)[2:] == [alone]
+    roles = [message["role"] for message in messages(CALL, shown, other, bare)]
+    assert roles == ["assistant", "tool", "user", "assistant", "tool", "user"]
+    assert messages(CALL, shown, said("assistant", "b"))[2:] == [alone, said("assistant", "b")]
 
 
 def test_answers_stay_apart() -> None:
@@ -196,7 +216,6 @@ async def test_what_is_accepted(tmp_path: Path, fields: dict[str, Any]) -> None:
 
 
 UNLIKE_FUNCTIONS = ["computer_use_preview", "custom", "local_shell", "web_search_2031_01_01"]
-PICTURE = {"type": "input_image", "image_url": "http://a/b.png"}
 
 
 @pytest.mark.parametrize(
@@ -251,7 +270,7 @@ PICTURE = {"type": "input_image", "image_url": "http://a/b.png"}
         ({"input": [{**said("user", ""), "content": [{"type": "input_file"}]}]}, None),
         ({"input": [{**said("system", ""), "content": [PICTURE]}]}, "input"),
         ({"input": [{**said("user", ""), "content": [{**PICTURE, "file_id": "f"}]}]}, "input"),
-        ({"input": [{**RESULT, "output": [PICTURE]}]}, "input"),
+        ({"input": [CALL, {**RESULT, "output": [PICTURE]}]}, "input"),
         (
             {
                 "input": [
