@@ -21,7 +21,10 @@ _MAX_REMEMBERED = 1024
 class Ranked(Protocol):
     """A unit that waits."""
 
-    rank: tuple[int, int]
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Its priority, the most urgent first, and its place among those of the same."""
+        ...
 
     @property
     def client(self) -> str:
