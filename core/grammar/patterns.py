@@ -7,8 +7,8 @@ Knows no schemas.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
 from triptych.core.errors import UnsupportedOption
 
@@ -36,6 +36,12 @@ FORMATS: Final[Mapping[str, str]] = {
     "hostname": rf"^{_LABEL}(?:\.{_LABEL})*$",
 }
 """Formats that are exact only as patterns."""
+_ANY: Final = r"[\x00-\u{10ffff}]"
+_NOT: Final = r"[^\x00"
+"""How a class of what is not listed begins: of one with all control characters the library takes a
+quotation mark and a backslash, whether the class has them or not."""
+_MAX_DEPTH: Final = 64
+"""Letters of a name: as many groups are within each other."""
 _LOOKS_AROUND: Final = re.compile(r"\(\?(?:[=!]|<[=!])")
 _PARTS: Final = re.compile(r"\\c[A-Za-z]|\\.|\[\^?\]?|--|.", re.DOTALL)
 _SPACE: Final = r"\t\n\x0b\f\r \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
@@ -44,7 +50,8 @@ _OUTSIDE: Final[Mapping[str, str]] = {
     r"\s": f"[{_SPACE}]",
     r"\S": f"[^{_SPACE}]",
     "[]": r"[^\x00-\u{10ffff}]",
-    "[^]": r"[\x00-\u{10ffff}]",
+    "[^": _NOT,
+    "[^]": _ANY,
 }
 _INSIDE: Final[Mapping[str, str]] = {
     r"\s": _SPACE,
@@ -83,3 +90,28 @@ def portable_pattern(pattern: str, at: str) -> str:
         ends = part.endswith("]") and part != r"\]"
         is_inside = not ends if is_inside else part in ("[", "[^")
     return "".join(written)
+
+
+def other_names(names: Iterable[str]) -> str | None:
+    """A pattern of all texts but these; `None` where it would be too deep."""
+    tree: dict[str, Any] = {}
+    for name in names:
+        if len(name) > _MAX_DEPTH:
+            return None
+        node = tree
+        for letter in name:
+            node = node.setdefault(letter, {})
+        node[""] = {}
+    return f"^{_other_ends(tree)}$"
+
+
+def _other_ends(node: Mapping[str, Any]) -> str:
+    """How a text may go on from a place in the tree of names, so that it is none of them."""
+    letters = {letter: _code(letter) for letter in node if letter}
+    ways = [f"{_NOT}{''.join(letters.values())}]{_ANY}*" if letters else f"{_ANY}+"]
+    ways += [code + _other_ends(node[letter]) for letter, code in letters.items()]
+    return f"(?:{'|'.join(ways)}){'' if '' in node else '?'}"
+
+
+def _code(letter: str) -> str:
+    return rf"\u{{{ord(letter):x}}}"

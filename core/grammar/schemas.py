@@ -16,7 +16,7 @@ from urllib.parse import quote, unquote
 from triptych.core.errors import InvalidRequest, UnsupportedOption
 from triptych.core.grammar.branches import are_all_disjoint
 from triptych.core.grammar.document import SchemaDocument
-from triptych.core.grammar.patterns import FORMATS, looks_around, portable_pattern
+from triptych.core.grammar.patterns import FORMATS, looks_around, other_names, portable_pattern
 
 _ANNOTATIONS: Final = frozenset(
     {"$comment", "default", "description", "deprecated", "examples", "example", "readOnly"}
@@ -28,6 +28,7 @@ _NAMED: Final = ("properties", "patternProperties")
 _DEFINITIONS: Final = ("$defs", "definitions")
 _COMBINING: Final = ("$ref", "allOf", "anyOf", "oneOf")
 _OPENING: Final = frozenset({"additionalProperties", "minProperties", "patternProperties"})
+_REST: Final = frozenset({"additionalProperties"})
 _COUNTS: Final = frozenset(
     {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"}
     | {"minContains", "maxContains"}
@@ -131,8 +132,10 @@ class _SchemaWriter:
             own = kept.get("properties", {})
             kept["properties"] = {name: own.get(name, {}) for name in names}
             kept["additionalProperties"] = False
-        elif not is_whole and not is_part and _is_closable(kept):
-            kept["additionalProperties"] = False
+        elif not is_whole and not is_part:
+            if _is_closable(kept):
+                kept["additionalProperties"] = False
+            _write_other_names(kept)
         return kept
 
     def _drop_neutral(self, kept: dict[str, Any]) -> None:
@@ -324,6 +327,19 @@ def _write_names(kept: dict[str, Any]) -> None:
         return
     kept["additionalProperties"] = False
     del kept["propertyNames"]
+
+
+def _write_other_names(kept: dict[str, Any]) -> None:
+    """Additional properties by a pattern: by themselves they could have a name of the others.
+
+    The library lets them be written with escapes, which it does not read.
+    """
+    rest, own = kept.get("additionalProperties", False), kept.get("properties")
+    if rest is False or not isinstance(own, dict) or _OPENING & kept.keys() != _REST:
+        return
+    if own and (pattern := other_names(own)) is not None:
+        kept["patternProperties"] = {pattern: rest}
+        kept["additionalProperties"] = False
 
 
 def _write_literals(kept: Mapping[str, Any], at: str) -> None:

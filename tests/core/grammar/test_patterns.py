@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
+import json
 
-from support.guided import takes
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.guided import COMPILER, ids_of, takes
 from triptych.core.errors import UnsupportedOption
-from triptych.core.grammar.patterns import portable_pattern
+from triptych.core.grammar.patterns import other_names, portable_pattern
+from triptych.core.grammar.source import to_grammar
+
+S = {"type": "string"}
 
 
 @pytest.mark.parametrize(
@@ -21,6 +28,11 @@ from triptych.core.grammar.patterns import portable_pattern
         (r"^\.[.]$", [".."], ["x."]),
         (r"^[^[\]]+$", ["ab"], ["a[", "]"]),
         (r"^[[]$", ["["], ["]"]),
+        (r"^[^\\]$", ['"', "\n", "x"], ["\\"]),
+        (r'^[^"]$', ["\\", "\n", "x"], ['"']),
+        (r'^[^\\/:*?"<>|]+$', ["a b.txt", "\n"], ["\\", 'a"', "a/b"]),
+        (r"^[^!-~]$", [" ", "é"], ["\\", '"', "x"]),
+        (r"^[^\w]$", ["\\", '"', " "], ["x"]),
         (r"^[a&&b]+$", ["a&b"], ["c"]),
         (r"^[a~~b]+$", ["~a"], ["c"]),
         (r"^[+--]$", ["+", ",", "-"], ["a"]),
@@ -60,3 +72,33 @@ def test_a_format_is_a_pattern(name: str, fits: list[str], fails: list[str]) -> 
 def test_what_looks_around_is_refused(look: str) -> None:
     with pytest.raises(UnsupportedOption, match="pattern at #/items/pattern: look"):
         portable_pattern(f"^{look}a)b", "#/items/pattern")
+
+
+NAMES = st.text(st.sampled_from("aé\n\\^]-\U0001f432"), max_size=3)
+
+
+@given(st.lists(NAMES, min_size=1, max_size=5), NAMES)
+def test_a_pattern_of_other_names_has_all_but_those(names: list[str], name: str) -> None:
+    pattern = other_names(names)
+    assert pattern is not None
+    assert takes({"type": "string", "pattern": pattern}, name) == (name not in names)
+
+
+def test_a_name_with_escapes_is_none_of_the_others() -> None:
+    own = {"a": {"type": "integer"}, "état": {"type": "null"}, "x" * 200: {"type": "null"}}
+    for names in (["a"], ["a", "état"]):
+        properties = {name: own[name] for name in names}
+        schema = {"type": "object", "properties": properties, "additionalProperties": S}
+        grammar = to_grammar("json_schema", json.dumps(schema))
+        for text, fits in (
+            ('{"b": "x"}', True),
+            ('{"": "x", "ab": "x"}', True),
+            ('{"a": 1, "b": "x"}', True),
+            ('{"a": "x"}', False),
+            (r'{"\u0061": "x"}', False),
+            (r'{"a": 1, "\u0061": "x"}', False),
+            (r'{"\u00e9tat": "x"}', False),
+        ):
+            ids, matcher = ids_of(text), COMPILER.compile(grammar)
+            assert (matcher.try_consume_tokens(ids) == len(ids)) == fits, text
+    assert takes({"type": "object", "properties": own, "additionalProperties": S}, {"b": "x"})

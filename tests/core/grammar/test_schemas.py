@@ -186,7 +186,7 @@ def test_bounds_are_only_ever_narrowed(kind: str, word: str, bound: float) -> No
     except UnsupportedOption:
         assert abs(bound) >= (2**63 if kind == "integer" else 2**53)
         return
-    assert found == bound if abs(bound) <= 2**53 else abs(found) < 2**63
+    assert found == bound if abs(bound) < 2**53 else abs(found) < 2**63
     assert found >= bound if "inimum" in word else found <= bound
 
 
