@@ -14,12 +14,15 @@ from triptych.cli import COMMANDS, Command
 SCRIPT = 'if __name__ == "__main__":'
 OTHERS = frozenset(
     {
+        "agent_framework",
         "agents",
         "agno",
         "anthropic",
         "cohere",
+        "crewai",
         "dspy",
         "efficientnet_lite_pytorch",
+        "google.adk",
         "haystack",
         "instructor",
         "langchain",

@@ -79,7 +79,8 @@ def add_tokenizer(router: APIRouter, service: LlmService, *, has_info: bool) -> 
 
 
 def _tokens(model: TextModel, ids: Sequence[int], body: TokenizeRequest) -> bytes:
-    reply = Tokens(tokens=list(ids), count=len(ids), max_model_len=model.context_length)
+    length = model.context_length
+    reply = Tokens(tokens=list(ids), count=len(ids), max_model_len=length, token_strs=None)
     if body.return_token_strs:
         reply.token_strs = [model.token_bytes(one).decode(errors="replace") for one in ids]
     if body.with_pieces:
