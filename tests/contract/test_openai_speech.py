@@ -104,8 +104,17 @@ def test_mistakes_have_the_types_of_openai(client: openai.OpenAI) -> None:
         client.audio.speech.create(model="none", voice="ada", input="Hi.")
     with pytest.raises(openai.AuthenticationError):
         client.with_options(api_key="wrong").audio.speech.create(**speech())
-    with pytest.raises(openai.BadRequestError, match="instructions"):
-        client.audio.speech.create(model="hum", voice="ada", input="Hi.", instructions="softly")
+    with pytest.raises(openai.BadRequestError, match="44100"):
+        client.audio.speech.create(
+            model="hum", voice="ada", input="Hi.", extra_body={"sample_rate": 44_000}
+        )
+
+
+def test_instructions_are_taken_and_reported(client: openai.OpenAI) -> None:
+    reply = client.audio.speech.with_raw_response.create(
+        model="hum", voice="ada", input="Hi.", instructions="softly"
+    )
+    assert reply.headers["x-triptych-ignored"] == "instructions"
 
 
 def test_a_file_that_breaks_off_raises(client: openai.OpenAI, engine: FakeSpeechEngine) -> None:

@@ -39,6 +39,11 @@ class PictureFrame(NamedTuple):
     drawn: Size
     shown: Size
 
+    @classmethod
+    def whole(cls, size: Size) -> Self:
+        """All of a size."""
+        return cls(size, size)
+
     @property
     def is_whole(self) -> bool:
         """Whether nothing is cut off."""
@@ -122,7 +127,7 @@ class ImageModel:
         aspect = min(max(picture[0] / picture[1], 1 / MAX_ASPECT), MAX_ASPECT)
         size = min(self._near_sizes(aspect), key=lambda size: self._misfit(size, aspect))
         if self._misfit(size, aspect)[0] <= _UNSEEN:
-            return PictureFrame(size, size)
+            return PictureFrame.whole(size)
         frames = (PictureFrame(size, _inside(size, aspect)) for size in self._near_sizes(aspect))
         return min(frames, key=self._waste)
 

@@ -124,7 +124,7 @@ class ImageService(ModelService[ImageModel]):
         if shapes and not call.size:
             frame = model.frame_like(shapes[0])
         else:
-            frame = PictureFrame(*[call.size or model.default_size] * 2)
+            frame = PictureFrame.whole(call.size or model.default_size)
         drawing.frame = frame
         model.check_size(frame.drawn, max_pixels=self._options.max_image_pixels)
         frames = _source_frames(call, model, frame, shapes)
@@ -315,7 +315,7 @@ def _source_frames(
         (max(1, round(width * scale)), max(1, round(height * scale)))
         for (width, height), scale in zip(shapes, scales, strict=True)
     ]
-    frames = [PictureFrame(size, size) for size in sizes]
+    frames = list(map(PictureFrame.whole, sizes))
     spec = model.spec
     is_edited = call.mask or call.request.strength is not None or not spec.max_references
     if frames and is_edited:
