@@ -222,10 +222,13 @@ class ModelManager:
         try:
             loaded = entry.loader.load(report)
             trim_heap()  # weights as they were before they were packed
-        except ModelTooLarge as error:
-            self._executors.post(partial(self._give_up, name, without_locals(error)))
         except MemoryBudgetExceeded as error:
-            self._executors.post(partial(self._make_room, name, without_locals(error)))
+            # What others hold may have ended it before all that it needs was known.
+            found = error if isinstance(error, ModelTooLarge) else _too_large(entry.loader)
+            if found is None:
+                self._executors.post(partial(self._make_room, name, without_locals(error)))
+            else:
+                self._executors.post(partial(self._give_up, name, without_locals(found)))
         except SetupError as error:
             self._executors.post(partial(self._give_up, name, without_locals(error)))
         except Exception as error:  # a loader's fault must not end the others' service
@@ -284,12 +287,8 @@ class ModelManager:
 
     def _check_size(self, name: str, loader: ModelLoader) -> None:
         """On the loader's thread: see beforehand whether a model that loads later can ever fit."""
-        try:
-            loader.check_size()
-        except ModelTooLarge as error:
+        if (error := _too_large(loader)) is not None:
             self._executors.post(partial(self._rule_out, name, without_locals(error)))
-        except Exception as error:  # loading it says so, to those who ask for it
-            _log.debug("model %s: its size is not known: %s", name, error)
 
     def _rule_out(self, name: str, error: ModelTooLarge) -> None:
         entry = self._entries[name]
@@ -358,3 +357,14 @@ class ModelManager:
     def _left(self, entry: _ModelEntry) -> None:
         entry.is_closing = False
         self._pump()
+
+
+def _too_large(loader: ModelLoader) -> ModelTooLarge | None:
+    """Why a model can never fit, as far as that is known before it is loaded."""
+    try:
+        loader.check_size()
+    except ModelTooLarge as error:
+        return error
+    except Exception as error:  # loading it says so, to those who ask for it
+        _log.debug("model %s: its size is not known: %s", loader.name, error)
+    return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -198,6 +199,34 @@ def test_a_model_that_can_never_fit_is_reported_at_the_start_and_refused_at_once
     bench.engine.load("huge", outcomes.append)
     bench.run_for(1.0)
     assert [getattr(outcome, "code", None) for outcome in outcomes] == ["model_too_large"]
+
+
+@pytest.mark.parametrize("config", [FIRST_USE, Config()], ids=["first-use", "startup"])
+def test_a_model_whose_weights_alone_would_fit_pushes_nothing_out_either(config: Config) -> None:
+    class InParts(FakeLoader):
+        """Its weights take 70 of 100 and its cache 60; beside another the weights are refused."""
+
+        def load(self, report: Callable[[float], None]) -> LoadedModel:
+            self.num_loads += 1
+            with ExitStack() as stack:
+                for part, num_bytes in (("weights", 70), ("kv", 60)):
+                    stack.enter_context(ledger.reserve(f"huge/{part}", num_bytes))
+            raise AssertionError("it does not fit")
+
+    ledger = Ledger(100)
+    chat = loader("chat", ledger, 40)
+    huge = InParts("huge", lambda: (FakeFrames("huge"), FrameRunner()), ledger, 130)
+    bench = Bench(chat, huge, ledger=ledger, config=config)
+    bench.engine.load("chat", lambda error: None)
+    bench.run_for(1.0)
+    bench.engine._models.start()
+    bench.submit("job", "huge")
+    bench.finish("job")
+    bench.run_for(1.0)
+    assert bench.codes("job") == ["model_too_large"]
+    assert bench.states() == {"chat": "ready", "huge": "failed"}
+    assert chat.num_closed == 0
+    ledger.check()
 
 
 def test_a_model_of_unknown_size_that_can_never_fit_pushes_nothing_out() -> None:
