@@ -49,11 +49,16 @@ class StepShares:
         self._num_since_probe = _PROBE_EVERY
 
     def turn(self, rows: Sequence[SequenceState]) -> StepTurn | None:
-        """Whose turn it is among `rows`, those being answered; `None` where all may go on."""
+        """Whose turn it is among `rows`, those being answered; `None` where all may go on.
+
+        They may where no client has the most of them.
+        """
         counts = Counter(row.client for row in rows)
         if len(counts) < 2 or not self._costs.is_timed(_ROWS, _work(0)):
             return None
-        ((busiest, num_own),) = counts.most_common(1)
+        (busiest, num_own), (_, num_next) = counts.most_common(2)
+        if num_own == num_next:
+            return None
         num_others = len(rows) - num_own
         is_due = self._num_since_probe >= _PROBE_EVERY
         share_s = self._seconds(num_others) * len(counts) / (len(counts) - 1)
