@@ -84,6 +84,6 @@ def _counts(fields: Mapping[str, Any], names: re.Pattern[str]) -> Iterator[tuple
         if not names.fullmatch(name):
             continue
         values = value if isinstance(value, list) else [value]
-        numbers = [each for each in values if isinstance(each, int | float)]
+        numbers = [each for each in values if isinstance(each, int | float) and each > 0]
         if numbers:
             yield name, max(numbers)

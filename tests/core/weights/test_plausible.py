@@ -138,6 +138,7 @@ def test_every_field_that_sizes_something_is_held_against_the_weights(name: str)
         ("num_hidden_layers", 10**9),
         ("num_local_experts", HUGE),
         ("hidden_size", 1e12),
+        ("num_hidden_layers", float("inf")),
         ("block_out_channels", [8, HUGE]),
     ],
 )
@@ -165,6 +166,7 @@ def test_layers_and_experts_together_are_as_many_as_there_are_tensors_for() -> N
         {"max_position_embeddings": 10_485_760, "original_max_position_embeddings": 10**7},
         {"sliding_window": HUGE, "attention_chunk_size": HUGE, "window_size": HUGE},
         {"vocab_size": 257_152, "num_hidden_layers": 32, "bos_token_id": HUGE},
+        {"num_hidden_layers": float("nan"), "hidden_size": float("-inf"), "num_experts": -1},
         {"num_hidden_layers": "many", "hidden_size": None, "num_experts": True},
     ],
 )
