@@ -9,14 +9,14 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 from fastapi import APIRouter, Path, Query, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 from starlette.types import Scope
 
-from triptych.core.errors import Draining, InvalidRequest
+from triptych.core.errors import Draining, InvalidRequest, UnsupportedOption
 from triptych.core.http.body import StrictRoute
 from triptych.core.http.context import Context
 from triptych.core.http.data_urls import DataUrlRoute, FilePlace
@@ -133,9 +133,21 @@ def _add_making(router: APIRouter, answering: Answering) -> None:
         prepared = await answering.prepare(body, request)
         return InputTokens(input_tokens=len(prepared.prompt.prompt_ids))
 
+    async def refuse_compaction() -> NoReturn:
+        raise UnsupportedOption(
+            "Conversations are not compacted here: ask for a summary, and go on from that."
+        )
+
     options: dict[str, Any] = {"methods": ["POST"], "route_class_override": PictureItemsRoute}
     router.add_api_route(_ROUTE, create_response, response_model=None, responses=_STREAM, **options)
     router.add_api_route(f"{_ROUTE}/input_tokens", count_input_tokens, **options)
+    router.add_api_route(
+        f"{_ROUTE}/compact",
+        refuse_compaction,
+        methods=["POST"],
+        response_model=None,
+        include_in_schema=False,
+    )
 
 
 def _add_finding(router: APIRouter, answering: Answering) -> None:

@@ -73,6 +73,14 @@ def test_a_schema_needs_no_name() -> None:
     assert json.loads(constraint.text) == schema
 
 
+async def test_compaction_is_refused_by_name(tmp_path: Path) -> None:
+    with responses_app(tmp_path, FakeEngine()) as app:
+        async with in_process(app) as client:
+            error = refused(await client.post("/v1/responses/compact", json=ask_for()))
+    assert error["code"] == "unsupported_option"
+    assert "summary" in error["message"]
+
+
 def test_switches_of_the_template_are_passed_on() -> None:
     switches = {"enable_thinking": False}
     body = ResponseRequest.model_validate(ask_for("hi", chat_template_kwargs=switches))
