@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import zmq
+from msgspec import structs
 
 from triptych.core.client import EngineStatus
 from triptych.core.errors import Draining, EngineDown, PayloadTooLarge, TriptychError, from_info
@@ -220,7 +221,7 @@ class RemoteClient:
         if epoch_ns is None or not self._enter_epoch(epoch_ns):
             return
         if isinstance(message, Output):
-            self._streams.deliver(message)
+            self._streams.deliver(self._with_retry(message))
         elif isinstance(message, Heartbeat):
             self._take_beat(message)
         elif isinstance(message, StepReport):
@@ -323,6 +324,13 @@ class RemoteClient:
                 EngineDown("The engine makes no progress.", retry_after_s=self._start_s)
             )
             self._greet()  # should it recover: those jobs have no reader any more
+
+    def _with_retry(self, output: Output) -> Output:
+        """An engine that ends its jobs itself does not know how long its start takes."""
+        error = output.error
+        if error is None or error.code != EngineDown.code:
+            return output
+        return structs.replace(output, error=structs.replace(error, retry_after_s=self._start_s))
 
     def _engine_down(self) -> TriptychError:
         left_s = self._start_begins_s + self._start_s - time.monotonic()

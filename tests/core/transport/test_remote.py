@@ -324,6 +324,12 @@ async def test_a_retry_is_asked_for_when_the_engine_will_be_ready(monkeypatch):
         await engine.beat()
         await world.until(lambda status: status.is_ready)
         clock.now_s += 500.0
+        stream = world.client.submit("m", REQUEST, job_id="ended by the engine")
+        lost = ErrorInfo(code=EngineDown.code, message="A device was lost.", retry_after_s=5.0)
+        await engine.output("ended by the engine", is_final=True, error=lost)
+        with pytest.raises(EngineDown) as caught:
+            await collect(stream)
+        assert caught.value.retry_after_s == 40.0
         await lose()
         assert await retry_after_s(world) == 42.0
         clock.now_s += 12.0
