@@ -327,6 +327,8 @@ class Engine:
     def _phase(self) -> str:
         if self._is_draining:
             return "drain"
+        if self._is_stopping:
+            return "stop"
         if self._in_flight:
             return "step"
         return "load" if self._models.is_loading else "idle"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from triptych.core.ledger import Ledger
 from triptych.core.transport.control import Beat, ControlLine, FromChild, Phase, Ready, StartFacts
 from triptych.core.transport.messages import Heartbeat, ModelState, ModelStatus
@@ -18,10 +20,10 @@ class Line(ControlLine):
         self.told.append(message)
 
 
-def beat(state: ModelState) -> Heartbeat:
+def beat(state: ModelState, phase: str = "idle") -> Heartbeat:
     return Heartbeat(
         turn=1,
-        phase="idle",
+        phase=phase,
         stall_budget_s=1.0,
         num_jobs=0,
         models=(ModelStatus(model="chat", state=state),),
@@ -42,6 +44,16 @@ def test_what_can_wait_begins_once_when_all_is_ready() -> None:
     kinds = [type(message) for message in line.told]
     assert kinds == [Beat, Beat, Phase, Ready, Beat]
     assert begun == [4], "after the supervisor knows"
+
+
+@pytest.mark.parametrize("state", ["failed", "ready"])
+def test_a_start_that_ends_was_never_ready(state: ModelState) -> None:
+    """Its supervisor would start it again and again, where it says why it cannot."""
+    line = Line()
+    report = StartReport(line, lambda: None)
+    report.take(beat("loading"))
+    report.take(beat(state, phase="stop"))
+    assert [type(message) for message in line.told] == [Beat, Beat]
 
 
 def test_a_later_start_shares_out_as_much_memory_as_the_first() -> None:

@@ -83,7 +83,7 @@ class StartReport:
     def take(self, beat: Heartbeat) -> None:
         """Pass on the beat, and each model's first load; say so when none is loading any more."""
         self._line.send(Beat(beat.stall_budget_s))
-        if self._is_ready:
+        if self._is_ready or beat.phase == "stop":  # nothing comes of a start that has failed
             return
         for status in beat.models:
             if status.state == "ready" and status.model not in self._loaded:
