@@ -155,10 +155,11 @@ class PhonemeFrontEnd(FrontEnd):
                 param="language",
             )
         first = parse_mixture(voice)[0][0] if self.mixes_voices else voice
-        own = self.voices_by_name[first].language.lower()
+        native = self.voices_by_name[first].language
+        own = native.lower()
         if not tag and own not in _LANGUAGES:
             raise UnsupportedOption(
-                f"{first} is a voice of another language ({own}), and text is read as English"
+                f"{first} is a voice of another language ({native}), and text is read as English"
                 f" only: choose one of English, such as {self.default_voice}, or send the language"
                 " en-US or en-GB to hear English in its accent.",
                 param="voice",

@@ -18,6 +18,8 @@ _APOSTROPHES = re.compile(r"(?<![\w.,])\d{1,3}(?:'\d{3}){1,12}(?!\d|'\d)")
 _POINTS = re.compile(r"(?<![\w.,])\d{1,3}(?:\.\d{3}){1,12}(?:,\d{1,40})?(?!\w|[.,]\d)")
 _SWAPPED = str.maketrans("., '", ",.,,")
 _MAX_OCTET = 255
+_OTHER_MEANINGS = frozenset(["in", "B", "C", "F", "M", "x", "×", '"', "'", "′", "″"])
+"""Units that stand behind the numerals of a list, too ("rows 1,5 in the table")."""
 
 
 class Grouping:
@@ -25,9 +27,12 @@ class Grouping:
 
     def __init__(self, language: Language) -> None:
         money = alternatives(language.currencies)
-        units = alternatives(
-            unit for unit in {**language.units, **language.tight_units} if unit[0] not in "\"'′″"
-        )
+        signs = {**language.units, **language.tight_units}
+        names = {name for pair in signs.values() for name in pair if name not in signs}
+        coins = {
+            name for _, many, _, cents in language.currencies.values() for name in (many, cents)
+        }
+        units = alternatives(((signs.keys() | names | coins) - _OTHER_MEANINGS) - {""})
         large = alternatives(word for word in language.magnitudes if len(word) > 3)
         before = rf"(?P<before>(?<!\w){money} ?)?(?<![\w.,])(?<!\d )"
         after = rf"(?P<after> ?(?:{money}|{units}|{large}|[%‰])(?!\w))?"

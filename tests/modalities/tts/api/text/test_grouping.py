@@ -44,6 +44,8 @@ def test_grouped_digits_are_one_number(number: int, mark: str) -> None:
         ("1,5 km", "one point five kilometers"),
         ("3,5-4,5 km", "three point five to four point five kilometers"),
         ("1,5 million", "one point five million"),
+        ("2,5 hours", "two point five hours"),
+        ("3,50 euros", "three point five zero euros"),
         ("10 000 km", "ten thousand kilometers"),
     ],
 )
@@ -56,6 +58,7 @@ def test_other_countries_numerals_are_read(text: str, words: str) -> None:
     [
         "1,234.50 and 1.000 and 1,00,000",
         "1,5 or 10,20,30 or 1,2,3",
+        "rows 1,5 in the table, groups 3,4 B",
         "192.168.100.200",
         "5'10\" and '90s and Q4'23",
         "iPhone 15 128 GB",
