@@ -29,10 +29,8 @@ class Grouping:
         money = alternatives(language.currencies)
         signs = {**language.units, **language.tight_units}
         names = {name for pair in signs.values() for name in pair if name not in signs}
-        coins = {
-            name for _, many, _, cents in language.currencies.values() for name in (many, cents)
-        }
-        units = alternatives(((signs.keys() | names | coins) - _OTHER_MEANINGS) - {""})
+        coins = {name for coin in language.currencies.values() for name in coin if name}
+        units = alternatives((signs.keys() | names | coins) - _OTHER_MEANINGS)
         large = alternatives(word for word in language.magnitudes if len(word) > 3)
         before = rf"(?P<before>(?<!\w){money} ?)?(?<![\w.,])(?<!\d )"
         after = rf"(?P<after> ?(?:{money}|{units}|{large}|[%‰])(?!\w))?"
