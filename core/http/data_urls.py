@@ -133,8 +133,13 @@ class DataUrls:
         return Fetched(file.data, data_media_type(head))
 
     def put_back(self, body: Any) -> Any:
-        """The parsed body, with text as it was sent wherever no picture is read."""
-        return self._with_texts(body, ()) if self._files else body
+        """The parsed body, with text as it was sent wherever no picture is read. Once."""
+        if not self._files:
+            return body
+        whole = self._with_texts(body, ())
+        for file in self._files.values():
+            file.forget_text()
+        return whole
 
     def _with_texts(self, value: Any, way: tuple[str, ...]) -> Any:
         if isinstance(value, dict):
@@ -328,6 +333,10 @@ class _File:
     def text(self) -> str:
         """The text as it was sent."""
         return (self._written() if self._said is None else self._said).decode()
+
+    def forget_text(self) -> None:
+        """Keep the data alone."""
+        self._said = None
 
     def _written(self) -> bytes:
         """The base64. Other threads run between its stretches."""
