@@ -168,8 +168,6 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """Stop the clock: the next bytes begin another request."""
         self._is_in_body = False
-        self._is_parting = False  # to be closed once the body has come
-        self._is_deaf = False  # to be closed, and what comes is not parsed any more
         self._num_overhead_bytes = 0
         self._disarm()
         super().on_message_complete()

@@ -182,6 +182,23 @@ def test_who_sends_all_before_reading_gets_the_answer(
 
 
 @pytest.mark.parametrize(
+    "raw",
+    [
+        post("/nowhere", bytes(10**6), "Connection: close"),
+        post("/nowhere", bytes(10**6)).replace(b"HTTP/1.1", b"HTTP/1.0", 1),
+    ],
+)
+def test_once_the_rest_of_a_body_has_come_the_connection_is_closed(
+    tmp_path: Path, raw: bytes
+) -> None:
+    with live(make_app(tmp_path, FakeEngine())) as server, connect(server) as sock:
+        sock.sendall(raw[:-1])
+        assert answer(sock).status == 404
+        sock.sendall(raw[-1:])
+        until(lambda: server.num_connections == 0)
+
+
+@pytest.mark.parametrize(
     "raw", [b"nonsense\r\n\r\n", post(CHAT, b"zz\r\n", "Transfer-Encoding: chunked")]
 )
 def test_what_comes_behind_a_refusal_is_read_for_so_long_and_no_longer(
