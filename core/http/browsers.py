@@ -56,8 +56,9 @@ class GuardSites:
         if method in _READING or "*" in self._origins:
             return
         origin = headers.get("origin", "")
-        is_page = origin == "null" or urlsplit(origin).scheme in ("http", "https")
-        is_own = urlsplit(origin).netloc == headers.get("host") or _name_of(origin) in self._public
+        scheme, _, place = origin.partition(":")
+        is_page = origin == "null" or scheme.lower() in ("http", "https")
+        is_own = place.removeprefix("//") == headers.get("host") or _name_of(origin) in self._public
         is_other = is_page and not is_own
         if is_other and origin in self._origins:
             return

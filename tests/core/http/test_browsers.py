@@ -79,6 +79,9 @@ async def test_names_that_an_operator_gives_are_answered() -> None:
         {"origin": "null"},
         {"origin": "http://127.0.0.1:9000"},
         {"origin": f"http://{HOST}.evil.example"},
+        {"origin": "http://["},
+        {"origin": "https://[::1"},
+        {"origin": "http:"},
         {"sec-fetch-site": "cross-site"},
     ],
 )
