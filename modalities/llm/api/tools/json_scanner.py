@@ -5,16 +5,39 @@ Owns what may follow what in a value that is still being written. Builds no valu
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterator, Mapping
+from typing import Final
 
 MAX_DEPTH = 64
 """Nesting beyond which a value counts as broken."""
 _SPACES = " \t\n\r"
 _ESCAPES = frozenset('"\\/bfnrtu')
 _CLOSERS = {"{": "}", "[": "]"}
-_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
-_NUMBER_START = re.compile(r"-?(?:(?:0|[1-9]\d*)(?:\.\d*)?(?:(?<=\d)[eE][+-]?\d*)?)?")
-_WORDS = ("true", "false", "null")
+_DIGITS = "0123456789"
+_NUMBERS: Final[Mapping[str, Mapping[str, str]]] = {
+    "": {"-": "-", "0": "0", _DIGITS[1:]: "1"},
+    "-": {"0": "0", _DIGITS[1:]: "1"},
+    "0": {".": "1.", "eE": "1e"},
+    "1": {_DIGITS: "1", ".": "1.", "eE": "1e"},
+    "1.": {_DIGITS: "1.0"},
+    "1.0": {_DIGITS: "1.0", "eE": "1e"},
+    "1e": {"+-": "1e+", _DIGITS: "1e0"},
+    "1e+": {_DIGITS: "1e0"},
+    "1e0": {_DIGITS: "1e0"},
+}
+"""What a number may go on with, and as what: each stands for all that may go on alike."""
+_WORDS: Final = ("true", "false", "null")
+
+
+def _scalars() -> Iterator[tuple[tuple[str, str], str]]:
+    for before, ways in _NUMBERS.items():
+        yield from (((before, char), after) for chars, after in ways.items() for char in chars)
+    for word in _WORDS:
+        yield from (((word[:end], char), word[: end + 1]) for end, char in enumerate(word))
+
+
+_SCALARS: Final[Mapping[tuple[str, str], str]] = dict(_scalars())
+_WHOLE_SCALARS: Final = frozenset({*_WORDS, "0", "1", "1.0", "1e0"})
 
 
 class JsonScanner:
@@ -26,7 +49,7 @@ class JsonScanner:
     def __init__(self) -> None:
         self._closers: list[str] = []
         self._expects: str = "value"
-        self._scalar = ""  # a number or a word that may not be complete
+        self._scalar = ""  # a word, or what a number goes on as, that may not be complete
         self._string = ""  # "", "open", "escape" or as many as are missing of four hex digits
         self._is_key = False
         self.is_done = False
@@ -61,8 +84,8 @@ class JsonScanner:
         if self._string:
             return self._in_string(char)
         if self._scalar:
-            if self._goes_on(self._scalar + char):
-                self._scalar += char
+            if longer := _SCALARS.get((self._scalar, char)):
+                self._scalar = longer
                 return True
             if not self._end_scalar():
                 return False
@@ -97,8 +120,8 @@ class JsonScanner:
             self._expects = "key" if char == "{" else "first"
             return len(self._closers) <= MAX_DEPTH
         else:
-            self._scalar = char
-            return self._goes_on(char)
+            self._scalar = _SCALARS.get(("", char), "")
+            return bool(self._scalar)
         return True
 
     def _in_string(self, char: str) -> bool:
@@ -118,17 +141,11 @@ class JsonScanner:
         self._string = str(int(self._string) - 1) if self._string != "1" else "open"
         return char in "0123456789abcdefABCDEF"
 
-    def _goes_on(self, scalar: str) -> bool:
-        """Whether a number or a word can begin so."""
-        if any(word.startswith(scalar) for word in _WORDS):
-            return True
-        return bool(_NUMBER_START.fullmatch(scalar))
-
     def _end_scalar(self) -> bool:
         scalar, self._scalar = self._scalar, ""
         if scalar:
             self._end_value()
-        return not scalar or scalar in _WORDS or bool(_NUMBER.fullmatch(scalar))
+        return not scalar or scalar in _WHOLE_SCALARS
 
     def _end_value(self) -> None:
         self._expects = "next"

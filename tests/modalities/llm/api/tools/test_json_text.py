@@ -34,7 +34,7 @@ def test_every_value_is_accepted_to_its_end(value: Any, indent: int | None, esca
     assert accepted(text) == (len(text), True)
 
 
-@given(st.text(alphabet='{}[]",:\\u0a1.-+eEtrufalsn \n', max_size=24))
+@given(st.text(alphabet='{}[]",:\\u0a1.-+eEtrufalsn \n٢', max_size=24))
 def test_what_is_accepted_is_what_the_library_reads(text: str) -> None:
     try:
         json.loads(text)
@@ -43,6 +43,15 @@ def test_what_is_accepted_is_what_the_library_reads(text: str) -> None:
         is_valid = False
     num_accepted, is_complete = accepted(text)
     assert (num_accepted == len(text) and is_complete) == is_valid
+
+
+@given(st.text(alphabet="-+.eE019٢²", max_size=7))
+def test_numbers_are_those_that_the_library_reads(text: str) -> None:
+    try:
+        is_valid = isinstance(json.loads(text), int | float)
+    except ValueError:
+        is_valid = False
+    assert (accepted(text) == (len(text), True)) == is_valid
 
 
 @given(values, st.data())
