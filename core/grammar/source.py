@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -34,6 +34,7 @@ _JSON_OPTIONS: Final[JsonCompileOptions] = {
 _OWN_OPTIONS: Final = "x-guidance"
 _LITERALS: Final = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|(?://|#)[^\n]*')
 _TOKEN_NAME: Final = re.compile(r"<[^<>\n]*>")
+_SCHEMA_PLACE: Final = re.compile(r"%json @([0-9]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,38 +43,48 @@ class Constraint:
 
     `text` is a JSON schema, a regular expression, a JSON list of texts, or a grammar. Where the
     form is a part of the answer, `around` is the rest: Lark's notation, in which it is `@form`.
+    There, or in a grammar without it, `%json @0` stands for the first of `schemas`, and so on.
     """
 
     kind: ConstraintKind
     text: str
     param: str
     around: str = ""
+    schemas: Sequence[str] = ()
 
     @property
-    def num_bytes(self) -> int:
-        """The size of all of it."""
-        return len(self.text.encode()) + len(self.around.encode())
+    def parts(self) -> Sequence[str]:
+        """All of its texts."""
+        return (self.text, self.around, *self.schemas)
 
     def check_size(self) -> None:
         """Raise `PayloadTooLarge` for one that is not even looked at."""
-        num_chars = len(self.text) + len(self.around)
-        if num_chars > MAX_GRAMMAR_BYTES or self.num_bytes > MAX_GRAMMAR_BYTES:
+        num_chars = sum(map(len, self.parts))
+        num_bytes = num_chars if num_chars > MAX_GRAMMAR_BYTES else _num_bytes(self.parts)
+        if num_bytes > MAX_GRAMMAR_BYTES:
             raise PayloadTooLarge(
                 f"{self.param} takes at most {MAX_GRAMMAR_BYTES} bytes.", param=self.param
             )
 
 
-def to_grammar(kind: ConstraintKind, text: str, around: str = "") -> str:
+def _num_bytes(texts: Sequence[str]) -> int:
+    return sum(len(text.encode()) for text in texts)
+
+
+def to_grammar(
+    kind: ConstraintKind, text: str, around: str = "", schemas: Sequence[str] = ()
+) -> str:
     """The grammar as `GrammarCompiler` takes it. Raises `InvalidRequest`, `UnsupportedOption`."""
-    form = _form(kind, text)
     if not around:
-        return form
+        return _form(kind, text, schemas)
+    form = _form(kind, text)
     is_lark = kind in ("choice", "grammar")
     inner = {"lark_grammar": form} if is_lark else json.loads(form)["grammars"][0]
-    return json.dumps({"grammars": [{"lark_grammar": around}, {**inner, "name": "form"}]})
+    outer = {"lark_grammar": _with_schemas(around, schemas)}
+    return json.dumps({"grammars": [outer, {**inner, "name": "form"}]})
 
 
-def _form(kind: ConstraintKind, text: str) -> str:
+def _form(kind: ConstraintKind, text: str, schemas: Sequence[str] = ()) -> str:
     if kind == "json_schema":
         return _from_schema(text)
     if kind == "regex":
@@ -81,7 +92,15 @@ def _form(kind: ConstraintKind, text: str) -> str:
     if kind == "choice":
         choices = " | ".join(json.dumps(choice) for choice in json.loads(text))
         return LLMatcher.grammar_from_lark(f"start: {choices}")
-    return LLMatcher.grammar_from_lark(_to_lark(text))
+    return LLMatcher.grammar_from_lark(_with_schemas(_to_lark(text), schemas))
+
+
+def _with_schemas(lark: str, schemas: Sequence[str]) -> str:
+    """A grammar in Lark's notation, with the schemas in their places."""
+    if not schemas:
+        return lark
+    written = [json.dumps(tidy_schema(json.loads(schema))) for schema in schemas]
+    return _SCHEMA_PLACE.sub(lambda place: f"%json {written[int(place[1])]}", lark)
 
 
 def tidy_schema(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,8 +6,9 @@ before the first token. A grammar that comes back is one that the engine takes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import accumulate, pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -29,18 +30,19 @@ def prepare(folder: str, vocab_size: int) -> Mapping[str, Callable[..., Iterator
     vocabulary = GrammarVocabulary.open(Path(folder), "the model", vocab_size)
     compiler = GrammarCompiler(vocabulary, max_compile_s=_MAX_COMPILE_S)
     first = ANY_OBJECT.encode()
-    for _ in _check(compiler, first, kind="json_schema", form_bytes=len(first)):
+    for _ in _check(compiler, first, kind="json_schema", sizes=[len(first), 0]):
         pass
     return {"check": partial(_check, compiler)}
 
 
 def _check(
-    compiler: GrammarCompiler, data: bytes, *, kind: ConstraintKind, form_bytes: int
+    compiler: GrammarCompiler, data: bytes, *, kind: ConstraintKind, sizes: Sequence[int]
 ) -> Iterator[bytes]:
-    """Yields the grammar of a form and what is around it, which follows in `data`."""
+    """Yields the grammar of a form, what is around it, and its schemas, which are the `data`."""
+    ends = [*accumulate(sizes, initial=0)]
     try:
-        form, around = bytes(data[:form_bytes]).decode(), bytes(data[form_bytes:]).decode()
-        grammar = to_grammar(kind, form, around)
+        parts = [bytes(data[start:end]).decode() for start, end in pairwise(ends)]
+        grammar = to_grammar(kind, *parts[:2], parts[2:])
     except UnicodeDecodeError as error:
         raise InvalidRequest("The text is not valid UTF-8.") from error
     matcher = compiler.compile(grammar)

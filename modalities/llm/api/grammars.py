@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -32,7 +33,7 @@ _MAX_KEPT: Final = 128
 
 
 class GrammarChecker:
-    """Checks grammars over the tokens of one model. Starts nothing before it is told or must."""
+    """Checks grammars over the tokens of one model. Starts nothing before it is used."""
 
     def __init__(self, folder: Path, vocab_size: int) -> None:
         self._args = {"folder": str(folder), "vocab_size": vocab_size}
@@ -42,11 +43,12 @@ class GrammarChecker:
     async def check(self, constraint: Constraint) -> str:
         """The grammar for the engine. Raises `RequestError` for one that is bad or too costly."""
         constraint.check_size()
-        form, around = constraint.text.encode(), constraint.around.encode()
-        head = f"{constraint.kind} {len(form)} ".encode()
-        key = hashlib.sha256(head + form + around).digest()
+        parts = [part.encode() for part in constraint.parts]
+        sizes = [*map(len, parts)]
+        data = b"".join(parts)
+        key = hashlib.sha256(f"{constraint.kind} {sizes} ".encode() + data).digest()
         if key not in self._kept:
-            grammar = await self._compile(constraint, form, around)
+            grammar = await self._compile(constraint, data, sizes)
             self._kept[key] = grammar
             if len(self._kept) > _MAX_KEPT:
                 self._kept.popitem(last=False)
@@ -64,13 +66,11 @@ class GrammarChecker:
         if self._pool is not None:
             await self._pool.close()
 
-    async def _compile(self, constraint: Constraint, form: bytes, around: bytes) -> str:
+    async def _compile(self, constraint: Constraint, data: bytes, sizes: Sequence[int]) -> str:
         if self._pool is None:
             self._pool = self._open_pool()
         try:
-            checked = await self._pool.run(
-                "check", form + around, kind=constraint.kind, form_bytes=len(form)
-            )
+            checked = await self._pool.run("check", data, kind=constraint.kind, sizes=sizes)
         except RequestError as error:
             raise _about(error, constraint.param) from error
         return str(checked.data, "utf-8")

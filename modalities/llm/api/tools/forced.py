@@ -14,9 +14,9 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from triptych.core.grammar.source import Constraint, tidy_schema
+from triptych.core.grammar.source import Constraint
 from triptych.modalities.llm.api.tools.formats import AnswerSyntax
-from triptych.modalities.llm.api.tools.schema import Offer, Tool
+from triptych.modalities.llm.api.tools.schema import Offer
 
 _OPEN, _NEXT, _CLOSE = "<tool_call>", "\n<tool_call>", "\n</tool_call>"
 _ANYTHING = "/(?s:.*)/"
@@ -58,7 +58,10 @@ def answer_constraint(
     if thoughts_end:
         rules.append(f"thoughts[suffix={_quoted(thoughts_end)}]: {_ANYTHING}")
     grammar = "\n".join(rules)
-    return replace(form, around=grammar) if form else Constraint("grammar", grammar, "tools")
+    schemas = [*_schemas(offer)] if has_calls else []
+    if form is not None:
+        return replace(form, around=grammar, schemas=schemas)
+    return Constraint("grammar", grammar, "tools", schemas=schemas)
 
 
 def _marked(offer: Offer, *, has_form: bool) -> Sequence[str]:
@@ -117,21 +120,20 @@ def _listed(offer: Offer) -> Sequence[str]:
 def _calls(offer: Offer) -> Iterator[str]:
     yield "call: " + " | ".join(f"call_{index}" for index in range(len(offer.tools)))
     for index, tool in enumerate(offer.tools):
-        yield from _call(index, tool, follows=bool(offer.is_required or tool.function.strict))
+        before = f'{{"name": {json.dumps(tool.function.name)}, "arguments": '
+        yield f'call_{index}: {_quoted(before)} arguments_{index} "}}"'
+        yield f"arguments_{index}: %json @{index}"
 
 
-def _call(index: int, tool: Tool, *, follows: bool) -> Sequence[str]:
-    """One tool's call, and its arguments: a schema's references begin at its own root.
+def _schemas(offer: Offer) -> Iterator[str]:
+    """What arguments of each tool follow: any object's where they need not follow its own.
 
-    They are any object unless it `follows` the schema.
+    A schema's references begin at its own root.
     """
-    own = (tool.function.parameters or _NO_ARGUMENTS) if follows else {}
-    schema = tidy_schema({"type": "object", **own})
-    before = f'{{"name": {json.dumps(tool.function.name)}, "arguments": '
-    return (
-        f'call_{index}: {_quoted(before)} arguments_{index} "}}"',
-        f"arguments_{index}: %json {json.dumps(schema)}",
-    )
+    for tool in offer.tools:
+        follows = offer.is_required or tool.function.strict
+        own = (tool.function.parameters or _NO_ARGUMENTS) if follows else {}
+        yield json.dumps({"type": "object", **own})
 
 
 def _quoted(text: str) -> str:

@@ -48,7 +48,7 @@ def fits(
     constraint = answer_constraint(offer, syntax, thoughts_end, form)
     assert constraint is not None
     tokenizer = LLTokenizer("byte")
-    grammar = to_grammar(constraint.kind, constraint.text, constraint.around)
+    grammar = to_grammar(constraint.kind, *constraint.parts[:2], constraint.schemas)
     matcher = LLMatcher(tokenizer, grammar)
     assert not matcher.get_error()
     tokens = tokenizer.tokenize_str(text)
@@ -86,6 +86,16 @@ def test_a_required_call_is_all_that_is_written(text: str, is_fit: bool) -> None
     assert fits(text, offer, AnswerSyntax()) is is_fit
     thought = f"Hm, {hermes(BERLIN)}?</think>{text}"
     assert fits(thought, offer, AnswerSyntax(thinking="think"), "</think>") is is_fit
+
+
+def test_schemas_that_multiply_do_so_in_the_child_alone() -> None:
+    parts = [{"$ref": "#/$defs/all"}] * 500
+    parameters = {"$defs": {"all": {"enum": [*range(5000)]}}, "allOf": parts}
+    function = {"name": "f", "parameters": parameters}
+    tool = Tool.model_validate({"type": "function", "function": function})
+    constraint = answer_constraint(Offer.of([tool], "required"), AnswerSyntax(), "")
+    assert constraint is not None
+    assert sum(map(len, constraint.parts)) < 2 * len(json.dumps(parameters))
 
 
 LLAMA = AnswerSyntax(calls="llama3-json")
