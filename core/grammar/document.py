@@ -19,8 +19,8 @@ _NAMED: Final = frozenset(
     {"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"}
 )
 _SINGLE: Final = frozenset(
-    {"additionalProperties", "contains", "else", "if", "not", "propertyNames", "then"}
-    | {"unevaluatedItems", "unevaluatedProperties"}
+    {"additionalItems", "additionalProperties", "contains", "else", "if", "not", "propertyNames"}
+    | {"then", "unevaluatedItems", "unevaluatedProperties"}
 )
 _NAMING: Final = ("$anchor", "$id", "id")
 _NUMBERS: Final = frozenset(
@@ -118,15 +118,15 @@ def _check(node: Any, at: str) -> None:
         for word, value in node.items():
             place = f"{at}/{word}"
             _check_value(word, value, place)
-            for name, part in _parts(word, value):
+            for name, part in parts_of(word, value):
                 _check(part, f"{place}{name}")
 
 
-def _parts(word: str, value: Any) -> Iterable[tuple[str, Any]]:
-    """The schemas in a keyword, and where each of them is."""
-    if word in _LISTS or (word == "items" and isinstance(value, list)):
+def parts_of(word: str, value: Any) -> Iterable[tuple[str, Any]]:
+    """The schemas in a keyword, and where each of them is; none in a value of another type."""
+    if isinstance(value, list) and (word in _LISTS or word == "items"):
         return ((f"/{index}", part) for index, part in enumerate(value))
-    if word in _NAMED:
+    if isinstance(value, dict) and word in _NAMED:
         return ((f"/{name}", part) for name, part in value.items())
     return [("", value)] if word in _SINGLE or word == "items" else []
 

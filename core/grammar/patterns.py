@@ -42,7 +42,8 @@ _NOT: Final = r"[^\x00"
 quotation mark and a backslash, whether the class has them or not."""
 _MAX_DEPTH: Final = 64
 """Letters of a name: as many groups are within each other."""
-_LOOKS_AROUND: Final = re.compile(r"\(\?(?:[=!]|<[=!])")
+_LOOKS_AROUND: Final = re.compile(r"\\.|\[(?:\\.|[^\]\\])*+\]?|(\(\?(?:[=!]|<[=!]))", re.DOTALL)
+"""Past what is escaped, or stands for a character of some."""
 _PARTS: Final = re.compile(r"\\c[A-Za-z]|\\.|\[\^?\]?|--|.", re.DOTALL)
 _SPACE: Final = r"\t\n\x0b\f\r \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
 _OUTSIDE: Final[Mapping[str, str]] = {
@@ -69,8 +70,7 @@ _INSIDE: Final[Mapping[str, str]] = {
 
 def looks_around(pattern: str) -> str:
     """The beginning of the first look-ahead or look-behind; nothing where there is none."""
-    found = _LOOKS_AROUND.search(pattern)
-    return found[0] if found else ""
+    return next((found[1] for found in _LOOKS_AROUND.finditer(pattern) if found[1]), "")
 
 
 def portable_pattern(pattern: str, at: str) -> str:

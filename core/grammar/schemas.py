@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote
 
 from triptych.core.errors import InvalidRequest, UnsupportedOption
 from triptych.core.grammar.branches import are_all_disjoint
-from triptych.core.grammar.document import SchemaDocument
+from triptych.core.grammar.document import SchemaDocument, parts_of
 from triptych.core.grammar.patterns import FORMATS, looks_around, other_names, portable_pattern
 
 _ANNOTATIONS: Final = frozenset(
@@ -80,20 +80,19 @@ def plain_schema(root: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_formats(schema: Mapping[str, Any], param: str) -> None:
     """Refuse a format that is not enforced and has no pattern that says what it means."""
-    parts: list[Any] = [schema]
-    while parts:
-        part = parts.pop()
-        if isinstance(part, list):
-            parts += part
-        elif isinstance(part, dict):
-            parts += part.values()
-            name = part.get("format")
-            if isinstance(name, str) and name not in _FORMATS and "pattern" not in part:
-                raise UnsupportedOption(
-                    f"The format {name[:40]} cannot be enforced, as strict asks: add a pattern, or"
-                    " leave strict out.",
-                    param=param,
-                )
+    nodes: list[Any] = [schema]
+    while nodes:
+        node = nodes.pop()
+        if not isinstance(node, dict):
+            continue
+        nodes += [part for word, value in node.items() for _, part in parts_of(word, value)]
+        name = node.get("format")
+        if isinstance(name, str) and name not in _FORMATS and "pattern" not in node:
+            raise UnsupportedOption(
+                f"The format {name[:40]} cannot be enforced, as strict asks: add a pattern, or"
+                " leave strict out.",
+                param=param,
+            )
 
 
 class _SchemaWriter:
