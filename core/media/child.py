@@ -366,7 +366,7 @@ class _DecodeChild:
             return _cancelled()
         _log.warning("a decode child died", extra=fields(exit_code=code))
         if code < 0 and -code not in _OWN_SIGNALS:
-            return _ChildLost(f"was ended by {signal.Signals(-code).name}")
+            return _ChildLost(f"was ended by signal {-code}")
         if code == -signal.SIGXCPU:
             return FatalInput(
                 f"The file takes over {self._limits.cpu_s} s of work to decode; send a smaller one."

@@ -30,7 +30,7 @@ from triptych.core.media.pictures import PictureReader
 from triptych.modalities.llm.api.grammars import GrammarChecker
 from triptych.modalities.llm.api.template import ChatTemplate
 
-FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGRTMIN + 2)
 BY_INPUT = (signal.SIGXCPU, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)
 Work = Callable[[], Awaitable[object]]
 
