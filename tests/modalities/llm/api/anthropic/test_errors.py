@@ -92,7 +92,7 @@ def document(source: dict[str, Any], **fields: Any) -> dict[str, Any]:
                     }
                 ]
             },
-            "files API",
+            "by a file's id",
         ),
         (
             {
