@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from triptych.core.errors import ModelTooLarge, WeightsError, to_info
 from triptych.core.ledger import Ledger
 from triptych.core.transport.control import Beat, ControlLine, FromChild, Phase, Ready, StartFacts
 from triptych.core.transport.messages import Heartbeat, ModelState, ModelStatus
@@ -20,13 +22,13 @@ class Line(ControlLine):
         self.told.append(message)
 
 
-def beat(state: ModelState, phase: str = "idle") -> Heartbeat:
+def beat(state: ModelState, *others: ModelStatus, phase: str = "idle") -> Heartbeat:
     return Heartbeat(
         turn=1,
         phase=phase,
         stall_budget_s=1.0,
         num_jobs=0,
-        models=(ModelStatus(model="chat", state=state),),
+        models=(ModelStatus(model="chat", state=state), *others),
         gauges={},
         counters={},
         histograms={},
@@ -65,3 +67,16 @@ def test_a_later_start_shares_out_as_much_memory_as_the_first() -> None:
         keep_budget(line, later, 900)
         assert later.capacity_bytes == capacity_bytes
     assert len(line.told) == 1
+
+
+def test_a_start_is_over_without_the_models_that_never_fit_unless_there_is_no_other() -> None:
+    too_large = ModelStatus(model="huge", state="failed", error=to_info(ModelTooLarge("No room.")))
+    unfit = ModelStatus(model="bad", state="failed", error=to_info(WeightsError("Truncated.")))
+    for others, is_over in (((too_large,), True), ((unfit,), False), ((too_large, unfit), False)):
+        line = Line()
+        StartReport(line, lambda: None).take(beat("ready", *others))
+        assert (Ready() in line.told) == is_over
+    line = Line()
+    alone = msgspec.structs.replace(beat("ready"), models=(too_large,))
+    StartReport(line, lambda: None).take(alone)
+    assert Ready() not in line.told

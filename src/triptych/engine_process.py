@@ -15,11 +15,12 @@ from triptych.compose import ChildSetup, build_codec, build_engine
 from triptych.core import logs
 from triptych.core.collector import rest_collector, resume_collector
 from triptych.core.config import Config
+from triptych.core.errors import ModelTooLarge
 from triptych.core.ledger import Ledger, mib
 from triptych.core.lookups import listening
 from triptych.core.transport.control import Beat, ControlLine, Phase, Ready, StartFacts, run_child
 from triptych.core.transport.engine_server import EngineServer
-from triptych.core.transport.messages import Heartbeat
+from triptych.core.transport.messages import Heartbeat, ModelStatus
 from triptych.core.typed import decode_json
 from triptych.core.weights.manifest import verify_ahead
 from triptych.core.weights.resolve import ResolvedModel
@@ -89,11 +90,17 @@ class StartReport:
             if status.state == "ready" and status.model not in self._loaded:
                 self._loaded.add(status.model)
                 self._line.send(Phase("load", status.model))
-        if all(status.state != "loading" for status in beat.models):  # one may be too large
+        served = [status for status in beat.models if not _is_too_large(status)]
+        if served and all(status.state in ("ready", "unloaded") for status in served):
             self._is_ready = True
             resume_collector()
             self._line.send(Ready())
             self._warm()
+
+
+def _is_too_large(status: ModelStatus) -> bool:
+    """Whether a model will be refused, and others be served without it."""
+    return status.error is not None and status.error.code == ModelTooLarge.code
 
 
 def _library_note() -> str:
