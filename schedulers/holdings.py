@@ -12,24 +12,40 @@ from triptych.schedulers.token_state import SequenceState
 
 
 class Holdings:
-    """What clients hold of the places and pages there are, as they would after some gave way."""
+    """What clients hold of the places and pages there are, as they would after some gave way.
 
-    def __init__(self, running: Iterable[SequenceState]) -> None:
+    `num_rows_left` and `num_pages_left` are held by none.
+    """
+
+    def __init__(
+        self, running: Iterable[SequenceState], num_rows_left: int, num_pages_left: int
+    ) -> None:
+        self._num_rows_left = num_rows_left
+        self._num_pages_left = num_pages_left
         self._num_rows: Counter[str] = Counter()
         self._num_pages: Counter[str] = Counter()
         self._by_client: dict[str, list[SequenceState]] = {}
         for row in running:
-            self._num_rows[row.client] += 1
-            self._num_pages[row.client] += self.num_pages_of(row)
+            self._count(row.client, 1, _num_pages_of(row))
             self._by_client.setdefault(row.client, []).append(row)
 
-    def num_pages_of(self, row: SequenceState) -> int:
-        """Pages that a running row holds."""
-        return len(row.lease) if row.lease is not None else 0
+    def begin(self, row: SequenceState, num_pages: int) -> list[SequenceState] | None:
+        """Have `row` begin with so many pages: who gives way to it, and `None` where none may."""
+        victims: list[SequenceState] = []
+        while self._num_rows_left < 1 or self._num_pages_left < num_pages:
+            victim = self._creditor(row, num_pages)
+            if victim is None:
+                for victim in reversed(victims):
+                    self._by_client[victim.client].append(victim)
+                    self._take(victim.client, 1, _num_pages_of(victim))
+                return None
+            self._by_client[victim.client].pop()
+            self._take(victim.client, -1, -_num_pages_of(victim))
+            victims.append(victim)
+        self._take(row.client, 1, num_pages)
+        return victims
 
-    def creditor(
-        self, row: SequenceState, num_pages: int, *, needs_row: bool
-    ) -> SequenceState | None:
+    def _creditor(self, row: SequenceState, num_pages: int) -> SequenceState | None:
         """Who gives way to `row`: the newest of a client that holds more than its own all the same.
 
         None gives way to one of lower priority.
@@ -39,18 +55,22 @@ class Holdings:
             if client == row.client or victim is None or victim.rank[0] < row.rank[0]:
                 continue
             has_more_rows = self._num_rows[client] >= self._num_rows[row.client] + 2
-            rest = self._num_pages[client] - self.num_pages_of(victim)
-            if has_more_rows if needs_row else rest >= self._num_pages[row.client] + num_pages:
+            rest = self._num_pages[client] - _num_pages_of(victim)
+            has_more_pages = rest >= self._num_pages[row.client] + num_pages
+            if has_more_rows if self._num_rows_left < 1 else has_more_pages:
                 return victim
         return None
 
-    def remove(self, row: SequenceState) -> None:
-        """`row` gives way."""
-        self._by_client[row.client].remove(row)
-        self._num_rows[row.client] -= 1
-        self._num_pages[row.client] -= self.num_pages_of(row)
+    def _take(self, client: str, num_rows: int, num_pages: int) -> None:
+        self._num_rows_left -= num_rows
+        self._num_pages_left -= num_pages
+        self._count(client, num_rows, num_pages)
 
-    def add(self, row: SequenceState, num_pages: int) -> None:
-        """`row` begins."""
-        self._num_rows[row.client] += 1
-        self._num_pages[row.client] += num_pages
+    def _count(self, client: str, num_rows: int, num_pages: int) -> None:
+        self._num_rows[client] += num_rows
+        self._num_pages[client] += num_pages
+
+
+def _num_pages_of(row: SequenceState) -> int:
+    """Pages that a running row holds."""
+    return len(row.lease) if row.lease is not None else 0

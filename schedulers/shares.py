@@ -4,7 +4,8 @@ Owns the account. Knows clients by name only: an API key, or a connection where 
 
 The client that received the least goes first (virtual token counters: Sheng et al., Fairness in
 Serving Large Language Models, 2024). One that comes back from idling starts level with the least
-served of those at work, and brings no credit.
+served of those at work, and brings no credit. Nor does any client fall far behind: one that asked
+for little all day would have hours to itself otherwise, and so would all that come meanwhile.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from itertools import chain
 from typing import Protocol, TypeVar
 
 _MAX_REMEMBERED = 1024
+_MOST_AHEAD = 64
+"""So many of the longest pieces are the most by which one client can be ahead of another."""
 
 
 class Ranked(Protocol):
@@ -47,6 +50,8 @@ class ServiceShares:
         self._service: dict[str, float] = {}
         self._active: Counter[str] = Counter()
         self._level = 0.0
+        self._most = 0.0
+        self._longest = 0.0
 
     @property
     def is_contended(self) -> bool:
@@ -54,8 +59,9 @@ class ServiceShares:
         return len(self._active) > 1
 
     def received(self, client: str) -> float:
-        """What a client has received."""
-        return self._service.get(client, 0.0)
+        """What a client has received, as far as it counts."""
+        least = self._most - _MOST_AHEAD * self._longest
+        return max(self._service.get(client, 0.0), least)
 
     def join(self, client: str) -> None:
         """A client has one more unit of work."""
@@ -73,11 +79,13 @@ class ServiceShares:
             del self._active[client]
         if not self._active:
             self._service.clear()
-            self._level = 0.0
+            self._level = self._most = self._longest = 0.0
 
     def charge(self, client: str, amount: float) -> None:
         """A client receives so much."""
-        self._service[client] = self.received(client) + amount
+        self._longest = max(self._longest, amount)
+        received = self._service[client] = self.received(client) + amount
+        self._most = max(self._most, received)
 
     def in_turn(self, rows: Iterable[RankedT]) -> Iterator[RankedT]:
         """Rows that come in order of rank: those of one client stay so, and clients take turns.

@@ -57,7 +57,7 @@ class StepShares:
         if len(counts) < 2 or not self._costs.is_timed(_ROWS, _work(0)):
             return None
         (busiest, num_own), (_, num_next) = counts.most_common(2)
-        if num_own == num_next:
+        if num_own == num_next or _comes_first(busiest, rows):
             return None
         num_others = len(rows) - num_own
         is_due = self._num_since_probe >= _PROBE_EVERY
@@ -79,7 +79,10 @@ class StepShares:
         counts = Counter(row.client == turn.busiest for row in rows)
         self._num_since_probe = self._num_since_probe + 1 if counts[True] else 0
         due_s = turn.share_s if counts[False] else 0.0
-        self._debt_s = max(0.0, self._debt_s + self._seconds(counts.total()) - due_s)
+        step_s = self._seconds(counts.total())
+        # One step is the most that is owed: more would come of others that could not go on anyhow.
+        most_s = max(self._debt_s, step_s)
+        self._debt_s = max(0.0, min(self._debt_s + step_s - due_s, most_s))
 
     def observe(self, num_rows: int, elapsed_s: float) -> None:
         """Learn what a step took in which so many rows went on by a token, and nothing else ran."""
@@ -93,6 +96,12 @@ class StepShares:
 
     def _is_measured(self, num_rows: int) -> bool:
         return self._costs.measured(_ROWS, _work(num_rows)) is not None
+
+
+def _comes_first(client: str, rows: Sequence[SequenceState]) -> bool:
+    """Whether a row of `client` is of higher priority than those of all others."""
+    best = min(row.rank[0] for row in rows)
+    return all(row.client == client for row in rows if row.rank[0] == best)
 
 
 def _work(num_rows: int) -> dict[str, float]:

@@ -10,7 +10,7 @@ would do, and booking does just that. The rules, in the order they are applied:
   A row with a step in flight gives its pages back only when that step is over, so it sits this
   step out; likewise no row is preempted while rows that have ended are about to free pages.
 - A row that gave way `max_preemptions` times takes all the pages it can ever need when it starts
-  again. It never lacks one, so it never gives way again.
+  again. It never lacks one, so it gives way again only to another client that holds less.
 - Prompts fill what the token budget leaves, those begun first, then those waiting. While rows are
   being answered prompts take `max_prompt_share` of the budget, and rows being answered are so few
   that they take half of it at most: neither can starve the other.
@@ -22,6 +22,7 @@ would do, and booking does just that. The rules, in the order they are applied:
 
 from __future__ import annotations
 
+import math
 import sys
 from bisect import bisect_left
 from collections import Counter
@@ -139,6 +140,7 @@ class _Drafter:
         self._pinned: set[int] = set()
         self._claimed: set[bytes] = set()
         self._favoured: list[SequenceState] = []
+        self._stuck: list[SequenceState] = []
         self._long: ScheduledRow | None = None
         self._half = 0
         self._deferred: list[SequenceState] = []
@@ -152,35 +154,27 @@ class _Drafter:
         shares = self._state.shares
         if not (shares.is_contended and self._limits.max_prompt_tokens and self._state.waiting):
             return
-        holdings = Holdings(self._state.running)
-        num_rows_left, num_pages_left = self._num_rows_left, self._num_pages_left
+        holdings = Holdings(self._state.running, self._num_rows_left, self._num_free_pages())
+        stuck: set[str] = set()
         for row in islice(shares.in_turn(self._state.waiting), _MAX_FAVOURED):
-            if not self._can_begin(row):
+            if row.client in stuck or not self._can_begin(row):
                 continue
             found = self._pool.peek(row.lookup_keys(self._pool.page_size))
             if self._find_awaited(row, len(found)) is not None:
                 continue
-            num_pages = self._pool.num_pages_for(row.num_tokens) - len(found)
-            victims: list[SequenceState] = []
-            while num_rows_left < 1 or num_pages_left < num_pages:
-                victim = holdings.creditor(row, num_pages, needs_row=num_rows_left < 1)
-                if victim is None:
-                    break
-                holdings.remove(victim)
-                victims.append(victim)
-                num_rows_left += 1
-                num_pages_left += holdings.num_pages_of(victim)
-            else:
-                holdings.add(row, num_pages)
-                num_rows_left -= 1
-                num_pages_left -= num_pages
-                self._sitting_out.update(victims)
-                if victims and not any(victim.num_in_flight for victim in victims):
-                    self._favoured.append(row)
-                    for victim in victims:
-                        self._drop(victim)
+            num_pages = self._num_pages_to_start(row) - len(found)
+            victims = holdings.begin(row, num_pages)
+            if victims is None:
+                if self._is_out_of_patience(row):
+                    return
+                stuck.add(row.client)
+                self._stuck.append(row)
                 continue
-            return
+            self._sitting_out.update(victims)
+            if victims and not any(victim.num_in_flight for victim in victims):
+                self._favoured.append(row)
+                for victim in victims:
+                    self._drop(victim)
 
     def _turns(self) -> list[SequenceState]:
         """The rows that are answered in this step: where not all are, those that waited longest."""
@@ -189,7 +183,7 @@ class _Drafter:
         if len(answering) <= most:
             return answering
         able = [row for row in answering if self._can_go_on(row)]
-        able.sort(key=lambda row: (row.num_in_flight, row.last_token_s))
+        able.sort(key=lambda row: (row.rank[0], row.num_in_flight, row.last_token_s))
         chosen = set(spread(able, most))
         return [row for row in answering if row in chosen]
 
@@ -225,16 +219,15 @@ class _Drafter:
             return
         self._num_tokens_left = min(self._num_tokens_left, self._limits.max_prompt_tokens)
         self._half = self._num_tokens_left // 2
-        self._add_waiting(self._favoured)
+        self._add_waiting(self._favoured, blocked=self._stuck)
         begun = (row for row in self._state.running if not row.is_answering)
         if not self._add_begun(self._state.shares.in_turn(begun)):
             return
-        is_shared = self._state.shares.is_contended
         has_rows = self._num_rows_left or any(map(self._is_idle, self._state.running))
         if has_rows and not self._is_short:
             waiting = self._state.shares.in_turn(self._state.waiting)
             favoured = set(self._favoured)
-            rows = (row for row in waiting if row not in favoured) if is_shared else waiting
+            rows = (row for row in waiting if row not in favoured)
             self._add_waiting(islice(rows, _MAX_LOOKAHEAD))
         self._fill_up()
 
@@ -346,12 +339,14 @@ class _Drafter:
             self._drop(victim)
         return victim is not None
 
-    def _add_waiting(self, rows: Iterable[SequenceState]) -> None:
-        blocked: list[SequenceState] = []
+    def _add_waiting(
+        self, rows: Iterable[SequenceState], blocked: Iterable[SequenceState] = ()
+    ) -> None:
+        blocked = list(blocked)
         for row in rows:
             if len(blocked) == _MAX_BLOCKED:
                 return
-            if not self._can_begin(row):
+            if not self._can_begin(row) or any(self._bars(other, row) for other in blocked):
                 continue
             found = self._pool.peek(row.lookup_keys(self._pool.page_size))
             awaited = self._find_awaited(row, len(found))
@@ -380,6 +375,10 @@ class _Drafter:
         if row.client == other.client:
             return True
         return all(running.client != row.client for running in self._state.running)
+
+    def _bars(self, row: SequenceState, other: SequenceState) -> bool:
+        """Whether `row` was passed so often that `other`, of the same client, waits for it."""
+        return row.num_times_passed >= _MAX_PASSED and row.client == other.client
 
     def _is_out_of_patience(self, row: SequenceState) -> bool:
         """Whether all later prompts wait for `row`, which was passed so often."""
@@ -431,8 +430,7 @@ class _Drafter:
 
     def _try_admit(self, row: SequenceState, found: list[int]) -> bool:
         """Start `row` if the pool has room for all of its tokens, and use stays below the mark."""
-        is_protected = self._state.is_protected(row)
-        num_pages = self._pool.num_pages_for(row.max_positions if is_protected else row.num_tokens)
+        num_pages = self._num_pages_to_start(row)
         while True:
             num_needed = num_pages - sum(self._is_held(page) for page in found)
             if self._has_room(num_needed):
@@ -447,10 +445,18 @@ class _Drafter:
         self._add_chunk(row, len(found) * self._pool.page_size)
         return True
 
+    def _num_pages_to_start(self, row: SequenceState) -> int:
+        is_whole = self._state.is_protected(row)
+        return self._pool.num_pages_for(row.max_positions if is_whole else row.num_tokens)
+
+    def _num_free_pages(self) -> int:
+        """How many pages prompts may take beside rows that are active."""
+        most = math.ceil(self._options.kvcache_ce_watermark * self._pool.num_pages) - 1
+        return self._num_pages_left - (self._pool.num_pages - most)
+
     def _has_room(self, num_pages: int) -> bool:
         """Whether so many pages may be taken for a prompt."""
-        num_used = self._pool.num_pages - self._num_pages_left + num_pages
-        is_low = num_used < self._options.kvcache_ce_watermark * self._pool.num_pages
+        is_low = num_pages <= self._num_free_pages()
         return num_pages <= self._num_pages_left and (is_low or self._is_quiet())
 
     def _is_quiet(self) -> bool:

@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 
 from support.token_driver import drive, random_world
 from support.token_world import World, token_request
+from triptych.schedulers.cost import CostModel
 from triptych.schedulers.shares import ServiceShares, spread
+from triptych.schedulers.step_shares import StepShares, StepTurn
+from triptych.schedulers.token_state import SequenceState
 
 
 def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
@@ -48,6 +51,86 @@ def test_a_crowd_delays_another_client_by_two_steps(depth: int, num_pages: int) 
     assert steps_to_first_token(world, "b") <= 2 + depth
     world.finish_all()  # checks that the answers of rows that gave way are the same
     assert world.scheduler.stats().counters["preemptions_total"] >= 1
+
+
+class Streams:
+    """Clients that always have so many requests under way; they come as others end."""
+
+    def __init__(self, world: World, **requests: tuple[int, int]) -> None:
+        self.world, self._num_submitted = world, 0
+        self.requests = requests
+        """By client: how many, and of how many tokens."""
+
+    def run(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            for client, (num_requests, num_tokens) in self.requests.items():
+                while self._num_live(client) < num_requests:
+                    self._num_submitted += 1
+                    name = f"{client}{self._num_submitted}"
+                    length = num_tokens + self._num_submitted * 5 % 7  # so that not all end at once
+                    request = token_request(prompt(6, self._num_submitted), max_tokens=length)
+                    self.world.submit(name, request, client=client)
+            self.world.step()
+            self.world.check()
+
+    def num_tokens(self, client: str) -> int:
+        jobs = [job_id for job_id, job in self.world.jobs.items() if job.client == client]
+        return sum(len(self.world.output_ids(job_id)) for job_id in jobs)
+
+    def _num_live(self, client: str) -> int:
+        jobs = self.world.jobs.items()
+        return sum(
+            job.client == client and not (job.state.is_final or job_id.startswith("big"))
+            for job_id, job in jobs
+        )
+
+
+def crowded(num_places: int, **requests: tuple[int, int]) -> Streams:
+    """A pool in which many requests leave no room for a large one."""
+    world = World(
+        num_pages=40, max_length=160, max_batch_size=num_places, max_batch_input_tokens=64
+    )
+    streams = Streams(world, **requests)
+    streams.run(20)
+    world.submit("big", token_request(prompt(130, 5), max_tokens=2), client="a")
+    return streams
+
+
+@pytest.mark.parametrize("requests", [{"a": (3, 8), "b": (9, 8)}, {"a": (0, 8), "b": (9, 8)}])
+def test_a_large_prompt_is_not_passed_for_ever(requests: dict[str, tuple[int, int]]) -> None:
+    streams = crowded(10, **requests)
+    streams.run(150)
+    assert streams.world.output_ids("big")
+
+
+def test_a_large_prompt_of_one_client_is_not_in_the_way_of_another() -> None:
+    streams = crowded(4, b=(6, 80))
+    streams.world.submit("c", token_request(prompt(6, 3), max_tokens=3), client="c")
+    assert steps_to_first_token(streams.world, "c") <= 3
+
+
+def test_pages_that_prompts_leave_free_do_not_keep_a_client_out() -> None:
+    world = World(
+        num_pages=60, max_length=160, max_batch_size=40, max_batch_input_tokens=128,
+        kvcache_ce_watermark=0.9,
+    )  # fmt: skip
+    for index in range(40):
+        world.submit(f"a{index}", token_request(prompt(8, index), max_tokens=100), client="a")
+    for _ in range(2):
+        world.step()
+    world.submit("b", token_request(prompt(8, 50), max_tokens=3), client="b")
+    assert steps_to_first_token(world, "b") <= 3
+
+
+def test_what_others_did_not_ask_for_holds_up_no_client() -> None:
+    """Little asked for all the time is no credit, neither for that client nor for a newcomer."""
+    world = World(num_pages=4000, max_length=200, max_batch_size=12, max_batch_input_tokens=64)
+    streams = Streams(world, light=(3, 30), old=(20, 20))
+    streams.run(1500)
+    streams.requests["new"] = (20, 20)
+    before = streams.num_tokens("old")
+    streams.run(400)
+    assert streams.num_tokens("old") - before > 0.6 * streams.num_tokens("new")
 
 
 def test_a_client_alone_gives_way_to_none_of_its_own() -> None:
@@ -178,6 +261,46 @@ def test_a_client_alone_is_never_held_up() -> None:
     world.run(5)
     world.run(100)
     assert world.elapsed_s == pytest.approx(100 * step_s(31))
+
+
+def book(shares: StepShares, rows: list[SequenceState], num_steps: int) -> StepTurn:
+    """Book steps of `rows` out of turn; whose turn it is afterwards."""
+    for _ in range(num_steps):
+        shares.book(shares.turn(rows), [row for row in rows if row.client == "loud"])
+    turn = shares.turn(rows)
+    assert turn is not None
+    return turn
+
+
+def answering(**rows: int) -> list[SequenceState]:
+    world = World(num_pages=2000, max_batch_size=64, max_batch_input_tokens=4096)
+    for client, num_rows in rows.items():
+        for index in range(num_rows):
+            world.submit(f"{client}{index}", token_request(prompt(4), max_tokens=40), client=client)
+    return [world.scheduler.row_of(job_id) for job_id in world.jobs]
+
+
+def test_time_in_which_others_could_not_go_on_is_not_paid_back() -> None:
+    shares, rows = StepShares(CostModel()), answering(loud=31, light=1)
+    for num_rows in (1, 1, 1, 31, 31, 32, 32):
+        shares.observe(num_rows, step_s(num_rows))
+    assert book(shares, rows, 500).stays_out
+    own_steps = [row for row in rows if row.client == "light"]
+    num_out = 0
+    while (turn := shares.turn(rows)) is not None and turn.stays_out:
+        shares.book(turn, own_steps)
+        num_out += 1
+    assert 1 <= num_out <= 2 * step_s(31) / step_s(1)
+
+
+def test_a_client_stays_out_for_none_of_lower_priority() -> None:
+    shares, rows = StepShares(CostModel()), answering(loud=20, light=4)
+    for num_rows in (4, 4, 4, 24, 24):
+        shares.observe(num_rows, step_s(num_rows))
+    assert shares.turn(rows) is not None
+    for row in rows:
+        row.rank = (row.client == "light", row.rank[1])
+    assert shares.turn(rows) is None
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0.1, 3.0)), max_size=300))
