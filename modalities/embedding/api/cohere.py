@@ -66,6 +66,8 @@ _NAMES: Mapping[str, str] = MappingProxyType(
     }
 )
 """What Cohere calls the fields that errors name."""
+_Numbers = list[list[float]]
+"""Named here: in a class with a field `float` that word is the field."""
 _Many = Field(min_length=1, max_length=limits.MAX_EMBEDDING_INPUTS, fail_fast=True)
 
 
@@ -175,7 +177,7 @@ def cohere_router(service: EmbeddingService) -> APIRouter:
             embedded = await service.embed(_call(service, body, request))
         reply = CohereEmbedReply(
             id=f"embd-{context.call_id}",
-            embeddings=TypedVectors(),
+            embeddings=TypedVectors.model_construct(),
             texts=body.texts,
             meta=CohereMeta(billed_units=BilledUnits(input_tokens=embedded.num_tokens)),
         ).model_dump(exclude_none=True)
