@@ -332,7 +332,7 @@ class ChatRequest(SamplingFields, TemplateFields):
     def _check(self) -> Self:
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs.", param="top_logprobs")
-        assert self.offer is not None  # asking for it raises where the choice is not there
+        Offer.of(self.tools or (), self.tool_choice)  # raises where the choice is not there
         return self
 
     @property

@@ -221,6 +221,12 @@ class FunctionCallItem(Item):
     namespace: Namespace | None = Field(default=None, description="That of the function.")
     arguments: Text = Field(description="A JSON object, as text.")
 
+    @model_validator(mode="after")
+    def _check_place(self) -> Self:
+        if self.namespace:
+            self.place.check("input")
+        return self
+
     @property
     def place(self) -> FunctionPlace:
         """The function that was called."""

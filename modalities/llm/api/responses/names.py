@@ -28,14 +28,17 @@ class FunctionPlace(NamedTuple):
 
     @property
     def model_name(self) -> str:
-        """The one name by which the model knows it. Raises `InvalidRequest` if it is too long."""
+        """The one name by which the model knows it."""
         if not self.namespace:
             return self.name
-        joined = f"{self.namespace.removesuffix(_JOINT)}{_JOINT}{self.name}"
-        if len(joined) > MAX_TOOL_NAME_CHARS:
+        return f"{self.namespace.removesuffix(_JOINT)}{_JOINT}{self.name}"
+
+    def check(self, param: str) -> None:
+        """Raise `InvalidRequest` where the model's name for it is too long."""
+        name = self.model_name
+        if len(name) > MAX_TOOL_NAME_CHARS:
             raise InvalidRequest(
                 f"A namespace and a name in it have at most {MAX_TOOL_NAME_CHARS} characters"
-                f" together; {joined[:60]!a}... has {len(joined)}.",
-                param="tools",
+                f" together; {name[:60]!a}... has {len(name)}.",
+                param=param,
             )
-        return joined

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, Self, TypeAlias, get_args
 
-from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from triptych.core import limits
 from triptych.core.errors import InvalidRequest, UnsupportedOption
@@ -83,7 +83,7 @@ class NamespaceTool(NullIsAbsent):
     @model_validator(mode="after")
     def _check_names(self) -> Self:
         for tool in self.tools:
-            assert FunctionPlace(tool.name, self.name).model_name  # raises where it is too long
+            FunctionPlace(tool.name, self.name).check("tools")
         return self
 
     def shown(self) -> dict[str, Any]:
@@ -113,8 +113,23 @@ ResponseTool: TypeAlias = Annotated[
     | Annotated[HostedTool, Tag(":hosted")],
     Discriminator(_tool_kind),
 ]
+
+
+def _few_functions(tools: list[ResponseTool]) -> list[ResponseTool]:
+    inner = (len(tool.tools) if isinstance(tool, NamespaceTool) else 1 for tool in tools)
+    if (num_tools := sum(inner)) > limits.MAX_TOOLS:
+        raise InvalidRequest(
+            f"A request has at most {limits.MAX_TOOLS} tools, those of namespaces included; these"
+            f" are {num_tools}.",
+            param="tools",
+        )
+    return tools
+
+
 ResponseTools: TypeAlias = Annotated[
-    list[ResponseTool], Field(max_length=limits.MAX_TOOLS, fail_fast=True)
+    list[ResponseTool],
+    Field(max_length=limits.MAX_TOOLS, fail_fast=True),
+    AfterValidator(_few_functions),
 ]
 
 

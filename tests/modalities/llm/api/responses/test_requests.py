@@ -26,6 +26,7 @@ THOUGHT = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_t
 TOOL = {"type": "function", "name": "f"}
 PICTURE = {"type": "input_image", "image_url": "http://a/b.png"}
 NAMESPACE = {"type": "namespace", "name": "mcp__n__", "description": "Of n.", "tools": [TOOL]}
+NAMES = [{**TOOL, "name": f"f{number}"} for number in range(65)]
 
 
 def said(role: str, text: str) -> dict[str, Any]:
@@ -246,6 +247,8 @@ UNLIKE_FUNCTIONS = ["computer_use_preview", "custom", "local_shell", "web_search
         ({"tools": [{"type": "namespace", "name": "n", "tools": [TOOL, TOOL]}]}, "tools"),
         ({"tools": [{"type": "namespace", "name": "n", "tools": []}]}, "tools"),
         ({"tools": [{"type": "namespace", "name": "n" * 128, "tools": [TOOL]}]}, "tools"),
+        ({"tools": [{**NAMESPACE, "tools": NAMES[:65]}, *NAMES[:64]]}, "tools"),
+        ({"input": [{**CALL, "namespace": "n" * 128}, RESULT]}, "input"),
         ({"tools": [{**TOOL, "name": "n__f"}, {**NAMESPACE, "name": "n"}]}, "tools"),
         (
             {
