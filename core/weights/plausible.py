@@ -28,7 +28,10 @@ _ANY_EXPERTS = 1024
 _ANY_WIDTH = 2**18
 """So much is cheap to build, and left to the checks of the model: a field may be without effect."""
 
-_LAYERS = re.compile(r"(?!max_)(\w+_)?(layers?|blocks?|stages?|depths?|layers_per_block)")
+_LAYERS = re.compile(
+    r"(?!max_|\w*(?<!layers)_per_)"  # a width for each stage, say
+    r"(\w+_)?(layers?|blocks?|stages?|depths?|layers_per_block)"
+)
 _EXPERTS = re.compile(r"(\w+_)?experts")
 _WIDTHS = re.compile(
     r"(?!\w*(max_pos|window|chunk|cache|batch|buffer|sample|segment))"  # of positions

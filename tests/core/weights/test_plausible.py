@@ -167,6 +167,7 @@ def test_layers_and_experts_together_are_as_many_as_there_are_tensors_for() -> N
         {"sliding_window": HUGE, "attention_chunk_size": HUGE, "window_size": HUGE},
         {"vocab_size": 257_152, "num_hidden_layers": 32, "bos_token_id": HUGE},
         {"num_hidden_layers": float("nan"), "hidden_size": float("-inf"), "num_experts": -1},
+        {"embed_dim_per_stage": [96, 768], "hidden_per_layer": 4096, "num_layers": 12},
         {"num_hidden_layers": "many", "hidden_size": None, "num_experts": True},
     ],
 )

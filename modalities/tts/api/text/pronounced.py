@@ -8,6 +8,7 @@ phonemes are remembered beside it, and offsets still count in the text as it was
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -53,7 +54,7 @@ def put_back(spoken: SpokenText, notations: tuple[Notation, ...]) -> SpokenText:
 def _cut(segment: AlignedSpan, cuts: list[int]) -> Iterator[AlignedSpan]:
     """An aligned segment, cut where a notation's word begins or ends."""
     start, stop = segment.source
-    inner = [at for at in cuts if start < at < stop] if segment.is_aligned else []
+    inner = cuts[bisect_right(cuts, start) : bisect_left(cuts, stop)] if segment.is_aligned else []
     shift = segment.spoken.start - start
     for left, right in zip([start, *inner], [*inner, stop], strict=True):
         spoken = Span(left + shift, right + shift) if inner else segment.spoken
@@ -68,26 +69,29 @@ def _restored(piece: AlignedSpan, notations: tuple[Notation, ...]) -> AlignedSpa
 
 def _source_at(plain: int, notations: tuple[Notation, ...]) -> int:
     """Where a place in the plain text is in the source; brackets belong to their word."""
-    shift = 0
-    for notation in notations:
-        if plain <= notation.plain.start:
-            break
-        if plain < notation.plain.end:
-            return notation.source.start + 1 + plain - notation.plain.start
-        shift = notation.source.end - notation.plain.end
-    return plain + shift
+    place = bisect_left(notations, plain, key=lambda notation: notation.plain.start)
+    if place == 0:
+        return plain
+    before = notations[place - 1]
+    if plain < before.plain.end:
+        return before.source.start + 1 + plain - before.plain.start
+    return plain + before.source.end - before.plain.end
 
 
 def _pronunciation(notation: Notation, pieces: list[AlignedSpan]) -> Pronunciation | None:
     """Where a notation's word is spoken; None where it was read as one with its neighbours."""
     start, end = notation.plain
+    first = bisect_left(pieces, start, key=_source_start)
+    last = bisect_right(pieces, end, key=_source_start)
     inside = [
         piece.spoken
-        for piece in pieces
-        if start <= piece.source.start
-        and piece.source.end <= end
-        and piece.spoken.end > piece.spoken.start
+        for piece in pieces[first:last]
+        if piece.source.end <= end and piece.spoken.end > piece.spoken.start
     ]
     if not inside:
         return None
     return Pronunciation(Span(inside[0].start, inside[-1].end), notation.phonemes)
+
+
+def _source_start(piece: AlignedSpan) -> int:
+    return piece.source.start
