@@ -149,7 +149,7 @@ class TypedVectors(BaseModel):
     """The vectors in the order of the texts, in each form that was asked for."""
 
     # A field called as a type hides it from the annotations of the class.
-    numbers: list[list[float]] | None = Field(None, alias="float")
+    numbers: list[list[float]] | None = Field(default=None, alias="float")
     base64: list[str] | None = None
     binary: list[list[int]] | None = None
     ubinary: list[list[int]] | None = None
