@@ -135,9 +135,13 @@ class Drafter:
         return able, passed
 
     def _is_wronged(self, picture: PictureState, other: PictureState) -> bool:
-        """Whether `picture` counts that `other` passes it: of another client it may be the turn."""
-        is_own = not self.shares.is_contended or picture.client == other.client
-        return is_own and picture.place < other.place
+        """Whether `picture` counts that `other` passes it.
+
+        Of another client it may be the turn, unless nothing of the picture's client is drawn.
+        """
+        if picture.client == other.client:
+            return picture.place < other.place
+        return all(running.client != picture.client for running in self.state.running)
 
     def _urgency(self, picture: PictureState) -> tuple[float, tuple[Any, ...]]:
         received = self.shares.received(picture.client) if self.shares.is_contended else 0.0

@@ -223,14 +223,15 @@ def test_only_so_many_pictures_run_and_their_state_fits() -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_large_pictures_are_not_starved_by_small_ones(depth: int) -> None:
+@pytest.mark.parametrize("client", ["", "another"])
+def test_large_pictures_are_not_starved_by_small_ones(depth: int, client: str) -> None:
     rig = Rig(depth=depth, max_pictures=4, max_state_bytes=4 * 64 * 64)
-    rig.submit("s0", request_of(num_steps=3))
+    rig.submit("s0", request_of(num_steps=3), client=client)
     rig.submit("large", request_of(128, num_steps=3))
     num_submitted = 1
     while not rig.has_ended("large"):
         if num_submitted < 60 and rig.num_steps % 2:
-            rig.submit(f"s{num_submitted}", request_of(num_steps=3))
+            rig.submit(f"s{num_submitted}", request_of(num_steps=3), client=client)
             num_submitted += 1
         rig.step()
     assert num_submitted < 40
