@@ -30,7 +30,8 @@ _ROUTES: Final[Mapping[str, Sequence[str]]] = MappingProxyType(
         "data_1": ("/v1/score",),
     }
 )
-"""By a request's main field. Without a model, or with one of another kind, the first."""
+"""By a request's main field: for the kind of its model or, without one, of all models here. Where
+that says nothing, the first."""
 
 
 class Invocations:
@@ -60,5 +61,6 @@ def route_of(body: Any, tasks: Mapping[str, Task]) -> str:
             f"Nothing here takes such a body: an object with {', '.join(_ROUTES)} is taken."
         )
     model = fields.get("model")
-    task = tasks.get(model) if isinstance(model, str) else None
-    return task.route if task and task.route in routes else routes[0]
+    named = tasks.get(model) if isinstance(model, str) else None
+    meant = {named.route} if named else {task.route for task in tasks.values() if not model}
+    return meant.pop() if len(meant) == 1 and meant <= {*routes} else routes[0]

@@ -9,6 +9,8 @@ import pytest
 
 from support.full_app import MODELS, FullApp, open_full_app
 from support.http import in_process, refused
+from triptych.core.http.invocations import route_of
+from triptych.core.http.models import Task
 
 SAID = [{"role": "user", "content": "hi"}]
 
@@ -51,6 +53,28 @@ def _shape(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _shape(part) for name, part in value.items()}
     return [_shape(part) for part in value] if isinstance(value, list) else type(value)
+
+
+CHAT = Task("chat", "chats", "/v1/chat/completions")
+SPEECH = Task("speech", "speaks", "/v1/audio/speech")
+
+
+@pytest.mark.parametrize(
+    ("tasks", "body", "route"),
+    [
+        ({"hum": SPEECH}, {"input": "Hi."}, "/v1/audio/speech"),
+        ({"hum": SPEECH, "drum": SPEECH}, {"input": "Hi."}, "/v1/audio/speech"),
+        ({"hum": SPEECH, "tiny": CHAT}, {"input": "Hi."}, "/v1/embeddings"),
+        ({"hum": SPEECH}, {"input": "Hi.", "model": "other"}, "/v1/embeddings"),
+        ({"hum": SPEECH}, {"messages": SAID}, "/v1/chat/completions"),
+        ({"tiny": CHAT}, {"prompt": "Hi."}, "/v1/completions"),
+        ({}, {"input": "Hi."}, "/v1/embeddings"),
+    ],
+)
+def test_without_a_model_the_kind_of_all_models_is_meant(
+    tasks: dict[str, Task], body: dict[str, Any], route: str
+) -> None:
+    assert route_of(body, tasks) == route
 
 
 async def test_answers_are_streamed(full_app: FullApp) -> None:
