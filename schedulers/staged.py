@@ -8,8 +8,9 @@ job's next piece is due is its pace's business.
 The policy:
 
 - The unit that must be begun soonest to be over when it is due goes first, where time left is what
-  units of its size took so far. Where several clients have work, what is late already, or never
-  due, is in the order of who received the least; jobs of one take turns.
+  units of its size took so far. Where several clients have work, of units that are late already,
+  and of those that are never due, the client that received the least goes first. Its jobs take
+  turns.
 - After `_MAX_PRESSED` steps that passed over the job that waited longest, that one has a turn: so
   no job waits longer than that many steps for each job before it.
 - Units of one job may run ahead of each other (`units_per_job`); what they yield goes out in order.

@@ -98,7 +98,7 @@ def _named(rng: random.Random, depth: int) -> dict[str, Any]:
     return {"type": "object", "propertyNames": names, "additionalProperties": rest}
 
 
-def _beside(rng: random.Random, depth: int) -> dict[str, Any]:
+def _extended(rng: random.Random, depth: int) -> dict[str, Any]:
     """Properties, and others of which one group or the other must be there, too."""
     others = [_object(rng, depth, letters) for letters in ("ef", "gh")]
     word = rng.choice(["anyOf", "allOf"])
@@ -143,7 +143,7 @@ _COMBINED: Mapping[str, Callable[[random.Random, int], dict[str, Any]]] = {
     "anyOf": lambda rng, depth: {"anyOf": [random_schema(rng, depth) for _ in range(2)]},
     "object": _object,
     "names": _named,
-    "beside": _beside,
+    "extended": _extended,
     "tagged": _tagged,
     "tuple": _tuple,
 }

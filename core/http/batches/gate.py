@@ -19,8 +19,8 @@ PATIENCE_S: Final = 30.0
 class LineGate:
     """Lets `num_places` lines run at once.
 
-    Of those that wait, the owner's that has the fewest running goes first, and of one owner's the
-    one that came first.
+    A place that comes free goes to the owner with the fewest lines running, and to the line of
+    this owner that came first.
     """
 
     def __init__(

@@ -134,7 +134,7 @@ class SpeechState:
         return None
 
     def _in_turn(self) -> list[Stream]:
-        """Those that wait: listeners first, and of these who has the fewest that speak."""
+        """Those that wait: listeners first, then clients with the fewest streams that speak."""
         num_speaking = Counter(stream.job.client for stream in self.speaking)
         return sorted(
             self.waiting, key=lambda stream: (stream.rank[0], num_speaking[stream.job.client])
@@ -176,8 +176,8 @@ class SpeechState:
         """The first stream whose clip is not being read, if there is a codec row for it.
 
         Else a queue of clips would be read before streams that speak already have their turn. Only
-        one is read ahead, of a client that speaks less than others: a row that comes free goes to
-        who is ready.
+        one is read ahead, of a client with fewer streams that speak than another: a row that comes
+        free goes to a stream that is ready.
         """
         speaking = Counter(stream.job.client for stream in self.speaking)
         most = max(speaking.values(), default=0)
