@@ -87,7 +87,7 @@ def create_app(
 ) -> FastAPI:
     """The ASGI app that serves `routers` in front of `client`, and lists `cards` of these `tasks`.
 
-    `dialects` are the APIs that `routers` speak beside OpenAI's.
+    `dialects` are the APIs that `routers` speak besides OpenAI's.
 
     `app.state` holds `options`, `dialects`, `metrics`, `in_flight`, `gate`, `keyring`,
     `upload_budget`, `tasks`, `models_by_task`, `routes` and `shelf`, an empty one, for routes and

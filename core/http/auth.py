@@ -25,7 +25,7 @@ from triptych.core.http.errors import error_answer
 PUBLIC_ROUTES = frozenset(
     itertools.product(("GET", "HEAD"), ("/livez", "/readyz", "/health", "/ping", "/version"))
 )
-"""What may be asked without a key, beside the page. `/metrics` is not here: it shows what others
+"""What may be asked without a key, besides the page. `/metrics` is not here: it shows what others
 do."""
 
 

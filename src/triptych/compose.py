@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial, reduce
+from itertools import chain
 from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -120,11 +121,8 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
     parts = [load(modality.api)(setup) for modality in registry.MODALITIES]
     cards = {card.id: card for part in parts for card in part.cards}
     routers = [router for part in parts for router in part.routers]
-    tasks = [
-        Task(*task)
-        for modality in reversed(registry.MODALITIES)
-        for task in (modality.task, *modality.more_tasks)
-    ]
+    by_task = ((each.task, *each.more_tasks) for each in reversed(registry.MODALITIES))
+    tasks = [Task(*task) for task in chain.from_iterable(by_task)]
     listed = [cards[model.name] for model in models]
     listed += [cards[name].model_copy(update={"id": alias}) for alias, name in aliases.items()]
     dialects = [dialect for part in parts for dialect in part.dialects]

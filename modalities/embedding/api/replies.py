@@ -1,6 +1,6 @@
 """Answers with vectors, which are long texts.
 
-Owns how they are written: on a thread, so that nobody else waits for the numbers, and the forms
+Owns how they are written: on a thread, so that other requests do not wait, and the forms
 that a vector has. Knows no route.
 """
 

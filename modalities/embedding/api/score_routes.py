@@ -98,10 +98,10 @@ class RerankRequest(_ScoreFields):
         default=None,
         ge=0,
         le=MAX_PROMPT_TOKENS,
-        description="How many of the best to tell; 0: all.",
+        description="How many of the best to return; 0: all.",
     )
     return_documents: bool | None = Field(
-        default=None, description="Tell their texts, too: by default, but not at /v2/rerank."
+        default=None, description="Return their texts, too: by default, but not at /v2/rerank."
     )
 
 
@@ -225,7 +225,7 @@ def score_router(service: EmbeddingService) -> APIRouter:
     @router.post("/v1/score")
     @router.post("/score")
     async def score(body: ScoreRequest, request: Request) -> ScoreReply:
-        """Tell how well texts match."""
+        """Compare texts: how well they match."""
         context = Context.of(request)
         first, second = body.first, body.second
         call = _call(body, context, first.texts, second)

@@ -56,7 +56,7 @@ def chat_request(given: Mapping[str, Any]) -> ChatRequest:
 class Generation:
     """A call that runs: its `deltas`, as they are made, and the token counts so far.
 
-    Whoever closes the deltas cancels it.
+    Closing the deltas cancels it.
     """
 
     deltas: AsyncGenerator[SampleDelta, None]

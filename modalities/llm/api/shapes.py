@@ -200,7 +200,7 @@ class ChatShape(Shape):
             yield self._piece(index, MessageDelta(content=self._details.echoed))
 
     def reply(self, samples: Sequence[Sequence[SampleDelta]], usage: UsageReply) -> BaseModel:
-        """As of every route; the prompt, which all samples have, is told once."""
+        """As of every route; the prompt, which all samples have, is in it once."""
         whole = super().reply(samples, usage)
         return whole.model_copy(update=self._of_prompt(samples[0][0].prompt))
 

@@ -32,7 +32,7 @@ class _PromptFields(TemplateFields):
 
     @property
     def offer(self) -> Offer:
-        """The tools that the model is told of."""
+        """The tools that the prompt names."""
         return Offer.of(self.tools or (), None)
 
 
@@ -57,7 +57,9 @@ class TokenizeRequest(_PromptFields):
         default=None, description="As add_special_tokens, for content: not by default."
     )
     parse_special: bool | None = PARSES_SPECIAL
-    return_token_strs: bool | None = Field(default=None, description="Tell each token's text, too.")
+    return_token_strs: bool | None = Field(
+        default=None, description="Return each token's text, too."
+    )
     with_pieces: bool | None = Field(
         default=None, description="Return tokens of a content as objects with their text."
     )

@@ -177,7 +177,7 @@ class ThinkingBlock(Strict):
 
 
 class RedactedThinkingBlock(Strict):
-    """Thoughts that nobody here can read: they are left out of the prompt."""
+    """Thoughts that cannot be read here: they are left out of the prompt."""
 
     type: Literal["redacted_thinking"]
     data: Text

@@ -76,8 +76,8 @@ def check_calls(turns: Sequence[Turn]) -> None:
     """Raise `InvalidRequest` unless each call has one result, at the beginning of the next turn."""
     known: set[str] = set()
     pending: set[str] = set()
-    told = [turn for turn in turns if turn.role != "system"]
-    for role, group in groupby(told, attrgetter("role")):
+    spoken = [turn for turn in turns if turn.role != "system"]
+    for role, group in groupby(spoken, attrgetter("role")):
         blocks = [block for turn in group for block in blocks_of(turn.content)]
         if role == "assistant":
             pending = _calls_of(blocks, known)

@@ -41,7 +41,7 @@ class TextReply(BaseModel):
 
 
 class ThinkingReply(BaseModel):
-    """A block of thoughts. Its signature is a digest, which nobody checks."""
+    """A block of thoughts. Its signature is a digest, which is not checked."""
 
     type: Literal["thinking"]
     thinking: str

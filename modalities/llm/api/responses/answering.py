@@ -1,4 +1,4 @@
-"""From the body of a request to its answer, whole, as it is made, or while nobody waits.
+"""From the body of a request to its answer, whole, as it is made, or while no client waits.
 
 Owns the order of the steps: what goes before is found, all of it becomes a chat request, that is
 answered, the answer is kept. What routes there are, and how things are kept, is said elsewhere.
@@ -131,7 +131,7 @@ async def _begun(
         opening.cancel()
         await asyncio.wait((opening,))
         if not opening.cancelled():
-            opening.exception()  # somebody has looked at it
+            opening.exception()  # or asyncio would log it
 
 
 class Answering:
@@ -198,7 +198,7 @@ class Answering:
         response_id = f"resp_{context.call_id}"
         fields = begun(body, response_id, model.default_sampling, is_kept=is_stored)
         builder = ResponseBuilder(fields, body.offer.places, has_logprobs=body.has_logprobs)
-        if body.background:  # nobody waits for it
+        if body.background:  # no client waits for it
             context = replace(context, limit_s=None)
         with with_own_names():
             generation = await begin(self._service, prepared.chat, context, [prepared.prompt])
@@ -240,7 +240,7 @@ class Answering:
     async def in_background(
         self, answer: PendingAnswer, request: Request, *, is_streamed: bool
     ) -> BackgroundRun:
-        """Begin to make the answer while nobody waits; if it is streamed, its events are kept."""
+        """Begin an answer for which no client waits; if it is streamed, its events are kept."""
         archive, builder, state = self.archive, answer.builder, request.app.state
         try:
             self.runs.check(answer.owner)

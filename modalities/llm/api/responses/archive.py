@@ -1,4 +1,4 @@
-"""Where answers and conversations are kept, for whoever made them.
+"""Where answers and conversations are kept, for those who made them.
 
 Owns what is written and read of them. Each answer keeps its own input alone; what went before is
 found through the answer before, by `history`. Knows nothing of HTTP, and not how an answer is made.

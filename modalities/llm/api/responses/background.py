@@ -1,4 +1,4 @@
-"""Answers that are made while nobody waits.
+"""Answers that are made while no client waits.
 
 Owns their tasks and their turn: each is made as the lines of batches are, in the gaps between the
 requests that clients wait for, unless it is streamed from its beginning. A client that leaves does
@@ -126,7 +126,7 @@ class BackgroundRun:
                 self._builder.cancel()
             else:
                 self._builder.fail(self._reason)
-        except Exception as error:  # nobody waits: the answer itself says why there is none
+        except Exception as error:  # no client waits: the answer itself says why there is none
             public = to_public(error)
             _log.warning(
                 "a background response failed with %s",

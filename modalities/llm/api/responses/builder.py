@@ -128,7 +128,7 @@ class ResponseBuilder:
         self.fail(error)
 
     def cancel(self) -> None:
-        """End an answer that nobody wants any more."""
+        """End an answer that its client does not want any more."""
         self._break_off()
         self.response = self._with("cancelled")
 

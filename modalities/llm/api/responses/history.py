@@ -111,8 +111,8 @@ class _Allowance:
         self._num_items += 1
         if self._num_bytes > self._max_bytes or self._num_items > MAX_MESSAGES:
             raise PayloadTooLarge(
-                f"What goes before is over {self._max_bytes} bytes or {MAX_MESSAGES} items: begin"
-                " anew."
+                f"What goes before is over {self._max_bytes} bytes or {MAX_MESSAGES} items: start"
+                " another conversation."
             )
         return body
 

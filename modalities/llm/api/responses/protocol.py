@@ -235,7 +235,7 @@ class ResponseRequest(ResponseInput):
         default=None, description="Keep the answer (the default), if the server keeps any."
     )
     background: bool | None = Field(
-        default=None, description="Answer at once, and go on while nobody waits."
+        default=None, description="Answer at once, and go on while no client waits."
     )
     stream: bool | None = Field(default=None, description="Answer with server-sent events.")
     stream_options: ResponseStreamOptions | None = None

@@ -57,7 +57,7 @@ class MessageOutput(BaseModel):
 
 
 class ReasoningOutput(BaseModel):
-    """What was thought before an answer. Nobody sums it up."""
+    """What was thought before an answer, without a summary."""
 
     id: str
     type: Literal["reasoning"] = "reasoning"

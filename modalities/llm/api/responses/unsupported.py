@@ -50,7 +50,7 @@ TEXT: Table = MappingProxyType(
 TOOL: Table = MappingProxyType(
     {
         "allowed_callers": RefusedField("the model alone calls.", (["direct"],)),
-        "defer_loading": RefusedField("all tools are told at once.", (False,)),
+        "defer_loading": RefusedField("the model reads of all tools at once.", (False,)),
         "output_schema": RefusedField("say it in the description."),
     }
 )
