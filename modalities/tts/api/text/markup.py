@@ -45,7 +45,10 @@ _TAG = re.compile(
     r"(?:\s{1,9}[\w:-]{1,60}=(?:\"[^\"<>]{0,2048}\"|'[^'<>]{0,2048}'|[^\s\"'=<>`]{1,2048})){0,20}\s{0,9}/?>",
     re.IGNORECASE,
 )
-_COMMENT = re.compile(r"<!--.{0,10000}?-->", re.DOTALL)
+_COMMENT = "<!--", "-->"
+_MAX_COMMENT = 10_000
+_MAX_LABEL = 200
+_CLOSING_LETTER = re.compile(r"</([a-z])>")
 _ALT = re.compile(r"\salt=(?:\"([^\"<>]*)\"|'([^'<>]*)')", re.IGNORECASE)
 _IS_BREAKING = re.compile(_BREAKING, re.IGNORECASE)
 _LINE = re.compile(r"[^\n]*(?:\n|\Z)")
@@ -100,7 +103,7 @@ def _edits(source: str) -> Iterator[Edit]:
     for match in _AUTOLINK.finditer(text):
         yield Edit(match.start(), match.start() + 1, "")
         yield Edit(match.end() - 1, match.end(), "")
-    yield from (Edit(*match.span(), "") for match in _COMMENT.finditer(text))
+    yield from _comments(text)
     yield from _tags(text)
     yield from _tables(text)
     for match in _ENTITY.finditer(text):
@@ -152,27 +155,43 @@ def _links(text: str) -> Iterator[Edit]:
         if not openers:
             continue
         opener = openers.pop()
-        label = text[opener.end() : bracket.start()]
+        is_label = bracket.start() - opener.end() <= _MAX_LABEL
+        label = text[opener.end() : bracket.start()] if is_label else ""
         if end := _target_end(text, bracket.end(), label, known):
             yield Edit(*opener.span(), "")
             yield Edit(bracket.start(), end, "")
 
 
 def _target_end(text: str, at: int, label: str, known: set[str]) -> int | None:
-    """Where the target of a link ends whose words end before `at`; None if it is no link."""
+    """Where the target of a link ends whose words end before `at`; None if it is no link.
+
+    The words are `label`, if they are not too many for the name of a definition.
+    """
     if destination := _DESTINATION.match(text, at):
         return destination.end()
     reference = _REFERENCE.match(text, at) if known else None
     if reference and (reference[1] or label).casefold() in known:
         return reference.end()
-    return at if len(label) <= 200 and label.casefold() in known else None
+    return at if label.casefold() in known else None
+
+
+def _comments(text: str) -> Iterator[Edit]:
+    begin, close = _COMMENT
+    start = text.find(begin)
+    while start >= 0:
+        inner = start + len(begin)
+        end = text.find(close, inner, inner + _MAX_COMMENT + len(close))
+        if end >= 0:
+            inner = end + len(close)
+            yield Edit(start, inner, "")
+        start = text.find(begin, inner)
 
 
 def _tags(text: str) -> Iterator[Edit]:
-    lowered = text.lower()
+    closed = set(_CLOSING_LETTER.findall(text.lower()))
     for match in _TAG.finditer(text):
         name = match["name"].lower()
-        if len(name) == 1 and f"</{name}>" not in lowered:
+        if len(name) == 1 and name not in closed:
             continue  # "a <b> c" compares
         alt = _ALT.search(match[0]) if name == "img" else None
         if alt:
@@ -208,12 +227,12 @@ def _row(text: str, start: int, end: int) -> Iterator[Edit]:
     pipes = [match.start() for match in _PIPE.finditer(text, start, stop)]
     edges = [start, *pipes, stop]
     is_filled = [bool(text[left:right].strip(" \t|")) for left, right in pairwise(edges)]
-    for number, pipe in enumerate(pipes):
-        is_between = is_filled[number] and any(is_filled[number + 1 :])
-        head = text[start:pipe].rstrip()
-        mark = "" if not is_between or head.endswith(_STOPS) else ","
-        gap = " " if any(is_filled[number + 1 :]) else ""
-        yield Edit(start + len(head), pipe + 1, mark + gap)
+    last_filled = max((number for number, is_one in enumerate(is_filled) if is_one), default=-1)
+    for number, (left, pipe) in enumerate(zip(edges, pipes, strict=False)):
+        is_followed = number < last_filled
+        cell = text[left:pipe].rstrip()
+        mark = "," if is_filled[number] and is_followed and not cell.endswith(_STOPS) else ""
+        yield Edit(left + len(cell), pipe + 1, mark + (" " if is_followed else ""))
     body = text[start:stop].rstrip(" \t|")
     if any(is_filled) and not body.endswith(_STOPS):
         yield Edit(stop, end, ".\n")

@@ -4,6 +4,7 @@ from triptych.modalities.tts.api.text.markup import unmark
 from triptych.modalities.tts.api.text.normalize import Normalizer
 
 SAY = Normalizer()
+MANY = 300_000
 TABLE = "| Year | Total |\n|:---|---:|\n| 2023 | 5 |\n| 2024 | 7 |"
 CASES = [
     ("See [the guide](https://docs.example.org/a/b) now.", "See the guide now."),
@@ -32,3 +33,25 @@ def test_every_character_keeps_its_source(written: str) -> None:
     assert starts == sorted(starts)
     assert starts[-1] == len(written)
     assert SAY(written).source == (0, len(written))
+
+
+@pytest.mark.parametrize(
+    ("written", "plain"),
+    [
+        ("<b>x</b>" * MANY, "x" * MANY),
+        ("a" + "|" * MANY + "\n|-|-\n", "a.\n"),
+        ("[a]: x\n" + "[" * MANY + "] [][]" * MANY, None),
+        ("<!--" * MANY, "<!--" * MANY),
+    ],
+    ids=["tags", "cells", "references", "comments"],
+)
+def test_many_marks_take_as_long_as_each_of_them(written: str, plain: str | None) -> None:
+    """In linear time this is over in a second, else it takes minutes."""
+    text, starts = unmark(written)
+    assert len(starts) == len(text) + 1
+    assert plain is None or text == plain
+
+
+def test_a_comment_without_an_end_nearby_is_text() -> None:
+    long = f"<!--{'x' * 10_001}-->"
+    assert unmark(f"a<!--{'x' * 10_000}-->b{long}<!---->c").text == f"ab{long}c"
