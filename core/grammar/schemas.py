@@ -391,7 +391,7 @@ def _write_bounds(kept: dict[str, Any], at: str) -> None:
         if sign * bound >= most - 1:
             is_last = bound == most - 1 and is_integer and word == "maximum"
             kept[word] = bound if is_last else sign * farthest
-        else:
+        elif abs(bound) < most:
             kept[word] = _held(bound, -sign * math.inf)
         if abs(kept[word]) >= most:
             raise UnsupportedOption(

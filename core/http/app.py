@@ -171,6 +171,8 @@ def _layers(
             "request-id",
             "x-request-id",
             "retry-after",
+            "x-prompt-truncated",
+            "x-should-retry",
             "x-speech-coverage",
             "x-speech-sample-rate",
             IGNORED_HEADER,

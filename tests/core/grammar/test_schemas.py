@@ -103,6 +103,8 @@ def test_what_is_taken_is_what_the_standard_allows(schema: Any, values: list[Any
         ({"const": 2**53 + 1}, "#/const holds 9007199254740993"),
         ({"properties": {"a": {"enum": [{"b": 2**63}]}}}, "#/properties/a/enum"),
         ({"type": "integer", "minimum": 2**64}, "#/minimum"),
+        ({"type": "integer", "minimum": 10**400}, "#/minimum is 1000"),
+        ({"exclusiveMaximum": -(10**400)}, "#/exclusiveMaximum is -1000"),
         ({"items": {"uniqueItems": True}}, "uniqueItems at #/items"),
         ({"type": "string", "minLength": 2**70}, "#/minLength"),
         ({"type": "string", "pattern": "^(?=a)"}, "#/pattern: look-ahead"),

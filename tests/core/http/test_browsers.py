@@ -115,6 +115,19 @@ async def test_an_origin_that_is_let_in_is_served() -> None:
 
 
 @pytest.mark.parametrize(
+    "name",
+    [
+        *("request-id", "x-request-id", "retry-after", "x-should-retry", "x-triptych-ignored"),
+        *("x-prompt-truncated", "x-speech-coverage", "x-speech-sample-rate"),
+    ],
+)
+async def test_a_page_that_is_let_in_may_read_what_answers_say_in_headers(name: str) -> None:
+    async with in_process(app(cors_origin=("https://app.example",))) as client:
+        reply = await client.get("/change", headers={"origin": "https://app.example"})
+    assert name in reply.headers["access-control-expose-headers"].split(", ")
+
+
+@pytest.mark.parametrize(
     "options", [{"allowed_host": ("ai.example",)}, {"public_url": "https://ai.example/x"}]
 )
 async def test_a_proxy_may_rewrite_the_host(options: dict[str, object]) -> None:
