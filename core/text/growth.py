@@ -78,16 +78,55 @@ def check_growth(tokenizer: Tokenizer) -> None:
 
 def growth_of(part: Any) -> int:
     """By how much a part of a tokenizer, as `steps_of` takes it, may multiply a text's bytes."""
-    growths = [(step["type"] in _FORMS, _step_growth(step)) for step in steps_of(part)]
-    # One form of Unicode after the other makes nothing longer than one alone.
-    form = max((growth for is_form, growth in growths if is_form), default=1)
-    return form * math.prod(growth for is_form, growth in growths if not is_form)
+    bytes_of, form = _Bytes(), 1
+    for step in reversed(steps_of(part)):
+        literal = step["type"] == "Replace" and step["pattern"].get("String")
+        if literal:
+            bytes_of.replace(literal, step["content"])
+        elif step["type"] in _FORMS:  # one after the other makes nothing longer than one alone
+            form = max(form, _step_growth(step))
+            bytes_of.mix(1)
+        else:
+            bytes_of.mix(_step_growth(step))
+    return math.ceil(form * bytes_of.worst)
+
+
+class _Bytes:
+    """How many bytes may come of each character, by steps that are added from the last one on.
+
+    What is put around each sign of punctuation, one step for each, does not multiply; what is put
+    in the place of a letter, and holds that letter for a later step, does.
+    """
+
+    def __init__(self) -> None:
+        self._of: dict[str, float] = {}
+        self._of_others = 1.0
+
+    @property
+    def worst(self) -> float:
+        """The most that may come of one byte."""
+        per_byte = (most / len(char.encode()) for char, most in self._of.items())
+        return max([self._of_others, *per_byte])
+
+    def replace(self, literal: str, content: str) -> None:
+        """A step puts `content` in the place of `literal`."""
+        per_byte = sum(map(self._most, content)) / len(literal.encode())
+        for char in set(literal):
+            most = per_byte * len(char.encode())
+            self._of[char] = most if literal == char else max(most, self._most(char))
+
+    def mix(self, growth: float) -> None:
+        """A step makes any characters of any, at most `growth` times as many bytes."""
+        self._of_others, self._of = growth * self.worst, {}
+
+    def _most(self, char: str) -> float:
+        return self._of.get(char, self._of_others * len(char.encode()))
 
 
 def _step_growth(step: Mapping[str, Any]) -> int:
     kind = step["type"]
     if kind == "Replace":
-        return _replaced(step["pattern"], len(step["content"].encode()))
+        return _replaced(step["pattern"].get("Regex", ""), len(step["content"].encode()))
     if kind == "Prepend":
         return 1 + len(step["prepend"].encode())
     if kind == "Precompiled":
@@ -97,11 +136,8 @@ def _step_growth(step: Mapping[str, Any]) -> int:
     return _GROWTH.get(kind, 1)
 
 
-def _replaced(pattern: Mapping[str, str], num_bytes: int) -> int:
-    """By how much a text grows if so many bytes come in the place of each match of `pattern`."""
-    literal, regex = pattern.get("String", ""), pattern.get("Regex", "")
-    if literal:
-        return max(1, -(-num_bytes // len(literal.encode())))
+def _replaced(regex: str, num_bytes: int) -> int:
+    """By how much a text grows if so many bytes come in the place of each match of `regex`."""
     probe = normalizers.Replace(Regex(regex), "x")
     # A match of nothing is found before, between and behind all bytes, which stay.
     is_empty = len(probe.normalize_str("\x01")) > 1 or _LOOKS_AROUND.search(regex) is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import string
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,15 @@ PLAIN = {
             ]
         )
     },
+    "spaces around punctuation": {
+        "normalizer": normalizers.Sequence(
+            [
+                normalizers.BertNormalizer(),
+                *(normalizers.Replace(char, f" {char} ") for char in string.punctuation),
+                normalizers.Replace(Regex(r"\s+"), " "),
+            ]
+        )
+    },
     "bert": {
         "normalizer": normalizers.BertNormalizer(),
         "post_processor": processors.BertProcessing(("a", 0), ("a", 0)),
@@ -123,8 +133,8 @@ def test_a_table_that_is_none_is_named(tmp_path: Path) -> None:
         read_tokenizer(tmp_path, "tiny")
 
 
-REPLACED = st.text("ab", max_size=3)
-PATTERNS = st.sampled_from((Regex("."), Regex("a+"), Regex("[^b]"), "a", "ab", " "))
+REPLACED = st.text("ab▁", max_size=3)
+PATTERNS = st.sampled_from((Regex("."), Regex("a+"), Regex("[^b]"), "a", "b", "ab", "bb", "▁", " "))
 STEPS = st.one_of(
     st.builds(normalizers.Replace, PATTERNS, REPLACED),
     st.builds(normalizers.Prepend, st.text("ab▁", min_size=1, max_size=3)),
@@ -138,7 +148,7 @@ STEPS = st.one_of(
 
 
 @settings(deadline=None)
-@given(st.lists(STEPS, max_size=3), st.text("ab ﷺ㌀\u0390\u1f82éİ日", min_size=1, max_size=8))
+@given(st.lists(STEPS, max_size=4), st.text("ab ﷺ㌀\u0390\u1f82éİ日", min_size=1, max_size=8))
 def test_no_text_grows_by_more_than_is_computed(
     steps: list[normalizers.Normalizer], text: str
 ) -> None:
