@@ -258,7 +258,7 @@ def _field(source: TextSource, call: _OpenCall, known: ToolSchemas | None) -> _A
     value = yield from json_value(source)
     if value is None:
         return False
-    if key == "name" and not call.has_begun:
+    if key == "name" and not call.name:
         call.name = _string(value)
         return bool(call.name) and (known is None or call.name in known)
     if is_first:

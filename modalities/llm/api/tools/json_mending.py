@@ -62,10 +62,11 @@ class JsonMender:
         return self._passed(held) or ""
 
     @classmethod
-    def mended(cls, text: str) -> str:
-        """The text of a whole value, which is valid."""
+    def mended(cls, text: str) -> str | None:
+        """The text of a whole value; `None` where it is broken beyond these rules, or too deep."""
         mender = cls()
-        return "".join(mender.push(char) or "" for char in text) + mender.finish()
+        pieces = [mender.push(char) for char in text]
+        return None if None in pieces else "".join(map(str, pieces)) + mender.finish()
 
     def _after_held(self, char: str) -> str | None:
         held, self._held = self._held, ""

@@ -441,6 +441,19 @@ def test_of_arguments_that_come_twice_the_first_count() -> None:
     assert (answer.text, loaded(answer)) == ("", [TIME])
 
 
+def test_of_names_that_come_twice_the_first_counts() -> None:
+    text = '<tool_call>{"name": "get_time", "name": "other", "arguments": {}}</tool_call>'
+    answer = read(text, "hermes")
+    assert (answer.text, loaded(answer)) == ("", [TIME])
+
+
+def test_arguments_in_a_text_are_read_no_deeper_than_others() -> None:
+    deep = '{"a": ' * 65 + "1" + "}" * 65
+    text = f'<tool_call>{{"name": "get_time", "arguments": {json.dumps(deep)}}}</tool_call>'
+    answer = read(text, "hermes")
+    assert (answer.text, answer.calls) == (text, [])
+
+
 NO_CALLS = [
     '{"name": "get_time"}',
     '{"name": "get_time", "reason": "2 + 2 equals 4."}',
