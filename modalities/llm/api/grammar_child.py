@@ -42,7 +42,8 @@ def _check(
     ends = [*accumulate(sizes, initial=0)]
     try:
         parts = [bytes(data[start:end]).decode() for start, end in pairwise(ends)]
-        grammar = to_grammar(kind, *parts[:2], parts[2:])
+        text, around, *schemas = parts
+        grammar = to_grammar(kind, text, around, schemas)
     except UnicodeDecodeError as error:
         raise InvalidRequest("The text is not valid UTF-8.") from error
     matcher = compiler.compile(grammar)
