@@ -54,7 +54,7 @@ class MarkedJson:
                 yield Words(source.taken)
                 continue
             if not is_whole:
-                yield from _skip_call(source, self.opens, self.closes)
+                yield from source.skip((*self.opens, *self.closes))
             yield from source.closing(self.closes)
             yield from source.spaces()
 
@@ -107,7 +107,7 @@ class NamedJson:
         yield CallStart(name)
         is_whole = yield from json_text(source, CallArguments)
         if not is_whole:
-            yield from _skip_call(source, self.opens, (*self.closes, *self.ignored))
+            yield from source.skip((*self.opens, *self.closes, *self.ignored))
         yield from source.spaces()
         if is_whole and self.has_fence:
             yield from source.begins("```")
@@ -174,7 +174,7 @@ def _unmarked_call(source: TextSource, known: ToolSchemas) -> _Attempt:
         if source.taken:
             yield Words(source.taken)
         else:
-            yield from source.before(())
+            yield from source.skip(())
         return False
     if fence:
         yield from source.spaces()
@@ -271,14 +271,6 @@ def _key(source: TextSource) -> Generator[None, None, str]:
     key = yield from json_value(source)
     yield from source.spaces()
     return _string(key or "") if (yield from source.begins(":")) else ""
-
-
-def _skip_call(
-    source: TextSource, opens: Sequence[str], closes: Sequence[str]
-) -> Generator[None, None, None]:
-    """Drop what is left of a call that broke: up to the mark that ends it, or begins another."""
-    _, end = yield from source.before((*opens, *closes))
-    source.put_back(end)
 
 
 def _whole_arguments(text: str, *, has_none: bool) -> str | None:

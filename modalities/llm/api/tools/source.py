@@ -81,6 +81,16 @@ class TextSource:
                 return self.take(len(self.text)), ""
             yield None
 
+    def skip(self, ends: Sequence[str]) -> Generator[None, None, None]:
+        """Drop the text before the first of `ends`, as it comes; that end stays unread."""
+        while True:
+            place, end = self._first(ends)
+            self.take(place)
+            self.taken = ""
+            if end or self.is_over:
+                return
+            yield None
+
     def begins(self, text: str) -> Generator[None, None, bool]:
         """Whether `text` is next; if so it is read."""
         while len(self.text) < len(text) and not self.is_over and text.startswith(self.text):
