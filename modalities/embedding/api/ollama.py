@@ -7,6 +7,7 @@ modality's.
 from __future__ import annotations
 
 import time
+from types import MappingProxyType
 from typing import Annotated
 
 from fastapi import APIRouter, Request
@@ -28,10 +29,19 @@ from triptych.modalities.llm.api.ollama.dialect import (
     untagged,
 )
 from triptych.modalities.llm.api.ollama.protocol import OllamaRequest
+from triptych.modalities.llm.api.translation import named_as
 
 _Texts = Annotated[
     list[InputText], Field(min_length=1, max_length=limits.MAX_EMBEDDING_INPUTS, fail_fast=True)
 ]
+
+_NAMES = MappingProxyType(
+    {
+        "truncate_prompt_tokens to -1": "truncate to true",
+        "truncate_prompt_tokens": "options.num_ctx",
+    }
+)
+"""What these clients call the fields that errors name."""
 
 
 class EmbedBody(OllamaRequest):
@@ -84,7 +94,8 @@ def ollama_embeddings_router(service: EmbeddingService) -> APIRouter:
         dimensions, cuts = body.dimensions or 0, body.truncate is not False
         call = _call(service, body, request, texts=body.texts, dimensions=dimensions, cuts=cuts)
         load_s = await service.ready(call.model)
-        embedded = await service.embed(call)
+        with named_as(_NAMES):
+            embedded = await service.embed(call)
         reply = VectorsReply(
             model=body.model,
             embeddings=[],
@@ -101,7 +112,8 @@ def ollama_embeddings_router(service: EmbeddingService) -> APIRouter:
     async def embeddings(body: EmbeddingsBody, request: Request) -> VectorReply:
         """Turn a text into a vector."""
         call = _call(service, body, request, texts=[body.prompt])
-        (vector,) = (await service.embed(call)).vectors
+        with named_as(_NAMES):
+            (vector,) = (await service.embed(call)).vectors
         return VectorReply(embedding=vector.tolist())
 
     return router

@@ -27,6 +27,18 @@ class TextParts(Strict):
         list[TextPart], Field(min_length=1, max_length=limits.MAX_CONTENT_PARTS, fail_fast=True)
     ]
 
+    @model_validator(mode="before")
+    @classmethod
+    def _only_texts(cls, value: Any) -> Any:
+        content = value.get("content") if isinstance(value, dict) else None
+        for part in content if isinstance(content, list) else ():
+            if isinstance(part, dict) and part.get("type", "text") != "text":
+                raise UnsupportedOption(
+                    "Vectors are made of texts here: send parts of type 'text' alone.",
+                    param="content",
+                )
+        return value
+
     @model_validator(mode="after")
     def _check_text(self) -> Self:
         if not self.text:

@@ -44,6 +44,18 @@ async def test_vectors(client: httpx.AsyncClient) -> None:
     assert len(vector) == 4
 
 
+async def test_errors_name_ollamas_fields(client: httpx.AsyncClient) -> None:
+    body = {"model": "words", "input": "w1", "prompt": "w1", "options": {"num_ctx": 1}}
+    for path, left_out in (("/api/embed", "prompt"), ("/api/embeddings", "input")):
+        asked = {name: value for name, value in body.items() if name != left_out}
+        answer = await client.post(path, json=asked)
+        assert answer.status_code == 400
+        assert answer.json()["error"].startswith("options.num_ctx must be above")
+    long = {"model": "words", "input": "w1 " * 100, "truncate": False}
+    error = (await client.post("/api/embed", json=long)).json()["error"]
+    assert "set truncate to true" in error
+
+
 async def test_one_vector(client: httpx.AsyncClient) -> None:
     body = {"model": "words", "prompt": "w1"}
     answer = await client.post("/api/embeddings", json={**body, "keep_alive": 0})

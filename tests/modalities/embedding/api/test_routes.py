@@ -158,7 +158,10 @@ def test_long_texts_are_cut_only_where_asked(client: openai.OpenAI) -> None:
         ({"messages": [{"role": "user", "content": "w1"}]}, "tiny has no chat template"),
         ({"input": "w1", "add_generation_prompt": True}, "add_generation_prompt is for messages"),
         ({"input": {"content": []}}, "content"),
-        ({"input": {"content": [{"type": "image_url", "image_url": {"url": "x"}}]}}, "content"),
+        (
+            {"input": {"content": [{"type": "image_url", "image_url": {"url": "x"}}]}},
+            "made of texts",
+        ),
         ({"input": ["w1", [1, 2]], "prompt_name": "query"}, "not for token ids"),
         ({"input": "w1", "truncation_side": "middle"}, "truncation_side"),
         ({"input": ["w1"] * 2049}, "input"),
