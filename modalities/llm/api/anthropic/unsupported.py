@@ -73,9 +73,15 @@ BLOCKS: Mapping[str, str] = MappingProxyType(
     }
 )
 """Blocks with an alternative of their own; those of tools that run elsewhere have one in common."""
+ELSEWHERE = frozenset(
+    {"document", "image", "redacted_thinking", "thinking", "tool_result", "tool_use"}
+)
+"""Blocks that messages have, and other places have not."""
 
 
 def instead_of_block(kind: str) -> str:
     """What to do in place of a block of this type."""
+    if kind in ELSEWHERE:
+        return "only text is read in this place."
     is_of_tool = kind.endswith(("_tool_use", "_tool_result"))
     return BLOCKS.get(kind, IN_CLIENT if is_of_tool else "use text, image and tool_result.")

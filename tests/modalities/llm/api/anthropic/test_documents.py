@@ -55,3 +55,14 @@ def test_parts_of_documents_are_counted_before_any_is_validated() -> None:
     turns = [{"role": "user", "content": [block]}] * num_blocks
     with pytest.raises(ValidationError, match="A conversation has at most"):
         MessagesRequest.model_validate(message(messages=turns))
+
+
+@pytest.mark.parametrize("kind", ["image", "document", "tool_result", "thinking"])
+def test_a_block_in_a_wrong_place_is_not_recommended(kind: str) -> None:
+    document = {"type": "document", "source": {"type": "content", "content": [{"type": kind}]}}
+    for body in (
+        {"system": [{"type": kind}]},
+        {"messages": [{"role": "user", "content": [document]}]},
+    ):
+        with pytest.raises(ValidationError, match="only text is read in this place"):
+            MessagesRequest.model_validate(message(**body))
