@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from triptych.core.kv.pages import PagePool
 from triptych.schedulers.token_state import SequenceState
 
 
@@ -18,8 +19,13 @@ class Holdings:
     """
 
     def __init__(
-        self, running: Iterable[SequenceState], num_rows_left: int, num_pages_left: int
+        self,
+        running: Iterable[SequenceState],
+        pool: PagePool,
+        num_rows_left: int,
+        num_pages_left: int,
     ) -> None:
+        self._pool = pool
         self._num_rows_left = num_rows_left
         self._num_pages_left = num_pages_left
         self._num_rows: Counter[str] = Counter()
@@ -37,12 +43,14 @@ class Holdings:
             if victim is None:
                 for victim in reversed(victims):
                     self._by_client[victim.client].append(victim)
-                    self._take(victim.client, 1, _num_pages_of(victim))
+                    self._give(victim, -1)
                 return None
             self._by_client[victim.client].pop()
-            self._take(victim.client, -1, -_num_pages_of(victim))
+            self._give(victim, 1)
             victims.append(victim)
-        self._take(row.client, 1, num_pages)
+        self._num_rows_left -= 1
+        self._num_pages_left -= num_pages
+        self._count(row.client, 1, num_pages)
         return victims
 
     def _creditor(self, row: SequenceState, num_pages: int) -> SequenceState | None:
@@ -61,10 +69,13 @@ class Holdings:
                 return victim
         return None
 
-    def _take(self, client: str, num_rows: int, num_pages: int) -> None:
-        self._num_rows_left -= num_rows
-        self._num_pages_left -= num_pages
-        self._count(client, num_rows, num_pages)
+    def _give(self, row: SequenceState, sign: int) -> None:
+        """`row` gives way, or does not after all (-1)."""
+        self._num_rows_left += sign
+        pages = row.lease.page_ids if row.lease is not None else ()
+        num_alone = sum(self._pool.num_holders(page) == 1 for page in pages)
+        self._num_pages_left += sign * num_alone  # others may hold the rest
+        self._count(row.client, -sign, -sign * _num_pages_of(row))
 
     def _count(self, client: str, num_rows: int, num_pages: int) -> None:
         self._num_rows[client] += num_rows

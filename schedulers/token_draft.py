@@ -99,13 +99,10 @@ def make_draft(state: TokenState, limits: TokenLimits = UNCONSTRAINED) -> TokenD
         return _draft_retry(state)
     drafter = _Drafter(state, limits)
     drafter.make_way()
-    if state.options.enable_in_flight_batching:
-        drafter.add_decodes()
-        drafter.add_prompts()
-    else:
-        drafter.add_prompts()
-        if not drafter.draft.rows:
-            drafter.add_decodes()
+    drafter.fill()
+    if not drafter.has_helped:
+        drafter = _Drafter(state, limits)
+        drafter.fill()
     return drafter.draft
 
 
@@ -154,20 +151,21 @@ class _Drafter:
         shares = self._state.shares
         if not (shares.is_contended and self._limits.max_prompt_tokens and self._state.waiting):
             return
-        holdings = Holdings(self._state.running, self._num_rows_left, self._num_free_pages())
-        stuck: set[str] = set()
+        holdings = Holdings(
+            self._state.running, self._pool, self._num_rows_left, self._num_free_pages()
+        )
         for row in islice(shares.in_turn(self._state.waiting), _MAX_FAVOURED):
-            if row.client in stuck or not self._can_begin(row):
+            is_behind = any(row.client == other.client for other in self._stuck)
+            if is_behind or not self._can_begin(row):
                 continue
             found = self._pool.peek(row.lookup_keys(self._pool.page_size))
             if self._find_awaited(row, len(found)) is not None:
                 continue
-            num_pages = self._num_pages_to_start(row) - len(found)
+            num_pages = self._num_pages_to_start(row) - sum(map(self._is_held, found))
             victims = holdings.begin(row, num_pages)
             if victims is None:
                 if self._is_out_of_patience(row):
                     return
-                stuck.add(row.client)
                 self._stuck.append(row)
                 continue
             self._sitting_out.update(victims)
@@ -175,6 +173,21 @@ class _Drafter:
                 self._favoured.append(row)
                 for victim in victims:
                     self._drop(victim)
+
+    @property
+    def has_helped(self) -> bool:
+        """Whether all for whom rows gave way do begin: what is cached may be found no more."""
+        return {admission.row for admission in self.draft.admissions}.issuperset(self._favoured)
+
+    def fill(self) -> None:
+        """Add rows to the step, in the order of the options."""
+        if self._options.enable_in_flight_batching:
+            self.add_decodes()
+            self.add_prompts()
+        else:
+            self.add_prompts()
+            if not self.draft.rows:
+                self.add_decodes()
 
     def _turns(self) -> list[SequenceState]:
         """The rows that are answered in this step: where not all are, those that waited longest."""
@@ -282,13 +295,11 @@ class _Drafter:
 
     def _victims(self) -> Iterator[SequenceState]:
         """Rows that may be preempted, in order: slow readers, then the newest."""
-        running = self._state.running
-        yield from (row for row in reversed(running) if row.is_paused)
-        yield from (
-            row
-            for row in reversed(running)
-            if not row.is_paused and not self._state.is_protected(row)
-        )
+        newest = list(reversed(self._state.running))
+        for row in (*(row for row in newest if row.is_paused), *newest):
+            is_kept = self._state.is_protected(row) and not row.is_paused
+            if not is_kept and row not in self.draft.victims:
+                yield row
 
     def _find_pages(
         self, row: SequenceState, num_positions: int, victims: Iterator[SequenceState]

@@ -109,6 +109,19 @@ def test_a_large_prompt_of_one_client_is_not_in_the_way_of_another() -> None:
     assert steps_to_first_token(streams.world, "c") <= 3
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_rows_do_not_give_way_for_pages_that_others_hold_too(depth: int) -> None:
+    world = World(num_pages=14, max_length=60, max_batch_size=8, depth=depth)
+    shared = prompt(32)
+    for index in range(4):
+        world.submit(f"a{index}", token_request(shared, max_tokens=12), client="a")
+    for _ in range(4):
+        world.step()
+    world.submit("b", token_request(prompt(20, 3), max_tokens=3), client="b")
+    world.finish_all()
+    assert world.scheduler.stats().counters["preemptions_total"] <= 4
+
+
 def test_pages_that_prompts_leave_free_do_not_keep_a_client_out() -> None:
     world = World(
         num_pages=60, max_length=160, max_batch_size=40, max_batch_input_tokens=128,
@@ -180,7 +193,7 @@ def timed_world(rng: random.Random) -> World:
 
 
 @pytest.mark.parametrize("world_of", [random_world, timed_world])
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", [*range(60), 1110, 1263, 1426])
 def test_nothing_is_lost_among_clients(seed: int, world_of: Callable[..., World]) -> None:
     drive(seed, 250, world_of, clients=("a", "b", "b", "b", "c"))
 
