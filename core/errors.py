@@ -94,8 +94,9 @@ class UnknownModel(NotFound):
     def among(cls, known: Iterable[str], name: str, kind: str = "model") -> Self:
         """The error where `known` are the models of that kind."""
         names = ", ".join(known) or "none"
+        named = f" {name[:80]!a}" if name else ""
         error = cls(
-            f"There is no {kind} {name[:80]!a} here. {kind.capitalize()}s: {names}.",
+            f"There is no {kind}{named} here. {kind.capitalize()}s: {names}.",
             param="model",
         )
         error.name = name

@@ -7,6 +7,7 @@ from triptych.core.errors import (
     InternalError,
     InvalidRequest,
     TriptychError,
+    UnknownModel,
     from_info,
     to_info,
 )
@@ -23,3 +24,14 @@ def test_what_is_outside_the_tree_says_nothing_of_itself() -> None:
     error = from_info(to_info(KeyError("/secret/path")))
     assert type(error) is InternalError
     assert "secret" not in error.message
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("x", "There is no image model 'x' here. Image models: none."),
+        ("", "There is no image model here. Image models: none."),
+    ],
+)
+def test_an_unknown_model_is_named_where_it_has_a_name(name: str, message: str) -> None:
+    assert UnknownModel.among([], name, "image model").message == message
