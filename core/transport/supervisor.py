@@ -30,6 +30,7 @@ import msgspec
 from triptych.core.errors import ErrorInfo, SetupError, TriptychError, from_info
 from triptych.core.transport.control import DRAIN, Beat, Failed, FromChild, Ready, StartFacts
 from triptych.core.transport.silence import Silence
+from triptych.core.typed import decode_json
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ class ChildSpec:
         """The same with `fields` in its configuration, a JSON object."""
         if not fields:
             return self
-        config = msgspec.json.decode(self.config, type=dict[str, msgspec.Raw])
+        config = decode_json(self.config, dict[str, msgspec.Raw])
         added = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in fields.items()}
         return replace(self, config=msgspec.json.encode(config | added))
 

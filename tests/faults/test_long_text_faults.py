@@ -113,7 +113,7 @@ async def test_tokenizing_holds_up_no_other_thread() -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: EmbeddingsRequest(model="m", input=LONG).token_ids,
+        lambda: EmbeddingsRequest(model="m", input=LONG).inputs,
         lambda: Message(role="system", content=LONG),
     ],
 )

@@ -283,7 +283,8 @@ async def test_tokens_there_and_back(client: httpx.AsyncClient) -> None:
     assert tokenized["count"] == len(tokenized["tokens"]) == 6
     assert tokenized["max_model_len"] == 4096
     body = {"model": "tiny", "tokens": tokenized["tokens"]}
-    assert (await client.post("/detokenize", json=body)).json() == {"prompt": "héllo"}
+    found = (await client.post("/detokenize", json=body)).json()
+    assert found == {"prompt": "héllo", "content": "héllo"}
     for wrong in ([-1], [2**31], [9999], ["a"], None):
         reply = await client.post("/detokenize", json=body | {"tokens": wrong})
         assert reply.status_code == 400
