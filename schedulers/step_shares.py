@@ -3,7 +3,7 @@
 Owns the account of seconds that others waited for it. Decides no step: it says which client stays
 out of the next one, or how many rows go on by a token.
 
-Where k clients are being answered, the one with the most rows may lengthen the steps of the others
+Where k clients are being answered, the one with the most rows may lengthen the gaps of the others
 k / (k - 1) times in the mean: so it has its share of the time, and no more. It takes this in steps
 of its own: a few full ones are cheaper than many that are not, since reading the weights costs
 each step the same. What others take by themselves is measured in those it stays out of.
@@ -23,6 +23,8 @@ from triptych.schedulers.token_state import SequenceState
 _ROWS: Final = "rows"  # the work of a step by its rows alone, whatever their contexts
 _STRETCH: Final = 1.75
 """Times its share that a step with the busiest client may take at most."""
+_IN_STEPS: Final = 0.8
+"""Of the time that others wait, the part in steps: the work between them grows with rows, too."""
 _PROBE_EVERY: Final = 16
 """Steps after which the others may have one to themselves, only so that it is measured."""
 
@@ -61,7 +63,8 @@ class StepShares:
             return None
         num_others = len(rows) - num_own
         is_due = self._num_since_probe >= _PROBE_EVERY
-        share_s = self._seconds(num_others) * len(counts) / (len(counts) - 1)
+        times = len(counts) / (len(counts) - 1)
+        share_s = _IN_STEPS * times * self._seconds(num_others)
         most_s = _STRETCH * share_s
         num_fitting = bisect_right(range(1, len(rows) + 1), most_s, key=self._trend)
         return StepTurn(

@@ -244,7 +244,7 @@ def test_a_busy_client_takes_half_of_the_time_of_another(depth: int) -> None:
     world = Seconds(depth, loud=31, light=1)
     world.run(100)
     gaps_s = world.run(400)
-    assert 1.7 * step_s(1) < gaps_s["light0"] < 2.1 * step_s(1)
+    assert 1.4 * step_s(1) < gaps_s["light0"] < 1.7 * step_s(1), "some is left for the host"
     num_without = sum("loud" not in names for names in world.steps)
     assert num_without > len(world.steps) / 2, "most gaps are as if it were alone"
     assert all("light" in names for names in world.steps)
