@@ -39,7 +39,7 @@ class Holdings:
         """Have `row` begin with so many pages: who gives way to it, and `None` where none may."""
         victims: list[SequenceState] = []
         while self._num_rows_left < 1 or self._num_pages_left < num_pages:
-            victim = self._creditor(row, num_pages)
+            victim = self._find_victim(row, num_pages)
             if victim is None:
                 for victim in reversed(victims):
                     self._by_client[victim.client].append(victim)
@@ -53,7 +53,7 @@ class Holdings:
         self._count(row.client, 1, num_pages)
         return victims
 
-    def _creditor(self, row: SequenceState, num_pages: int) -> SequenceState | None:
+    def _find_victim(self, row: SequenceState, num_pages: int) -> SequenceState | None:
         """Who gives way to `row`: the newest of a client that holds more than its own all the same.
 
         None gives way to one of lower priority.

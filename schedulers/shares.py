@@ -123,6 +123,11 @@ class ServiceShares:
         }
 
 
+def has_none(client: str, running: Iterable[Ranked]) -> bool:
+    """Whether none of the units that run is the client's."""
+    return all(unit.client != client for unit in running)
+
+
 def spread(rows: Iterable[RankedT], most: int) -> list[RankedT]:
     """At most `most` of `rows`, one of each client in turn, in the order in which they come."""
     by_client: dict[str, list[RankedT]] = {}

@@ -148,6 +148,7 @@ class TokenScheduler(Batcher[SequenceState, TokenDraft, Any]):
             limits = replace(limits, max_prompt_tokens=most)
         draft = self._draft_turn(limits, turn)
         if draft is not None:
+            draft.turn = turn
             draft.due_s = min(self._due_s(piece.unit) for piece in draft.rows)
         return draft
 
@@ -185,7 +186,7 @@ class TokenScheduler(Batcher[SequenceState, TokenDraft, Any]):
     def _take(self, draft: TokenDraft, step_id: int, now_s: float) -> tuple[Plan, Sequence[Any]]:
         if self._state.shares.is_contended:
             answering = (piece.unit for piece in draft.rows if piece.unit.is_answering)
-            self._step_shares.book(self._step_shares.turn(self._answering()), answering)
+            self._step_shares.book(draft.turn, answering)
         for victim in draft.victims:
             victim.job.state = JobState.WAITING
         for admission in draft.admissions:

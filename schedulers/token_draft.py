@@ -33,7 +33,8 @@ from typing import Any
 
 from triptych.schedulers.batcher import Draft
 from triptych.schedulers.holdings import Holdings
-from triptych.schedulers.shares import spread
+from triptych.schedulers.shares import has_none, spread
+from triptych.schedulers.step_shares import StepTurn
 from triptych.schedulers.token_state import ScheduledRow, SequenceState, TokenState
 
 _MAX_PASSED = 16  # times a waiting prompt is passed by later ones
@@ -91,6 +92,7 @@ class TokenDraft(Draft):
     passed: list[SequenceState] = field(default_factory=list)
     awaited: list[tuple[SequenceState, bytes]] = field(default_factory=list)
     is_retry: bool = False
+    turn: StepTurn | None = None
 
 
 def make_draft(state: TokenState, limits: TokenLimits = UNCONSTRAINED) -> TokenDraft:
@@ -164,7 +166,7 @@ class _Drafter:
             num_pages = self._num_pages_to_start(row) - sum(map(self._is_held, found))
             victims = holdings.begin(row, num_pages)
             if victims is None:
-                if self._is_out_of_patience(row):
+                if self._blocks_all(row):
                     return
                 self._stuck.append(row)
                 continue
@@ -357,7 +359,7 @@ class _Drafter:
         for row in rows:
             if len(blocked) == _MAX_BLOCKED:
                 return
-            if not self._can_begin(row) or any(self._bars(other, row) for other in blocked):
+            if not self._can_begin(row) or any(self._blocks(other, row) for other in blocked):
                 continue
             found = self._pool.peek(row.lookup_keys(self._pool.page_size))
             awaited = self._find_awaited(row, len(found))
@@ -372,32 +374,31 @@ class _Drafter:
             if not self._num_rows_left and not self._evict_idle():
                 return
             if self._has_context(row) and self._try_admit(row, found):
-                self.draft.passed += (other for other in blocked if self._is_wronged(other, row))
-            elif self._is_out_of_patience(row):
+                self.draft.passed += (other for other in blocked if self._counts_pass(other, row))
+            elif self._blocks_all(row):
                 return
             else:
                 blocked.append(row)
 
-    def _is_wronged(self, row: SequenceState, other: SequenceState) -> bool:
+    def _counts_pass(self, row: SequenceState, other: SequenceState) -> bool:
         """Whether `row` counts that `other` passes it.
 
         It always does within a client; of another client, where nothing of its own runs.
         """
         if row.client == other.client:
             return True
-        return all(running.client != row.client for running in self._state.running)
+        return has_none(row.client, self._state.running)
 
-    def _bars(self, row: SequenceState, other: SequenceState) -> bool:
+    def _blocks(self, row: SequenceState, other: SequenceState) -> bool:
         """Whether `row` was passed so often that `other`, of the same client, waits for it."""
         return row.num_times_passed >= _MAX_PASSED and row.client == other.client
 
-    def _is_out_of_patience(self, row: SequenceState) -> bool:
+    def _blocks_all(self, row: SequenceState) -> bool:
         """Whether all later prompts wait for `row`, which was passed so often."""
         if row.num_times_passed < _MAX_PASSED:
             return False
-        return not self._state.shares.is_contended or all(
-            running.client != row.client for running in self._state.running
-        )
+        is_contended = self._state.shares.is_contended
+        return not is_contended or has_none(row.client, self._state.running)
 
     def _can_begin(self, row: SequenceState) -> bool:
         """Whether nothing but want of room keeps a waiting row out of the step."""
@@ -461,7 +462,7 @@ class _Drafter:
         return self._pool.num_pages_for(row.max_positions if is_whole else row.num_tokens)
 
     def _num_free_pages(self) -> int:
-        """How many pages prompts may take beside rows that are active."""
+        """How many pages prompts may take while rows are active."""
         most = math.ceil(self._options.kvcache_ce_watermark * self._pool.num_pages) - 1
         return self._num_pages_left - (self._pool.num_pages - most)
 

@@ -16,10 +16,10 @@ class Line(ControlLine):
     """A supervisor's that keeps what it is told."""
 
     def __init__(self) -> None:
-        self.told: list[FromChild] = []
+        self.sent: list[FromChild] = []
 
     def send(self, message: FromChild) -> None:
-        self.told.append(message)
+        self.sent.append(message)
 
 
 def beat(state: ModelState, *others: ModelStatus, phase: str = "idle") -> Heartbeat:
@@ -38,12 +38,12 @@ def beat(state: ModelState, *others: ModelStatus, phase: str = "idle") -> Heartb
 def test_what_can_wait_begins_once_when_all_is_ready() -> None:
     line = Line()
     begun: list[int] = []
-    report = StartReport(line, lambda: begun.append(len(line.told)))
+    report = StartReport(line, lambda: begun.append(len(line.sent)))
     report.take(beat("loading"))
     assert not begun
     for _ in range(2):
         report.take(beat("ready"))
-    kinds = [type(message) for message in line.told]
+    kinds = [type(message) for message in line.sent]
     assert kinds == [Beat, Beat, Phase, Ready, Beat]
     assert begun == [4], "after the supervisor knows"
 
@@ -55,18 +55,18 @@ def test_a_start_that_ends_was_never_ready(state: ModelState) -> None:
     report = StartReport(line, lambda: None)
     report.take(beat("loading"))
     report.take(beat(state, phase="stop"))
-    assert [type(message) for message in line.told] == [Beat, Beat]
+    assert [type(message) for message in line.sent] == [Beat, Beat]
 
 
 def test_a_later_start_shares_out_as_much_memory_as_the_first() -> None:
     line, first = Line(), Ledger(900, free_bytes=1000)
     keep_budget(line, first, 0)
-    assert line.told == [StartFacts({"device_budget_bytes": 900})]
+    assert line.sent == [StartFacts({"device_budget_bytes": 900})]
     for free_bytes, capacity_bytes in ((2000, 900), (950, 900), (900, 900), (500, 500)):
         later = Ledger(int(free_bytes * 0.9), free_bytes=free_bytes)
         keep_budget(line, later, 900)
         assert later.capacity_bytes == capacity_bytes
-    assert len(line.told) == 1
+    assert len(line.sent) == 1
 
 
 def test_a_start_is_over_without_the_models_that_never_fit_unless_there_is_no_other() -> None:
@@ -75,8 +75,8 @@ def test_a_start_is_over_without_the_models_that_never_fit_unless_there_is_no_ot
     for others, is_over in (((too_large,), True), ((unfit,), False), ((too_large, unfit), False)):
         line = Line()
         StartReport(line, lambda: None).take(beat("ready", *others))
-        assert (Ready() in line.told) == is_over
+        assert (Ready() in line.sent) == is_over
     line = Line()
     alone = msgspec.structs.replace(beat("ready"), models=(too_large,))
     StartReport(line, lambda: None).take(alone)
-    assert Ready() not in line.told
+    assert Ready() not in line.sent

@@ -43,11 +43,11 @@ class WireLimits:
     body_timeout_s: float = limits.BODY_TIMEOUT_S + 5.0  # the app answers 408 before
     linger_s: float = 30.0
     """How long an answer, once complete, may lie unread."""
-    parting_s: float = 5.0
+    discarding_s: float = 5.0
     """How long what still comes behind a refusal is read, so that it arrives."""
 
 
-class _Parting:
+class _DeferredClose:
     """A connection as a cycle of uvicorn uses it, which closes it with its answer."""
 
     def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
@@ -76,8 +76,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._unread_timer: asyncio.TimerHandle | None = None
         self._is_in_head = False
         self._is_in_body = False
-        self._is_parting = False  # to be closed once the body has come
-        self._is_deaf = False  # to be closed, and what comes is not parsed any more
+        self._closes_after_body = False  # to be closed once the body has come
+        self._is_discarding = False  # to be closed, and what comes is not parsed any more
         self._num_overhead_bytes = 0  # of this request, all that is not body
         self._num_discarded_bytes = 0
         self._num_requests = 0
@@ -102,7 +102,7 @@ class GuardedProtocol(HttpToolsProtocol):
         """Parse, and count what is not body."""
         if self.transport.is_closing():
             return
-        if self._is_deaf:
+        if self._is_discarding:
             self._discard(len(data))
             return
         is_idle = self.cycle is None or self.cycle.response_complete
@@ -138,7 +138,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._num_requests += 1
         self._arm(self._wire.body_timeout_s, self.transport.abort)
         super().on_headers_complete()
-        self.cycle.transport = _Parting(self.transport, self._part)  # type: ignore[assignment]
+        self.cycle.transport = _DeferredClose(self.transport, self._close_after_body)  # type: ignore[assignment]
         if self._num_requests >= self._wire.num_requests:
             self.cycle.keep_alive = False
 
@@ -171,7 +171,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._num_overhead_bytes = 0
         self._disarm()
         super().on_message_complete()
-        if self._is_parting:
+        if self._closes_after_body:
             self.transport.close()
 
     def _unsupported_upgrade_warning(self) -> None:
@@ -202,7 +202,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _refuse(self, error: TriptychError) -> None:
         """Answer before there is a request, and close."""
-        if self.transport.is_closing() or self._is_deaf:
+        if self.transport.is_closing() or self._is_discarding:
             return
         if self.cycle is not None and not self.cycle.response_complete:
             if not self._is_in_body or self.pipeline or self.cycle.response_started:
@@ -220,15 +220,15 @@ class GuardedProtocol(HttpToolsProtocol):
         self.transport.write(b"\r\n".join([*lines, b"", response.body]))
         with suppress(OSError):  # it is gone already
             self.transport.write_eof()
-        self._is_deaf = True
+        self._is_discarding = True
         self._num_discarded_bytes = 0
-        self._arm(self._wire.parting_s, self.transport.close)
+        self._arm(self._wire.discarding_s, self.transport.close)
         self._watch_unread(None)
 
-    def _part(self) -> None:
+    def _close_after_body(self) -> None:
         """Close the connection of an answer that is complete, once its body has come."""
         if self._is_in_body and self.cycle.response_complete:
-            self._is_parting = True
+            self._closes_after_body = True
         else:
             self.transport.close()
 

@@ -1,6 +1,6 @@
 """Space on the disk of a store that only deletions may use.
 
-Owns the reserve, a file beside the database, and how the database is made smaller in it. On a full
+Owns the reserve, a file next to the database, and how the database is made smaller in it. On a full
 disk even a deletion needs space, for the log of changes; without a reserve no room could be made.
 Knows no documents.
 """

@@ -1,4 +1,4 @@
-"""Whether a configuration can be that of the weights beside it, before anything is built by it.
+"""Checks a configuration against the headers of its weights, before a model is built from it.
 
 Owns the fields of configurations that say how often parts of a model are repeated and how wide they
 are, by the names that transformers and diffusers give them, and what the headers of tensors allow.

@@ -13,7 +13,7 @@ from huggingface_hub.errors import StrictDataclassError
 from triptych.core.errors import TriptychError, WeightsError
 from triptych.core.weights.layout import brief
 
-UNFIT = (
+_UNFIT = (
     ArithmeticError,
     AssertionError,
     AttributeError,
@@ -33,5 +33,5 @@ def unfit(problem: str) -> Iterator[None]:
         yield
     except TriptychError:
         raise
-    except UNFIT as error:
+    except _UNFIT as error:
         raise WeightsError(f"{problem}: {brief(error)}.") from error

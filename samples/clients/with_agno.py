@@ -24,7 +24,7 @@ from tasks import (
 
 
 def agent_of(server: Server, **options: Any) -> Agent:
-    """An agent that reports to nobody."""
+    """An agent without telemetry."""
     model = OpenAILike(
         id=server.model,
         base_url=server.v1,

@@ -1,7 +1,7 @@
 # /// script
 # dependencies = ["crewai==1.15.30"]
 # ///
-"""CrewAI: an agent without tools and with two, and an answer by a schema. It reports to nobody."""
+"""CrewAI: an agent without tools and with two, and an answer by a schema. Telemetry is off."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ def test_once_the_rest_of_a_body_has_come_the_connection_is_closed(
 def test_what_comes_behind_a_refusal_is_read_for_so_long_and_no_longer(
     tmp_path: Path, raw: bytes
 ) -> None:
-    wire = WireLimits(parting_s=0.2, discarded_bytes=10**6)
+    wire = WireLimits(discarding_s=0.2, discarded_bytes=10**6)
     with live(make_app(tmp_path, FakeEngine()), wire=wire) as server:
         with connect(server) as silent:
             silent.sendall(raw)

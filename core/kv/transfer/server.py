@@ -49,8 +49,8 @@ from triptych.core.options.pipeline import NIXL
 SentSlots = SharedSlots | OfferedSlots
 GREETING_TIMEOUT_S = 5.0
 _MAX_CONNECTIONS = 64
-_MAX_STRANGERS = 32
-"""Connections that have not proved themselves yet; they are many only where somebody floods."""
+_MAX_UNAUTHENTICATED = 32
+"""Connections whose peer has not proved that it knows the secret; many only in a flood."""
 _log = logging.getLogger(__name__)
 
 
@@ -124,8 +124,8 @@ class PageServer:
         self._secret = secret
         self._listener = address.listen()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._strangers: dict[asyncio.Task[None], str] = {}
-        """Who has not proved itself yet, and from which host, in the order they came."""
+        self._unauthenticated: dict[asyncio.Task[None], str] = {}
+        """Connections without a proof, in the order they came, and their hosts."""
         self._thread = LoopThread("triptych-pages")
 
     def start(self, orders: PageOrders) -> None:
@@ -164,27 +164,27 @@ class PageServer:
                 _log.warning("a connection for pages was not taken: %s", error.strerror)
                 await asyncio.sleep(1.0)
                 continue
-            if len(self._tasks) - len(self._strangers) > _MAX_CONNECTIONS:
+            if len(self._tasks) - len(self._unauthenticated) > _MAX_CONNECTIONS:
                 connected.close()
             else:
                 self._make_way()
                 task = self._spawn(self._serve(connected, orders))
-                self._strangers[task] = peer[0] if isinstance(peer, tuple) else ""
+                self._unauthenticated[task] = peer[0] if isinstance(peer, tuple) else ""
                 task.add_done_callback(partial(_hang_up, connected))  # it may end before it begins
-                task.add_done_callback(self._know)
+                task.add_done_callback(self._set_authenticated)
 
     def _make_way(self) -> None:
-        """Let the oldest stranger go, of the host that has most: a good peer proves itself soon."""
-        if len(self._strangers) >= _MAX_STRANGERS:
-            most, _ = Counter(self._strangers.values()).most_common(1)[0]
-            oldest = next(task for task, host in self._strangers.items() if host == most)
-            self._know(oldest)
+        """Close the oldest connection without a proof, of the host that has most of them."""
+        if len(self._unauthenticated) >= _MAX_UNAUTHENTICATED:
+            most, _ = Counter(self._unauthenticated.values()).most_common(1)[0]
+            oldest = next(task for task, host in self._unauthenticated.items() if host == most)
+            self._set_authenticated(oldest)
             oldest.cancel()
 
-    def _know(self, task: asyncio.Task[None] | None) -> None:
-        """The connection of `task` is no stranger's any more."""
+    def _set_authenticated(self, task: asyncio.Task[None] | None) -> None:
+        """Count the connection of `task` as authenticated, or as ended."""
         if task is not None:
-            self._strangers.pop(task, None)
+            self._unauthenticated.pop(task, None)
 
     async def _serve(self, connected: socket.socket, orders: PageOrders) -> None:
         """One connection, to its end."""
@@ -194,7 +194,7 @@ class PageServer:
         try:
             async with asyncio.timeout(GREETING_TIMEOUT_S):
                 greeting, slots = await self._greet(channel)
-            self._know(asyncio.current_task())
+            self._set_authenticated(asyncio.current_task())
             self.counts["page_links"] += 1
             try:
                 await _Connection(self, channel, orders, greeting.num_credits, slots).run()

@@ -29,7 +29,7 @@ from triptych.modalities.diffusion.scheduling.batching import fill_batch, run_ta
 from triptych.modalities.diffusion.scheduling.state import DenoiseState, PictureState
 from triptych.schedulers.batcher import Draft
 from triptych.schedulers.cost import UNKNOWN_COST_S, CostModel
-from triptych.schedulers.shares import ServiceShares
+from triptych.schedulers.shares import ServiceShares, has_none
 
 _MAX_PASSED = 8  # times a waiting picture is passed by smaller ones
 _MAX_LOOKAHEAD = 64  # waiting pictures looked at for one step
@@ -101,7 +101,7 @@ class Drafter:
             work={"pictures": len(pictures)},
             rows=pictures,
             size=len(pictures),
-            passed=tuple(picture for picture in passed if self._is_wronged(picture, pictures[-1])),
+            passed=tuple(picture for picture in passed if self._counts_pass(picture, pictures[-1])),
         )
 
     def _together(
@@ -134,14 +134,14 @@ class Drafter:
                 break
         return able, passed
 
-    def _is_wronged(self, picture: PictureState, other: PictureState) -> bool:
+    def _counts_pass(self, picture: PictureState, other: PictureState) -> bool:
         """Whether `picture` counts that `other` passes it.
 
         Of another client it may be the turn, unless nothing of the picture's client is drawn.
         """
         if picture.client == other.client:
             return picture.place < other.place
-        return all(running.client != picture.client for running in self.state.running)
+        return has_none(picture.client, self.state.running)
 
     def _urgency(self, picture: PictureState) -> tuple[float, tuple[Any, ...]]:
         received = self.shares.received(picture.client) if self.shares.is_contended else 0.0

@@ -66,8 +66,6 @@ _NAMES: Mapping[str, str] = MappingProxyType(
     }
 )
 """What Cohere calls the fields that errors name."""
-_Numbers = list[list[float]]
-"""Named here: in a class with a field `float` that word is the field."""
 _Many = Field(min_length=1, max_length=limits.MAX_EMBEDDING_INPUTS, fail_fast=True)
 
 

@@ -70,7 +70,7 @@ _OTHER_KINDS = (
         "its decoder reads an encoder's states; those that chat here are decoders alone.",
     ),
 )
-"""What transformers has models of beside language models, and who does the same here."""
+"""Kinds of models in transformers that are not language models, and what serves them here."""
 _LEGACY_FIELDS = frozenset(
     ("rope_theta", "rope_scaling", "partial_rotary_factor", "original_max_position_embeddings")
 )

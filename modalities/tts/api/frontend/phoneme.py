@@ -26,7 +26,7 @@ from triptych.modalities.tts.api.text.chunks import Utterance, split_utterances
 from triptych.modalities.tts.api.text.foreign import foreign_spans
 from triptych.modalities.tts.api.text.guard import expected_duration
 from triptych.modalities.tts.api.text.phonemes import Dialect, Phonemes, Phonemizer
-from triptych.modalities.tts.api.text.spoken import Boundary, Span, SpokenText, joined
+from triptych.modalities.tts.api.text.spoken import Boundary, Span, SpokenText, merge_spans
 from triptych.modalities.tts.configs.kokoro import (
     MODEL_TYPE,
     SAMPLE_RATE,
@@ -110,7 +110,7 @@ class PhonemeFrontEnd(FrontEnd):
                 max_steps=max_steps,
                 pause_s=0.0 if is_last else self.pauses_s.get(utterance.boundary, 0.0),
             )
-        unspoken = joined([*sounds.unspoken, *utterance.spoken.foreign])
+        unspoken = merge_spans([*sounds.unspoken, *utterance.spoken.foreign])
         return PlannedSegment(segment=segment, utterance=utterance, unspoken=unspoken)
 
     def _fitting(self, utterance: Utterance, dialect: Dialect) -> Iterator[tuple[Utterance, _Ids]]:

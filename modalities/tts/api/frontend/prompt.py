@@ -20,7 +20,7 @@ from triptych.modalities.tts.api.frontend.base import FrontEnd, PlannedSegment, 
 from triptych.modalities.tts.api.text.chunks import split_utterances
 from triptych.modalities.tts.api.text.foreign import foreign_spans
 from triptych.modalities.tts.api.text.guard import expected_duration
-from triptych.modalities.tts.api.text.spoken import Boundary, SpokenText, common
+from triptych.modalities.tts.api.text.spoken import Boundary, SpokenText, intersect_spans
 from triptych.modalities.tts.configs.higgs import CODEC_FOLDER
 from triptych.modalities.tts.configs.orpheus import CODES_PER_FRAME, read_speech_block
 from triptych.modalities.tts.wire import SpeechSegment
@@ -122,7 +122,7 @@ class PromptFrontEnd(FrontEnd):
                     max_steps=expected_duration(utterance.text).max_tokens(self.steps_per_s),
                     pause_s=_PARAGRAPH_PAUSE_S if is_paragraph else 0.0,
                 )
-            unspoken = common(utterance.spoken.rewritten, utterance.spoken.foreign)
+            unspoken = intersect_spans(utterance.spoken.rewritten, utterance.spoken.foreign)
             yield PlannedSegment(segment=segment, utterance=utterance, unspoken=unspoken)
 
 

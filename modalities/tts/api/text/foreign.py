@@ -24,7 +24,7 @@ import msgspec
 
 from triptych.core.once import once
 from triptych.core.typed import convert
-from triptych.modalities.tts.api.text.spoken import Span, SpokenText, joined
+from triptych.modalities.tts.api.text.spoken import Span, SpokenText, merge_spans
 
 _CHUNK = re.compile(r"\S+")
 _WORD = re.compile(r"[\"'“‘„«¿¡(*]*(?P<word>[^\W\d_]+(?:['’-][^\W\d_]+)*)[\"'”’“»)*.,;:!?…]*\Z")
@@ -66,7 +66,7 @@ def foreign_spans(spoken: SpokenText, is_english: Callable[[str], bool]) -> tupl
         is_foreign = is_foreign if verdict is None else verdict
         if is_foreign:
             spans.append(span)
-    return joined(spans)
+    return merge_spans(spans)
 
 
 def _sentences(spoken: SpokenText) -> Iterator[tuple[Span, list[str]]]:

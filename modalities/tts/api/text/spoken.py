@@ -19,18 +19,18 @@ class Span(NamedTuple):
     end: int
 
 
-def joined(spans: Iterable[Span]) -> tuple[Span, ...]:
+def merge_spans(spans: Iterable[Span]) -> tuple[Span, ...]:
     """What any of `spans` covers, in order; none overlaps or touches the next."""
-    joined: list[Span] = []
+    merged: list[Span] = []
     for start, end in sorted(spans):
-        if joined and start <= joined[-1].end:
-            joined[-1] = Span(joined[-1].start, max(joined[-1].end, end))
+        if merged and start <= merged[-1].end:
+            merged[-1] = Span(merged[-1].start, max(merged[-1].end, end))
         else:
-            joined.append(Span(start, end))
-    return tuple(joined)
+            merged.append(Span(start, end))
+    return tuple(merged)
 
 
-def common(some: Iterable[Span], others: Sequence[Span]) -> tuple[Span, ...]:
+def intersect_spans(some: Iterable[Span], others: Sequence[Span]) -> tuple[Span, ...]:
     """What lies in both; the spans of neither overlap each other."""
     pairs = ((max(a.start, b.start), min(a.end, b.end)) for a in some for b in others)
     return tuple(Span(start, end) for start, end in pairs if start < end)

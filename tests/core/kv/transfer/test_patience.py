@@ -147,7 +147,7 @@ async def test_connections_that_say_nothing_keep_no_peer_out() -> None:
 
 def test_who_floods_makes_way_before_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """A quiet host's only connection stays, though it is the oldest."""
-    monkeypatch.setattr(server_module, "_MAX_STRANGERS", 4)
+    monkeypatch.setattr(server_module, "_MAX_UNAUTHENTICATED", 4)
     with closing(Pair("127.0.0.1:0")) as pair, ExitStack() as ending:
 
         def connected(host: str) -> socket.socket:

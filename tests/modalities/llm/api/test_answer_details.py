@@ -233,10 +233,13 @@ async def test_routes_of_the_tokenizer_go_by_the_first_model(client: httpx.Async
 
 async def test_the_tokens_of_a_conversation_are_counted(client: httpx.AsyncClient) -> None:
     asked = {"messages": [{"role": "user", "content": "hi there"}]}
-    told = (await client.post("/tokenize", json=asked)).json()
+    tokenized = (await client.post("/tokenize", json=asked)).json()
     for path in ("/v1/chat/completions/input_tokens", "/chat/completions/input_tokens"):
         reply = await client.post(path, json={**asked, "model": "tiny"})
-        assert reply.json() == {"object": "response.input_tokens", "input_tokens": told["count"]}
+        assert reply.json() == {
+            "object": "response.input_tokens",
+            "input_tokens": tokenized["count"],
+        }
 
 
 @pytest.mark.parametrize(("path", "method"), [(path, ROUTES[path][0]) for path in ROUTES])

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from triptych.modalities.tts.api.text.foreign import evidence, foreign_spans
 from triptych.modalities.tts.api.text.normalize import Normalizer
 from triptych.modalities.tts.api.text.phonemes import Phonemizer
-from triptych.modalities.tts.api.text.spoken import Span, joined
+from triptych.modalities.tts.api.text.spoken import Span, merge_spans
 
 NORMALIZE = Normalizer()
 is_english = lru_cache(maxsize=None)(Phonemizer().is_english)
@@ -182,6 +182,6 @@ def test_joined_spans_cover_the_same_and_do_not_touch(some: list[Span]) -> None:
     def covered(spans: Iterable[Span]) -> set[int]:
         return {at for span in spans for at in range(*span)}
 
-    whole = joined(some)
+    whole = merge_spans(some)
     assert covered(whole) == covered(some)
     assert all(one.end < two.start for one, two in pairwise(whole))
