@@ -281,10 +281,17 @@ def _flattened(picture: Image.Image) -> Image.Image:
 
 
 def _covering(source: Size, target: Size) -> tuple[float, float, float, float]:
-    """The largest part in the middle of `source` that has the shape of `target`."""
+    """The largest part in the middle of `source` that has the shape of `target`.
+
+    Rounding may put an end outside by its last bit, which Pillow refuses.
+    """
     scale = min(source[0] / target[0], source[1] / target[1])
-    left, top = ((full - scale * side) / 2 for full, side in zip(source, target, strict=True))
-    return left, top, left + scale * target[0], top + scale * target[1]
+    spans = [(full, scale * side) for full, side in zip(source, target, strict=True)]
+    left, top = (max(0.0, (full - part) / 2) for full, part in spans)
+    right, bottom = (
+        min(full, start + part) for start, (full, part) in zip((left, top), spans, strict=True)
+    )
+    return left, top, right, bottom
 
 
 def _measure(data: bytes, *, limits: Mapping[str, int], media_type: str) -> _Sized:

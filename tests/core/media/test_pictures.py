@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import AsyncIterator
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
+from hypothesis import given, settings
+from hypothesis.strategies import integers, tuples
 from PIL import Image
 
 from support.pictures import apng, chunk, hole_mask, idat, many_scans, picture, png, saved, turned
@@ -103,6 +106,35 @@ def test_of_moving_pictures_the_first_is_read() -> None:
         data = saved(frames[0], kind, save_all=True, append_images=frames[1:], lossless=True)
         assert as_array(read_picture(data, limits=LIMITS))[0, 0].tolist() == [255, 0, 0]
     assert read_picture(apng(50), limits=LIMITS).size == (64, 64)
+
+
+_SIDES = integers(1, 4000)
+
+
+@pytest.mark.parametrize(
+    ("sides", "size"),
+    [
+        ((200, 90), (176, 79)),
+        ((103, 191), (152, 62)),
+        ((346, 574), (141, 113)),
+        ((506, 481), (79, 52)),
+    ],
+)
+def test_no_shape_is_cut_beyond_its_edges(sides: tuple[int, int], size: tuple[int, int]) -> None:
+    """The last bit of a quotient put the cut outside, and the picture was called damaged."""
+    plain = saved(Image.new("RGB", sides, "red"), "PNG")
+    assert read_picture(plain, limits=PictureLimits(), size=size).size == size
+
+
+@settings(max_examples=300, deadline=None)
+@given(source=tuples(_SIDES, _SIDES), size=tuples(_SIDES, _SIDES))
+def test_what_covers_a_size_is_a_part_of_its_source(
+    source: tuple[int, int], size: tuple[int, int]
+) -> None:
+    left, top, right, bottom = pictures._covering(source, size)
+    assert 0 <= left < right <= source[0]
+    assert 0 <= top < bottom <= source[1]
+    assert math.isclose((right - left) / (bottom - top), size[0] / size[1], rel_tol=1e-9)
 
 
 def test_a_size_is_covered_and_cut_evenly() -> None:
