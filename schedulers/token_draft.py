@@ -385,9 +385,7 @@ class _Drafter:
 
         It always does within a client; of another client, where nothing of its own runs.
         """
-        if row.client == other.client:
-            return True
-        return has_none(row.client, self._state.running)
+        return row.client == other.client or has_none(row.client, self._state.running)
 
     def _blocks(self, row: SequenceState, other: SequenceState) -> bool:
         """Whether `row` was passed so often that `other`, of the same client, waits for it."""
