@@ -119,12 +119,15 @@ def bind_router(folder: Path) -> zmq.Socket[bytes]:
     return router
 
 
-def connect_dealer(folder: Path, identity: bytes) -> zmq.Socket[bytes]:
+def connect_dealer(
+    folder: Path, identity: bytes, context: zmq.Context[zmq.Socket[bytes]] | None = None
+) -> zmq.Socket[bytes]:
     """A peer's end; connects as soon as the API process is there, again when it comes back.
 
-    Nothing is kept for an API process that is not there: use `send_if_connected`.
+    Nothing is kept for an API process that is not there: use `send_if_connected`. Only `term` of a
+    `context` of its own waits until what was sent has left the process.
     """
-    dealer = _open(zmq.DEALER)
+    dealer = _open(zmq.DEALER, context)
     dealer.identity = identity
     dealer.immediate = 1
     dealer.reconnect_ivl = 20
@@ -139,9 +142,9 @@ def send_if_connected(dealer: zmq.Socket[bytes], *messages: bytes) -> None:
         dealer.send_multipart(messages, zmq.NOBLOCK)
 
 
-def _open(kind: int) -> zmq.Socket[bytes]:
+def _open(kind: int, context: zmq.Context[zmq.Socket[bytes]] | None = None) -> zmq.Socket[bytes]:
     """A socket whose queue has no bound of its own: admission bounds what can be in flight."""
-    opened: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
+    opened: zmq.Socket[bytes] = (context or zmq.Context.instance()).socket(kind)
     opened.sndhwm = opened.rcvhwm = 0
     opened.maxmsgsize = MAX_MESSAGE_BYTES
     opened.linger = 0

@@ -38,7 +38,9 @@ from triptych.core.transport.messages import (
 )
 from triptych.core.transport.remote import engine_identity
 
-CLOSE_TIMEOUT_S = 1.0
+CLOSE_TIMEOUT_S = 3.0
+"""How long the last messages may take to leave the process."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -80,7 +82,8 @@ class EngineServer:
         self._ours, self._theirs = socket.socketpair()
         self._theirs.setblocking(False)
         self._is_closing = False
-        self._dealer = connect_dealer(folder, engine_identity(time.monotonic_ns()))
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._dealer = connect_dealer(folder, engine_identity(time.monotonic_ns()), self._context)
         self._thread = threading.Thread(target=self._run, name="triptych-socket", daemon=True)
         engine.on_turn = self._send_turn
         engine.on_steps = self._post
@@ -96,7 +99,7 @@ class EngineServer:
             self._post(Goodbye())
         self._is_closing = True
         self._wake()
-        self._thread.join(CLOSE_TIMEOUT_S)
+        self._thread.join(2 * CLOSE_TIMEOUT_S)
         self._ours.close()
         self._theirs.close()
 
@@ -137,6 +140,7 @@ class EngineServer:
             self._send_all()
         self._send_all()
         self._dealer.close(linger=int(CLOSE_TIMEOUT_S * 1000))
+        self._context.term()  # `os._exit` comes next: wait until everything has been written
 
     def _send_all(self) -> None:
         with suppress(BlockingIOError):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import subprocess
+import sys
 import threading
 import time
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, closing
 
 import pytest
 
@@ -15,10 +17,12 @@ from triptych.core.errors import EngineDown, OutOfMemory, WeightsError, to_info
 from triptych.core.job import Job, JobState, Output
 from triptych.core.sampling_params import SamplingParams
 from triptych.core.tokens import TokenDelta, TokenRequest
-from triptych.core.transport.endpoint import private_folder
+from triptych.core.transport.endpoint import bind_router, private_folder
 from triptych.core.transport.engine_server import EngineServer
 from triptych.core.transport.messages import (
+    Goodbye,
     Heartbeat,
+    Hello,
     MessageCodec,
     ModelStatus,
     RunningStep,
@@ -72,8 +76,8 @@ def delta(job_id, *token_ids, **fields):
     return Output(job_id=job_id, payload=TokenDelta(token_ids=token_ids), **fields)
 
 
-def beat():
-    models = (ModelStatus(model="m", state="ready"),)
+def beat(name="m"):
+    models = (ModelStatus(model=name, state="ready"),)
     return Heartbeat(
         turn=1,
         phase="idle",
@@ -256,6 +260,43 @@ async def test_closing_flushes_messages_and_sends_goodbye():
         assert await collect(done) == [1]
         with pytest.raises(EngineDown, match="shut down"):
             await collect(left)
+
+
+LAST_WORDS = """
+import os, sys
+from pathlib import Path
+from core.transport.test_engine_server import CODEC, EchoEngine, beat
+from triptych.core.transport.engine_server import EngineServer
+
+engine = EchoEngine()
+server = EngineServer(engine, Path(sys.argv[1]), CODEC)
+while engine.calls.empty():  # until the other end has sent its greeting
+    server.send_beat(beat())
+for _ in range(200):
+    server.send_beat(beat(name="m" * 100_000))
+server.close(is_drained=True)
+os._exit(0)
+"""
+
+
+def test_the_last_messages_leave_a_process_that_exits_at_once():
+    with ExitStack() as stack:
+        folder = stack.enter_context(private_folder("", role="api"))
+        router = stack.enter_context(closing(bind_router(folder)))
+        command = [sys.executable, "-c", LAST_WORDS, folder]
+        engine = stack.enter_context(subprocess.Popen(command, cwd="tests"))
+        stack.callback(engine.kill)
+        assert router.poll(30_000), "no engine"
+        identity, _ = router.recv_multipart()
+        router.send_multipart((identity, CODEC.encode(Hello())))
+        time.sleep(0.5)  # a reader that is slow: nothing is read until the engine closes
+        received = []
+        while not received or not isinstance(received[-1], Goodbye):
+            assert router.poll(10_000), "no goodbye"
+            received += map(CODEC.from_engine, router.recv_multipart()[1:])
+        assert engine.wait(10) == 0
+    beats = [each for each in received if isinstance(each, Heartbeat)]
+    assert sum(len(each.models[0].model) == 100_000 for each in beats) == 200
 
 
 async def test_the_loop_never_waits_for_the_socket():

@@ -93,7 +93,7 @@ async def test_who_is_late_is_asked_again_after_twice_as_long_each_time(
 async def test_who_was_late_is_tried_with_one(tmp_path: Path) -> None:
     late, prompt = Pair(unix_address(tmp_path), timeout_s=30.0), Pair("127.0.0.1:0")
     with closing(late), closing(prompt):
-        late.orders.is_instant = False
+        late.orders.is_instant = prompt.orders.is_instant = False
         addresses = unix_address(tmp_path), f"127.0.0.1:{prompt.server.port}"
         with closing(open_client(*addresses, timeout_s=1.0)) as both:
             await until(lambda: both.counts["page_links"] == 2)
@@ -103,6 +103,11 @@ async def test_who_was_late_is_tried_with_one(tmp_path: Path) -> None:
                 fetched = [Fetched(3, first=3 * n) for n in range(8)]
                 for each in fetched:
                     both.start(each.fetch)
+                if not prompt.orders.is_instant:  # both are asked before either answers
+                    await until(lambda: len(late.orders.opened + prompt.orders.opened) == 8)
+                    prompt.orders.is_instant = True
+                    for asked in prompt.orders.opened:
+                        prompt.orders.compute(asked, asked.wanted.num_pages)
                 await until(lambda: all(each.num_ended for each in fetched))
                 return sum(each.num_arrived == 3 for each in fetched)
 
