@@ -1,8 +1,8 @@
 """What a modality is to the rest of the server: one object, and what its API half is built from.
 
 Owns these types, and how a model's modality is found. Each modality's `modality.py` makes its
-object; `registry` lists them. An object names code by its place (see `core.lazy`), so that each
-process loads its own half alone.
+object; `registry` lists them. An object names code by its place (see `core.process.lazy`), so that
+each process loads its own half alone.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from triptych.core.command import Command
-from triptych.core.lazy import load
+from triptych.core.options.command import Command
 from triptych.core.options.declaration import Role
+from triptych.core.process.lazy import load
 
 if TYPE_CHECKING:
     from fastapi import APIRouter, Request
 
-    from triptych.core.client import EngineClient
-    from triptych.core.config import Config
+    from triptych.core.engine_api.client import EngineClient
+    from triptych.core.engine_api.tokens import TokenRequest
     from triptych.core.http.dialects import Dialect
     from triptych.core.http.models import ModelCard
     from triptych.core.media.child import DecodePool
     from triptych.core.media.fetch import Fetched
+    from triptych.core.options.config import Config
     from triptych.core.store.store import DocumentStore
-    from triptych.core.tokens import TokenRequest
     from triptych.core.weights.resolve import ResolvedModel, Source
     from triptych.schedulers.admission import Admission
 

@@ -15,14 +15,14 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
-from triptych.core import logs
-from triptych.core.client import EngineClient
-from triptych.core.config import Config
+from triptych.core.engine_api.client import EngineClient
 from triptych.core.errors import ConfigError, TriptychError, UnknownModel
-from triptych.core.lazy import load
-from triptych.core.loop_thread import LoopThread, in_order
+from triptych.core.options.config import Config
 from triptych.core.options.relevance import check_in_process, check_relevance
 from triptych.core.options.table import Resolved, resolve_keywords, resolve_with_sources
+from triptych.core.process import logs
+from triptych.core.process.lazy import load
+from triptych.core.process.loop_thread import LoopThread, in_order
 from triptych.core.weights.progress import Progress, RichProgress, SilentProgress
 from triptych.core.weights.resolve import EMBEDDED_REFERENCE, ResolvedModel, opening, resolve_all
 from triptych.modalities.modality import Modality, modality_of
@@ -133,7 +133,7 @@ class Pipeline(ABC, Generic[ServiceT]):
         # A slow reader in this process holds up no other.
         config = replace(config, server=replace(config.server, stream_timeout_s=math.inf))
         make_service = opening(resolved, cls._open_service, config)  # first: it fails fast
-        device, ledger = load("triptych.core.devices.device:open_device")(config.device)
+        device, ledger = load("triptych.core.runtime.devices.device:open_device")(config.device)
         open_loader = load(modality_of(resolved, cls._modalities).engine)
         loader = opening(resolved, open_loader, config, device, ledger)
         service = make_service(LocalClient(Engine([loader], config=config, ledger=ledger)))

@@ -13,11 +13,11 @@ from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequenc
 from contextlib import aclosing, contextmanager
 from typing import ClassVar, Generic, Protocol, TypeVar
 
-from triptych.core.client import EngineClient
-from triptych.core.config import Config
+from triptych.core.engine_api.aliases import AliasClient
+from triptych.core.engine_api.client import EngineClient
 from triptych.core.errors import Overloaded, UnknownModel
-from triptych.core.loop_thread import End
-from triptych.core.served_names import AliasClient
+from triptych.core.options.config import Config
+from triptych.core.process.loop_thread import End
 from triptych.schedulers.admission import Admission
 
 

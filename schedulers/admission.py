@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
-from triptych.core.config import ScheduleOptions
 from triptych.core.errors import InvalidRequest, Overloaded, RateLimited, Unavailable
+from triptych.core.options.config import ScheduleOptions
 
 MIN_RETRY_S = 1.0
 MAX_RETRY_S = 60.0

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from triptych.core.engine_api.job import Job
+from triptych.core.engine_api.plan import Plan, Runner, StepResult
 from triptych.core.errors import TriptychError
-from triptych.core.job import Job
-from triptych.core.plan import Plan, Runner, StepResult
 from triptych.schedulers.cost import CostModel
 
 

@@ -19,9 +19,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
+from triptych.core.engine_api.job import Job, JobState, Output
+from triptych.core.engine_api.plan import Plan, StepResult
 from triptych.core.errors import OutOfMemory, Overloaded, TriptychError, to_info
-from triptych.core.job import Job, JobState, Output
-from triptych.core.plan import Plan, StepResult
 from triptych.schedulers.backlog import JobSeconds
 from triptych.schedulers.base import Proposal, SchedulerStats
 from triptych.schedulers.cost import CostModel

@@ -23,7 +23,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from triptych.core.config import Config
+from triptych.core.engine_api.job import Job, Output, Sink, discard
+from triptych.core.engine_api.plan import PendingStep, Plan, Runner
+from triptych.core.engine_api.reports import Heartbeat, RunningStep, StepRecord, StepReport
 from triptych.core.errors import (
     Draining,
     EngineDown,
@@ -33,11 +35,9 @@ from triptych.core.errors import (
     TriptychError,
     to_info,
 )
-from triptych.core.job import Job, Output, Sink, discard
 from triptych.core.ledger import Ledger
-from triptych.core.metrics import STEP_SECONDS, Metrics
-from triptych.core.plan import PendingStep, Plan, Runner
-from triptych.core.transport.messages import Heartbeat, RunningStep, StepRecord, StepReport
+from triptych.core.options.config import Config
+from triptych.core.process.metrics import STEP_SECONDS, Metrics
 from triptych.schedulers.base import LoadedModel, ModelLoader, Proposal
 from triptych.schedulers.cost import RecentSteps
 from triptych.schedulers.executors import Clock, Executors, StepOutcome, ThreadExecutors

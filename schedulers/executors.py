@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, TypeVar
 
-from triptych.core.plan import PendingStep, Plan, Runner, StepResult
+from triptych.core.engine_api.plan import PendingStep, Plan, Runner, StepResult
 
 Clock = Callable[[], float]
 AnyError = TypeVar("AnyError", bound=Exception)

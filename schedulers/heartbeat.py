@@ -13,9 +13,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from triptych.core.engine_api.reports import Heartbeat, ModelStatus
 from triptych.core.ledger import Ledger
-from triptych.core.metrics import DEVICE_BUDGET, DEVICE_BYTES, Metrics, series
-from triptych.core.transport.messages import Heartbeat, ModelStatus
+from triptych.core.process.metrics import DEVICE_BUDGET, DEVICE_BYTES, Metrics, series
 from triptych.schedulers.base import LoadedModel
 
 IDLE_BEAT_S = 0.5

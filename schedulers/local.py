@@ -13,19 +13,19 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from triptych.core.client import EngineStatus
+from triptych.core.engine_api.client import EngineStatus
+from triptych.core.engine_api.job import Job, Output
+from triptych.core.engine_api.reports import Heartbeat
+from triptych.core.engine_api.step_feed import StepFeed, StepSink
+from triptych.core.engine_api.streams import JobStream, StreamTable
 from triptych.core.errors import EngineDown, TriptychError
-from triptych.core.job import Job, Output
-from triptych.core.step_feed import StepFeed, StepSink
-from triptych.core.streams import JobStream, StreamTable
-from triptych.core.transport.messages import Heartbeat
 from triptych.schedulers.engine import Engine
 
 _log = logging.getLogger(__name__)
 
 
 class LocalClient:
-    """Runs `engine` from now until `close` (`core.client.EngineClient`).
+    """Runs `engine` from now until `close` (`core.engine_api.client.EngineClient`).
 
     Belongs to the asyncio loop that first submits or loads.
     """

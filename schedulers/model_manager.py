@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from triptych.core.config import Config
+from triptych.core.engine_api.job import Job
+from triptych.core.engine_api.reports import ModelState, ModelStatus
 from triptych.core.errors import (
     InternalError,
     MemoryBudgetExceeded,
@@ -26,10 +27,9 @@ from triptych.core.errors import (
     TriptychError,
     to_info,
 )
-from triptych.core.heap import trim_heap
-from triptych.core.job import Job
-from triptych.core.metrics import Metrics
-from triptych.core.transport.messages import ModelState, ModelStatus
+from triptych.core.options.config import Config
+from triptych.core.process.heap import trim_heap
+from triptych.core.process.metrics import Metrics
 from triptych.schedulers.base import LoadedModel, ModelLoader
 from triptych.schedulers.cost import CostModel
 from triptych.schedulers.executors import Clock, Executors, without_locals

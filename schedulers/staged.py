@@ -1,9 +1,9 @@
 """Long work in stages: whose stage runs next, and in what order its answers go out.
 
-Owns the policy and the order of jobs whose units are chains of stages (`core.staged_plan`): a
-sentence of speech made in one go, a recording that is written down. One stage of a unit runs at a
-time, so a step is as long as a stage, whatever the unit. Knows no tensors and no model; when a
-job's next piece is due is its pace's business.
+Owns the policy and the order of jobs whose units are chains of stages
+(`core.engine_api.staged_plan`): a sentence of speech made in one go, a recording that is written
+down. One stage of a unit runs at a time, so a step is as long as a stage, whatever the unit. Knows
+no tensors and no model; when a job's next piece is due is its pace's business.
 
 The policy:
 
@@ -23,9 +23,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from triptych.core.job import Job, JobState
-from triptych.core.plan import StepResult
-from triptych.core.staged_plan import Stage, StagedPlan, StagedRow, StagedRowResult, UnitStart
+from triptych.core.engine_api.job import Job, JobState
+from triptych.core.engine_api.plan import StepResult
+from triptych.core.engine_api.staged_plan import (
+    Stage,
+    StagedPlan,
+    StagedRow,
+    StagedRowResult,
+    UnitStart,
+)
 from triptych.schedulers.batcher import BatchedJob, Batcher, Draft, Unit
 
 _MAX_PRESSED = 4

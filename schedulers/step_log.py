@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from triptych.core.transport.messages import RunningStep, StepRecord, StepReport
+from triptych.core.engine_api.reports import RunningStep, StepRecord, StepReport
 
 REPORT_S = 0.25
 """Reports are at least so long apart."""

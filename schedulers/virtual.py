@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
-from triptych.core.plan import Plan, Runner
+from triptych.core.engine_api.plan import Plan, Runner
 from triptych.schedulers.executors import StepOutcome, wait_for
 
 _LONGEST_S = 1e5

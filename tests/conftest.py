@@ -16,7 +16,7 @@ from filelock import FileLock
 from support.kernel_levels import LEVELS, open_kernels
 
 if TYPE_CHECKING:
-    from triptych.core.kernels.native.library import NativeKernels
+    from triptych.core.runtime.kernels.native.library import NativeKernels
 
 _MAX_CHILDREN = 8
 

@@ -14,9 +14,9 @@ from support.http import FakeEngine, until
 from support.text_models import write_text_folder
 from triptych import api_process
 from triptych.compose import ChildSetup
-from triptych.core.config import Config, ServerOptions
 from triptych.core.http import server
 from triptych.core.http.listener import bind
+from triptych.core.options.config import Config, ServerOptions
 from triptych.core.transport.control import ControlLine, FromChild
 
 

@@ -17,8 +17,8 @@ from support.image_app import write_image_folder
 from support.text_models import write_text_folder
 from support.vision_folders import write_vision_folder
 from triptych.compose import build_app
-from triptych.core.config import Config, ScheduleOptions, ServerOptions
 from triptych.core.errors import WeightsError
+from triptych.core.options.config import Config, ScheduleOptions, ServerOptions
 from triptych.modalities.llm.api.text import TextModel
 
 BROWSER = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from triptych.core.engine_api.reports import Heartbeat, ModelState, ModelStatus
 from triptych.core.errors import ModelTooLarge, WeightsError, to_info
 from triptych.core.ledger import Ledger
 from triptych.core.transport.control import Beat, ControlLine, FromChild, Phase, Ready, StartFacts
-from triptych.core.transport.messages import Heartbeat, ModelState, ModelStatus
 from triptych.engine_process import StartReport, keep_budget
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from triptych import cli
-from triptych.core.cluster import engine_resources
-from triptych.core.config import Config, DeviceOptions, ReplicaOptions, ServerOptions
+from triptych.core.bulk.cluster import engine_resources
 from triptych.core.errors import ConfigError
+from triptych.core.options.config import Config, DeviceOptions, ReplicaOptions, ServerOptions
 from triptych.replicas import handover, launch
 from triptych.replicas.plan import ReplicaPlan
 from triptych.replicas.scaling import PAGE_USE, QUEUE_S, QueueScaling, replicas_needed

@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from triptych.core.config import ServerOptions
-from triptych.core.lookups import Lookup
+from triptych.core.options.config import ServerOptions
+from triptych.core.process.lookups import Lookup
 from triptych.startup import Startup
 
 FOUND = (

@@ -14,11 +14,11 @@ from triptych.cli import COMMANDS, main
 from triptych.core.bundle.manifest import NAME, BundleManifest, read_bundle_manifest
 from triptych.core.bundle.store import Bundle
 from triptych.core.bundle.triton_cache import restore
-from triptych.core.config import ModelOptions
 from triptych.core.errors import ConfigError
-from triptych.core.lookups import Lookup, listening
 from triptych.core.options import refused
+from triptych.core.options.config import ModelOptions
 from triptych.core.options.table import parse
+from triptych.core.process.lookups import Lookup, listening
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import resolve_all
 
@@ -165,7 +165,7 @@ def test_kernels_for_a_device_elsewhere_hit_after_a_move(
 ) -> None:
     """Compiled here, restored into another folder, and there found by Triton itself."""
     pytest.importorskip("triton")
-    from triptych.core.kernels.triton import compile as compiling
+    from triptych.core.runtime.kernels.triton import compile as compiling
 
     monkeypatch.setattr(compiling, "kernel_modules", lambda: ["paged_decode"])
     bundle = tmp_path / "bundle"
@@ -186,7 +186,7 @@ def test_a_kernel_that_does_not_compile_ends_the_run(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     pytest.importorskip("triton")
-    from triptych.core.kernels.triton import compile as compiling
+    from triptych.core.runtime.kernels.triton import compile as compiling
 
     def fail(targets: list[compiling.CompileTarget], *_: object) -> list[object]:
         fields = {"module": "linear", "variant": "square", "target": targets[0]}

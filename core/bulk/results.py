@@ -16,10 +16,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from triptych.core.atomic_files import write_whole
 from triptych.core.bulk.rows import KEY, Record
-from triptych.core.cli_io import writing
 from triptych.core.errors import ConfigError
+from triptych.core.process.atomic_files import write_whole
+from triptych.core.process.cli_io import writing
 from triptych.core.text.json_lines import escape_line_ends
 
 

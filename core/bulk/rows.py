@@ -18,8 +18,8 @@ from typing import Any, Final, Self
 import msgspec
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from triptych.core.cli_io import STDIN, read_lines
 from triptych.core.errors import ConfigError, InvalidRequest, TriptychError
+from triptych.core.process.cli_io import STDIN, read_lines
 
 Record = dict[str, Any]
 

@@ -15,42 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from triptych.core.atomic_files import remove_partial, write_whole
+from triptych.core.bulk.cluster import import_ray, read_count
 from triptych.core.bulk.results import ResultSink
 from triptych.core.bulk.rows import BulkRow, Record, RowResult
-from triptych.core.cli_io import count_bar, writing
-from triptych.core.cluster import import_ray, read_count
-from triptych.core.config import Config
+from triptych.core.bulk.work import AnswerRows, Cluster, RowWork
 from triptych.core.errors import ConfigError, EngineDown
-from triptych.core.lazy import load
 from triptych.core.options.table import resolve
-
-AnswerRows = Callable[[Any, Sequence[Record], Record], Iterator[RowResult]]
-"""What a pipeline makes of what rows ask, in their order, with options for all of them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowWork:
-    """What is done with rows, by names under which every process finds it.
-
-    `pipeline` is a class (`modalities.pipeline.Pipeline`), `answer` an `AnswerRows`, `options` are
-    its last argument. `num_at_once` rows are handed to a pipeline of a cluster together.
-    """
-
-    pipeline: str
-    answer: str
-    options: Record
-    num_at_once: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
-    """Where rows are spread: a Ray cluster, and how many engines of it."""
-
-    address: str
-    least: int
-    most: int
-    config: Config
+from triptych.core.process.atomic_files import remove_partial, write_whole
+from triptych.core.process.cli_io import count_bar, writing
+from triptych.core.process.lazy import load
 
 
 def add_cluster_options(parser: argparse.ArgumentParser) -> None:

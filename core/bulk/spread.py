@@ -17,13 +17,13 @@ import ray
 import ray.data
 from ray.data import ActorPoolStrategy
 
+from triptych.core.bulk.cluster import engine_config, engine_resources, has_gpus, join
 from triptych.core.bulk.rows import BulkRow, Record, RowResult
-from triptych.core.bulk.run import AnswerRows, Cluster, RowWork
-from triptych.core.cluster import engine_config, engine_resources, has_gpus, join
-from triptych.core.config import Config
+from triptych.core.bulk.work import AnswerRows, Cluster, RowWork
 from triptych.core.errors import EngineDown
-from triptych.core.lazy import load
-from triptych.core.typed import decode_json, decode_msgpack
+from triptych.core.options.config import Config
+from triptych.core.process.lazy import load
+from triptych.core.process.typed import decode_json, decode_msgpack
 from triptych.core.weights.progress import SilentProgress
 
 _NUM_BLOCKS_AT_ONCE = 2  # of an engine: while one block's last rows end, the next have begun

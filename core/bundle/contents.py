@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 from triptych.core.bundle.manifest import MODELS, BundledModel
-from triptych.core.config import ModelOptions
+from triptych.core.options.config import ModelOptions
 from triptych.core.weights.cache import WeightsCache
 from triptych.core.weights.hub import hub_cache_dir
 from triptych.core.weights.links import link_or_copy

@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 
 from triptych.core.errors import BundleError
-from triptych.core.regular_file import read_regular
-from triptych.core.typed import convert, decode_json
+from triptych.core.process.regular_file import read_regular
+from triptych.core.process.typed import convert, decode_json
 from triptych.core.weights.manifest import FileSeal, flush, sha256_file
 
 NAME = "bundle.json"

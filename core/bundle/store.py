@@ -26,10 +26,10 @@ from triptych.core.bundle.manifest import (
     seal_files,
     write_manifest,
 )
-from triptych.core.config import ModelOptions
 from triptych.core.errors import BundleError
-from triptych.core.lookups import looking_for, missed
-from triptych.core.versions import versions
+from triptych.core.options.config import ModelOptions
+from triptych.core.process.lookups import looking_for, missed
+from triptych.core.process.versions import versions
 from triptych.core.weights.cache import WeightsCache
 from triptych.core.weights.manifest import MANIFEST_NAME, FileSeal, flush, sha256_file
 

@@ -11,12 +11,12 @@ import os
 from functools import cache
 from pathlib import Path
 
-from triptych.core.atomic_files import write_whole
 from triptych.core.bundle.manifest import TRITON
 from triptych.core.bundle.store import Bundle
 from triptych.core.errors import BundleError
-from triptych.core.lookups import looking_for, missed
-from triptych.core.versions import versions
+from triptych.core.process.atomic_files import write_whole
+from triptych.core.process.lookups import looking_for, missed
+from triptych.core.process.versions import versions
 from triptych.core.weights.cache import WeightsCache
 
 _GROUP = "__grp__"

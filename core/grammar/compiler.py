@@ -19,7 +19,7 @@ from llguidance import LLMatcher, LLParserLimits
 
 from triptych.core.errors import InvalidRequest, RequestError, UnsupportedOption
 from triptych.core.grammar.vocabulary import GrammarVocabulary
-from triptych.core.logs import fields
+from triptych.core.process.logs import fields
 
 _LIMITS: Final = LLParserLimits(
     initial_lexer_fuel=500_000,

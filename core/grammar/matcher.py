@@ -13,10 +13,10 @@ from typing import Final
 import numpy as np
 from llguidance import LLMatcher
 
+from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.errors import InvalidRequest
 from triptych.core.grammar.compiler import refusal
 from triptych.core.grammar.vocabulary import GrammarVocabulary, Words
-from triptych.core.sampling_params import SamplingParams
 
 MAX_MASK_S: Final = 0.25
 """Processor time of one token; a grammar that takes longer is not followed any further."""

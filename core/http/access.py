@@ -16,12 +16,12 @@ from typing import Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from triptych.core.caller import Principal
+from triptych.core.engine_api.caller import Principal
 from triptych.core.http.dialects import Dialect, dialect_of
 from triptych.core.http.errors import OPENAI, error_answer
 from triptych.core.http.metrics import HttpMetrics
 from triptych.core.limits import MAX_REQUEST_ID_CHARS
-from triptych.core.logs import fields
+from triptych.core.process.logs import fields
 
 _SANE_ID = re.compile(rf"[A-Za-z0-9._-]{{1,{MAX_REQUEST_ID_CHARS}}}")
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})

@@ -22,8 +22,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.routing import Route
 
-from triptych.core.client import EngineClient
-from triptych.core.config import Config, ServerOptions
+from triptych.core.engine_api.client import EngineClient
 from triptych.core.errors import TriptychError, UnknownModel
 from triptych.core.http.access import Access
 from triptych.core.http.auth import PUBLIC_ROUTES, Keyring, RequireKey
@@ -44,7 +43,8 @@ from triptych.core.http.page import PagesRouter
 from triptych.core.http.paths import Paths, ShortPaths, handle_http_error
 from triptych.core.http.upload import UploadBudget
 from triptych.core.limits import MAX_FORMS_HELD
-from triptych.core.served_names import ServedNames
+from triptych.core.options.config import Config, ServerOptions
+from triptych.core.options.served_names import ServedNames
 
 
 class _App(FastAPI):

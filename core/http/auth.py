@@ -17,10 +17,10 @@ from pathlib import Path
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from triptych.core.caller import Principal
-from triptych.core.config import ServerOptions
+from triptych.core.engine_api.caller import Principal
 from triptych.core.errors import ConfigError, Unauthorized
 from triptych.core.http.errors import error_answer
+from triptych.core.options.config import ServerOptions
 
 PUBLIC_ROUTES = frozenset(
     itertools.product(("GET", "HEAD"), ("/livez", "/readyz", "/health", "/ping", "/version"))

@@ -15,10 +15,10 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from triptych.core.config import ServerOptions
 from triptych.core.errors import ForeignSite
 from triptych.core.http.auth import Keyring
 from triptych.core.http.errors import error_answer
+from triptych.core.options.config import ServerOptions
 
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _PRIVATE_ENDINGS = (".localhost", ".local", ".internal", ".svc", ".lan", ".home.arpa", ".test")

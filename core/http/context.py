@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
-from triptych.core.caller import Caller, Principal
-from triptych.core.config import ServerOptions
+from triptych.core.engine_api.caller import Caller, Principal
 from triptych.core.http.auth import OWN_PRINCIPAL
 from triptych.core.http.metrics import HttpMetrics
+from triptych.core.options.config import ServerOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

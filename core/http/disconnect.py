@@ -14,10 +14,10 @@ from typing import Any, Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from triptych.core.config import ServerOptions
 from triptych.core.errors import Draining, RequestTimeout, TriptychError
 from triptych.core.http.auth import OWN_PRINCIPAL, PUBLIC_ROUTES
 from triptych.core.http.errors import error_answer
+from triptych.core.options.config import ServerOptions
 
 _GOODBYE_S = 1.0  # for a cut connection to be reported closed, and for last words on a drain
 

@@ -16,7 +16,14 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from triptych.core.client import EngineClient, EngineStatus
+from triptych.core.engine_api.client import EngineClient, EngineStatus
+from triptych.core.engine_api.reports import (
+    Heartbeat,
+    ModelStatus,
+    RunningStep,
+    StepRecord,
+    StepReport,
+)
 from triptych.core.errors import Overloaded
 from triptych.core.http.body import read_body
 from triptych.core.http.context import Context
@@ -24,14 +31,7 @@ from triptych.core.http.disconnect import InFlight
 from triptych.core.http.errors import ERROR_RESPONSES
 from triptych.core.http.models import ModelCard
 from triptych.core.http.sse import EventStream, described
-from triptych.core.metrics import DEVICE_BUDGET, DEVICE_BYTES, DEVICE_INFO, labelled, series
-from triptych.core.transport.messages import (
-    Heartbeat,
-    ModelStatus,
-    RunningStep,
-    StepRecord,
-    StepReport,
-)
+from triptych.core.process.metrics import DEVICE_BUDGET, DEVICE_BYTES, DEVICE_INFO, labelled, series
 
 INTERVAL_S = 0.25
 MAX_READERS = 32

@@ -11,7 +11,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 from pydantic import BaseModel
 
-from triptych.core.client import EngineClient
+from triptych.core.engine_api.client import EngineClient
 from triptych.core.errors import NotFound
 from triptych.core.http.errors import ERROR_RESPONSES
 from triptych.core.limits import MAX_REQUEST_ID_CHARS

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
-from triptych.core.client import EngineStatus
+from triptych.core.engine_api.client import EngineStatus
 
 
 class ModelHealth(BaseModel):

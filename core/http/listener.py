@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import socket
 
-from triptych.core.config import ServerOptions
 from triptych.core.errors import ConfigError
+from triptych.core.options.config import ServerOptions
 
 BACKLOG = 2048
 

@@ -17,10 +17,10 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
-from triptych.core.client import EngineStatus
-from triptych.core.metrics import HISTOGRAM_BOUNDS, split_series
+from triptych.core.engine_api.client import EngineStatus
+from triptych.core.engine_api.reports import Heartbeat
+from triptych.core.process.metrics import HISTOGRAM_BOUNDS, split_series
 from triptych.core.router.beats import labelled
-from triptych.core.transport.messages import Heartbeat
 
 _HELP = "Reported by the engine."
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -184,7 +184,7 @@ def _families(values: Mapping[str, float], kind: str) -> Iterator[Metric]:
 
 
 def _add_histogram(family: Metric, labels: dict[str, str], values: list[float]) -> None:
-    """Add one series, given in the snapshot form of `core.metrics`; buckets become cumulative."""
+    """Add one series from a snapshot of `core.process.metrics`, with cumulative buckets."""
     name = family.name
     bounds = [*map(str, HISTOGRAM_BOUNDS[name]), "+Inf"]
     totals = list(itertools.accumulate(values[:-1]))

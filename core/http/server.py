@@ -20,10 +20,10 @@ from typing import Any, cast
 import uvicorn
 from fastapi import FastAPI
 
-from triptych.core.config import Config
 from triptych.core.http.listener import BACKLOG, bind, url_of
 from triptych.core.http.wire import GuardedProtocol, WireLimits
 from triptych.core.limits import KEEP_ALIVE_S, MAX_CONNECTIONS
+from triptych.core.options.config import Config
 
 _OWN_DESCRIPTORS = 256  # models, logs, the store, children, sockets of the engine
 _LATER_DESCRIPTORS = 24  # the least of those that are opened only when they are needed

@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from triptych.core.http.disconnect import DisconnectWatcher
 from triptych.core.http.errors import ErrorBody, error_document, to_public
-from triptych.core.logs import fields
+from triptych.core.process.logs import fields
 from triptych.core.text.json_lines import escape_line_ends
 
 _DONE = "[DONE]"

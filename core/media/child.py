@@ -32,7 +32,6 @@ from typing import Any, Final, Self
 import msgspec
 import psutil
 
-from triptych.core.config import ServerOptions
 from triptych.core.errors import (
     Draining,
     InternalError,
@@ -44,8 +43,9 @@ from triptych.core.errors import (
     Unavailable,
     from_info,
 )
-from triptych.core.logs import fields
 from triptych.core.media.wire import Call, DecodedChunk, DecodeFailed, DecoderReady, Line, Setup
+from triptych.core.options.config import ServerOptions
+from triptych.core.process.logs import fields
 
 _START_TIMEOUT_S: Final = 60.0
 _GOODBYE_S: Final = 1.0

@@ -23,8 +23,8 @@ from urllib.parse import SplitResult, unquote_to_bytes, urlsplit
 
 import httpx
 
-from triptych.core.config import ServerOptions
 from triptych.core.errors import InvalidRequest, PayloadTooLarge
+from triptych.core.options.config import ServerOptions
 
 MAX_URL_CHARS: Final = 8192
 _PORTS: Final = {"http": 80, "https": 443}

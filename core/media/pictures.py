@@ -27,9 +27,9 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
+from triptych.core.engine_api.pixels import Pixels
 from triptych.core.errors import InvalidRequest, PayloadTooLarge, RequestError, UnsupportedMedia
 from triptych.core.media.child import Decoded, DecodePool
-from triptych.core.pixels import Pixels
 
 Size = tuple[int, int]
 """Width and height in pixels."""

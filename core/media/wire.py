@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from triptych.core.errors import ErrorInfo
-from triptych.core.typed import decode_msgpack
+from triptych.core.process.typed import decode_msgpack
 
 _LENGTH: Final = struct.Struct(">I")
 _MAX_MESSAGE_BYTES: Final = 64 * 1024

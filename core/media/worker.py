@@ -28,7 +28,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from triptych.core.collector import rest_collector, resume_collector
 from triptych.core.errors import InvalidRequest, PayloadTooLarge, RequestError, to_info
 from triptych.core.media.wire import (
     MAX_SETUP_BYTES,
@@ -40,6 +39,7 @@ from triptych.core.media.wire import (
     Line,
     Setup,
 )
+from triptych.core.process.collector import rest_collector, resume_collector
 from triptych.core.transport.control import die_with_parent
 
 DecodeFunction = Callable[..., Iterator[Any]]

@@ -1,6 +1,6 @@
 """How an option is declared, what a number in it may be, and which models read it.
 
-Owns the declaration alone: the options themselves are in `core.config`.
+Owns the declaration alone: the options themselves are in `core.options.config`.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import get_type_hints
 
-from triptych.core.config import Config
 from triptych.core.options import refused
+from triptych.core.options.config import Config
 from triptych.core.options.declaration import ENVIRONMENT_PREFIX, Option
 from triptych.core.options.table import declared, format_value
 

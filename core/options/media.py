@@ -1,7 +1,6 @@
 """The options of speech, pictures that are drawn and pictures that are looked at.
 
-Owns three sections of the configuration, in a file of their own for its length: what `core.config`
-says holds here.
+Owns three sections of the configuration. The rules of `core.options.config` apply.
 """
 
 from __future__ import annotations

@@ -1,24 +1,19 @@
 """Options of roles: engines that compute prompts or encode pictures for those that go on from them.
 
-Owns the declarations, and what cannot go together; `schedulers.pipeline_roles` reads them.
+Owns the declarations. `core.options.pipeline_plan` checks them and `schedulers.roles` acts on them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar
 
-from triptych.core.errors import ConfigError
 from triptych.core.options.declaration import DURATION, TEXT, Role, option
-
-if TYPE_CHECKING:
-    from triptych.core.config import Config
 
 SOCKETS, NIXL = "sockets", "nixl"
 PREFILL, DECODE, WHOLE, ENCODE = "prefill", "decode", "prefill_and_decode", "encode"
 _SEEING: tuple[Role, ...] = ("vision",)
-_TIMEOUT_S = 10.0
+DEFAULT_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,159 +56,17 @@ class PipelineOptions:
         is_for_server=True,
     )
     prefill_timeout_s: float = option(
-        _TIMEOUT_S,
+        DEFAULT_TIMEOUT_S,
         "Longest wait for the next page of a prompt: an engine of role decode then computes it"
         " itself, one of role prefill lets go of a peer that takes none.",
         within=DURATION,
         is_for_server=True,
     )
     encoder_timeout_s: float = option(
-        _TIMEOUT_S,
+        DEFAULT_TIMEOUT_S,
         "Longest wait for a picture that is encoded elsewhere, or for its next page: the engine"
         " then encodes it itself, and one of role encode lets go of a peer that takes nothing.",
         within=DURATION,
         roles=_SEEING,
         is_for_server=True,
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Meeting:
-    """Where engines of two roles meet, by what `flag` says, and how long they wait there."""
-
-    flag: str
-    addresses: tuple[str, ...]
-    key_file: str
-    transport: str
-    timeout_s: float
-
-    def refuse_idle_timeout(self) -> None:
-        """Raises `ConfigError` for a time limit where nobody is met."""
-        if self.timeout_s != _TIMEOUT_S and not self.addresses:
-            limit = self.flag.replace("-address", "-timeout-s")
-            raise ConfigError(
-                f"{limit} {self.timeout_s:g}: this engine has no {self.flag}; add it, or leave"
-                f" {limit} out."
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class PipelinePlan:
-    """The role of an engine, and what it needs for it."""
-
-    role: str
-    pages: Meeting
-    """Where engines of prefill and decode meet."""
-    _options: PipelineOptions
-
-    @classmethod
-    def of(cls, config: Config) -> Self:
-        """Raises `ConfigError` for options that miss each other, and for those that bar a role."""
-        plan = cls.checked(config)
-        plan._refuse_what_is_of_no_use()
-        plan._refuse_what_is_missing()
-        for meeting in (plan.pages, plan.features):
-            meeting.refuse_idle_timeout()
-        if plan._is_part:
-            _refuse_what_bars(plan._cause, plan.role, config)
-        return plan
-
-    @classmethod
-    def checked(cls, config: Config) -> Self:
-        """Of a configuration that `of` took when the server started."""
-        options = config.pipeline
-        pages = Meeting(
-            flag="--prefill-address",
-            addresses=options.prefill_address,
-            key_file=options.pipeline_key_file,
-            transport=options.pipeline_transport,
-            timeout_s=options.prefill_timeout_s,
-        )
-        return cls(options.pipeline_role, pages, options)
-
-    @property
-    def features(self) -> Meeting:
-        """Where engines with the encoder of pictures meet others. Of models that see alone."""
-        options = self._options
-        return Meeting(
-            flag="--encoder-address",
-            addresses=options.encoder_address,
-            key_file=options.pipeline_key_file,
-            transport=options.pipeline_transport,
-            timeout_s=options.encoder_timeout_s,
-        )
-
-    @property
-    def fetches_pages(self) -> bool:
-        """Whether prompts are computed elsewhere."""
-        return self.role == DECODE
-
-    @property
-    def sends_pages(self) -> bool:
-        """Whether prompts are computed for others."""
-        return self.role == PREFILL
-
-    @property
-    def encodes(self) -> bool:
-        """Whether pictures are encoded for others, and nothing else is done."""
-        return self.role == ENCODE
-
-    @property
-    def fetches_features(self) -> bool:
-        """Whether pictures are encoded elsewhere."""
-        return bool(self.features.addresses) and not self.encodes
-
-    @property
-    def _is_part(self) -> bool:
-        return self.role != WHOLE or bool(self.features.addresses)
-
-    @property
-    def _cause(self) -> str:
-        return self.features.flag if self.role == WHOLE else f"--pipeline-role {self.role}"
-
-    def _refuse_what_is_of_no_use(self) -> None:
-        if self.pages.addresses and self.role in (WHOLE, ENCODE):
-            raise ConfigError(
-                f"{self.pages.flag}: for engines of role prefill and decode; add --pipeline-role"
-                " prefill or --pipeline-role decode, or leave it out."
-            )
-        given = {
-            "--pipeline-key-file": bool(self.pages.key_file),
-            f"--pipeline-transport {NIXL}": self.pages.transport == NIXL,
-        }
-        if not self._is_part and (named := _named(given)):
-            raise ConfigError(
-                f"{named}: this engine meets no other; add --pipeline-role or"
-                f" {self.features.flag}, or leave it out."
-            )
-
-    def _refuse_what_is_missing(self) -> None:
-        needed = self.features if self.role in (WHOLE, ENCODE) else self.pages
-        if self._is_part and not needed.addresses:
-            raise ConfigError(f"{self._cause} needs {needed.flag} (HOST:PORT or unix:PATH).")
-        if self._is_part and not needed.key_file:
-            raise ConfigError(f"{self._cause} needs --pipeline-key-file.")
-        if self.role in (PREFILL, ENCODE) and len(needed.addresses) > 1:
-            raise ConfigError(
-                f"{needed.flag}: an engine of role {self.role} listens on one; name one."
-            )
-
-
-def _refuse_what_bars(cause: str, role: str, config: Config) -> None:
-    device, replicas, models = config.device, config.replicas, config.models
-    barred = {
-        f"--tensor-parallel-size {device.tensor_parallel_size}": device.tensor_parallel_size > 1,
-        f"--replicas {replicas.replicas}": replicas.replicas != "1",
-        f"--ray-address {replicas.ray_address}": bool(replicas.ray_address),
-    }
-    if role in (PREFILL, DECODE):
-        barred["--no-enable-prefix-caching"] = not config.cache.enable_prefix_caching
-    if role in (PREFILL, ENCODE):  # it listens while its model is loaded, and others load none
-        barred[f"--load {models.load}"] = models.load != "startup"
-        barred[f"--idle-unload-s {models.idle_unload_s:g}"] = models.idle_unload_s > 0
-    if named := _named(barred):
-        raise ConfigError(f"{cause} does not go with {named} yet; leave one of them out.")
-
-
-def _named(flags: Mapping[str, bool]) -> str:
-    return ", ".join(flag for flag, is_given in flags.items() if is_given)

@@ -4,7 +4,7 @@ Owns what the tables of `refused.toml` mean, so that no flag of MAX or SGLang is
 ignored. A *refused* option ends in an error that names the alternative. A *fixed* option describes
 what Triptych does anyway: the values that say so are accepted, every other is refused. A
 *translated* one means the same as a flag of ours in other words. What is honoured is declared in
-`core/config.py`.
+`core/options/config.py`.
 """
 
 from __future__ import annotations

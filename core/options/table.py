@@ -1,7 +1,7 @@
 """From the declared options to a `Config`: command line, environment, YAML file.
 
 Owns precedence (command line > environment > file > default), validation and the word each error
-uses. What options there are is `core/config.py`'s; what is refused by name, `refused.toml`'s.
+uses. `core/options/config.py` declares the options; `refused.toml` lists those refused by name.
 
     add_options(parser, sections=("models", "device"))   # declares the flags
     config = resolve(parser.parse_args())                # or `resolve_with_sources`
@@ -22,14 +22,14 @@ from typing import Any
 
 import msgspec
 
-from triptych.core.config import Config, ImageOptions
 from triptych.core.errors import ConfigError
-from triptych.core.once import once
 from triptych.core.options import refused
+from triptych.core.options.config import Config, ImageOptions
 from triptych.core.options.config_file import read_config_file
 from triptych.core.options.declaration import DECLARED, ENVIRONMENT_PREFIX, ROLES, Option, Role
-from triptych.core.served_names import ServedNames
-from triptych.core.typed import convert
+from triptych.core.options.served_names import ServedNames
+from triptych.core.process.once import once
+from triptych.core.process.typed import convert
 
 SECRETS = frozenset({"api_key"})
 MASK = "***"

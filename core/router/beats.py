@@ -11,10 +11,10 @@ from typing import TypeVar
 
 import msgspec
 
-from triptych.core.client import EngineStatus
-from triptych.core.metrics import DEVICE_INFO, series, split_series
+from triptych.core.engine_api.client import EngineStatus
+from triptych.core.engine_api.reports import Heartbeat, ModelState, ModelStatus, StepReport
+from triptych.core.process.metrics import DEVICE_INFO, series, split_series
 from triptych.core.router.report import JOB_SECONDS, PREFILL_SECONDS
-from triptych.core.transport.messages import Heartbeat, ModelState, ModelStatus, StepReport
 
 _STATES: Sequence[ModelState] = ("failed", "unloaded", "loading", "ready")
 """The best of a model's states on several replicas is the one that its callers see."""

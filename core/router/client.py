@@ -17,7 +17,10 @@ from typing import Any, Protocol
 
 import msgspec
 
-from triptych.core.client import EngineStatus
+from triptych.core.engine_api.client import EngineStatus
+from triptych.core.engine_api.job import Job, Output
+from triptych.core.engine_api.step_feed import StepFeed, StepSink
+from triptych.core.engine_api.streams import JobStream, StreamTable
 from triptych.core.errors import (
     Draining,
     EngineDown,
@@ -25,12 +28,9 @@ from triptych.core.errors import (
     RequestTimeout,
     TriptychError,
 )
-from triptych.core.job import Job, Output
-from triptych.core.logs import fields
+from triptych.core.process.logs import fields
 from triptych.core.router.beats import ReplicaBeat, joint_status
 from triptych.core.router.request import RoutedRequest
-from triptych.core.step_feed import StepFeed, StepSink
-from triptych.core.streams import JobStream, StreamTable
 from triptych.core.transport.messages import MAX_MESSAGE_BYTES, MessageCodec
 
 MAX_TRIES = 4

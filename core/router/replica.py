@@ -12,12 +12,13 @@ from contextlib import aclosing
 
 import msgspec
 
-from triptych.core.client import EngineClient, EngineStatus
+from triptych.core.engine_api.client import EngineClient, EngineStatus
+from triptych.core.engine_api.job import Job, Output
+from triptych.core.engine_api.reports import Heartbeat, StepReport
 from triptych.core.errors import EngineDown, TriptychError, to_info
-from triptych.core.job import Job, Output
 from triptych.core.router.beats import ReplicaBeat
 from triptych.core.router.report import LoadReport
-from triptych.core.transport.messages import Heartbeat, MessageCodec, StepReport
+from triptych.core.transport.messages import MessageCodec
 
 _WATCHED_S = 5.0
 """How long steps are recorded after somebody asked for them."""

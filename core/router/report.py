@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from triptych.core.metrics import split_series
-from triptych.core.transport.messages import Heartbeat
+from triptych.core.engine_api.reports import Heartbeat
+from triptych.core.process.metrics import split_series
 
 BACKLOG_SECONDS = "backlog_seconds"
 JOB_SECONDS = "job_seconds"

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any, NamedTuple
 
-from triptych.core.tokens import TokenRequest
+from triptych.core.engine_api.tokens import TokenRequest
 
 CUTS = tuple(64 << level for level in range(10))
 """Lengths in tokens of the beginnings that have keys."""

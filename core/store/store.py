@@ -16,8 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Concatenate, ParamSpec, Self, TypeVar
 
-from triptych.core.config import StoreOptions
 from triptych.core.errors import Unavailable
+from triptych.core.options.config import StoreOptions
 from triptych.core.store.clock import steady_s
 from triptych.core.store.documents import DocumentTable, Key
 from triptych.core.store.schema import connect, purge

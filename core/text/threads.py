@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec, TypeVar
 
-from triptych.core.heap import trim_heap
+from triptych.core.process.heap import trim_heap
 
 _LONG = 2**16
 """Characters or tokens; a shorter text takes milliseconds."""

@@ -17,7 +17,7 @@ from tokenizers import Encoding, Tokenizer
 from tokenizers.models import BPE
 
 from triptych.core.errors import WeightsError
-from triptych.core.regular_file import check_regular
+from triptych.core.process.regular_file import check_regular
 from triptych.core.text.byte_level import LETTERS
 from triptych.core.text.growth import check_growth, steps_of
 

@@ -1,8 +1,8 @@
 """The line between a supervisor and one child: a socket pair, the child's standard input.
 
 Owns their messages. Down come the configuration (one line of JSON) and the word to drain; up come
-start-up phases, hits and misses of the start (`core.lookups`), beats, what a later start is to
-know, and the reason of a failed start, one JSON object a line. A line that is cut means that the
+start-up phases, hits and misses of the start (`core.process.lookups`), beats, what a later start is
+to know, and the reason of a failed start, one JSON object a line. A line that is cut means that the
 other end is dead. The child obeys this line alone: it ignores SIGINT and SIGTERM, so that a signal
 to the whole group or container still drains in order.
 """
@@ -23,7 +23,7 @@ from typing import NoReturn, Self
 import msgspec
 
 from triptych.core.errors import SetupError, TriptychError
-from triptych.core.lookups import Lookup
+from triptych.core.process.lookups import Lookup
 
 DRAIN = b"drain\n"
 EXIT_SETUP_FAILED = 3

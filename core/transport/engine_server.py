@@ -19,20 +19,19 @@ from typing import Protocol
 
 import zmq
 
+from triptych.core.engine_api.job import Job, Output
+from triptych.core.engine_api.reports import Heartbeat, StepReport
 from triptych.core.errors import TriptychError, to_info
-from triptych.core.job import Job, Output
 from triptych.core.transport.endpoint import connect_dealer, send_if_connected
 from triptych.core.transport.messages import (
     Cancel,
     FromEngine,
     Goodbye,
-    Heartbeat,
     Hello,
     Loaded,
     LoadModel,
     MessageCodec,
     SetPaused,
-    StepReport,
     ToEngine,
     Watch,
 )

@@ -1,7 +1,7 @@
 """The API process's end of the engine: submit jobs, follow them, know the engine's state.
 
 Owns the socket, the engine's epochs and the latest heartbeat. What outputs mean is the modality's;
-how a job's outputs are buffered is `core.streams`.
+how a job's outputs are buffered is `core.engine_api.streams`.
 
 An engine names itself by its epoch, the moment it started on the system's monotonic clock. A later
 epoch replaces an earlier one, and whatever still arrives from a replaced or dead one is ignored.
@@ -20,11 +20,12 @@ from typing import Any
 import zmq
 from msgspec import structs
 
-from triptych.core.client import EngineStatus
+from triptych.core.engine_api.client import EngineStatus
+from triptych.core.engine_api.job import Job, Output
+from triptych.core.engine_api.reports import Heartbeat, StepReport
+from triptych.core.engine_api.step_feed import StepFeed, StepSink
+from triptych.core.engine_api.streams import JobStream, StreamTable
 from triptych.core.errors import Draining, EngineDown, PayloadTooLarge, TriptychError, from_info
-from triptych.core.job import Job, Output
-from triptych.core.step_feed import StepFeed, StepSink
-from triptych.core.streams import JobStream, StreamTable
 from triptych.core.transport.endpoint import bind_router
 from triptych.core.transport.messages import (
     MAX_MESSAGE_BYTES,
@@ -32,13 +33,11 @@ from triptych.core.transport.messages import (
     EngineGone,
     FromEngine,
     Goodbye,
-    Heartbeat,
     Hello,
     Loaded,
     LoadModel,
     MessageCodec,
     SetPaused,
-    StepReport,
     ToEngine,
     Watch,
 )

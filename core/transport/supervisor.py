@@ -28,9 +28,9 @@ from typing import Protocol
 import msgspec
 
 from triptych.core.errors import ErrorInfo, SetupError, TriptychError, from_info
+from triptych.core.process.typed import decode_json
 from triptych.core.transport.control import DRAIN, Beat, Failed, FromChild, Ready, StartFacts
 from triptych.core.transport.silence import Silence
-from triptych.core.typed import decode_json
 
 _log = logging.getLogger(__name__)
 

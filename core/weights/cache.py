@@ -22,10 +22,10 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from triptych.core.config import ModelOptions
 from triptych.core.errors import WeightsError
-from triptych.core.logs import fields
-from triptych.core.lookups import missed
+from triptych.core.options.config import ModelOptions
+from triptych.core.process.logs import fields
+from triptych.core.process.lookups import missed
 from triptych.core.weights.manifest import Manifest, flush, read_manifest, seal, verify
 from triptych.core.weights.progress import Progress
 

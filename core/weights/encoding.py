@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from triptych.core.block_formats import FORMATS, BlockFormat
-from triptych.core.config import ModelOptions
 from triptych.core.errors import ConfigError
+from triptych.core.options.config import ModelOptions
 from triptych.core.weights.layout import TensorInfo
 
 AUTO = "auto"

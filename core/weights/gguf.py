@@ -1,10 +1,11 @@
 """Converting a GGUF file into a folder of safetensors, configs and tokenizer files.
 
 Owns the data path: take a few rows, undo llama.cpp's row order, append. Matrices in blocks of
-integers stay as they are (see `core.block_formats`), the rest of such a file becomes bfloat16;
-unquantised files keep their type. What the tensors and configs are called is `gguf_config`'s, the
-tokenizer `gguf_tokenizer`'s business. Dequantisation, here only to find what is not finite, is the
-`gguf` library's; nothing of the file reaches it before `gguf_header` has proven the bounds.
+integers stay as they are (see `core.block_formats`), the rest of such a file becomes
+bfloat16; unquantised files keep their type. What the tensors and configs are called is
+`gguf_config`'s, the tokenizer `gguf_tokenizer`'s business. Dequantisation, here only to find what
+is not finite, is the `gguf` library's; nothing of the file reaches it before `gguf_header` has
+proven the bounds.
 """
 
 from __future__ import annotations

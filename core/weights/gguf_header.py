@@ -22,7 +22,7 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from triptych.core.errors import WeightsError
-from triptych.core.regular_file import open_regular
+from triptych.core.process.regular_file import open_regular
 
 MAX_METADATA_BYTES = 256 * 2**20
 MAX_STRINGS = 4 * 2**20

@@ -21,9 +21,9 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]
     RevisionNotFoundError,
 )
 
-from triptych.core.config import ModelOptions
 from triptych.core.errors import WeightsError
-from triptych.core.lookups import missed
+from triptych.core.options.config import ModelOptions
+from triptych.core.process.lookups import missed
 from triptych.core.weights.encoding import plain_type
 from triptych.core.weights.overrides import PartOverride, read_overrides
 from triptych.core.weights.pipeline_index import (

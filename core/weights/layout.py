@@ -20,8 +20,8 @@ import msgspec
 
 from triptych.core.block_formats import FORMATS
 from triptych.core.errors import WeightsError
-from triptych.core.regular_file import open_regular, read_regular
-from triptych.core.typed import convert, decode_json
+from triptych.core.process.regular_file import open_regular, read_regular
+from triptych.core.process.typed import convert, decode_json
 
 MAX_HEADER_BYTES = 100_000_000
 MAX_JSON_BYTES = 32_000_000
@@ -42,8 +42,8 @@ DTYPE_BYTES: Mapping[str, int] = {
 class TensorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """One tensor as its header describes it. `dtype` is the safetensors name, `file` its file.
 
-    A matrix in blocks of integers has their `format` (see `core.block_formats`): its `shape` is
-    that of its values, its file has the bytes of its rows.
+    A matrix in blocks of integers has their `format` (see `core.block_formats`): its
+    `shape` is that of its values, its file has the bytes of its rows.
     """
 
     name: str

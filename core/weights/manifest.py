@@ -18,8 +18,8 @@ from pathlib import Path
 import msgspec
 
 from triptych.core.errors import DamagedWeights, WeightsError
-from triptych.core.regular_file import open_regular
-from triptych.core.typed import decode_json
+from triptych.core.process.regular_file import open_regular
+from triptych.core.process.typed import decode_json
 from triptych.core.weights.progress import Progress, SilentProgress
 
 MANIFEST_NAME = "manifest.json"

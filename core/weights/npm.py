@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from triptych.core.errors import WeightsError
-from triptych.core.logs import fields
+from triptych.core.process.logs import fields
 from triptych.core.weights.manifest import sha256_file
 from triptych.core.weights.packages import Installer
 from triptych.core.weights.progress import Progress

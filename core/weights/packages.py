@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from triptych.core.errors import WeightsError
-from triptych.core.logs import fields
+from triptych.core.process.logs import fields
 from triptych.core.weights.manifest import sha256_file
 from triptych.core.weights.progress import Progress
 

@@ -18,14 +18,14 @@ import msgspec
 
 from triptych.core.bundle.manifest import BundledModel
 from triptych.core.bundle.store import Bundle, find_bundle
-from triptych.core.config import ModelOptions
 from triptych.core.errors import BundleError, ConfigError, TriptychError, WeightsError
-from triptych.core.lookups import looking_for, missed
-from triptych.core.served_names import ServedNames
+from triptych.core.options.config import ModelOptions
+from triptych.core.options.served_names import ServedNames
+from triptych.core.process.lookups import looking_for, missed
 from triptych.core.weights.cache import Build, WeightsCache
 from triptych.core.weights.layout import check_entries, read_layout, weight_files
 from triptych.core.weights.manifest import sha256_file, verify
-from triptych.core.weights.overrides import PartOverride, identity, read_overrides
+from triptych.core.weights.overrides import PartOverride, read_overrides
 from triptych.core.weights.packages import (
     EMBEDDED,
     Installer,
@@ -34,6 +34,7 @@ from triptych.core.weights.packages import (
     parse_package,
     run_installer,
 )
+from triptych.core.weights.part_files import identity
 from triptych.core.weights.pipeline_index import PIPELINE_INDEX, is_pipeline, naming, read_pipeline
 from triptych.core.weights.progress import Progress
 from triptych.core.weights.samples import SMALL_FILES, content_digest

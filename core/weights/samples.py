@@ -9,7 +9,7 @@ import hashlib
 from pathlib import Path
 
 from triptych.core.errors import WeightsError
-from triptych.core.regular_file import open_regular
+from triptych.core.process.regular_file import open_regular
 
 SMALL_FILES = (".json", ".txt", ".jinja", ".model")
 """What a part of a model has beside weights: a configuration, a tokenizer."""

@@ -15,8 +15,8 @@ from typing import Literal
 from huggingface_hub import scan_cache_dir
 from huggingface_hub.errors import CacheNotFound
 
-from triptych.core.config import ModelOptions
 from triptych.core.errors import ConfigError, WeightsError
+from triptych.core.options.config import ModelOptions
 from triptych.core.weights.cache import WeightsCache
 from triptych.core.weights.hub import hub_cache_dir
 from triptych.core.weights.layout import read_layout, weight_files

@@ -10,8 +10,8 @@ import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from triptych.core.config import ImageOptions
 from triptych.core.errors import ConfigError, InvalidRequest
+from triptych.core.options.config import ImageOptions
 from triptych.modalities.diffusion.wire import AdapterUse
 
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][\w.:@-]*)=(?P<place>.+)")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from triptych.core.command import Command
+from triptych.core.options.command import Command
 from triptych.core.weights.pipeline_index import is_pipeline
 from triptych.modalities.modality import Modality
 

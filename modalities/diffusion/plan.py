@@ -15,9 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from triptych.core.engine_api.pixels import Pixels
+from triptych.core.engine_api.plan import Plan
 from triptych.core.errors import TriptychError
-from triptych.core.pixels import Pixels
-from triptych.core.plan import Plan
 from triptych.modalities.diffusion.wire import ImageRequest
 
 

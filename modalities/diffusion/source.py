@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from triptych.core.config import ModelOptions
 from triptych.core.errors import WeightsError
-from triptych.core.lazy import load
+from triptych.core.options.config import ModelOptions
+from triptych.core.process.lazy import load
 from triptych.core.weights.cache import WeightsCache
 from triptych.core.weights.layout import weight_files
 from triptych.core.weights.manifest import sha256_file

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from triptych.core.pixels import Pixels
+from triptych.core.engine_api.pixels import Pixels
 
 CacheName = Literal["auto", "off", "planned", "teacache", "first-block", "taylorseer", "magcache"]
 ImageFinish = Literal["stop", "cancelled"]

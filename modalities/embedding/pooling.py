@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from triptych.core.errors import WeightsError
-from triptych.core.typed import decode_json
+from triptych.core.process.typed import decode_json
 from triptych.core.weights.layout import read_json, read_json_if_there
 from triptych.modalities.embedding.architecture import is_cross_encoder
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from triptych.core.staged_plan import Stage
+from triptych.core.engine_api.staged_plan import Stage
 from triptych.modalities.embedding.wire import EmbedDelta
 from triptych.schedulers.staged import JobPace
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from triptych.core.config import ModelOptions
+from triptych.core.options.config import ModelOptions
 from triptych.core.weights.cache import fetch_once
 from triptych.core.weights.packages import Installer, Package, fetch_files
 from triptych.core.weights.progress import Progress

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from triptych.core.command import Command
+from triptych.core.options.command import Command
 from triptych.modalities.modality import Modality
 
 
@@ -47,7 +47,10 @@ CHAT = Modality(
     role="chat",
     task=("chat", "chats", "/v1/chat/completions"),
     matches=_matches,
-    wire=("triptych.core.tokens:TokenRequest", "triptych.core.tokens:TokenDelta"),
+    wire=(
+        "triptych.core.engine_api.tokens:TokenRequest",
+        "triptych.core.engine_api.tokens:TokenDelta",
+    ),
     api=f"{_HERE}.api.routes:open_api",
     engine=f"{_HERE}.engine.loader:LlmLoader",
     default="embedded",

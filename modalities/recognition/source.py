@@ -9,8 +9,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from triptych.core.config import ModelOptions
-from triptych.core.lazy import load
+from triptych.core.options.config import ModelOptions
+from triptych.core.process.lazy import load
 from triptych.core.weights.cache import fetch_once
 from triptych.core.weights.packages import Installer, Package, fetch_file
 from triptych.core.weights.progress import Progress

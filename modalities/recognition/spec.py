@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from triptych.core.errors import WeightsError
-from triptych.core.typed import convert, what_is_wrong
+from triptych.core.process.typed import convert, what_is_wrong
 from triptych.core.weights.layout import read_json
 
 SAMPLE_RATE = 16_000

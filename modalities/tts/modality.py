@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from triptych.core.command import Command
 from triptych.core.errors import WeightsError
+from triptych.core.options.command import Command
 from triptych.modalities.modality import Modality
 
 _HERE = "triptych.modalities.tts"

@@ -1,7 +1,7 @@
 """Plan and result of the two steps that only speech has: decoding audio, and reading a voice.
 
 Owns the hand-over between the speech scheduler and the runners of speech-token models. Plain data,
-no tensors, like `core.plan`: knows neither policy nor codecs.
+no tensors, like `core.engine_api.plan`: knows neither policy nor codecs.
 
 A *step code* is what one token step of a speech model yields: a tuple of ints, one id or a column
 of codes. The runner's assembler turns step codes into codec frames; the scheduler counts them with
@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from triptych.core.frames import StepCodes
-from triptych.core.plan import Plan
+from triptych.core.engine_api.frames import StepCodes
+from triptych.core.engine_api.plan import Plan
 from triptych.modalities.tts.wire import SAMPLE_BYTES, VoiceClip
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from triptych.core.sampling_params import SamplingParams
+from triptych.core.engine_api.sampling_params import SamplingParams
 
 SAMPLE_BYTES = 4
 """Bytes of a sample on the wire: float32, one channel."""

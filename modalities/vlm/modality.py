@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from triptych.core.command import Command
+from triptych.core.options.command import Command
 from triptych.modalities.modality import Modality
 
 
@@ -52,7 +52,10 @@ VISION = Modality(
     role="vision",
     task=("chat", "chats", "/v1/chat/completions"),
     matches=sees,
-    wire=("triptych.core.tokens:TokenRequest", "triptych.core.tokens:TokenDelta"),
+    wire=(
+        "triptych.core.engine_api.tokens:TokenRequest",
+        "triptych.core.engine_api.tokens:TokenDelta",
+    ),
     api=f"{_HERE}.api.prompt_encoder:open_api",
     engine=f"{_HERE}.engine.encoder_loader:open_vision_loader",
     default="triptych-vision",

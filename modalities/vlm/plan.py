@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from msgspec import structs
 
-from triptych.core.plan import Plan, TokenPlan
-from triptych.core.prompt_content import PromptContent
+from triptych.core.engine_api.plan import Plan, TokenPlan
+from triptych.core.engine_api.prompt_content import PromptContent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

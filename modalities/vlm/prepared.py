@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from triptych.core.prompt_content import Array, input_bytes
+from triptych.core.engine_api.prompt_content import Array, input_bytes
 
 
 class PreparedPicture(msgspec.Struct, frozen=True, kw_only=True):

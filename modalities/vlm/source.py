@@ -10,8 +10,8 @@ import hashlib
 import json
 from pathlib import Path
 
-from triptych.core.config import ModelOptions
 from triptych.core.errors import WeightsError
+from triptych.core.options.config import ModelOptions
 from triptych.core.weights.cache import WeightsCache
 from triptych.core.weights.layout import SINGLE_NAME, read_header, read_json
 from triptych.core.weights.links import link_or_copy

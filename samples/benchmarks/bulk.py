@@ -24,7 +24,7 @@ from pathlib import Path
 
 from pages import markdown_table, write_section
 
-from triptych.core.cluster import import_ray
+from triptych.core.bulk.cluster import import_ray
 from triptych.modalities.llm.api.bench.report import machine
 
 TRIPTYCH = (sys.executable, "-m", "triptych")

@@ -33,11 +33,11 @@ from native_step import CPU, PAGE_SIZE, PAGES_PER_ROW, make_step
 from quantised import load, read_text, score
 from torch.nn.functional import cross_entropy
 
-from triptych.core.kernels.native.build import supported_levels
-from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.layers.attention import KvCache
-from triptych.core.layers.decoder import Decoder
-from triptych.core.threads import num_usable_cores
+from triptych.core.process.threads import num_usable_cores
+from triptych.core.runtime.kernels.native.build import supported_levels
+from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.layers.attention import KvCache
+from triptych.core.runtime.layers.decoder import Decoder
 from triptych.core.weights.gguf import convert_gguf
 from triptych.core.weights.progress import SilentProgress
 

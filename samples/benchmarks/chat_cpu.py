@@ -25,7 +25,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from triptych.core.config import ModelOptions
+from triptych.core.options.config import ModelOptions
 from triptych.core.weights.progress import RichProgress
 from triptych.core.weights.resolve import resolve_all
 

@@ -31,7 +31,7 @@ from typing import Any
 
 from chat_cpu import free_port, server, wait_until_ready
 
-from triptych.core.config import ModelOptions
+from triptych.core.options.config import ModelOptions
 from triptych.core.weights.progress import RichProgress
 from triptych.core.weights.resolve import resolve_all
 from triptych.modalities.llm.api.bench.report import machine

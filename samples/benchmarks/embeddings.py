@@ -22,7 +22,7 @@ from rich.table import Table
 from sentence_transformers import SentenceTransformer
 
 from triptych import EmbeddingPipeline
-from triptych.core.config import ModelOptions
+from triptych.core.options.config import ModelOptions
 from triptych.core.weights.packages import run_installer
 from triptych.core.weights.progress import SilentProgress
 from triptych.modalities.embedding.source import MINILM

@@ -55,7 +55,7 @@ def unguard() -> None:
     """Remove the locks of lazy initialisation."""
     from functools import cache
 
-    from triptych.core import once, typed
+    from triptych.core.process import once, typed
 
     once.once = cache  # type: ignore[assignment, misc]
     typed._learn = lambda kind: None

@@ -45,10 +45,10 @@ from safetensors.torch import save_file
 
 from triptych import ImagePipeline
 from triptych.compose import build_engine
-from triptych.core.config import Config
+from triptych.core.engine_api.sampling_params import SamplingParams
+from triptych.core.engine_api.tokens import TokenDelta, TokenRequest
+from triptych.core.options.config import Config
 from triptych.core.options.table import make_config
-from triptych.core.sampling_params import SamplingParams
-from triptych.core.tokens import TokenDelta, TokenRequest
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import resolve_all
 from triptych.modalities.diffusion.source import FOLDER

@@ -27,14 +27,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from triptych.core.devices.device import has_fast_cpu_bfloat16
-from triptych.core.kernels.native.build import supported_levels
-from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.kernels.paged_attention import AttentionBatch
-from triptych.core.layers.attention import AttentionConfig, KvCache, PagedStep
-from triptych.core.layers.decoder import Decoder, DecoderConfig
-from triptych.core.layers.rotary import RopeConfig
-from triptych.core.threads import num_usable_cores
+from triptych.core.process.threads import num_usable_cores
+from triptych.core.runtime.devices.device import has_fast_cpu_bfloat16
+from triptych.core.runtime.kernels.native.build import supported_levels
+from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.kernels.paged_attention import AttentionBatch
+from triptych.core.runtime.layers.attention import AttentionConfig, KvCache, PagedStep
+from triptych.core.runtime.layers.decoder import Decoder
+from triptych.core.runtime.layers.decoder_layer import DecoderConfig
+from triptych.core.runtime.layers.rotary import RopeConfig
 
 Float64s = npt.NDArray[np.float64]
 

@@ -44,18 +44,18 @@ from gguf.quants import dequantize
 from native_step import CONTEXT, PAGE_SIZE, PAGES_PER_ROW, make_step
 from tokenizers import Tokenizer
 
-from triptych.core.decoders.native import NativeBlueprint
-from triptych.core.kernels.native.build import supported_levels
-from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.kernels.paged_attention import AttentionBatch
-from triptych.core.layers.attention import KvCache, PagedStep
-from triptych.core.layers.decoder import Decoder
-from triptych.core.threads import num_usable_cores
+from triptych.core.process.threads import num_usable_cores
+from triptych.core.runtime.decoders.native import NativeBlueprint
+from triptych.core.runtime.kernels.native.build import supported_levels
+from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.kernels.paged_attention import AttentionBatch
+from triptych.core.runtime.layers.attention import KvCache, PagedStep
+from triptych.core.runtime.layers.decoder import Decoder
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
+from triptych.core.runtime.tensors.quantise import quantise
 from triptych.core.weights.encoding import WeightEncoding
 from triptych.core.weights.gguf import convert_gguf
 from triptych.core.weights.progress import SilentProgress
-from triptych.core.weights.tensors.checkpoint import Checkpoint
-from triptych.core.weights.tensors.quantise import quantise
 
 CPU = torch.device("cpu")
 ROWS = (1, 8, 32)

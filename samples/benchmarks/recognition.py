@@ -18,9 +18,9 @@ import torch
 from transformers import pipeline
 
 from triptych import TranscriptionPipeline
-from triptych.core.config import ModelOptions
 from triptych.core.media.audio.intake import read_clip
 from triptych.core.media.audio.resampling import Pcm
+from triptych.core.options.config import ModelOptions
 from triptych.core.weights.progress import RichProgress
 from triptych.core.weights.resolve import resolve
 from triptych.modalities.recognition.api.pipeline import OWN_LIMITS

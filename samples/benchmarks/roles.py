@@ -42,7 +42,10 @@ from pages import markdown_table, write_section
 from PIL import Image
 
 from triptych import compose
-from triptych.core.config import (
+from triptych.core.engine_api.sampling_params import SamplingParams
+from triptych.core.engine_api.tokens import TokenRequest
+from triptych.core.media.fetch import Fetched
+from triptych.core.options.config import (
     CacheOptions,
     Config,
     DeviceOptions,
@@ -51,11 +54,8 @@ from triptych.core.config import (
     ScheduleOptions,
     ServerOptions,
 )
-from triptych.core.media.fetch import Fetched
 from triptych.core.options.pipeline import DECODE, ENCODE, NIXL, PREFILL, SOCKETS, WHOLE
 from triptych.core.options.table import add_options, resolve_with_sources
-from triptych.core.sampling_params import SamplingParams
-from triptych.core.tokens import TokenRequest
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.api.multimodal import PictureSource
 from triptych.modalities.llm.engine import fallback, loader  # noqa: F401 (before the forks)

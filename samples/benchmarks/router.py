@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 from pages import markdown_table
 
+from triptych.core.engine_api.tokens import TokenRequest
 from triptych.core.router.report import LoadReport
 from triptych.core.router.request import RoutedRequest
 from triptych.core.router.router import ReplicaRouter
-from triptych.core.tokens import TokenRequest
 
 MODEL = "chat"
 NUM_APPLICATIONS = 50

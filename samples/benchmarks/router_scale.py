@@ -24,11 +24,11 @@ from pathlib import Path
 
 from pages import markdown_table
 
+from triptych.core.engine_api.tokens import TokenRequest
 from triptych.core.kv.pages import PagePool
 from triptych.core.router.report import LoadReport
 from triptych.core.router.request import RoutedRequest
 from triptych.core.router.router import ReplicaRouter, RoutingPolicy
-from triptych.core.tokens import TokenRequest
 from triptych.schedulers.backlog import JobSeconds
 from triptych.schedulers.cost import CostModel
 

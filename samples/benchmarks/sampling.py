@@ -22,10 +22,10 @@ import triptych  # noqa: F401  # says how torch's threads wait, before torch is 
 
 import torch
 
-from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.plan import TokenRow
-from triptych.core.sampling.sampler import Sampler
-from triptych.core.sampling_params import SamplingParams
+from triptych.core.engine_api.plan import TokenRow
+from triptych.core.engine_api.sampling_params import SamplingParams
+from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.sampling.sampler import Sampler
 
 KINDS = {
     "greedy": SamplingParams(temperature=0.0),

@@ -34,7 +34,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from soak_users import CHAT, VISION, Users
 
-from triptych.core.versions import versions
+from triptych.core.process.versions import versions
 from triptych.modalities.llm.api.bench.report import machine
 
 MAX_GROWTH = 0.02

@@ -20,9 +20,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from triptych.core.engine_api.job import Job, JobState, Output
+from triptych.core.engine_api.plan import Plan, StepResult
 from triptych.core.errors import TriptychError, to_info
-from triptych.core.job import Job, JobState, Output
-from triptych.core.plan import Plan, StepResult
 from triptych.modalities.tts.plan import SAMPLE_BYTES
 from triptych.modalities.tts.scheduling.state import SpeechModel
 from triptych.modalities.tts.wire import SpeechDelta

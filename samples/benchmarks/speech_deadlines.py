@@ -32,9 +32,9 @@ from rich.table import Table
 from speech_baselines import FifoScheduler, MaxOptions, MaxScheduler
 from speech_world import PRESETS, Costs, Heard, Load, Policy, World
 
-from triptych.core.config import ScheduleOptions, SpeechOptions
 from triptych.core.kv.pages import PagePool
-from triptych.core.versions import versions
+from triptych.core.options.config import ScheduleOptions, SpeechOptions
+from triptych.core.process.versions import versions
 from triptych.modalities.llm.api.bench.report import machine, require_matplotlib
 from triptych.modalities.tts.scheduling.scheduler import SpeechScheduler
 from triptych.modalities.tts.scheduling.state import SpeechModel

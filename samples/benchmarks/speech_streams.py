@@ -34,9 +34,15 @@ import transformers
 from rich.console import Console
 from rich.table import Table
 
-from triptych.core.config import CacheOptions, Config, ModelOptions, ScheduleOptions, SpeechOptions
-from triptych.core.devices.device import open_device
-from triptych.core.sampling_params import SamplingParams
+from triptych.core.engine_api.sampling_params import SamplingParams
+from triptych.core.options.config import (
+    CacheOptions,
+    Config,
+    ModelOptions,
+    ScheduleOptions,
+    SpeechOptions,
+)
+from triptych.core.runtime.devices.device import open_device
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.tts.engine.loader import open_speech_loader
 from triptych.modalities.tts.wire import SpeechDelta, SpeechRequest, SpeechSegment

@@ -17,12 +17,12 @@ from types import MappingProxyType
 
 from speech_baselines import Operation, WorkPlan
 
-from triptych.core.config import Config
-from triptych.core.job import Job, Output
+from triptych.core.engine_api.job import Job, Output
+from triptych.core.engine_api.plan import Plan, StepResult, TokenPlan
+from triptych.core.engine_api.sampling_params import SamplingParams
+from triptych.core.engine_api.tokens import TokenDelta
 from triptych.core.ledger import Ledger
-from triptych.core.plan import Plan, StepResult, TokenPlan
-from triptych.core.sampling_params import SamplingParams
-from triptych.core.tokens import TokenDelta
+from triptych.core.options.config import Config
 from triptych.modalities.tts.plan import (
     SAMPLE_BYTES,
     AudioPlan,

@@ -40,7 +40,7 @@ from rich.console import Console
 from rich.table import Table
 from tokenizers import AddedToken
 
-from triptych.core.config import ModelOptions
+from triptych.core.options.config import ModelOptions
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import resolve_all
 

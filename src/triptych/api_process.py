@@ -13,13 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from triptych.compose import ChildSetup, build_app, build_codec
-from triptych.core import logs
-from triptych.core.client import EngineClient
-from triptych.core.collector import rest_collector, resume_collector
-from triptych.core.heap import give_large_blocks_back
+from triptych.core.engine_api.client import EngineClient
+from triptych.core.process import logs
+from triptych.core.process.collector import rest_collector, resume_collector
+from triptych.core.process.heap import give_large_blocks_back
+from triptych.core.process.typed import decode_json
 from triptych.core.transport.control import Beat, ControlLine, Phase, Ready, run_child
 from triptych.core.transport.remote import RemoteClient
-from triptych.core.typed import decode_json
 
 BEAT_S = 1.0
 WARM_CHECK_S = 0.5

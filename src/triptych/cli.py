@@ -1,8 +1,8 @@
 """The `triptych` command: which subcommands there are, and how they fail.
 
 Owns the top-level help and the exit codes. Knows nothing of what a command does (see
-`core.command`): its module is imported only when it runs, so `triptych --help` answers at once and
-loads no torch.
+`core.options.command`): its module is imported only when it runs, so `triptych --help` answers at
+once and loads no torch.
 
 Exit codes: 0 done; 1 failed while running, or the output was closed; 2 wrong use or set-up (one
 line says what to do); 130 interrupted.
@@ -15,8 +15,8 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from triptych.core.command import Command
 from triptych.core.errors import ConfigError, RequestError, SetupError, TriptychError
+from triptych.core.options.command import Command
 from triptych.modalities.registry import MODALITIES
 
 _OWN = (

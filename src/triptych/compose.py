@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from triptych.core.config import Config
-from triptych.core.lazy import load
-from triptych.core.metrics import DEVICE_INFO, series
+from triptych.core.options.config import Config
+from triptych.core.process.lazy import load
+from triptych.core.process.metrics import DEVICE_INFO, series
 from triptych.core.transport.messages import MessageCodec
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities import registry
@@ -29,7 +29,7 @@ from triptych.modalities.modality import ApiPart, ApiSetup, modality_of
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from triptych.core.client import EngineClient
+    from triptych.core.engine_api.client import EngineClient
     from triptych.schedulers.engine import Engine
 
 _PAGES = Path(__file__).with_name("page")
@@ -71,7 +71,7 @@ def build_engine(config: Config, models: Sequence[ResolvedModel]) -> Engine:
     """The engine that owns the device. Raises `DeviceError` where there is none."""
     from triptych.schedulers.engine import Engine
 
-    device, ledger = load("triptych.core.devices.device:open_device")(config.device)
+    device, ledger = load("triptych.core.runtime.devices.device:open_device")(config.device)
     openers = [load(modality_of(model, registry.MODALITIES).engine) for model in models]
     loaders = [
         opener(model, config, device, ledger) for opener, model in zip(openers, models, strict=True)
@@ -87,6 +87,7 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
     `app.state.start` goes on with what an earlier run left; `app.state.warm` begins what a first
     request of some kind would wait for; `app.state.close` ends what the services have started.
     """
+    from triptych.core.engine_api.aliases import AliasClient
     from triptych.core.http.app import create_app
     from triptych.core.http.auth import owners
     from triptych.core.http.batches.routes import batches_router
@@ -96,7 +97,7 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
     from triptych.core.http.models import Task
     from triptych.core.http.page import PagesRouter, read_pages
     from triptych.core.media.child import DecodePool
-    from triptych.core.served_names import AliasClient, ServedNames
+    from triptych.core.options.served_names import ServedNames
     from triptych.core.store.store import DocumentStore
     from triptych.schedulers.admission import Admission
 

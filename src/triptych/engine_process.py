@@ -12,16 +12,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from triptych.compose import ChildSetup, build_codec, build_engine
-from triptych.core import logs
-from triptych.core.collector import rest_collector, resume_collector
-from triptych.core.config import Config
+from triptych.core.engine_api.reports import Heartbeat, ModelStatus
 from triptych.core.errors import ModelTooLarge
 from triptych.core.ledger import Ledger, mib
-from triptych.core.lookups import listening
+from triptych.core.options.config import Config
+from triptych.core.process import logs
+from triptych.core.process.collector import rest_collector, resume_collector
+from triptych.core.process.lookups import listening
+from triptych.core.process.typed import decode_json
 from triptych.core.transport.control import Beat, ControlLine, Phase, Ready, StartFacts, run_child
 from triptych.core.transport.engine_server import EngineServer
-from triptych.core.transport.messages import Heartbeat, ModelStatus
-from triptych.core.typed import decode_json
 from triptych.core.weights.manifest import verify_ahead
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.schedulers.engine import Engine

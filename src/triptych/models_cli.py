@@ -15,8 +15,8 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from triptych.core.config import ModelOptions
 from triptych.core.errors import ConfigError, WeightsError
+from triptych.core.options.config import ModelOptions
 from triptych.core.options.table import add_options, resolve
 from triptych.core.weights.progress import Progress, RichProgress
 from triptych.core.weights.resolve import resolve as resolve_model

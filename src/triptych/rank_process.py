@@ -1,7 +1,7 @@
 """The process of one rank of a divided model: `python -m triptych.rank_process`.
 
 Owns the process around a rank: set-up from the control line, notes to the engine's process that
-started it, exit codes. What a rank does is its loader's business (`core.engine.ranks`).
+started it, exit codes. What a rank does is its loader's business (`core.runtime.engine.ranks`).
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from triptych.core import logs
-from triptych.core.lazy import load
+from triptych.core.process import logs
+from triptych.core.process.lazy import load
+from triptych.core.process.typed import decode_json
 from triptych.core.transport.control import ControlLine, Phase, Ready, run_child
-from triptych.core.typed import decode_json
 from triptych.modalities import registry
 from triptych.modalities.modality import modality_of
 
 if TYPE_CHECKING:
-    from triptych.core.engine.ranks import RankLoader, RankSetup
+    from triptych.core.runtime.engine.ranks import RankLoader, RankSetup
 
 _log = logging.getLogger("triptych.rank_process")
 
@@ -26,14 +26,14 @@ def main() -> None:
     """Run the process to its end. Never returns."""
     line = ControlLine.open()
     config = line.read_config()
-    setup: RankSetup = decode_json(config, load("triptych.core.engine.ranks:RankSetup"))
+    setup: RankSetup = decode_json(config, load("triptych.core.runtime.engine.ranks:RankSetup"))
     logs.configure(setup.config.server)
     run_child(line, lambda: _run(line, setup), _log)
 
 
 def _run(line: ControlLine, setup: RankSetup) -> None:
-    from triptych.core.devices.device import open_device
-    from triptych.core.engine.ranks import Plans
+    from triptych.core.runtime.devices.device import open_device
+    from triptych.core.runtime.engine.ranks import Plans
 
     device, ledger = open_device(setup.config.device)
     opener = load(modality_of(setup.model, registry.MODALITIES).engine)

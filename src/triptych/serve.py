@@ -24,15 +24,15 @@ from typing import NoReturn
 import msgspec
 
 from triptych.compose import ChildSetup, build_codec, with_models
-from triptych.core import logs
 from triptych.core.errors import DamagedWeights
 from triptych.core.http.listener import bind, url_of
-from triptych.core.lazy import load
-from triptych.core.logs import fields
-from triptych.core.lookups import Lookup, listening
 from triptych.core.options.declaration import ENVIRONMENT_PREFIX
-from triptych.core.options.pipeline import PipelinePlan
+from triptych.core.options.pipeline_plan import PipelinePlan
 from triptych.core.options.table import Resolved, add_options, resolve_with_sources
+from triptych.core.process import logs
+from triptych.core.process.lazy import load
+from triptych.core.process.logs import fields
+from triptych.core.process.lookups import Lookup, listening
 from triptych.core.transport.control import FromChild, Phase, Ready
 from triptych.core.transport.endpoint import connect_dealer, private_folder, send_if_connected
 from triptych.core.transport.messages import EngineGone

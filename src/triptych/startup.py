@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.text import Text
 
 from triptych import __version__
-from triptych.core.config import ServerOptions
-from triptych.core.logs import fields
-from triptych.core.lookups import Lookup
+from triptych.core.options.config import ServerOptions
+from triptych.core.process.logs import fields
+from triptych.core.process.lookups import Lookup
 from triptych.core.weights.progress import Progress, RichProgress, SilentProgress
 
 _log = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from triptych.core.versions import versions
+from triptych.core.process.versions import versions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

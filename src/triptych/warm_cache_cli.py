@@ -20,18 +20,18 @@ from typing import TYPE_CHECKING
 
 from rich.filesize import decimal
 
-from triptych.core import logs
 from triptych.core.bundle.contents import add_model, copy_folder
 from triptych.core.bundle.manifest import TRITON, BundledKernels, BundleManifest, MemoryProfile
 from triptych.core.bundle.store import NONE, bundle_folder, content_options, write_bundle
 from triptych.core.bundle.triton_cache import target_folder
-from triptych.core.cli_io import count_bar
-from triptych.core.config import Config
 from triptych.core.errors import ConfigError, DeviceError
-from triptych.core.lazy import load
-from triptych.core.lookups import Lookup, listening
+from triptych.core.options.config import Config
 from triptych.core.options.table import Resolved, add_options, resolve_with_sources
-from triptych.core.versions import versions
+from triptych.core.process import logs
+from triptych.core.process.cli_io import count_bar
+from triptych.core.process.lazy import load
+from triptych.core.process.lookups import Lookup, listening
+from triptych.core.process.versions import versions
 from triptych.core.weights.cache import WeightsCache
 from triptych.core.weights.progress import RichProgress
 from triptych.core.weights.resolve import ResolvedModel, place_of
@@ -41,15 +41,15 @@ from triptych.startup import Startup, summarise
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from triptych.core.devices.device import Device
-    from triptych.core.kernels.triton.compile import CompileTarget
+    from triptych.core.runtime.devices.device import Device
+    from triptych.core.runtime.kernels.triton.compile import CompileTarget
 
 _SECTIONS = ("models", "device", "cache", "schedule", "speech", "images", "vision")
 _UNUSED = frozenset({"load", "idle_unload_s"})
-_COMPILE = "triptych.core.kernels.triton.compile"
-_DEVICE = "triptych.core.devices.device"
-_MEMORY = "triptych.core.engine.model_memory"
-_BUNDLE_LIBRARY = "triptych.core.kernels.native.build:bundle_library"
+_COMPILE = "triptych.core.runtime.kernels.triton.compile"
+_DEVICE = "triptych.core.runtime.devices.device"
+_MEMORY = "triptych.core.runtime.engine.model_memory"
+_BUNDLE_LIBRARY = "triptych.core.runtime.kernels.native.build:bundle_library"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

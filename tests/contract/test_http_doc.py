@@ -7,8 +7,8 @@ from pathlib import Path
 from support.http import FakeEngine
 from triptych.compose import build_app
 from triptych.core import limits
-from triptych.core.config import Config
 from triptych.core.http.fields import INERT
+from triptych.core.options.config import Config
 from triptych.modalities.embedding.api.protocol import EmbeddingsRequest
 from triptych.modalities.llm.api.anthropic import unsupported as of_anthropic
 from triptych.modalities.llm.api.ollama import unsupported as of_ollama

@@ -16,7 +16,7 @@ import pytest
 from support.http import FakeEngine, documents, in_process
 from support.pictures import picture, saved
 from support.responses_app import SeeingEncoder, call_of, check_order, responses_app
-from triptych.core.config import ModelOptions
+from triptych.core.options.config import ModelOptions
 
 _TEXT, _TEXT_OR_NULL, _COUNT_OR_NULL = (str,), (str, NoneType), (int, NoneType)
 RESPONSE: Mapping[str, tuple[type, ...]] = {

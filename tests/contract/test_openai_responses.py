@@ -17,9 +17,9 @@ from support.http import ANSWER, FakeEngine, live, until
 from support.pictures import picture, saved
 from support.responses_app import call_of, check_order, responses_app
 from support.text_models import byte_tokenizer
-from triptych.core.config import ModelOptions
 from triptych.core.errors import EngineDown, RateLimited
 from triptych.core.http.server import HttpServer
+from triptych.core.options.config import ModelOptions
 
 EVENT: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)
 WEATHER: dict[str, Any] = {

@@ -15,7 +15,7 @@ import pytest
 
 from support.http import FakeEngine
 from triptych.compose import build_app
-from triptych.core.config import Config
+from triptych.core.options.config import Config
 
 SNAPSHOT = Path(__file__).with_name("openapi.json")
 BOUNDS: dict[str | None, set[str]] = {

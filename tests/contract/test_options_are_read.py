@@ -32,8 +32,14 @@ from support.vision_folders import data_url, shown, write_vision_folder
 from support.watched_config import watched
 from triptych import serve
 from triptych.compose import build_app, build_engine
-from triptych.core.config import Config, DeviceOptions, ImageOptions, ModelOptions, ServerOptions
 from triptych.core.errors import SetupError
+from triptych.core.options.config import (
+    Config,
+    DeviceOptions,
+    ImageOptions,
+    ModelOptions,
+    ServerOptions,
+)
 from triptych.core.options.declaration import ROLES, Role
 from triptych.core.options.table import Resolved, declared
 from triptych.core.weights.progress import SilentProgress

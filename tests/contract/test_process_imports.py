@@ -86,7 +86,7 @@ def test_ray_is_imported_where_it_is_asked_for_alone(tmp_path):
         *(command.module for command in all_commands()),
     )
     found = loaded_by(*modules, PYTHONPATH=str(tmp_path))
-    assert "triptych.core.cluster" in found
+    assert "triptych.core.bulk.cluster" in found
     assert "ray" not in found
 
 
@@ -122,7 +122,7 @@ def test_openmp_spin_time_is_short_unless_the_environment_sets_it(environment, l
     """OpenMP's runtime says at its start what it goes by; runtimes other than GCC's say less."""
     ours = {name: value for name, value in os.environ.items() if name not in _WAITING}
     run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", "import triptych.core.devices.device"],
+        [sys.executable, "-W", "ignore", "-c", "import triptych.core.runtime.devices.device"],
         env=ours | environment | {"OMP_DISPLAY_ENV": "VERBOSE"},
         capture_output=True,
         check=True,

@@ -58,7 +58,7 @@ def test_importing_the_face_loads_nothing_heavy(code: str) -> None:
         "triptych.modalities.tts.api.voices.routes",
         "triptych.models_cli",
         "triptych.schedulers.engine",
-        "triptych.schedulers.token",
+        "triptych.schedulers.tokens.scheduler",
         "triptych.serve",
     ],
 )

@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from support.http import FakeEngine
 from support.responses_app import responses_app
 from support.text_models import byte_tokenizer
-from triptych.core.config import ModelOptions
+from triptych.core.options.config import ModelOptions
 
 openai = pytest.importorskip("openai", reason="part of the extra `test`")
 anthropic = pytest.importorskip("anthropic", reason="part of the extra `test`")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from support.fake_cuda import FakeCuda
-from triptych.core.config import (
+from triptych.core.options.config import (
     CacheOptions,
     Config,
     DeviceOptions,

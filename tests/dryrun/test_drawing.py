@@ -11,7 +11,7 @@ from support.diffusers_pipelines import SCHEDULERS
 from support.dry_run import WatchedRunner
 from support.fake_cuda import CUDA, FakeCuda
 from support.image_runner import PIPELINE, RunnerDriver, image_request, open_executor
-from triptych.core.pixels import Pixels
+from triptych.core.engine_api.pixels import Pixels
 from triptych.modalities.diffusion.engine.runner import DenoiseRunner
 from triptych.modalities.diffusion.wire import CacheName, ImageRequest, StepCache
 

@@ -9,7 +9,7 @@ import pytest
 from support.dry_run import dry_run
 from support.embedding_models import FAMILIES, save
 from support.fake_cuda import FakeCuda
-from triptych.core.config import Config
+from triptych.core.options.config import Config
 from triptych.modalities.embedding.engine.loader import EmbeddingLoader
 from triptych.modalities.embedding.wire import EmbedRequest
 

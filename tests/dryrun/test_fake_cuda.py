@@ -10,9 +10,9 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
 
 from support.fake_cuda import CUDA, FakeCuda
-from triptych.core.devices.device import end_of_work
-from triptych.core.devices.transfer import sent
-from triptych.core.sampling.host_copy import HostCopy
+from triptych.core.runtime.devices.device import end_of_work
+from triptych.core.runtime.devices.transfer import sent
+from triptych.core.runtime.sampling.host_copy import HostCopy
 
 FAULTS: dict[str, Callable[[torch.Tensor], object]] = {
     "an array sent from pageable memory": lambda x: torch.from_numpy(np.zeros(3)).to(CUDA),

@@ -18,14 +18,14 @@ import pytest
 import torch
 
 from support.fake_cuda import CUDA, FakeCuda
-from triptych.core.decoders.native import NativeBlueprint
-from triptych.core.engine.text_head import TextHead
-from triptych.core.engine.token_runner import TokenRunner
-from triptych.core.layers.attention import KvCache
-from triptych.core.layers.decoder import Decoder
-from triptych.core.plan import TokenPlan, TokenRow
-from triptych.core.sampling.sampler import Sampler
-from triptych.core.sampling_params import SamplingParams
+from triptych.core.engine_api.plan import TokenPlan, TokenRow
+from triptych.core.engine_api.sampling_params import SamplingParams
+from triptych.core.runtime.decoders.native import NativeBlueprint
+from triptych.core.runtime.engine.text_head import TextHead
+from triptych.core.runtime.engine.token_runner import TokenRunner
+from triptych.core.runtime.layers.attention import KvCache
+from triptych.core.runtime.layers.decoder import Decoder
+from triptych.core.runtime.sampling.sampler import Sampler
 from triptych.modalities.diffusion.engine.costs import DrawingCosts
 from triptych.modalities.diffusion.engine.families.model import Batch, Conditioning
 from triptych.modalities.diffusion.engine.families.table import open_model

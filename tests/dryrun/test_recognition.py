@@ -10,7 +10,7 @@ import torch
 from support.dry_run import dry_run
 from support.fake_cuda import FakeCuda
 from support.recognition import END, FIRST_TIME, noise, transcribe_request, write_folder
-from triptych.core.config import Config
+from triptych.core.options.config import Config
 from triptych.modalities.recognition.engine.loader import RecognitionLoader
 
 

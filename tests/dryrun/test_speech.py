@@ -16,10 +16,10 @@ from support.dry_run import WatchedRunner, dry_run
 from support.fake_cuda import CUDA, FakeCuda
 from support.kokoro_models import tiny_kokoro
 from support.voice_model import save_voice
-from triptych.core.config import Config
-from triptych.core.engine.staged_runner import StagedRunner
-from triptych.core.sampling_params import SamplingParams
-from triptych.core.staged_plan import StagedPlan, StagedRow, UnitStart
+from triptych.core.engine_api.sampling_params import SamplingParams
+from triptych.core.engine_api.staged_plan import StagedPlan, StagedRow, UnitStart
+from triptych.core.options.config import Config
+from triptych.core.runtime.engine.staged_runner import StagedRunner
 from triptych.modalities.tts.engine.codecs.decoder import StreamingDecoder
 from triptych.modalities.tts.engine.codecs.loading import adapter_for
 from triptych.modalities.tts.engine.codecs.window import (

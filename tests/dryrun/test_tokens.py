@@ -16,11 +16,11 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from support.decoder_families import FAMILIES, TINY, save_family
 from support.dry_run import DryRun, dry_run
 from support.fake_cuda import CUDA, FakeCuda
-from triptych.core.config import CacheOptions, Config, DeviceOptions, ModelOptions
+from triptych.core.engine_api.sampling_params import SamplingParams
+from triptych.core.engine_api.tokens import TokenDelta, TokenRequest
 from triptych.core.errors import ConfigError
-from triptych.core.sampling.sampler import Sampler
-from triptych.core.sampling_params import SamplingParams
-from triptych.core.tokens import TokenDelta, TokenRequest
+from triptych.core.options.config import CacheOptions, Config, DeviceOptions, ModelOptions
+from triptych.core.runtime.sampling.sampler import Sampler
 from triptych.modalities.llm.engine.loader import LlmLoader
 from triptych.modalities.vlm.engine.loader import VisionLoader
 

@@ -11,9 +11,9 @@ from support.dry_run import DryRun, dry_run
 from support.fake_cuda import FakeCuda
 from support.picture_prompts import join_prompt
 from support.vision_models import MODELS, encode, pixels, save_model
-from triptych.core.config import Config
-from triptych.core.sampling_params import SamplingParams
-from triptych.core.tokens import TokenRequest
+from triptych.core.engine_api.sampling_params import SamplingParams
+from triptych.core.engine_api.tokens import TokenRequest
+from triptych.core.options.config import Config
 from triptych.modalities.vlm.engine.loader import VisionLoader
 from triptych.modalities.vlm.processing.processor import PictureProcessor
 

@@ -16,10 +16,10 @@ import transformers
 from support.serve_process import Server
 from support.text_models import CHATML, write_text_folder
 from support.weight_files import write_gguf
-from triptych.core.config import Config, ModelOptions
-from triptych.core.devices.device import Device
 from triptych.core.errors import SetupError, WeightsError
 from triptych.core.ledger import Ledger
+from triptych.core.options.config import Config, ModelOptions
+from triptych.core.runtime.devices.device import Device
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import ResolvedModel, opening, resolve
 from triptych.modalities.embedding.api.text import EmbeddingModel

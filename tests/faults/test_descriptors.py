@@ -20,7 +20,7 @@ SERVER = """
 import asyncio, logging, resource, sys
 from pathlib import Path
 from support.http import FakeEngine, make_app
-from triptych.core.config import Config, ServerOptions
+from triptych.core.options.config import Config, ServerOptions
 from triptych.core.http.server import serve
 from triptych.core.http.wire import WireLimits
 

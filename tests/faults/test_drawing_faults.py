@@ -15,11 +15,11 @@ import torch
 from support.engine_seams import FakeLoader
 from support.image_runner import image_request, open_executor
 from support.virtual_engine import Chat, World
-from triptych.core.config import Config, DebugOptions
+from triptych.core.engine_api.job import Job
+from triptych.core.engine_api.pixels import Pixels
+from triptych.core.engine_api.plan import Plan
 from triptych.core.errors import EngineDown, InternalError, NonFinite, RequestTimeout
-from triptych.core.job import Job
-from triptych.core.pixels import Pixels
-from triptych.core.plan import Plan
+from triptych.core.options.config import Config, DebugOptions
 from triptych.modalities.diffusion.engine.executor import ImageExecutor
 from triptych.modalities.diffusion.engine.runner import DenoiseRunner, PendingPictures
 from triptych.modalities.diffusion.plan import DenoisePlan, PictureCost, PictureKey

@@ -10,9 +10,9 @@ import pytest
 
 from support.child_processes import ranks_of
 from triptych.compose import build_engine
-from triptych.core.config import Config, DeviceOptions, ModelOptions, ServerOptions
+from triptych.core.engine_api.pixels import Pixels
 from triptych.core.errors import EngineDown
-from triptych.core.pixels import Pixels
+from triptych.core.options.config import Config, DeviceOptions, ModelOptions, ServerOptions
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.diffusion.source import FOLDER, NAME
 from triptych.modalities.diffusion.wire import ImageRequest

@@ -18,7 +18,7 @@ from support.fake_engine_process import HANG_PROMPT
 from support.serve_process import Server, eventually, write_model
 from triptych import serve
 from triptych.compose import ChildSetup
-from triptych.core.config import Config, ServerOptions
+from triptych.core.options.config import Config, ServerOptions
 from triptych.core.transport.endpoint import SOCKET_NAME
 
 ENGINE = "engine_process"

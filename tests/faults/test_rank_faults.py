@@ -21,14 +21,20 @@ from support.child_processes import ranks_of
 from support.serve_process import eventually
 from support.text_models import write_text_folder
 from triptych.compose import build_engine
-from triptych.core.config import Config, DeviceOptions, ModelOptions, ScheduleOptions, ServerOptions
-from triptych.core.devices.device import Device
-from triptych.core.devices.rank_group import RankGroup
-from triptych.core.engine import ranks
+from triptych.core.engine_api.job import Output
+from triptych.core.engine_api.sampling_params import SamplingParams
+from triptych.core.engine_api.tokens import TokenRequest
 from triptych.core.errors import DeviceError, EngineDown, TriptychError
-from triptych.core.job import Output
-from triptych.core.sampling_params import SamplingParams
-from triptych.core.tokens import TokenRequest
+from triptych.core.options.config import (
+    Config,
+    DeviceOptions,
+    ModelOptions,
+    ScheduleOptions,
+    ServerOptions,
+)
+from triptych.core.runtime.devices.device import Device
+from triptych.core.runtime.devices.rank_group import RankGroup
+from triptych.core.runtime.engine import ranks
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.schedulers.local import LocalClient
 

@@ -15,9 +15,9 @@ from fastapi import FastAPI
 from support.child_processes import renderers
 from support.http import FakeEngine, chat, in_process, make_service
 from support.text_models import write_text_folder
-from triptych.core.config import Config, ModelOptions
 from triptych.core.errors import InvalidRequest, TemplateFailed
 from triptych.core.http.app import create_app
+from triptych.core.options.config import Config, ModelOptions
 from triptych.modalities.llm.api import template
 from triptych.modalities.llm.api.routes import llm_router
 from triptych.modalities.llm.api.template import ChatTemplate

@@ -11,11 +11,11 @@ import pytest
 
 from support.http import in_process
 from support.recognition import FakeRecognitionEngine, noise, timed_tokens, wav, whisper_model
-from triptych.core.config import Config, ScheduleOptions
 from triptych.core.http.app import create_app
 from triptych.core.media.audio import decode
 from triptych.core.media.audio.containers import encode_clip
 from triptych.core.media.child import DecodePool
+from triptych.core.options.config import Config, ScheduleOptions
 from triptych.modalities.recognition.api import service
 from triptych.modalities.recognition.api.routes import recognition_router
 from triptych.modalities.recognition.api.service import RecognitionService

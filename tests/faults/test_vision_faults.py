@@ -16,8 +16,8 @@ from support.pictures import hostile, picture, saved
 from support.text_models import SPECIALS
 from support.vision_folders import EXTRA, data_url, shown, write_vision_folder
 from triptych.compose import build_app
-from triptych.core.config import Config, ServerOptions
 from triptych.core.media.fetch import MediaFetcher, is_public, resolve
+from triptych.core.options.config import Config, ServerOptions
 from triptych.modalities.vlm.api.prompt_encoder import RUN
 
 CHAT = "/v1/chat/completions"

@@ -12,13 +12,13 @@ import torch
 from safetensors.torch import save_file
 
 from support.weight_files import FakeInstaller, FullDisk, write_gguf, write_shards
-from triptych.core.config import ModelOptions
 from triptych.core.errors import WeightsError
+from triptych.core.options.config import ModelOptions
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
+from triptych.core.runtime.tensors.loading import TensorTarget, load_tensors
 from triptych.core.weights.packages import Package, fetch_file
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import ResolvedModel, resolve
-from triptych.core.weights.tensors.checkpoint import Checkpoint
-from triptych.core.weights.tensors.loading import TensorTarget, load_tensors
 
 NAMES = ("model.layers.0.self_attn.q_proj.weight", "model.norm.weight")
 

@@ -12,7 +12,7 @@ import pytest
 from support.serve_process import Server, eventually
 from support.weight_files import write_gguf
 from triptych.cli import main
-from triptych.core.kernels.native.build import supported_levels
+from triptych.core.runtime.kernels.native.build import supported_levels
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -14,8 +14,8 @@ from support.text_models import write_text_folder
 from support.toy_modality import COUNTING, CountDelta, CountRequest
 from triptych import cli
 from triptych.compose import build_app, build_codec, build_engine
-from triptych.core.config import Config, DeviceOptions
-from triptych.core.job import Job, Output
+from triptych.core.engine_api.job import Job, Output
+from triptych.core.options.config import Config, DeviceOptions
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities import registry
 from triptych.schedulers.local import LocalClient

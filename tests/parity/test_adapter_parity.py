@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from support.diffusers_pipelines import SCHEDULERS, components, their_pipeline
 from support.lora_files import kohya_keys, layers, peft_keys, save_adapter
-from triptych.core.config import Config, ImageOptions
+from triptych.core.options.config import Config, ImageOptions
 from triptych.modalities.diffusion.engine.adapters.adapters import Adapters
 from triptych.modalities.diffusion.engine.loading.components import Components
 from triptych.modalities.diffusion.wire import AdapterUse

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from support.image_runner import image_request
-from triptych.core.config import Config
-from triptych.core.devices.device import open_device
+from triptych.core.options.config import Config
 from triptych.core.options.table import make_config
+from triptych.core.runtime.devices.device import open_device
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import resolve_all
 from triptych.modalities.diffusion.engine.executor import ImageExecutor, RunningPicture

@@ -14,10 +14,10 @@ import transformers
 from support.decoder_rig import Row
 from support.frame_rig import FrameRecorder, FrameRig, frame_ids
 from support.speech_models import csm, setup_of
-from triptych.core.frames import END_FRAME_ID
-from triptych.core.layers.attention import KvCache
-from triptych.core.sampling_params import SamplingParams
-from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.core.engine_api.frames import END_FRAME_ID
+from triptych.core.engine_api.sampling_params import SamplingParams
+from triptych.core.runtime.layers.attention import KvCache
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.modalities.tts.engine.frame_head import FrameDraws, FrameInputs
 from triptych.modalities.tts.engine.models.csm import CsmBlueprint, CsmModel
 

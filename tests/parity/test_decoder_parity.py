@@ -21,8 +21,8 @@ from support.decoder_rig import (
     load_decoder,
 )
 from support.kernel_levels import LEVELS
-from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.sampling_params import SamplingParams
+from triptych.core.engine_api.sampling_params import SamplingParams
+from triptych.core.runtime.kernels.native.library import NativeKernels
 
 LLAMA3 = {
     "rope_type": "llama3",

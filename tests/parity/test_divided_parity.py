@@ -14,18 +14,18 @@ from support.decoder_families import FAMILIES, TINY
 from support.decoder_rig import CPU, Rig, Row, decoder_rig
 from support.kernel_levels import LEVELS
 from support.rank_threads import RandomTensors, StoredDecoder, drive_divided
-from triptych.core.config import ModelOptions
-from triptych.core.decoders import families
-from triptych.core.decoders.division import divide
-from triptych.core.decoders.families import read_decoder_config
-from triptych.core.decoders.native import NativeBlueprint
-from triptych.core.decoders.tensor_names import ProjectionTarget
+from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.errors import ConfigError, WeightsError
-from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.kernels.packed_linear import Int4Weight
-from triptych.core.layers.linear import Linear
-from triptych.core.layers.shards import Shard
-from triptych.core.sampling_params import SamplingParams
+from triptych.core.options.config import ModelOptions
+from triptych.core.runtime.decoders import families
+from triptych.core.runtime.decoders.division import divide
+from triptych.core.runtime.decoders.families import read_decoder_config
+from triptych.core.runtime.decoders.native import NativeBlueprint
+from triptych.core.runtime.decoders.tensor_names import ProjectionTarget
+from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.kernels.packed_linear import Int4Weight
+from triptych.core.runtime.layers.linear import Linear
+from triptych.core.runtime.layers.shards import Shard
 from triptych.core.weights.encoding import WeightEncoding
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import EMBEDDED_REFERENCE, resolve

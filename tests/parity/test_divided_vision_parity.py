@@ -14,11 +14,11 @@ from support.kernel_levels import LEVELS
 from support.rank_threads import PlanQueue, following_runner, lead_and_follow
 from support.vision_models import MODELS, pixels, save_model
 from support.vision_rig import VisionRig, VisionRow
-from triptych.core.devices.rank_group import RankGroup
-from triptych.core.engine.rank_sampler import FollowingSampler
-from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.plan import Runner
-from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.core.engine_api.plan import Runner
+from triptych.core.runtime.devices.rank_group import RankGroup
+from triptych.core.runtime.engine.rank_sampler import FollowingSampler
+from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.modalities.vlm.engine.blueprint import VisionBlueprint
 from triptych.modalities.vlm.engine.encoder import open_cache
 from triptych.modalities.vlm.engine.head import VisionHead

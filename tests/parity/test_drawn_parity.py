@@ -17,9 +17,9 @@ from torch import Tensor
 from support.diffusers_pictures import request_for, theirs
 from support.diffusers_pipelines import SCHEDULERS
 from support.image_folders import save_pipeline
-from triptych.core.config import Config, DeviceOptions, ModelOptions
-from triptych.core.devices.device import Device
 from triptych.core.ledger import Ledger
+from triptych.core.options.config import Config, DeviceOptions, ModelOptions
+from triptych.core.runtime.devices.device import Device
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.diffusion.engine.latent_decoder import LatentDecoder
 from triptych.modalities.diffusion.engine.loader import DiffusionLoader

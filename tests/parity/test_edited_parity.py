@@ -17,8 +17,8 @@ from PIL import Image
 from torch import Tensor
 
 from support.diffusers_pipelines import SCHEDULERS, components, their_pipeline
+from triptych.core.engine_api.pixels import Pixels
 from triptych.core.errors import InvalidRequest
-from triptych.core.pixels import Pixels
 from triptych.modalities.diffusion.engine.caches.methods import (
     CacheMethod,
     Level,

@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 from support.decoder_rig import assert_errs_no_more_than_in_bfloat16, decoder_rig, load_decoder
 from support.kernel_levels import LEVELS
 from support.weight_files import plain_copy
-from triptych.core.config import ModelOptions
-from triptych.core.kernels.native.library import NativeKernels
+from triptych.core.options.config import ModelOptions
+from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import EMBEDDED_REFERENCE, resolve
 

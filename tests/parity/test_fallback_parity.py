@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from support.decoder_rig import CPU, Rig, Row
 from triptych.core.errors import WeightsError
-from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.modalities.llm.engine.fallback import FallbackBlueprint, FallbackModel
 
 TINY: dict[str, Any] = {

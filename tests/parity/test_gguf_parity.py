@@ -9,11 +9,11 @@ import pytest
 import torch
 from gguf import GGUFReader, dequantize
 
-from triptych.core.config import ModelOptions
+from triptych.core.options.config import ModelOptions
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.weights.packages import EMBEDDED, fetch_file
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import resolve
-from triptych.core.weights.tensors.checkpoint import Checkpoint
 
 NUM_HEADS, NUM_KV_HEADS = 9, 3
 SOME_LAYERS = ([], ["0"], ["13"], ["29"])  # the library takes long; [] is outside of layers

@@ -14,8 +14,8 @@ import transformers
 from support.decoder_rig import Row
 from support.frame_rig import FrameRecorder, FrameRig, frame_ids
 from support.speech_models import higgs, setup_of
-from triptych.core.frames import END_FRAME_ID
-from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.core.engine_api.frames import END_FRAME_ID
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.modalities.tts.engine.models.higgs import HiggsBlueprint, HiggsModel
 
 NUM_STEPS = 30

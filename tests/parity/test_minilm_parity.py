@@ -11,7 +11,7 @@ import torch
 from transformers import AutoTokenizer, BertModel
 
 from triptych import EmbeddingPipeline
-from triptych.core.config import ModelOptions
+from triptych.core.options.config import ModelOptions
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import resolve
 from triptych.modalities.embedding.source import MINILM

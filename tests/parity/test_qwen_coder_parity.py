@@ -14,8 +14,8 @@ import torch
 import transformers
 
 from support.decoder_rig import Row, decoder_rig, load_decoder
-from triptych.core.config import ModelOptions
-from triptych.core.kernels.native.library import NativeKernels
+from triptych.core.options.config import ModelOptions
+from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.weights.gguf import convert_gguf
 from triptych.core.weights.packages import run_installer
 from triptych.core.weights.progress import SilentProgress

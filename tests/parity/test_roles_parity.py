@@ -18,10 +18,10 @@ from support.roles import answer, engine, role_config, series
 from support.serve_process import free_port
 from support.text_models import write_text_folder
 from support.vision_folders import write_vision_folder
-from triptych.core.config import Config
+from triptych.core.engine_api.sampling_params import SamplingParams
+from triptych.core.engine_api.tokens import TokenRequest
 from triptych.core.media.fetch import Fetched
-from triptych.core.sampling_params import SamplingParams
-from triptych.core.tokens import TokenRequest
+from triptych.core.options.config import Config
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.api.multimodal import PictureSource
 from triptych.modalities.vlm.api.preparation import InProcessPreparation, PictureProcessorCache

@@ -17,7 +17,9 @@ import transformers
 from support.codec_models import random_model
 from support.frame_rig import FrameRecorder, FrameRig, frame_ids
 from support.speech_models import ORPHEUS_CODES, ORPHEUS_STOP, csm, higgs, orpheus, setup_of
-from triptych.core.config import (
+from triptych.core.engine_api.sampling_params import SamplingParams
+from triptych.core.ledger import Ledger
+from triptych.core.options.config import (
     CacheOptions,
     Config,
     DeviceOptions,
@@ -25,11 +27,9 @@ from triptych.core.config import (
     ScheduleOptions,
     SpeechOptions,
 )
-from triptych.core.devices.device import Device
-from triptych.core.ledger import Ledger
-from triptych.core.sampling_params import SamplingParams
+from triptych.core.runtime.devices.device import Device
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.modalities.tts.engine.loader import open_speech_loader
 from triptych.modalities.tts.engine.models.csm import CsmBlueprint
 from triptych.modalities.tts.wire import SpeechDelta, SpeechRequest, SpeechSegment, VoiceClip

@@ -11,11 +11,11 @@ import pytest
 
 from support.vision_models import pixels, save_model
 from support.vision_rig import Part, VisionRig, generate
-from triptych.core.config import CacheOptions, Config, ModelOptions, ScheduleOptions
-from triptych.core.devices.device import Device
+from triptych.core.engine_api.sampling_params import SamplingParams
+from triptych.core.engine_api.tokens import TokenDelta, TokenRequest
 from triptych.core.ledger import Ledger
-from triptych.core.sampling_params import SamplingParams
-from triptych.core.tokens import TokenDelta, TokenRequest
+from triptych.core.options.config import CacheOptions, Config, ModelOptions, ScheduleOptions
+from triptych.core.runtime.devices.device import Device
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.vlm.engine.loader import VisionLoader
 from triptych.schedulers.engine import Engine

@@ -13,9 +13,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from support.vision_models import IMAGE_ID, TEXT, TOWER, VOCAB_SIZE, pixels, text
 from support.vision_rig import VisionRig, VisionRow
+from triptych.core.engine_api.frames import FIRST_FRAME_ID
 from triptych.core.errors import WeightsError
-from triptych.core.frames import FIRST_FRAME_ID
-from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.modalities.vlm.engine.fallback import FallbackVisionBlueprint
 
 NUM_TOKENS = 4

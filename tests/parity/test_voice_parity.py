@@ -16,8 +16,8 @@ from support.decoder_rig import Row
 from support.frame_rig import FrameRecorder, FrameRig
 from support.speech_models import setup_of
 from support.voice_model import ACOUSTIC, CODEC, ReferenceAcousticModel, save_voice
-from triptych.core.frames import END_FRAME_ID
-from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.core.engine_api.frames import END_FRAME_ID
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.modalities.tts.engine.models.voice.acoustic import (
     AcousticModel,
     AcousticPositions,

@@ -12,11 +12,11 @@ from tokenizers import Tokenizer
 from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
 
 from support.recognition import run, text_ids, transcribe_request
-from triptych.core.config import ModelOptions
 from triptych.core.media.audio.resampling import Pcm
+from triptych.core.options.config import ModelOptions
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import resolve
-from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.modalities.recognition import windows
 from triptych.modalities.recognition.api.pipeline import TranscriptionPipeline, resample
 from triptych.modalities.recognition.engine.model import WhisperNetwork

@@ -26,7 +26,7 @@ from support.recognition import (
     transcribe_request,
     write_folder,
 )
-from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.modalities.recognition import windows
 from triptych.modalities.recognition.engine.features import LogMel, Spectrogram
 from triptych.modalities.recognition.engine.model import WhisperNetwork, median_filter, warp

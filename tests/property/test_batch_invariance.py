@@ -19,12 +19,13 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from support.batch_driver import MAX_LENGTH, BatchDriver, alone, is_same, random_decoder
-from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.layers.attention import AttentionConfig, KvLayout
-from triptych.core.layers.decoder import Decoder, DecoderConfig
-from triptych.core.layers.rotary import RopeConfig
-from triptych.core.sampling_params import SamplingParams
-from triptych.core.tokens import TokenDelta, TokenRequest
+from triptych.core.engine_api.sampling_params import SamplingParams
+from triptych.core.engine_api.tokens import TokenDelta, TokenRequest
+from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.layers.attention import AttentionConfig, KvLayout
+from triptych.core.runtime.layers.decoder import Decoder
+from triptych.core.runtime.layers.decoder_layer import DecoderConfig
+from triptych.core.runtime.layers.rotary import RopeConfig
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 SHARED_PROMPT = tuple(torch.randint(90, (64,), generator=torch.Generator().manual_seed(1)).tolist())

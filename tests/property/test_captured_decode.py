@@ -15,14 +15,14 @@ import torch
 
 from support.batch_driver import MAX_LENGTH, BatchDriver, is_same, random_decoder
 from support.captured import verified_steps
-from triptych.core.graphs.buckets import DecodeBuckets
-from triptych.core.graphs.decode import DecodeGraphs
-from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.layers.attention import AttentionConfig
-from triptych.core.layers.decoder import DecoderConfig
-from triptych.core.layers.rotary import RopeConfig
-from triptych.core.sampling_params import SamplingParams
-from triptych.core.tokens import TokenRequest
+from triptych.core.engine_api.sampling_params import SamplingParams
+from triptych.core.engine_api.tokens import TokenRequest
+from triptych.core.runtime.graphs.buckets import DecodeBuckets
+from triptych.core.runtime.graphs.decode import DecodeGraphs
+from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.layers.attention import AttentionConfig
+from triptych.core.runtime.layers.decoder_layer import DecoderConfig
+from triptych.core.runtime.layers.rotary import RopeConfig
 
 MAX_ROWS, PAGE_SIZE, VOCAB = 11, 4, 101
 SAMPLING = (

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from support.driver import SchedulerDriver
 from support.image_runner import image_request, open_executor
+from triptych.core.engine_api.pixels import Pixels
+from triptych.core.engine_api.plan import Plan, StepResult
 from triptych.core.errors import OutOfMemory, TriptychError
-from triptych.core.pixels import Pixels
-from triptych.core.plan import Plan, StepResult
 from triptych.modalities.diffusion.engine.caches.decisions import Decisions
 from triptych.modalities.diffusion.engine.costs import DrawingCosts
 from triptych.modalities.diffusion.engine.executor import ImageExecutor, RunningPicture

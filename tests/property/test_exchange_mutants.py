@@ -9,7 +9,7 @@ from support.page_link import HandLink, drive_pair
 from support.token_driver import random_world
 from support.token_world import World
 from triptych.core.kv.pages import Lease, PagePool
-from triptych.schedulers.page_exchange import FetchedPages, SentPages, _Awaited, _Sent
+from triptych.schedulers.roles.page_exchange import FetchedPages, SentPages, _Awaited, _Sent
 
 _STUMBLES = (AssertionError, KeyError, IndexError, ValueError)
 _take, _end = FetchedPages._take, FetchedPages._end

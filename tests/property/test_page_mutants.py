@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from support.token_driver import drive, random_world
+from triptych.core.engine_api.plan import Plan
 from triptych.core.kv import keys
 from triptych.core.kv.pages import Lease, PagePool
-from triptych.core.plan import Plan
-from triptych.schedulers import token_batch, token_state
 from triptych.schedulers.base import Proposal
-from triptych.schedulers.token import TokenScheduler
-from triptych.schedulers.token_state import SequenceState, TokenState
+from triptych.schedulers.tokens import batch as token_batch
+from triptych.schedulers.tokens import state as token_state
+from triptych.schedulers.tokens.scheduler import TokenScheduler
+from triptych.schedulers.tokens.state import SequenceState, TokenState
 
 _NUM_WORLDS = 60
 _STUMBLES = (AssertionError, KeyError, IndexError, ValueError)

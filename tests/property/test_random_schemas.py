@@ -18,14 +18,14 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from support.bound_rows import bound_row
-from triptych.core.config import ModelOptions
+from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.errors import RequestError
 from triptych.core.grammar.compiler import GrammarCompiler
 from triptych.core.grammar.matcher import TokenMatcher
 from triptych.core.grammar.source import to_grammar
 from triptych.core.grammar.vocabulary import GrammarVocabulary
-from triptych.core.sampling.sampler import Sampler
-from triptych.core.sampling_params import SamplingParams
+from triptych.core.options.config import ModelOptions
+from triptych.core.runtime.sampling.sampler import Sampler
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import EMBEDDED_REFERENCE, resolve
 

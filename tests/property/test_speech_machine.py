@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from support.speech_world import CLIP, ENDLESS, SpeechWorld, segment, speech_model, speech_request
-from triptych.core.config import ScheduleOptions
 from triptych.core.errors import InternalError, OutOfMemory
+from triptych.core.options.config import ScheduleOptions
 
 _MODELS = st.fixed_dictionaries(
     {

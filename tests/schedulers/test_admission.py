@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych.core.config import ScheduleOptions
 from triptych.core.errors import InvalidRequest, Overloaded, RateLimited
+from triptych.core.options.config import ScheduleOptions
 from triptych.schedulers.admission import Admission, Ticket
 
 

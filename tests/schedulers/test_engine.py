@@ -20,11 +20,11 @@ from support.engine_seams import (
     eventually,
 )
 from support.virtual_engine import Chat, World, answer, ask, prompt_of
-from triptych.core.config import Config, ScheduleOptions, ServerOptions
-from triptych.core.job import Job
+from triptych.core.engine_api.job import Job
+from triptych.core.engine_api.plan import TokenPlan
+from triptych.core.engine_api.reports import Heartbeat, StepReport
 from triptych.core.ledger import Ledger
-from triptych.core.plan import TokenPlan
-from triptych.core.transport.messages import Heartbeat, StepReport
+from triptych.core.options.config import Config, ScheduleOptions, ServerOptions
 from triptych.schedulers.engine import Engine
 from triptych.schedulers.step_log import REPORT_S
 

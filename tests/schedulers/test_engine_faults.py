@@ -6,9 +6,9 @@ import pytest
 
 from support.engine_seams import FakeFrames, FakeLoader, FrameRequest, FrameRunner
 from support.virtual_engine import Chat, World, answer, ask, prompt_of
-from triptych.core.config import Config, DebugOptions, DeviceOptions, ScheduleOptions
+from triptych.core.engine_api.plan import Plan
 from triptych.core.errors import DeviceError, OutOfMemory, RankLost, WeightsError
-from triptych.core.plan import Plan
+from triptych.core.options.config import Config, DebugOptions, DeviceOptions, ScheduleOptions
 from triptych.schedulers.health import EngineCrashed
 
 

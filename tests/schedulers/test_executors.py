@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from support.engine_seams import eventually
-from triptych.core.plan import Plan, StepResult
+from triptych.core.engine_api.plan import Plan, StepResult
 from triptych.schedulers.executors import StepOutcome, ThreadExecutors
 from triptych.schedulers.virtual import VirtualClock
 

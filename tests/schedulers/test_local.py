@@ -11,7 +11,9 @@ from dataclasses import replace
 import pytest
 
 from support.engine_seams import FakeFrames, FakeLoader, FrameRequest, FrameRunner
-from triptych.core.config import Config, ModelOptions, ServerOptions
+from triptych.core.engine_api.job import Output
+from triptych.core.engine_api.plan import Plan, StepResult
+from triptych.core.engine_api.streams import StreamTable
 from triptych.core.errors import (
     EngineDown,
     ErrorInfo,
@@ -20,10 +22,8 @@ from triptych.core.errors import (
     TriptychError,
     WeightsError,
 )
-from triptych.core.job import Output
 from triptych.core.ledger import Ledger
-from triptych.core.plan import Plan, StepResult
-from triptych.core.streams import StreamTable
+from triptych.core.options.config import Config, ModelOptions, ServerOptions
 from triptych.schedulers.engine import Engine
 from triptych.schedulers.local import LocalClient
 

@@ -17,11 +17,11 @@ from support.engine_seams import (
     Recorder,
     eventually,
 )
-from triptych.core.config import Config, ModelOptions, ScheduleOptions
+from triptych.core.engine_api.job import Job
+from triptych.core.engine_api.reports import Heartbeat, ModelStatus
 from triptych.core.errors import ModelTooLarge, TriptychError, WeightsError
-from triptych.core.job import Job
 from triptych.core.ledger import Ledger
-from triptych.core.transport.messages import Heartbeat, ModelStatus
+from triptych.core.options.config import Config, ModelOptions, ScheduleOptions
 from triptych.schedulers.base import LoadedModel
 from triptych.schedulers.engine import Engine
 from triptych.schedulers.model_manager import RETRY_FAILED_AFTER_S

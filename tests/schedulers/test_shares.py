@@ -13,8 +13,8 @@ from support.token_driver import drive, random_world
 from support.token_world import World, token_request
 from triptych.schedulers.cost import CostModel
 from triptych.schedulers.shares import ServiceShares, spread
-from triptych.schedulers.step_shares import StepShares, StepTurn
-from triptych.schedulers.token_state import SequenceState
+from triptych.schedulers.tokens.state import SequenceState
+from triptych.schedulers.tokens.step_shares import StepShares, StepTurn
 
 
 def prompt(length: int, seed: int = 0) -> tuple[int, ...]:

@@ -7,9 +7,9 @@ import math
 import pytest
 
 from support.staged_world import STAGE_S, Request, Rig, order_of
+from triptych.core.engine_api.job import JobState
+from triptych.core.engine_api.staged_plan import StagedPlan
 from triptych.core.errors import InternalError, Overloaded
-from triptych.core.job import JobState
-from triptych.core.staged_plan import StagedPlan
 
 
 def test_units_come_in_order_and_the_last_ends_the_job() -> None:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from triptych.core.transport.messages import RunningStep, StepRecord
+from triptych.core.engine_api.reports import RunningStep, StepRecord
 from triptych.schedulers.step_log import MAX_SPANS, MERGE_S, REPORT_S, StepLog
 
 RUNNING = RunningStep(model="m", kind="denoise", start_s=1.0)

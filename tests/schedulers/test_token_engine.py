@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 from support.token_driver import random_request
 from support.token_world import MODEL, ShadowRunner, World, expected_answer
-from triptych.core.config import Config, ScheduleOptions
-from triptych.core.job import Job, Output
+from triptych.core.engine_api.job import Job, Output
+from triptych.core.engine_api.plan import Plan, StepResult, TokenPlan
 from triptych.core.ledger import Ledger
-from triptych.core.plan import Plan, StepResult, TokenPlan
+from triptych.core.options.config import Config, ScheduleOptions
 from triptych.schedulers.base import LoadedModel
 from triptych.schedulers.engine import Engine
 

@@ -4,8 +4,8 @@ import pytest
 
 from support.token_steps import prompt, step
 from support.token_world import World, token_request
+from triptych.core.engine_api.job import JobState
 from triptych.core.errors import InternalError, OutOfMemory
-from triptych.core.job import JobState
 
 
 def errors(world: World) -> dict[str, str]:

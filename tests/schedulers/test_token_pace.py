@@ -4,8 +4,8 @@ import math
 from dataclasses import replace
 
 from support.token_world import World
-from triptych.core.sampling_params import SamplingParams
-from triptych.core.tokens import TokenRequest
+from triptych.core.engine_api.sampling_params import SamplingParams
+from triptych.core.engine_api.tokens import TokenRequest
 from triptych.schedulers.cost import CostModel
 
 

@@ -14,20 +14,22 @@ from typing import Any
 import torch
 
 from support.driver import SchedulerDriver
-from triptych.core.config import ScheduleOptions
-from triptych.core.engine.text_head import CausalModel, TextHead
-from triptych.core.engine.token_runner import TokenRunner
+from triptych.core.engine_api.plan import Plan, StepResult, TokenPlan
+from triptych.core.engine_api.tokens import TokenDelta, TokenRequest
 from triptych.core.errors import TriptychError
-from triptych.core.graphs.decode import DecodeGraphs
-from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.kv.pages import PagePool
-from triptych.core.layers.attention import KvCache, KvLayout
-from triptych.core.layers.decoder import Decoder, DecoderConfig, DecoderLayer
-from triptych.core.layers.linear import Linear
-from triptych.core.plan import Plan, StepResult, TokenPlan
-from triptych.core.sampling.sampler import SampledTokens, Sampler
-from triptych.core.tokens import TokenDelta, TokenRequest
-from triptych.schedulers.token import TokenScheduler
+from triptych.core.options.config import ScheduleOptions
+from triptych.core.runtime.decoders.causal_model import CausalModel
+from triptych.core.runtime.engine.text_head import TextHead
+from triptych.core.runtime.engine.token_runner import TokenRunner
+from triptych.core.runtime.graphs.decode import DecodeGraphs
+from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.layers.attention import KvCache, KvLayout
+from triptych.core.runtime.layers.decoder import Decoder
+from triptych.core.runtime.layers.decoder_layer import DecoderConfig, DecoderLayer
+from triptych.core.runtime.layers.linear import Linear
+from triptych.core.runtime.sampling.sampler import SampledTokens, Sampler
+from triptych.schedulers.tokens.scheduler import TokenScheduler
 
 CPU = torch.device("cpu")
 MODEL = "model"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from triptych.core.plan import TokenRow
-from triptych.core.sampling_params import SamplingParams
+from triptych.core.engine_api.plan import TokenRow
+from triptych.core.engine_api.sampling_params import SamplingParams
 
 
 def bound_row(

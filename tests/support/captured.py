@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from triptych.core.graphs.backend import Call, Captured, NativeCalls, Tensors
-from triptych.core.graphs.captured import CapturedSteps
+from triptych.core.runtime.graphs.backend import Call, Captured, NativeCalls, Tensors
+from triptych.core.runtime.graphs.captured import CapturedSteps
 
 CPU = torch.device("cpu")
 

@@ -10,19 +10,20 @@ from typing import Any
 
 import torch
 
-from triptych.core.decoders.families import read_decoder_config
-from triptych.core.decoders.tensor_names import decoder_targets, is_unused
-from triptych.core.engine.text_head import CausalModel, TextHead
-from triptych.core.engine.token_runner import TokenHead, TokenRunner
-from triptych.core.graphs.decode import DecodeGraphs
-from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.layers.attention import KvCache, KvLayout, PagedStep
-from triptych.core.layers.decoder import Decoder
-from triptych.core.plan import StepResult, TokenPlan, TokenRow
-from triptych.core.sampling.sampler import Sampler
-from triptych.core.sampling_params import SamplingParams
-from triptych.core.weights.tensors.checkpoint import Checkpoint
-from triptych.core.weights.tensors.loading import load_tensors
+from triptych.core.engine_api.plan import StepResult, TokenPlan, TokenRow
+from triptych.core.engine_api.sampling_params import SamplingParams
+from triptych.core.runtime.decoders.causal_model import CausalModel
+from triptych.core.runtime.decoders.families import read_decoder_config
+from triptych.core.runtime.decoders.tensor_names import decoder_targets, is_unused
+from triptych.core.runtime.engine.text_head import TextHead
+from triptych.core.runtime.engine.token_runner import TokenHead, TokenRunner
+from triptych.core.runtime.graphs.decode import DecodeGraphs
+from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.layers.attention import KvCache, KvLayout, PagedStep
+from triptych.core.runtime.layers.decoder import Decoder
+from triptych.core.runtime.sampling.sampler import Sampler
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
+from triptych.core.runtime.tensors.loading import load_tensors
 
 CPU = torch.device("cpu")
 GREEDY = SamplingParams(temperature=0.0)

@@ -14,9 +14,9 @@ from typing import Any
 
 from support.driver import SchedulerDriver
 from support.engine_seams import Done
+from triptych.core.engine_api.pixels import Pixels
+from triptych.core.engine_api.plan import Plan, StepResult
 from triptych.core.errors import InvalidRequest, OutOfMemory, TriptychError
-from triptych.core.pixels import Pixels
-from triptych.core.plan import Plan, StepResult
 from triptych.modalities.diffusion.plan import (
     DenoisePlan,
     PictureCost,

@@ -7,9 +7,9 @@ from dataclasses import fields
 from typing import Any, ClassVar
 
 from support.engine_seams import Recorder
+from triptych.core.engine_api.job import Job
+from triptych.core.engine_api.plan import Plan, StepResult
 from triptych.core.errors import TriptychError
-from triptych.core.job import Job
-from triptych.core.plan import Plan, StepResult
 from triptych.schedulers.base import Proposal
 from triptych.schedulers.virtual import VirtualClock
 

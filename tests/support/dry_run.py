@@ -10,10 +10,10 @@ from typing import Any
 
 from support.driver import SchedulerDriver
 from support.fake_cuda import CUDA, FakeCuda
-from triptych.core.config import Config
-from triptych.core.devices.device import Device
+from triptych.core.engine_api.plan import PendingStep, Plan, Runner, StepResult
 from triptych.core.ledger import Ledger
-from triptych.core.plan import PendingStep, Plan, Runner, StepResult
+from triptych.core.options.config import Config
+from triptych.core.runtime.devices.device import Device
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.schedulers.base import ModelLoader
 

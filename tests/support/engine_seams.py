@@ -9,17 +9,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from triptych.core.errors import MemoryBudgetExceeded, TriptychError, to_info
-from triptych.core.job import Job, JobState, Output
-from triptych.core.ledger import Ledger
-from triptych.core.plan import (
+from triptych.core.engine_api.job import Job, JobState, Output
+from triptych.core.engine_api.plan import (
     Plan,
     Runner,
     StepResult,
     TokenPlan,
     TokenRow,
 )
-from triptych.core.tokens import TokenDelta
+from triptych.core.engine_api.tokens import TokenDelta
+from triptych.core.errors import MemoryBudgetExceeded, TriptychError, to_info
+from triptych.core.ledger import Ledger
 from triptych.schedulers.base import LoadedModel, Proposal, Scheduler, SchedulerStats
 from triptych.schedulers.batcher import Draft
 from triptych.schedulers.cost import CostModel

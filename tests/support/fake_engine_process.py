@@ -9,15 +9,15 @@ import time
 from collections.abc import Sequence
 
 from support.engine_seams import FakeLoader, FakeRunner
-from triptych.core.config import Config
+from triptych.core.engine_api.plan import Plan, TokenPlan
 from triptych.core.errors import WeightsError
 from triptych.core.kv.pages import PagePool
 from triptych.core.ledger import Ledger
-from triptych.core.plan import Plan, TokenPlan
+from triptych.core.options.config import Config
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.engine_process import main
 from triptych.schedulers.engine import Engine
-from triptych.schedulers.token import TokenScheduler
+from triptych.schedulers.tokens.scheduler import TokenScheduler
 
 STEP_S = 0.01
 HANG_PROMPT = "~"

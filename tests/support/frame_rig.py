@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from support.decoder_rig import Rig
-from triptych.core.frames import StepCodes, frame_id
-from triptych.core.layers.attention import KvCache
-from triptych.core.sampling.sampler import FrameSampler
+from triptych.core.engine_api.frames import StepCodes, frame_id
+from triptych.core.runtime.layers.attention import KvCache
+from triptych.core.runtime.sampling.sampler import FrameSampler
 from triptych.modalities.tts.engine.frame_head import FrameDraws, FrameHead, FrameInputs
 
 

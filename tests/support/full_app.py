@@ -18,16 +18,16 @@ from support.other_apis import DIALECTS, other_api_routers
 from support.recognition import FakeRecognitionEngine, recognition_service, timed_tokens
 from support.speech_app import FakeSpeechEngine, SpellingFrontEnd
 from support.voices_app import PARROT
-from triptych.core.client import EngineStatus
-from triptych.core.config import Config, ModelOptions, ScheduleOptions, ServerOptions
+from triptych.core.engine_api.client import EngineStatus
+from triptych.core.engine_api.job import Output
 from triptych.core.http.app import create_app
 from triptych.core.http.batches.routes import batches_router
 from triptych.core.http.batches.runner import BatchRunner
 from triptych.core.http.files.routes import files_router
 from triptych.core.http.files.shelf import FileShelf
 from triptych.core.http.models import Task
-from triptych.core.job import Output
 from triptych.core.media.audio.decode import DECODERS
+from triptych.core.options.config import Config, ModelOptions, ScheduleOptions, ServerOptions
 from triptych.core.store.store import DocumentStore
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.diffusion.api.routes import image_cards, images_router, picture_links

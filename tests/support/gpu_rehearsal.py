@@ -13,7 +13,7 @@ def rehearse_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
     In float32: the interpreter cannot multiply matrices of bfloat16.
     """
-    from triptych.core.kernels.triton import (
+    from triptych.core.runtime.kernels.triton import (
         add_rms_norm,
         cache_metrics,
         fp8_linear,

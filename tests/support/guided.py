@@ -12,16 +12,16 @@ import numpy as np
 from support.driver import SchedulerDriver
 from support.engine_seams import Done, FakeRunner, next_token
 from support.text_models import SPECIALS, byte_tokenizer
-from triptych.core.config import ScheduleOptions
+from triptych.core.engine_api.plan import Plan, TokenPlan, TokenRow
+from triptych.core.engine_api.sampling_params import SamplingParams
+from triptych.core.engine_api.tokens import TokenDelta, TokenRequest
 from triptych.core.grammar.compiler import GrammarCompiler
 from triptych.core.grammar.source import ConstraintKind, to_grammar
 from triptych.core.grammar.vocabulary import GrammarVocabulary
 from triptych.core.kv.pages import PagePool
-from triptych.core.plan import Plan, TokenPlan, TokenRow
-from triptych.core.sampling_params import SamplingParams
-from triptych.core.tokens import TokenDelta, TokenRequest
-from triptych.schedulers.guides import Guides
-from triptych.schedulers.token import TokenScheduler
+from triptych.core.options.config import ScheduleOptions
+from triptych.schedulers.tokens.guides import Guides
+from triptych.schedulers.tokens.scheduler import TokenScheduler
 
 VOCAB_SIZE = 300
 """Of a model whose tokenizer has 259 tokens, as is usual."""

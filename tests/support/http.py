@@ -20,14 +20,14 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from support.text_models import byte_tokenizer, write_text_folder
-from triptych.core.client import EngineStatus
-from triptych.core.config import Config, ModelOptions, ScheduleOptions, ServerOptions
+from triptych.core.engine_api.client import EngineStatus
+from triptych.core.engine_api.job import Output
+from triptych.core.engine_api.tokens import TokenDelta, TokenLogprob, TokenRequest
 from triptych.core.http.app import create_app
 from triptych.core.http.page import Pages, PagesRouter
 from triptych.core.http.server import HttpServer, serve
 from triptych.core.http.wire import WireLimits
-from triptych.core.job import Output
-from triptych.core.tokens import TokenDelta, TokenLogprob, TokenRequest
+from triptych.core.options.config import Config, ModelOptions, ScheduleOptions, ServerOptions
 from triptych.modalities.llm.api.replies import card_of
 from triptych.modalities.llm.api.routes import llm_router
 from triptych.modalities.llm.api.service import LlmService

@@ -18,11 +18,11 @@ from fastapi import FastAPI
 from PIL import Image
 
 from support.scripted_engine import ScriptedEngine
-from triptych.core.caller import Caller, Principal
-from triptych.core.config import Config, ImageOptions, ScheduleOptions, ServerOptions
+from triptych.core.engine_api.caller import Caller, Principal
+from triptych.core.engine_api.pixels import Pixels
 from triptych.core.http.app import create_app
 from triptych.core.media.pictures import PictureReader
-from triptych.core.pixels import Pixels
+from triptych.core.options.config import Config, ImageOptions, ScheduleOptions, ServerOptions
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.diffusion.api.image_model import ImageModel
 from triptych.modalities.diffusion.api.routes import image_cards, images_router, picture_links

@@ -6,10 +6,10 @@ import asyncio
 from dataclasses import dataclass
 
 from support.scripted_engine import ScriptedEngine
-from triptych.core.config import Config, ImageOptions
-from triptych.core.loop_thread import LoopThread
+from triptych.core.engine_api.pixels import Pixels
 from triptych.core.media.pictures import PictureReader
-from triptych.core.pixels import Pixels
+from triptych.core.options.config import Config, ImageOptions
+from triptych.core.process.loop_thread import LoopThread
 from triptych.modalities.diffusion.api.image_model import ImageModel
 from triptych.modalities.diffusion.api.pipeline import ImagePipeline
 from triptych.modalities.diffusion.api.service import ImageService

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from support.diffusers_pipelines import SCHEDULERS, components
-from triptych.core.pixels import Pixels
-from triptych.core.plan import Runner, StepResult
+from triptych.core.engine_api.pixels import Pixels
+from triptych.core.engine_api.plan import Runner, StepResult
 from triptych.modalities.diffusion.engine.adapters.adapters import Adapters
 from triptych.modalities.diffusion.engine.adapters.files import LowRank
 from triptych.modalities.diffusion.engine.caches.methods import (

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from triptych.core.kernels.native.build import build, supported_levels
+from triptych.core.runtime.kernels.native.build import build, supported_levels
 
 if TYPE_CHECKING:
-    from triptych.core.kernels.native.library import NativeKernels
+    from triptych.core.runtime.kernels.native.library import NativeKernels
 
 # The tile code over a model of the tile instructions, beside the highest vectors below them.
 MODELLED_TILES = "modelled_tiles"
@@ -17,7 +17,7 @@ LEVELS: tuple[str, ...] = (*supported_levels(), MODELLED_TILES) if supported_lev
 
 def open_kernels(isa: str, folder: Path) -> NativeKernels:
     """The native kernels of a level, built into `folder`."""
-    from triptych.core.kernels.native.library import NativeKernels
+    from triptych.core.runtime.kernels.native.library import NativeKernels
 
     if isa == MODELLED_TILES:
         beside = next(level for level in supported_levels() if level != "amx")

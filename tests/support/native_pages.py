@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from triptych.core.kernels.kv_pages import KvPages, read_cells, write_cells
-from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.kernels.paged_attention import AttentionBatch
+from triptych.core.runtime.kernels.kv_pages import KvPages, read_cells, write_cells
+from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.kernels.paged_attention import AttentionBatch
 
 
 def pages_of(k_NPKD: torch.Tensor, v_NPKD: torch.Tensor, dtype: torch.dtype) -> KvPages:

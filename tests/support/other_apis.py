@@ -18,8 +18,8 @@ from safetensors.numpy import save_file
 
 from support.http import FakeEngine, in_process, make_service
 from support.text_models import write_text_folder
-from triptych.core.config import Config, ModelOptions, ServerOptions
 from triptych.core.http.app import create_app
+from triptych.core.options.config import Config, ModelOptions, ServerOptions
 from triptych.modalities.llm.api.anthropic.dialect import ANTHROPIC
 from triptych.modalities.llm.api.anthropic.routes import anthropic_router
 from triptych.modalities.llm.api.ollama.dialect import OLLAMA

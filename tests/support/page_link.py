@@ -11,12 +11,12 @@ from msgspec import structs
 
 from support.token_driver import Driver
 from support.token_world import MODEL, VOCAB_SIZE, Page, World
+from triptych.core.engine_api.job import Job, Output
 from triptych.core.errors import TriptychError, to_info
-from triptych.core.job import Job, Output
 from triptych.core.kv.transfer.client import PageFetch
 from triptych.core.kv.transfer.memory import new_counts
 from triptych.core.kv.transfer.messages import FetchPages
-from triptych.schedulers.page_exchange import FetchedPages, SentPages
+from triptych.schedulers.roles.page_exchange import FetchedPages, SentPages
 
 
 @dataclass(eq=False)

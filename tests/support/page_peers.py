@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from triptych.core.engine_api.tokens import TokenRequest
 from triptych.core.kv.keys import page_key, root_key
 from triptych.core.kv.transfer.address import PageAddress
 from triptych.core.kv.transfer.client import PageClient, PageFetch
@@ -30,7 +31,6 @@ from triptych.core.kv.transfer.messages import (
     proof,
 )
 from triptych.core.kv.transfer.server import PageOrder, PageServer
-from triptych.core.tokens import TokenRequest
 
 PAGE_BYTES = 1024
 SECRET = b"sixteen bytes or more"

@@ -8,9 +8,13 @@ import numpy as np
 import torch
 
 from support.native_pages import exactly, in_native_order, pages_of
-from triptych.core.kernels.kv_pages import KvPages
-from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.kernels.paged_attention import AttentionBatch, AttentionRule, paged_attention
+from triptych.core.runtime.kernels.kv_pages import KvPages
+from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.kernels.paged_attention import (
+    AttentionBatch,
+    AttentionRule,
+    paged_attention,
+)
 
 
 @dataclass(frozen=True)

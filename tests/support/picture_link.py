@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from support.vision_world import VisionDriver, VisionWorld
+from triptych.core.engine_api.prompt_content import PromptContent
 from triptych.core.kv.transfer.client import PageFetch
 from triptych.core.kv.transfer.memory import new_counts
-from triptych.core.prompt_content import PromptContent
 from triptych.modalities.vlm.scheduling.fetching import FetchedFeatures
 
 _PAGE_FEATURES = 2

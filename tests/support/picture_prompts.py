@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from triptych.core.prompt_content import ContentSpan, PromptContent, content_ids
+from triptych.core.engine_api.prompt_content import ContentSpan, PromptContent, content_ids
 from triptych.modalities.vlm.prepared import PreparedPicture
 
 

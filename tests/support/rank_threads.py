@@ -19,21 +19,22 @@ import torch
 import torch.distributed as dist
 
 from support.decoder_rig import CPU, Rig
-from triptych.core.decoders.division import divide
-from triptych.core.decoders.native import NativeBlueprint
-from triptych.core.decoders.tensor_names import AS_STORED, decoder_targets
-from triptych.core.devices.rank_group import RankGroup
-from triptych.core.engine.rank_sampler import FollowingSampler, LeadingSampler
-from triptych.core.engine.ranks import LeadingRunner
-from triptych.core.engine.text_head import TextHead
-from triptych.core.engine.token_runner import TokenHead, TokenRunner
-from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.layers.attention import KvCache, KvLayout
-from triptych.core.layers.decoder import Decoder, DecoderConfig
-from triptych.core.layers.shards import BLOCK_UNIT, PLAIN_UNIT
-from triptych.core.plan import Plan, Runner, TokenPlan
+from triptych.core.engine_api.plan import Plan, Runner, TokenPlan
+from triptych.core.runtime.decoders.division import divide
+from triptych.core.runtime.decoders.native import NativeBlueprint
+from triptych.core.runtime.decoders.tensor_names import AS_STORED, decoder_targets
+from triptych.core.runtime.devices.rank_group import RankGroup
+from triptych.core.runtime.engine.rank_sampler import FollowingSampler, LeadingSampler
+from triptych.core.runtime.engine.ranks import LeadingRunner
+from triptych.core.runtime.engine.text_head import TextHead
+from triptych.core.runtime.engine.token_runner import TokenHead, TokenRunner
+from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.layers.attention import KvCache, KvLayout
+from triptych.core.runtime.layers.decoder import Decoder
+from triptych.core.runtime.layers.decoder_layer import DecoderConfig
+from triptych.core.runtime.layers.shards import BLOCK_UNIT, PLAIN_UNIT
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.weights.encoding import WeightEncoding
-from triptych.core.weights.tensors.checkpoint import Checkpoint
 
 T = TypeVar("T")
 _PATIENCE = timedelta(minutes=2)
@@ -122,7 +123,7 @@ class StoredDecoder:
 
 
 class PlanQueue:
-    """In place of `core.engine.ranks.Ranks`; `group` is there once rank 0 has joined."""
+    """In place of `core.runtime.engine.ranks.Ranks`; `group` is there once rank 0 has joined."""
 
     group: RankGroup
 

@@ -17,13 +17,13 @@ from tokenizers import Tokenizer
 from transformers import WhisperConfig, WhisperForConditionalGeneration
 
 from support.http import READY
-from triptych.core.client import EngineStatus
-from triptych.core.config import Config, ScheduleOptions, ServerOptions
+from triptych.core.engine_api.client import EngineStatus
+from triptych.core.engine_api.job import Output
 from triptych.core.http.app import create_app
-from triptych.core.job import Output
 from triptych.core.media.audio.containers import encode_clip
 from triptych.core.media.audio.decode import ClipReader
 from triptych.core.media.audio.resampling import Pcm
+from triptych.core.options.config import Config, ScheduleOptions, ServerOptions
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.recognition.api.routes import recognition_router
 from triptych.modalities.recognition.api.service import RecognitionService

@@ -14,16 +14,16 @@ from fastapi import FastAPI
 
 from support.http import FakeEngine, make_service
 from support.other_apis import DIALECTS, other_api_routers
-from triptych.core.config import (
+from triptych.core.engine_api.tokens import TokenRequest
+from triptych.core.http.app import create_app
+from triptych.core.options.config import (
     Config,
     ModelOptions,
     ScheduleOptions,
     ServerOptions,
     StoreOptions,
 )
-from triptych.core.http.app import create_app
 from triptych.core.store.store import DocumentStore
-from triptych.core.tokens import TokenRequest
 from triptych.modalities.llm.api.multimodal import pictures_of
 from triptych.modalities.llm.api.replies import card_of
 from triptych.modalities.llm.api.responses.answering import Answering

@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from triptych.compose import build_engine
-from triptych.core.config import (
+from triptych.core.engine_api.tokens import TokenRequest
+from triptych.core.options.config import (
     CacheOptions,
     Config,
     DeviceOptions,
@@ -18,7 +19,6 @@ from triptych.core.config import (
     ScheduleOptions,
     ServerOptions,
 )
-from triptych.core.tokens import TokenRequest
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.schedulers.local import LocalClient
 

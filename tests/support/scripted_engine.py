@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from support.http import READY
-from triptych.core.client import EngineStatus
+from triptych.core.engine_api.client import EngineStatus
+from triptych.core.engine_api.job import Output
+from triptych.core.engine_api.streams import HIGH_WATER, LOW_WATER, JobStream, StreamTable
 from triptych.core.errors import to_info
-from triptych.core.job import Output
-from triptych.core.streams import HIGH_WATER, LOW_WATER, JobStream, StreamTable
 
 
 @dataclass(kw_only=True)

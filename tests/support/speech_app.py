@@ -13,11 +13,11 @@ import numpy as np
 from fastapi import FastAPI
 
 from support.scripted_engine import ScriptedEngine
-from triptych.core.config import Config, ScheduleOptions, ServerOptions
+from triptych.core.engine_api.sampling_params import SamplingParams
+from triptych.core.engine_api.streams import JobStream
 from triptych.core.errors import InvalidRequest
 from triptych.core.http.app import create_app
-from triptych.core.sampling_params import SamplingParams
-from triptych.core.streams import JobStream
+from triptych.core.options.config import Config, ScheduleOptions, ServerOptions
 from triptych.modalities.tts.api.frontend.base import PlannedSegment, Voice
 from triptych.modalities.tts.api.routes import speech_router
 from triptych.modalities.tts.api.service import SpeechService

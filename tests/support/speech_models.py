@@ -11,7 +11,7 @@ import transformers
 from safetensors.torch import save_file
 
 from support.codec_models import mimi, random_model, randomise
-from triptych.core.config import SpeechOptions
+from triptych.core.options.config import SpeechOptions
 from triptych.modalities.tts.engine.models.blueprint import SpeechSetup
 
 _TRANSFORMER = {

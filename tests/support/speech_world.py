@@ -16,19 +16,19 @@ import numpy as np
 
 from support.driver import SchedulerDriver
 from support.engine_seams import Done
-from triptych.core.config import ScheduleOptions, SpeechOptions
-from triptych.core.errors import RequestError, TriptychError, Unavailable
-from triptych.core.frames import END_FRAME_ID, FIRST_FRAME_ID, frame_id
-from triptych.core.kv.pages import PagePool
-from triptych.core.plan import (
+from triptych.core.engine_api.frames import END_FRAME_ID, FIRST_FRAME_ID, frame_id
+from triptych.core.engine_api.plan import (
     Plan,
     StepCodes,
     StepResult,
     TokenPlan,
     TokenRow,
 )
-from triptych.core.sampling_params import SamplingParams
-from triptych.core.tokens import TokenDelta
+from triptych.core.engine_api.sampling_params import SamplingParams
+from triptych.core.engine_api.tokens import TokenDelta
+from triptych.core.errors import RequestError, TriptychError, Unavailable
+from triptych.core.kv.pages import PagePool
+from triptych.core.options.config import ScheduleOptions, SpeechOptions
 from triptych.modalities.tts.plan import (
     AudioPlan,
     AudioRow,

@@ -9,10 +9,10 @@ from typing import Any
 
 from support.driver import SchedulerDriver
 from support.engine_seams import Done
+from triptych.core.engine_api.job import Job
+from triptych.core.engine_api.plan import Plan, StepResult
+from triptych.core.engine_api.staged_plan import Stage, StagedPlan, StagedRowResult
 from triptych.core.errors import OutOfMemory, TriptychError
-from triptych.core.job import Job
-from triptych.core.plan import Plan, StepResult
-from triptych.core.staged_plan import Stage, StagedPlan, StagedRowResult
 from triptych.schedulers.staged import StagedScheduler, StageLimits
 
 STAGE_S = 0.1

@@ -12,12 +12,12 @@ from typing import Any
 from fastapi import FastAPI
 
 from support.http import FakeEngine, make_service
-from triptych.core.config import Config, ServerOptions, StoreOptions
 from triptych.core.http.app import create_app
 from triptych.core.http.batches.routes import batches_router
 from triptych.core.http.batches.runner import BatchRunner
 from triptych.core.http.files.routes import files_router
 from triptych.core.http.files.shelf import FileShelf
+from triptych.core.options.config import Config, ServerOptions, StoreOptions
 from triptych.core.store.store import DocumentStore
 from triptych.modalities.llm.api.replies import card_of
 from triptych.modalities.llm.api.routes import llm_router

@@ -10,9 +10,9 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from triptych.core.client import EngineStatus
-from triptych.core.job import Output
-from triptych.core.tokens import TokenDelta, TokenRequest
+from triptych.core.engine_api.client import EngineStatus
+from triptych.core.engine_api.job import Output
+from triptych.core.engine_api.tokens import TokenDelta, TokenRequest
 from triptych.core.weights.resolve import ResolvedModel
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

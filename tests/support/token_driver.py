@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from support.token_world import World, token_request
+from triptych.core.engine_api.tokens import TokenRequest
 from triptych.core.errors import InternalError, OutOfMemory
-from triptych.core.tokens import TokenRequest
 
 Check = Callable[[World], None]
 

@@ -1,7 +1,7 @@
 """Prompts that share nothing, and steps of a `token_world` by their shape."""
 
 from support.token_world import World
-from triptych.core.plan import TokenPlan
+from triptych.core.engine_api.plan import TokenPlan
 
 
 def shape(plan: TokenPlan | None) -> list[tuple[str, int]]:

@@ -14,19 +14,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from support.driver import SchedulerDriver
-from triptych.core.config import ScheduleOptions
-from triptych.core.errors import RequestError, TriptychError, Unavailable
-from triptych.core.kv.pages import PagePool
-from triptych.core.plan import (
+from triptych.core.engine_api.plan import (
     Plan,
     StepResult,
     TokenPlan,
     TokenRow,
 )
-from triptych.core.sampling_params import SamplingParams
-from triptych.core.tokens import TokenDelta, TokenLogprob, TokenRequest
+from triptych.core.engine_api.sampling_params import SamplingParams
+from triptych.core.engine_api.tokens import TokenDelta, TokenLogprob, TokenRequest
+from triptych.core.errors import RequestError, TriptychError, Unavailable
+from triptych.core.kv.pages import PagePool
+from triptych.core.options.config import ScheduleOptions
 from triptych.schedulers.base import Proposal
-from triptych.schedulers.token import TokenScheduler
+from triptych.schedulers.tokens.scheduler import TokenScheduler
 
 VOCAB_SIZE = 50
 MODEL = "shadow"

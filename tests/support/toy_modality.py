@@ -12,12 +12,12 @@ import msgspec
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
-from triptych.core.command import Command
+from triptych.core.engine_api.job import Job, JobState, Output
+from triptych.core.engine_api.plan import Plan, StepResult
 from triptych.core.errors import TriptychError, to_info
 from triptych.core.http.context import Context
 from triptych.core.http.models import ModelCard
-from triptych.core.job import Job, JobState, Output
-from triptych.core.plan import Plan, StepResult
+from triptych.core.options.command import Command
 from triptych.modalities.modality import ApiPart, ApiSetup, Modality
 from triptych.schedulers.base import LoadedModel, Proposal, SchedulerStats
 from triptych.schedulers.batcher import Draft

@@ -6,14 +6,14 @@ import torch
 
 from support.paged_case import PagedShape, make_case
 from support.triton_launches import key_of_variant, keys_of_launches
-from triptych.core.kernels.triton.compile import CompileTarget
+from triptych.core.runtime.kernels.triton.compile import CompileTarget
 
 _SCALE = 128**-0.5
 
 
 def attention_keys(target: CompileTarget) -> dict[str, tuple[str, str]]:
     """Of each kernel: the key of a launch, and that of the variant that is compiled ahead."""
-    from triptych.core.kernels.triton import paged_decode, paged_prefill
+    from triptych.core.runtime.kernels.triton import paged_decode, paged_prefill
 
     case = make_case([(1, 40)] * 2, PagedShape(32, 8, 128, 32), (torch.bfloat16,) * 2, 0)
     pages, batch = case.pages, case.batch

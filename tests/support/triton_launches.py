@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from triptych.core.kernels.triton.compile import CompileTarget, describe
-from triptych.core.kernels.triton.variant import Variant
+from triptych.core.runtime.kernels.triton.compile import CompileTarget, describe
+from triptych.core.runtime.kernels.triton.variant import Variant
 
 
 def keys_of_launches(launch: Callable[[], None], target: CompileTarget) -> list[str]:

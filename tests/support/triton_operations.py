@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 
 from support.triton_launches import key_of_variant, keys_of_launches
-from triptych.core.kernels.kv_pages import KvPages
-from triptych.core.kernels.triton.compile import CompileTarget
+from triptych.core.runtime.kernels.kv_pages import KvPages
+from triptych.core.runtime.kernels.triton.compile import CompileTarget
 
 BF16 = torch.bfloat16
 Launches = dict[str, Callable[[], object]]
@@ -16,7 +16,7 @@ Launches = dict[str, Callable[[], object]]
 
 def operation_keys(target: CompileTarget) -> dict[str, tuple[str, str]]:
     """By module and variant: the keys of a launch, and of what is compiled ahead."""
-    from triptych.core.kernels.triton import (
+    from triptych.core.runtime.kernels.triton import (
         adaln,
         add_rms_norm,
         cache_metrics,
@@ -46,7 +46,7 @@ def operation_keys(target: CompileTarget) -> dict[str, tuple[str, str]]:
 
 
 def _adaln() -> Launches:
-    from triptych.core.kernels.triton.adaln import (
+    from triptych.core.runtime.kernels.triton.adaln import (
         launch_gated_modulated_norm,
         launch_modulated_norm,
     )
@@ -62,7 +62,10 @@ def _adaln() -> Launches:
 
 
 def _norms() -> Launches:
-    from triptych.core.kernels.triton.add_rms_norm import launch_add_rms_norm, launch_rms_norm
+    from triptych.core.runtime.kernels.triton.add_rms_norm import (
+        launch_add_rms_norm,
+        launch_rms_norm,
+    )
 
     x, weight = torch.empty(1, 4096, dtype=BF16), torch.empty(4096, dtype=BF16)
     return {
@@ -72,7 +75,7 @@ def _norms() -> Launches:
 
 
 def _cache_metrics() -> Launches:
-    from triptych.core.kernels.triton.cache_metrics import launch_distances, launch_weighted
+    from triptych.core.runtime.kernels.triton.cache_metrics import launch_distances, launch_weighted
 
     cells, numbers = torch.empty(2, 64 * 64, dtype=BF16), torch.zeros(1, dtype=torch.int64)
     weights = torch.ones(1, 1)
@@ -83,14 +86,14 @@ def _cache_metrics() -> Launches:
 
 
 def _gated() -> Launches:
-    from triptych.core.kernels.triton.gated import launch
+    from triptych.core.runtime.kernels.triton.gated import launch
 
     x = torch.empty(1, 2 * 14336, dtype=BF16)
     return {"silu": lambda: launch(x, False), "gelu": lambda: launch(x, True)}
 
 
 def _penalties() -> Launches:
-    from triptych.core.kernels.triton.penalties import launch
+    from triptych.core.runtime.kernels.triton.penalties import launch
 
     logits, counts = torch.empty(1, 128256), torch.zeros(1, 128256, dtype=torch.int32)
     slots = torch.zeros(1, dtype=torch.int64)
@@ -98,7 +101,7 @@ def _penalties() -> Launches:
 
 
 def _rope_write() -> Launches:
-    from triptych.core.kernels.triton.rope_write import launch
+    from triptych.core.runtime.kernels.triton.rope_write import launch
 
     qkv, norm = torch.empty(1, 48, 128, dtype=BF16), torch.empty(40, 128, dtype=BF16)
     rows, slots = torch.empty(1, 1, 128, dtype=BF16), torch.zeros(1, dtype=torch.int64)
@@ -115,7 +118,7 @@ def _rope_write() -> Launches:
 
 
 def _sampling() -> Launches:
-    from triptych.core.kernels.triton.sampling import launch
+    from triptych.core.runtime.kernels.triton.sampling import launch
 
     logits, shape = torch.empty(1, 128256), torch.ones(1, 4)
     slots, uniform = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.float64)
@@ -126,7 +129,7 @@ def _sampling() -> Launches:
 
 
 def _stream_conv() -> Launches:
-    from triptych.core.kernels.triton.stream_conv import launch
+    from triptych.core.runtime.kernels.triton.stream_conv import launch
 
     x, past, weight = torch.empty(2, 512, 9), torch.empty(2, 512, 6), torch.empty(256, 512, 7)
     slots, bias = torch.arange(2), torch.empty(256)

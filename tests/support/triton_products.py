@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from support.triton_launches import key_of_variant, keys_of_launches
-from triptych.core.kernels.triton.compile import CompileTarget
+from triptych.core.runtime.kernels.triton.compile import CompileTarget
 
 _FEATURES, _HIDDEN, _EXPERTS, _CHOSEN = 4096, 768, 128, 8
 _MODULES = (
@@ -29,7 +29,7 @@ def _missing_variants(target: CompileTarget) -> list[str]:
     return [
         f"{name}.{variant.name} on {target}"
         for name in _MODULES
-        for variant in import_module(f"triptych.core.kernels.triton.{name}").variants()
+        for variant in import_module(f"triptych.core.runtime.kernels.triton.{name}").variants()
         if key_of_variant(variant, target) not in launched
     ]
 
@@ -47,9 +47,9 @@ def _launches() -> list[Callable[[], Any]]:
 
 
 def _linear_launches() -> list[Callable[[], Any]]:
-    from triptych.core.kernels.triton.gguf_linear import launch_gguf_linear
-    from triptych.core.kernels.triton.gptq_linear import launch_gptq_linear
-    from triptych.core.kernels.triton.linear import launch_linear
+    from triptych.core.runtime.kernels.triton.gguf_linear import launch_gguf_linear
+    from triptych.core.runtime.kernels.triton.gptq_linear import launch_gptq_linear
+    from triptych.core.runtime.kernels.triton.linear import launch_linear
 
     out, width = torch.bfloat16, 16384
 
@@ -77,7 +77,7 @@ def _linear_launches() -> list[Callable[[], Any]]:
 
 
 def _fp8_launches() -> list[Callable[[], Any]]:
-    from triptych.core.kernels.triton.fp8_linear import multiply_fp8
+    from triptych.core.runtime.kernels.triton.fp8_linear import multiply_fp8
 
     weight = _tensor(16384, _FEATURES, dtype=torch.float8_e4m3fn)
     outputs = _tensor(16384, dtype=torch.float32)
@@ -95,8 +95,8 @@ def _fp8_launches() -> list[Callable[[], Any]]:
 
 
 def _expert_launches() -> list[Callable[[], Any]]:
-    from triptych.core.kernels.triton.moe import launch_moe_mlp
-    from triptych.core.kernels.triton.routing import launch_route
+    from triptych.core.runtime.kernels.triton.moe import launch_moe_mlp
+    from triptych.core.runtime.kernels.triton.routing import launch_route
 
     gate_up, down = _tensor(_EXPERTS, 2 * _HIDDEN, _FEATURES), _tensor(_EXPERTS, _FEATURES, _HIDDEN)
 
@@ -118,7 +118,7 @@ def _expert_launches() -> list[Callable[[], Any]]:
 
 
 def _adapters() -> None:
-    from triptych.core.kernels.triton.lora import launch_lora_add
+    from triptych.core.runtime.kernels.triton.lora import launch_lora_add
 
     a_LRI, b_LOR = _tensor(8, 64, _FEATURES), _tensor(8, _FEATURES, 64)
     scales_T, adapters_T = _tensor(9, dtype=torch.float32), _tensor(9, dtype=torch.int32)

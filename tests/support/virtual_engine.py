@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from support.engine_seams import FakeLoader, FakeRunner, Recorder, next_token
-from triptych.core.config import Config, ScheduleOptions
-from triptych.core.job import Job
+from triptych.core.engine_api.job import Job
+from triptych.core.engine_api.plan import Plan
+from triptych.core.engine_api.reports import Heartbeat
+from triptych.core.engine_api.sampling_params import SamplingParams
+from triptych.core.engine_api.tokens import TokenDelta, TokenRequest
 from triptych.core.kv.pages import PagePool
 from triptych.core.ledger import Ledger
-from triptych.core.plan import Plan
-from triptych.core.sampling_params import SamplingParams
-from triptych.core.tokens import TokenDelta, TokenRequest
-from triptych.core.transport.messages import Heartbeat
+from triptych.core.options.config import Config, ScheduleOptions
 from triptych.schedulers.engine import Engine
-from triptych.schedulers.token import TokenScheduler
+from triptych.schedulers.tokens.scheduler import TokenScheduler
 from triptych.schedulers.virtual import VirtualClock, VirtualExecutors
 
 PAGE_SIZE = 4

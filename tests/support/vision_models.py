@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import transformers
 
-from triptych.core.pixels import Pixels
+from triptych.core.engine_api.pixels import Pixels
 
 VOCAB_SIZE = 80
 IMAGE_ID = 70

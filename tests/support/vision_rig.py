@@ -15,15 +15,15 @@ from support.decoder_rig import CPU, Recorder, Rig, Row
 from support.picture_prompts import PicturePrompt, join_prompt
 from support.rank_threads import PlanQueue
 from support.vision_models import IMAGE_ID, encode
-from triptych.core.devices.stream import StepStream
-from triptych.core.engine.rank_sampler import LeadingSampler
-from triptych.core.engine.ranks import LeadingRunner
-from triptych.core.frames import FIRST_FRAME_ID
-from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.pixels import Pixels
-from triptych.core.plan import TokenRow
-from triptych.core.prompt_content import PromptContent
-from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.core.engine_api.frames import FIRST_FRAME_ID
+from triptych.core.engine_api.pixels import Pixels
+from triptych.core.engine_api.plan import TokenRow
+from triptych.core.engine_api.prompt_content import PromptContent
+from triptych.core.runtime.devices.stream import StepStream
+from triptych.core.runtime.engine.rank_sampler import LeadingSampler
+from triptych.core.runtime.engine.ranks import LeadingRunner
+from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.modalities.vlm.configs.config import open_image_processor
 from triptych.modalities.vlm.configs.families import FAMILIES
 from triptych.modalities.vlm.engine.blueprint import VisionBlueprint

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from support.driver import SchedulerDriver
 from support.token_driver import Driver, random_request
 from support.token_world import MODEL, NAMESPACE, ExpectedTokens, ShadowRunner, World, token_request
-from triptych.core.content_cache import ContentCache
+from triptych.core.engine_api.frames import FIRST_FRAME_ID
+from triptych.core.engine_api.plan import Plan, StepResult, TokenPlan, TokenRow
+from triptych.core.engine_api.prompt_content import Array, ContentSpan, PromptContent
+from triptych.core.engine_api.tokens import TokenDelta, TokenRequest
 from triptych.core.errors import InvalidRequest, OutOfMemory, TriptychError
-from triptych.core.frames import FIRST_FRAME_ID
-from triptych.core.plan import Plan, StepResult, TokenPlan, TokenRow
-from triptych.core.prompt_content import Array, ContentSpan, PromptContent
-from triptych.core.tokens import TokenDelta, TokenRequest
+from triptych.core.process.content_cache import ContentCache
 from triptych.modalities.vlm.plan import EncodePlan
 from triptych.modalities.vlm.scheduling.prompts import (
     VisionLimits,

@@ -13,9 +13,9 @@ import soundfile
 from fastapi import FastAPI
 
 from support.http import FakeEngine
-from triptych.core.config import Config, ServerOptions
 from triptych.core.http.app import create_app
 from triptych.core.media.child import DecodePool
+from triptych.core.options.config import Config, ServerOptions
 from triptych.modalities.tts.api.frontend.base import PlannedSegment, Voice
 from triptych.modalities.tts.api.text.spoken import SpokenText
 from triptych.modalities.tts.api.voices.routes import voices_router

@@ -6,7 +6,7 @@ import dataclasses
 import sys
 from typing import Any
 
-from triptych.core.config import Config
+from triptych.core.options.config import Config
 
 _GENERIC = (dataclasses.__file__, "<string>")  # the latter is what dataclasses generate
 

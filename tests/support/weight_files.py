@@ -21,7 +21,7 @@ from gguf.quants import quantize
 from safetensors.torch import save_file
 from tokenizers import pre_tokenizers
 
-from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
 
 HIDDEN, HEADS, KV_HEADS, LAYERS, FF = 64, 4, 2, 2, 96
 VOCAB = 272

@@ -10,7 +10,7 @@ import asyncio
 
 from starlette.types import ASGIApp, Message
 
-from triptych.core.caller import Principal
+from triptych.core.engine_api.caller import Principal
 from triptych.core.http.auth import OWN_PRINCIPAL
 from triptych.core.http.batches.lines import LineAnswer
 

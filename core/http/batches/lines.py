@@ -19,8 +19,8 @@ from triptych.core.http.body import parse_json
 from triptych.core.http.errors import to_public
 from triptych.core.http.fields import Label, Strict
 from triptych.core.limits import MAX_METADATA_VALUE_CHARS, MAX_PRIORITY
+from triptych.core.process.typed import decode_json
 from triptych.core.text.json_lines import escape_line_ends
-from triptych.core.typed import decode_json
 
 Endpoint = Literal[
     "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank", "/v1/responses"

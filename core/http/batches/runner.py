@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from fastapi import FastAPI
 
-from triptych.core.caller import Principal
+from triptych.core.engine_api.caller import Principal
 from triptych.core.errors import InvalidRequest, NotFound, Unavailable
 from triptych.core.http.batches import record as records
 from triptych.core.http.batches.dispatch import post

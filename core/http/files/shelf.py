@@ -16,9 +16,9 @@ from typing import Literal
 import msgspec
 
 from triptych.core.errors import InvalidRequest, NotFound, UnsupportedOption
+from triptych.core.process.typed import decode_json
 from triptych.core.store.documents import Document, DocumentTable, Key, Page
 from triptych.core.store.store import DocumentStore
-from triptych.core.typed import decode_json
 
 Purpose = Literal["assistants", "batch", "batch_output", "evals", "user_data", "vision"]
 _KIND = "file"

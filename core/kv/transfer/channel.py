@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from triptych.core.kv.transfer.messages import FromDecode, FromPrefill, encode
-from triptych.core.typed import decode_msgpack
+from triptych.core.process.typed import decode_msgpack
 
 _LENGTH = struct.Struct("<I")
 _DESCRIPTOR = b"\1"

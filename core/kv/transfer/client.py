@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from triptych.core.engine_api.prompt_content import PromptContent
+from triptych.core.engine_api.tokens import TokenRequest
 from triptych.core.kv.transfer.address import PageAddress
 from triptych.core.kv.transfer.channel import BadPeer, LinkRefused, PageChannel, spawn
 from triptych.core.kv.transfer.memory import PageMemory, new_counts, num_credits
@@ -44,10 +46,8 @@ from triptych.core.kv.transfer.messages import (
 from triptych.core.kv.transfer.nixl_slots import ReadSlots
 from triptych.core.kv.transfer.server import GREETING_TIMEOUT_S
 from triptych.core.kv.transfer.shared_slots import IS_OFFERED, SharedSlots
-from triptych.core.loop_thread import LoopThread
 from triptych.core.options.pipeline import NIXL
-from triptych.core.prompt_content import PromptContent
-from triptych.core.tokens import TokenRequest
+from triptych.core.process.loop_thread import LoopThread
 
 ReceivedSlots = SharedSlots | ReadSlots
 _LEAST_DELAY_S = 0.1

@@ -1,6 +1,6 @@
 """What carries pages knows of the memory they lie in.
 
-Owns the protocol. The memory itself is the engine's (`core.engine.page_memory`).
+Owns the protocol. The memory itself is the engine's (`core.runtime.engine.page_memory`).
 """
 
 from __future__ import annotations

@@ -20,9 +20,9 @@ import hmac
 
 import msgspec
 
+from triptych.core.engine_api.prompt_content import PromptContent
+from triptych.core.engine_api.tokens import TokenRequest
 from triptych.core.options.pipeline import SOCKETS
-from triptych.core.prompt_content import PromptContent
-from triptych.core.tokens import TokenRequest
 
 VERSION = 2
 NONCE_BYTES = 32

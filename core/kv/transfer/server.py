@@ -43,8 +43,8 @@ from triptych.core.kv.transfer.messages import (
 )
 from triptych.core.kv.transfer.nixl_slots import OfferedSlots
 from triptych.core.kv.transfer.shared_slots import IS_OFFERED, SharedSlots
-from triptych.core.loop_thread import LoopThread
 from triptych.core.options.pipeline import NIXL
+from triptych.core.process.loop_thread import LoopThread
 
 SentSlots = SharedSlots | OfferedSlots
 GREETING_TIMEOUT_S = 5.0

@@ -17,10 +17,11 @@ from pydantic import ValidationError
 
 from triptych.core.bulk.results import ResultFile
 from triptych.core.bulk.rows import LABELS, BulkRow, Record, RowResult, with_keys
-from triptych.core.bulk.run import BulkRun, RowWork, cluster_of, model_of
-from triptych.core.cli_io import read_lines, writing
+from triptych.core.bulk.run import BulkRun, cluster_of, model_of
+from triptych.core.bulk.work import RowWork
 from triptych.core.errors import ConfigError, InvalidRequest, TriptychError
 from triptych.core.http.errors import to_public
+from triptych.core.process.cli_io import read_lines, writing
 from triptych.modalities.diffusion.api.pipeline import GeneratedImage, ImagePipeline
 from triptych.modalities.diffusion.api.protocol import GenerationBody
 from triptych.modalities.diffusion.api.service import ImageCall

@@ -20,9 +20,9 @@ from rich.console import Console, Group
 from rich.live import Live
 
 from triptych.core.bulk.run import add_cluster_options, cluster_of
-from triptych.core.cli_io import writing
 from triptych.core.errors import ConfigError
 from triptych.core.options.table import add_options
+from triptych.core.process.cli_io import writing
 from triptych.modalities.diffusion.api.files import MEDIA_TYPES, PictureKind
 from triptych.modalities.diffusion.api.pipeline import (
     DrawOptions,

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from PIL import Image
 
-from triptych.core.pixels import Pixels
+from triptych.core.engine_api.pixels import Pixels
 
 PictureKind = Literal["png", "jpeg", "webp"]
 MEDIA_TYPES: Mapping[PictureKind, str] = MappingProxyType(

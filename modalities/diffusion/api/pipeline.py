@@ -16,11 +16,11 @@ from typing import Any, ClassVar, TypeAlias, TypedDict, Unpack
 
 from PIL import Image
 
-from triptych.core.client import EngineClient
-from triptych.core.config import Config
+from triptych.core.engine_api.client import EngineClient
+from triptych.core.engine_api.pixels import Pixels
 from triptych.core.errors import ConfigError, InvalidRequest, TriptychError
 from triptych.core.media.pictures import PictureReader
-from triptych.core.pixels import Pixels
+from triptych.core.options.config import Config
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.diffusion.api.files import MEDIA_TYPES, PictureKind, encode_picture
 from triptych.modalities.diffusion.api.image_model import ImageModel

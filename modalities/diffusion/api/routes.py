@@ -16,7 +16,6 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Request
 from starlette.responses import Response
 
-from triptych.core.config import Config
 from triptych.core.errors import InvalidRequest, NotFound
 from triptych.core.http.body import StrictRoute
 from triptych.core.http.context import Context
@@ -24,8 +23,9 @@ from triptych.core.http.errors import ERROR_RESPONSES
 from triptych.core.http.models import ModelCard
 from triptych.core.http.sse import EventStream, described
 from triptych.core.http.upload import BINARY, Form, Upload, form_body, read_form
-from triptych.core.logs import fields
 from triptych.core.media.pictures import PictureReader
+from triptych.core.options.config import Config
+from triptych.core.process.logs import fields
 from triptych.core.weights.resolve import opening
 from triptych.modalities.diffusion.api.files import MEDIA_TYPES
 from triptych.modalities.diffusion.api.image_model import ImageModel

@@ -17,12 +17,12 @@ from typing import Literal, Self
 from msgspec.structs import replace
 from typing_extensions import override
 
-from triptych.core.caller import Caller
-from triptych.core.client import EngineClient
-from triptych.core.config import Config, ImageOptions
+from triptych.core.engine_api.caller import Caller
+from triptych.core.engine_api.client import EngineClient
 from triptych.core.errors import InvalidRequest, RequestError, UnsupportedOption
 from triptych.core.limits import MAX_SEED
 from triptych.core.media.pictures import PictureReader
+from triptych.core.options.config import Config, ImageOptions
 from triptych.core.text.unicode import check_text
 from triptych.modalities.diffusion.adapter_names import adapter_places, check_uses
 from triptych.modalities.diffusion.api.image_model import ImageModel, PictureFrame, Size

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from triptych.core.devices.transfer import sent
+from triptych.core.runtime.devices.transfer import sent
 from triptych.modalities.diffusion.engine.caches.evaluation import evaluate
 from triptych.modalities.diffusion.engine.caches.extrapolation import Point
 from triptych.modalities.diffusion.engine.caches.fused_skips import FusedSkip, take_skips

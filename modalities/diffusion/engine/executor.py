@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from triptych.core.errors import TriptychError
-from triptych.core.sampling.host_copy import HostCopy
+from triptych.core.runtime.sampling.host_copy import HostCopy
 from triptych.modalities.diffusion.engine.adapters.adapters import Adapters
 from triptych.modalities.diffusion.engine.caches.choice import CacheBook
 from triptych.modalities.diffusion.engine.caches.methods import CacheMethod

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, interpolate
 
 from triptych.core.errors import WeightsError
-from triptych.core.sampling.host_copy import HostCopy
+from triptych.core.runtime.sampling.host_copy import HostCopy
 from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
 from triptych.modalities.diffusion.spec import downscale
 from triptych.modalities.diffusion.wire import ImageRequest

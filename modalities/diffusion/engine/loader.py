@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from triptych.core.config import Config
-from triptych.core.devices.device import Device, share_cores
-from triptych.core.engine.loader import DeviceLoader
-from triptych.core.engine.model_memory import ModelMemory
 from triptych.core.errors import InvalidRequest
-from triptych.core.graphs.captured import CapturedSteps
-from triptych.core.layers.native_linear import pack_linears
 from triptych.core.ledger import Ledger
+from triptych.core.options.config import Config
+from triptych.core.runtime.devices.device import Device, share_cores
+from triptych.core.runtime.engine.loader import DeviceLoader
+from triptych.core.runtime.engine.model_memory import ModelMemory
+from triptych.core.runtime.graphs.captured import CapturedSteps
+from triptych.core.runtime.layers.native_linear import pack_linears
 from triptych.core.weights.layout import read_json
 from triptych.core.weights.manifest import verify_if_sealed
 from triptych.core.weights.pipeline_index import read_pipeline
@@ -52,8 +52,8 @@ from triptych.schedulers.base import LoadedModel
 from triptych.schedulers.health import crash
 
 if TYPE_CHECKING:
-    from triptych.core.devices.rank_group import RankGroup
-    from triptych.core.engine.ranks import Plans, Ranks
+    from triptych.core.runtime.devices.rank_group import RankGroup
+    from triptych.core.runtime.engine.ranks import Plans, Ranks
 
 _PROMPTS_BYTES = 64 * 2**20
 _SHARE = 0.25  # of what the ledger has left, at most, for pictures; and as much for activations
@@ -76,7 +76,7 @@ class _Room:
 
 
 class DiffusionLoader(DeviceLoader):
-    """Implements `schedulers.base.ModelLoader`, and `core.engine.ranks.RankLoader`."""
+    """Implements `schedulers.base.ModelLoader`, and `core.runtime.engine.ranks.RankLoader`."""
 
     def __init__(
         self, resolved: ResolvedModel, config: Config, device: Device, ledger: Ledger
@@ -124,7 +124,7 @@ class DiffusionLoader(DeviceLoader):
         )
 
     def follow(self, plans: Plans, group: RankGroup, ready: Callable[[], None]) -> None:
-        """Implements `core.engine.ranks.RankLoader`: draw as rank 0 does, but no pixels."""
+        """Implements `core.runtime.engine.ranks.RankLoader`: draw as rank 0 does, but no pixels."""
         with ExitStack() as stack:
             memory, division = self._memory(stack), self._division(group)
             recipe, components = self._open(memory, lambda share: None)
@@ -147,7 +147,7 @@ class DiffusionLoader(DeviceLoader):
             part = parts.get("transformer") or parts["unet"]
             config = read_json(self._folder / part.name / "config.json")
             check_divisible(part.class_name, config, degree)
-        from triptych.core.engine.ranks import Ranks
+        from triptych.core.runtime.engine.ranks import Ranks
 
         ranks = Ranks.start(self._config, self._resolved, self._device, self._num_ranks)
         stack.callback(ranks.close)

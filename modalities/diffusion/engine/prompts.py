@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 
-from triptych.core.content_cache import ContentCache
+from triptych.core.process.content_cache import ContentCache
 from triptych.modalities.diffusion.engine.families.model import RowAdapters
 from triptych.modalities.diffusion.engine.recipes.recipe import BranchPrompt, EncodedText, Recipe
 from triptych.modalities.diffusion.wire import AdapterUse

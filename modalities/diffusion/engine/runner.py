@@ -14,12 +14,12 @@ from typing import TypeVar
 
 import torch
 
-from triptych.core.devices.device import end_of_work
-from triptych.core.devices.stream import StepStream
+from triptych.core.engine_api.pixels import Pixels
+from triptych.core.engine_api.plan import Plan, StepResult
 from triptych.core.errors import NonFinite, OutOfMemory, TriptychError
-from triptych.core.pixels import Pixels
-from triptych.core.plan import Plan, StepResult
-from triptych.core.sampling.host_copy import HostCopy
+from triptych.core.runtime.devices.device import end_of_work
+from triptych.core.runtime.devices.stream import StepStream
+from triptych.core.runtime.sampling.host_copy import HostCopy
 from triptych.modalities.diffusion.engine.executor import ImageExecutor, RunningPicture
 from triptych.modalities.diffusion.plan import (
     DenoisePlan,
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class DenoiseRunner:
-    """Implements `core.plan.Runner` for `DenoisePlan`s.
+    """Implements `core.engine_api.plan.Runner` for `DenoisePlan`s.
 
     One that `is_divided` runs while other ranks run the same: there a step that fails is not tried
     row by row, since the others may have got through it.

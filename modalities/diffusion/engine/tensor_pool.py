@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from triptych.core.devices.transfer import sent
+from triptych.core.runtime.devices.transfer import sent
 
 Weights = Sequence[Sequence[float]]
 """A few numbers for each row. They are lists, since arrays are slower to begin with."""
@@ -87,7 +87,7 @@ class TensorPool:
         """
         index, values_RN = _index(cells, self.device), values_R.flatten(1)
         if self.device.type == "cuda" and sum_ranks is None:
-            from triptych.core.kernels.triton.cache_metrics import relative_distances
+            from triptych.core.runtime.kernels.triton.cache_metrics import relative_distances
 
             distances_R: Tensor = relative_distances(values_RN, self._cells.flatten(1), index)
             return distances_R
@@ -102,7 +102,7 @@ class TensorPool:
     def weighted(self, cells_IR: Sequence[Sequence[int]], weights_RI: Weights) -> Tensor:
         """`weighted_sum` of lists of cells, in float32: `[R, *shape]`."""
         if self.device.type == "cuda":
-            from triptych.core.kernels.triton.cache_metrics import weighted_cells
+            from triptych.core.runtime.kernels.triton.cache_metrics import weighted_cells
 
             weights_IR = torch.tensor(weights_RI, dtype=torch.float32).t().contiguous()
             index = _index([list(cells_R) for cells_R in cells_IR], self.device)

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from triptych.core.engine_api.job import Job, JobState
+from triptych.core.engine_api.pixels import Pixels
+from triptych.core.engine_api.plan import StepResult
 from triptych.core.errors import InvalidRequest
-from triptych.core.job import Job, JobState
-from triptych.core.pixels import Pixels
-from triptych.core.plan import StepResult
 from triptych.modalities.diffusion.plan import (
     DenoisePlan,
     PictureCost,

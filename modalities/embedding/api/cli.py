@@ -14,17 +14,11 @@ import numpy as np
 
 from triptych.core.bulk.results import PrintedResults, ResultFile
 from triptych.core.bulk.rows import BulkRow, read_rows, with_keys
-from triptych.core.bulk.run import (
-    BulkRun,
-    Cluster,
-    RowWork,
-    add_cluster_options,
-    cluster_of,
-    model_of,
-)
-from triptych.core.cli_io import STDIN, count_bar, writing
+from triptych.core.bulk.run import BulkRun, add_cluster_options, cluster_of, model_of
+from triptych.core.bulk.work import Cluster, RowWork
 from triptych.core.errors import ConfigError
 from triptych.core.options.table import add_options
+from triptych.core.process.cli_io import STDIN, count_bar, writing
 from triptych.modalities.embedding.api.pipeline import EmbeddingPipeline
 
 _BLOCK = 1024  # rows that an engine of a cluster is handed together

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, TypedDict, Unpack
 
 import numpy as np
 
-from triptych.core.client import EngineClient
-from triptych.core.config import Config
+from triptych.core.engine_api.client import EngineClient
 from triptych.core.errors import TriptychError, UnsupportedOption
+from triptych.core.options.config import Config
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.embedding.api.service import EmbedCall, EmbeddingService, Floats
 from triptych.modalities.embedding.api.text import EmbeddingModel

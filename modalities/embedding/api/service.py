@@ -17,13 +17,13 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from triptych.core.caller import Caller
-from triptych.core.client import EngineClient
-from triptych.core.config import Config
+from triptych.core.engine_api.caller import Caller
+from triptych.core.engine_api.client import EngineClient
+from triptych.core.engine_api.sampling_params import SamplingParams
+from triptych.core.engine_api.tokens import TokenRequest
 from triptych.core.errors import InvalidRequest, RequestError, UnknownModel, UnsupportedOption
-from triptych.core.sampling_params import SamplingParams
+from triptych.core.options.config import Config
 from triptych.core.text.threads import on_text_thread
-from triptych.core.tokens import TokenRequest
 from triptych.modalities.embedding.api.text import EmbeddingModel
 from triptych.modalities.embedding.wire import EmbedRequest
 from triptych.modalities.service import ModelService

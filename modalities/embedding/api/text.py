@@ -14,9 +14,9 @@ from typing import Any, Self
 
 from tokenizers import Encoding, Tokenizer
 
-from triptych.core.config import ModelOptions
 from triptych.core.errors import ContextLengthExceeded, InvalidRequest, WeightsError
-from triptych.core.once import once
+from triptych.core.options.config import ModelOptions
+from triptych.core.process.once import once
 from triptych.core.text.context_length import context_length
 from triptych.core.text.tokenizer import LeastTokens, encode, read_tokenizer
 from triptych.core.text.unicode import check_text

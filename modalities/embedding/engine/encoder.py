@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 
-from triptych.core.devices.transfer import sent
-from triptych.core.weights.tensors.checkpoint import Checkpoint
-from triptych.core.weights.tensors.loading import TensorTarget, load_tensors
+from triptych.core.runtime.devices.transfer import sent
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
+from triptych.core.runtime.tensors.loading import TensorTarget, load_tensors
 from triptych.core.weights.unfit import unfit
 from triptych.modalities.embedding.architecture import EncoderSizes
 from triptych.modalities.embedding.engine.activations import ACTIVATION_FUNCTIONS

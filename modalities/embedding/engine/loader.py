@@ -13,17 +13,17 @@ from pathlib import Path
 
 import torch
 
-from triptych.core.config import Config
-from triptych.core.devices.device import Device
-from triptych.core.engine.loader import DeviceLoader
-from triptych.core.engine.staged_runner import StagedRunner
+from triptych.core.engine_api.job import Job
 from triptych.core.errors import InvalidRequest
-from triptych.core.job import Job
-from triptych.core.layers.native_linear import pack_linears
 from triptych.core.ledger import Ledger
+from triptych.core.options.config import Config
+from triptych.core.runtime.devices.device import Device
+from triptych.core.runtime.engine.loader import DeviceLoader
+from triptych.core.runtime.engine.staged_runner import StagedRunner
+from triptych.core.runtime.layers.native_linear import pack_linears
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.weights.layout import read_json
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.modalities.embedding.architecture import (
     EncoderSizes,
     is_cross_encoder,

@@ -20,9 +20,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from triptych.core.devices.transfer import sent
-from triptych.core.weights.tensors.checkpoint import Checkpoint
-from triptych.core.weights.tensors.loading import TensorTarget
+from triptych.core.runtime.devices.transfer import sent
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
+from triptych.core.runtime.tensors.loading import TensorTarget
 from triptych.modalities.embedding.architecture import EncoderSizes
 
 Int64s = npt.NDArray[np.int64]

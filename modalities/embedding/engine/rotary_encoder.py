@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 
-from triptych.core.weights.tensors.checkpoint import Checkpoint
-from triptych.core.weights.tensors.loading import TensorTarget
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
+from triptych.core.runtime.tensors.loading import TensorTarget
 from triptych.modalities.embedding.architecture import EncoderSizes, LayerReach
 from triptych.modalities.embedding.engine.activations import ACTIVATION_FUNCTIONS
 from triptych.modalities.embedding.engine.packed_texts import (

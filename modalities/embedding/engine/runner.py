@@ -1,8 +1,8 @@
 """Texts through an encoder, and their states to vectors.
 
 Owns pooling, the projections behind it and the way to the host. Which texts share a step is the
-scheduler's; the network is `encoder.py`'s. Implements `core.engine.staged_runner.StagedModel`: a
-text is a unit of one stage.
+scheduler's; the network is `encoder.py`'s. Implements
+`core.runtime.engine.staged_runner.StagedModel`: a text is a unit of one stage.
 
 Shape suffixes: T tokens of a text, N texts, C hidden, D dimensions of a vector.
 """
@@ -16,12 +16,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from triptych.core.engine.staged_runner import Yield
+from triptych.core.engine_api.staged_plan import Stage
 from triptych.core.errors import NonFinite, WeightsError
-from triptych.core.sampling.host_copy import HostCopy
-from triptych.core.staged_plan import Stage
-from triptych.core.weights.tensors.checkpoint import Checkpoint
-from triptych.core.weights.tensors.loading import TensorTarget, load_tensors
+from triptych.core.runtime.engine.staged_runner import Yield
+from triptych.core.runtime.sampling.host_copy import HostCopy
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
+from triptych.core.runtime.tensors.loading import TensorTarget, load_tensors
 from triptych.modalities.embedding.architecture import EncoderSizes
 from triptych.modalities.embedding.engine.packed_texts import PackedEncoder, both
 from triptych.modalities.embedding.pooling import PoolingSpec
@@ -33,7 +33,7 @@ _PROJECTIONS = {"Identity": nn.Identity, "Tanh": nn.Tanh, "ReLU": nn.ReLU, "GELU
 
 @dataclass(slots=True)
 class TextWork:
-    """One text under way (`core.engine.staged_runner.Work`)."""
+    """One text under way (`core.runtime.engine.staged_runner.Work`)."""
 
     index: int
     token_ids: tuple[int, ...]

@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
+from triptych.core.engine_api.frames import FIRST_FRAME_ID
+from triptych.core.engine_api.sampling_params import MAX_SAMPLES, MAX_STOP_STRINGS, SamplingParams
+from triptych.core.engine_api.tokens import TokenRequest
 from triptych.core.errors import ContextLengthExceeded, InvalidRequest, UnsupportedOption
-from triptych.core.frames import FIRST_FRAME_ID
-from triptych.core.sampling_params import MAX_SAMPLES, MAX_STOP_STRINGS, SamplingParams
-from triptych.core.tokens import TokenRequest
-from triptych.core.typed import convert
+from triptych.core.process.typed import convert
 from triptych.modalities.llm.api.text import TextModel
 
 _NOT_GIVEN = frozenset({"seed", "sample_index", "returns_state"})

@@ -18,13 +18,8 @@ from rich.markup import escape
 
 from triptych.core.bulk.results import PrintedResults, ResultFile
 from triptych.core.bulk.rows import BulkRow, read_rows, with_keys
-from triptych.core.bulk.run import (
-    BulkRun,
-    RowWork,
-    add_cluster_options,
-    cluster_of,
-    model_of,
-)
+from triptych.core.bulk.run import BulkRun, add_cluster_options, cluster_of, model_of
+from triptych.core.bulk.work import RowWork
 from triptych.core.errors import ConfigError, RequestError
 from triptych.core.options.declaration import Role
 from triptych.core.options.table import add_options

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from triptych.core.tokens import TokenLogprob
+from triptych.core.engine_api.tokens import TokenLogprob
 
 PRIMING_TOKENS = 8
 """Enough of a prompt to decide whether the first new token keeps its leading space."""

@@ -20,15 +20,15 @@ from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
+from triptych.core.engine_api.tokens import TokenRequest
 from triptych.core.errors import ContextLengthExceeded, UnsupportedOption
 from triptych.core.http.body import note_ignored
 from triptych.core.http.context import Context
 from triptych.core.http.data_urls import data_urls
 from triptych.core.http.files.reading import StoredFiles
-from triptych.core.logs import fields
 from triptych.core.media.fetch import Fetched
+from triptych.core.process.logs import fields
 from triptych.core.text.threads import on_text_thread_if_long
-from triptych.core.tokens import TokenRequest
 from triptych.modalities.llm.api.messages import ImageFilePart, Message
 from triptych.modalities.llm.api.protocol import ChatRequest, CompletionRequest, SamplingFields
 from triptych.modalities.llm.api.replies import UsageTotals

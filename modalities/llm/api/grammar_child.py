@@ -13,12 +13,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.errors import InvalidRequest
 from triptych.core.grammar.compiler import GrammarCompiler
 from triptych.core.grammar.matcher import TokenMatcher
 from triptych.core.grammar.source import ANY_OBJECT, ConstraintKind, to_grammar
 from triptych.core.grammar.vocabulary import GrammarVocabulary
-from triptych.core.sampling_params import SamplingParams
 
 _MAX_COMPILE_S: Final = 0.25  # well below what the engine bears
 

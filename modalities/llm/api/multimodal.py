@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from triptych.core.engine_api.tokens import TokenRequest
 from triptych.core.media.fetch import Fetched
-from triptych.core.tokens import TokenRequest
 
 Message = Mapping[str, Any]
 """A `role`, a `content`, and what else a chat template may know. The content is a text, a list of

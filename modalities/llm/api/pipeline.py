@@ -13,11 +13,11 @@ from typing import Any, ClassVar, overload
 import msgspec
 from pydantic import ValidationError
 
-from triptych.core.client import EngineClient
-from triptych.core.config import Config
+from triptych.core.engine_api.client import EngineClient
+from triptych.core.engine_api.tokens import TokenRequest
 from triptych.core.errors import InvalidRequest, TriptychError
-from triptych.core.tokens import TokenRequest
-from triptych.core.typed import convert
+from triptych.core.options.config import Config
+from triptych.core.process.typed import convert
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.api.constraints import ConstraintFields, constraint_of
 from triptych.modalities.llm.api.multimodal import Message, PictureSource

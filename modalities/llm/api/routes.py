@@ -16,7 +16,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from triptych.core.config import ServerOptions
+from triptych.core.engine_api.tokens import TokenRequest
 from triptych.core.http.body import StrictRoute
 from triptych.core.http.context import Context
 from triptych.core.http.data_urls import DataUrlRoute
@@ -24,9 +24,9 @@ from triptych.core.http.errors import ERROR_RESPONSES
 from triptych.core.http.json_writer import write_json
 from triptych.core.http.refused_routes import add_refused_routes
 from triptych.core.http.sse import EventStream, WrittenDocument, described
+from triptych.core.options.config import ServerOptions
 from triptych.core.options.declaration import Role
 from triptych.core.text.threads import on_text_thread
-from triptych.core.tokens import TokenRequest
 from triptych.core.weights.resolve import opening
 from triptych.modalities.llm.api.anthropic.dialect import ANTHROPIC
 from triptych.modalities.llm.api.anthropic.routes import anthropic_router

@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from triptych.core.caller import Caller
-from triptych.core.tokens import TokenDelta, TokenLogprob, TokenRequest
+from triptych.core.engine_api.caller import Caller
+from triptych.core.engine_api.tokens import TokenDelta, TokenLogprob, TokenRequest
 from triptych.modalities.llm.api.detokenizer import Detokenizer
 from triptych.modalities.llm.api.text import TextModel
 from triptych.modalities.llm.api.tools.json_text import loaded

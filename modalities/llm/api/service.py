@@ -13,13 +13,13 @@ from typing import Any, Self
 
 import msgspec
 
-from triptych.core.client import EngineClient
-from triptych.core.config import Config
+from triptych.core.engine_api.client import EngineClient
+from triptych.core.engine_api.tokens import TokenDelta, TokenRequest
 from triptych.core.errors import InvalidRequest, PayloadTooLarge, RequestError
 from triptych.core.grammar.source import Constraint
 from triptych.core.limits import MAX_HELD_PICTURE_BYTES
+from triptych.core.options.config import Config
 from triptych.core.text.threads import on_text_thread
-from triptych.core.tokens import TokenDelta, TokenRequest
 from triptych.modalities.llm.api.checks import check_call, check_request, sampling_params
 from triptych.modalities.llm.api.multimodal import Message, PromptEncoder, pictures_of, words_of
 from triptych.modalities.llm.api.samples import SampleDelta, SampleText, TextCall

@@ -15,7 +15,6 @@ from typing import Any, Self
 
 from jinja2 import TemplateSyntaxError
 
-from triptych.core.config import ModelOptions
 from triptych.core.errors import (
     ConfigError,
     InvalidRequest,
@@ -24,7 +23,8 @@ from triptych.core.errors import (
     WeightsError,
 )
 from triptych.core.media.child import DecodeLimits, DecodePool
-from triptych.core.regular_file import read_regular
+from triptych.core.options.config import ModelOptions
+from triptych.core.process.regular_file import read_regular
 from triptych.modalities.llm.api import template_child
 
 MAX_TEMPLATE_BYTES = 256 * 1024

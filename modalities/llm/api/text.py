@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer
 
-from triptych.core.config import ModelOptions
+from triptych.core.engine_api.tokens import ThinkingRules, TokenRequest
 from triptych.core.errors import (
     ConfigError,
     ContextLengthExceeded,
@@ -28,6 +28,7 @@ from triptych.core.errors import (
     WeightsError,
 )
 from triptych.core.grammar.source import Constraint
+from triptych.core.options.config import ModelOptions
 from triptych.core.text.context_length import context_length
 from triptych.core.text.threads import on_text_thread
 from triptych.core.text.token_bytes import TokenBytes
@@ -38,7 +39,6 @@ from triptych.core.text.tokenizer import (
     literal_copy,
     read_tokenizer,
 )
-from triptych.core.tokens import ThinkingRules, TokenRequest
 from triptych.core.weights.layout import count_field, read_json, read_json_if_there
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.api.detokenizer import PRIMING_TOKENS, Detokenizer

@@ -1,8 +1,9 @@
 """Any other causal language model that transformers knows, run on our paged cache.
 
-Owns the bridge: transformers' attention interface on one side, `core.kernels.paged_attention` on
-the other. The rows of a step go through the model as one sequence with explicit positions; only
-attention knows where one row ends. Slower than our decoder, but the same server around it.
+Owns the bridge: transformers' attention interface on one side,
+`core.runtime.kernels.paged_attention` on the other. The rows of a step go through the model as one
+sequence with explicit positions; only attention knows where one row ends. Slower than our decoder,
+but the same server around it.
 
 Nothing of a checkpoint is ever executed: the class comes from the installed transformers by its
 name, the configuration is cut down to that class's own fields, weights are safetensors. A model is
@@ -29,20 +30,20 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from triptych.core.engine.text_head import logits_bytes
 from triptych.core.errors import WeightsError
-from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.kernels.paged_attention import (
+from triptych.core.runtime.decoders.causal_model import logits_bytes
+from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.kernels.paged_attention import (
     AttentionBatch,
     AttentionRule,
     paged_attention,
     write_pages,
 )
-from triptych.core.layers.attention import KvCache, KvLayout, PagedStep
-from triptych.core.layers.native_linear import pack_linears
+from triptych.core.runtime.layers.attention import KvCache, KvLayout, PagedStep
+from triptych.core.runtime.layers.native_linear import pack_linears
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
+from triptych.core.runtime.tensors.quiet import transformers_loading
 from triptych.core.text.context_length import context_length
-from triptych.core.weights.quiet import transformers_loading
-from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.core.weights.unfit import unfit
 
 ATTENTION = "triptych_paged"
@@ -86,7 +87,7 @@ class _TracedStep(PagedStep):
 
 
 class FallbackBlueprint:
-    """Implements `core.decoders.native.Blueprint` with a class of transformers."""
+    """Implements `core.runtime.decoders.native.Blueprint` with a class of transformers."""
 
     def __init__(
         self,
@@ -148,7 +149,7 @@ class FallbackBlueprint:
 
 
 class FallbackModel:
-    """Implements `core.engine.token_runner.CausalModel` around a transformers model."""
+    """Implements `core.runtime.engine.token_runner.CausalModel` around a transformers model."""
 
     def __init__(self, model: Any, vocab_size: int) -> None:
         self.vocab_size = vocab_size
@@ -326,7 +327,7 @@ def check_complete(info: Mapping[str, Any], checkpoint: Checkpoint) -> None:
 
 
 def pin_rope(model: torch.nn.Module, max_length: int) -> None:
-    """Fix frequencies that would follow the longest row; see `core.layers.rotary`."""
+    """Fix frequencies that would follow the longest row; see `core.runtime.layers.rotary`."""
     for module in model.modules():
         kind = getattr(module, "rope_type", None)
         if kind in ("dynamic", "longrope"):

@@ -11,36 +11,37 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from triptych.core.config import Config
-from triptych.core.decoders.families import is_native
-from triptych.core.decoders.native import Blueprint, NativeBlueprint
-from triptych.core.devices.device import Device, share_cores
-from triptych.core.engine.loader import TokenLoader
-from triptych.core.engine.model_memory import ModelMemory
-from triptych.core.engine.page_memory import CacheMemory
-from triptych.core.engine.text_head import CausalModel, TextHead, TokenSampler
-from triptych.core.engine.token_runner import TokenRunner
+from triptych.core.engine_api.plan import Plan, Runner, TokenPlan
 from triptych.core.errors import ConfigError
 from triptych.core.grammar.vocabulary import GrammarVocabulary
-from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.kv.transfer.messages import PageFormat
-from triptych.core.layers.attention import KvCache, KvLayout
-from triptych.core.lazy import load
 from triptych.core.ledger import Ledger
-from triptych.core.options.pipeline import PipelinePlan
-from triptych.core.plan import Plan, Runner, TokenPlan
+from triptych.core.options.config import Config
+from triptych.core.options.pipeline_plan import PipelinePlan
+from triptych.core.process.lazy import load
+from triptych.core.runtime.decoders.causal_model import CausalModel
+from triptych.core.runtime.decoders.families import is_native
+from triptych.core.runtime.decoders.native import Blueprint, NativeBlueprint
+from triptych.core.runtime.devices.device import Device, share_cores
+from triptych.core.runtime.engine.loader import TokenLoader
+from triptych.core.runtime.engine.model_memory import ModelMemory
+from triptych.core.runtime.engine.page_memory import CacheMemory
+from triptych.core.runtime.engine.text_head import TextHead, TokenSampler
+from triptych.core.runtime.engine.token_runner import TokenRunner
+from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.layers.attention import KvCache, KvLayout
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
+from triptych.core.runtime.tensors.grouped import open_checkpoint
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.core.weights.tensors.checkpoint import Checkpoint
-from triptych.core.weights.tensors.grouped import open_checkpoint
 from triptych.schedulers.base import LoadedModel
-from triptych.schedulers.guides import Guides
 from triptych.schedulers.health import crash
-from triptych.schedulers.pipeline_roles import open_exchange
-from triptych.schedulers.token import TokenScheduler
+from triptych.schedulers.roles.pipeline_roles import open_exchange
+from triptych.schedulers.tokens.guides import Guides
+from triptych.schedulers.tokens.scheduler import TokenScheduler
 
 if TYPE_CHECKING:
-    from triptych.core.devices.rank_group import RankGroup
-    from triptych.core.engine.ranks import Plans, Ranks
+    from triptych.core.runtime.devices.rank_group import RankGroup
+    from triptych.core.runtime.engine.ranks import Plans, Ranks
 
 Post = Callable[[Callable[[], None]], None]
 _FALLBACK = "triptych.modalities.llm.engine.fallback:FallbackBlueprint"
@@ -115,7 +116,7 @@ class LlmLoader(TokenLoader):
             )
 
     def follow(self, plans: Plans, group: RankGroup, ready: Callable[[], None]) -> None:
-        """Implements `core.engine.ranks.RankLoader`."""
+        """Implements `core.runtime.engine.ranks.RankLoader`."""
         with open_checkpoint(self._resolved.folder) as checkpoint, ExitStack() as stack:
             memory = self._memory(stack)
             checkpoint.native = native = memory.native_kernels()
@@ -142,7 +143,7 @@ class LlmLoader(TokenLoader):
         group: RankGroup,
     ) -> Follower:
         """A rank's part of the model."""
-        from triptych.core.engine.rank_sampler import FollowingSampler
+        from triptych.core.runtime.engine.rank_sampler import FollowingSampler
 
         blueprint = self._blueprint(checkpoint, memory, native)
         blueprint.join(group, by_experts=self._config.device.enable_expert_parallel)
@@ -188,7 +189,7 @@ class LlmLoader(TokenLoader):
                 " leave it or --tensor-parallel-size out."
             )
         blueprint.check_divisible(self._num_ranks, by_experts=by_experts)
-        from triptych.core.engine.ranks import Ranks
+        from triptych.core.runtime.engine.ranks import Ranks
 
         ranks = Ranks.start(self._config, self._resolved, self._device, self._num_ranks)
         stack.callback(ranks.close)

@@ -15,20 +15,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from triptych.core.atomic_files import write_whole
 from triptych.core.bulk.results import ResultFile
 from triptych.core.bulk.rows import BulkRow, Record, read_rows, refuse_shared_names, with_keys
-from triptych.core.bulk.run import (
-    BulkRun,
-    Cluster,
-    RowWork,
-    add_cluster_options,
-    cluster_of,
-    model_of,
-)
-from triptych.core.cli_io import STDIN, writing
+from triptych.core.bulk.run import BulkRun, add_cluster_options, cluster_of, model_of
+from triptych.core.bulk.work import Cluster, RowWork
 from triptych.core.errors import ConfigError, RequestError
 from triptych.core.options.table import add_options
+from triptych.core.process.atomic_files import write_whole
+from triptych.core.process.cli_io import STDIN, writing
 from triptych.modalities.recognition.api.pipeline import TranscribeOptions, TranscriptionPipeline
 from triptych.modalities.recognition.api.rows import SUFFIXES, render
 from triptych.modalities.recognition.api.transcript import Transcript, gather

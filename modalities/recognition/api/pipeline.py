@@ -14,12 +14,12 @@ from typing import Any, ClassVar, TypeAlias, TypedDict, Unpack
 
 import numpy as np
 
-from triptych.core.client import EngineClient
-from triptych.core.config import Config
+from triptych.core.engine_api.client import EngineClient
 from triptych.core.errors import InvalidRequest, TriptychError
 from triptych.core.media.audio.decode import ClipReader
 from triptych.core.media.audio.intake import ClipLimits
 from triptych.core.media.audio.resampling import Pcm, Resampler
+from triptych.core.options.config import Config
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.modality import Modality
 from triptych.modalities.pipeline import Pipeline

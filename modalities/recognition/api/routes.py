@@ -21,9 +21,9 @@ from triptych.core.http.errors import ERROR_RESPONSES
 from triptych.core.http.models import ModelCard, with_model
 from triptych.core.http.sse import EventStream, described
 from triptych.core.http.upload import form_body, read_form
-from triptych.core.logs import fields
 from triptych.core.media.audio.decode import ClipReader
 from triptych.core.media.audio.resampling import Pcm
+from triptych.core.process.logs import fields
 from triptych.core.weights.resolve import opening
 from triptych.modalities.modality import ApiPart, ApiSetup
 from triptych.modalities.recognition.api.formats import as_srt, as_text, as_vtt

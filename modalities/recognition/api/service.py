@@ -13,8 +13,8 @@ from itertools import count
 
 import numpy as np
 
-from triptych.core.caller import Caller
-from triptych.core.client import EngineClient
+from triptych.core.engine_api.caller import Caller
+from triptych.core.engine_api.client import EngineClient
 from triptych.core.errors import InvalidRequest
 from triptych.core.media.audio.decode import ClipReader
 from triptych.core.media.audio.intake import TRANSCRIPTION_LIMITS, ClipLimits

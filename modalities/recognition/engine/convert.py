@@ -21,10 +21,10 @@ from transformers.models.whisper.configuration_whisper import NON_SPEECH_TOKENS,
 from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
 from triptych.core.errors import WeightsError
+from triptych.core.process.typed import convert
+from triptych.core.runtime.tensors.torch_file import read_torch_file
 from triptych.core.text.byte_level import spell
-from triptych.core.typed import convert
 from triptych.core.weights.layout import SINGLE_NAME
-from triptych.core.weights.tensors.torch_file import read_torch_file
 
 _NUM_LANGUAGES = 99
 _NUM_TIMESTAMPS = 1501

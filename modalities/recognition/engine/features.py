@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers.models.whisper.feature_extraction_whisper import WhisperFeatureExtractor
 
-from triptych.core.devices.transfer import sent
+from triptych.core.runtime.devices.transfer import sent
 from triptych.modalities.recognition.spec import HOP_SAMPLES, SAMPLE_RATE, WhisperSpec
 
 _DYNAMIC_RANGE = 8.0

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import torch
 
-from triptych.core.engine.loader import DeviceLoader
-from triptych.core.engine.staged_runner import StagedRunner
+from triptych.core.engine_api.job import Job
+from triptych.core.engine_api.staged_plan import Stage
 from triptych.core.errors import InvalidRequest
-from triptych.core.job import Job
-from triptych.core.staged_plan import Stage
+from triptych.core.runtime.engine.loader import DeviceLoader
+from triptych.core.runtime.engine.staged_runner import StagedRunner
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.text.tokenizer import read_tokenizer
-from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.modalities.recognition.engine.model import WhisperNetwork
 from triptych.modalities.recognition.engine.recognizer import SpeechRecognizer
 from triptych.modalities.recognition.spec import FRAMES_PER_S, MAX_PART_S, SAMPLE_RATE, WhisperSpec

@@ -23,12 +23,12 @@ from transformers import DynamicCache, EncoderDecoderCache
 from transformers.models.whisper.configuration_whisper import WhisperConfig
 from transformers.models.whisper.modeling_whisper import WhisperForConditionalGeneration
 
-from triptych.core.devices.transfer import sent
-from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.layers.native_linear import pack_linears
-from triptych.core.sampling.host_copy import HostCopy
-from triptych.core.weights.tensors.checkpoint import Checkpoint
-from triptych.core.weights.tensors.loading import TensorTarget, load_tensors
+from triptych.core.runtime.devices.transfer import sent
+from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.layers.native_linear import pack_linears
+from triptych.core.runtime.sampling.host_copy import HostCopy
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
+from triptych.core.runtime.tensors.loading import TensorTarget, load_tensors
 from triptych.modalities.recognition.spec import WhisperSpec
 
 _TIED = "proj_out.weight"

@@ -17,12 +17,12 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from triptych.core.devices.transfer import sent
-from triptych.core.engine.staged_runner import Yield, advance_each
+from triptych.core.engine_api.staged_plan import Stage
 from triptych.core.errors import NonFinite
-from triptych.core.sampling.host_copy import HostCopy
-from triptych.core.sampling.randomness import stream_key, uniforms
-from triptych.core.staged_plan import Stage
+from triptych.core.runtime.devices.transfer import sent
+from triptych.core.runtime.engine.staged_runner import Yield, advance_each
+from triptych.core.runtime.sampling.host_copy import HostCopy
+from triptych.core.runtime.sampling.randomness import stream_key, uniforms
 from triptych.modalities.recognition.engine.features import LogMel, Spectrogram
 from triptych.modalities.recognition.engine.model import (
     WhisperNetwork,
@@ -99,7 +99,7 @@ TOKENS_PER_STAGE = 8
 
 @dataclass(frozen=True, kw_only=True)
 class SpeechRecognizer:
-    """What all recordings share; implements `core.engine.staged_runner.StagedModel`."""
+    """What all recordings share; implements `core.runtime.engine.staged_runner.StagedModel`."""
 
     network: WhisperNetwork
     mel: LogMel
@@ -126,7 +126,7 @@ class SpeechRecognizer:
 
 
 class TranscriptionJob:
-    """One request under way (`core.engine.staged_runner.Work`)."""
+    """One request under way (`core.runtime.engine.staged_runner.Work`)."""
 
     def __init__(self, recognizer: SpeechRecognizer, request: TranscribeRequest) -> None:
         self._recognizer = recognizer

@@ -21,10 +21,10 @@ from typing import BinaryIO, cast
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
 
-from triptych.core.cli_io import STDIN, read_text, writing
 from triptych.core.errors import ConfigError
 from triptych.core.media.audio.containers import FORMATS, AudioEncoder, open_encoder
 from triptych.core.options.table import add_options
+from triptych.core.process.cli_io import STDIN, read_text, writing
 from triptych.modalities.tts.api.pipeline import SpeakOptions, SpeechPipeline, format_of
 from triptych.modalities.tts.api.progress import SpeechPiece
 

@@ -14,14 +14,14 @@ from typing import ClassVar, Literal, TypedDict, Unpack
 
 import numpy as np
 
-from triptych.core.client import EngineClient
-from triptych.core.config import Config
+from triptych.core.engine_api.client import EngineClient
 from triptych.core.errors import ConfigError
 from triptych.core.http.auth import owners
 from triptych.core.media.audio import decode
 from triptych.core.media.audio.containers import FORMATS, encode_clip
 from triptych.core.media.audio.resampling import Pcm
 from triptych.core.media.child import DecodePool
+from triptych.core.options.config import Config
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.modality import Modality
 from triptych.modalities.pipeline import Pipeline

@@ -25,8 +25,8 @@ from triptych.core.http.context import Context
 from triptych.core.http.errors import ERROR_RESPONSES
 from triptych.core.http.models import ModelCard, ModelList
 from triptych.core.http.sse import EventStream, described
-from triptych.core.logs import fields
 from triptych.core.media.audio.containers import AudioEncoder, open_encoder
+from triptych.core.process.logs import fields
 from triptych.core.weights.resolve import opening
 from triptych.modalities.modality import ApiPart, ApiSetup
 from triptych.modalities.service import default_seed

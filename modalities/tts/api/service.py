@@ -19,8 +19,8 @@ from typing import Literal, TypeAlias
 import numpy as np
 from msgspec.structs import replace
 
-from triptych.core.caller import Caller
-from triptych.core.client import EngineClient, OutputStream
+from triptych.core.engine_api.caller import Caller
+from triptych.core.engine_api.client import EngineClient, OutputStream
 from triptych.core.errors import InvalidRequest, NotFound, UnsupportedOption
 from triptych.core.limits import MAX_SAMPLES, MAX_SEED
 from triptych.core.media.audio.fade import FadeIn

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from triptych.core.errors import ContextLengthExceeded, InvalidRequest, WeightsError
-from triptych.core.typed import convert, what_is_wrong
+from triptych.core.process.typed import convert, what_is_wrong
 
 SAMPLE_RATE = 24_000
 NUM_HARMONICS = 8

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 
 from triptych.core.errors import WeightsError
-from triptych.core.typed import convert, what_is_wrong
+from triptych.core.process.typed import convert, what_is_wrong
 
 Id = Annotated[int, msgspec.Meta(ge=0)]
 

@@ -1,9 +1,9 @@
 """Tokens that are frames: several codes a step, embedded and drawn by the model itself.
 
 Owns each slot's last frame, on the device, and the frames of its prompt, on the host. Implements
-`core.engine.token_runner.TokenHead`. Knows no codec, and nothing of how a model draws its codes:
-see `FrameModel`. What sampling does to logits before temperature (penalties, bias) is for text
-alone.
+`core.runtime.engine.token_runner.TokenHead`. Knows no codec, and nothing of how a model draws its
+codes: see `FrameModel`. What sampling does to logits before temperature (penalties, bias) is for
+text alone.
 
 Shapes: T tokens of the step, X text positions, F frame positions, D decode rows, R sampled rows,
 Q codes of a frame, H tokens of a prompt, C hidden.
@@ -22,19 +22,19 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from triptych.core.devices.upload import Uploads
-from triptych.core.engine.token_runner import RowResults, StepLayout
-from triptych.core.frames import END_FRAME_ID, FIRST_FRAME_ID, StepCodes, frame_id
-from triptych.core.graphs.backend import Tensors
-from triptych.core.graphs.buckets import row_sizes, smallest
-from triptych.core.graphs.captured import CapturedSteps
-from triptych.core.kernels.paged_attention import AttentionBatch, Int64s
-from triptych.core.layers.attention import KvCache
-from triptych.core.plan import TokenRow
-from triptych.core.sampling.host_copy import HostCopy
-from triptych.core.sampling.sampler import FrameDrawKind, FrameSampler, Sampler
-from triptych.core.sampling_params import SamplingParams
-from triptych.core.tokens import TokenDelta
+from triptych.core.engine_api.frames import END_FRAME_ID, FIRST_FRAME_ID, StepCodes, frame_id
+from triptych.core.engine_api.plan import TokenRow
+from triptych.core.engine_api.sampling_params import SamplingParams
+from triptych.core.engine_api.tokens import TokenDelta
+from triptych.core.runtime.devices.upload import Uploads
+from triptych.core.runtime.engine.token_runner import RowResults, StepLayout
+from triptych.core.runtime.graphs.backend import Tensors
+from triptych.core.runtime.graphs.buckets import row_sizes, smallest
+from triptych.core.runtime.graphs.captured import CapturedSteps
+from triptych.core.runtime.kernels.paged_attention import AttentionBatch, Int64s
+from triptych.core.runtime.layers.attention import KvCache
+from triptych.core.runtime.sampling.host_copy import HostCopy
+from triptych.core.runtime.sampling.sampler import FrameDrawKind, FrameSampler, Sampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +238,7 @@ class DrawnFrames:
     drawn: HostCopy | None
 
     def to_results(self) -> tuple[TokenDelta, ...]:
-        """One entry per row; see `core.engine.token_runner.RowResults`."""
+        """One entry per row; see `core.runtime.engine.token_runner.RowResults`."""
         drawn = iter(self.drawn.get().tolist() if self.drawn else ())
         return tuple(_result(*next(drawn)) if row.is_sampled else TokenDelta() for row in self.rows)
 

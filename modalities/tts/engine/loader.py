@@ -13,21 +13,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from triptych.core.config import Config
-from triptych.core.content_cache import ContentCache
-from triptych.core.devices.device import Device
-from triptych.core.engine.loader import TokenLoader
-from triptych.core.engine.model_memory import ModelMemory
-from triptych.core.engine.text_head import CausalModel, TextHead
-from triptych.core.engine.token_runner import TokenHead
-from triptych.core.graphs.decode import DecodeGraphs
-from triptych.core.layers.attention import KvLayout
-from triptych.core.lazy import load
 from triptych.core.ledger import Ledger
+from triptych.core.options.config import Config
+from triptych.core.process.content_cache import ContentCache
+from triptych.core.process.lazy import load
+from triptych.core.runtime.decoders.causal_model import CausalModel
+from triptych.core.runtime.devices.device import Device
+from triptych.core.runtime.engine.loader import TokenLoader
+from triptych.core.runtime.engine.model_memory import ModelMemory
+from triptych.core.runtime.engine.text_head import TextHead
+from triptych.core.runtime.engine.token_runner import TokenHead
+from triptych.core.runtime.graphs.decode import DecodeGraphs
+from triptych.core.runtime.layers.attention import KvLayout
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
+from triptych.core.runtime.tensors.grouped import open_checkpoint
 from triptych.core.weights.layout import read_json
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.core.weights.tensors.checkpoint import Checkpoint
-from triptych.core.weights.tensors.grouped import open_checkpoint
 from triptych.modalities.tts.engine.codecs.decoder import StreamingDecoder
 from triptych.modalities.tts.engine.codecs.protocol import SpeechCodec
 from triptych.modalities.tts.engine.frame_head import FrameHead

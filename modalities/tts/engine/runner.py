@@ -1,7 +1,7 @@
 """Turns the plans of a speech-token model into device work: tokens, audio, and voices.
 
 Owns the dispatch, and what an audio step and the reading of a clip are. Tokens are the business of
-`core.engine.token_runner`. Knows no policy and no family.
+`core.runtime.engine.token_runner`. Knows no policy and no family.
 
 Shapes: N steps, K codes of a step, B rows, Q codebooks, F codec frames, S samples.
 """
@@ -14,15 +14,15 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from triptych.core.content_cache import ContentCache
-from triptych.core.devices.device import end_of_work
-from triptych.core.devices.stream import StepStream
-from triptych.core.devices.transfer import sent
-from triptych.core.engine.token_runner import TokenRunner
+from triptych.core.engine_api.frames import StepCodes
+from triptych.core.engine_api.plan import PendingStep, Plan, StepResult, TokenPlan
 from triptych.core.errors import InvalidRequest, OutOfMemory
-from triptych.core.frames import StepCodes
-from triptych.core.plan import PendingStep, Plan, StepResult, TokenPlan
-from triptych.core.sampling.host_copy import HostCopy
+from triptych.core.process.content_cache import ContentCache
+from triptych.core.runtime.devices.device import end_of_work
+from triptych.core.runtime.devices.stream import StepStream
+from triptych.core.runtime.devices.transfer import sent
+from triptych.core.runtime.engine.token_runner import TokenRunner
+from triptych.core.runtime.sampling.host_copy import HostCopy
 from triptych.modalities.tts.engine.codecs.protocol import DecodedAudio, SpeechCodec
 from triptych.modalities.tts.engine.codecs.window import WindowDecoder
 from triptych.modalities.tts.engine.models.blueprint import Codes, SpeechTraits
@@ -37,7 +37,7 @@ from triptych.modalities.tts.wire import VoiceClip
 
 
 class SpeechRunner:
-    """Implements `core.plan.Runner` for the plans of `modalities.tts.scheduling.scheduler`.
+    """A `Runner` for the plans of `modalities.tts.scheduling.scheduler`.
 
     Audio and voices have a stream of their own beside that of the tokens.
     """
@@ -183,7 +183,7 @@ class _RowSamples:
 
 @dataclass(frozen=True, slots=True)
 class PendingAudio:
-    """Implements `core.plan.PendingStep`. Rows of `unknown` codes have no sound."""
+    """Implements `core.engine_api.plan.PendingStep`. Rows of `unknown` codes have no sound."""
 
     parts: Sequence[Sequence[_RowSamples]]
     unknown: Collection[int]
@@ -262,7 +262,7 @@ class VoiceReader:
 
 @dataclass(frozen=True, slots=True)
 class PendingVoice:
-    """Implements `core.plan.PendingStep`."""
+    """Implements `core.engine_api.plan.PendingStep`."""
 
     reader: VoiceReader
     clip: VoiceClip

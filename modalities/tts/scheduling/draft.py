@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from triptych.core.config import SpeechOptions
+from triptych.core.options.config import SpeechOptions
 from triptych.modalities.tts.scheduling.costs import (
     SpeechCosts,
     SpeechRound,
@@ -33,9 +33,9 @@ from triptych.modalities.tts.scheduling.costs import (
 from triptych.modalities.tts.scheduling.state import SpeechModel, SpeechState, SpokenSegment, Stream
 from triptych.modalities.tts.wire import VoiceClip
 from triptych.schedulers.batcher import Draft, Unit
-from triptych.schedulers.token_batch import TokenBatch
-from triptych.schedulers.token_draft import TokenDraft, TokenLimits
-from triptych.schedulers.token_state import TokenProgress
+from triptych.schedulers.tokens.batch import TokenBatch
+from triptych.schedulers.tokens.policy import TokenDraft, TokenLimits
+from triptych.schedulers.tokens.state import TokenProgress
 
 EASE_STEPS = 8
 """A stream ahead of its listener by the time of so many steps may be left out of one."""

@@ -15,14 +15,14 @@ from collections.abc import Iterable, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from triptych.core.engine_api.plan import Plan, StepResult
 from triptych.core.errors import NonFinite, RequestError, TriptychError
-from triptych.core.plan import Plan, StepResult
 from triptych.modalities.tts.plan import AudioPlan, VoicePlan, VoicePrompt
 from triptych.modalities.tts.scheduling.draft import AudioPiece, SpeechDraft, VoiceReading
 from triptych.modalities.tts.scheduling.state import Stream
 from triptych.modalities.tts.scheduling.streams import SpeechStreams
 from triptych.schedulers.base import SchedulerStats
-from triptych.schedulers.token_state import ScheduledRow
+from triptych.schedulers.tokens.state import ScheduledRow
 
 _MAX_VOICES = 64  # voices of clips that are remembered
 _BOUNDS_S = MappingProxyType({"100ms": 0.1, "300ms": 0.3, "1s": 1.0, "3s": 3.0, "10s": 10.0})

@@ -9,7 +9,7 @@ import math
 
 import msgspec
 
-from triptych.core.staged_plan import Stage
+from triptych.core.engine_api.staged_plan import Stage
 from triptych.modalities.tts.scheduling.playback import Playback
 from triptych.modalities.tts.wire import SAMPLE_BYTES, SpeechDelta, SpeechRequest
 from triptych.schedulers.staged import JobPace

@@ -11,13 +11,13 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from triptych.core.frames import END_FRAME_ID, FIRST_FRAME_ID, StepCodes
+from triptych.core.engine_api.frames import END_FRAME_ID, FIRST_FRAME_ID, StepCodes
 from triptych.modalities.tts.plan import FrameClock, VoicePrompt
 from triptych.modalities.tts.scheduling.playback import Playback
 from triptych.modalities.tts.scheduling.runaway import RunawayGuard
 from triptych.modalities.tts.wire import SpeechFinish, SpeechRequest, SpeechSegment
 from triptych.schedulers.batcher import BatchedJob, Unit
-from triptych.schedulers.token_state import SequenceState
+from triptych.schedulers.tokens.state import SequenceState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,9 @@ from typing import Any
 
 import msgspec
 
-from triptych.core.config import ScheduleOptions, SpeechOptions
+from triptych.core.engine_api.job import Job, JobState
+from triptych.core.engine_api.sampling_params import MAX_SAMPLES
+from triptych.core.engine_api.tokens import TokenDelta, TokenRequest
 from triptych.core.errors import (
     InvalidRequest,
     NonFinite,
@@ -22,10 +24,8 @@ from triptych.core.errors import (
     TriptychError,
     UnsupportedOption,
 )
-from triptych.core.job import Job, JobState
 from triptych.core.kv.pages import PagePool
-from triptych.core.sampling_params import MAX_SAMPLES
-from triptych.core.tokens import TokenDelta, TokenRequest
+from triptych.core.options.config import ScheduleOptions, SpeechOptions
 from triptych.modalities.tts.plan import AudioRow, AudioRowResult, VoicePrompt
 from triptych.modalities.tts.scheduling.costs import SpeechCosts
 from triptych.modalities.tts.scheduling.draft import AudioPiece, SpeechDraft, SpeechDrafter
@@ -47,8 +47,8 @@ from triptych.modalities.tts.wire import (
 )
 from triptych.schedulers.batcher import Batcher
 from triptych.schedulers.cost import CostModel
-from triptych.schedulers.token_batch import COUNTERS as TOKEN_COUNTERS
-from triptych.schedulers.token_batch import TokenBatch
+from triptych.schedulers.tokens.batch import COUNTERS as TOKEN_COUNTERS
+from triptych.schedulers.tokens.batch import TokenBatch
 
 _COUNTERS = (
     "speech_frames_total",

@@ -10,9 +10,9 @@ import hashlib
 import shutil
 from pathlib import Path
 
-from triptych.core.config import ModelOptions
 from triptych.core.errors import WeightsError
-from triptych.core.lazy import load
+from triptych.core.options.config import ModelOptions
+from triptych.core.process.lazy import load
 from triptych.core.weights.cache import WeightsCache, fetch_once
 from triptych.core.weights.layout import read_json
 from triptych.core.weights.manifest import sha256_file

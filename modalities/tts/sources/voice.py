@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from triptych.core.config import ModelOptions
 from triptych.core.errors import WeightsError
+from triptych.core.options.config import ModelOptions
 from triptych.core.weights.layout import weight_files
 from triptych.core.weights.manifest import sha256_file
 from triptych.core.weights.packages import Installer

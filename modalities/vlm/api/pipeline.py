@@ -12,11 +12,11 @@ from typing import Any, ClassVar, TypeAlias
 
 from PIL import Image
 
-from triptych.core.client import EngineClient
-from triptych.core.config import Config
+from triptych.core.engine_api.client import EngineClient
 from triptych.core.errors import ConfigError, InvalidRequest
-from triptych.core.lazy import load
 from triptych.core.media.fetch import Fetched
+from triptych.core.options.config import Config
+from triptych.core.process.lazy import load
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.api.multimodal import PictureSource
 from triptych.modalities.llm.api.pipeline import ChatPipeline

@@ -24,14 +24,14 @@ from typing import Protocol, Self
 
 import msgspec
 
-from triptych.core.atomic_files import write_whole
-from triptych.core.config import Config
 from triptych.core.errors import WeightsError
-from triptych.core.lazy import load
 from triptych.core.media.child import DecodeLimits, DecodePool
 from triptych.core.media.fetch import Fetched
 from triptych.core.media.pictures import PictureLimits
-from triptych.core.typed import decode_json, decode_msgpack
+from triptych.core.options.config import Config
+from triptych.core.process.atomic_files import write_whole
+from triptych.core.process.lazy import load
+from triptych.core.process.typed import decode_json, decode_msgpack
 from triptych.core.weights.cache import WeightsCache
 from triptych.core.weights.manifest import sha256_file
 from triptych.core.weights.resolve import ResolvedModel

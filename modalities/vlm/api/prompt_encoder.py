@@ -21,12 +21,17 @@ from typing import Any
 
 import msgspec
 
-from triptych.core.config import Config
+from triptych.core.engine_api.prompt_content import (
+    ContentSpan,
+    PromptContent,
+    content_ids,
+    digest_of_tenant,
+)
+from triptych.core.engine_api.tokens import TokenRequest
 from triptych.core.errors import InvalidRequest, PayloadTooLarge, RequestError
 from triptych.core.media.fetch import MediaFetcher
-from triptych.core.prompt_content import ContentSpan, PromptContent, content_ids, digest_of_tenant
+from triptych.core.options.config import Config
 from triptych.core.text.threads import on_text_thread
-from triptych.core.tokens import TokenRequest
 from triptych.core.transport.messages import MAX_MESSAGE_BYTES
 from triptych.core.weights.resolve import ResolvedModel, opening
 from triptych.modalities.llm.api.multimodal import Message, PictureSource, pictures_of

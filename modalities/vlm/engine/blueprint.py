@@ -1,6 +1,6 @@
 """A vision model, known but not yet loaded: its decoder, its encoder, what each will take.
 
-Owns the reading of a checkpoint that holds both. The decoder is ours (`core.decoders`), the
+Owns the reading of a checkpoint that holds both. The decoder is ours (`core.runtime.decoders`), the
 encoder transformers' (`encoder`). Knows nothing of ledgers or schedulers.
 """
 
@@ -17,18 +17,18 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
 
-from triptych.core.decoders.families import is_native as is_native_decoder
-from triptych.core.decoders.native import NativeBlueprint
-from triptych.core.decoders.tensor_names import AS_STORED, DecoderTensors
-from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.layers.block_layers import BlockDevice, block_places, hold_blocks
-from triptych.core.layers.decoder import Decoder
-from triptych.core.layers.divided_layers import divide_layers
-from triptych.core.layers.native_linear import pack_linears
-from triptych.core.layers.shards import BLOCK_UNIT, PLAIN_UNIT
+from triptych.core.runtime.decoders.families import is_native as is_native_decoder
+from triptych.core.runtime.decoders.native import NativeBlueprint
+from triptych.core.runtime.decoders.tensor_names import AS_STORED, DecoderTensors
+from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.layers.block_layers import BlockDevice, block_places, hold_blocks
+from triptych.core.runtime.layers.decoder import Decoder
+from triptych.core.runtime.layers.divided_layers import divide_layers
+from triptych.core.runtime.layers.native_linear import pack_linears
+from triptych.core.runtime.layers.shards import BLOCK_UNIT, PLAIN_UNIT
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
+from triptych.core.runtime.tensors.quantise import quantise
 from triptych.core.weights.encoding import WeightEncoding
-from triptych.core.weights.tensors.checkpoint import Checkpoint
-from triptych.core.weights.tensors.quantise import quantise
 from triptych.modalities.vlm.configs.config import open_image_processor, read_config
 from triptych.modalities.vlm.configs.families import FAMILIES, family_of
 from triptych.modalities.vlm.engine.encoder import (
@@ -42,7 +42,7 @@ from triptych.modalities.vlm.engine.head import PlaceholderTraits
 from triptych.modalities.vlm.engine.slots.model import AdaptedCheckpoint, SlotModel
 
 if TYPE_CHECKING:
-    from triptych.core.devices.rank_group import RankGroup
+    from triptych.core.runtime.devices.rank_group import RankGroup
 
 _TEXT_MODELS = {
     "gemma": "GemmaModel",

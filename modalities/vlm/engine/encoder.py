@@ -20,16 +20,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from triptych.core.content_cache import ContentCache
-from triptych.core.devices.transfer import sent
+from triptych.core.engine_api.prompt_content import Array, PromptContent
 from triptych.core.errors import InvalidRequest, NonFinite, WeightsError
-from triptych.core.prompt_content import Array, PromptContent
-from triptych.core.weights.quiet import transformers_loading
-from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.core.process.content_cache import ContentCache
+from triptych.core.runtime.devices.transfer import sent
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
+from triptych.core.runtime.tensors.quiet import transformers_loading
 from triptych.core.weights.unfit import unfit
 
 if TYPE_CHECKING:
-    from triptych.core.devices.rank_group import RankGroup
+    from triptych.core.runtime.devices.rank_group import RankGroup
 
 _PIXELS, _MASK = "pixel_values", "pixel_attention_mask"
 _LANGUAGE = ("language_model", "text_model", "lm_head")

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from triptych.core.config import Config
-from triptych.core.devices.device import Device
-from triptych.core.engine.staged_runner import StagedRunner
 from triptych.core.errors import ConfigError
 from triptych.core.ledger import Ledger
-from triptych.core.options.pipeline import PipelinePlan
+from triptych.core.options.config import Config
+from triptych.core.options.pipeline_plan import PipelinePlan
+from triptych.core.runtime.devices.device import Device
+from triptych.core.runtime.engine.staged_runner import StagedRunner
+from triptych.core.runtime.tensors.grouped import open_checkpoint
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.core.weights.tensors.grouped import open_checkpoint
 from triptych.modalities.vlm.engine.blueprint import VisionBlueprint
 from triptych.modalities.vlm.engine.encoding import EncodingModel
 from triptych.modalities.vlm.engine.feature_memory import LeavingFeatures
@@ -28,7 +28,7 @@ from triptych.modalities.vlm.engine.loader import (
 )
 from triptych.modalities.vlm.scheduling.encoding import EncodeScheduler, SentFeatures
 from triptych.schedulers.base import LoadedModel, ModelLoader
-from triptych.schedulers.pipeline_roles import open_server
+from triptych.schedulers.roles.pipeline_roles import open_server
 
 
 def open_vision_loader(

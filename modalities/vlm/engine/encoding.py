@@ -1,7 +1,7 @@
 """Encodes pictures for other engines: the model behind the plans of an engine of role encode.
 
 Owns what becomes of features before they leave: one tensor for each picture, in the type that the
-format of their pages says. Implements `core.engine.staged_runner.StagedModel`.
+format of their pages says. Implements `core.runtime.engine.staged_runner.StagedModel`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import torch
 
+from triptych.core.engine_api.prompt_content import PromptContent
+from triptych.core.engine_api.staged_plan import Stage
 from triptych.core.errors import TriptychError
-from triptych.core.prompt_content import PromptContent
-from triptych.core.sampling.host_copy import HostCopy
-from triptych.core.staged_plan import Stage
+from triptych.core.runtime.sampling.host_copy import HostCopy
 from triptych.modalities.vlm.engine.encoder import Features, PictureEncoder, not_finite
 
 

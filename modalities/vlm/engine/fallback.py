@@ -18,11 +18,11 @@ import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 from triptych.core.errors import WeightsError
-from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.layers.attention import PagedStep
-from triptych.core.layers.decoder import LateInputs
-from triptych.core.layers.native_linear import pack_linears
-from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.layers.attention import PagedStep
+from triptych.core.runtime.layers.decoder_layer import LateInputs
+from triptych.core.runtime.layers.native_linear import pack_linears
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.modalities.llm.engine.fallback import (
     ATTENTION,
     FallbackBlueprint,

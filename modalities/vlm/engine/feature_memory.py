@@ -3,7 +3,7 @@
 Owns how features are cut into pages: their bytes as they are stored, those of the hidden states
 before those that enter late. Both classes implement `core.kv.transfer.memory.PageMemory`, and the
 protocols of `modalities.vlm.scheduling.features`. On a CPU numpy copies, as in
-`core.engine.page_memory`.
+`core.runtime.engine.page_memory`.
 
 Shapes: D hidden states and late ones (1 + L), N features of a picture, C hidden.
 """
@@ -17,8 +17,8 @@ from itertools import count
 import numpy as np
 import torch
 
-from triptych.core.content_cache import ContentCache
-from triptych.core.engine.page_memory import HostCopies
+from triptych.core.process.content_cache import ContentCache
+from triptych.core.runtime.engine.page_memory import HostCopies
 from triptych.modalities.vlm.engine.encoder import FeatureCache, FeatureLayout, Features
 
 PAGE_BYTES = 2**18

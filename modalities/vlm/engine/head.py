@@ -2,7 +2,7 @@
 
 Owns which positions of each slot a picture fills, and where they are in space. What fills them is
 found by `step_features`. A step without pictures goes the way of a text model's. Implements
-`core.engine.token_runner.TokenHead`.
+`core.runtime.engine.token_runner.TokenHead`.
 
 Shapes: T tokens of the step, F of them filled by pictures, P of a prompt, C hidden, S slots.
 """
@@ -16,14 +16,15 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from triptych.core.engine.text_head import CausalModel, TextHead, TokenSampler
-from triptych.core.engine.token_runner import StepLayout
-from triptych.core.frames import FIRST_FRAME_ID
-from triptych.core.kernels.paged_attention import Int64s
-from triptych.core.layers.attention import KvCache, PagedStep
-from triptych.core.layers.decoder import LateInputs
-from triptych.core.plan import TokenRow
-from triptych.core.prompt_content import ContentSpan
+from triptych.core.engine_api.frames import FIRST_FRAME_ID
+from triptych.core.engine_api.plan import TokenRow
+from triptych.core.engine_api.prompt_content import ContentSpan
+from triptych.core.runtime.decoders.causal_model import CausalModel
+from triptych.core.runtime.engine.text_head import TextHead, TokenSampler
+from triptych.core.runtime.engine.token_runner import StepLayout
+from triptych.core.runtime.kernels.paged_attention import Int64s
+from triptych.core.runtime.layers.attention import KvCache, PagedStep
+from triptych.core.runtime.layers.decoder_layer import LateInputs
 from triptych.modalities.vlm.engine.step_features import Part, StepFeatures
 
 

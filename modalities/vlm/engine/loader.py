@@ -10,17 +10,17 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from triptych.core.engine.model_memory import ModelMemory
-from triptych.core.engine.text_head import TextHead, TokenSampler
-from triptych.core.engine.token_runner import TokenRunner
+from triptych.core.engine_api.plan import Runner
 from triptych.core.errors import ConfigError
-from triptych.core.kernels.native.library import NativeKernels
 from triptych.core.kv.transfer.messages import FEATURES, PageFormat
-from triptych.core.layers.attention import KvLayout
-from triptych.core.options.pipeline import PipelinePlan
-from triptych.core.plan import Runner
-from triptych.core.weights.tensors.checkpoint import Checkpoint
-from triptych.core.weights.tensors.grouped import open_checkpoint
+from triptych.core.options.pipeline_plan import PipelinePlan
+from triptych.core.runtime.engine.model_memory import ModelMemory
+from triptych.core.runtime.engine.text_head import TextHead, TokenSampler
+from triptych.core.runtime.engine.token_runner import TokenRunner
+from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.layers.attention import KvLayout
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
+from triptych.core.runtime.tensors.grouped import open_checkpoint
 from triptych.modalities.llm.engine.loader import Follower, LlmLoader, unreported
 from triptych.modalities.vlm.engine.blueprint import VisionBlueprint, is_native
 from triptych.modalities.vlm.engine.encoder import FeatureCache, PictureEncoder, open_cache
@@ -43,11 +43,11 @@ from triptych.modalities.vlm.scheduling.prompts import (
     VisionScheduler,
 )
 from triptych.schedulers.base import LoadedModel
-from triptych.schedulers.pipeline_roles import open_client
+from triptych.schedulers.roles.pipeline_roles import open_client
 
 if TYPE_CHECKING:
-    from triptych.core.devices.rank_group import RankGroup
-    from triptych.core.engine.ranks import Ranks
+    from triptych.core.runtime.devices.rank_group import RankGroup
+    from triptych.core.runtime.engine.ranks import Ranks
 
 STEP_PATCHES = 8192
 """Of pictures that are encoded together; a larger picture is encoded alone."""
@@ -126,7 +126,7 @@ class VisionLoader(LlmLoader):
         group: RankGroup,
     ) -> Follower:
         """The features of a step come from rank 0, whether or not the encoder is divided."""
-        from triptych.core.engine.rank_sampler import FollowingSampler
+        from triptych.core.runtime.engine.rank_sampler import FollowingSampler
 
         blueprint: VisionBlueprint = self._blueprint(checkpoint, memory, native)
         blueprint.text.join(group, by_experts=self._config.device.enable_expert_parallel)

@@ -1,7 +1,7 @@
 """Turns the plans of a vision model into device work: tokens, and features of pictures.
 
 Owns the dispatch, and how features get into the cache. Tokens are the business of
-`core.engine.token_runner`, pictures that of an encoder.
+`core.runtime.engine.token_runner`, pictures that of an encoder.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import torch
 
-from triptych.core.devices.stream import StepStream
+from triptych.core.engine_api.plan import PendingStep, Plan, Runner, StepResult, Told
 from triptych.core.errors import OutOfMemory, TriptychError
-from triptych.core.plan import PendingStep, Plan, Runner, StepResult, Told
-from triptych.core.sampling.host_copy import HostCopy
+from triptych.core.runtime.devices.stream import StepStream
+from triptych.core.runtime.sampling.host_copy import HostCopy
 from triptych.modalities.vlm.engine.encoder import (
     FeatureCache,
     Features,
@@ -33,7 +33,7 @@ def told(plan: Plan) -> Told:
 
 
 class VisionRunner:
-    """Implements `core.plan.Runner` for the plans of `modalities.vlm.scheduling.prompts`."""
+    """A `Runner` for the plans of `modalities.vlm.scheduling.prompts`."""
 
     room: SharedRoom | None = None
     """Where the encoder is divided: what ranks find out together before they encode."""
@@ -82,7 +82,7 @@ class VisionRunner:
 
 @dataclass(frozen=True, slots=True)
 class RefusedStep:
-    """Implements `core.plan.PendingStep`, where all ranks refused alike and none began."""
+    """A `PendingStep` that every rank refused alike, so that none began."""
 
     error: TriptychError
 
@@ -93,7 +93,7 @@ class RefusedStep:
 
 @dataclass(frozen=True, slots=True)
 class PendingFeatures:
-    """Implements `core.plan.PendingStep`."""
+    """Implements `core.engine_api.plan.PendingStep`."""
 
     plan: EncodePlan
     encoded: Sequence[Features | TriptychError]

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from triptych.core.devices.device import Device
-from triptych.core.prompt_content import PromptContent
+from triptych.core.engine_api.prompt_content import PromptContent
+from triptych.core.runtime.devices.device import Device
 from triptych.modalities.vlm.scheduling.prompts import num_patches_of
 
 if TYPE_CHECKING:
-    from triptych.core.devices.rank_group import RankGroup
+    from triptych.core.runtime.devices.rank_group import RankGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ import torch
 from triptych.modalities.vlm.engine.encoder import FeatureCache, Features
 
 if TYPE_CHECKING:
-    from triptych.core.devices.rank_group import RankGroup
+    from triptych.core.runtime.devices.rank_group import RankGroup
 
 Part = tuple[bytes, int, int]
 """Some features of a picture: its digest, from and to."""

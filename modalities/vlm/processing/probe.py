@@ -13,8 +13,8 @@ from typing import Any, cast
 import msgspec
 
 from triptych.core.errors import WeightsError
+from triptych.core.process.typed import decode_json
 from triptych.core.text.context_length import context_length
-from triptych.core.typed import decode_json
 from triptych.core.weights.layout import read_json
 from triptych.modalities.vlm.prepared import FactsReply, VisionFacts
 

@@ -16,9 +16,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from triptych.core.engine_api.pixels import Pixels
+from triptych.core.engine_api.prompt_content import Array, ArrayType, content_digest
 from triptych.core.errors import InvalidRequest
-from triptych.core.pixels import Pixels
-from triptych.core.prompt_content import Array, ArrayType, content_digest
 from triptych.core.weights.layout import read_json
 from triptych.modalities.vlm.configs.config import open_image_processor, open_processor, read_config
 from triptych.modalities.vlm.configs.families import ANY, MARK, family_of, is_pixtral

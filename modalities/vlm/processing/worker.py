@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from triptych.core.engine_api.pixels import Pixels
 from triptych.core.media import pictures
 from triptych.core.media.pictures import PictureLimits, measure, read_picture
-from triptych.core.pixels import Pixels
 from triptych.modalities.vlm.prepared import PreparedPicture
 from triptych.modalities.vlm.processing.probe import hide_torch
 

@@ -12,15 +12,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from triptych.core.engine_api.job import Job, Output
+from triptych.core.engine_api.prompt_content import PromptContent
+from triptych.core.engine_api.staged_plan import Stage
 from triptych.core.errors import WrongModel
-from triptych.core.job import Job, Output
 from triptych.core.kv.transfer.server import PageOrder
-from triptych.core.prompt_content import PromptContent
-from triptych.core.staged_plan import Stage
 from triptych.modalities.vlm.scheduling.features import FEATURE_PREFIX, LeavingMemory, page_keys
 from triptych.modalities.vlm.scheduling.prompts import num_patches_of
 from triptych.schedulers.base import SchedulerStats
-from triptych.schedulers.order_jobs import OrderJobs, PageSink, exchange_stats
+from triptych.schedulers.roles.order_jobs import OrderJobs, PageSink, exchange_stats
 from triptych.schedulers.staged import JobPace, StagedScheduler, StageLimits
 
 _MAX_STEP_PICTURES = 64

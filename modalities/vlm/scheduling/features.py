@@ -10,7 +10,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from triptych.core.prompt_content import ContentSpan
+from triptych.core.engine_api.prompt_content import ContentSpan
 
 FEATURE_PREFIX = "feature_"
 """Before the names of what the connections for features count."""

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
+from triptych.core.engine_api.prompt_content import PromptContent
 from triptych.core.kv.transfer.client import PageFetch
-from triptych.core.prompt_content import PromptContent
 from triptych.modalities.vlm.scheduling.features import FEATURE_PREFIX, ArrivingMemory, page_keys
 from triptych.schedulers.base import SchedulerStats
-from triptych.schedulers.guides import Post
-from triptych.schedulers.order_jobs import exchange_stats
-from triptych.schedulers.page_exchange import PageSource
+from triptych.schedulers.roles.order_jobs import exchange_stats
+from triptych.schedulers.roles.page_exchange import PageSource
+from triptych.schedulers.tokens.guides import Post
 
 
 class PictureExchange:

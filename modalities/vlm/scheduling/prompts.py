@@ -18,22 +18,22 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from triptych.core.config import ScheduleOptions
-from triptych.core.content_cache import ContentCache
+from triptych.core.engine_api.job import Job, JobState, Output, Sink
+from triptych.core.engine_api.plan import Plan
+from triptych.core.engine_api.prompt_content import ContentSpan, PromptContent
+from triptych.core.engine_api.tokens import TokenDelta
 from triptych.core.errors import InvalidRequest, TriptychError
-from triptych.core.job import Job, JobState, Output, Sink
 from triptych.core.kv.pages import PagePool
-from triptych.core.plan import Plan
-from triptych.core.prompt_content import ContentSpan, PromptContent
-from triptych.core.tokens import TokenDelta
+from triptych.core.options.config import ScheduleOptions
+from triptych.core.process.content_cache import ContentCache
 from triptych.modalities.vlm.plan import EncodePlan
 from triptych.modalities.vlm.scheduling.fetching import PictureExchange
 from triptych.schedulers.base import SchedulerStats
 from triptych.schedulers.batcher import Unit
-from triptych.schedulers.guides import Post
-from triptych.schedulers.token import TokenScheduler
-from triptych.schedulers.token_draft import TokenDraft, TokenLimits
-from triptych.schedulers.token_state import SequenceState
+from triptych.schedulers.tokens.guides import Post
+from triptych.schedulers.tokens.policy import TokenDraft, TokenLimits
+from triptych.schedulers.tokens.scheduler import TokenScheduler
+from triptych.schedulers.tokens.state import SequenceState
 
 _ENCODE = "encode"
 _MAX_WAITING_JOBS = 8  # jobs that have not begun whose pictures are encoded ahead

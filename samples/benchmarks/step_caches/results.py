@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from triptych.core.atomic_files import write_whole
+from triptych.core.process.atomic_files import write_whole
 
 FEWER_STEPS = "fewer steps"
 """The comparison without a cache."""

@@ -17,10 +17,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from triptych.core.config import Config
-from triptych.core.devices.device import open_device
-from triptych.core.engine.model_memory import open_kernels
-from triptych.core.layers.native_linear import pack_linears
+from triptych.core.options.config import Config
+from triptych.core.runtime.devices.device import open_device
+from triptych.core.runtime.engine.model_memory import open_kernels
+from triptych.core.runtime.layers.native_linear import pack_linears
 from triptych.modalities.diffusion.engine.caches.methods import CacheMethod
 from triptych.modalities.diffusion.engine.calibration.file import model_digest
 from triptych.modalities.diffusion.engine.denoise import Denoiser, DenoiseRow

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from triptych.core.devices.device import has_fast_cpu_bfloat16
+from triptych.core.runtime.devices.device import has_fast_cpu_bfloat16
 
 
 def has_bfloat16(device: torch.device) -> bool:

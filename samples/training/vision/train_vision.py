@@ -34,7 +34,7 @@ from pictures.fetching import EFFICIENTNET, fetch_once
 from sentence import encoder_config, first_words, known_words
 from words import lexicon
 
-from triptych.core.config import ModelOptions
+from triptych.core.options.config import ModelOptions
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import EMBEDDED_REFERENCE, resolve
 from triptych.modalities.vlm.configs.slots import SlotVisionConfig
@@ -147,7 +147,7 @@ def _language(run: Run, options: argparse.Namespace) -> None:
     from language_training import LanguageTrainer, LanguageTraining, Talk, Telling, train_language
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from triptych.core.weights.tensors.checkpoint import Checkpoint
+    from triptych.core.runtime.tensors.checkpoint import Checkpoint
     from triptych.modalities.vlm.engine.slots.model import SlotProjector
 
     training = LanguageTraining(

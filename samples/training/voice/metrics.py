@@ -19,7 +19,7 @@ from torchaudio import functional as audio
 from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
 from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
 
-from triptych.core.config import ModelOptions
+from triptych.core.options.config import ModelOptions
 from triptych.core.weights.packages import run_installer
 from triptych.core.weights.progress import SilentProgress
 from triptych.modalities.recognition.source import WHISPER_TINY

@@ -14,8 +14,8 @@ import msgspec
 from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
-from triptych.core.cluster import engine_resources, has_gpus
-from triptych.core.config import Config
+from triptych.core.bulk.cluster import engine_resources, has_gpus
+from triptych.core.options.config import Config
 from triptych.core.options.table import make_config
 from triptych.replicas.deployments import EngineReplica, Ingress
 from triptych.replicas.plan import ReplicaPlan

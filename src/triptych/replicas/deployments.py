@@ -21,14 +21,14 @@ from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from triptych.compose import build_app, build_codec, build_engine, with_models
-from triptych.core import logs
-from triptych.core.config import Config
 from triptych.core.errors import Draining, EngineDown, SetupError
+from triptych.core.options.config import Config
 from triptych.core.options.table import Resolved
+from triptych.core.process import logs
+from triptych.core.process.typed import decode_json
 from triptych.core.router.client import ReplicaLost, ReplicatedClient
 from triptych.core.router.replica import Replica
 from triptych.core.router.request import RoutedRequest
-from triptych.core.typed import decode_json
 from triptych.core.weights.manifest import verify_ahead
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import ResolvedModel

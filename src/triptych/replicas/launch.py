@@ -16,11 +16,11 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any, NoReturn
 
-from triptych.core import logs
-from triptych.core.cluster import import_ray, join
-from triptych.core.config import Config, ServerOptions
+from triptych.core.bulk.cluster import import_ray, join
 from triptych.core.errors import SetupError
+from triptych.core.options.config import Config, ServerOptions
 from triptych.core.options.table import Resolved
+from triptych.core.process import logs
 from triptych.modalities.registry import resolve_models
 from triptych.replicas.plan import ReplicaPlan
 from triptych.startup import Startup

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Self
 
-from triptych.core.cluster import engine_config, engine_resources, read_count
-from triptych.core.config import Config, DeviceOptions, ReplicaOptions
+from triptych.core.bulk.cluster import engine_config, engine_resources, read_count
 from triptych.core.errors import ConfigError
+from triptych.core.options.config import Config, DeviceOptions, ReplicaOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

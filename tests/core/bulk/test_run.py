@@ -15,15 +15,10 @@ import pytest
 
 from triptych.core.bulk.results import ResultFile
 from triptych.core.bulk.rows import BulkRow, Record, RowResult, refuse_shared_names, with_keys
-from triptych.core.bulk.run import (
-    BulkRun,
-    Cluster,
-    RowWork,
-    add_cluster_options,
-    cluster_of,
-)
-from triptych.core.config import Config
+from triptych.core.bulk.run import BulkRun, add_cluster_options, cluster_of
+from triptych.core.bulk.work import Cluster, RowWork
 from triptych.core.errors import ConfigError, EngineDown, InvalidRequest
+from triptych.core.options.config import Config
 
 
 @dataclass

@@ -15,10 +15,10 @@ from support.weight_files import write_gguf, write_shards
 from triptych.core.bundle.contents import add_model
 from triptych.core.bundle.manifest import MODELS, BundleManifest
 from triptych.core.bundle.store import content_options, write_bundle
-from triptych.core.config import ModelOptions
 from triptych.core.errors import WeightsError
-from triptych.core.lookups import Lookup, listening
-from triptych.core.versions import versions
+from triptych.core.options.config import ModelOptions
+from triptych.core.process.lookups import Lookup, listening
+from triptych.core.process.versions import versions
 from triptych.core.weights.manifest import MANIFEST_NAME
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import ResolvedModel, resolve_all

@@ -20,10 +20,10 @@ from triptych.core.bundle.store import (
     find_bundle,
     write_bundle,
 )
-from triptych.core.config import ModelOptions
 from triptych.core.errors import BundleError
-from triptych.core.lookups import Lookup, listening
-from triptych.core.versions import versions
+from triptych.core.options.config import ModelOptions
+from triptych.core.process.lookups import Lookup, listening
+from triptych.core.process.versions import versions
 from triptych.core.weights.manifest import MANIFEST_NAME, FileSeal, sha256_file
 
 MANIFEST = BundleManifest(

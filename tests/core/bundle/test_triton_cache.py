@@ -12,8 +12,8 @@ import pytest
 from triptych.core.bundle.manifest import TRITON, BundleManifest
 from triptych.core.bundle.store import Bundle, write_bundle
 from triptych.core.bundle.triton_cache import restore, use_triton_cache
-from triptych.core.lookups import Lookup, listening
-from triptych.core.versions import versions
+from triptych.core.process.lookups import Lookup, listening
+from triptych.core.process.versions import versions
 
 TARGET = "cuda:90"
 

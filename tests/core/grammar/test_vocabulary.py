@@ -7,11 +7,11 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from support.guided import allowed_ids
 from support.text_models import byte_tokenizer
+from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.grammar.compiler import GrammarCompiler
 from triptych.core.grammar.matcher import TokenMatcher
 from triptych.core.grammar.source import to_grammar
 from triptych.core.grammar.vocabulary import GrammarVocabulary
-from triptych.core.sampling_params import SamplingParams
 from triptych.core.text.token_bytes import TokenBytes
 
 _WORDS = ("▁", "▁red", "red", "▁b", "lue", "blue", "re", "d", '{"', "na", "me", '":', "▁is", "is")

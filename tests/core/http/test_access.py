@@ -12,8 +12,8 @@ import pytest
 from httpx import Client, ReadTimeout
 
 from support.http import ANSWER, FakeEngine, chat, in_process, live, make_app, until
-from triptych.core.config import ServerOptions
-from triptych.core.logs import configure
+from triptych.core.options.config import ServerOptions
+from triptych.core.process.logs import configure
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_a_client_that_left_is_logged_as_such(tmp_path: Path, log: io.StringIO) 
 
 def test_text_lines_quote_what_is_not_plain(capsys: pytest.CaptureFixture[str]) -> None:
     stream = io.StringIO()
-    from triptych.core.logs import TextFormatter, fields
+    from triptych.core.process.logs import TextFormatter, fields
 
     handler = logging.StreamHandler(stream)
     handler.setFormatter(TextFormatter())

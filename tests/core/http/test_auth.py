@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from triptych.core.config import ServerOptions
 from triptych.core.errors import ConfigError, Unauthorized
 from triptych.core.http.auth import Keyring, Principal, owners
+from triptych.core.options.config import ServerOptions
 
 
 def test_without_keys_everyone_is_the_same_caller() -> None:

@@ -14,11 +14,11 @@ from pydantic import BaseModel, model_validator
 from starlette.requests import Request
 
 from support.http import FakeEngine, in_process, refused
-from triptych.core.config import Config
 from triptych.core.errors import InvalidRequest, PayloadTooLarge, RequestTimeout
 from triptych.core.http.app import create_app
 from triptych.core.http.body import StrictRoute, parse_json, read_body
 from triptych.core.limits import MAX_JSON_DEPTH, MAX_JSON_FIELDS
+from triptych.core.options.config import Config
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False, width=32),

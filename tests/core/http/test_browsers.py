@@ -7,8 +7,8 @@ import pytest
 from fastapi import APIRouter, FastAPI
 
 from support.http import FakeEngine, in_process
-from triptych.core.config import Config, ServerOptions
 from triptych.core.http.app import create_app
+from triptych.core.options.config import Config, ServerOptions
 
 HOST = "127.0.0.1:8000"
 

@@ -10,10 +10,10 @@ import pytest
 from fastapi import APIRouter, FastAPI
 
 from support.http import FakeEngine, in_process, live
-from triptych.core.config import Config
 from triptych.core.errors import InvalidRequest, NonFinite
 from triptych.core.http.app import create_app
 from triptych.core.http.byte_stream import ByteStream
+from triptych.core.options.config import Config
 
 
 @dataclass

@@ -9,10 +9,10 @@ import pytest
 from pydantic import BaseModel
 
 from support.http import FakeEngine, in_process, make_service
-from triptych.core.config import Config, ServerOptions
 from triptych.core.errors import InvalidRequest, TriptychError
 from triptych.core.http.app import create_app
 from triptych.core.http.dialects import Dialect, named_message
+from triptych.core.options.config import Config, ServerOptions
 from triptych.modalities.llm.api.routes import llm_router
 
 

@@ -15,19 +15,19 @@ from fastapi import FastAPI
 
 from support.engine_events import PATH, following, next_of
 from support.http import READY, FakeEngine, in_process, live, make_app, until
-from triptych.core.client import EngineStatus
-from triptych.core.errors import Overloaded
-from triptych.core.http import engine_events
-from triptych.core.http.disconnect import InFlight
-from triptych.core.metrics import DEVICE_BUDGET, DEVICE_BYTES, DEVICE_INFO, series
-from triptych.core.step_feed import StepFeed, StepSink
-from triptych.core.transport.messages import (
+from triptych.core.engine_api.client import EngineStatus
+from triptych.core.engine_api.reports import (
     Heartbeat,
     ModelStatus,
     RunningStep,
     StepRecord,
     StepReport,
 )
+from triptych.core.engine_api.step_feed import StepFeed, StepSink
+from triptych.core.errors import Overloaded
+from triptych.core.http import engine_events
+from triptych.core.http.disconnect import InFlight
+from triptych.core.process.metrics import DEVICE_BUDGET, DEVICE_BYTES, DEVICE_INFO, series
 
 GAUGES = {
     DEVICE_BUDGET: 1000,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import httpx
 
 from support.http import FakeEngine, in_process
-from triptych.core.client import EngineClient
-from triptych.core.config import Config
+from triptych.core.engine_api.client import EngineClient
 from triptych.core.http.app import create_app
+from triptych.core.options.config import Config
 from triptych.core.router.client import ReplicatedClient
 from triptych.core.router.request import RouteChoice, RoutedRequest
 

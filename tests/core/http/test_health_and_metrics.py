@@ -9,10 +9,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from support.http import READY, FakeEngine, chat, in_process, make_app
-from triptych.core.client import EngineStatus
+from triptych.core.engine_api.client import EngineStatus
+from triptych.core.engine_api.reports import Heartbeat, ModelStatus
 from triptych.core.errors import ErrorInfo
-from triptych.core.metrics import HISTOGRAM_BOUNDS, STEP_SECONDS, Histogram, series
-from triptych.core.transport.messages import Heartbeat, ModelStatus
+from triptych.core.process.metrics import HISTOGRAM_BOUNDS, STEP_SECONDS, Histogram, series
 
 LOADING = replace(
     READY,

@@ -13,9 +13,9 @@ from support.full_app import MODELS, open_full_app
 from support.http import FakeEngine, chat, in_process
 from support.pictures import picture, saved
 from support.voices_app import recording
-from triptych.core.config import Config, ModelOptions
 from triptych.core.http.app import create_app
 from triptych.core.http.models import ModelCard
+from triptych.core.options.config import Config, ModelOptions
 
 ROUTES = {
     "chat": "/v1/chat/completions",

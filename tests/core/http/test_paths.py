@@ -10,7 +10,7 @@ import pytest
 
 from support.full_app import FullApp, open_full_app
 from support.http import READY, FakeEngine, connect, in_process, live, make_app
-from triptych.core.transport.messages import ModelStatus
+from triptych.core.engine_api.reports import ModelStatus
 
 
 @pytest.fixture(scope="module")

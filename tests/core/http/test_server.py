@@ -22,10 +22,10 @@ from support.http import (
     post,
     read_all,
 )
-from triptych.core.config import Config, ServerOptions
 from triptych.core.errors import ConfigError
 from triptych.core.http.server import HttpServer, bind, serve
 from triptych.core.http.wire import WireLimits
+from triptych.core.options.config import Config, ServerOptions
 
 
 def test_a_taken_port_is_one_actionable_line() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from support.http import ANSWER, FakeEngine, ask, chat, documents, in_process, live, make_app, until
 from triptych.core.errors import EngineDown, NonFinite, Overloaded
-from triptych.core.logs import JsonFormatter
+from triptych.core.process.logs import JsonFormatter
 
 
 async def test_a_stream_is_what_openai_sends(tmp_path: Path) -> None:

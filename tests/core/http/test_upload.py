@@ -13,7 +13,6 @@ from pydantic import BaseModel, ConfigDict
 from starlette.applications import Starlette
 from starlette.requests import Request
 
-from triptych.core.config import ServerOptions
 from triptych.core.errors import (
     InvalidRequest,
     Overloaded,
@@ -23,6 +22,7 @@ from triptych.core.errors import (
 )
 from triptych.core.http.upload import Form, UploadBudget, form_body, read_form
 from triptych.core.limits import MAX_FORM_FIELD_BYTES, MAX_FORM_PARTS
+from triptych.core.options.config import ServerOptions
 
 FORM = "multipart/form-data; boundary=XyZ"
 

@@ -17,7 +17,6 @@ import pytest
 
 from support import faulty_decoders
 from support.child_processes import decoders
-from triptych.core.config import ServerOptions
 from triptych.core.errors import (
     Draining,
     InvalidRequest,
@@ -28,6 +27,7 @@ from triptych.core.errors import (
 )
 from triptych.core.media import child
 from triptych.core.media.child import DecodeLimits, DecodePool, FatalInput
+from triptych.core.options.config import ServerOptions
 
 TESTS = Path(faulty_decoders.__file__).parents[1]
 

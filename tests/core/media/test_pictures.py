@@ -15,11 +15,11 @@ from hypothesis.strategies import integers, tuples
 from PIL import Image
 
 from support.pictures import apng, chunk, hole_mask, idat, many_scans, picture, png, saved, turned
+from triptych.core.engine_api.pixels import Pixels
 from triptych.core.errors import InvalidRequest, PayloadTooLarge, UnsupportedMedia
 from triptych.core.media import pictures
 from triptych.core.media.child import DecodePool
 from triptych.core.media.pictures import PictureLimits, PictureReader, measure, read_picture
-from triptych.core.pixels import Pixels
 
 LIMITS = PictureLimits()
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from triptych.core.config import Config, SpeechOptions
 from triptych.core.errors import ConfigError
+from triptych.core.options.config import Config, SpeechOptions
 from triptych.core.options.relevance import check_in_process, check_relevance
 from triptych.core.options.table import (
     Resolved,

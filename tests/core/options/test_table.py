@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triptych.core.config import Config
 from triptych.core.errors import ConfigError
+from triptych.core.options.config import Config
 from triptych.core.options.declaration import Option, Range
 from triptych.core.options.table import (
     SECTIONS,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from triptych.core.metrics import DEVICE_INFO, series
+from triptych.core.engine_api.reports import Heartbeat, ModelState, ModelStatus
+from triptych.core.process.metrics import DEVICE_INFO, series
 from triptych.core.router.beats import ReplicaBeat, joint_status, labelled
 from triptych.core.router.report import LoadReport
-from triptych.core.transport.messages import Heartbeat, ModelState, ModelStatus
 
 
 def heartbeat(state: ModelState = "ready", num_leased: float = 1.0) -> Heartbeat:

@@ -13,16 +13,17 @@ from itertools import chain
 import pytest
 
 from support.http import ANSWER, READY, FakeEngine
+from triptych.core.engine_api.job import Output
+from triptych.core.engine_api.reports import StepReport
+from triptych.core.engine_api.sampling_params import SamplingParams
+from triptych.core.engine_api.tokens import TokenDelta, TokenRequest
 from triptych.core.errors import Draining, EngineDown, InvalidRequest, RequestTimeout
-from triptych.core.job import Output
 from triptych.core.router import client as module
 from triptych.core.router.client import MAX_TRIES, ReplicaLost, ReplicatedClient
 from triptych.core.router.replica import Replica
 from triptych.core.router.request import RouteChoice, RoutedRequest
 from triptych.core.router.router import ReplicaRouter
-from triptych.core.sampling_params import SamplingParams
-from triptych.core.tokens import TokenDelta, TokenRequest
-from triptych.core.transport.messages import MessageCodec, StepReport
+from triptych.core.transport.messages import MessageCodec
 
 CODEC = MessageCodec(request=TokenRequest, payload=TokenDelta)
 REQUEST = TokenRequest(prompt_ids=tuple(range(100)), sampling=SamplingParams(max_tokens=99))

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from triptych.core.client import EngineStatus
+from triptych.core.engine_api.client import EngineStatus
+from triptych.core.engine_api.reports import Heartbeat
+from triptych.core.engine_api.tokens import TokenDelta, TokenRequest
 from triptych.core.errors import EngineDown
 from triptych.core.router.replica import Replica
-from triptych.core.tokens import TokenDelta, TokenRequest
-from triptych.core.transport.messages import Heartbeat, MessageCodec
+from triptych.core.transport.messages import MessageCodec
 
 CODEC = MessageCodec(request=TokenRequest, payload=TokenDelta)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from triptych.core.engine_api.tokens import TokenRequest
 from triptych.core.router.request import RoutedRequest
-from triptych.core.tokens import TokenRequest
 from triptych.modalities.diffusion.wire import AdapterUse, ImageRequest
 from triptych.modalities.embedding.wire import EmbedRequest
 

@@ -13,22 +13,20 @@ from contextlib import ExitStack, asynccontextmanager, closing
 import pytest
 
 from support.engine_seams import eventually
-from triptych.core.errors import EngineDown, OutOfMemory, WeightsError, to_info
-from triptych.core.job import Job, JobState, Output
-from triptych.core.sampling_params import SamplingParams
-from triptych.core.tokens import TokenDelta, TokenRequest
-from triptych.core.transport.endpoint import bind_router, private_folder
-from triptych.core.transport.engine_server import EngineServer
-from triptych.core.transport.messages import (
-    Goodbye,
+from triptych.core.engine_api.job import Job, JobState, Output
+from triptych.core.engine_api.reports import (
     Heartbeat,
-    Hello,
-    MessageCodec,
     ModelStatus,
     RunningStep,
     StepRecord,
     StepReport,
 )
+from triptych.core.engine_api.sampling_params import SamplingParams
+from triptych.core.engine_api.tokens import TokenDelta, TokenRequest
+from triptych.core.errors import EngineDown, OutOfMemory, WeightsError, to_info
+from triptych.core.transport.endpoint import bind_router, private_folder
+from triptych.core.transport.engine_server import EngineServer
+from triptych.core.transport.messages import Goodbye, Hello, MessageCodec
 from triptych.core.transport.remote import RemoteClient
 
 CODEC = MessageCodec(request=TokenRequest, payload=TokenDelta)

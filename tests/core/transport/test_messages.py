@@ -7,21 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from triptych.core.engine_api.job import Job, Output
+from triptych.core.engine_api.reports import Heartbeat, ModelStatus
+from triptych.core.engine_api.sampling_params import SamplingParams
+from triptych.core.engine_api.tokens import TokenDelta, TokenLogprob, TokenRequest
 from triptych.core.errors import ErrorInfo
-from triptych.core.job import Job, Output
-from triptych.core.sampling_params import SamplingParams
-from triptych.core.tokens import TokenDelta, TokenLogprob, TokenRequest
 from triptych.core.transport import messages
 from triptych.core.transport.messages import (
     Cancel,
     EngineGone,
     Goodbye,
-    Heartbeat,
     Hello,
     Loaded,
     LoadModel,
     MessageCodec,
-    ModelStatus,
     SetPaused,
 )
 

@@ -12,6 +12,11 @@ import pytest
 import zmq
 import zmq.asyncio
 
+from triptych.core.engine_api.job import Job, Output
+from triptych.core.engine_api.reports import Heartbeat, ModelStatus
+from triptych.core.engine_api.sampling_params import SamplingParams
+from triptych.core.engine_api.streams import HIGH_WATER
+from triptych.core.engine_api.tokens import TokenDelta, TokenRequest
 from triptych.core.errors import (
     Draining,
     EngineDown,
@@ -21,10 +26,6 @@ from triptych.core.errors import (
     SlowReader,
     WeightsError,
 )
-from triptych.core.job import Job, Output
-from triptych.core.sampling_params import SamplingParams
-from triptych.core.streams import HIGH_WATER
-from triptych.core.tokens import TokenDelta, TokenRequest
 from triptych.core.transport import remote
 from triptych.core.transport.endpoint import connect_dealer, private_folder
 from triptych.core.transport.messages import (
@@ -32,12 +33,10 @@ from triptych.core.transport.messages import (
     Cancel,
     EngineGone,
     Goodbye,
-    Heartbeat,
     Hello,
     Loaded,
     LoadModel,
     MessageCodec,
-    ModelStatus,
     SetPaused,
 )
 from triptych.core.transport.remote import SUPERVISOR, RemoteClient, engine_identity

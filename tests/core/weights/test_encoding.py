@@ -2,8 +2,8 @@
 
 import pytest
 
-from triptych.core.config import ModelOptions
 from triptych.core.errors import ConfigError
+from triptych.core.options.config import ModelOptions
 from triptych.core.weights.encoding import MIN_BLOCK_BYTES, WeightEncoding, plain_type
 from triptych.core.weights.layout import TensorInfo
 

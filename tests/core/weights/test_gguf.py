@@ -15,11 +15,11 @@ from transformers import AutoModelForCausalLM
 
 from support.weight_files import HEADS, HIDDEN, KV_HEADS, tiny_tensors, write_gguf
 from triptych.core.errors import WeightsError
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.weights.gguf import convert_gguf
 from triptych.core.weights.gguf_config import describe
 from triptych.core.weights.gguf_header import open_gguf
 from triptych.core.weights.progress import SilentProgress
-from triptych.core.weights.tensors.checkpoint import Checkpoint
 
 
 def convert(file: Path) -> Path:

@@ -12,12 +12,13 @@ import torch
 from huggingface_hub import utils as hub_utils
 from safetensors.torch import save_file
 
-from triptych.core.config import ModelOptions
 from triptych.core.errors import ConfigError, WeightsError
+from triptych.core.options.config import ModelOptions
 from triptych.core.weights import hub
 from triptych.core.weights.hub import needed_files
 from triptych.core.weights.manifest import sha256_file
-from triptych.core.weights.overrides import identity, read_overrides
+from triptych.core.weights.overrides import read_overrides
+from triptych.core.weights.part_files import identity
 from triptych.core.weights.pipeline_index import PipelineIndex, is_part, read_pipeline
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import folder_digest, resolve_all

@@ -25,9 +25,9 @@ from support import (
     vision_models,
 )
 from triptych.core.errors import WeightsError
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.weights.layout import TensorInfo
 from triptych.core.weights.plausible import check_plausible
-from triptych.core.weights.tensors.checkpoint import Checkpoint
 
 HUGE = 2**24
 OF_POSITIONS = {"max_position_embeddings", "decoder_sparse_step"}

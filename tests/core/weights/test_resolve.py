@@ -15,8 +15,9 @@ from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundEr
 from safetensors.torch import save_file
 
 from support.weight_files import FakeInstaller, write_gguf, write_shards
-from triptych.core.config import ModelOptions
 from triptych.core.errors import ConfigError, WeightsError
+from triptych.core.options.config import ModelOptions
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.weights import hub
 from triptych.core.weights.packages import EMBEDDED
 from triptych.core.weights.progress import SilentProgress
@@ -28,7 +29,6 @@ from triptych.core.weights.resolve import (
     resolve_all,
     served_name,
 )
-from triptych.core.weights.tensors.checkpoint import Checkpoint
 
 
 def options(folder: Path, **changes: Any) -> ModelOptions:

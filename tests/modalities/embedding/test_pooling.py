@@ -11,7 +11,7 @@ from torch import nn
 
 from support.embedding_models import save, write, write_modules
 from triptych.core.errors import WeightsError
-from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.modalities.embedding.engine.encoder import load_encoder
 from triptych.modalities.embedding.engine.runner import Embedder, load_dense
 from triptych.modalities.embedding.pooling import PoolingSpec

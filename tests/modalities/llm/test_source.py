@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from support.weight_files import write_gguf, write_wheel
-from triptych.core.config import ModelOptions
 from triptych.core.errors import WeightsError
+from triptych.core.options.config import ModelOptions
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import ResolvedModel, resolve
-from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.modalities.llm import source
 from triptych.modalities.llm.source import NAME, QWEN_CODER, SAMPLING, SLICES
 

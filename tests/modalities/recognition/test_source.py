@@ -15,8 +15,8 @@ from transformers import WhisperForConditionalGeneration
 
 from support.recognition import CONFIG, FIRST_TIME, random_network, tokenizer
 from support.weight_files import write_wheel
-from triptych.core.config import ModelOptions
 from triptych.core.errors import WeightsError
+from triptych.core.options.config import ModelOptions
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import ResolvedModel, resolve
 from triptych.modalities.recognition import source

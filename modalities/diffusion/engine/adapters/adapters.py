@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from triptych.core.config import Config
 from triptych.core.errors import WeightsError
+from triptych.core.options.config import Config
 from triptych.core.weights.pipeline_index import naming
 from triptych.modalities.diffusion.adapter_names import adapter_places, check_uses
 from triptych.modalities.diffusion.engine.adapters.branches import (

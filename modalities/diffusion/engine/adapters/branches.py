@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, linear
 
-from triptych.core.devices.transfer import sent
+from triptych.core.runtime.devices.transfer import sent
 
 Layer = nn.Linear | nn.Conv2d
 _MAX_RANK = 128
@@ -35,7 +35,7 @@ class AdapterStack:
 
     def add(self, inputs: Tensor, output: Tensor, rows: _RowAdapters) -> None:
         """Add to each row what its adapter gives, in one operation, which needs a GPU."""
-        from triptych.core.kernels.triton.lora import lora_add
+        from triptych.core.runtime.kernels.triton.lora import lora_add
 
         x_TI, y_TO = inputs.flatten(0, -2).to(self.down.dtype), output.view(-1, output.shape[-1])
         num_parts = len(x_TI) // len(rows.adapters)

@@ -26,11 +26,11 @@ from diffusers.utils.state_dict_utils import (
 )
 from torch import Tensor
 
-from triptych.core.config import ModelOptions
 from triptych.core.errors import WeightsError
-from triptych.core.typed import decode_json
+from triptych.core.options.config import ModelOptions
+from triptych.core.process.typed import decode_json
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.weights.layout import read_json, single_file
-from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.core.weights.unfit import unfit
 
 _VARIANTS = {

@@ -18,8 +18,8 @@ from typing import Any, cast
 
 import msgspec
 
-from triptych.core.config import Config, ImageOptions
 from triptych.core.errors import ConfigError, InvalidRequest, RequestError, UnsupportedOption
+from triptych.core.options.config import Config, ImageOptions
 from triptych.core.options.declaration import Range
 from triptych.core.weights.layout import read_json
 from triptych.modalities.diffusion.engine.caches.methods import (

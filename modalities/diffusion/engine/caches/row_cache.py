@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from triptych.core.sampling.host_copy import HostCopy
+from triptych.core.runtime.sampling.host_copy import HostCopy
 from triptych.modalities.diffusion.engine.caches.decisions import Decisions, GateSignal
 from triptych.modalities.diffusion.engine.caches.extrapolation import Point
 from triptych.modalities.diffusion.engine.caches.methods import CacheMethod, Level

@@ -19,10 +19,10 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from triptych.core.cli_io import read_lines
-from triptych.core.config import Config
 from triptych.core.errors import ConfigError
+from triptych.core.options.config import Config
 from triptych.core.options.table import add_options, resolve
+from triptych.core.process.cli_io import read_lines
 from triptych.core.weights.progress import RichProgress
 from triptych.core.weights.resolve import ResolvedModel, resolve_all
 from triptych.modalities.diffusion.arguments import UNUSED, parse_size
@@ -139,8 +139,8 @@ def _open_tuner(
     """The model on its device. Imports torch."""
     from contextlib import ExitStack
 
-    from triptych.core.devices.device import open_device
-    from triptych.core.engine.model_memory import ModelMemory
+    from triptych.core.runtime.devices.device import open_device
+    from triptych.core.runtime.engine.model_memory import ModelMemory
     from triptych.modalities.diffusion.engine.calibration.tuning import Tuner
     from triptych.modalities.diffusion.engine.denoise import Denoiser
     from triptych.modalities.diffusion.engine.families.table import open_model

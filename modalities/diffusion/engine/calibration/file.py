@@ -13,13 +13,14 @@ from pathlib import Path
 
 import msgspec
 
-from triptych.core.atomic_files import write_whole
-from triptych.core.config import Config, ModelOptions
 from triptych.core.errors import ConfigError
-from triptych.core.logs import fields
-from triptych.core.typed import decode_json
+from triptych.core.options.config import Config, ModelOptions
+from triptych.core.process.atomic_files import write_whole
+from triptych.core.process.logs import fields
+from triptych.core.process.typed import decode_json
 from triptych.core.weights.cache import default_cache_dir
-from triptych.core.weights.overrides import identity, read_overrides
+from triptych.core.weights.overrides import read_overrides
+from triptych.core.weights.part_files import identity
 from triptych.core.weights.samples import content_digest
 
 FILE_NAME = "calibration.json"

@@ -12,7 +12,7 @@ from typing import Any
 from diffusers.models import normalization as of_diffusers
 from torch import Tensor, nn
 
-from triptych.core.kernels.adaln import modulated_norm
+from triptych.core.runtime.kernels.adaln import modulated_norm
 
 _SHIFT_FIRST = (of_diffusers.AdaLayerNormZero, of_diffusers.AdaLayerNormZeroSingle)
 

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from triptych.core.graphs.captured import CapturedSteps
-from triptych.core.layers.row_by_row import row_by_row
+from triptych.core.runtime.graphs.captured import CapturedSteps
+from triptych.core.runtime.layers.row_by_row import row_by_row
 from triptych.modalities.diffusion.engine.parallel.sequence import SequenceParallel, TokenAxes
 from triptych.modalities.diffusion.engine.tensor_pool import picked
 from triptych.modalities.diffusion.wire import AdapterUse

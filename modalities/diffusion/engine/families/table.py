@@ -25,7 +25,7 @@ from triptych.modalities.diffusion.engine.parallel.sequence import (
 )
 
 if TYPE_CHECKING:
-    from triptych.core.devices.rank_group import RankGroup
+    from triptych.core.runtime.devices.rank_group import RankGroup
 
 _TEXT_FIRST = ("encoder_hidden_states", "hidden_states")
 _PICTURE_FIRST = ("hidden_states", "encoder_hidden_states")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triptych.core.kernels.dequantise import PackedTensor
+from triptych.core.runtime.kernels.dequantise import PackedTensor
 
 _BY_ROW: frozenset[Callable[..., Any]] = frozenset(
     {torch.chunk, Tensor.chunk, torch.split, Tensor.split, torch.cat, torch.concat}

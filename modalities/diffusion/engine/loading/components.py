@@ -15,12 +15,13 @@ from typing import Any
 import torch
 
 from triptych.core.block_formats import BLOCK_ENCODINGS
-from triptych.core.config import ModelOptions
 from triptych.core.errors import ConfigError, WeightsError
-from triptych.core.kernels.native.library import NativeKernels
+from triptych.core.options.config import ModelOptions
+from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.weights.encoding import AUTO, STORED_ONLY
 from triptych.core.weights.layout import brief, read_json
 from triptych.core.weights.overrides import PLAIN_TYPES, PartOverride, read_overrides
+from triptych.core.weights.part_files import part_folder, part_weight_file
 from triptych.core.weights.pipeline_index import (
     PipelineComponent,
     PipelineIndex,
@@ -184,9 +185,9 @@ def _plan_part(
     name: str, index: PipelineIndex, own: Path, override: PartOverride, options: ModelOptions
 ) -> _Plan:
     with naming(name):
-        folder = override.folder(options, own)
+        folder = part_folder(override, options, own)
         part = part_in(folder, name, index.parts.get(name)) if override.path else index.parts[name]
-        file = override.weight_file(options)
+        file = part_weight_file(override, options)
         if not part.has_weights and (file or override.quantization_encoding):
             raise ConfigError(f"{name} has no weights; --model-override takes its path.")
         kind = None if name == "scheduler" else class_of(part)

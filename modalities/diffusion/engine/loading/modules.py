@@ -18,14 +18,19 @@ from torch.overrides import TorchFunctionMode
 
 from triptych.core.block_formats import FORMATS
 from triptych.core.errors import WeightsError
-from triptych.core.kernels.dequantise import PackedTensor
-from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.layers.block_layers import BlockDevice, BlockPlace, block_places, hold_blocks
+from triptych.core.runtime.kernels.dequantise import PackedTensor
+from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.layers.block_layers import (
+    BlockDevice,
+    BlockPlace,
+    block_places,
+    hold_blocks,
+)
+from triptych.core.runtime.tensors.checkpoint import TensorSource
+from triptych.core.runtime.tensors.loading import MAX_NAMED, TensorTarget, load_tensors
+from triptych.core.runtime.tensors.quantise import quantise
+from triptych.core.runtime.tensors.quiet import errors_only, transformers_loading
 from triptych.core.weights.encoding import AUTO, FLOAT8, WeightEncoding
-from triptych.core.weights.quiet import errors_only, transformers_loading
-from triptych.core.weights.tensors.checkpoint import TensorSource
-from triptych.core.weights.tensors.loading import MAX_NAMED, TensorTarget, load_tensors
-from triptych.core.weights.tensors.quantise import quantise
 from triptych.core.weights.unfit import unfit
 from triptych.modalities.diffusion.engine.loading.originals import in_own_names, text_in_own_names
 from triptych.modalities.diffusion.engine.loading.weights import Weights
@@ -99,7 +104,7 @@ def open_diffusers_module(
 
 @dataclass(frozen=True, slots=True)
 class _BlockTarget:
-    """A layer whose weight is to be in blocks; see `core.weights.tensors.loading.Target`."""
+    """A layer whose weight is to be in blocks; see `core.runtime.tensors.loading.Target`."""
 
     place: BlockPlace
     where: BlockDevice

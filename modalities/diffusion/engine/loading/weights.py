@@ -16,12 +16,12 @@ from torch import Tensor
 
 from triptych.core.block_formats import FORMATS
 from triptych.core.errors import WeightsError
-from triptych.core.kernels.dequantise import PackedTensor
+from triptych.core.runtime.kernels.dequantise import PackedTensor
+from triptych.core.runtime.tensors.checkpoint import Checkpoint, TensorSource
 from triptych.core.weights.gguf import block_format, output_dtype, read_blocks, read_values
 from triptych.core.weights.gguf_header import GgufFile, open_gguf
 from triptych.core.weights.layout import TensorInfo, read_json
 from triptych.core.weights.plausible import check_plausible
-from triptych.core.weights.tensors.checkpoint import Checkpoint, TensorSource
 from triptych.modalities.diffusion.engine.loading.block_rows import BlockRows
 
 _SHAPE_KEY = "comfy.gguf.orig_shape."  # of tensors that were flattened to be quantised

@@ -17,8 +17,8 @@ from diffusers.loaders.single_file_utils import (
 )
 from safetensors.torch import save_file
 
-from triptych.core.config import ModelOptions
 from triptych.core.errors import WeightsError
+from triptych.core.options.config import ModelOptions
 from triptych.core.weights.hub import download_snapshot
 from triptych.core.weights.layout import read_header
 from triptych.core.weights.pipeline_index import (

@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from triptych.core.plan import Plan, Told
+from triptych.core.engine_api.plan import Plan, Told
 from triptych.modalities.diffusion.engine.parallel.guidance import BranchParallel
 from triptych.modalities.diffusion.plan import DenoisePlan
 
 if TYPE_CHECKING:
-    from triptych.core.devices.rank_group import RankGroup
+    from triptych.core.runtime.devices.rank_group import RankGroup
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from triptych.core.layers.attention_mode import AttentionMode
-from triptych.core.layers.shards import Shard, even_shard
+from triptych.core.runtime.layers.attention_mode import AttentionMode
+from triptych.core.runtime.layers.shards import Shard, even_shard
 
 if TYPE_CHECKING:
-    from triptych.core.devices.rank_group import RankGroup
+    from triptych.core.runtime.devices.rank_group import RankGroup
 
 
 @dataclass(frozen=True, slots=True)

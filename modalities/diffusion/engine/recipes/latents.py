@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_max_pool2d, interpolate
 
-from triptych.core.devices.transfer import sent, sent_like
-from triptych.core.pixels import Pixels
+from triptych.core.engine_api.pixels import Pixels
+from triptych.core.runtime.devices.transfer import sent, sent_like
 from triptych.modalities.diffusion.wire import ImageRequest
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from typing_extensions import override
 
-from triptych.core.devices.transfer import sent_like
+from triptych.core.runtime.devices.transfer import sent_like
 from triptych.modalities.diffusion.engine.families.model import Conditioning
 from triptych.modalities.diffusion.engine.recipes.latents import (
     encode_picture,

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 from typing_extensions import override
 
-from triptych.core.pixels import Pixels
+from triptych.core.engine_api.pixels import Pixels
 from triptych.modalities.diffusion.engine.denoise import Guidance
 from triptych.modalities.diffusion.engine.families.model import Conditioning
 from triptych.modalities.diffusion.engine.recipes.latents import (

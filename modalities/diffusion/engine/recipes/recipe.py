@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triptych.core.devices.transfer import sent, sent_like
+from triptych.core.engine_api.pixels import Pixels
 from triptych.core.errors import InvalidRequest
-from triptych.core.pixels import Pixels
+from triptych.core.runtime.devices.transfer import sent, sent_like
 from triptych.modalities.diffusion.engine.caches.methods import CacheMethod
 from triptych.modalities.diffusion.engine.caches.row_cache import RowCache
 from triptych.modalities.diffusion.engine.denoise import DenoiseRow, Guidance, GuidanceBranch, Kept

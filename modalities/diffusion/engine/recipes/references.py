@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from triptych.core.devices.transfer import sent
+from triptych.core.runtime.devices.transfer import sent
 from triptych.modalities.diffusion.engine.families.model import Conditioning
 from triptych.modalities.diffusion.engine.recipes.latents import fitted, picture_tensor
 from triptych.modalities.diffusion.engine.recipes.recipe import Recipe

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 from typing_extensions import override
 
-from triptych.core.devices.transfer import sent_like
 from triptych.core.errors import WeightsError
+from triptych.core.runtime.devices.transfer import sent_like
 from triptych.modalities.diffusion.engine.denoise import Guidance
 from triptych.modalities.diffusion.engine.families.model import Conditioning
 from triptych.modalities.diffusion.engine.recipes.text import EvenFlow, TextRecipe

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from triptych.core.devices.transfer import sent
+from triptych.core.runtime.devices.transfer import sent
 from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
 from triptych.modalities.diffusion.engine.samplers.registry import Spacing, dynamic_shift
 from triptych.modalities.diffusion.wire import ImageRequest

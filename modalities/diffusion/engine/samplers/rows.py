@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triptych.core.devices.transfer import sent
+from triptych.core.runtime.devices.transfer import sent
 from triptych.modalities.diffusion.engine.samplers.program import Program
 from triptych.modalities.diffusion.engine.samplers.registry import (
     Spacing,

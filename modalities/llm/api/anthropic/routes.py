@@ -12,10 +12,10 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from triptych.core.engine_api.tokens import TokenRequest
 from triptych.core.http.context import Context
 from triptych.core.http.data_urls import DataUrlRoute, FilePlace
 from triptych.core.http.sse import EventStream, described
-from triptych.core.tokens import TokenRequest
 from triptych.modalities.llm.api.anthropic.conversation import chat_fields, chat_names
 from triptych.modalities.llm.api.anthropic.dialect import (
     ANTHROPIC_ERRORS,

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.text import Text
 
 from triptych.core.errors import ConfigError
-from triptych.core.typed import decode_json
+from triptych.core.process.typed import decode_json
 from triptych.modalities.llm.api.bench.client import (
     BenchServer,
     find_model,

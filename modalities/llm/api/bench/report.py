@@ -24,8 +24,8 @@ import numpy as np
 from rich.table import Table
 
 from triptych.core.errors import ConfigError
-from triptych.core.threads import num_usable_cores
-from triptych.core.versions import versions
+from triptych.core.process.threads import num_usable_cores
+from triptych.core.process.versions import versions
 from triptych.modalities.llm.api.bench.client import BenchServer
 from triptych.modalities.llm.api.bench.load import Run, Workload
 

@@ -17,10 +17,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from triptych.core.client import EngineStatus
+from triptych.core.engine_api.client import EngineStatus
 from triptych.core.errors import UnknownModel
-from triptych.core.metrics import DEVICE_BYTES, DEVICE_INFO, labelled
-from triptych.core.once import once
+from triptych.core.process.metrics import DEVICE_BYTES, DEVICE_INFO, labelled
+from triptych.core.process.once import once
 from triptych.core.text.context_length import context_length
 from triptych.core.weights.layout import TensorInfo, read_json, read_layout, weight_files
 from triptych.core.weights.resolve import ResolvedModel

@@ -19,12 +19,12 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import Scope
 
+from triptych.core.engine_api.tokens import TokenRequest
 from triptych.core.errors import UnsupportedOption
 from triptych.core.http.context import Context
 from triptych.core.http.data_urls import DataUrlRoute, FilePlace
 from triptych.core.http.refused_routes import add_refused_routes
 from triptych.core.http.sse import LineStream, described_lines
-from triptych.core.tokens import TokenRequest
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.api.generation import (
     begin,

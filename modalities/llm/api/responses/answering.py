@@ -15,7 +15,7 @@ from typing import Self
 
 from fastapi import Request
 
-from triptych.core.config import ServerOptions
+from triptych.core.engine_api.tokens import TokenRequest
 from triptych.core.errors import (
     NotFound,
     PayloadTooLarge,
@@ -30,9 +30,9 @@ from triptych.core.http.errors import to_public
 from triptych.core.http.json_writer import write_json
 from triptych.core.http.sse import log_broken
 from triptych.core.media.fetch import Fetched
+from triptych.core.options.config import ServerOptions
 from triptych.core.store.store import DocumentStore
 from triptych.core.text.threads import on_text_thread_if_long
-from triptych.core.tokens import TokenRequest
 from triptych.modalities.llm.api.generation import (
     Generation,
     begin,

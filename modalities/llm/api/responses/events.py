@@ -11,7 +11,7 @@ import msgspec
 from pydantic import BaseModel, Field
 
 from triptych.core.http.sse import WrittenDocument
-from triptych.core.typed import decode_json
+from triptych.core.process.typed import decode_json
 from triptych.modalities.llm.api.replies import ChatLogprob
 from triptych.modalities.llm.api.responses.replies import (
     OutputItem,

@@ -15,9 +15,9 @@ import msgspec
 
 from triptych.core.errors import InvalidRequest, NotFound, PayloadTooLarge
 from triptych.core.limits import MAX_MESSAGES
+from triptych.core.process.typed import decode_json
 from triptych.core.store.documents import DocumentTable, Key
 from triptych.core.store.store import DocumentStore
-from triptych.core.typed import decode_json
 from triptych.modalities.llm.api.responses.layout import (
     CONVERSATION,
     INPUT,

@@ -10,8 +10,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from triptych.core.config import ModelOptions
 from triptych.core.errors import ConfigError
+from triptych.core.options.config import ModelOptions
 from triptych.modalities.llm.api.tools.harmony import harmony
 from triptych.modalities.llm.api.tools.json_calls import (
     MarkedJson,

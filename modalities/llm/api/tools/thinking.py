@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from tokenizers import Tokenizer
 
+from triptych.core.engine_api.tokens import ThinkingRules
 from triptych.core.text.tokenizer import encode
-from triptych.core.tokens import ThinkingRules
 from triptych.modalities.llm.api.tools.formats import THINKING_FORMATS, AnswerSyntax
 from triptych.modalities.llm.api.tools.harmony import ANALYSIS, ENDS, FINAL
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from triptych.core.lazy import load
+from triptych.core.process.lazy import load
 from triptych.core.weights.layout import read_json
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.tts.api.frontend.base import FrontEnd

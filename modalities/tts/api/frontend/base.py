@@ -14,8 +14,8 @@ from functools import cached_property
 
 import msgspec
 
+from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.errors import InvalidRequest, UnsupportedOption
-from triptych.core.sampling_params import SamplingParams
 from triptych.modalities.tts.api.text.chunks import Utterance
 from triptych.modalities.tts.api.text.spoken import Span, SpokenText
 from triptych.modalities.tts.wire import SpeechSegment

@@ -16,9 +16,9 @@ from typing import Any
 
 import msgspec
 
+from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.errors import UnsupportedOption, WeightsError
-from triptych.core.sampling_params import SamplingParams
-from triptych.core.typed import convert
+from triptych.core.process.typed import convert
 from triptych.core.weights.layout import read_layout
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.tts.api.frontend.base import FrontEnd, PlannedSegment, Voice

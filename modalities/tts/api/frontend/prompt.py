@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.errors import InvalidRequest, WeightsError
-from triptych.core.sampling_params import SamplingParams
 from triptych.core.text.tokenizer import encode, read_tokenizer
 from triptych.core.weights.layout import read_json
 from triptych.core.weights.resolve import ResolvedModel

@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from triptych.core.once import once
-from triptych.core.typed import convert
+from triptych.core.process.once import once
+from triptych.core.process.typed import convert
 from triptych.modalities.tts.api.text.spoken import Span, SpokenText, merge_spans
 
 _CHUNK = re.compile(r"\S+")

@@ -11,8 +11,8 @@ from importlib.resources import files
 
 import msgspec
 
-from triptych.core.once import once
-from triptych.core.typed import convert
+from triptych.core.process.once import once
+from triptych.core.process.typed import convert
 
 
 class WordLists(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

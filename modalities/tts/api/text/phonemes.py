@@ -20,7 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from triptych.core.once import once
+from triptych.core.process.once import once
 from triptych.modalities.tts.api.text.spoken import Pronunciation, Span, SpokenText
 
 if TYPE_CHECKING:

@@ -17,11 +17,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from triptych.core.config import Config, ModelOptions, ServerOptions
 from triptych.core.errors import ConfigError
 from triptych.core.http.auth import owners
 from triptych.core.media.audio import decode
 from triptych.core.media.child import DecodePool
+from triptych.core.options.config import Config, ModelOptions, ServerOptions
 from triptych.core.options.table import add_options, resolve
 from triptych.core.weights.layout import read_json
 from triptych.core.weights.progress import RichProgress

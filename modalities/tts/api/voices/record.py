@@ -22,7 +22,7 @@ import msgspec
 
 from triptych.core.errors import InvalidRequest, TriptychError
 from triptych.core.limits import MAX_NAME_CHARS
-from triptych.core.typed import decode_msgpack
+from triptych.core.process.typed import decode_msgpack
 from triptych.modalities.tts.wire import VoiceClip
 
 MAX_TRANSCRIPT_CHARS: Final = 4096

@@ -17,10 +17,10 @@ from typing import Final, Self, TypeVar
 import numpy as np
 from filelock import FileLock
 
-from triptych.core.config import Config
 from triptych.core.errors import InvalidRequest, Unavailable
-from triptych.core.logs import fields
 from triptych.core.media.audio.resampling import Pcm
+from triptych.core.options.config import Config
+from triptych.core.process.logs import fields
 from triptych.core.weights.cache import default_cache_dir
 from triptych.core.weights.manifest import flush
 from triptych.modalities.tts.api.voices.record import (

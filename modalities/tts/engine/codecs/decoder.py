@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triptych.core.devices.transfer import sent
-from triptych.core.devices.upload import Uploads
 from triptych.core.errors import WeightsError
-from triptych.core.graphs.backend import Tensors
-from triptych.core.graphs.buckets import Bucket, row_sizes, smallest
-from triptych.core.graphs.captured import CapturedSteps
-from triptych.core.layers.row_by_row import row_by_row
+from triptych.core.runtime.devices.transfer import sent
+from triptych.core.runtime.devices.upload import Uploads
+from triptych.core.runtime.graphs.backend import Tensors
+from triptych.core.runtime.graphs.buckets import Bucket, row_sizes, smallest
+from triptych.core.runtime.graphs.captured import CapturedSteps
+from triptych.core.runtime.layers.row_by_row import row_by_row
 from triptych.modalities.tts.engine.codecs.protocol import DecodedAudio
 from triptych.modalities.tts.engine.codecs.stages import (
     CodecStep,

@@ -93,7 +93,7 @@ class StreamingConv1d(StreamingStage):
 
     def _is_steady(self, step: CodecStep) -> bool:
         """Whether the window is past and new steps alone, of rows well within their streams."""
-        from triptych.core.kernels.triton.stream_conv import is_supported
+        from triptych.core.runtime.kernels.triton.stream_conv import is_supported
 
         has_edge = self.span > 0 and step.has_edge(self.signal, self.num_past, self.padding)
         is_plain = not (has_edge or step.is_flush)
@@ -101,7 +101,7 @@ class StreamingConv1d(StreamingStage):
 
     def _on_gpu(self, x_BCT: Tensor, step: CodecStep, num_out: int) -> Tensor:
         """Without joining past and new steps; the past moves on."""
-        from triptych.core.kernels.triton.stream_conv import stream_conv
+        from triptych.core.runtime.kernels.triton.stream_conv import stream_conv
 
         y_BOT: Tensor = stream_conv(
             x_BCT,

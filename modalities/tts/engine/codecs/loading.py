@@ -18,15 +18,15 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from triptych.core.config import SpeechOptions
 from triptych.core.errors import ConfigError, WeightsError
-from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.layers.native_linear import pack_linears
-from triptych.core.typed import convert, what_is_wrong
+from triptych.core.options.config import SpeechOptions
+from triptych.core.process.typed import convert, what_is_wrong
+from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.layers.native_linear import pack_linears
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
+from triptych.core.runtime.tensors.loading import MAX_NAMED, TensorTarget, load_tensors
+from triptych.core.runtime.tensors.quiet import transformers_loading
 from triptych.core.weights.layout import read_json, read_layout
-from triptych.core.weights.quiet import transformers_loading
-from triptych.core.weights.tensors.checkpoint import Checkpoint
-from triptych.core.weights.tensors.loading import MAX_NAMED, TensorTarget, load_tensors
 from triptych.core.weights.unfit import unfit
 from triptych.modalities.tts.engine.codecs.decoder import Adapter, StreamingDecoder
 from triptych.modalities.tts.engine.codecs.families.dac import dac, xcodec

@@ -22,8 +22,8 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from triptych.core.devices.transfer import sent
 from triptych.core.errors import WeightsError
+from triptych.core.runtime.devices.transfer import sent
 
 _FAR = 2**40  # frames
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from triptych.core.devices.transfer import sent
+from triptych.core.runtime.devices.transfer import sent
 from triptych.modalities.tts.engine.codecs.protocol import DecodedAudio
 
 

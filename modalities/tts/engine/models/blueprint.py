@@ -18,18 +18,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from triptych.core.config import SpeechOptions
-from triptych.core.decoders.native import position_values
-from triptych.core.decoders.tensor_names import AS_STORED
-from triptych.core.engine.text_head import CausalModel
-from triptych.core.frames import END_FRAME_ID, frame_id
-from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.layers.attention import KvLayout
-from triptych.core.layers.decoder import DecoderConfig
-from triptych.core.sampling.sampler import LOGIT_BYTES
+from triptych.core.engine_api.frames import END_FRAME_ID, frame_id
+from triptych.core.options.config import SpeechOptions
+from triptych.core.runtime.decoders.causal_model import CausalModel
+from triptych.core.runtime.decoders.native import position_values
+from triptych.core.runtime.decoders.tensor_names import AS_STORED
+from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.layers.attention import KvLayout
+from triptych.core.runtime.layers.decoder_layer import DecoderConfig
+from triptych.core.runtime.sampling.sampler import LOGIT_BYTES
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
+from triptych.core.runtime.tensors.loading import Target, load_tensors
 from triptych.core.weights.encoding import WeightEncoding
-from triptych.core.weights.tensors.checkpoint import Checkpoint
-from triptych.core.weights.tensors.loading import Target, load_tensors
 from triptych.modalities.tts.engine.codecs.loading import HubCodec
 from triptych.modalities.tts.engine.codecs.protocol import SpeechCodec
 from triptych.modalities.tts.engine.frame_head import FrameModel

@@ -17,7 +17,9 @@ import msgspec
 import numpy as np
 import torch
 
-from triptych.core.decoders.hf_config import (
+from triptych.core.engine_api.frames import StepCodes
+from triptych.core.errors import WeightsError
+from triptych.core.runtime.decoders.hf_config import (
     CausalLmConfig,
     Count,
     Positive,
@@ -25,18 +27,17 @@ from triptych.core.decoders.hf_config import (
     decoder_of,
     parse,
 )
-from triptych.core.decoders.native import position_values
-from triptych.core.decoders.tensor_names import stack_targets
-from triptych.core.errors import WeightsError
-from triptych.core.frames import StepCodes
-from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.kernels.paged_attention import AttentionBatch
-from triptych.core.layers.attention import KvCache, KvLayout, PagedStep
-from triptych.core.layers.decoder import DecoderConfig, DecoderStack
-from triptych.core.layers.linear import Linear
-from triptych.core.sampling.sampler import LOGIT_BYTES, FrameSampler
+from triptych.core.runtime.decoders.native import position_values
+from triptych.core.runtime.decoders.tensor_names import stack_targets
+from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.kernels.paged_attention import AttentionBatch
+from triptych.core.runtime.layers.attention import KvCache, KvLayout, PagedStep
+from triptych.core.runtime.layers.decoder import DecoderStack
+from triptych.core.runtime.layers.decoder_layer import DecoderConfig
+from triptych.core.runtime.layers.linear import Linear
+from triptych.core.runtime.sampling.sampler import LOGIT_BYTES, FrameSampler
+from triptych.core.runtime.tensors.loading import Target, TensorTarget
 from triptych.core.weights.encoding import WeightEncoding
-from triptych.core.weights.tensors.loading import Target, TensorTarget
 from triptych.modalities.tts.engine.codecs.loading import HubCodec
 from triptych.modalities.tts.engine.frame_head import FrameDraws, FrameInputs
 from triptych.modalities.tts.engine.models.blueprint import (

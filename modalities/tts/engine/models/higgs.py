@@ -23,7 +23,8 @@ import msgspec
 import numpy as np
 import torch
 
-from triptych.core.decoders.hf_config import (
+from triptych.core.engine_api.frames import StepCodes
+from triptych.core.runtime.decoders.hf_config import (
     CausalLmConfig,
     Count,
     Positive,
@@ -31,15 +32,15 @@ from triptych.core.decoders.hf_config import (
     decoder_of,
     parse,
 )
-from triptych.core.decoders.tensor_names import mlp_targets, stack_targets
-from triptych.core.frames import StepCodes
-from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.layers.attention import KvCache, PagedStep
-from triptych.core.layers.decoder import DecoderConfig, DecoderLayer, DecoderStack
-from triptych.core.layers.linear import Linear
-from triptych.core.sampling.sampler import FrameSampler
+from triptych.core.runtime.decoders.tensor_names import mlp_targets, stack_targets
+from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.layers.attention import KvCache, PagedStep
+from triptych.core.runtime.layers.decoder import DecoderStack
+from triptych.core.runtime.layers.decoder_layer import DecoderConfig, DecoderLayer
+from triptych.core.runtime.layers.linear import Linear
+from triptych.core.runtime.sampling.sampler import FrameSampler
+from triptych.core.runtime.tensors.loading import Target, TensorTarget
 from triptych.core.weights.encoding import WeightEncoding
-from triptych.core.weights.tensors.loading import Target, TensorTarget
 from triptych.modalities.tts.configs.higgs import CODEC_FOLDER
 from triptych.modalities.tts.engine.codecs.loading import HubCodec
 from triptych.modalities.tts.engine.frame_head import FrameDraws, FrameInputs

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from triptych.core.decoders.native import NativeBlueprint
 from triptych.core.errors import InvalidRequest
+from triptych.core.runtime.decoders.native import NativeBlueprint
 from triptych.modalities.tts.configs.orpheus import CODES_PER_FRAME, FRAME_ORDER, read_speech_block
 from triptych.modalities.tts.engine.codecs.loading import HubCodec
 from triptych.modalities.tts.engine.codecs.protocol import SpeechCodec

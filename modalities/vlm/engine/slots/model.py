@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.modalities.vlm.configs.slots import SlotConfig, SlotVisionConfig
 from triptych.modalities.vlm.engine.slots.tower import (
     LAST_CHANNELS,

@@ -17,6 +17,7 @@ import pytest
 
 from support.http import ANSWER, FakeEngine, chat, in_process, live, refused
 from support.stored_app import PATH, StoredApp, chat_line, jsonl, make_stored_app, running
+from triptych.core.engine_api.tokens import TokenDelta, TokenRequest
 from triptych.core.errors import EngineDown, Overloaded, RateLimited, Unavailable
 from triptych.core.http.batches import record as records
 from triptych.core.http.batches import runner, work
@@ -28,7 +29,6 @@ from triptych.core.http.disconnect import InFlight
 from triptych.core.limits import MAX_ACTIVE_BATCHES, MAX_PRIORITY
 from triptych.core.store.clock import ExpiryClock, steady_s
 from triptych.core.store.documents import DocumentTable, Key
-from triptych.core.tokens import TokenDelta, TokenRequest
 
 Batch = dict[str, Any]
 

@@ -7,8 +7,8 @@ import pytest
 
 from support.image_app import opened, plain
 from support.pictures import picture
+from triptych.core.engine_api.pixels import Pixels
 from triptych.core.errors import InvalidRequest
-from triptych.core.pixels import Pixels
 from triptych.modalities.diffusion.api.files import MEDIA_TYPES, PictureKind, encode_picture
 from triptych.modalities.diffusion.api.links import ID_CHARS, PictureStore
 

@@ -19,8 +19,8 @@ from support.image_app import (
     one_colour,
     opened,
 )
-from triptych.core.config import ImageOptions
 from triptych.core.errors import EngineDown, NonFinite
+from triptych.core.options.config import ImageOptions
 from triptych.modalities.diffusion.api.protocol import REFUSED
 from triptych.modalities.diffusion.wire import AdapterUse, StepCache
 

@@ -18,7 +18,6 @@ from support.image_app import (
     plain,
 )
 from support.pictures import hole_mask, picture, saved, turned
-from triptych.core.config import Config, DeviceOptions, ImageOptions
 from triptych.core.errors import (
     EngineDown,
     InvalidRequest,
@@ -30,6 +29,7 @@ from triptych.core.errors import (
     UnsupportedOption,
 )
 from triptych.core.media.pictures import PictureReader
+from triptych.core.options.config import Config, DeviceOptions, ImageOptions
 from triptych.modalities.diffusion.api.service import ImageCall, ImageService, PictureFile
 from triptych.modalities.diffusion.wire import AdapterUse, ImageDelta, ImageRequest, StepCache
 

@@ -17,12 +17,12 @@ from torch.nn.functional import avg_pool2d
 from support.image_folders import save_pipeline
 from support.image_runner import PIPELINE, RunnerDriver, image_request, open_executor
 from support.rank_threads import open_gloo
-from triptych.core.config import Config, DeviceOptions, ImageOptions, ModelOptions
-from triptych.core.devices.device import Device
-from triptych.core.devices.rank_group import RankGroup
-from triptych.core.engine.ranks import Plans
 from triptych.core.errors import InvalidRequest, MemoryBudgetExceeded, WeightsError
 from triptych.core.ledger import Ledger
+from triptych.core.options.config import Config, DeviceOptions, ImageOptions, ModelOptions
+from triptych.core.runtime.devices.device import Device
+from triptych.core.runtime.devices.rank_group import RankGroup
+from triptych.core.runtime.engine.ranks import Plans
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.diffusion.engine.caches.methods import Level
 from triptych.modalities.diffusion.engine.costs import DrawingCosts
@@ -90,7 +90,7 @@ def test_every_byte_has_an_owner_and_comes_back(folder: Path, tmp_path: Path) ->
 
 
 class _ToldPlans:
-    """In place of `core.engine.ranks.Plans`: rank 0 has little room, and one picture."""
+    """In place of `core.runtime.engine.ranks.Plans`: rank 0 has little room, and one picture."""
 
     def capacity(self) -> int:
         return 64 * 64 - 1

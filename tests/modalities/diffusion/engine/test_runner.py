@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from support.image_runner import RunnerDriver, image_request, open_executor
+from triptych.core.engine_api.pixels import Pixels
 from triptych.core.errors import InternalError, InvalidRequest, NonFinite, OutOfMemory
-from triptych.core.pixels import Pixels
 from triptych.modalities.diffusion.engine import denoise
 from triptych.modalities.diffusion.engine.executor import ImageExecutor
 from triptych.modalities.diffusion.plan import PictureKey, PictureRow, PictureStart

@@ -9,7 +9,7 @@ import torch
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from support.image_runner import RunnerDriver, image_request, open_executor
-from triptych.core.pixels import Pixels
+from triptych.core.engine_api.pixels import Pixels
 from triptych.modalities.diffusion.engine.denoise import Denoiser
 from triptych.modalities.diffusion.engine.executor import ImageExecutor
 from triptych.modalities.diffusion.engine.families.table import open_model

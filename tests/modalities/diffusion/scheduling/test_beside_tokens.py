@@ -11,7 +11,7 @@ import pytest
 from support.denoise_world import FakeImageRunner, linear_costs, measure, picture_of, request_of
 from support.engine_seams import FakeFrames, FakeLoader, FrameRequest, FrameRunner
 from support.virtual_engine import Chat, World, answer, ask, prompt_of
-from triptych.core.plan import Plan, TokenPlan
+from triptych.core.engine_api.plan import Plan, TokenPlan
 from triptych.modalities.diffusion.plan import DenoisePlan, PictureKey
 from triptych.modalities.diffusion.scheduling.scheduler import DenoiseScheduler
 from triptych.modalities.diffusion.wire import ImageDelta

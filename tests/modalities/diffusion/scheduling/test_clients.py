@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from support.denoise_world import Rig, request_of
-from triptych.core.job import JobState
+from triptych.core.engine_api.job import JobState
 
 
 def finished(rig: Rig) -> list[str]:

@@ -15,8 +15,8 @@ from support.denoise_world import (
     picture_of,
     request_of,
 )
+from triptych.core.engine_api.job import JobState
 from triptych.core.errors import InternalError, InvalidRequest, OutOfMemory, Overloaded
-from triptych.core.job import JobState
 from triptych.modalities.diffusion.plan import PictureKey
 from triptych.modalities.diffusion.wire import ImageDelta
 

@@ -9,10 +9,10 @@ import pytest
 
 from support.embedding_models import save, save_cross_encoder, write
 from support.http import live
-from triptych.core.config import Config, DeviceOptions
-from triptych.core.devices.device import open_device
 from triptych.core.http.app import create_app
 from triptych.core.http.models import Task
+from triptych.core.options.config import Config, DeviceOptions
+from triptych.core.runtime.devices.device import open_device
 from triptych.modalities.embedding.api.cohere import cohere_router
 from triptych.modalities.embedding.api.routes import embedding_cards, embeddings_router
 from triptych.modalities.embedding.api.score_routes import score_router

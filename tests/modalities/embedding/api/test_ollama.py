@@ -12,8 +12,8 @@ import pytest
 
 from support.full_app import NUM_DIMENSIONS, VectorEngine, embedding_model
 from support.http import in_process
-from triptych.core.config import Config
 from triptych.core.http.app import create_app
+from triptych.core.options.config import Config
 from triptych.modalities.embedding.api import ollama
 from triptych.modalities.embedding.api.ollama import ollama_embeddings_router
 from triptych.modalities.embedding.api.replies import numbers

@@ -15,11 +15,11 @@ import torch
 
 from support.embedding_models import build, save, save_decoder, write
 from support.http import live
-from triptych.core.config import Config, DeviceOptions, ModelOptions
-from triptych.core.devices.device import open_device
+from triptych.core.engine_api.tokens import TokenRequest
 from triptych.core.errors import WeightsError
 from triptych.core.http.app import create_app
-from triptych.core.tokens import TokenRequest
+from triptych.core.options.config import Config, DeviceOptions, ModelOptions
+from triptych.core.runtime.devices.device import open_device
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.embedding.api.routes import embedding_cards, embeddings_router
 from triptych.modalities.embedding.api.service import EmbeddingService

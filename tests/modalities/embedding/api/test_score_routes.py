@@ -14,10 +14,10 @@ import torch
 
 from support.embedding_models import WORDS, build, save, save_cross_encoder
 from support.http import live, refused
-from triptych.core.config import Config, DeviceOptions, ModelOptions
-from triptych.core.devices.device import open_device
 from triptych.core.http.app import create_app
 from triptych.core.http.models import Task
+from triptych.core.options.config import Config, DeviceOptions, ModelOptions
+from triptych.core.runtime.devices.device import open_device
 from triptych.modalities.embedding.api.routes import embedding_cards, embeddings_router
 from triptych.modalities.embedding.api.score_routes import score_router
 from triptych.modalities.embedding.api.service import EmbeddingService

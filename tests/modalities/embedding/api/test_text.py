@@ -12,8 +12,8 @@ from tokenizers import Encoding
 
 from support.embedding_models import WORDS, save_cross_encoder, save_tokenizer
 from support.text_models import write_text_folder
-from triptych.core.config import ModelOptions
 from triptych.core.errors import InvalidRequest
+from triptych.core.options.config import ModelOptions
 from triptych.core.text.tokenizer import read_tokenizer
 from triptych.modalities.embedding.api import text
 from triptych.modalities.embedding.api.text import EmbeddingModel, PairMarks, shortened

@@ -10,7 +10,7 @@ import torch
 
 from support.embedding_models import CROSS_ENCODERS, save_cross_encoder
 from triptych.core.errors import WeightsError
-from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.modalities.embedding.architecture import EncoderSizes, is_cross_encoder
 from triptych.modalities.embedding.engine.encoder import load_encoder
 from triptych.modalities.embedding.engine.runner import Embedder, load_score_head

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from support.embedding_models import FAMILIES, WORDS, build, save
 from triptych.core.errors import WeightsError
-from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.layers.native_linear import pack_linears
-from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.layers.native_linear import pack_linears
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.modalities.embedding.architecture import EncoderSizes
 from triptych.modalities.embedding.engine import rotary_encoder
 from triptych.modalities.embedding.engine.encoder import load_encoder

@@ -11,8 +11,8 @@ import pytest
 
 from support.http import ANSWER, FakeEngine, chat, documents, in_process, make_service, refused
 from support.text_models import CHATML
-from triptych.core.config import Config
 from triptych.core.http.app import create_app
+from triptych.core.options.config import Config
 from triptych.modalities.llm.api.routes import llm_router
 from triptych.modalities.llm.api.unsupported import ROUTES
 

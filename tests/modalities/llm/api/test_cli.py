@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from support.text_models import ScriptedClient, write_text_folder
-from triptych.core import logs
-from triptych.core.config import ModelOptions, ScheduleOptions
+from triptych.core.engine_api.tokens import TokenDelta, TokenRequest
 from triptych.core.errors import ConfigError, InvalidRequest, NonFinite
-from triptych.core.loop_thread import LoopThread
-from triptych.core.tokens import TokenDelta, TokenRequest
+from triptych.core.options.config import ModelOptions, ScheduleOptions
+from triptych.core.process import logs
+from triptych.core.process.loop_thread import LoopThread
 from triptych.modalities.llm.api import cli
 from triptych.modalities.llm.api.pipeline import ChatAnswer, ChatPipeline
 from triptych.modalities.llm.api.service import LlmService

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.text_models import byte_tokenizer
-from triptych.core.tokens import TokenLogprob
+from triptych.core.engine_api.tokens import TokenLogprob
 from triptych.modalities.llm.api.detokenizer import Detokenizer, StopFilter
 
 TOKENIZER = byte_tokenizer()

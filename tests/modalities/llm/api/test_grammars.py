@@ -9,8 +9,8 @@ import pytest
 from support.child_processes import grammar_checkers
 from support.http import until
 from support.text_models import write_text_folder
-from triptych.core.config import ModelOptions
 from triptych.core.grammar.source import Constraint
+from triptych.core.options.config import ModelOptions
 from triptych.modalities.llm.api.grammars import GrammarChecker
 from triptych.modalities.llm.api.text import TextModel
 

@@ -74,7 +74,7 @@ def test_without_a_device_no_chat_template_is_started(
     def open_device(*args: object) -> None:
         raise DeviceError("There is none.")
 
-    monkeypatch.setattr("triptych.core.devices.device.open_device", open_device)
+    monkeypatch.setattr("triptych.core.runtime.devices.device.open_device", open_device)
     monkeypatch.setattr(TextModel, "start", lambda text: pytest.fail("started"))
     with pytest.raises(DeviceError):
         open_chat(folder)

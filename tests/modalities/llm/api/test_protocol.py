@@ -11,9 +11,9 @@ from openai.types import completion_create_params as text_params
 from openai.types.chat import completion_create_params as chat_params
 from pydantic import ValidationError
 
+from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.errors import InvalidRequest, TriptychError, UnsupportedOption
 from triptych.core.limits import SAMPLING_RANGES
-from triptych.core.sampling_params import SamplingParams
 from triptych.modalities.llm.api.messages import Message
 from triptych.modalities.llm.api.protocol import ChatRequest, CompletionRequest
 from triptych.modalities.llm.api.tokenizer_protocol import TokenizeRequest

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from support.http import ANSWER, FakeEngine, chat, documents, refused
-from triptych.core.tokens import TokenLogprob, TokenRequest
+from triptych.core.engine_api.tokens import TokenLogprob, TokenRequest
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from support.text_models import Script, ScriptedClient, write_text_folder
-from triptych.core.caller import Caller
-from triptych.core.config import ModelOptions, ScheduleOptions
+from triptych.core.engine_api.caller import Caller
+from triptych.core.engine_api.prompt_content import Array, ContentSpan, PromptContent
+from triptych.core.engine_api.sampling_params import SamplingParams
+from triptych.core.engine_api.tokens import TokenDelta, TokenLogprob, TokenRequest
 from triptych.core.errors import (
     ContextLengthExceeded,
     InvalidRequest,
@@ -19,9 +21,7 @@ from triptych.core.errors import (
     Overloaded,
     PayloadTooLarge,
 )
-from triptych.core.prompt_content import Array, ContentSpan, PromptContent
-from triptych.core.sampling_params import SamplingParams
-from triptych.core.tokens import TokenDelta, TokenLogprob, TokenRequest
+from triptych.core.options.config import ModelOptions, ScheduleOptions
 from triptych.modalities.llm.api import service as service_module
 from triptych.modalities.llm.api.checks import sampling_params
 from triptych.modalities.llm.api.samples import SampleDelta, TextCall

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer, processors
 
 from support.http import ANSWER, FakeEngine, chat, documents, refused
 from support.text_models import write_text_folder
-from triptych.core.config import ModelOptions
 from triptych.core.errors import InvalidRequest
+from triptych.core.options.config import ModelOptions
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.api.text import TextModel
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from support.text_models import SPECIALS, write_text_folder
-from triptych.core.config import ModelOptions
 from triptych.core.errors import ConfigError, InvalidRequest, WeightsError
+from triptych.core.options.config import ModelOptions
 from triptych.modalities.llm.api.multimodal import Message
 from triptych.modalities.llm.api.template import ChatTemplate
 from triptych.modalities.llm.api.template_child import Rendering

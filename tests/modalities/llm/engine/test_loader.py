@@ -15,7 +15,13 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from triptych.core.config import (
+from triptych.core.engine_api.job import Job, Output
+from triptych.core.engine_api.plan import PendingStep, Plan
+from triptych.core.engine_api.sampling_params import SamplingParams
+from triptych.core.engine_api.tokens import TokenRequest
+from triptych.core.errors import ConfigError, MemoryBudgetExceeded, ModelTooLarge, WeightsError
+from triptych.core.ledger import Ledger
+from triptych.core.options.config import (
     CacheOptions,
     Config,
     DebugOptions,
@@ -23,18 +29,12 @@ from triptych.core.config import (
     ModelOptions,
     ScheduleOptions,
 )
-from triptych.core.devices.device import Device
-from triptych.core.engine import loader as core_loader
-from triptych.core.engine.text_head import TextHead
-from triptych.core.engine.token_runner import TokenRunner
-from triptych.core.errors import ConfigError, MemoryBudgetExceeded, ModelTooLarge, WeightsError
-from triptych.core.graphs.buckets import DecodeBuckets
-from triptych.core.graphs.decode import DecodeGraphs
-from triptych.core.job import Job, Output
-from triptych.core.ledger import Ledger
-from triptych.core.plan import PendingStep, Plan
-from triptych.core.sampling_params import SamplingParams
-from triptych.core.tokens import TokenRequest
+from triptych.core.runtime.devices.device import Device
+from triptych.core.runtime.engine import loader as core_loader
+from triptych.core.runtime.engine.text_head import TextHead
+from triptych.core.runtime.engine.token_runner import TokenRunner
+from triptych.core.runtime.graphs.buckets import DecodeBuckets
+from triptych.core.runtime.graphs.decode import DecodeGraphs
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.engine.loader import LlmLoader
 from triptych.schedulers.base import LoadedModel

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from support.recognition import noise, transcribe_request, wav, write_folder
-from triptych.core.config import Config
-from triptych.core.devices.device import Device
+from triptych.core.engine_api.job import Job
 from triptych.core.errors import ConfigError, InvalidRequest, MemoryBudgetExceeded
-from triptych.core.job import Job
 from triptych.core.ledger import Ledger
+from triptych.core.options.config import Config
+from triptych.core.runtime.devices.device import Device
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.recognition.api.cli import add_transcribe_arguments, run_transcribe
 from triptych.modalities.recognition.api.pipeline import TranscriptionPipeline, resample

@@ -16,7 +16,7 @@ from support.recognition import (
     timed_tokens,
     whisper_model,
 )
-from triptych.core.caller import Caller
+from triptych.core.engine_api.caller import Caller
 from triptych.core.errors import InvalidRequest, NotFound, Overloaded
 from triptych.modalities.recognition.api import service as service_module
 from triptych.modalities.recognition.api.languages import language_code

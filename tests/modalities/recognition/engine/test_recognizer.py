@@ -28,7 +28,7 @@ from support.recognition import (
     write_folder,
 )
 from triptych.core.errors import NonFinite, WeightsError
-from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.modalities.recognition.engine.model import WhisperNetwork
 from triptych.modalities.recognition.engine.recognizer import (
     TOKENS_PER_STAGE,

@@ -17,8 +17,8 @@ import pytest
 from support.audio_signals import decode_av
 from support.speech_app import FakeSpeechEngine, heard, make_speech_service, num_samples
 from triptych.core.errors import ConfigError, InvalidRequest, NonFinite
-from triptych.core.loop_thread import LoopThread
 from triptych.core.media.audio.containers import FORMATS
+from triptych.core.process.loop_thread import LoopThread
 from triptych.modalities.tts.api import cli
 from triptych.modalities.tts.api.pipeline import SpeechPipeline
 

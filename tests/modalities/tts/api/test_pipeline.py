@@ -23,10 +23,10 @@ from support.speech_app import (
     num_samples,
     tone,
 )
-from triptych.core.config import Config, ModelOptions, ServerOptions
 from triptych.core.errors import ConfigError, InvalidRequest, NotFound
 from triptych.core.http.auth import owners
-from triptych.core.loop_thread import LoopThread
+from triptych.core.options.config import Config, ModelOptions, ServerOptions
+from triptych.core.process.loop_thread import LoopThread
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.tts.api import pipeline
 from triptych.modalities.tts.api.pipeline import SpeechPipeline, format_of

@@ -22,7 +22,8 @@ from support.speech_app import (
     make_speech_service,
     num_samples,
 )
-from triptych.core.caller import Caller, Principal
+from triptych.core.engine_api.caller import Caller, Principal
+from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.errors import (
     EngineDown,
     InvalidRequest,
@@ -32,7 +33,6 @@ from triptych.core.errors import (
     TriptychError,
     UnsupportedOption,
 )
-from triptych.core.sampling_params import SamplingParams
 from triptych.modalities.tts.api.progress import SpeechPiece
 from triptych.modalities.tts.api.service import SpeechCall, SpeechService
 

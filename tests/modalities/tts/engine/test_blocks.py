@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from support.speech_models import csm, orpheus, setup_of
-from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.layers.decoder import DecoderStack
+from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.layers.decoder import DecoderStack
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.weights.encoding import WeightEncoding
-from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.modalities.tts.engine.loader import open_blueprint
 
 

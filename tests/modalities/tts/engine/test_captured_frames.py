@@ -14,10 +14,10 @@ from support.captured import CountingCalls, verified_steps
 from support.decoder_rig import GREEDY
 from support.frame_rig import FrameRecorder, FrameRig
 from support.speech_models import csm, higgs, setup_of
-from triptych.core.graphs.buckets import DecodeBuckets
-from triptych.core.graphs.decode import DecodeGraphs
-from triptych.core.sampling_params import SamplingParams
-from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.core.engine_api.sampling_params import SamplingParams
+from triptych.core.runtime.graphs.buckets import DecodeBuckets
+from triptych.core.runtime.graphs.decode import DecodeGraphs
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.modalities.tts.engine.frame_head import FrameHead
 from triptych.modalities.tts.engine.models.csm import CsmBlueprint
 from triptych.modalities.tts.engine.models.higgs import HiggsBlueprint

@@ -12,7 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from support.codec_models import mimi
 from support.speech_models import csm, orpheus
-from triptych.core.config import (
+from triptych.core.errors import ConfigError, MemoryBudgetExceeded, WeightsError
+from triptych.core.ledger import Ledger
+from triptych.core.options.config import (
     CacheOptions,
     Config,
     DeviceOptions,
@@ -20,9 +22,7 @@ from triptych.core.config import (
     ScheduleOptions,
     SpeechOptions,
 )
-from triptych.core.devices.device import Device
-from triptych.core.errors import ConfigError, MemoryBudgetExceeded, WeightsError
-from triptych.core.ledger import Ledger
+from triptych.core.runtime.devices.device import Device
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.tts.engine.loader import open_speech_loader
 from triptych.modalities.tts.plan import AudioPlan

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from support.codec_models import random_model
-from triptych.core.content_cache import ContentCache
+from triptych.core.engine_api.plan import StepResult
 from triptych.core.errors import InvalidRequest, OutOfMemory
-from triptych.core.plan import StepResult
+from triptych.core.process.content_cache import ContentCache
 from triptych.modalities.tts.engine.codecs.loading import adapter_for, build_decoder
 from triptych.modalities.tts.engine.codecs.protocol import DecodedAudio, SpeechCodec
 from triptych.modalities.tts.engine.codecs.window import (

@@ -17,10 +17,10 @@ from support.speech_world import (
 )
 from support.speech_world import speech_request as say
 from support.virtual_engine import Chat, World, ask, prompt_of
-from triptych.core.config import ScheduleOptions, SpeechOptions
-from triptych.core.job import Output
+from triptych.core.engine_api.job import Output
+from triptych.core.engine_api.plan import Plan, TokenPlan
 from triptych.core.kv.pages import PagePool
-from triptych.core.plan import Plan, TokenPlan
+from triptych.core.options.config import ScheduleOptions, SpeechOptions
 from triptych.modalities.tts.plan import AudioPlan
 from triptych.modalities.tts.scheduling.playback import Playback
 from triptych.modalities.tts.scheduling.scheduler import SpeechScheduler

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from triptych.core.sampling_params import SamplingParams
+from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.modalities.tts.scheduling.playback import Playback
 from triptych.modalities.tts.wire import SpeechRequest
 

@@ -13,15 +13,15 @@ from support.speech_world import (
     speech_model,
     speech_request,
 )
-from triptych.core.config import ScheduleOptions
+from triptych.core.engine_api.frames import END_FRAME_ID
+from triptych.core.engine_api.plan import TokenPlan
 from triptych.core.errors import (
     ContextLengthExceeded,
     InvalidRequest,
     Overloaded,
     UnsupportedOption,
 )
-from triptych.core.frames import END_FRAME_ID
-from triptych.core.plan import TokenPlan
+from triptych.core.options.config import ScheduleOptions
 from triptych.modalities.tts.plan import AudioPlan, VoicePlan
 from triptych.modalities.tts.wire import SpeechRequest
 

@@ -8,16 +8,16 @@ from dataclasses import replace
 import pytest
 
 from support.speech_world import segment, speech_model
-from triptych.core.frames import frame_id
-from triptych.core.job import Job
-from triptych.core.sampling_params import SamplingParams
-from triptych.core.tokens import TokenRequest
+from triptych.core.engine_api.frames import frame_id
+from triptych.core.engine_api.job import Job
+from triptych.core.engine_api.sampling_params import SamplingParams
+from triptych.core.engine_api.tokens import TokenRequest
 from triptych.modalities.tts.plan import VoicePrompt
 from triptych.modalities.tts.scheduling.playback import Playback
 from triptych.modalities.tts.scheduling.runaway import RunawayGuard
 from triptych.modalities.tts.scheduling.state import SpokenSegment, Stream, segment_prompt
 from triptych.modalities.tts.wire import SpeechRequest
-from triptych.schedulers.token_state import SequenceState
+from triptych.schedulers.tokens.state import SequenceState
 
 CODES = [(1, 2), (3, 4), (5, 6)]
 IDS = [frame_id(codes) for codes in CODES]

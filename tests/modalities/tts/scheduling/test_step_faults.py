@@ -3,8 +3,8 @@
 import pytest
 
 from support.speech_world import ENDLESS, LOOPS, SpeechWorld, segment, speech_model, speech_request
+from triptych.core.engine_api.plan import TokenPlan
 from triptych.core.errors import InternalError, OutOfMemory, TriptychError
-from triptych.core.plan import TokenPlan
 from triptych.modalities.tts.plan import AudioPlan
 
 

@@ -15,7 +15,7 @@ from support.http import FakeEngine, in_process
 from support.pictures import picture, saved
 from support.vision_folders import write_vision_folder
 from triptych.compose import build_app
-from triptych.core.config import Config, ServerOptions
+from triptych.core.options.config import Config, ServerOptions
 
 MODEL = "tiny-eyes"
 PNG = saved(picture(400, 300))

@@ -11,12 +11,12 @@ import pytest
 
 from support.pictures import picture, saved
 from support.vision_folders import EXTRA, PARTS, STRINGS, write_vision_folder
-from triptych.core.config import Config, ServerOptions, VisionOptions
+from triptych.core.engine_api.frames import FIRST_FRAME_ID
+from triptych.core.engine_api.prompt_content import Array
+from triptych.core.engine_api.tokens import TokenRequest
 from triptych.core.errors import InvalidRequest, PayloadTooLarge
-from triptych.core.frames import FIRST_FRAME_ID
 from triptych.core.media.fetch import Fetched
-from triptych.core.prompt_content import Array
-from triptych.core.tokens import TokenRequest
+from triptych.core.options.config import Config, ServerOptions, VisionOptions
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.api.multimodal import PictureSource
 from triptych.modalities.vlm.api import preparation

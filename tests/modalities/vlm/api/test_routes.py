@@ -16,8 +16,8 @@ from support.pictures import picture, saved
 from support.text_models import write_text_folder
 from support.vision_folders import data_url, shown, write_vision_folder
 from triptych.compose import build_app
-from triptych.core.config import Config, ServerOptions, VisionOptions
 from triptych.core.http.auth import owners
+from triptych.core.options.config import Config, ServerOptions, VisionOptions
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.diffusion.api.links import FILES_ROUTE, PictureLinks, PictureStore
 

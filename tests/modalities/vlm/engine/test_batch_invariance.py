@@ -12,7 +12,7 @@ from support.batch_driver import is_same
 from support.decoder_rig import Row
 from support.vision_models import pixels, save_model
 from support.vision_rig import VisionRig
-from triptych.core.kernels.native.library import NativeKernels
+from triptych.core.runtime.kernels.native.library import NativeKernels
 
 NUM_TOKENS = 4
 TEXT = tuple(range(3, 40))

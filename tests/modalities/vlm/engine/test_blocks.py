@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 
 from support.vision_models import save_model
-from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.layers.block_layers import BlockLinear, block_bytes
+from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.layers.block_layers import BlockLinear, block_bytes
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.weights.encoding import WeightEncoding
-from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.modalities.vlm.engine.blueprint import VisionBlueprint
 
 

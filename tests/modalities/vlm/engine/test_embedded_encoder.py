@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.layers.native_linear import NativeLinear, pack_linears
-from triptych.core.prompt_content import Array, ContentSpan, PromptContent
-from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.core.engine_api.prompt_content import Array, ContentSpan, PromptContent
+from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.layers.native_linear import NativeLinear, pack_linears
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.modalities.vlm.configs.config import read_config
 from triptych.modalities.vlm.engine.encoder import Features, PictureEncoder, Scaling, load_encoder
 from triptych.modalities.vlm.engine.slots.model import SlotModel

@@ -17,14 +17,14 @@ from support.page_peers import until
 from support.roles import engine, role_config
 from support.vision_models import save_model
 from support.vision_world import see
-from triptych.core.config import Config, ModelOptions
-from triptych.core.devices.device import Device
+from triptych.core.engine_api.job import Job
+from triptych.core.engine_api.staged_plan import StagedPlan
 from triptych.core.errors import ConfigError
-from triptych.core.job import Job
 from triptych.core.ledger import Ledger
-from triptych.core.staged_plan import StagedPlan
+from triptych.core.options.config import Config, ModelOptions
+from triptych.core.runtime.devices.device import Device
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.modalities.llm.engine.loader import LlmLoader
 from triptych.modalities.vlm.engine.encoder_loader import open_vision_loader
 

@@ -16,19 +16,19 @@ from safetensors.torch import load_file, save_file
 from support.child_processes import ranks_of
 from support.picture_prompts import join_prompt
 from support.vision_models import pixels, save_model
-from triptych.core.config import (
+from triptych.core.engine_api.plan import StepResult
+from triptych.core.engine_api.prompt_content import Array, ContentSpan, PromptContent
+from triptych.core.errors import InvalidRequest, MemoryBudgetExceeded, NonFinite, WeightsError
+from triptych.core.ledger import Ledger
+from triptych.core.options.config import (
     CacheOptions,
     Config,
     DeviceOptions,
     ModelOptions,
     ScheduleOptions,
 )
-from triptych.core.devices.device import Device
-from triptych.core.engine.ranks import LeadingRunner
-from triptych.core.errors import InvalidRequest, MemoryBudgetExceeded, NonFinite, WeightsError
-from triptych.core.ledger import Ledger
-from triptych.core.plan import StepResult
-from triptych.core.prompt_content import Array, ContentSpan, PromptContent
+from triptych.core.runtime.devices.device import Device
+from triptych.core.runtime.engine.ranks import LeadingRunner
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.vlm.engine.loader import VisionLoader
 from triptych.modalities.vlm.engine.runner import VisionRunner

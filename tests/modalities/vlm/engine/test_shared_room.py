@@ -10,12 +10,12 @@ import torch
 
 from support.decoder_rig import CPU
 from support.rank_threads import PlanQueue, lead_and_follow
-from triptych.core.devices.device import Device
-from triptych.core.devices.rank_group import RankGroup
-from triptych.core.devices.stream import StepStream
-from triptych.core.engine.ranks import LeadingRunner
+from triptych.core.engine_api.prompt_content import Array, ContentSpan, PromptContent
 from triptych.core.errors import OutOfMemory
-from triptych.core.prompt_content import Array, ContentSpan, PromptContent
+from triptych.core.runtime.devices.device import Device
+from triptych.core.runtime.devices.rank_group import RankGroup
+from triptych.core.runtime.devices.stream import StepStream
+from triptych.core.runtime.engine.ranks import LeadingRunner
 from triptych.modalities.vlm.engine.encoder import Features, PictureEncoder, open_cache
 from triptych.modalities.vlm.engine.runner import VisionRunner, told
 from triptych.modalities.vlm.engine.shared_room import SharedRoom

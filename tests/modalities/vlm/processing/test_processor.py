@@ -14,9 +14,9 @@ import torch
 
 from support.picture_prompts import join_prompt
 from support.vision_models import MODELS, encode, pixels
+from triptych.core.engine_api.pixels import Pixels
+from triptych.core.engine_api.prompt_content import Array
 from triptych.core.errors import InvalidRequest, WeightsError
-from triptych.core.pixels import Pixels
-from triptych.core.prompt_content import Array
 from triptych.modalities.vlm.configs.config import open_image_processor, read_config
 from triptych.modalities.vlm.engine.encoder import Scaling
 from triptych.modalities.vlm.processing.processor import PictureProcessor

@@ -14,13 +14,13 @@ from msgspec.structs import replace
 
 from support.driver import SchedulerDriver
 from support.vision_world import patches, token_request
+from triptych.core.engine_api.job import Job, Output
+from triptych.core.engine_api.plan import Plan, StepResult
+from triptych.core.engine_api.prompt_content import Array, ContentSpan, PromptContent
+from triptych.core.engine_api.staged_plan import StagedPlan, StagedRowResult
 from triptych.core.errors import InvalidRequest, TriptychError, WrongModel, to_info
-from triptych.core.job import Job, Output
 from triptych.core.kv.transfer.memory import new_counts
 from triptych.core.kv.transfer.messages import FetchPages
-from triptych.core.plan import Plan, StepResult
-from triptych.core.prompt_content import Array, ContentSpan, PromptContent
-from triptych.core.staged_plan import StagedPlan, StagedRowResult
 from triptych.modalities.vlm.scheduling.encoding import EncodeScheduler, SentFeatures
 
 

@@ -9,7 +9,7 @@ from support.token_world import token_request
 from support.vision_world import VisionWorld, see
 from triptych.core.kv.transfer.client import PageFetch
 from triptych.core.kv.transfer.memory import new_counts
-from triptych.schedulers.page_exchange import FetchedPages
+from triptych.schedulers.roles.page_exchange import FetchedPages
 
 
 def linked(**options: object) -> tuple[VisionWorld, HandPictures]:

@@ -10,11 +10,11 @@ from msgspec.structs import replace
 from support.guided import VOCABULARY
 from support.token_world import World, token_request
 from support.vision_world import MEMORY_SHORT, VisionWorld, see
+from triptych.core.engine_api.plan import TokenPlan
 from triptych.core.errors import InternalError, InvalidRequest
 from triptych.core.grammar.source import to_grammar
-from triptych.core.plan import TokenPlan
 from triptych.modalities.vlm.scheduling.prompts import VisionLimits
-from triptych.schedulers.guides import Guides
+from triptych.schedulers.tokens.guides import Guides
 
 
 def check_answers(world: VisionWorld, *job_ids: str) -> None:

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from triptych.core.kernels.native.library import NativeKernels
+from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.modalities.tts.configs.kokoro import (
     NUM_HARMONICS,
     SAMPLE_RATE,

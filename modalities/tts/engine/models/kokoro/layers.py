@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from triptych.core.devices.transfer import sent
+from triptych.core.runtime.devices.transfer import sent
 
 Result = TypeVar("Result")
 Sliced = Generator[float, None, Result]

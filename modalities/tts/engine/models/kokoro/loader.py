@@ -13,19 +13,19 @@ from pathlib import Path
 
 import torch
 
-from triptych.core.config import Config, SpeechOptions
-from triptych.core.devices.device import Device
-from triptych.core.engine.loader import DeviceLoader
-from triptych.core.engine.staged_runner import StagedRunner
+from triptych.core.engine_api.job import Job
 from triptych.core.errors import ConfigError, InvalidRequest, UnsupportedOption, WeightsError
-from triptych.core.job import Job
-from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.layers.native_linear import pack_linears
 from triptych.core.ledger import Ledger
+from triptych.core.options.config import Config, SpeechOptions
+from triptych.core.runtime.devices.device import Device
+from triptych.core.runtime.engine.loader import DeviceLoader
+from triptych.core.runtime.engine.staged_runner import StagedRunner
+from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.layers.native_linear import pack_linears
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
+from triptych.core.runtime.tensors.loading import TensorTarget, load_tensors
 from triptych.core.weights.encoding import plain_type
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.core.weights.tensors.checkpoint import Checkpoint
-from triptych.core.weights.tensors.loading import TensorTarget, load_tensors
 from triptych.modalities.tts.configs.kokoro import VOICE_PREFIX, KokoroConfig, read_kokoro_config
 from triptych.modalities.tts.engine.models.kokoro.model import (
     MAX_BATCH_FRAMES,

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from triptych.core.devices.transfer import sent, sent_like
 from triptych.core.errors import InvalidRequest, NonFinite
-from triptych.core.sampling.host_copy import HostCopy
+from triptych.core.runtime.devices.transfer import sent, sent_like
+from triptych.core.runtime.sampling.host_copy import HostCopy
 from triptych.modalities.tts.configs.kokoro import BOUNDARY_ID, SAMPLE_RATE, KokoroConfig
 from triptych.modalities.tts.configs.mixture import parse_mixture
 from triptych.modalities.tts.engine.models.kokoro.encoders import (

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from triptych.core.engine.staged_runner import advance_each
-from triptych.core.sampling.host_copy import HostCopy
-from triptych.core.staged_plan import Stage
+from triptych.core.engine_api.staged_plan import Stage
+from triptych.core.runtime.engine.staged_runner import advance_each
+from triptych.core.runtime.sampling.host_copy import HostCopy
 from triptych.modalities.tts.engine.models.kokoro.layers import AWAIT, Sliced, finish
 from triptych.modalities.tts.engine.models.kokoro.model import (
     MAX_BATCH_FRAMES,
@@ -54,7 +54,7 @@ class SentenceWork:
 
 
 class StagedKokoro:
-    """Implements `core.engine.staged_runner.StagedModel`.
+    """Implements `core.runtime.engine.staged_runner.StagedModel`.
 
     Samples are those of `Kokoro.synthesize` without the silence at their edges; pauses are shorter
     at a higher speed.

@@ -27,17 +27,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from triptych.core.decoders.tensor_names import AS_STORED, stack_targets
-from triptych.core.devices.transfer import sent
-from triptych.core.frames import StepCodes
-from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.layers.attention import AttentionConfig, KvCache, PagedStep
-from triptych.core.layers.decoder import DecoderConfig, DecoderStack
-from triptych.core.layers.native_linear import pack_linears
-from triptych.core.layers.rotary import RopeConfig
-from triptych.core.sampling.sampler import FrameSampler
+from triptych.core.engine_api.frames import StepCodes
+from triptych.core.runtime.decoders.tensor_names import AS_STORED, stack_targets
+from triptych.core.runtime.devices.transfer import sent
+from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.layers.attention import AttentionConfig, KvCache, PagedStep
+from triptych.core.runtime.layers.decoder import DecoderStack
+from triptych.core.runtime.layers.decoder_layer import DecoderConfig
+from triptych.core.runtime.layers.native_linear import pack_linears
+from triptych.core.runtime.layers.rotary import RopeConfig
+from triptych.core.runtime.sampling.sampler import FrameSampler
+from triptych.core.runtime.tensors.loading import Target, TensorTarget
 from triptych.core.weights.encoding import WeightEncoding
-from triptych.core.weights.tensors.loading import Target, TensorTarget
 from triptych.modalities.tts.configs.voice import AcousticConfig, CodecConfig, VoiceConfig
 from triptych.modalities.tts.engine.frame_head import FrameDraws, FrameInputs
 

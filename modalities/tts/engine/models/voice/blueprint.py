@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from triptych.core.decoders.native import position_values
 from triptych.core.errors import ConfigError, UnsupportedOption
-from triptych.core.layers.native_linear import pack_linears
-from triptych.core.sampling.sampler import LOGIT_BYTES
-from triptych.core.weights.tensors.checkpoint import Checkpoint
-from triptych.core.weights.tensors.loading import Target, TensorTarget, load_tensors
+from triptych.core.runtime.decoders.native import position_values
+from triptych.core.runtime.layers.native_linear import pack_linears
+from triptych.core.runtime.sampling.sampler import LOGIT_BYTES
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
+from triptych.core.runtime.tensors.loading import Target, TensorTarget, load_tensors
 from triptych.modalities.tts.configs.voice import VoiceConfig
 from triptych.modalities.tts.engine.codecs.loading import refuse_window_options
 from triptych.modalities.tts.engine.codecs.protocol import SpeechCodec

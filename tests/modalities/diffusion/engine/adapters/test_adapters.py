@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from support.denoiser_families import build, conditioning_of, sample_of
 from support.diffusers_pipelines import components
 from support.lora_files import kohya_keys, layers, peft_keys, save_adapter
-from triptych.core.config import Config, ImageOptions
 from triptych.core.errors import ConfigError, InvalidRequest, WeightsError
+from triptych.core.options.config import Config, ImageOptions
 from triptych.modalities.diffusion.adapter_names import adapter_places
 from triptych.modalities.diffusion.engine.adapters.adapters import Adapters, adapter_bytes
 from triptych.modalities.diffusion.engine.caches.decisions import GateSignal

@@ -10,8 +10,8 @@ import torch
 
 from support.image_runner import RunnerDriver, image_request, open_executor
 from support.lora_files import layers, pair
+from triptych.core.engine_api.pixels import Pixels
 from triptych.core.errors import InvalidRequest
-from triptych.core.pixels import Pixels
 from triptych.modalities.diffusion.engine.adapters.files import LowRank
 from triptych.modalities.diffusion.wire import AdapterUse, ImageRequest, StepCache
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from support.gpu_rehearsal import rehearse_gpu
-from triptych.core.kernels.triton import lora
+from triptych.core.runtime.kernels.triton import lora
 from triptych.modalities.diffusion.engine.adapters.branches import (
     AdapterBranch,
     joined,

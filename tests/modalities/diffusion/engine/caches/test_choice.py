@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from triptych.core.config import Config, ImageOptions, ModelOptions
 from triptych.core.errors import ConfigError, InvalidRequest, UnsupportedOption
+from triptych.core.options.config import Config, ImageOptions, ModelOptions
 from triptych.modalities.diffusion.engine.caches.choice import CacheBook
 from triptych.modalities.diffusion.engine.caches.decisions import (
     FirstBlockGate,

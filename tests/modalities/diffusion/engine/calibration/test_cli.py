@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from support.image_folders import save_pipeline
-from triptych.core.config import Config, ModelOptions
 from triptych.core.errors import ConfigError, InvalidRequest, WeightsError
+from triptych.core.options.config import Config, ModelOptions
 from triptych.core.options.table import parse
 from triptych.modalities.diffusion.engine.caches.choice import CacheBook
 from triptych.modalities.diffusion.engine.caches.decisions import PlanGate

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from support.block_weights import random_blocks
-from triptych.core.kernels.dequantise import PackedTensor
+from triptych.core.runtime.kernels.dequantise import PackedTensor
 from triptych.modalities.diffusion.engine.loading.block_rows import BlockRows
 
 

@@ -19,13 +19,18 @@ from torch import nn
 from support.block_weights import random_blocks
 from support.denoiser_families import TINY, conditioning_of, sample_of
 from support.image_folders import save_pipeline
-from triptych.core.config import ModelOptions
 from triptych.core.errors import ConfigError
-from triptych.core.kernels.native.library import NativeKernels
-from triptych.core.layers.block_layers import BlockEmbedding, BlockLinear, block_bytes, block_places
+from triptych.core.options.config import ModelOptions
+from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.layers.block_layers import (
+    BlockEmbedding,
+    BlockLinear,
+    block_bytes,
+    block_places,
+)
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
+from triptych.core.runtime.tensors.quantise import quantise
 from triptych.core.weights.encoding import WeightEncoding
-from triptych.core.weights.tensors.checkpoint import Checkpoint
-from triptych.core.weights.tensors.quantise import quantise
 from triptych.modalities.diffusion.engine.families.model import Batch
 from triptych.modalities.diffusion.engine.families.table import open_model
 from triptych.modalities.diffusion.engine.loading.block_rows import BlockRows

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from support.image_folders import FLUX, keep, save_pipeline, states_equal
-from triptych.core.config import ModelOptions
 from triptych.core.errors import WeightsError
+from triptych.core.options.config import ModelOptions
 from triptych.core.weights.pipeline_index import read_pipeline
 from triptych.core.weights.resolve import folder_digest
 from triptych.modalities.diffusion.engine.loading.components import (

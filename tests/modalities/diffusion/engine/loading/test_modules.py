@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from support.denoiser_families import build, conditioning_of, sample_of
-from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.modalities.diffusion.engine.families.model import Batch
 from triptych.modalities.diffusion.engine.families.table import open_model
 from triptych.modalities.diffusion.engine.loading.modules import (

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from support.denoiser_families import build, conditioning_of, sample_of
 from support.denoiser_stubs import NATIVE_CONFIGS
 from support.rank_threads import on_ranks
-from triptych.core.devices.rank_group import RankGroup
 from triptych.core.errors import ConfigError
+from triptych.core.runtime.devices.rank_group import RankGroup
 from triptych.modalities.diffusion.engine.caches.methods import (
     CacheMethod,
     Level,

@@ -11,10 +11,10 @@ import torch
 
 from support.image_runner import CPU, RunnerDriver, image_request, open_executor
 from support.rank_threads import PlanQueue, lead_and_follow
-from triptych.core.devices.rank_group import RankGroup
-from triptych.core.engine.ranks import LeadingRunner
+from triptych.core.engine_api.pixels import Pixels
 from triptych.core.errors import OutOfMemory, RankLost
-from triptych.core.pixels import Pixels
+from triptych.core.runtime.devices.rank_group import RankGroup
+from triptych.core.runtime.engine.ranks import LeadingRunner
 from triptych.modalities.diffusion.engine.executor import ImageExecutor
 from triptych.modalities.diffusion.engine.parallel.division import Division, told
 from triptych.modalities.diffusion.engine.runner import DenoiseRunner

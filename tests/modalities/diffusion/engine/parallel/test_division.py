@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from support.rank_threads import on_ranks
-from triptych.core.devices.rank_group import RankGroup
-from triptych.core.pixels import Pixels
-from triptych.core.plan import Told
+from triptych.core.engine_api.pixels import Pixels
+from triptych.core.engine_api.plan import Told
+from triptych.core.runtime.devices.rank_group import RankGroup
 from triptych.modalities.diffusion.engine.parallel.division import Division, told
 from triptych.modalities.diffusion.plan import DenoisePlan, PictureKey, PictureRow, PictureStart
 from triptych.modalities.diffusion.wire import AdapterUse, ImageRequest, StepCache

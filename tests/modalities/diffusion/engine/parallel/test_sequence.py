@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from support.rank_threads import on_ranks
-from triptych.core.devices.rank_group import RankGroup
+from triptych.core.runtime.devices.rank_group import RankGroup
 from triptych.modalities.diffusion.engine.parallel.sequence import PICTURE, TEXT, SequenceParallel
 
 ROWS, WIDTH = 2, 4

@@ -15,10 +15,10 @@ from support.http import ANSWER, READY, FakeEngine, in_process
 from support.other_apis import WEATHER_SCHEMA, other_apis_app
 from support.text_models import byte_tokenizer
 from triptych.core import limits
-from triptych.core.client import EngineStatus
+from triptych.core.engine_api.client import EngineStatus
+from triptych.core.engine_api.reports import Heartbeat, ModelStatus
 from triptych.core.errors import EngineDown, RateLimited
-from triptych.core.metrics import DEVICE_INFO, series
-from triptych.core.transport.messages import Heartbeat, ModelStatus
+from triptych.core.process.metrics import DEVICE_INFO, series
 from triptych.modalities.llm.api.generation import chat_request
 from triptych.modalities.llm.api.ollama.conversation import chat_fields
 from triptych.modalities.llm.api.ollama.protocol import OllamaChatRequest

@@ -16,10 +16,10 @@ from fastapi import FastAPI
 from support.http import FakeEngine, in_process, refused
 from support.pictures import picture, saved
 from support.responses_app import SeeingEncoder, ask_for, seeing_service
-from triptych.core.config import Config, ServerOptions, StoreOptions
 from triptych.core.http.app import create_app
 from triptych.core.http.files.routes import files_router
 from triptych.core.http.files.shelf import FileShelf
+from triptych.core.options.config import Config, ServerOptions, StoreOptions
 from triptych.core.store.documents import DocumentTable
 from triptych.core.store.store import DocumentStore
 from triptych.modalities.llm.api.responses import lists

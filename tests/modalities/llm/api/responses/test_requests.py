@@ -11,8 +11,8 @@ import pytest
 
 from support.http import FakeEngine, in_process, refused
 from support.responses_app import ask_for, call_of, responses_app
-from triptych.core.config import ModelOptions
 from triptych.core.errors import InvalidRequest, Overloaded, UnknownModel
+from triptych.core.options.config import ModelOptions
 from triptych.modalities.llm.api.protocol import ChatRequest
 from triptych.modalities.llm.api.responses import unsupported
 from triptych.modalities.llm.api.responses.conversation import chat_fields, renamed

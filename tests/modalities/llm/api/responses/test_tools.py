@@ -9,7 +9,7 @@ import pytest
 
 from support.http import FakeEngine, documents, in_process
 from support.responses_app import ask_for, call_of, check_order, responses_app
-from triptych.core.config import ModelOptions
+from triptych.core.options.config import ModelOptions
 from triptych.modalities.llm.api.responses.conversation import chat_fields
 from triptych.modalities.llm.api.responses.items import KEPT_ITEM
 from triptych.modalities.llm.api.responses.protocol import ResponseRequest

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.read_calls import PARIS, TIME, TOOLS, loaded, read
-from triptych.core.config import ModelOptions
+from triptych.core.options.config import ModelOptions
 from triptych.modalities.llm.api.tools.formats import (
     ALIASES,
     CALL_FORMATS,

@@ -15,10 +15,10 @@ from tokenizers import AddedToken
 from support.http import FakeEngine, chat, in_process, refused
 from support.text_models import byte_tokenizer, write_text_folder
 from triptych import ChatPipeline
-from triptych.core.config import Config, ModelOptions, ScheduleOptions
+from triptych.core.engine_api.tokens import ThinkingRules
 from triptych.core.errors import ConfigError, InvalidRequest
 from triptych.core.http.app import create_app
-from triptych.core.tokens import ThinkingRules
+from triptych.core.options.config import Config, ModelOptions, ScheduleOptions
 from triptych.core.weights.manifest import MANIFEST_NAME
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import EMBEDDED_REFERENCE, resolve

@@ -13,7 +13,7 @@ import pytest
 
 from support.http import FakeEngine, chat, documents, in_process, make_app
 from support.text_models import CHATML
-from triptych.core.config import ModelOptions
+from triptych.core.options.config import ModelOptions
 
 WEATHER = {
     "type": "function",

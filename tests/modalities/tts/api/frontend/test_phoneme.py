@@ -309,7 +309,7 @@ def test_the_front_end_needs_no_torch(tmp_path: Path) -> None:
     write_tiny(tmp_path, ("af_heart",))
     code = f"""
 import sys
-from triptych.core.config import ModelOptions
+from triptych.core.options.config import ModelOptions
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.tts.api.frontend import open_front_end
 from triptych.modalities.tts.sources.kokoro import KOKORO

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from support.voices_app import MYNAH, SINGER, FakeFrontEnd, recording
-from triptych.core.config import Config, ModelOptions, ServerOptions
 from triptych.core.errors import ConfigError, InvalidRequest, UnsupportedOption
 from triptych.core.http.auth import owners
+from triptych.core.options.config import Config, ModelOptions, ServerOptions
 from triptych.core.options.table import parse
 from triptych.modalities.tts.api.voices import cli
 from triptych.modalities.tts.api.voices.store import VoiceStore

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triptych.core.config import Config, ModelOptions, ServerOptions
 from triptych.core.errors import InvalidRequest, Unavailable
+from triptych.core.options.config import Config, ModelOptions, ServerOptions
 from triptych.modalities.tts.api.voices import record as record_module
 from triptych.modalities.tts.api.voices import store as store_module
 from triptych.modalities.tts.api.voices.record import VoiceAbout, VoiceFile, check_name

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from support.captured import verified_steps
 from support.codec_models import MODELS, random_model
-from triptych.core.graphs.captured import CapturedSteps
+from triptych.core.runtime.graphs.captured import CapturedSteps
 from triptych.modalities.tts.engine.codecs import StreamingDecoder, build_decoder
 
 NUM_ROWS, NUM_CODES = 3, 32

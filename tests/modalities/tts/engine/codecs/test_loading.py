@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from support.codec_models import random_model
 from triptych.core.errors import WeightsError
-from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.modalities.tts.engine.codecs.loading import (
     CodecBlueprint,
     adapter_for,

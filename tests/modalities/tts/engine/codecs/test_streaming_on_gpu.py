@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from support.gpu_rehearsal import rehearse_gpu
-from triptych.core.kernels.triton import stream_conv
+from triptych.core.runtime.kernels.triton import stream_conv
 from triptych.modalities.tts.engine.codecs.layers import StreamingConv1d
 from triptych.modalities.tts.engine.codecs.stages import CodecStep, Padding, SignalRate
 

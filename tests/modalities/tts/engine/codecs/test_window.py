@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from triptych.core.config import SpeechOptions
 from triptych.core.errors import ConfigError
+from triptych.core.options.config import SpeechOptions
 from triptych.modalities.tts.engine.codecs.loading import window_policy
 from triptych.modalities.tts.engine.codecs.protocol import CodecDecoder
 from triptych.modalities.tts.engine.codecs.window import (

@@ -16,12 +16,12 @@ from tokenizers import Tokenizer
 
 from support.text_models import SPECIALS, byte_tokenizer
 from support.vision_folders import STRINGS
-from triptych.core.config import ModelOptions
 from triptych.core.errors import WeightsError
+from triptych.core.options.config import ModelOptions
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.weights.packages import run_installer
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.modalities.vlm import source
 from triptych.modalities.vlm.api.pipeline import VisionPipeline
 from triptych.modalities.vlm.configs.slots import SlotConfig

@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
-from triptych.core.config import Config
-from triptych.core.devices.device import open_device
-from triptych.core.sampling_params import SamplingParams
+from triptych.core.engine_api.sampling_params import SamplingParams
+from triptych.core.options.config import Config
+from triptych.core.runtime.devices.device import open_device
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import ResolvedModel, resolve
 from triptych.modalities.tts.api.frontend import open_front_end

@@ -7,7 +7,7 @@ import torch
 
 from support.kokoro_models import TINY, render, synthesize, tiny_kokoro
 from triptych.core.errors import ContextLengthExceeded, InvalidRequest, NonFinite, WeightsError
-from triptych.core.kernels.native.library import NativeKernels
+from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.modalities.tts.configs.kokoro import read_kokoro_config
 from triptych.modalities.tts.engine.models.kokoro import model as kokoro_model
 from triptych.modalities.tts.engine.models.kokoro.istftnet import HarmonicSource, source_noise

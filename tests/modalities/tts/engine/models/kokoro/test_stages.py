@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from support.kokoro_models import TINY, synthesize, tiny_kokoro, tiny_model, tiny_voices
-from triptych.core.config import Config, ModelOptions, SpeechOptions
-from triptych.core.devices.device import Device
-from triptych.core.engine.staged_runner import StagedRunner
+from triptych.core.engine_api.plan import StepResult
+from triptych.core.engine_api.sampling_params import SamplingParams
+from triptych.core.engine_api.staged_plan import StagedPlan, StagedRow, UnitStart
 from triptych.core.errors import ConfigError, InvalidRequest, OutOfMemory, UnsupportedOption
 from triptych.core.ledger import Ledger
-from triptych.core.plan import StepResult
-from triptych.core.sampling_params import SamplingParams
-from triptych.core.staged_plan import StagedPlan, StagedRow, UnitStart
+from triptych.core.options.config import Config, ModelOptions, SpeechOptions
+from triptych.core.runtime.devices.device import Device
+from triptych.core.runtime.engine.staged_runner import StagedRunner
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.tts.engine.models.kokoro.convert import write_folder
 from triptych.modalities.tts.engine.models.kokoro.loader import KokoroLoader

@@ -14,8 +14,8 @@ from huggingface_hub import utils as hub_utils
 from torch import Tensor, nn
 
 from support.kokoro_models import TINY, synthesize, tiny_kokoro, tiny_model, write_hub_folder
-from triptych.core.config import ModelOptions
 from triptych.core.errors import WeightsError
+from triptych.core.options.config import ModelOptions
 from triptych.core.weights import hub as core_hub
 from triptych.core.weights.npm import NpmPackage
 from triptych.core.weights.progress import SilentProgress

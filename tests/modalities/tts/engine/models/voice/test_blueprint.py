@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from support.speech_models import setup_of
 from support.voice_model import save_voice
 from triptych.core.errors import ConfigError, WeightsError
-from triptych.core.weights.tensors.checkpoint import Checkpoint
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.modalities.tts.engine.loader import open_blueprint
 from triptych.modalities.tts.engine.models.voice.blueprint import VoiceBlueprint
 

@@ -11,13 +11,13 @@ import torch
 
 from support.frame_rig import FrameRecorder, FrameRig
 from support.speech_models import setup_of
-from triptych.core.config import ModelOptions
+from triptych.core.engine_api.frames import END_FRAME_ID
 from triptych.core.errors import WeightsError
-from triptych.core.frames import END_FRAME_ID
+from triptych.core.options.config import ModelOptions
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.weights.layout import read_layout
 from triptych.core.weights.packages import run_installer
 from triptych.core.weights.progress import SilentProgress
-from triptych.core.weights.tensors.checkpoint import Checkpoint
 from triptych.modalities.tts.engine.models.voice.blueprint import VoiceBlueprint
 from triptych.modalities.tts.sources import voice as source
 

@@ -1,0 +1,51 @@
+"""Model aliases: further names under which a model answers.
+
+Owns the mapping from an alias to the name that the engine knows. Does not read options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from triptych.core.engine_api.client import EngineClient, EngineStatus, OutputStream
+from triptych.core.engine_api.step_feed import StepSink
+
+
+class AliasClient:
+    """An `EngineClient` that also accepts the `aliases` of models."""
+
+    def __init__(self, client: EngineClient, aliases: Mapping[str, str]) -> None:
+        self._client = client
+        self.aliases = aliases
+
+    def submit(
+        self,
+        model: str,
+        request: Any,
+        *,
+        job_id: str,
+        deadline_s: float | None = None,
+        client: str = "",
+    ) -> OutputStream:
+        """See `EngineClient`."""
+        name = self.aliases.get(model, model)
+        return self._client.submit(
+            name, request, job_id=job_id, deadline_s=deadline_s, client=client
+        )
+
+    def status(self) -> EngineStatus:
+        """See `EngineClient`."""
+        return self._client.status()
+
+    async def load(self, model: str) -> None:
+        """See `EngineClient`."""
+        await self._client.load(self.aliases.get(model, model))
+
+    def watch(self, sink: StepSink) -> Callable[[], None]:
+        """See `EngineClient`."""
+        return self._client.watch(sink)
+
+    async def close(self) -> None:
+        """See `EngineClient`."""
+        await self._client.close()

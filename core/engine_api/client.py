@@ -1,0 +1,83 @@
+"""How everything outside the engine reaches it: one interface, in process or across a socket.
+
+Owns the client protocol. `schedulers.local.LocalClient` runs the engine on a thread of this
+process; `core.transport.remote.RemoteClient` talks to an engine process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from triptych.core.engine_api.job import Output
+from triptych.core.engine_api.reports import Heartbeat, ModelStatus
+from triptych.core.engine_api.step_feed import StepSink
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStatus:
+    """The engine as its client sees it. `beat_age_s` is the time since its last heartbeat.
+
+    Where there are replicas this is all of them as one, `num_replicas` are ready, and `by_replica`
+    has the heartbeat of each.
+    """
+
+    is_ready: bool
+    is_alive: bool
+    is_draining: bool
+    beat_age_s: float
+    num_restarts: int
+    models: tuple[ModelStatus, ...]
+    last_beat: Heartbeat | None
+    reason: str = ""
+    num_replicas: int = 1
+    by_replica: Mapping[str, Heartbeat] = field(default_factory=dict)
+
+
+class OutputStream(Protocol):
+    """A job's outputs, in order. Ends after the final one; `aclose` before that cancels."""
+
+    def __aiter__(self) -> AsyncIterator[Output]:
+        """Return the stream itself."""
+
+    async def __anext__(self) -> Output:
+        """Wait for the next output; raises what ended the job, if not its final output."""
+
+    async def aclose(self) -> None:
+        """Stop following the job, and cancel it if it still runs."""
+
+
+class EngineClient(Protocol):
+    """Submit jobs and follow them. Safe to use from one asyncio loop."""
+
+    def submit(
+        self,
+        model: str,
+        request: Any,
+        *,
+        job_id: str,
+        deadline_s: float | None = None,
+        client: str = "",
+    ) -> OutputStream:
+        """Run one job of `client`; iterate its outputs until the final one.
+
+        Errors arrive as exceptions of `core.errors`. Closing the iterator early (`aclose`)
+        cancels the job. A reader that falls behind by more than the stream's bound pauses its
+        job, and after `stream_timeout_s` fails it with `SlowReader`.
+        """
+
+    def status(self) -> EngineStatus:
+        """The latest known state; never blocks."""
+
+    async def load(self, model: str) -> None:
+        """Load a configured model and wait until it is ready; raises what loading raised."""
+
+    def watch(self, sink: StepSink) -> Callable[[], None]:
+        """Have every report of steps given to `sink`, until what is returned is called.
+
+        Engines come and go meanwhile. No step is recorded while nobody watches.
+        """
+
+    async def close(self) -> None:
+        """Let go of the engine (an in-process one is stopped)."""

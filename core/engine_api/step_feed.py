@@ -1,0 +1,47 @@
+"""Those who watch an engine's steps: told alike in process and across a socket.
+
+Owns the set of watchers of one client. Knows nothing of what they do with a report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from triptych.core.engine_api.reports import StepReport
+
+StepSink = Callable[[StepReport], None]
+"""Gets every report, on the client's asyncio loop; must not block or raise."""
+
+
+class StepFeed:
+    """The watchers. `switch` is told when there are some, and when there are none any more."""
+
+    def __init__(self, switch: Callable[[bool], object]) -> None:
+        self._switch = switch
+        self._sinks: dict[object, StepSink] = {}
+
+    def __len__(self) -> int:
+        return len(self._sinks)
+
+    def add(self, sink: StepSink) -> Callable[[], None]:
+        """Tell `sink` from now on, until what is returned is called."""
+        watcher = object()
+        self._sinks[watcher] = sink
+        if len(self._sinks) == 1:
+            self._switch(True)
+
+        def leave() -> None:
+            if self._sinks.pop(watcher, None) is not None and not self._sinks:
+                self._switch(False)
+
+        return leave
+
+    def resume(self) -> None:
+        """There is a new engine: have it report, if there is anyone to tell."""
+        if self._sinks:
+            self._switch(True)
+
+    def deliver(self, report: StepReport) -> None:
+        """Tell every watcher."""
+        for sink in tuple(self._sinks.values()):
+            sink(report)

@@ -1,0 +1,1 @@
+"""Everything in core that uses torch: devices, kernels, layers, decoders, sampling, runners."""

@@ -1,0 +1,74 @@
+"""One rank's part of a decoder: what its configuration is when the model is divided.
+
+Owns what is divided and how far that goes. Heads, features of MLPs and the vocabulary are; norms
+and the residual stream are whole on every rank (Shoeybi et al. 2019, arXiv:1909.08053). Of a
+mixture of experts a rank has features of each, or some whole (Lepikhin et al. 2020,
+arXiv:2006.16668).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from triptych.core.errors import ConfigError
+from triptych.core.runtime.layers.attention import AttentionConfig
+from triptych.core.runtime.layers.decoder_layer import DecoderConfig
+from triptych.core.runtime.layers.moe import MoeConfig
+from triptych.core.runtime.layers.shards import PLAIN_UNIT, even_shard, feature_shard, head_shards
+
+
+def divide(
+    config: DecoderConfig,
+    rank: int,
+    num_ranks: int,
+    *,
+    by_experts: bool = False,
+    unit: int = PLAIN_UNIT,
+) -> DecoderConfig:
+    """The configuration of `rank`; features are divided in whole units where they can be.
+
+    Raises `ConfigError` where there are too many ranks.
+    """
+    most = min(
+        config.intermediate_size,
+        config.vocab_size,
+        *(layer.num_heads for layer in config.attention),
+    )
+    if num_ranks > most:
+        raise ConfigError(
+            f"--tensor-parallel-size {num_ranks}: this model can be divided by {most} at most, with"
+            " a query head for each; lower it."
+        )
+    features = feature_shard(config.intermediate_size, rank, num_ranks, unit)
+    moe = config.moe
+    if moe is not None:
+        moe = _divide_experts(moe, rank, num_ranks, by_experts=by_experts, unit=unit)
+    return replace(
+        config,
+        attention=tuple(_divide_heads(layer, rank, num_ranks) for layer in config.attention),
+        intermediate_size=features.length,
+        features=features,
+        vocabulary=even_shard(config.vocab_size, rank, num_ranks),
+        moe=moe,
+    )
+
+
+def _divide_experts(
+    moe: MoeConfig, rank: int, num_ranks: int, *, by_experts: bool, unit: int
+) -> MoeConfig:
+    most = moe.num_experts if by_experts else moe.intermediate_size
+    if num_ranks > most:
+        raise ConfigError(
+            f"--tensor-parallel-size {num_ranks}: this model's experts can be divided by {most} at"
+            " most; lower it."
+        )
+    if by_experts:
+        return replace(moe, experts=even_shard(moe.num_experts, rank, num_ranks))
+    return replace(moe, features=feature_shard(moe.intermediate_size, rank, num_ranks, unit))
+
+
+def _divide_heads(config: AttentionConfig, rank: int, num_ranks: int) -> AttentionConfig:
+    shards = head_shards(config.num_heads, config.num_kv_heads, rank, num_ranks)
+    return replace(
+        config, num_heads=shards.queries.length, num_kv_heads=shards.keys.length, shards=shards
+    )

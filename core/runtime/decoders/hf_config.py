@@ -1,0 +1,204 @@
+"""Reading a model's `config.json`: allow-listed fields, checked, translated for the decoder.
+
+Owns the vocabulary of configurations as the hub writes them (`CausalLmConfig`) and the checks that
+every family shares. Fields not listed are ignored, values out of range are errors, and nothing in
+a configuration ever names code to run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+
+from triptych.core.errors import WeightsError
+from triptych.core.process.typed import convert, what_is_wrong
+from triptych.core.runtime.layers.attention import AttentionConfig
+from triptych.core.runtime.layers.decoder_layer import DecoderConfig
+from triptych.core.runtime.layers.rotary import ROPE_KINDS, RopeConfig
+
+Count = Annotated[int, msgspec.Meta(ge=1, le=2**24)]
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+Factors = tuple[Positive, ...]
+_ACTIVATIONS: Mapping[str, Literal["silu", "gelu_tanh"]] = MappingProxyType(
+    {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+)
+
+
+_SAME_NAMES = (
+    *("attention_factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"),
+    *("mscale", "mscale_all_dim", "short_factor", "long_factor"),
+)
+"""Fields that a `RopeConfig` has, too, with the defaults of transformers."""
+
+
+class RopeFields(msgspec.Struct, frozen=True, kw_only=True):
+    """`rope_parameters`, or `rope_scaling` of older files."""
+
+    rope_type: str | None = None
+    type: str | None = None
+    rope_theta: Positive | None = None
+    factor: Positive | None = None
+    original_max_position_embeddings: Count | None = None
+    attention_factor: Positive | None = None
+    low_freq_factor: Positive | None = None
+    high_freq_factor: Positive | None = None
+    beta_fast: Positive | None = None
+    beta_slow: Positive | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+    short_factor: Factors = ()
+    long_factor: Factors = ()
+    partial_rotary_factor: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    mrope_section: tuple[Count, ...] = ()
+
+
+class CausalLmConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields our families read. A family overrides what its own defaults are."""
+
+    vocab_size: Count
+    hidden_size: Count
+    intermediate_size: Count
+    num_hidden_layers: Annotated[int, msgspec.Meta(ge=1, le=1024)]
+    num_attention_heads: Count
+    num_key_value_heads: Count | None = None
+    head_dim: Count | None = None
+    hidden_act: str = "silu"
+    max_position_embeddings: Count = 2048
+    original_max_position_embeddings: Count | None = None
+    rms_norm_eps: Positive = 1e-6
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    rope_theta: Positive = 10_000.0
+    rope_parameters: RopeFields | None = None
+    rope_scaling: RopeFields | None = None
+    partial_rotary_factor: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    sliding_window: Count | None = None
+    use_sliding_window: bool = False
+    max_window_layers: Annotated[int, msgspec.Meta(ge=0)] = 28
+    layer_types: tuple[str, ...] | None = None
+    no_rope_layers: tuple[int, ...] | None = None
+    no_rope_layer_interval: Count = 4
+
+
+C = TypeVar("C", bound=CausalLmConfig)
+
+
+def parse(config: Mapping[str, Any], kind: type[C]) -> C:
+    """Check `config` against `kind`. Raises `WeightsError` naming the field."""
+    if config.get("quantization_config"):
+        raise WeightsError("config.json asks for a quantization_config, which is not supported.")
+    try:
+        fields = convert(dict(config), kind)
+    except msgspec.ValidationError as error:
+        reason = what_is_wrong(error, config)
+        raise WeightsError(f"config.json is not usable: {reason}.") from None
+    _check(fields)
+    return fields
+
+
+def _check(fields: CausalLmConfig) -> None:
+    if fields.hidden_act not in _ACTIVATIONS:
+        raise WeightsError(
+            f"config.json: hidden_act {fields.hidden_act!r} is not supported:"
+            f" {', '.join(_ACTIVATIONS)}."
+        )
+    heads, kv_heads = fields.num_attention_heads, fields.num_key_value_heads
+    if kv_heads and heads % kv_heads:
+        raise WeightsError(
+            f"config.json: {heads} heads cannot share {kv_heads} key-value heads evenly."
+        )
+    if fields.head_dim is None and fields.hidden_size % heads:
+        raise WeightsError(
+            f"config.json: hidden_size {fields.hidden_size} does not split into {heads} heads."
+        )
+    for name in ("layer_types", "no_rope_layers"):
+        values = getattr(fields, name)
+        if values is not None and len(values) < fields.num_hidden_layers:
+            raise WeightsError(f"config.json: {name} has fewer entries than there are layers.")
+
+
+def head_dim(fields: CausalLmConfig) -> int:
+    """Dims per head."""
+    return fields.head_dim or fields.hidden_size // fields.num_attention_heads
+
+
+def attention_of(fields: CausalLmConfig) -> AttentionConfig:
+    """The attention that all layers share; families replace what differs."""
+    return AttentionConfig(
+        hidden_size=fields.hidden_size,
+        num_heads=fields.num_attention_heads,
+        num_kv_heads=fields.num_key_value_heads or fields.num_attention_heads,
+        head_dim=head_dim(fields),
+        has_qkv_bias=fields.attention_bias,
+        has_out_bias=fields.attention_bias,
+    )
+
+
+def layer_windows(fields: CausalLmConfig, default: tuple[bool, ...]) -> tuple[int | None, ...]:
+    """The window of each layer: from `layer_types`, or else where `default` says "sliding"."""
+    kinds = fields.layer_types
+    is_sliding = default if kinds is None else tuple(k == "sliding_attention" for k in kinds)
+    if kinds is not None and not set(kinds) <= {"sliding_attention", "full_attention"}:
+        raise WeightsError(f"config.json: layer_types {sorted(set(kinds))} are not supported.")
+    layers = is_sliding[: fields.num_hidden_layers]
+    return tuple(fields.sliding_window if sliding else None for sliding in layers)
+
+
+def decoder_of(
+    fields: CausalLmConfig, attention: tuple[AttentionConfig, ...], max_length: int
+) -> DecoderConfig:
+    """Translate the rest. `max_length` is the context served; 0 takes the model's own."""
+    return DecoderConfig(
+        vocab_size=fields.vocab_size,
+        hidden_size=fields.hidden_size,
+        intermediate_size=fields.intermediate_size,
+        norm_eps=fields.rms_norm_eps,
+        attention=attention,
+        rope=_rope_of(fields, max_length or fields.max_position_embeddings),
+        has_mlp_bias=fields.mlp_bias,
+        has_tied_embeddings=fields.tie_word_embeddings,
+        activation=_ACTIVATIONS[fields.hidden_act],
+    )
+
+
+def _rope_of(fields: CausalLmConfig, max_length: int) -> RopeConfig:
+    rope = fields.rope_parameters or fields.rope_scaling or RopeFields()
+    kind = rope.rope_type or rope.type or "default"
+    if kind not in ROPE_KINDS:
+        supported = ", ".join(sorted(ROPE_KINDS))
+        raise WeightsError(f"config.json: rope_type {kind!r} is not supported: {supported}.")
+    own_length = fields.max_position_embeddings
+    trained_length = own_length
+    if kind != "dynamic":
+        stated = fields.original_max_position_embeddings or rope.original_max_position_embeddings
+        trained_length = stated or own_length
+    share = rope.partial_rotary_factor or fields.partial_rotary_factor or 1.0
+    num_rotated_dims = int(head_dim(fields) * share)
+    _check_rope(kind, rope, num_rotated_dims)
+    return RopeConfig(
+        kind=kind,
+        theta=rope.rope_theta or fields.rope_theta,
+        num_rotated_dims=num_rotated_dims,
+        max_length=max_length,
+        trained_length=trained_length,
+        factor=rope.factor or own_length / trained_length,
+        is_truncated=rope.truncate,
+        **{name: value for name in _SAME_NAMES if (value := getattr(rope, name))},
+    )
+
+
+def _check_rope(kind: str, rope: RopeFields, num_rotated_dims: int) -> None:
+    if num_rotated_dims < 4 or num_rotated_dims % 2:
+        raise WeightsError(f"config.json: {num_rotated_dims} rotated dims are not supported.")
+    if kind in ("linear", "dynamic", "llama3") and rope.factor is None:
+        raise WeightsError(f"config.json: rope_type {kind!r} needs a factor.")
+    lengths = {len(rope.short_factor), len(rope.long_factor)}
+    if kind == "longrope" and lengths != {num_rotated_dims // 2}:
+        raise WeightsError(
+            f"config.json: longrope needs {num_rotated_dims // 2} short and long factors."
+        )

@@ -1,0 +1,174 @@
+"""A model on our own decoder: what it needs, and how it is built.
+
+Owns what the loader asks of any model before and while it is built (`Blueprint`), and the way from
+a checkpoint to a `Decoder` that is ready to run. Knows nothing of ledgers, pages or schedulers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from triptych.core.runtime.decoders.causal_model import CausalModel, logits_bytes
+from triptych.core.runtime.decoders.division import divide
+from triptych.core.runtime.decoders.families import read_decoder_config
+from triptych.core.runtime.decoders.tensor_names import (
+    AS_STORED,
+    BARE,
+    WHOLE,
+    DecoderTensors,
+    ProjectionTarget,
+    decoder_targets,
+    embedding_target,
+    is_unused,
+)
+from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.layers.attention import KvLayout
+from triptych.core.runtime.layers.decoder import Decoder
+from triptych.core.runtime.layers.decoder_layer import DecoderConfig
+from triptych.core.runtime.layers.linear import is_packable
+from triptych.core.runtime.layers.shards import BLOCK_UNIT, PLAIN_UNIT
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
+from triptych.core.runtime.tensors.loading import Target, load_tensors
+from triptych.core.weights.encoding import WeightEncoding
+
+if TYPE_CHECKING:
+    from triptych.core.runtime.devices.rank_group import RankGroup
+
+
+class Blueprint(Protocol):
+    """A model that is known but not yet loaded."""
+
+    max_length: int
+    vocab_size: int
+    dtype: torch.dtype
+
+    def weight_bytes(self) -> int:
+        """Device bytes of the weights once loaded."""
+
+    def activation_bytes(self, num_tokens: int, num_rows: int) -> int:
+        """The most that one step holds beside weights and cache."""
+
+    def kv_layout(self, page_size: int, dtype: torch.dtype) -> KvLayout:
+        """The shape of its cache."""
+
+    def build(self, checkpoint: Checkpoint, report: Callable[[float], None]) -> CausalModel:
+        """Load the weights. Raises `WeightsError` naming tensor and file."""
+
+
+class NativeBlueprint:
+    """Implements `Blueprint` with `core.runtime.layers.decoder`.
+
+    If `is_deterministic` is set before it is built, rows do not depend on their batch on a GPU.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        *,
+        max_length: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        native: NativeKernels | None = None,
+        encoding: WeightEncoding = AS_STORED,
+    ) -> None:
+        self.config = read_decoder_config(config, max_length=max_length)
+        self.max_length = self.config.rope.max_length
+        self.vocab_size = self.config.vocab_size
+        self.dtype = dtype
+        self._device = device
+        self._native = native
+        self._encoding = encoding
+        self._group: RankGroup | None = None
+        if self.config.moe is not None and device.type == "cuda":
+            self._encoding = encoding.as_plain()
+        self.is_deterministic = False
+
+    def join(self, group: RankGroup, *, by_experts: bool = False) -> None:
+        """Be this rank's part of the model from now on; first `check_divisible`.
+
+        With `by_experts` a rank has whole experts of a mixture, not a part of each.
+        """
+        self.config = self._part(group.rank, group.num_ranks, by_experts=by_experts)
+        self._group = group
+
+    def check_divisible(self, num_ranks: int, *, by_experts: bool = False) -> None:
+        """Raise `ConfigError` for a model that cannot be divided by so many ranks."""
+        parts = [self._part(rank, num_ranks, by_experts=by_experts) for rank in range(num_ranks)]
+        for part in parts if self._encoding.has_blocks else ():
+            sketch = Decoder(part, dtype=self.dtype, device=torch.device("meta"))
+            for target in decoder_targets(sketch, encoding=self._encoding):
+                if isinstance(target, ProjectionTarget):
+                    target.check_blocks()
+
+    def _part(self, rank: int, num_ranks: int, *, by_experts: bool) -> DecoderConfig:
+        unit = BLOCK_UNIT if self._encoding.has_blocks else PLAIN_UNIT
+        return divide(self.config, rank, num_ranks, by_experts=by_experts, unit=unit)
+
+    def weight_bytes(self) -> int:
+        """Bytes of the parameters; a plain tied embedding counts twice where the head is packed."""
+        sketch = Decoder(self.config, dtype=self.dtype, device=torch.device("meta"))
+        embedding = embedding_target(sketch, encoding=self._encoding)
+        targets: list[Target] = list(decoder_targets(sketch, encoding=self._encoding))
+        is_packed = self._native is not None or is_packable(self.dtype, self._device)
+        if self.config.has_tied_embeddings and is_packed and embedding.format is None:
+            targets.append(embedding)
+        return sum(target.num_bytes(self.dtype.itemsize) for target in targets)
+
+    def activation_bytes(self, num_tokens: int, num_rows: int) -> int:
+        """The most a step of so many tokens and sampled rows holds beside weights and cache."""
+        values = num_tokens * position_values(self.config)
+        if self._device.type == "cpu" and self._native is None:
+            values += gathered_values(self.config, num_tokens, num_rows)
+        drawing = num_tokens * self.config.hidden_size * self.dtype.itemsize
+        drawing += logits_bytes(num_rows, self.vocab_size)
+        return max(values * self.dtype.itemsize, drawing)
+
+    def kv_layout(self, page_size: int, dtype: torch.dtype) -> KvLayout:
+        """The cache this model needs."""
+        return self.config.kv_layout(page_size, dtype)
+
+    def build(
+        self,
+        checkpoint: Checkpoint,
+        report: Callable[[float], None],
+        part: DecoderTensors | None = None,
+    ) -> Decoder:
+        """Allocate, stream the weights into place and pack them.
+
+        `part` is the decoder's in a checkpoint that holds more; the rest is left alone.
+        """
+        decoder = Decoder(self.config, dtype=self.dtype, device=self._device, group=self._group)
+        for linear in decoder.linears():
+            linear.is_deterministic = self.is_deterministic and self._device.type == "cuda"
+        is_bare = f"{WHOLE.body}.norm.weight" not in checkpoint.tensors
+        load_tensors(
+            checkpoint,
+            decoder_targets(decoder, part or (BARE if is_bare else WHOLE), self._encoding),
+            ignored=lambda name: is_unused(name) or (part is not None and not part.holds(name)),
+            report=report,
+        )
+        decoder.prepare(self._native)
+        return decoder
+
+
+def position_values(config: DecoderConfig) -> int:
+    """The most values that a step's layers hold for each position beside weights and cache."""
+    first = config.attention[0]
+    num_heads = 2 * first.num_heads + 4 * first.num_kv_heads
+    widest = max(3 * config.intermediate_size, num_heads * first.head_dim)
+    if (moe := config.moe) is not None:  # what each of a token's experts reads and gives
+        widest = max(widest, moe.num_chosen * (3 * moe.intermediate_size + config.hidden_size))
+    return 4 * config.hidden_size + widest
+
+
+def gathered_values(config: DecoderConfig, num_tokens: int, num_rows: int) -> int:
+    """What attention by torch alone holds: masks of prompts, and the keys and values of all rows.
+
+    Rows of like length are filled up to the longest, which is less than twice their own.
+    """
+    first, max_length = config.attention[0], config.rope.max_length
+    gathered = 2 * num_rows * first.num_kv_heads * first.head_dim
+    return (num_tokens + gathered) * max_length

@@ -1,0 +1,293 @@
+"""Where the tensors of a checkpoint go in our decoder.
+
+Owns the naming scheme that all our families share. The fused projections are filled slice by
+slice, straight from the file; slices may be in blocks of integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from triptych.core.block_formats import BlockFormat
+from triptych.core.errors import ConfigError, WeightsError
+from triptych.core.runtime.kernels.packed_linear import HeldWeight
+from triptych.core.runtime.layers.attention import Attention
+from triptych.core.runtime.layers.decoder import Decoder, DecoderStack
+from triptych.core.runtime.layers.decoder_layer import DecoderLayer, Mlp
+from triptych.core.runtime.layers.linear import Linear
+from triptych.core.runtime.layers.moe import MoeMlp
+from triptych.core.runtime.layers.norm import RMSNorm
+from triptych.core.runtime.layers.shards import HeadShards, Shard
+from triptych.core.runtime.tensors.checkpoint import Checkpoint, TensorSource
+from triptych.core.runtime.tensors.loading import Target, TensorTarget
+from triptych.core.runtime.tensors.quantise import quantise
+from triptych.core.weights.encoding import WeightEncoding
+
+_EMBEDDING = "embed_tokens.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderTensors:
+    """Where in a checkpoint a decoder is: the prefix of its body, the name of its projection.
+
+    Models of embeddings are often stored as a body alone, without a prefix.
+    """
+
+    body: str = "model"
+    head: str = "lm_head.weight"
+
+    @classmethod
+    def find(cls, names: Collection[str]) -> DecoderTensors:
+        """The decoder in a checkpoint that holds more. Raises `WeightsError` if it has not one."""
+        end = f".{_EMBEDDING}"
+        bodies = [name.removesuffix(end) for name in names if name.endswith(end)]
+        if len(bodies) != 1:
+            raise WeightsError(f"The checkpoint holds {len(bodies)} decoders, not one.")
+        heads = [name for name in names if name.endswith("lm_head.weight")]
+        return cls(bodies[0], *heads[:1])
+
+    def holds(self, name: str) -> bool:
+        """Whether the tensor `name` is the decoder's."""
+        return name == self.head or name.startswith(f"{self.body}.")
+
+
+AS_STORED = WeightEncoding()
+WHOLE = DecoderTensors()
+BARE = DecoderTensors("")
+
+
+@dataclass(frozen=True, slots=True)
+class _ExpertNames:
+    """What a layer calls its mixture, and an expert its projections."""
+
+    module: str
+    gate: str
+    up: str
+    down: str
+
+
+_EXPERTS = _ExpertNames("mlp", "gate_proj", "up_proj", "down_proj")
+_MIXTRAL = _ExpertNames("block_sparse_moe", "w1", "w3", "w2")
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectionTarget:
+    """Rows of a projection, from `first` on; in blocks of integers as `encoding` says.
+
+    `rows` are those of the tensor that this rank has, and `inputs` the columns, if not all. Only
+    their part of the file is read.
+    """
+
+    name: str
+    linear: Linear
+    first: int
+    rows: Shard
+    encoding: WeightEncoding
+    inputs: Shard | None = None
+    is_vocabulary: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape it must have."""
+        return self.rows.total, self._inputs.total
+
+    @property
+    def into(self) -> torch.Tensor:
+        """The rows as plain numbers."""
+        return self.linear.weight_OI[self.first : self.first + self.rows.length]
+
+    @property
+    def _inputs(self) -> Shard:
+        return self.inputs or Shard.whole(self.linear.num_inputs)
+
+    @property
+    def format(self) -> BlockFormat | None:
+        """The blocks in which the rows are held, on all ranks; `None`: plain numbers."""
+        num_inputs = self._inputs.total
+        return self.encoding.format_of(self.name, num_inputs, is_vocabulary=self.is_vocabulary)
+
+    def check_blocks(self) -> None:
+        """Raise `ConfigError` where a block would be on two ranks."""
+        form, inputs = self.format, self._inputs
+        if form is not None and not (form.holds(inputs.first) and form.holds(inputs.length)):
+            raise ConfigError(
+                f"--tensor-parallel-size: {self.name} is held in blocks of {form.num_inputs} inputs"
+                f" ({form.name}), some of which would be on two ranks; give another number, or"
+                " --quantization-encoding bfloat16."
+            )
+
+    def fill(self, source: TensorSource) -> None:
+        """Put the tensor into the projection."""
+        form, part = self.format, (self.rows.slice, self._inputs.slice)
+        if form is None:
+            self.into.copy_(source.read(self.name)[part])
+            return
+        self.check_blocks()
+        held = self._read_held(source)
+        if held is None:
+            held = quantise(source.read(self.name)[part], form)
+        elif self.shape != (self.rows.length, self.linear.num_inputs):
+            held = self._part_of(held)
+        self.linear.hold(self.first, held)
+
+    def _part_of(self, held: HeldWeight) -> HeldWeight:
+        try:
+            return held.part(self.rows.slice, self._inputs.slice)
+        except WeightsError as error:
+            raise WeightsError(f"{self.name}: {error.message}") from error
+
+    def _read_held(self, source: TensorSource) -> HeldWeight | None:
+        """What the source has in small numbers. Rows of a vocabulary are looked up in blocks."""
+        if not isinstance(source, Checkpoint):
+            return None
+        is_stored = self.linear.takes_stored and not self.is_vocabulary
+        stored = source.read_stored(self.name) if is_stored else None
+        return stored or source.read_packed(self.name)
+
+    def num_bytes(self, item_bytes: int) -> int:
+        """The most bytes in memory, plain numbers having so many each."""
+        form, num_inputs = self.format, self.linear.num_inputs
+        return self.rows.length * (form.row_bytes(num_inputs) if form else num_inputs * item_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class BiasTarget:
+    """The part `shard` of a projection's bias."""
+
+    name: str
+    into: torch.Tensor
+    shard: Shard
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape it must have."""
+        return (self.shard.total,)
+
+    def fill(self, source: TensorSource) -> None:
+        """Copy it into place."""
+        self.into.copy_(source.read(self.name)[self.shard.slice])
+
+    def num_bytes(self, item_bytes: int) -> int:
+        """Bytes in memory, numbers having so many each."""
+        return self.shard.length * item_bytes
+
+
+def decoder_targets(
+    decoder: Decoder, part: DecoderTensors = WHOLE, encoding: WeightEncoding = AS_STORED
+) -> Iterator[Target]:
+    """Every tensor the decoder needs, and where it goes."""
+    yield embedding_target(decoder, part, encoding)
+    if not decoder.config.has_tied_embeddings:
+        yield _vocabulary_target(decoder, part.head, decoder.head, encoding)
+    yield from stack_targets(decoder, part.body, encoding)
+
+
+def embedding_target(
+    decoder: Decoder, part: DecoderTensors = WHOLE, encoding: WeightEncoding = AS_STORED
+) -> ProjectionTarget:
+    """The embedding's, which may be the head's, too."""
+    name = _below(part.body) + _EMBEDDING
+    return _vocabulary_target(decoder, name, decoder.embedding, encoding)
+
+
+def _vocabulary_target(
+    decoder: Decoder, name: str, linear: Linear, encoding: WeightEncoding
+) -> ProjectionTarget:
+    return ProjectionTarget(name, linear, 0, decoder.vocabulary, encoding, is_vocabulary=True)
+
+
+def stack_targets(
+    stack: DecoderStack, prefix: str, encoding: WeightEncoding = AS_STORED
+) -> Iterator[Target]:
+    """The tensors of layers and final norm, under `prefix` if it is not empty."""
+    yield TensorTarget(f"{_below(prefix)}norm.weight", stack.norm.weight_C)
+    for index, layer in enumerate(stack.layers):
+        name = f"{_below(prefix)}layers.{index}"
+        for norm_name, norm in _norms(layer).items():
+            yield TensorTarget(f"{name}.{norm_name}.weight", norm.weight_C)
+        yield from _attention_targets(f"{name}.self_attn", layer.attention, encoding)
+        yield from mlp_targets(f"{name}.mlp", layer.mlp, encoding)
+
+
+def _below(prefix: str) -> str:
+    return f"{prefix}." if prefix else ""
+
+
+def _norms(layer: DecoderLayer) -> dict[str, RMSNorm]:
+    """The second name means another norm where a layer has four."""
+    norms = {"input_layernorm": layer.input_norm, "post_attention_layernorm": layer.mlp_norm}
+    if layer.post_norms is not None:
+        norms["pre_feedforward_layernorm"] = layer.mlp_norm
+        norms["post_attention_layernorm"], norms["post_feedforward_layernorm"] = layer.post_norms
+    return norms
+
+
+def is_unused(name: str) -> bool:
+    """Whether checkpoints hold `name` without any decoder of ours needing it.
+
+    Old files store the rotary frequencies, and some repeat a tied embedding as the head: `lm_head`
+    is a target of every decoder that has a head of its own, so it is only unused when tied.
+    """
+    return name.endswith(("rotary_emb.inv_freq", "lm_head.weight"))
+
+
+def _attention_targets(
+    prefix: str, attention: Attention, encoding: WeightEncoding
+) -> Iterator[Target]:
+    config = attention.config
+    shards = config.shards or HeadShards.whole(config.num_heads, config.num_kv_heads)
+    queries, keys = shards.queries.times(config.head_dim), shards.keys.times(config.head_dim)
+    rows = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
+    yield from _fused_targets(prefix, attention.qkv, rows, encoding)
+    outputs = {"o_proj": Shard.whole(config.hidden_size)}
+    yield from _fused_targets(prefix, attention.out, outputs, encoding, queries)
+    if attention.qk_norm_2D is not None:
+        yield TensorTarget(f"{prefix}.q_norm.weight", attention.qk_norm_2D[0])
+        yield TensorTarget(f"{prefix}.k_norm.weight", attention.qk_norm_2D[1])
+
+
+def mlp_targets(
+    prefix: str, mlp: Mlp | MoeMlp, encoding: WeightEncoding = AS_STORED
+) -> Iterator[Target]:
+    """The tensors of one MLP, or of a mixture in its place."""
+    if isinstance(mlp, MoeMlp):
+        yield from _moe_targets(prefix, mlp, encoding)
+        return
+    rows = {"gate_proj": mlp.features, "up_proj": mlp.features}
+    yield from _fused_targets(prefix, mlp.gate_up, rows, encoding)
+    rows = {"down_proj": Shard.whole(mlp.down.num_outputs)}
+    yield from _fused_targets(prefix, mlp.down, rows, encoding, mlp.features)
+
+
+def _moe_targets(prefix: str, moe: MoeMlp, encoding: WeightEncoding) -> Iterator[Target]:
+    """The tensors of a router and of this rank's experts, by the names of the family."""
+    names = _MIXTRAL if moe.config.has_mixtral_names else _EXPERTS
+    prefix = f"{prefix.rpartition('.')[0]}.{names.module}"
+    yield TensorTarget(f"{prefix}.gate.weight", moe.router.weight_OI)
+    for number, expert in enumerate(moe.experts, moe.shard.first):
+        place = f"{prefix}.experts.{number}"
+        rows = {names.gate: moe.features, names.up: moe.features}
+        yield from _fused_targets(place, expert.gate_up, rows, encoding)
+        rows = {names.down: Shard.whole(expert.down.num_outputs)}
+        yield from _fused_targets(place, expert.down, rows, encoding, moe.features)
+
+
+def _fused_targets(
+    prefix: str,
+    linear: Linear,
+    rows: Mapping[str, Shard],
+    encoding: WeightEncoding,
+    inputs: Shard | None = None,
+) -> Iterator[Target]:
+    """Targets of projections whose rows lie one after the other in `linear`."""
+    first = 0
+    for name, shard in rows.items():
+        weight = f"{prefix}.{name}.weight"
+        yield ProjectionTarget(weight, linear, first, shard, encoding, inputs)
+        if linear.bias_O is not None:
+            bias = linear.bias_O[first : first + shard.length]
+            yield BiasTarget(f"{prefix}.{name}.bias", bias, shard)
+        first += shard.length

@@ -1,0 +1,222 @@
+"""One accelerator or the CPU: what it is, what it holds, which types it computes in.
+
+Owns the first steps of every process that computes (threads, the device, its memory ledger), and
+the dtype policy. Knows nothing of models or pages.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import psutil
+import torch
+
+from triptych.core.errors import DeviceError
+from triptych.core.ledger import Ledger, mib
+from triptych.core.options.config import DeviceOptions
+from triptych.core.process.heap import keep_freed_memory
+from triptych.core.process.threads import usable_cores
+
+# Aliases, because the field below takes torch's own name within its class.
+TorchDevice: TypeAlias = torch.device
+Dtype: TypeAlias = torch.dtype
+
+_SPEC = re.compile(r"(?:gpu|cuda)(?::(\d+(?:,\d+)*))?")
+_ANY = ("auto", "default")
+_APPLE = ("mps", "metal")
+_PRIMITIVE_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+_NUM_PRIMITIVES = 256
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+_CGROUP_USAGE = Path("/sys/fs/cgroup/memory.current")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """An opened device. `torch.device` and nothing global: several may live in one process."""
+
+    torch: TorchDevice
+
+    @classmethod
+    def open(cls, spec: str) -> Device:
+        """Open `auto`, `cpu`, `gpu` or `gpu:N`. Raises `DeviceError` in one actionable line."""
+        if spec == "cpu" or (spec in _ANY and not torch.cuda.is_available()):
+            keep_freed_memory()
+            _bound_primitive_caches()
+            return cls(torch.device("cpu"))
+        index, count = _gpu_index("gpu" if spec in _ANY else spec), torch.cuda.device_count()
+        if not torch.cuda.is_available() or index >= count:
+            raise DeviceError(
+                f"No GPU {index}: {count or 'no'} GPU(s) usable by this PyTorch. Use --device cpu,"
+                " or install a PyTorch build and a driver that match."
+            )
+        return cls(torch.device("cuda", index))
+
+    @property
+    def name(self) -> str:
+        """What people call it, as the log has it."""
+        if self.is_cpu:
+            return "cpu"
+        return f"gpu:{self.torch.index or 0} ({torch.cuda.get_device_name(self.torch)})"
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether this is the host's own processor."""
+        return self.torch.type == "cpu"
+
+    @property
+    def target(self) -> str:
+        """What kernels are compiled for here: `cuda:90`, `hip:gfx942`; empty on a CPU."""
+        if self.is_cpu:
+            return ""
+        properties = torch.cuda.get_device_properties(self.torch)
+        if torch.version.hip is not None:
+            return f"hip:{properties.gcnArchName.partition(':')[0]}"
+        return f"cuda:{properties.major}{properties.minor}"
+
+    def taken_bytes(self) -> int:
+        """What this process holds of its memory."""
+        if self.is_cpu:
+            return int(psutil.Process().memory_info().rss)
+        return int(torch.cuda.memory_reserved(self.torch))
+
+    def free_bytes(self) -> int:
+        """Memory that can be taken now without swapping, container limits respected."""
+        if not self.is_cpu:
+            free, _ = torch.cuda.mem_get_info(self.torch)
+            return int(free)
+        return min(int(psutil.virtual_memory().available), _container_bytes())
+
+    def obtainable_bytes(self) -> int:
+        """Memory that this process can take now: what is free, and what it holds and does not use.
+
+        It may lie in pieces.
+        """
+        if self.is_cpu:
+            return self.free_bytes()
+        return self.free_bytes() + self.taken_bytes() - int(torch.cuda.memory_allocated(self.torch))
+
+    def compute_dtype(self, checkpoint_dtype: Dtype) -> Dtype:
+        """The type to hold and run weights in: the checkpoint's own where the device is good at it.
+
+        float16 checkpoints run in bfloat16 on a CPU; what has no fast bfloat16 takes float32 (a
+        CPU) or float16 (a GPU).
+        """
+        if checkpoint_dtype not in (torch.bfloat16, torch.float16):
+            return torch.float32
+        if self.is_cpu:
+            return torch.bfloat16 if has_fast_cpu_bfloat16() else torch.float32
+        if checkpoint_dtype is torch.bfloat16 and not torch.cuda.is_bf16_supported(False):
+            return torch.float16
+        return checkpoint_dtype
+
+    def synchronize(self) -> None:
+        """Wait until everything launched so far is done."""
+        if not self.is_cpu:
+            torch.cuda.synchronize(self.torch)
+
+
+def _gpu_index(spec: str) -> int:
+    """The one GPU that a `--device` names. Raises `DeviceError`."""
+    if spec in _APPLE:
+        raise DeviceError(
+            f"--device {spec}: our kernels know no GPU of Apple's, and torch's own would be slower"
+            " than the CPU kernels. Use --device cpu, or auto, which takes the CPU there."
+        )
+    match = _SPEC.fullmatch(spec)
+    if match is None:
+        raise DeviceError(f"Unknown device {spec!r}: use auto, cpu, gpu or gpu:N.")
+    numbers = (match[1] or "0").split(",")
+    if len(numbers) > 1:
+        raise DeviceError(
+            f"--device {spec}: models are divided over as many GPUs as --tensor-parallel-size"
+            f" says. Give it, too, use --device gpu:{numbers[0]}, or serve the model on each GPU by"
+            f" --device gpu --replicas {len(numbers)}."
+        )
+    return int(numbers[0])
+
+
+def rank_device(options: DeviceOptions, rank: int) -> str:
+    """What `--device` means for one of the ranks that a model is divided over."""
+    spec = options.device
+    match = _SPEC.fullmatch(spec)
+    numbers = (match[1] or "0").split(",") if match else []
+    if len(numbers) > 1 and len(numbers) == options.num_devices:
+        return f"gpu:{numbers[rank]}"
+    if len(numbers) > 1 or rank == 0 or not torch.cuda.is_available() or spec == "cpu":
+        return spec
+    return f"gpu:{int(numbers[0] if numbers else 0) + rank}"
+
+
+def share_cores(options: DeviceOptions, num_ranks: int) -> None:
+    """Leave the other ranks on this CPU their part of the cores, unless `--threads` says more."""
+    if not options.threads:
+        torch.set_num_threads(max(1, usable_cores().count // num_ranks))
+
+
+def open_device(options: DeviceOptions) -> tuple[Device, Ledger]:
+    """Open the device and give it a ledger of what is free there, times the share allowed.
+
+    Raises `DeviceError` where there is no such device, or not one that does as it must.
+    """
+    cores = usable_cores()
+    num_threads = options.threads or cores.count
+    torch.set_num_threads(num_threads)  # the native kernels take as many
+    reason = f"--threads; {cores}" if options.threads else str(cores)
+    _log.info("threads to compute with: %d (%s)", num_threads, reason)
+    device = Device.open(rank_device(options, 0))
+    free_bytes = device.free_bytes()
+    ledger = Ledger(int(free_bytes * options.device_memory_utilization), free_bytes)
+    _log.info(
+        "device %s: %s of %s free for models (--device-memory-utilization %g)",
+        device.name,
+        mib(ledger.capacity_bytes),
+        mib(free_bytes),
+        options.device_memory_utilization,
+    )
+    return device, ledger
+
+
+def has_fast_cpu_bfloat16() -> bool:
+    """Whether oneDNN multiplies bfloat16 natively on this processor."""
+    return torch.backends.mkldnn.is_available() and bool(
+        torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    )
+
+
+def _bound_primitive_caches() -> None:
+    """Limit the compiled products that oneDNN and torch's layer above it keep, 1,024 by default.
+
+    There is one of half a megabyte for each weight and number of rows. With prompts of many lengths
+    the caches grew for hours, to gigabytes with the fragmentation. Compiling a product again takes
+    a fraction of a millisecond. The limits are read at the first product.
+    """
+    for name in _PRIMITIVE_CACHES:
+        os.environ.setdefault(name, str(_NUM_PRIMITIVES))
+
+
+def _container_bytes() -> int:
+    """What the enclosing cgroup (version 2) still allows; without a limit, a huge number."""
+    try:
+        return int(_CGROUP_LIMIT.read_text()) - int(_CGROUP_USAGE.read_text())
+    except (OSError, ValueError):  # no such file, or "max"
+        return 2**62
+
+
+def end_of_work(device: torch.device) -> Callable[[], None]:
+    """A call that waits for the work launched so far on this thread's stream."""
+    if device.type != "cuda":
+        return _is_over
+    event = torch.Event(device, blocking=True)
+    event.record()
+    return event.synchronize
+
+
+def _is_over() -> None:
+    """On a CPU a launch is the work itself."""

@@ -1,0 +1,201 @@
+"""What loaders of models have in common.
+
+Owns the fields that compose and the pipelines hand to any loader, and the parts that every model of
+tokens has. What a model is made of, and the order in which it is loaded, is each loader's own.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import ClassVar
+
+from triptych.core.bundle.triton_cache import use_triton_cache
+from triptych.core.errors import ConfigError
+from triptych.core.kv.pages import PagePool
+from triptych.core.ledger import Ledger
+from triptych.core.options.config import Config
+from triptych.core.runtime.devices.device import Device
+from triptych.core.runtime.engine.model_memory import ModelMemory, SizesTaken
+from triptych.core.runtime.engine.token_runner import TokenHead, TokenRunner
+from triptych.core.runtime.graphs.buckets import DecodeBuckets
+from triptych.core.runtime.graphs.decode import GPU_POOL_BYTES, DecodeGraphs, decode_graph_bytes
+from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.layers.attention import KvCache, KvLayout
+from triptych.core.runtime.sampling.sampler import Sampler
+from triptych.core.weights.manifest import leaving_weights_unread
+from triptych.core.weights.resolve import ResolvedModel
+
+
+class DeviceLoader:
+    """One model and the device it goes to. `load` makes it a `schedulers.base.ModelLoader`.
+
+    With `is_fixed_on_gpu` the products of its models can have fixed tiles there, such that a row
+    does not depend on its batch.
+    """
+
+    is_fixed_on_gpu: ClassVar[bool] = False
+
+    def __init__(
+        self, resolved: ResolvedModel, config: Config, device: Device, ledger: Ledger
+    ) -> None:
+        self.name = resolved.name
+        self._resolved = resolved
+        self._folder = Path(resolved.folder)
+        self._config = config
+        self._device = device
+        self._ledger = ledger
+        self._is_sketch = False
+
+    def load(self, report: Callable[[float], None]) -> object:
+        """Each kind of model has its own; see `schedulers.base.ModelLoader`."""
+        raise NotImplementedError
+
+    def check_size(self) -> None:
+        """See `schedulers.base.ModelLoader`: what `load` does up to where weights are read.
+
+        Models that are divided are left out: their ranks would start.
+        """
+        if self._config.device.num_devices > 1:
+            return
+        alone = copy.copy(self)
+        alone._ledger = Ledger(self._ledger.capacity_bytes)
+        alone._is_sketch = True
+        with leaving_weights_unread(), suppress(SizesTaken):
+            alone.load(lambda share: None)
+
+    def _memory(self, stack: ExitStack) -> ModelMemory:
+        """The model's share of memory; what it reserves is released with `stack`.
+
+        Raises `ConfigError` where rows depend on their batch and must not.
+        """
+        if self._is_deterministic and not (self._device.is_cpu or self.is_fixed_on_gpu):
+            raise ConfigError(
+                f"--enable-deterministic-inference: on a GPU {self.name} sums as torch's libraries"
+                " do, in an order that follows from the batch; only text models on our decoder do"
+                " not. Use --device cpu, or leave it out."
+            )
+        if target := self._device.target:
+            use_triton_cache(self._config.models.cache_dir, target, self._resolved.bundle)
+        memory = ModelMemory(self._resolved, self._config, self._device, self._ledger, stack)
+        memory.is_sketch = self._is_sketch
+        return memory
+
+    @property
+    def _is_deterministic(self) -> bool:
+        """Whether rows may not depend on their batch."""
+        return self._config.device.enable_deterministic_inference
+
+
+class TokenLoader(DeviceLoader):
+    """One model whose steps draw tokens over a paged cache."""
+
+    def _check_invariance(self, native: NativeKernels | None, *, is_native: bool) -> None:
+        """Raise `ConfigError` where rows depend on their batch and must not."""
+        has_kernels = native is not None or not self._device.is_cpu
+        if self._is_deterministic and not (has_kernels and is_native):
+            raise ConfigError(
+                f"--enable-deterministic-inference: {self.name} runs on"
+                f" {'torch alone' if is_native else 'transformers'}, where sums follow from the"
+                " batch; serve it with our decoder and kernels, or leave it out."
+            )
+
+    def _cache(self, layout: KvLayout, num_pages: int, native: NativeKernels | None) -> KvCache:
+        """The memory of the pages. Raises `ConfigError` as `_check_invariance` does."""
+        kv = KvCache(layout, num_pages, self._device.torch, native)
+        if self._is_deterministic and self._device.is_cpu and kv.native is None:
+            raise ConfigError(
+                f"--enable-deterministic-inference: the CPU kernels cannot hold the cache of"
+                f" {self.name} ({str(layout.dtype).removeprefix('torch.')}, pages of"
+                f" {layout.page_size}); try --kv-cache-format auto, or leave it out."
+            )
+        return kv
+
+    def _sampler(
+        self, num_logits: int, native: NativeKernels | None, num_slots: int | None = None
+    ) -> Sampler:
+        """What draws for all rows of a step."""
+        return Sampler(
+            vocab_size=num_logits,
+            max_batch_size=num_slots or self._config.schedule.max_batch_size,
+            device=self._device.torch,
+            native=native,
+        )
+
+    def _graphs(
+        self,
+        memory: ModelMemory,
+        layout: KvLayout,
+        max_length: int,
+        activation_bytes: Callable[[int, int], int],
+    ) -> DecodeGraphs | None:
+        """What decode steps are captured with, if they are; the cache then has a page more."""
+        options, schedule = self._config.device, self._config.schedule
+        wanted, max_rows = options.device_graph_rows, options.device_graph_max_rows
+        pads = options.device_graph_padding
+        if not memory.captures:
+            if wanted or max_rows or not pads:
+                raise ConfigError(
+                    "--device-graph-rows, --device-graph-max-rows, --no-device-graph-padding: no"
+                    " step is captured here; give --device-graph-capture, too, or leave them out."
+                )
+            return None
+        most = min(max_rows or schedule.max_batch_size, schedule.max_batch_size)
+        if max(wanted, default=0) > most:
+            raise ConfigError(
+                f"--device-graph-rows: no batch of {max(wanted)} rows can be captured with"
+                f" --max-batch-size {schedule.max_batch_size} and --device-graph-max-rows {most};"
+                " leave it out, or raise these."
+            )
+        buckets = DecodeBuckets.choose(
+            most,
+            -(-max_length // layout.page_size),
+            wanted=wanted,
+            pads=pads,
+        )
+        num_bytes = decode_graph_bytes(buckets, lambda num_rows: activation_bytes(num_rows, 0))
+        num_bytes += 0 if self._device.is_cpu else GPU_POOL_BYTES
+        steps = memory.captured_steps(num_bytes)
+        if steps is None:
+            return None
+        memory.reserve("kv", layout.page_bytes)
+        return DecodeGraphs(steps, buckets)
+
+    def _runner(
+        self,
+        head: TokenHead,
+        layout: KvLayout,
+        num_pages: int,
+        *,
+        max_length: int,
+        native: NativeKernels | None,
+        graphs: DecodeGraphs | None,
+    ) -> TokenRunner:
+        """The runner over a cache of so many pages. On a GPU all graphs are captured now."""
+        num_pages += graphs is not None
+        runner = TokenRunner(
+            head,
+            self._cache(layout, num_pages, native),
+            max_batch_size=self._config.schedule.max_batch_size,
+            max_length=max_length,
+            device=self._device.torch,
+            graphs=graphs,
+        )
+        runner.is_deterministic = self._is_deterministic
+        if not self._device.is_cpu:
+            runner.capture()
+        return runner
+
+    def _pool(self, layout: KvLayout, num_pages: int, *, shares: bool = True) -> PagePool:
+        """The pages. With `shares` prompts that begin alike share them, unless switched off."""
+        return PagePool(
+            num_pages=num_pages,
+            page_size=layout.page_size,
+            enable_prefix_caching=shares and self._config.cache.enable_prefix_caching,
+        )
+
+    def _namespace(self, layout: KvLayout, max_length: int) -> bytes:
+        """Cached prompts are found again only by the same weights in the same cache format."""
+        return f"{self._resolved.digest} {layout} {max_length}".encode()

@@ -1,0 +1,238 @@
+"""How much of a device one token model takes: types, cache format, pages, entries in the ledger.
+
+Owns the sizes that loaders of every modality choose alike. Knows no architecture.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from functools import cache, partial
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+
+from triptych.core.bundle.store import Bundle
+from triptych.core.errors import ConfigError, MemoryBudgetExceeded, ModelTooLarge
+from triptych.core.ledger import Ledger, Reservation, mib
+from triptych.core.options.config import Config
+from triptych.core.runtime.devices.device import Device
+from triptych.core.runtime.engine.memory_table import memory_table
+from triptych.core.runtime.graphs.captured import CapturedSteps
+from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.layers.attention import KvLayout
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
+from triptych.core.weights.cache import WeightsCache
+from triptych.core.weights.encoding import WeightEncoding, plain_type
+from triptych.core.weights.resolve import ResolvedModel
+
+_DTYPES = MappingProxyType(
+    {
+        "float32": torch.float32,
+        "bfloat16": torch.bfloat16,
+        "float16": torch.float16,
+    }
+)
+_PAGE_DTYPES = MappingProxyType(
+    {**_DTYPES, "float8_e4m3fn": torch.float8_e4m3fn, "int8": torch.int8}
+)
+_REMEDIES = MappingProxyType(
+    {
+        "weights": " Weights in fewer bits take less: --quantization-encoding.",
+        "activations": " Steps of --max-batch-input-tokens, --max-batch-size and --max-length take"
+        " less where these are smaller.",
+        "vision-cache": " Pictures that are kept take less with --max-vision-cache-entries.",
+        "pictures": " Pictures that are drawn take less with --image-memory-mb.",
+    }
+)
+"""What else helps, by the purpose that is too large."""
+_CPU_CACHE_SHARE = 0.25  # of the ledger: a laptop has other things to do with its memory
+
+_log = logging.getLogger(__name__)
+
+
+def open_kernels(config: Config, bundle: str = "") -> NativeKernels | None:
+    """The CPU kernels that the options ask for; out of the bundle in a folder where it has them."""
+    folder = WeightsCache.open(config.models.cache_dir).kernels
+    return _open_kernels(config.device.cpu_kernels, folder, config.device.cpu_isa, bundle)
+
+
+@cache
+def _open_kernels(mode: str, folder: Path, isa: str, bundle: str) -> NativeKernels | None:
+    """The kernels, looked for once for all models of a process."""
+    return NativeKernels.open(mode, folder, isa, Bundle.open(Path(bundle)) if bundle else None)
+
+
+class SizesTaken(Exception):
+    """All that a model takes has been reserved, in an account of its own."""
+
+
+class ModelMemory:
+    """The choices for a model; reservations are released with `stack`."""
+
+    def __init__(
+        self,
+        model: ResolvedModel,
+        config: Config,
+        device: Device,
+        ledger: Ledger,
+        stack: ExitStack,
+    ) -> None:
+        self._name = model.name
+        self._bundle = model.bundle
+        self._config = config
+        self._device = device
+        self._ledger = ledger
+        self._stack = stack
+        self.num_ranks = 1  # that the model is divided over
+        self.is_sketch = False
+
+    def dtype(self, stored: torch.dtype, *, takes_blocks: bool = False) -> torch.dtype:
+        """The type to compute in, for weights `stored` in some type.
+
+        Raises `ConfigError` for options that do not agree, or ask for blocks that are not taken.
+        """
+        wanted = plain_type(self._config.models, takes_blocks=takes_blocks)
+        return _DTYPES.get(wanted) or self._device.compute_dtype(stored)
+
+    def encoding(self, checkpoint: Checkpoint) -> WeightEncoding:
+        """How its weights are held. Raises `ConfigError` where it has those of others alone."""
+        wanted = self._config.models.quantization_encoding
+        return WeightEncoding.of(wanted, checkpoint.tensors, checkpoint.encoding)
+
+    def cache_format(self, dtype: torch.dtype) -> tuple[int, torch.dtype]:
+        """Tokens per page and the type of keys and values, for a model that computes in `dtype`."""
+        options = self._config.cache
+        return options.kv_cache_page_size, _PAGE_DTYPES.get(options.kv_cache_format, dtype)
+
+    def native_kernels(self) -> NativeKernels | None:
+        """The CPU kernels, where the device and the options have them."""
+        return open_kernels(self._config, self._bundle) if self._device.is_cpu else None
+
+    def reserve(self, purpose: str, num_bytes: int, *, is_divided: bool = True) -> None:
+        """Take bytes that are about to be allocated, by every rank if what they are for is divided.
+
+        Raises `MemoryBudgetExceeded`.
+        """
+        self._reserve(purpose, num_bytes * (self._num_shares if is_divided else 1))
+
+    def _reserve(self, purpose: str, num_bytes: int) -> Reservation:
+        owner = f"{self._name}/{purpose}"
+        try:
+            reservation = self._stack.enter_context(self._ledger.reserve(owner, num_bytes))
+        except ModelTooLarge as error:
+            raise ModelTooLarge(f"{error.message}{_REMEDIES.get(purpose, '')}") from error
+        reservation.commit()
+        return reservation
+
+    def show(self) -> None:
+        """Log who gets what of the device; comes before weights are read.
+
+        Raises `SizesTaken` instead where that is all that was asked for.
+        """
+        if self.is_sketch:
+            raise SizesTaken
+        for line in memory_table(self._ledger.by_owner(), self._ledger.available_bytes):
+            _log.info("memory: %s", line)
+
+    @property
+    def _num_shares(self) -> int:
+        """How many ranks take as much of this device as this one: on a CPU all of them."""
+        return self.num_ranks if self._device.is_cpu else 1
+
+    @property
+    def captures(self) -> bool:
+        """Whether steps are to be captured. Raises `ConfigError` for options without effect."""
+        wanted = self._config.device.device_graph_capture
+        captures = not self._device.is_cpu if wanted is None else wanted
+        if self.num_ranks > 1:
+            if wanted:
+                raise ConfigError(
+                    "--device-graph-capture: steps of a divided model are not captured yet; leave"
+                    " it out, or have the model on one device."
+                )
+            captures = False
+        if self._config.debug.debug_verify_replay and not captures:
+            raise ConfigError(
+                "--debug-verify-replay: no step is captured here; give --device-graph-capture, too."
+            )
+        return captures
+
+    def captured_steps(self, num_bytes: int) -> CapturedSteps | None:
+        """Those that take up to `num_bytes`; none, with a line in the log, where there is no room.
+
+        And none where steps are not to be captured.
+        """
+        if not self.captures:
+            return None
+        try:
+            reservation = self._reserve("graphs", num_bytes)
+        except MemoryBudgetExceeded:
+            left = self._ledger.available_bytes
+            _log.warning(
+                "steps run eagerly: %s/graphs needs %s, but %s are left",
+                *(self._name, mib(num_bytes), mib(left)),
+            )
+            return None
+        return CapturedSteps(
+            self._name,
+            self._device.torch,
+            budget_bytes=num_bytes,
+            verifies=self._config.debug.debug_verify_replay,
+            resize=partial(_resize, reservation),
+        )
+
+    def reserve_pages(self, layout: KvLayout, max_length: int) -> int:
+        """Take as many pages as full batches can use, the budget allows, and other models leave.
+
+        One row of the whole context must fit, whatever the shares say. Returns their number.
+        Raises `ModelTooLarge`, naming the context that fits, where that is all too long.
+        """
+        pages_per_row = -(-max_length // layout.page_size)
+        page_bytes = layout.page_bytes * self._num_shares
+        room = self._ledger.available_bytes // page_bytes - 1
+        if room < pages_per_row:
+            raise self._lack_of_pages(layout, max_length, room, page_bytes)
+        share = room // max(1, len(self._config.models.model))
+        if self._config.cache.kv_cache_memory_mb:
+            share = self._config.cache.kv_cache_memory_mb * 2**20 // page_bytes
+        elif self._device.is_cpu:
+            cpu_bytes = int(self._ledger.capacity_bytes * _CPU_CACHE_SHARE)
+            share = min(share, cpu_bytes // page_bytes)
+        most = pages_per_row * self._config.schedule.max_batch_size
+        num_pages = max(pages_per_row, min(share, room, most))
+        self.reserve("kv", (num_pages + 1) * layout.page_bytes)
+        return num_pages
+
+    def _lack_of_pages(
+        self, layout: KvLayout, max_length: int, room: int, page_bytes: int
+    ) -> MemoryBudgetExceeded:
+        """What to raise where there is room for fewer pages than one row of the context takes."""
+        most = self._ledger.most_bytes(self._name) // page_bytes - 1
+        if most * layout.page_size >= max_length:  # once others have left
+            return MemoryBudgetExceeded(
+                f"The cache of {self._name} has room for {max(room, 0) * layout.page_size} tokens,"
+                f" less than its context of {max_length}: lower --max-length, or raise"
+                " --device-memory-utilization."
+            )
+        if most < 1:
+            return ModelTooLarge(
+                f"{self._name} can never fit: its weights leave no memory for a cache. Raise"
+                " --device-memory-utilization, or serve a smaller model."
+            )
+        num_tokens = most * layout.page_size
+        return ModelTooLarge(
+            f"{self._name} can never fit with its context of {max_length} tokens: its weights leave"
+            f" room for {num_tokens}. Give --max-length {num_tokens}, or raise"
+            " --device-memory-utilization."
+        )
+
+
+def _resize(reservation: Reservation, num_bytes: int) -> bool:
+    """Hold so many bytes instead; whether they are there."""
+    try:
+        reservation.resize(num_bytes)
+    except MemoryBudgetExceeded:
+        return False
+    return True

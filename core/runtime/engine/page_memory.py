@@ -1,0 +1,76 @@
+"""Pages of a cache as bytes, for engines that hand them to each other.
+
+Owns the order of a page's bytes: those of each tensor of `KvCache.tensors`, one after another, as
+they are stored. Implements `core.kv.transfer.memory.PageMemory`. On a CPU numpy copies: torch would
+have OpenMP keep workers for the thread that carries pages, beside those of the device thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+import numpy as np
+import torch
+
+from triptych.core.runtime.layers.attention import KvCache
+
+
+class CacheMemory:
+    """The pages of `kv`. Called from one thread, which waits for its copies alone."""
+
+    def __init__(self, kv: KvCache) -> None:
+        self._tensors = [tensor.view(torch.uint8).flatten(1) for tensor in kv.tensors]
+        sizes = [tensor.shape[1] for tensor in self._tensors]
+        self._places = [slice(*ends) for ends in pairwise(accumulate(sizes, initial=0))]
+        self._device = self._tensors[0].device
+        self._host = [t.numpy() for t in self._tensors] if self._device.type == "cpu" else []
+        self._copies = HostCopies(self._device)
+        self.page_bytes = sum(sizes)
+        assert self.page_bytes == kv.layout.page_bytes, "a page is what the layout says"
+
+    def num_bytes(self, page_id: int) -> int:
+        """How many a page has: all as many."""
+        return self.page_bytes
+
+    def read(self, page_id: int, buffer: memoryview) -> None:
+        """Copy a page to `buffer`."""
+        if self._host:
+            content = np.frombuffer(buffer, dtype=np.uint8)
+            for pages, place in zip(self._host, self._places, strict=True):
+                content[place] = pages[page_id]
+        else:
+            self._copy(page_id, buffer, is_read=True)
+
+    def write(self, page_id: int, buffer: memoryview) -> None:
+        """Copy a page from `buffer`; it is there when this returns."""
+        if self._host:
+            content = np.frombuffer(buffer, dtype=np.uint8)
+            for pages, place in zip(self._host, self._places, strict=True):
+                pages[page_id] = content[place]
+        else:
+            self._copy(page_id, buffer, is_read=False)
+
+    def _copy(self, page_id: int, buffer: memoryview, *, is_read: bool) -> None:
+        content = torch.frombuffer(buffer, dtype=torch.uint8)
+        here = [pages[page_id] for pages in self._tensors]
+        there = [content[place] for place in self._places]
+        source, target = (here, there) if is_read else (there, here)
+        self._copies.copy(target, source)
+
+
+class HostCopies:
+    """Copies between a device and the host, beside the steps that run, on one thread."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: torch.cuda.Stream | None = None
+
+    def copy(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+        """Copy each source to its target, and wait for it."""
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self._device)
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
+            for target, source in zip(targets, sources, strict=True):
+                target.copy_(source, non_blocking=True)
+        self._stream.synchronize()

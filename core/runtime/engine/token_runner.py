@@ -1,0 +1,302 @@
+"""Turns token plans into device work: one forward and one draw per plan.
+
+Owns what every batch slot keeps between steps, its page table (on the host), and how a step is
+laid out. Knows no policy: the scheduler chooses which rows run, and on which pages. Nor does it
+know what a token is: a `TokenHead` decides what goes into the model and what is drawn from it
+(`core.runtime.engine.text_head`, and heads of modalities whose tokens are frames), and keeps each
+slot's last draw on the device, so that the next plan can be launched before this one is read.
+
+Steps of decode rows alone may be captured (`core.runtime.graphs`): rows that fill a bucket up go on
+from slot 0's token, at position 0 of a page that no row leases, and what they yield is dropped.
+
+Shapes: T tokens of the step, B rows, D decode rows, R sampled rows, M pages per row, C hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from triptych.core.engine_api.plan import Plan, StepResult, TokenPlan, TokenRow
+from triptych.core.engine_api.tokens import TokenDelta
+from triptych.core.errors import OutOfMemory
+from triptych.core.runtime.devices.device import end_of_work
+from triptych.core.runtime.devices.stream import StepStream
+from triptych.core.runtime.devices.upload import Uploads
+from triptych.core.runtime.graphs.backend import Tensors
+from triptych.core.runtime.graphs.buckets import Bucket
+from triptych.core.runtime.graphs.decode import DecodeGraphs
+from triptych.core.runtime.kernels.paged_attention import AttentionBatch, Int64s
+from triptych.core.runtime.layers.attention import KvCache
+
+_PADDING = TokenRow(job_id="", slot=-1, start=0, num_tokens=1)
+"""A row that fills a bucket up: its slot is the last line of the page table."""
+
+
+@dataclass(slots=True)
+class StepLayout:
+    """A step: its rows one after the other, decode rows first.
+
+    First it is laid out on the host: `token_ids_T` holds the prompt chunks' ids; those of the first
+    `num_decode` tokens are not known here, and 0. `row_T` is the row of each token, `row_starts`
+    each row's first token, `lengths_B` how many it has, `contexts_B` where it ends. The fields
+    after these are on the device, and are there from then on when all is brought over; `extras`
+    are the head's.
+    """
+
+    rows: Sequence[TokenRow]
+    num_decode: int
+    token_ids_T: Int64s
+    host_positions_T: Int64s
+    row_T: Int64s
+    slots_B: Int64s
+    row_starts: Sequence[int]
+    lengths_B: Int64s
+    contexts_B: Int64s
+    positions_T: torch.Tensor = field(init=False)
+    decode_slots_D: torch.Tensor = field(init=False)
+    sampled_index_R: torch.Tensor = field(init=False)
+    sampled_slots_R: torch.Tensor = field(init=False)
+    extras: Sequence[torch.Tensor] = field(init=False)
+    batch: AttentionBatch = field(init=False)
+
+
+RowResults = Callable[[], tuple[TokenDelta, ...]]
+"""Waits for a step, not for those launched since: one entry per row of its plan."""
+
+
+class TokenHead(Protocol):
+    """What a token is to a model: how positions are embedded, and how the next one is drawn.
+
+    Keeps per slot, on the device, what was drawn last. Called from the runner's thread, in the
+    order of the methods here.
+    """
+
+    def bind(self, row: TokenRow) -> None:
+        """A row takes a slot."""
+        ...
+
+    def lay_out(self, step: StepLayout) -> Sequence[Int64s]:
+        """What this head needs on the device beside the runner's own: it comes as `extras`."""
+        ...
+
+    def forward(self, step: StepLayout, kv: KvCache) -> torch.Tensor:
+        """`hidden_TC` of every token."""
+        ...
+
+    def draw(self, step: StepLayout, hidden_TC: torch.Tensor) -> RowResults:
+        """Draw for the sampled rows, and note the draws for the next step."""
+        ...
+
+
+class TokenRunner:
+    """Implements `core.engine_api.plan.Runner` for `TokenPlan`s.
+
+    With `graphs`, the last page before the cache's null page is theirs to write to. If
+    `is_deterministic`, attention adds up in an order that does not depend on the batch.
+    """
+
+    is_deterministic = False
+
+    def __init__(
+        self,
+        head: TokenHead,
+        kv: KvCache,
+        *,
+        max_batch_size: int,
+        max_length: int,
+        device: torch.device,
+        graphs: DecodeGraphs | None = None,
+    ) -> None:
+        page_size = kv.layout.page_size
+        self._head = head
+        self._kv = kv
+        self._device = device
+        self._page_size = page_size
+        shape = (max_batch_size + 1, -(-max_length // page_size))
+        self._page_table = np.zeros(shape, dtype=np.int64)
+        self._page_table[-1] = kv.num_pages - 2
+        self._num_pages = np.zeros(max_batch_size, dtype=np.int64)
+        self._graphs = graphs
+        self._uploads = Uploads(device)
+        self.stream = StepStream(device, is_urgent=True)
+
+    @property
+    def kv(self) -> KvCache:
+        """The cache that steps read and write."""
+        return self._kv
+
+    def launch(self, plan: Plan) -> PendingTokens:
+        """Start `plan`; on a CPU the work is done when this returns.
+
+        Raises `OutOfMemory` when the device has no room for the step; the cache is unharmed.
+        """
+        assert isinstance(plan, TokenPlan)
+        self._update_page_tables(plan)
+        try:
+            with torch.inference_mode(), self.stream.current():
+                for row in plan.starts:
+                    self._head.bind(row)
+                step, hidden_TC = self._compute(plan.rows)
+                results = self._head.draw(step, hidden_TC)
+                wait = end_of_work(self._device)
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemory("The step did not fit in device memory.") from error
+        return PendingTokens(results, wait)
+
+    def capture(self) -> None:
+        """Capture decode steps of every size now, on padding alone. They are kept."""
+        if self._graphs is not None:
+            steps, spare_bytes = self._graphs.steps, self._graphs.spare_bytes
+            with (
+                torch.inference_mode(),
+                self.stream.current(),
+                steps.ahead(spare_bytes=spare_bytes),
+            ):
+                for bucket in self._graphs.buckets.all():
+                    self._replay((), bucket)
+
+    def close(self) -> None:
+        """Let go of the model and the cache; there is no launching after this."""
+        del self._head, self._kv, self._graphs
+
+    def _update_page_tables(self, plan: TokenPlan) -> None:
+        """Comes before anything that can fail: the next plan's rows would write astray."""
+        for row in plan.rows:
+            if row.sampling is not None:
+                self._num_pages[row.slot] = 0
+            if row.new_page_ids:
+                first = self._num_pages[row.slot]
+                last = first + len(row.new_page_ids)
+                self._page_table[row.slot, first:last] = row.new_page_ids
+                self._num_pages[row.slot] = last
+
+    def _compute(self, rows: Sequence[TokenRow]) -> tuple[StepLayout, torch.Tensor]:
+        """The step's layout and `hidden_TC`: replayed where it can be."""
+        num_pages = 1 + max(row.start + row.num_tokens - 1 for row in rows) // self._page_size
+        if self._graphs is not None and not any(
+            row.token_ids or not row.is_sampled for row in rows
+        ):
+            bucket = self._graphs.buckets.fit(len(rows), num_pages)
+            if bucket is not None and (replayed := self._replay(rows, bucket)) is not None:
+                return replayed
+        step, host = self._lay_out(rows, num_pages)
+        self._attach(step, self._uploads.send(host))
+        return step, self._head.forward(step, self._kv)
+
+    def _replay(
+        self, rows: Sequence[TokenRow], bucket: Bucket
+    ) -> tuple[StepLayout, torch.Tensor] | None:
+        """As `_compute`, for decode rows; none where the bucket is not captured."""
+        assert self._graphs is not None
+        padded = [*rows, *[_PADDING] * (bucket.rows - len(rows))]
+        step, host = self._lay_out(padded, bucket.pages)
+        ends = np.cumsum([array.size for array in host])[:-1].tolist()
+        body = partial(self._forward_static, step, bucket, ends)
+        outputs = self._graphs.steps.run(bucket, body, [self._uploads.pack(host)])
+        if outputs is None:
+            return None
+        hidden_TC, step.positions_T, index_R, slots_R = outputs
+        step.sampled_index_R, step.sampled_slots_R = index_R[: len(rows)], slots_R[: len(rows)]
+        step.rows, step.row_starts = rows, step.row_starts[: len(rows)]
+        return step, hidden_TC
+
+    def _forward_static(
+        self, step: StepLayout, bucket: Bucket, ends: list[int], inputs: Tensors
+    ) -> Tensors:
+        """`hidden_TC` of a step that lies in `inputs`, and what its draws need of it.
+
+        A GPU is told of the longest rows that there may be: what it launches is for all of them.
+        """
+        static = copy(step)
+        tensors = inputs[0].tensor_split(ends)
+        self._attach(static, tensors)
+        contexts_B = static.batch.context_lengths_B
+        most = np.full(bucket.rows, bucket.pages * self._page_size)
+        static.batch.host_context_lengths_B = contexts_B.numpy() if contexts_B.is_cpu else most
+        hidden_TC = self._head.forward(static, self._kv)
+        return hidden_TC, static.positions_T, static.sampled_index_R, static.sampled_slots_R
+
+    def _lay_out(
+        self, rows: Sequence[TokenRow], num_pages: int
+    ) -> tuple[StepLayout, Sequence[Int64s]]:
+        """The step on the host, vectorised, and what the device needs of it."""
+        shape = np.array([(r.slot, r.start, r.num_tokens, r.is_sampled) for r in rows])
+        lines_B, starts_B, lengths_B, is_sampled_B = shape.T.astype(np.int64)
+        slots_B = np.maximum(lines_B, 0)
+        contexts_B = starts_B + lengths_B
+        num_decode = sum(not row.token_ids for row in rows)
+        assert not any(row.token_ids for row in rows[:num_decode]), "decode rows come first"
+        assert (lengths_B[:num_decode] == 1).all()
+        query_starts_B = np.cumsum(lengths_B) - lengths_B
+
+        row_T = np.repeat(np.arange(len(rows)), lengths_B)
+        positions_T = np.arange(len(row_T)) - (query_starts_B - starts_B)[row_T]
+        pages_T = self._page_table[lines_B[row_T], positions_T // self._page_size]
+        write_slots_T = pages_T * self._page_size + positions_T % self._page_size
+        prompt_ids = chain.from_iterable(row.token_ids for row in rows)
+        token_ids_T = np.zeros(len(row_T), dtype=np.int64)
+        token_ids_T[num_decode:] = np.fromiter(prompt_ids, dtype=np.int64)
+        sampled = is_sampled_B.astype(bool)
+
+        step = StepLayout(
+            rows=rows,
+            num_decode=num_decode,
+            token_ids_T=token_ids_T,
+            host_positions_T=positions_T,
+            row_T=row_T,
+            slots_B=slots_B,
+            row_starts=query_starts_B.tolist(),
+            lengths_B=lengths_B,
+            contexts_B=contexts_B,
+        )
+        return step, (
+            positions_T,
+            slots_B[:num_decode],
+            (query_starts_B + lengths_B - 1)[sampled],
+            slots_B[sampled],
+            write_slots_T,
+            contexts_B,
+            query_starts_B,
+            self._page_table[lines_B, :num_pages],
+            *self._head.lay_out(step),
+        )
+
+    def _attach(self, step: StepLayout, tensors: Sequence[torch.Tensor]) -> None:
+        """Point the step at what `_lay_out` returned, on the device."""
+        step.positions_T, step.decode_slots_D, step.sampled_index_R, *tensors = tensors
+        step.sampled_slots_R, write_slots, contexts, query_starts, table, *step.extras = tensors
+        step.batch = AttentionBatch(
+            page_table_BM=table.view(len(contexts), -1),
+            context_lengths_B=contexts,
+            query_starts_B=query_starts,
+            write_slots_T=write_slots,
+            num_decode_rows=step.num_decode,
+            host_query_lengths_B=step.lengths_B,
+            host_context_lengths_B=step.contexts_B,
+            native=self._kv.native,
+            is_deterministic=self.is_deterministic,
+        )
+
+
+class PendingTokens:
+    """Implements `core.engine_api.plan.PendingStep`: the device may still be at work."""
+
+    __slots__ = ("_results", "_wait")
+
+    def __init__(self, results: RowResults, wait: Callable[[], None]) -> None:
+        self._results = results
+        self._wait = wait
+
+    def result(self) -> StepResult:
+        """Wait for this step alone, not for those launched since."""
+        rows = self._results()
+        self._wait()
+        return StepResult(rows=rows)

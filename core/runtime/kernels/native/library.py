@@ -1,0 +1,470 @@
+"""The native CPU kernels as Python calls: tensors in, tensors out.
+
+Owns the loaded library and the choice of its instruction level. Which step uses it is decided by
+the maker of the step's `AttentionBatch`. Every call releases the GIL and runs on threads of its
+own, as many as torch has. What a row gets depends neither on the other rows nor on the number of
+threads.
+
+Shapes: see `core.runtime.kernels.paged_attention`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from triptych.core.errors import BundleError, DeviceError
+from triptych.core.process.lookups import looking_for, missed
+from triptych.core.runtime.kernels.dequantise import PackedTensor
+from triptych.core.runtime.kernels.kv_pages import KvPages
+from triptych.core.runtime.kernels.native.arena import Arena
+from triptych.core.runtime.kernels.native.arguments import (
+    DTYPES,
+    FIRST_BLOCKS,
+    PAGE_DTYPES,
+    AttentionArguments,
+    DrawArguments,
+    LinearArguments,
+    NativeWeights,
+    PackedWeight,
+    RowEdits,
+    SnakeArguments,
+    StepArguments,
+    point_to_pages,
+    pointer,
+)
+from triptych.core.runtime.kernels.native.build import (
+    BuildError,
+    build,
+    bundled_library,
+    supported_levels,
+)
+
+if TYPE_CHECKING:
+    from triptych.core.bundle.store import Bundle
+    from triptych.core.runtime.kernels.paged_attention import AttentionBatch
+
+_log = logging.getLogger(__name__)
+
+_MAX_HEAD_DIM = 256
+_MAX_GROUP = 64
+_PANEL = 32
+_UNIT = {torch.float32: 1, torch.bfloat16: 32}  # inputs of a packed weight come in so many
+
+
+_FUNCTIONS = {
+    "decoder_step": (ctypes.c_int, ctypes.POINTER(StepArguments)),
+    "draw_rows": (ctypes.c_int, ctypes.POINTER(DrawArguments)),
+    "linear": (None, ctypes.POINTER(LinearArguments)),
+    "pack_blocks": (
+        None,
+        ctypes.c_void_p,  # rows
+        *(ctypes.c_int64,) * 2,  # num_outputs, num_inputs
+        ctypes.c_int32,  # format
+        ctypes.c_void_p,  # packed
+        ctypes.c_int32,  # num_threads
+    ),
+    "pack_weight": (
+        None,
+        ctypes.c_void_p,  # weight
+        *(ctypes.c_int64,) * 2,  # num_outputs, num_inputs
+        ctypes.c_int32,  # dtype
+        ctypes.c_void_p,  # packed
+        ctypes.c_int32,  # num_threads
+    ),
+    # num_outputs, num_inputs, format
+    "packed_block_bytes": (ctypes.c_int64, *(ctypes.c_int64,) * 2, ctypes.c_int32),
+    "paged_attention": (ctypes.c_int, ctypes.POINTER(AttentionArguments)),
+    "quantised_bytes": (ctypes.c_int64, ctypes.c_int64),  # num_inputs
+    "read_rows": (
+        None,
+        ctypes.c_void_p,  # packed
+        ctypes.c_int64,  # num_inputs
+        ctypes.c_int32,  # format
+        ctypes.c_void_p,  # ids
+        ctypes.c_int64,  # num_rows
+        ctypes.c_void_p,  # rows
+        *(ctypes.c_int32,) * 2,  # dtype, num_threads
+    ),
+    "snake": (None, ctypes.POINTER(SnakeArguments)),
+    "unpack_blocks": (
+        None,
+        ctypes.c_void_p,  # blocks
+        *(ctypes.c_int64,) * 2,  # num_outputs, num_inputs
+        ctypes.c_int32,  # format
+        ctypes.c_void_p,  # values
+        *(ctypes.c_int32,) * 2,  # dtype, num_threads
+    ),
+    # slots, k, v
+    "write_pages": (None, ctypes.POINTER(AttentionArguments), *(ctypes.c_void_p,) * 3),
+}
+"""What each function of the library returns and takes."""
+
+
+class NativeKernels:
+    """The loaded library. Threads may share it.
+
+    `level` is the instruction level it was compiled for; see `core.runtime.kernels.native.build`.
+    `path` is where it lies.
+    """
+
+    __slots__ = ("_arena", "_library", "level", "path")
+
+    def __init__(self, path: Path, level: str) -> None:
+        self.path = path
+        self._library = ctypes.CDLL(str(path))
+        if not self._library.allow_level():
+            raise BuildError(f"the system does not let programs use {level}")
+        self.level = level
+        self._arena = Arena()
+        for name, (result, *arguments) in _FUNCTIONS.items():
+            function = getattr(self._library, name)
+            function.restype, function.argtypes = result, arguments
+
+    @classmethod
+    def open(
+        cls, mode: str, folder: Path, isa: str = "auto", bundle: Bundle | None = None
+    ) -> NativeKernels | None:
+        """Build or find the library. `mode` is the option `cpu_kernels`: auto, native or torch.
+
+        `torch` gives `None`; so does `auto` where nothing can be built, and logs why. `native`
+        raises `DeviceError` then. `isa` is an instruction level, or auto for the highest; a level
+        that this machine lacks is a `DeviceError`. What a `bundle` has for this processor is taken
+        from there.
+        """
+        if mode == "torch":
+            if isa != "auto":
+                raise DeviceError("--cpu-isa is for the kernels that --cpu-kernels turns off.")
+            return None
+        with looking_for("native kernels", isa) as search:
+            if bundle is not None and bundle.manifest.kernels is not None:
+                search.is_promised = True
+                try:
+                    return cls(*bundled_library(bundle, isa))
+                except (BundleError, BuildError, OSError) as error:
+                    missed(str(error))
+            return cls._build(mode, folder, isa)
+
+    @classmethod
+    def _build(cls, mode: str, folder: Path, isa: str) -> NativeKernels | None:
+        levels = supported_levels()
+        if isa != "auto" and levels and isa not in levels:
+            raise DeviceError(f"This machine has no {isa}: use --cpu-isa {' or '.join(levels)}.")
+        reasons = []
+        for level in (isa,) if isa != "auto" else levels or ("portable",):
+            try:
+                return cls(build(folder, level), level)
+            except (BuildError, OSError) as error:
+                reasons.append(str(error))
+        if mode == "native" or isa != "auto":
+            raise DeviceError(
+                f"No native kernels: {reasons[-1]}. Use --cpu-kernels torch without --cpu-isa."
+            )
+        missed("they cannot be built")
+        _log.warning("no native kernels (%s); torch's run instead, slower", reasons[-1])
+        return None
+
+    def can_hold(self, num_heads: int, shape_PKD: Sequence[int], dtype: torch.dtype) -> bool:
+        """Whether pages of this shape and type, for so many query heads, are within the limits."""
+        page_size, num_kv_heads, head_dim = shape_PKD
+        return (
+            dtype in PAGE_DTYPES
+            and head_dim <= _MAX_HEAD_DIM
+            and num_heads // num_kv_heads <= _MAX_GROUP
+            and page_size.bit_count() == 1
+        )
+
+    def write_pages(
+        self,
+        k_TKD: torch.Tensor,
+        v_TKD: torch.Tensor,
+        pages: KvPages,
+        batch: AttentionBatch,
+    ) -> None:
+        """`core.runtime.kernels.paged_attention.write_pages`, in the order of native/pages.h."""
+        k_TKD, v_TKD = (_readable(x).contiguous() for x in (k_TKD, v_TKD))
+        arguments = attention_arguments(batch, pages, k_TKD.shape, k_TKD.dtype)
+        point_to_pages(arguments, pages)
+        slots_T = batch.write_slots_T
+        self._library.write_pages(arguments, slots_T.data_ptr(), k_TKD.data_ptr(), v_TKD.data_ptr())
+
+    def paged_attention(
+        self,
+        q_THD: torch.Tensor,
+        pages: KvPages,
+        batch: AttentionBatch,
+        *,
+        scale: float,
+        window: int | None,
+    ) -> torch.Tensor:
+        """Native `kernels.paged_attention.paged_attention`, over pages from `write_pages`."""
+        dtype, q_THD = q_THD.dtype, _readable(q_THD)
+        if q_THD.stride(1) != q_THD.shape[2]:
+            q_THD = q_THD.contiguous()
+        out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype)
+        arguments = attention_arguments(batch, pages, q_THD.shape, q_THD.dtype)
+        point_to_pages(arguments, pages)
+        arguments.q = q_THD.data_ptr()
+        arguments.out = out_THD.data_ptr()
+        arguments.q_stride = q_THD.stride(0)
+        arguments.window = window or 0
+        arguments.scale = scale
+        _check(self._library.paged_attention(arguments))
+        return out_THD.to(dtype)
+
+    def can_pack(self, weight_OI: torch.Tensor | PackedTensor) -> bool:
+        """Whether `linear` takes this weight."""
+        if isinstance(weight_OI, PackedTensor):
+            return weight_OI.blocks_OB.device.type == "cpu"
+        return weight_OI.dtype in DTYPES and weight_OI.device.type == "cpu"
+
+    def pack(self, *weights_OI: torch.Tensor | PackedTensor) -> NativeWeights:
+        """Weights of one projection, whose outputs follow each other, in the layout of `linear`.
+
+        Plain ones have the type of the input. They are filled up with zeros to whole panels and
+        units of inputs.
+        """
+        num_inputs = weights_OI[0].shape[1]
+        assert all(weight.shape[1] == num_inputs for weight in weights_OI)
+        return NativeWeights([self._pack(weight) for weight in weights_OI], num_inputs)
+
+    def _pack(self, weight_OI: torch.Tensor | PackedTensor) -> PackedWeight:
+        num_outputs, num_inputs = weight_OI.shape
+        if isinstance(weight_OI, PackedTensor):
+            pack, source = self._library.pack_blocks, weight_OI.blocks_OB.contiguous()
+            code = weight_OI.format.native
+            num_bytes = self._library.packed_block_bytes(num_outputs, num_inputs, code)
+            data = self._arena.empty((num_bytes,), torch.uint8)
+        else:
+            pack, source = self._library.pack_weight, weight_OI.contiguous()
+            code = DTYPES[source.dtype]
+            data = self._arena.empty(
+                packed_shape(num_outputs, num_inputs, source.dtype), source.dtype
+            )
+        pack(
+            source.data_ptr(),
+            num_outputs,
+            num_inputs,
+            code,
+            data.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return PackedWeight(data, num_outputs, code)
+
+    def dequantise(self, packed: PackedTensor, dtype: torch.dtype) -> torch.Tensor:
+        """`PackedTensor.dequantise`, the same to the bit, of what `can_dequantise`."""
+        num_outputs, num_inputs = packed.shape
+        blocks_OB = packed.blocks_OB.contiguous()
+        values_OI = torch.empty(num_outputs, num_inputs, dtype=dtype)
+        self._library.unpack_blocks(
+            blocks_OB.data_ptr(),
+            num_outputs,
+            num_inputs,
+            packed.format.native,
+            values_OI.data_ptr(),
+            DTYPES[dtype],
+            torch.get_num_threads(),
+        )
+        return values_OI
+
+    def can_dequantise(self, packed: PackedTensor, dtype: torch.dtype) -> bool:
+        """Whether `dequantise` takes this matrix, and gives this type."""
+        return dtype in DTYPES and packed.blocks_OB.device.type == "cpu"
+
+    def quantised(self, num_rows: int, num_inputs: int) -> torch.Tensor:
+        """Room for so many rows of inputs of weights in blocks."""
+        num_bytes = self._library.quantised_bytes(num_inputs)
+        return torch.empty(num_rows * num_bytes, dtype=torch.uint8)
+
+    def linear(
+        self,
+        x_TI: torch.Tensor,
+        weights: NativeWeights,
+        bias_O: torch.Tensor | None = None,
+        residual_TO: torch.Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        """`x_TI @ weight_OI.T (+ bias_O) (+ residual_TO)`, summed in float32.
+
+        The result has the type of `x_TI` unless `out_dtype` says otherwise; a residual has it, too.
+        Inputs of weights in blocks are quantised, 32 at a time (see native/quantised.c).
+        """
+        num_rows, num_inputs = x_TI.shape
+        assert x_TI.is_contiguous()
+        assert num_inputs == weights.num_inputs
+        assert weights.dtype in (None, x_TI.dtype)
+        assert bias_O is None or bias_O.dtype == x_TI.dtype
+        y_TO = torch.empty(num_rows, weights.num_outputs, dtype=out_dtype or x_TI.dtype)
+        assert residual_TO is None or residual_TO.is_contiguous()
+        assert residual_TO is None or residual_TO.dtype == y_TO.dtype
+        room = self.quantised(num_rows, num_inputs) if weights.has_blocks else None
+        self._library.linear(
+            LinearArguments(
+                x_TI.data_ptr(),
+                pointer(bias_O),
+                pointer(residual_TO),
+                weights.pointers,
+                y_TO.data_ptr(),
+                pointer(room),
+                num_rows,
+                num_inputs,
+                weights.num_outputs,
+                len(weights.pointers),
+                DTYPES[x_TI.dtype],
+                DTYPES[y_TO.dtype],
+                torch.get_num_threads(),
+            )
+        )
+        return y_TO
+
+    def rows(self, weights: NativeWeights, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """The values of some outputs' weights, `[len(ids), I]`, of one matrix in blocks."""
+        (weight,) = weights.pointers
+        assert weight.format >= FIRST_BLOCKS
+        rows = torch.empty(len(ids), weights.num_inputs, dtype=dtype)
+        ids = ids.to(torch.int64).contiguous()
+        self._library.read_rows(
+            weight.data,
+            weights.num_inputs,
+            weight.format,
+            ids.data_ptr(),
+            len(ids),
+            rows.data_ptr(),
+            DTYPES[dtype],
+            torch.get_num_threads(),
+        )
+        return rows
+
+    def draw_rows(
+        self,
+        logits_BV: torch.Tensor,
+        edits: RowEdits,
+        shape_S4: torch.Tensor,
+        slots_B: torch.Tensor,
+        uniforms_B: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Native `kernels.triton.sampling.launch` for float32 logits, penalties and masks."""
+        (num_rows, vocab_size), edited_BV = logits_BV.shape, edits.edited_BV
+        token_ids_B = torch.empty(num_rows, dtype=torch.int64)
+        is_finite_B = torch.empty(num_rows, dtype=torch.bool)
+        arguments = DrawArguments(
+            logits=logits_BV.data_ptr(),
+            edited=pointer(edited_BV),
+            shapes=shape_S4.data_ptr(),
+            slots=slots_B.data_ptr(),
+            uniforms=pointer(uniforms_B),
+            token_ids=token_ids_B.data_ptr(),
+            is_finite=is_finite_B.data_ptr(),
+            num_rows=num_rows,
+            size=vocab_size,
+            stride=logits_BV.stride(0),
+            num_threads=torch.get_num_threads(),
+        )
+        assert logits_BV.stride(1) == 1
+        assert edited_BV is None or edited_BV.is_contiguous()
+        assert {logits_BV.dtype, shape_S4.dtype} == {torch.float32}
+        assert (slots_B.is_contiguous(), slots_B.dtype) == (True, torch.int64)
+        if uniforms_B is not None:
+            assert (uniforms_B.is_contiguous(), uniforms_B.dtype) == (True, torch.float64)
+        if edits.masks:
+            num_bytes = 4 * -(-vocab_size // 32)
+            assert all(not mask or len(mask) >= num_bytes for mask in edits.masks)
+            arguments.masks = (ctypes.c_char_p * num_rows)(*(mask or None for mask in edits.masks))
+        if edits.penalties is not None:
+            counts_SV, scales_S3, index_R = edits.penalties
+            assert counts_SV.dtype is torch.int32
+            is_penalised_B = torch.zeros(num_rows, dtype=torch.bool).index_fill_(0, index_R, True)
+            arguments.counts = counts_SV.data_ptr()
+            arguments.penalties = scales_S3.data_ptr()
+            arguments.is_penalised = is_penalised_B.data_ptr()
+        _check(self._library.draw_rows(arguments))
+        return token_ids_B, is_finite_B
+
+    def styled_snake(
+        self,
+        x_BCT: torch.Tensor,
+        style_BC: tuple[torch.Tensor, torch.Tensor],
+        alpha_C: torch.Tensor,
+        *,
+        eps: float,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        """Instance norm over T, times 1 + gamma, plus beta; then y + sin(alpha y)^2 / alpha.
+
+        `style_BC` are gamma and beta; everything is float32 but the result, [B, C, T] in `dtype`.
+        Snake: arXiv:2006.08195.
+        """
+        gamma_BC, beta_BC = (part.contiguous() for part in style_BC)
+        x_BCT, alpha_C = x_BCT.contiguous(), alpha_C.contiguous()
+        assert {t.dtype for t in (x_BCT, gamma_BC, beta_BC, alpha_C)} == {torch.float32}
+        assert gamma_BC.shape == beta_BC.shape == x_BCT.shape[:2]
+        y_BCT = torch.empty(x_BCT.shape, dtype=dtype)
+        self._library.snake(
+            SnakeArguments(
+                x_BCT.data_ptr(),
+                gamma_BC.data_ptr(),
+                beta_BC.data_ptr(),
+                alpha_C.data_ptr(),
+                y_BCT.data_ptr(),
+                gamma_BC.numel(),
+                len(alpha_C),
+                x_BCT.shape[2],
+                DTYPES[dtype],
+                torch.get_num_threads(),
+                eps,
+            )
+        )
+        return y_BCT
+
+    def decoder_step(self, arguments: StepArguments) -> None:
+        """Run every layer; see `core.runtime.layers.native_layers`."""
+        _check(self._library.decoder_step(arguments))
+
+
+def packed_shape(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> tuple[int, int]:
+    """The shape of a packed weight."""
+    unit = _UNIT[dtype]
+    return -(-num_outputs // _PANEL) * _PANEL, -(-num_inputs // unit) * unit
+
+
+def attention_arguments(
+    batch: AttentionBatch,
+    pages: KvPages,
+    shape_THD: torch.Size | tuple[int, int, int],
+    dtype: torch.dtype,
+) -> AttentionArguments:
+    """What the layers of a step have in common. `dtype` is that of queries and result."""
+    num_tokens, num_heads, head_dim = shape_THD
+    _, page_size, num_kv_heads, _ = pages.k_NPKD.shape
+    table_BM = batch.page_table_BM
+    return AttentionArguments(
+        page_table=table_BM.data_ptr(),
+        context_lengths=batch.context_lengths_B.data_ptr(),
+        query_starts=batch.query_starts_B.data_ptr(),
+        blocks=pointer(batch.blocks_2T),
+        num_rows=len(table_BM),
+        num_tokens=num_tokens,
+        table_stride=table_BM.stride(0),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        page_shift=page_size.bit_length() - 1,
+        q_dtype=DTYPES[dtype],
+        kv_dtype=PAGE_DTYPES[pages.k_NPKD.dtype],
+        num_threads=torch.get_num_threads(),
+    )
+
+
+def _readable(x: torch.Tensor) -> torch.Tensor:
+    """In a type that the kernels know."""
+    return x if x.dtype in DTYPES else x.float()
+
+
+def _check(status: int) -> None:
+    if status:
+        raise MemoryError("no memory for a native kernel")

@@ -1,0 +1,220 @@
+"""Linear projections whose weights stay as they are stored, on any device but for our CPU kernels.
+
+Owns the kinds of such weights, their joining, and the choice of kernel. On a GPU weights become
+numbers on their way to the product; elsewhere they become a plain matrix first, which only what is
+in blocks can. Knows nothing of files.
+
+Shapes: T tokens, I inputs, O outputs, R groups of inputs that share a scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch.nn.functional import linear
+
+from triptych.core.errors import WeightsError
+from triptych.core.runtime.kernels.dequantise import PackedTensor
+
+_SQUARE = 128
+"""Side of what shares a scale in float8 of blocks."""
+_WORD = 8
+"""Weights of four bits in a word."""
+
+
+@dataclass(frozen=True, slots=True)
+class Int4Weight:
+    """Four bits in words, with a scale and a zero for each group, for a GPU.
+
+    The layouts are those of `core.runtime.kernels.triton.gptq_linear`, which says what they mean.
+    """
+
+    qweight: torch.Tensor
+    scales_RO: torch.Tensor
+    zeros: torch.Tensor | None
+    group_of_input_I: torch.Tensor | None
+    layout: str
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+        inputs_per_word = 1 if self.layout == "awq" else _WORD
+        return self.scales_RO.shape[1], inputs_per_word * len(self.qweight)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in memory."""
+        held = self.qweight, self.scales_RO, self.zeros, self.group_of_input_I
+        return sum(each.nbytes for each in held if each is not None)
+
+    def part(self, rows: slice, inputs: slice) -> Int4Weight:
+        """Some of its outputs and inputs. Raises `WeightsError` where that cuts words or groups."""
+        num_outputs, num_inputs = self.shape
+        words = _units(rows, _WORD, num_outputs)
+        along_inputs = inputs, words
+        if self.layout != "awq":
+            along_inputs = _units(inputs, _WORD, num_inputs), rows
+        groups, table_I = slice(None), self.group_of_input_I
+        if table_I is not None:
+            table_I = table_I[inputs]
+        elif (num_groups := len(self.scales_RO)) > 1:
+            groups = _units(inputs, num_inputs // num_groups, num_inputs)
+        zeros = None if self.zeros is None else self.zeros[groups, words]
+        scales_RO = self.scales_RO[groups, rows]
+        return Int4Weight(self.qweight[along_inputs], scales_RO, zeros, table_I, self.layout)
+
+    def to(self, device: torch.device) -> Int4Weight:
+        """The same on a device."""
+        zeros, groups = (
+            None if each is None else each.to(device)
+            for each in (self.zeros, self.group_of_input_I)
+        )
+        qweight, scales = self.qweight.to(device), self.scales_RO.to(device)
+        return Int4Weight(qweight, scales, zeros, groups, self.layout)
+
+
+@dataclass(frozen=True, slots=True)
+class Float8Weight:
+    """Float8 (e4m3) with a scale in float32 for all, each output, or squares of 128; for a GPU."""
+
+    weight_OI: torch.Tensor
+    scale: torch.Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+        num_outputs, num_inputs = self.weight_OI.shape
+        return num_outputs, num_inputs
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in memory."""
+        return self.weight_OI.nbytes + self.scale.nbytes
+
+    def part(self, rows: slice, inputs: slice) -> Float8Weight:
+        """Some of its outputs and inputs. Raises `WeightsError` where that cuts squares."""
+        scale, (num_outputs, num_inputs) = self.scale, self.shape
+        if scale.dim() == 2:
+            squares = _units(rows, _SQUARE, num_outputs), _units(inputs, _SQUARE, num_inputs)
+            scale = scale[squares]
+        elif scale.numel() > 1:
+            scale = scale[rows]
+        return Float8Weight(self.weight_OI[rows, inputs].contiguous(), scale)
+
+    def to(self, device: torch.device) -> Float8Weight:
+        """The same on a device."""
+        return Float8Weight(self.weight_OI.to(device), self.scale.to(device))
+
+
+StoredWeight: TypeAlias = Int4Weight | Float8Weight
+HeldWeight: TypeAlias = PackedTensor | StoredWeight
+
+
+def _units(part: slice, size: int, total: int) -> slice:
+    """A part of `total` counted in units of `size`, of which the last may be smaller."""
+    if part.start % size or (part.stop % size and part.stop != total):
+        raise WeightsError(
+            f"A part from {part.start} to {part.stop} of {total} cuts what belongs together in the"
+            f" checkpoint, {size} at a time; give another number of ranks, or plain weights."
+        )
+    return slice(part.start // size, -(-part.stop // size))
+
+
+def packed_linear(
+    x_TI: torch.Tensor,
+    weight: torch.Tensor | HeldWeight,
+    out_dtype: torch.dtype,
+    *,
+    is_deterministic: bool = False,
+) -> torch.Tensor:
+    """`x_TI @ weight_OI.T`. `is_deterministic` is for a GPU, where sums may follow from the rows.
+
+    Plain weights are torch's, but for that.
+    """
+    if x_TI.is_cuda and (is_deterministic or not isinstance(weight, torch.Tensor)):
+        return _on_gpu(x_TI, weight, out_dtype, is_deterministic)
+    if isinstance(weight, PackedTensor):
+        weight = weight.dequantise(x_TI.dtype)
+    assert isinstance(weight, torch.Tensor), "weights as stored are multiplied on a GPU alone"
+    return linear(x_TI, weight).to(out_dtype)
+
+
+def _on_gpu(
+    x_TI: torch.Tensor,
+    weight: torch.Tensor | HeldWeight,
+    out_dtype: torch.dtype,
+    is_deterministic: bool,
+) -> torch.Tensor:
+    """By the kernel of its kind; each needs Triton."""
+    y_TO: torch.Tensor
+    if isinstance(weight, torch.Tensor):
+        from triptych.core.runtime.kernels.triton.linear import linear as plain_linear
+
+        y_TO = plain_linear(x_TI, weight, out_dtype, is_deterministic)
+    elif isinstance(weight, PackedTensor):
+        from triptych.core.runtime.kernels.triton.gguf_linear import gguf_linear
+
+        blocks_OB, name = weight.blocks_OB, weight.format.name
+        y_TO = gguf_linear(x_TI, blocks_OB, name, out_dtype, is_deterministic)
+    elif isinstance(weight, Int4Weight):
+        from triptych.core.runtime.kernels.triton.gptq_linear import gptq_linear
+
+        tensors = weight.qweight, weight.scales_RO, weight.zeros, weight.group_of_input_I
+        y_TO = gptq_linear(x_TI, *tensors, weight.layout, out_dtype, is_deterministic)
+    else:
+        from triptych.core.runtime.kernels.triton.fp8_linear import fp8_linear
+
+        y_TO = fp8_linear(x_TI, weight.weight_OI, weight.scale, out_dtype, is_deterministic)
+    return y_TO
+
+
+def joined(parts: Sequence[torch.Tensor | HeldWeight]) -> list[torch.Tensor | HeldWeight]:
+    """The parts of a projection, neighbours of one kind as one: each is a product of its own."""
+    found: list[torch.Tensor | HeldWeight] = []
+    for part in parts:
+        both = _join(found[-1], part) if found else None
+        if both is None:
+            found.append(part)
+        else:
+            found[-1] = both
+    return found
+
+
+def _join(first: torch.Tensor | HeldWeight, second: torch.Tensor | HeldWeight) -> HeldWeight | None:
+    """Two weights one after the other as one, where they can be."""
+    if isinstance(first, PackedTensor) and isinstance(second, PackedTensor):
+        if first.format == second.format:
+            return PackedTensor(torch.cat((first.blocks_OB, second.blocks_OB)), first.format)
+    elif isinstance(first, Int4Weight) and isinstance(second, Int4Weight):
+        return _join_int4(first, second)
+    elif isinstance(first, Float8Weight) and isinstance(second, Float8Weight):
+        return _join_float8(first, second)
+    return None
+
+
+def _join_int4(first: Int4Weight, second: Int4Weight) -> Int4Weight | None:
+    has_table = first.group_of_input_I is not None or second.group_of_input_I is not None
+    is_alike = first.layout == second.layout and len(first.scales_RO) == len(second.scales_RO)
+    if has_table or not is_alike or (first.zeros is None) != (second.zeros is None):
+        return None
+    zeros = None
+    if first.zeros is not None and second.zeros is not None:
+        zeros = torch.cat((first.zeros, second.zeros), 1)
+    qweight = torch.cat((first.qweight, second.qweight), 1)
+    scales_RO = torch.cat((first.scales_RO, second.scales_RO), 1)
+    return Int4Weight(qweight, scales_RO, zeros, None, first.layout)
+
+
+def _join_float8(first: Float8Weight, second: Float8Weight) -> Float8Weight | None:
+    """Scales of squares only where the second's begin with a square; others become per output."""
+    has_squares = first.scale.dim() == 2
+    if has_squares != (second.scale.dim() == 2) or (has_squares and first.shape[0] % _SQUARE):
+        return None
+    scales = [
+        each.scale if has_squares else each.scale.expand(each.shape[0]) for each in (first, second)
+    ]
+    as_bytes = [each.weight_OI.view(torch.uint8) for each in (first, second)]
+    return Float8Weight(torch.cat(as_bytes).view(first.weight_OI.dtype), torch.cat(scales))

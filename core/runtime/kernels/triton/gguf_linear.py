@@ -1,0 +1,254 @@
+"""Linear projection with weights in the blocks of a GGUF file, just as the file has them.
+
+Owns the products; `gguf_blocks` owns the formats. Weights become the type of `x` (float32 for a
+single row) on their way to the product, and never lie in memory unpacked.
+
+Shapes: T rows, I inputs, O outputs, B bytes of a row of blocks, P parts, M rows and N outputs of a
+tile, G groups of a step, L bytes of a group.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from triptych.core.block_formats import FORMATS
+from triptych.core.runtime.kernels.dequantise import PackedTensor
+from triptych.core.runtime.kernels.triton.gguf_blocks import (
+    GROUPS,
+    inputs_of_groups,
+    weights_of_groups,
+)
+from triptych.core.runtime.kernels.triton.tiling import (
+    NUM_STAGES,
+    VARYING,
+    Tiling,
+    are_on_one_device,
+    ceil_div,
+    choose_tiling,
+    dot,
+    multiply,
+    product_variant,
+    split_to_fill,
+    steps_of_split,
+    store_tile,
+    tile_of_program,
+)
+from triptych.core.runtime.kernels.triton.variant import Variant
+
+_STEP_BYTES = {1: 128, 128: 32}
+"""Of each output in a step, by the rows of a tile: more would not fit the registers."""
+_OTHER_STEP_BYTES = 64
+_VECTOR_TILE = Tiling(1, 32)
+
+
+def launch_gguf_linear(
+    x_TI: torch.Tensor,
+    blocks_OB: torch.Tensor,
+    kind: str,
+    out_dtype: torch.dtype,
+    deterministic: bool = False,
+) -> torch.Tensor:
+    """`x_TI @ weight_OI.T`, summed in float32. The blocks are dense, of a format in `GROUPS`."""
+    _check(x_TI, blocks_OB, kind)
+    num_rows, num_outputs, groups = len(x_TI), len(blocks_OB), GROUPS[kind]
+    num_blocks = blocks_OB.shape[1] // FORMATS[kind].num_bytes
+    num_steps = ceil_div(num_blocks * groups.num_groups * groups.num_bytes, _OTHER_STEP_BYTES)
+    if num_rows == 1 and not deterministic:
+        kernel, tiling = _gguf_vector_kernel, split_to_fill(_VECTOR_TILE, 1, num_outputs, num_steps)
+    else:
+        kernel = _gguf_kernel
+        tiling = choose_tiling(num_rows, num_outputs, num_steps, is_deterministic=deterministic)
+
+    def launch(out_PTO: torch.Tensor, grid: tuple[int, int]) -> None:
+        kernel[grid](
+            x_TI,
+            blocks_OB,
+            out_PTO,
+            num_rows,
+            num_outputs,
+            num_blocks,
+            x_TI.stride(0),
+            tiling.num_splits,
+            **_constants(kind, tiling),
+            num_warps=tiling.num_warps,
+            num_stages=NUM_STAGES,
+        )
+
+    return multiply(x_TI, num_outputs, tiling, out_dtype, launch)
+
+
+gguf_linear = torch.library.custom_op(
+    "triptych::gguf_linear", launch_gguf_linear, mutates_args=(), device_types="cuda"
+)
+
+
+@gguf_linear.register_fake
+def _(
+    x_TI: torch.Tensor,
+    blocks_OB: torch.Tensor,
+    kind: str,
+    out_dtype: torch.dtype,
+    deterministic: bool = False,
+) -> torch.Tensor:
+    _check(x_TI, blocks_OB, kind)
+    return x_TI.new_empty(x_TI.shape[0], blocks_OB.shape[0], dtype=out_dtype)
+
+
+def _check(x_TI: torch.Tensor, blocks_OB: torch.Tensor, kind: str) -> None:
+    assert are_on_one_device(x_TI, blocks_OB)
+    assert FORMATS[kind].holds(x_TI.shape[1])
+    assert blocks_OB.shape[1] == FORMATS[kind].row_bytes(x_TI.shape[1])
+    assert x_TI.stride(1) == 1
+    assert blocks_OB.is_contiguous()
+    assert blocks_OB.dtype == torch.uint8
+
+
+def reference(
+    x_TI: torch.Tensor, blocks_OB: torch.Tensor, kind: str, out_dtype: torch.dtype
+) -> torch.Tensor:
+    """The product in float32 with weights of the type of `x_TI`, rounded once."""
+    weight_OI = PackedTensor(blocks_OB, FORMATS[kind]).dequantise(x_TI.dtype)
+    return (x_TI.float() @ weight_OI.float().t()).to(out_dtype)
+
+
+def _constants(kind: str, tiling: Tiling) -> dict[str, Any]:
+    groups = GROUPS[kind]
+    step_bytes = _STEP_BYTES.get(tiling.rows, _OTHER_STEP_BYTES)
+    return {
+        "KIND": kind,
+        "BLOCK_GROUPS": groups.num_groups,
+        "DISTANCE": groups.distance,
+        "SPLITS": tiling.splits_per_program,
+        "M": tiling.rows,
+        "N": tiling.outputs,
+        "G": step_bytes // groups.num_bytes,
+        "L": groups.num_bytes,
+    }
+
+
+@triton.jit(do_not_specialize=VARYING)
+def _gguf_kernel(
+    x_ptr,
+    blocks_ptr,
+    out_ptr,
+    num_rows,
+    num_outputs,
+    num_blocks,
+    x_stride,
+    num_splits,
+    KIND: tl.constexpr,
+    BLOCK_GROUPS: tl.constexpr,
+    DISTANCE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    G: tl.constexpr,
+    L: tl.constexpr,
+):
+    first_row, first_output = tile_of_program(num_rows, num_outputs, M, N)
+    rows_M, outputs_N = first_row + tl.arange(0, M), first_output + tl.arange(0, N)
+    x_ptrs_M = x_ptr + rows_M.to(tl.int64) * x_stride
+    first_blocks_N = outputs_N.to(tl.int64) * num_blocks
+    is_row_M, is_output_N = rows_M < num_rows, outputs_N < num_outputs
+    num_groups = num_blocks * BLOCK_GROUPS
+    total_MN = tl.zeros((M, N), tl.float32)
+    for index in range(SPLITS):
+        split = tl.program_id(1) * SPLITS + index
+        begin, end = steps_of_split(split, tl.cdiv(num_groups, G), num_splits)
+        part_MN = tl.zeros((M, N), tl.float32)
+        for step in range(begin, end):
+            groups_G = step * G + tl.arange(0, G)
+            is_group_G = groups_G < num_groups
+            low_NGL, high_NGL = weights_of_groups(
+                blocks_ptr, first_blocks_N, is_output_N, groups_G, is_group_G, KIND, L
+            )
+            inputs_GL = inputs_of_groups(groups_G, KIND, L)
+            part_MN = _add_product(x_ptrs_M, is_row_M, inputs_GL, is_group_G, low_NGL, part_MN)
+            if DISTANCE:
+                inputs_GL += DISTANCE
+                part_MN = _add_product(x_ptrs_M, is_row_M, inputs_GL, is_group_G, high_NGL, part_MN)
+        total_MN += part_MN
+    store_tile(out_ptr, total_MN, rows_M, outputs_N, num_rows, num_outputs)
+
+
+@triton.jit
+def _add_product(x_ptrs_M, is_row_M, inputs_GL, is_group_G, weights_NGL, total_MN):
+    x_MGL = tl.load(
+        x_ptrs_M[:, None, None] + inputs_GL[None, :, :],
+        mask=is_row_M[:, None, None] & is_group_G[None, :, None],
+        other=0,
+    )
+    x_MK = _flat(x_MGL)
+    return dot(x_MK, _flat(weights_NGL).to(x_MK.dtype).T, total_MN)
+
+
+@triton.jit
+def _flat(values):
+    return tl.reshape(values, (values.shape[0], values.shape[1] * values.shape[2]))
+
+
+@triton.jit(do_not_specialize=VARYING)
+def _gguf_vector_kernel(
+    x_ptr,
+    blocks_ptr,
+    out_ptr,
+    num_rows,
+    num_outputs,
+    num_blocks,
+    x_stride,
+    num_splits,
+    KIND: tl.constexpr,
+    BLOCK_GROUPS: tl.constexpr,
+    DISTANCE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    G: tl.constexpr,
+    L: tl.constexpr,
+):
+    """Of one row: products are summed by the threads that unpack, and added up at the end."""
+    outputs_N = tl.program_id(0) * N + tl.arange(0, N)
+    is_output_N = outputs_N < num_outputs
+    first_blocks_N = outputs_N.to(tl.int64) * num_blocks
+    num_groups = num_blocks * BLOCK_GROUPS
+    begin, end = steps_of_split(tl.program_id(1), tl.cdiv(num_groups, G), num_splits)
+    sums_NGL = tl.zeros((N, G, L), tl.float32)
+    for step in range(begin, end):
+        groups_G = step * G + tl.arange(0, G)
+        is_group_G = groups_G < num_groups
+        low_NGL, high_NGL = weights_of_groups(
+            blocks_ptr, first_blocks_N, is_output_N, groups_G, is_group_G, KIND, L
+        )
+        x_ptrs_GL = x_ptr + inputs_of_groups(groups_G, KIND, L)
+        x_GL = tl.load(x_ptrs_GL, mask=is_group_G[:, None], other=0)
+        sums_NGL += low_NGL * x_GL.to(tl.float32)[None, :, :]
+        if DISTANCE:
+            x_GL = tl.load(x_ptrs_GL + DISTANCE, mask=is_group_G[:, None], other=0)
+            sums_NGL += high_NGL * x_GL.to(tl.float32)[None, :, :]
+    sums_N = tl.sum(tl.sum(sums_NGL, axis=2), axis=1)
+    out_ptrs_N = out_ptr + tl.program_id(1).to(tl.int64) * num_outputs + outputs_N
+    tl.store(out_ptrs_N, sums_N.to(out_ptr.dtype.element_ty), mask=is_output_N)
+
+
+def variants() -> tuple[Variant, ...]:
+    """Of a K-quantised file: one row, a batch, a prompt; and one of small blocks."""
+    return (
+        _variant("q4_k", _VECTOR_TILE),
+        _variant("q4_k", Tiling(16, 64)),
+        _variant("q6_k", Tiling(128, 128)),
+        _variant("q4_0", Tiling(16, 64)),
+    )
+
+
+def _variant(kind: str, tiling: Tiling) -> Variant:
+    return product_variant(
+        f"{kind}_{tiling.rows}",
+        _gguf_vector_kernel if tiling == _VECTOR_TILE else _gguf_kernel,
+        {"x_ptr": "*bf16", "blocks_ptr": "*u8", "out_ptr": "*bf16"},
+        _constants(kind, tiling),
+        tiling.num_warps,
+    )

@@ -1,0 +1,320 @@
+"""Linear projection with weights of four bits in words: GPTQ's layout, AWQ's, and their kin.
+
+Owns the layouts, the product and its reference. A word of 32 bits holds eight weights: along the
+inputs in GPTQ's layout, along the outputs, in an order of its own, in AWQ's. Groups of inputs share
+a scale and a zero, `weight = (packed - zero) * scale`. Strides are free, so the transposed words of
+compressed-tensors are a view of GPTQ's.
+
+Shapes: T rows, I inputs, O outputs, R groups of inputs, P parts, M rows, N outputs and K inputs of
+a tile's step.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from triptych.core.runtime.kernels.triton.tiling import (
+    NUM_STAGES,
+    VARYING,
+    Tiling,
+    are_on_one_device,
+    ceil_div,
+    choose_tiling,
+    dot,
+    load_rows,
+    multiply,
+    product_variant,
+    steps_of_split,
+    store_tile,
+    tile_of_program,
+)
+from triptych.core.runtime.kernels.triton.variant import Variant
+
+_LAYOUTS = ("gptq", "gptq_v2", "awq")
+_MAX_STEP_INPUTS = 64
+_NO_ZERO = 8
+_AWQ_SHIFTS = (0, 16, 4, 20, 8, 24, 12, 28)
+"""By how many bits each of eight consecutive outputs is shifted in a word of AWQ's."""
+
+
+def launch_gptq_linear(
+    x_TI: torch.Tensor,
+    qweight: torch.Tensor,
+    scales_RO: torch.Tensor,
+    zeros: torch.Tensor | None,
+    group_of_input_I: torch.Tensor | None,
+    layout: str,
+    out_dtype: torch.dtype,
+    deterministic: bool = False,
+) -> torch.Tensor:
+    """`x_TI @ weight_OI.T`, summed in float32.
+
+    `qweight` is int32, `[I / 8, O]` or, in the layout "awq", `[I, O / 8]`; `zeros` `[R, O / 8]`,
+    and 8 where there are none. In the layout "gptq" they are stored less one. `group_of_input_I`
+    is GPTQ's `g_idx`, for groups that are not of consecutive inputs.
+    """
+    (num_rows, num_inputs), (num_groups, num_outputs) = x_TI.shape, scales_RO.shape
+    _check(x_TI, qweight, scales_RO, zeros, group_of_input_I, layout)
+    group_size = ceil_div(num_inputs, num_groups)
+    step_inputs = _step_inputs(group_size, num_groups)
+    tiling = choose_tiling(
+        num_rows, num_outputs, ceil_div(num_inputs, step_inputs), is_deterministic=deterministic
+    )
+    zero_strides = (0, 0) if zeros is None else zeros.stride()
+
+    def launch(out_PTO: torch.Tensor, grid: tuple[int, int]) -> None:
+        _gptq_kernel[grid](
+            x_TI,
+            qweight,
+            scales_RO,
+            zeros,
+            group_of_input_I,
+            out_PTO,
+            num_rows,
+            num_outputs,
+            num_inputs,
+            group_size,
+            x_TI.stride(0),
+            *qweight.stride(),
+            *scales_RO.stride(),
+            *zero_strides,
+            tiling.num_splits,
+            LAYOUT=layout,
+            SPLITS=tiling.splits_per_program,
+            M=tiling.rows,
+            N=tiling.outputs,
+            K=step_inputs,
+            num_warps=tiling.num_warps,
+            num_stages=NUM_STAGES,
+        )
+
+    return multiply(x_TI, num_outputs, tiling, out_dtype, launch)
+
+
+gptq_linear = torch.library.custom_op(
+    "triptych::gptq_linear", launch_gptq_linear, mutates_args=(), device_types="cuda"
+)
+
+
+@gptq_linear.register_fake
+def _(
+    x_TI: torch.Tensor,
+    qweight: torch.Tensor,
+    scales_RO: torch.Tensor,
+    zeros: torch.Tensor | None,
+    group_of_input_I: torch.Tensor | None,
+    layout: str,
+    out_dtype: torch.dtype,
+    deterministic: bool = False,
+) -> torch.Tensor:
+    _check(x_TI, qweight, scales_RO, zeros, group_of_input_I, layout)
+    return x_TI.new_empty(x_TI.shape[0], scales_RO.shape[1], dtype=out_dtype)
+
+
+def _check(
+    x_TI: torch.Tensor,
+    qweight: torch.Tensor,
+    scales_RO: torch.Tensor,
+    zeros: torch.Tensor | None,
+    group_of_input_I: torch.Tensor | None,
+    layout: str,
+) -> None:
+    assert are_on_one_device(x_TI, qweight, scales_RO, zeros, group_of_input_I)
+    num_inputs, (num_groups, num_outputs) = x_TI.shape[1], scales_RO.shape
+    assert layout in _LAYOUTS
+    assert x_TI.stride(1) == 1
+    assert qweight.dtype == torch.int32
+    if layout == "awq":
+        assert qweight.shape == (num_inputs, num_outputs // 8)
+    else:
+        assert qweight.shape == (num_inputs // 8, num_outputs)
+    if zeros is not None:
+        assert zeros.shape == (num_groups, num_outputs // 8)
+        assert zeros.dtype == torch.int32
+
+
+def _step_inputs(group_size: int, num_groups: int) -> int:
+    """The largest step that stays within a group."""
+    if num_groups == 1:
+        return _MAX_STEP_INPUTS
+    assert group_size % 32 == 0
+    return _MAX_STEP_INPUTS if group_size % _MAX_STEP_INPUTS == 0 else 32
+
+
+def reference(
+    x_TI: torch.Tensor,
+    qweight: torch.Tensor,
+    scales_RO: torch.Tensor,
+    zeros: torch.Tensor | None,
+    group_of_input_I: torch.Tensor | None,
+    layout: str,
+    out_dtype: torch.dtype,
+) -> torch.Tensor:
+    """The product in float32 with weights of the type of `x_TI`, rounded once."""
+    weight_IO = dequantize(qweight, scales_RO, zeros, group_of_input_I, layout)
+    return (x_TI.float() @ weight_IO.to(x_TI.dtype).float()).to(out_dtype)
+
+
+def dequantize(
+    qweight: torch.Tensor,
+    scales_RO: torch.Tensor,
+    zeros: torch.Tensor | None,
+    group_of_input_I: torch.Tensor | None,
+    layout: str,
+) -> torch.Tensor:
+    """The weights `[I, O]` in float32."""
+    is_awq = layout == "awq"
+    packed_IO = _unpack(qweight, is_awq) if is_awq else _unpack(qweight.t(), is_awq).t()
+    num_inputs, num_groups = len(packed_IO), len(scales_RO)
+    if group_of_input_I is None:
+        inputs_I = torch.arange(num_inputs, device=qweight.device)
+        group_of_input_I = inputs_I // ceil_div(num_inputs, num_groups)
+    zero_RO = torch.full_like(scales_RO, _NO_ZERO, dtype=torch.float32)
+    if zeros is not None:
+        zero_RO = _unpack(zeros, is_awq).float() + (layout == "gptq")
+    groups = group_of_input_I.long()
+    return (packed_IO.float() - zero_RO[groups]) * scales_RO.float()[groups]
+
+
+def _unpack(words: torch.Tensor, is_awq: bool) -> torch.Tensor:
+    shifts = _AWQ_SHIFTS if is_awq else range(0, 32, 4)
+    shifts_8 = torch.tensor(shifts, dtype=torch.int32, device=words.device)
+    return ((words.unsqueeze(-1) >> shifts_8) & 15).flatten(-2)
+
+
+@triton.jit(do_not_specialize=VARYING)
+def _gptq_kernel(
+    x_ptr, weight_ptr, scale_ptr, zero_ptr, group_ptr, out_ptr,
+    num_rows, num_outputs, num_inputs, group_size,
+    x_stride, weight_stride, weight_output_stride, scale_stride, scale_output_stride,
+    zero_stride, zero_output_stride, num_splits,
+    LAYOUT: tl.constexpr, SPLITS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    first_row, first_output = tile_of_program(num_rows, num_outputs, M, N)
+    rows_M, outputs_N = first_row + tl.arange(0, M), first_output + tl.arange(0, N)
+    is_row_M, is_output_N = rows_M < num_rows, outputs_N < num_outputs
+    x_ptrs_M = x_ptr + rows_M.to(tl.int64) * x_stride
+    scale_ptrs_N = scale_ptr + outputs_N.to(tl.int64) * scale_output_stride
+    total_MN = tl.zeros((M, N), tl.float32)
+    for index in range(SPLITS):
+        split = tl.program_id(1) * SPLITS + index
+        begin, end = steps_of_split(split, tl.cdiv(num_inputs, K), num_splits)
+        part_MN = tl.zeros((M, N), tl.float32)
+        for step in range(begin, end):
+            inputs_K = step * K + tl.arange(0, K)
+            is_input_K = inputs_K < num_inputs
+            x_MK = load_rows(x_ptrs_M, is_row_M, inputs_K, num_inputs)
+            if LAYOUT == "awq":
+                packed_KN = _packed_along_outputs(
+                    weight_ptr + inputs_K.to(tl.int64) * weight_stride, is_input_K,
+                    first_output, num_outputs, weight_output_stride, N,
+                )  # fmt: skip
+            else:
+                packed_KN = _packed_along_inputs(
+                    weight_ptr + outputs_N.to(tl.int64) * weight_output_stride, is_output_N,
+                    step * K, num_inputs, weight_stride, K,
+                )  # fmt: skip
+            group_K1 = _groups(group_ptr, step * K // group_size, inputs_K, num_inputs)
+            mask_KN = (group_K1 >= 0) & is_output_N[None, :]
+            if zero_ptr is None:
+                packed_KN -= 8
+            else:
+                zero_ptrs_K1 = zero_ptr + group_K1 * zero_stride
+                packed_KN -= _zeros(zero_ptrs_K1, outputs_N, zero_output_stride, mask_KN, LAYOUT)
+            scale_ptrs_KN = scale_ptrs_N[None, :] + group_K1 * scale_stride
+            scale_KN = tl.load(scale_ptrs_KN, mask=mask_KN, other=0).to(tl.float32)
+            weight_KN = packed_KN.to(tl.float32) * scale_KN
+            part_MN = dot(x_MK, weight_KN.to(x_MK.dtype), part_MN)
+        total_MN += part_MN
+    store_tile(out_ptr, total_MN, rows_M, outputs_N, num_rows, num_outputs)
+
+
+@triton.jit
+def _groups(group_ptr, group, inputs_K, num_inputs):
+    """The groups of inputs, `[K, 1]`; the one that they all are in, `[1, 1]`, without a table."""
+    if group_ptr is None:
+        return tl.full((1, 1), group, tl.int64)
+    else:
+        groups_K = tl.load(group_ptr + inputs_K, mask=inputs_K < num_inputs, other=0)
+        return groups_K.to(tl.int64)[:, None]
+
+
+@triton.jit
+def _zeros(ptrs_K1, outputs_N, stride, mask_KN, LAYOUT: tl.constexpr):
+    """The zeros of outputs, in words of eight."""
+    ptrs_KN = ptrs_K1 + (outputs_N // 8).to(tl.int64)[None, :] * stride
+    words_KN = tl.load(ptrs_KN, mask=mask_KN, other=0)
+    zeros_KN = (words_KN >> _shift_of(outputs_N % 8, LAYOUT)[None, :]) & 15
+    return zeros_KN + (LAYOUT == "gptq")
+
+
+@triton.jit
+def _packed_along_inputs(
+    word_ptrs_N, is_output_N, first_input, num_inputs, stride, K: tl.constexpr
+):
+    """The weights `[K, N]` of words of eight inputs."""
+    words = first_input // 8 + tl.arange(0, K // 8)
+    ptrs = word_ptrs_N[None, :] + words.to(tl.int64)[:, None] * stride
+    mask = (words * 8 < num_inputs)[:, None] & is_output_N[None, :]
+    packed = tl.load(ptrs, mask=mask, other=0)[:, None, :]
+    packed = (packed >> _shift_of(tl.arange(0, 8), "gptq")[None, :, None]) & 15
+    return tl.reshape(packed, (K, word_ptrs_N.shape[0]))
+
+
+@triton.jit
+def _packed_along_outputs(
+    word_ptrs_K, is_input_K, first_output, num_outputs, stride, N: tl.constexpr
+):
+    """The weights `[K, N]` of words of eight outputs."""
+    words = first_output // 8 + tl.arange(0, N // 8)
+    ptrs = word_ptrs_K[:, None] + words.to(tl.int64)[None, :] * stride
+    mask = is_input_K[:, None] & (words * 8 < num_outputs)[None, :]
+    packed = tl.load(ptrs, mask=mask, other=0)[:, :, None]
+    packed = (packed >> _shift_of(tl.arange(0, 8), "awq")[None, None, :]) & 15
+    return tl.reshape(packed, (word_ptrs_K.shape[0], N))
+
+
+@triton.jit
+def _shift_of(place, LAYOUT: tl.constexpr):
+    """By how many bits the weight at a place from 0 to 7 is shifted in its word."""
+    if LAYOUT == "awq":
+        return (place // 2 + place % 2 * 4) * 4
+    else:
+        return place * 4
+
+
+def variants() -> tuple[Variant, ...]:
+    """Of groups of 128 inputs: GPTQ decoding and prompts, and AWQ."""
+    return (
+        _variant("gptq", Tiling(16, 64)),
+        _variant("gptq", Tiling(128, 128)),
+        _variant("awq", Tiling(16, 64)),
+    )
+
+
+def _variant(layout: str, tiling: Tiling) -> Variant:
+    return product_variant(
+        f"{layout}_{tiling.rows}",
+        _gptq_kernel,
+        {
+            "x_ptr": "*bf16",
+            "weight_ptr": "*i32",
+            "scale_ptr": "*fp16",
+            "zero_ptr": "*i32",
+            "out_ptr": "*bf16",
+        },
+        {
+            "group_ptr": None,
+            "weight_output_stride": 1,
+            "scale_output_stride": 1,
+            "zero_output_stride": 1,
+            "LAYOUT": layout,
+            "SPLITS": 1,
+            "M": tiling.rows,
+            "N": tiling.outputs,
+            "K": _MAX_STEP_INPUTS,
+        },
+        tiling.num_warps,
+    )

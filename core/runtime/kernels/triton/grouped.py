@@ -1,0 +1,269 @@
+"""Products of rows that each have a weight of their own choosing: experts, adapters.
+
+Owns the order in which rows of one group lie together in tiles, found on the device, and the
+product over it. Knows nothing of routing or of what a group is.
+
+A *pair* is a row and one group it goes through; row `p // pairs_per_row` is the input of pair `p`.
+
+Shapes: P pairs, E groups, I inputs, O outputs, S slots (tiles of M pairs each), M pairs, N outputs
+and K inputs of a tile's step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from triptych.core.runtime.kernels.triton.gated import activated
+from triptych.core.runtime.kernels.triton.linear import STEP_INPUTS, dense_sum
+from triptych.core.runtime.kernels.triton.tiling import (
+    NUM_STAGES,
+    VARYING,
+    Tiling,
+    ceil_div,
+    product_variant,
+    tile_size,
+)
+from triptych.core.runtime.kernels.triton.variant import Variant
+
+_SORT_BLOCK, _LARGE_SORT_BLOCK = 1024, 8192
+_MIN_BINS = 128
+GATES = ("silu", "gelu_tanh")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedPairs:
+    """The pairs of each group in their order, in tiles of one group. All int32, on the device.
+
+    `pairs_S` are numbers of pairs, or `num_pairs` where a tile has a gap. `groups_of_tiles` is -1
+    for tiles that are not used; how many are is never read back.
+    """
+
+    pairs_S: torch.Tensor
+    groups_of_tiles: torch.Tensor
+    num_pairs: int
+    tile_rows: int
+
+
+def group_pairs(group_of_pair_P: torch.Tensor, num_groups: int, tile_rows: int) -> GroupedPairs:
+    """Sort pairs by group, stably; those of a group outside `[0, num_groups)` are left out."""
+    assert group_of_pair_P.dtype == torch.int32
+    assert group_of_pair_P.is_contiguous()
+    num_pairs = group_of_pair_P.numel()
+    num_tiles = (num_pairs + min(num_groups, num_pairs) * (tile_rows - 1)) // tile_rows
+    block = _SORT_BLOCK if num_pairs <= _LARGE_SORT_BLOCK else _LARGE_SORT_BLOCK
+    pairs_S = group_of_pair_P.new_empty(num_tiles * tile_rows)
+    groups_of_tiles = group_of_pair_P.new_empty(num_tiles)
+    _group_kernel[num_groups + 1,](
+        group_of_pair_P,
+        pairs_S,
+        groups_of_tiles,
+        num_pairs,
+        num_tiles,
+        num_groups,
+        M=tile_rows,
+        B=block,
+        BINS=max(_MIN_BINS, triton.next_power_of_2(num_groups + 1)),
+        num_warps=block // 256,
+        num_stages=NUM_STAGES,
+    )
+    return GroupedPairs(pairs_S, groups_of_tiles, num_pairs, tile_rows)
+
+
+def grouped_linear(
+    x_RI: torch.Tensor,
+    weight_EOI: torch.Tensor,
+    pairs: GroupedPairs,
+    out: torch.Tensor,
+    tiling: Tiling,
+    *,
+    pairs_per_row: int = 1,
+    gate: str | None = None,
+    added_scale_P: torch.Tensor | None = None,
+) -> None:
+    """Write the product of each pair in `out`, `[P, O]`, or in parts, `[num_splits, P, O]`.
+
+    With a `gate` the weights are `[E, 2 O, I]`, and what is written is `gate(first) * second`. With
+    `added_scale_P` the product, times its pair's scale, is added to what is there. Pairs left out
+    keep what is there.
+    """
+    num_inputs, num_outputs = weight_EOI.shape[2], out.shape[-1]
+    assert x_RI.shape[1] == num_inputs
+    assert x_RI.stride(1) == weight_EOI.stride(2) == out.stride(-1) == 1
+    assert weight_EOI.shape[1] == (num_outputs if gate is None else 2 * num_outputs)
+    num_tiles = len(pairs.groups_of_tiles)
+    tile_outputs = tiling.outputs if gate is None else tiling.outputs // 2
+    _grouped_kernel[num_tiles * ceil_div(num_outputs, tile_outputs), tiling.num_splits](
+        x_RI,
+        weight_EOI,
+        pairs.pairs_S,
+        pairs.groups_of_tiles,
+        added_scale_P,
+        out,
+        pairs.num_pairs,
+        num_tiles,
+        num_outputs,
+        num_inputs,
+        x_RI.stride(0),
+        weight_EOI.stride(0),
+        weight_EOI.stride(1),
+        out.stride(-2),
+        tiling.num_splits,
+        PAIRS_PER_ROW=pairs_per_row,
+        GATE=gate,
+        M=pairs.tile_rows,
+        N=tiling.outputs,
+        K=tile_size(num_inputs, STEP_INPUTS),
+        num_warps=tiling.num_warps,
+        num_stages=NUM_STAGES,
+    )
+
+
+@triton.jit(do_not_specialize=VARYING)
+def _group_kernel(
+    group_ptr,
+    pairs_ptr,
+    groups_of_tiles_ptr,
+    num_pairs,
+    num_tiles,
+    num_groups,
+    M: tl.constexpr,
+    B: tl.constexpr,
+    BINS: tl.constexpr,
+):
+    """One program counts and places the pairs of one group; the last fills what is left."""
+    group = tl.program_id(0)
+    bins = tl.arange(0, BINS)
+    counts = tl.zeros((BINS,), tl.int32)
+    for first in range(0, num_pairs, B):
+        groups_B = _load_groups(group_ptr, first, num_pairs, num_groups, B)
+        counts += tl.histogram(groups_B, BINS)
+    counts = tl.where(bins < num_groups, counts, 0)
+    tiles = tl.cdiv(counts, M)
+    first_tile = tl.sum(tl.where(bins < group, tiles, 0), 0)
+    num_own_tiles = tl.sum(tl.where(bins == group, tiles, 0), 0)
+    own_group = group
+    if group == num_groups:
+        num_own_tiles = num_tiles - first_tile
+        own_group = -1
+    for tile in range(first_tile, first_tile + num_own_tiles, B):
+        tiles_B = tile + tl.arange(0, B)
+        is_own_B = tiles_B < first_tile + num_own_tiles
+        tl.store(groups_of_tiles_ptr + tiles_B, tl.full((B,), own_group, tl.int32), mask=is_own_B)
+    num_placed = 0
+    for first in range(0, num_pairs, B):
+        groups_B = _load_groups(group_ptr, first, num_pairs, num_groups, B)
+        is_own_B = (groups_B == group) & (group < num_groups)
+        places_B = first_tile * M + num_placed + tl.cumsum(is_own_B.to(tl.int32), 0) - 1
+        tl.store(pairs_ptr + places_B, first + tl.arange(0, B), mask=is_own_B)
+        num_placed += tl.sum(is_own_B.to(tl.int32), 0)
+    gap_M = num_placed + tl.arange(0, M)
+    gap_mask_M = (gap_M < num_own_tiles * M) & (group < num_groups)
+    tl.store(pairs_ptr + first_tile * M + gap_M, tl.zeros((M,), tl.int32) + num_pairs, gap_mask_M)
+
+
+@triton.jit
+def _load_groups(group_ptr, first, num_pairs, num_groups, B: tl.constexpr):
+    """Groups of consecutive pairs, `num_groups` for none."""
+    pairs_B = first + tl.arange(0, B)
+    groups_B = tl.load(group_ptr + pairs_B, mask=pairs_B < num_pairs, other=-1)
+    return tl.where((groups_B >= 0) & (groups_B < num_groups), groups_B, num_groups)
+
+
+@triton.jit(do_not_specialize=VARYING)
+def _grouped_kernel(
+    x_ptr,
+    weight_ptr,
+    pairs_ptr,
+    groups_of_tiles_ptr,
+    added_scale_ptr,
+    out_ptr,
+    num_pairs,
+    num_tiles,
+    num_outputs,
+    num_inputs,
+    x_stride,
+    group_stride,
+    weight_stride,
+    out_stride,
+    num_splits,
+    PAIRS_PER_ROW: tl.constexpr,
+    GATE: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+):
+    tile, output_tile = tl.program_id(0) % num_tiles, tl.program_id(0) // num_tiles
+    group = tl.load(groups_of_tiles_ptr + tile).to(tl.int64)
+    if group < 0:
+        return
+    pairs_M = tl.load(pairs_ptr + tile * M + tl.arange(0, M))
+    is_pair_M = pairs_M < num_pairs
+    if GATE is None:
+        outputs_N = output_tile * N + tl.arange(0, N)
+        weight_rows_N = outputs_N
+    else:  # a gate's columns lie next to those that it multiplies
+        outputs_N = output_tile * (N // 2) + tl.arange(0, N) // 2
+        weight_rows_N = outputs_N + tl.arange(0, N) % 2 * num_outputs
+    total_MN = dense_sum(
+        x_ptr + (pairs_M // PAIRS_PER_ROW).to(tl.int64) * x_stride,
+        is_pair_M,
+        weight_ptr + group * group_stride + weight_rows_N.to(tl.int64) * weight_stride,
+        outputs_N < num_outputs,
+        num_inputs,
+        tl.program_id(1),
+        num_splits,
+        K,
+    )
+    if GATE is not None:
+        gate_MN, up_MN = tl.split(tl.reshape(total_MN, (M, N // 2, 2)))
+        total_MN = activated(gate_MN, GATE == "gelu_tanh") * up_MN
+        outputs_N = output_tile * (N // 2) + tl.arange(0, N // 2)
+    out_rows_M = tl.program_id(1).to(tl.int64) * num_pairs + pairs_M
+    out_ptrs_MN = out_ptr + out_rows_M[:, None] * out_stride + outputs_N[None, :]
+    mask_MN = is_pair_M[:, None] & (outputs_N < num_outputs)[None, :]
+    if added_scale_ptr is not None:
+        total_MN *= tl.load(added_scale_ptr + pairs_M, mask=is_pair_M, other=0)[:, None]
+        total_MN += tl.load(out_ptrs_MN, mask=mask_MN, other=0).to(tl.float32)
+    tl.store(out_ptrs_MN, total_MN.to(out_ptr.dtype.element_ty), mask=mask_MN)
+
+
+def variants() -> tuple[Variant, ...]:
+    """The sorting of pairs."""
+    return (
+        product_variant(
+            "group_pairs",
+            _group_kernel,
+            dict.fromkeys(("group_ptr", "pairs_ptr", "groups_of_tiles_ptr"), "*i32"),
+            {"M": 16, "B": _SORT_BLOCK, "BINS": 256},
+        ),
+    )
+
+
+def grouped_variant(
+    name: str,
+    tiling: Tiling,
+    *,
+    pairs_per_row: int = 1,
+    gate: str | None = None,
+    is_added: bool = False,
+    out: str = "*bf16",
+) -> Variant:
+    """A product as an operation of groups uses it, of bfloat16."""
+    types = {"x_ptr": "*bf16", "weight_ptr": "*bf16", "out_ptr": out}
+    types |= dict.fromkeys(("pairs_ptr", "groups_of_tiles_ptr"), "*i32")
+    constants = {
+        "PAIRS_PER_ROW": pairs_per_row,
+        "GATE": gate,
+        "M": tiling.rows,
+        "N": tiling.outputs,
+        "K": STEP_INPUTS,
+    }
+    if is_added:
+        types["added_scale_ptr"] = "*fp32"
+    else:
+        constants["added_scale_ptr"] = None
+    return product_variant(name, _grouped_kernel, types, constants, tiling.num_warps)

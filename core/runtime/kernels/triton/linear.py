@@ -1,0 +1,167 @@
+"""Linear projection with plain weights, whose rows can be made independent of their batch.
+
+Owns the kernel, and the dense sum of a tile that other products here build on. Vendors' libraries
+choose their kernel by the number of rows; this one need not.
+
+Shapes: T rows, I inputs, O outputs, P parts, M rows, N outputs and K inputs of a tile's step.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from triptych.core.runtime.kernels.triton.tiling import (
+    NUM_STAGES,
+    VARYING,
+    Tiling,
+    are_on_one_device,
+    ceil_div,
+    choose_tiling,
+    dot,
+    load_rows,
+    multiply,
+    product_variant,
+    steps_of_split,
+    store_tile,
+    tile_of_program,
+)
+from triptych.core.runtime.kernels.triton.variant import Variant
+
+STEP_INPUTS = 64
+
+
+def launch_linear(
+    x_TI: torch.Tensor,
+    weight_OI: torch.Tensor,
+    out_dtype: torch.dtype,
+    deterministic: bool = False,
+) -> torch.Tensor:
+    """`x_TI @ weight_OI.T`, summed in float32. The last axes are dense."""
+    (num_rows, num_inputs), num_outputs = x_TI.shape, weight_OI.shape[0]
+    _check(x_TI, weight_OI)
+    tiling = choose_tiling(
+        num_rows, num_outputs, ceil_div(num_inputs, STEP_INPUTS), is_deterministic=deterministic
+    )
+
+    def launch(out_PTO: torch.Tensor, grid: tuple[int, int]) -> None:
+        _linear_kernel[grid](
+            x_TI,
+            weight_OI,
+            out_PTO,
+            num_rows,
+            num_outputs,
+            num_inputs,
+            x_TI.stride(0),
+            weight_OI.stride(0),
+            tiling.num_splits,
+            SPLITS=tiling.splits_per_program,
+            M=tiling.rows,
+            N=tiling.outputs,
+            K=STEP_INPUTS,
+            num_warps=tiling.num_warps,
+            num_stages=NUM_STAGES,
+        )
+
+    return multiply(x_TI, num_outputs, tiling, out_dtype, launch)
+
+
+linear = torch.library.custom_op(
+    "triptych::linear", launch_linear, mutates_args=(), device_types="cuda"
+)
+
+
+@linear.register_fake
+def _(
+    x_TI: torch.Tensor,
+    weight_OI: torch.Tensor,
+    out_dtype: torch.dtype,
+    deterministic: bool = False,
+) -> torch.Tensor:
+    _check(x_TI, weight_OI)
+    return x_TI.new_empty(x_TI.shape[0], weight_OI.shape[0], dtype=out_dtype)
+
+
+def _check(x_TI: torch.Tensor, weight_OI: torch.Tensor) -> None:
+    assert are_on_one_device(x_TI, weight_OI)
+    assert x_TI.shape[1] == weight_OI.shape[1]
+    assert x_TI.dtype == weight_OI.dtype
+    assert x_TI.stride(1) == weight_OI.stride(1) == 1
+
+
+def reference(x_TI: torch.Tensor, weight_OI: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
+    """The product in float32, rounded once."""
+    return (x_TI.float() @ weight_OI.float().t()).to(out_dtype)
+
+
+@triton.jit(do_not_specialize=VARYING)
+def _linear_kernel(
+    x_ptr,
+    weight_ptr,
+    out_ptr,
+    num_rows,
+    num_outputs,
+    num_inputs,
+    x_stride,
+    weight_stride,
+    num_splits,
+    SPLITS: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+):
+    first_row, first_output = tile_of_program(num_rows, num_outputs, M, N)
+    rows_M, outputs_N = first_row + tl.arange(0, M), first_output + tl.arange(0, N)
+    x_ptrs_M = x_ptr + rows_M.to(tl.int64) * x_stride
+    weight_ptrs_N = weight_ptr + outputs_N.to(tl.int64) * weight_stride
+    total_MN = tl.zeros((M, N), tl.float32)
+    for index in range(SPLITS):
+        split = tl.program_id(1) * SPLITS + index
+        total_MN += dense_sum(
+            x_ptrs_M,
+            rows_M < num_rows,
+            weight_ptrs_N,
+            outputs_N < num_outputs,
+            num_inputs,
+            split,
+            num_splits,
+            K,
+        )
+    store_tile(out_ptr, total_MN, rows_M, outputs_N, num_rows, num_outputs)
+
+
+@triton.jit
+def dense_sum(
+    x_ptrs_M,
+    is_row_M,
+    weight_ptrs_N,
+    is_output_N,
+    num_inputs,
+    split,
+    num_splits,
+    K: tl.constexpr,
+):
+    """The products of rows at `x_ptrs_M` and `weight_ptrs_N` over one split of their inputs."""
+    begin, end = steps_of_split(split, tl.cdiv(num_inputs, K), num_splits)
+    total_MN = tl.zeros((x_ptrs_M.shape[0], weight_ptrs_N.shape[0]), tl.float32)
+    for step in range(begin, end):
+        inputs_K = step * K + tl.arange(0, K)
+        x_MK = load_rows(x_ptrs_M, is_row_M, inputs_K, num_inputs)
+        weight_NK = load_rows(weight_ptrs_N, is_output_N, inputs_K, num_inputs)
+        total_MN = dot(x_MK, weight_NK.T, total_MN)
+    return total_MN
+
+
+def variants() -> tuple[Variant, ...]:
+    """Of decoding and of prompts."""
+    return tuple(
+        product_variant(
+            f"rows_{tiling.rows}",
+            _linear_kernel,
+            dict.fromkeys(("x_ptr", "weight_ptr", "out_ptr"), "*bf16"),
+            {"SPLITS": 1, "M": tiling.rows, "N": tiling.outputs, "K": STEP_INPUTS},
+            tiling.num_warps,
+        )
+        for tiling in (Tiling(64, 64), Tiling(128, 128))
+    )

@@ -1,0 +1,115 @@
+"""What the kernels of decode rows and of prompt chunks share: the contract, and where keys lie.
+
+Owns the address of a position in the pages. Knows nothing of grids.
+
+Shapes: T tokens, M pages per row, N pages of storage (of a block: keys), P tokens per page, H query
+heads, K key-value heads, D head dim.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from triptych.core.runtime.kernels.kv_pages import KvPages
+from triptych.core.runtime.kernels.triton.variant import Variant
+
+_CONSTANTS = ("HAS_", "IS_")
+_FLOATS = ("scale", "soft_cap", "v_scale")
+_TYPES = {"table_ptr": "*i64", "lengths_ptr": "*i64", "starts_ptr": "*i64", "blocks_ptr": "*i64"}
+UPLOADED = tuple(_TYPES)
+"""What comes over with a step, one behind the other: their alignments differ from step to step."""
+_OPTIONAL = {"sinks_ptr": "HAS_SINKS", "blocks_ptr": "HAS_BLOCKS"}
+_OPTIONAL |= dict.fromkeys(("k_scale_ptr", "v_scale_ptr"), "HAS_SCALES")
+_TYPES |= {"partial_ptr": "*fp32", "log_sums_ptr": "*fp32"}
+
+
+def check_paged(
+    q_THD: torch.Tensor,
+    pages: KvPages,
+    out_THD: torch.Tensor,
+    sinks_H: torch.Tensor | None,
+    scale: float,
+) -> None:
+    """The contract of both kinds of rows."""
+    pages.check()
+    k_pages_NPKD = pages.k_NPKD
+    assert q_THD.shape[2] == k_pages_NPKD.shape[3]
+    assert q_THD.shape[1] % k_pages_NPKD.shape[2] == 0
+    assert q_THD.stride(2) == 1
+    assert out_THD.shape == q_THD.shape
+    assert out_THD.is_contiguous()
+    assert sinks_H is None or sinks_H.shape == q_THD.shape[1:2]
+    assert scale > 0
+
+
+def block_d(head_dim: int) -> int:
+    """The head dim as a tile has it."""
+    return 1 << max((head_dim - 1).bit_length(), 4)
+
+
+@triton.jit
+def paged_cells(
+    table_ptr,
+    position_N,
+    is_seen_N,
+    kv_head,
+    NUM_KV_HEADS: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+):
+    """Where the keys of a row's positions lie, counted in heads, in int64."""
+    page_N = tl.load(table_ptr + position_N // PAGE_SIZE, mask=is_seen_N, other=0)
+    slot_N = page_N.to(tl.int64) * PAGE_SIZE + position_N % PAGE_SIZE
+    return slot_N * NUM_KV_HEADS + kv_head
+
+
+@triton.jit
+def load_cells(k_ptr, v_ptr, cell_N, is_read_N, dim_D, HEAD_DIM: tl.constexpr):
+    """The keys and the values that lie at `cell_N`, as they are stored."""
+    cell_ND = cell_N[:, None] * HEAD_DIM + dim_D
+    is_read_ND = is_read_N[:, None] & (dim_D < HEAD_DIM)
+    k_ND = tl.load(k_ptr + cell_ND, mask=is_read_ND, other=0)
+    v_ND = tl.load(v_ptr + cell_ND, mask=is_read_ND, other=0)
+    return k_ND, v_ND
+
+
+@triton.jit
+def cell_scales(scale_ptr, cell_N, is_seen_N, HAS_SCALES: tl.constexpr):
+    """The scales of keys, or of values, that lie at `cell_N`; 1 where there are none."""
+    if HAS_SCALES:
+        return tl.load(scale_ptr + cell_N, mask=is_seen_N, other=0.0).to(tl.float32)
+    else:
+        return tl.full([1], 1.0, tl.float32)
+
+
+def paged_variant(
+    name: str, kernel: Any, constants: dict[str, Any], *flags: str, cache: str = "*bf16"
+) -> Variant:
+    """The kernel for queries in bfloat16, with what `flags` name switched on."""
+    signature: dict[str, str] = {}
+    values: dict[str, Any] = {}
+    for argument in kernel.arg_names:
+        if argument.startswith(_CONSTANTS):
+            values[argument] = argument in flags
+        elif argument in constants:
+            values[argument] = constants[argument]
+        elif _OPTIONAL.get(argument, argument) not in {argument, *flags}:
+            values[argument] = None
+        elif argument in {"k_ptr", "v_ptr"}:
+            signature[argument] = cache
+        elif argument.endswith("_ptr"):
+            signature[argument] = _TYPES.get(argument, "*bf16")
+        else:
+            signature[argument] = "fp32" if argument in _FLOATS else "i32"
+    return Variant(
+        name=name,
+        kernel=kernel,
+        signature={each: signature.get(each, "constexpr") for each in kernel.arg_names},
+        constants=values,
+        divisible=frozenset(signature) - set(UPLOADED),
+        num_warps=constants["num_warps"],
+        num_stages=constants["num_stages"],
+    )

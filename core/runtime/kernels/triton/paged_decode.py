@@ -1,0 +1,375 @@
+"""Attention of decode rows over paged keys and values: one query per row, many keys.
+
+Owns the kernels for `core.runtime.kernels.paged_attention` (the reference) of rows of one token. A
+row's keys are cut into splits that are attended in parallel, and joined by their log-sum-exp (Dao
+et al. 2023, "Flash-Decoding"). All query heads of a key-value head share one tile, so a key is read
+once.
+
+Splits begin at multiples of their size, counted from the row's first token. The size fits the
+device's load, unless `is_deterministic`: then it is constant, and a row's result depends on its own
+tokens alone, at the price of more splits than are needed where the batch is large.
+
+Shapes: B rows, M pages per row, N pages of storage, P tokens per page, H query heads, K key-value
+heads, D head dim, S splits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+
+from triptych.core.runtime.kernels.kv_pages import KvPages
+from triptych.core.runtime.kernels.triton.float8 import dequantized
+from triptych.core.runtime.kernels.triton.online_softmax import (
+    attend_block,
+    normalized,
+    nothing_seen,
+    with_sinks,
+)
+from triptych.core.runtime.kernels.triton.paged import (
+    UPLOADED,
+    block_d,
+    cell_scales,
+    check_paged,
+    load_cells,
+    paged_cells,
+    paged_variant,
+)
+from triptych.core.runtime.kernels.triton.variant import Variant
+
+_FIXED_SPLIT = 256
+_SPLIT_UNIT = 128
+_MAX_HEADS_PER_TILE = 64
+_MAX_PARTIAL_VALUES = 2**24
+_PROGRAMS_PER_PROCESSOR = 4
+_SPLITS_PER_STEP = 16
+_NUM_WARPS, _NUM_STAGES = 4, 2
+
+
+def launch_paged_decode(
+    q_BHD: torch.Tensor,
+    k_pages_NPKD: torch.Tensor,
+    v_pages_NPKD: torch.Tensor,
+    k_scale_NPK: torch.Tensor | None,
+    v_scale_NPK: torch.Tensor | None,
+    page_table_BM: torch.Tensor,
+    context_lengths_B: torch.Tensor,
+    out_BHD: torch.Tensor,
+    sinks_H: torch.Tensor | None,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    v_scale: float,
+    is_deterministic: bool,
+) -> None:
+    """Attend, writing `out_BHD`. Pages in uint8 hold the bits of float8 (e4m3).
+
+    `scale` includes that of the keys. Grids follow from shapes: a row may be as long as its page
+    table, and one of length 0 gets zeros.
+    """
+    pages = KvPages(k_pages_NPKD, v_pages_NPKD, k_scale_NPK, v_scale_NPK)
+    check_paged(q_BHD, pages, out_BHD, sinks_H, scale)
+    (num_rows, num_heads, head_dim), page_size = q_BHD.shape, k_pages_NPKD.shape[1]
+    num_tiles = k_pages_NPKD.shape[2] * triton.cdiv(*_heads_per_tile(q_BHD, k_pages_NPKD))
+    max_keys = page_table_BM.shape[1] * page_size
+    if is_deterministic:
+        splits = _Splits.of_size(_FIXED_SPLIT, max_keys, window)
+    else:
+        splits = _Splits.to_fill(
+            _num_processors(q_BHD.device), num_rows * num_tiles, max_keys, window
+        )
+    rows_at_once = max(1, _MAX_PARTIAL_VALUES // (splits.count * num_heads * head_dim))
+    for first in range(0, num_rows, rows_at_once):
+        rows = slice(first, first + rows_at_once)
+        _launch(
+            q_BHD[rows],
+            pages,
+            (page_table_BM[rows], context_lengths_B[rows]),
+            sinks_H,
+            out_BHD[rows],
+            (scale, soft_cap or 0.0, v_scale, window or 0),
+            splits,
+            is_whole=splits.count == 1 and not is_deterministic,
+        )
+
+
+def _launch(
+    q_BHD: torch.Tensor,
+    pages: KvPages,
+    rows: tuple[torch.Tensor, torch.Tensor],
+    sinks_H: torch.Tensor | None,
+    out_BHD: torch.Tensor,
+    numbers: tuple[float, float, float, int],
+    splits: _Splits,
+    *,
+    is_whole: bool,
+) -> None:
+    table_BM, lengths_B = rows
+    _, soft_cap, v_scale, window = numbers
+    num_rows, num_heads, head_dim = q_BHD.shape
+    _, page_size, num_kv_heads, _ = pages.k_NPKD.shape
+    group, block_h = _heads_per_tile(q_BHD, pages.k_NPKD)
+    shape = (0, 0, 0, 0) if is_whole else (num_rows, splits.count, num_heads, head_dim)
+    partial_BSHD = q_BHD.new_empty(shape, dtype=torch.float32)
+    log_sums_BSH = q_BHD.new_empty(shape[:3], dtype=torch.float32)
+    constants = {
+        "NUM_HEADS": num_heads,
+        "HEAD_DIM": head_dim,
+        "BLOCK_D": block_d(head_dim),
+        "HAS_WINDOW": window > 0,
+        "HAS_SINKS": sinks_H is not None,
+        "num_warps": _NUM_WARPS,
+        "num_stages": _NUM_STAGES,
+    }
+    _attend_split[(num_rows, num_kv_heads * triton.cdiv(group, block_h), splits.count)](
+        *(q_BHD, *pages, *rows, sinks_H, out_BHD, partial_BSHD, log_sums_BSH),
+        *(*numbers, splits.size, splits.count),
+        *(table_BM.stride(0), q_BHD.stride(0), q_BHD.stride(1)),
+        NUM_KV_HEADS=num_kv_heads,
+        PAGE_SIZE=page_size,
+        BLOCK_H=block_h,
+        BLOCK_N=_block_n(head_dim, q_BHD.dtype),
+        HAS_SOFT_CAP=soft_cap > 0,
+        HAS_SCALES=pages.k_scale_NPK is not None,
+        IS_WHOLE=is_whole,
+        **constants,
+    )
+    if not is_whole:
+        _join_splits[(num_rows, num_heads)](
+            *(partial_BSHD, log_sums_BSH, lengths_B, sinks_H, out_BHD),
+            *(v_scale, window, splits.size, splits.count),
+            BLOCK_S=_SPLITS_PER_STEP,
+            **constants,
+        )
+
+
+paged_decode = torch.library.custom_op(
+    "triptych::paged_decode", launch_paged_decode, mutates_args=("out_BHD",), device_types="cuda"
+)
+
+
+@paged_decode.register_fake
+def _(
+    q_BHD: torch.Tensor,
+    k_pages_NPKD: torch.Tensor,
+    v_pages_NPKD: torch.Tensor,
+    k_scale_NPK: torch.Tensor | None,
+    v_scale_NPK: torch.Tensor | None,
+    page_table_BM: torch.Tensor,
+    context_lengths_B: torch.Tensor,
+    out_BHD: torch.Tensor,
+    sinks_H: torch.Tensor | None,
+    scale: float,
+    *_: object,
+) -> None:
+    pages = KvPages(k_pages_NPKD, v_pages_NPKD, k_scale_NPK, v_scale_NPK)
+    check_paged(q_BHD, pages, out_BHD, sinks_H, scale)
+
+
+def _heads_per_tile(q_BHD: torch.Tensor, k_pages_NPKD: torch.Tensor) -> tuple[int, int]:
+    """Query heads of a key-value head, and how many of them a tile has room for."""
+    group = q_BHD.shape[1] // k_pages_NPKD.shape[2]
+    return group, min(max(triton.next_power_of_2(group), 16), _MAX_HEADS_PER_TILE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Splits:
+    """How many keys a split has, and how many splits a row can touch."""
+
+    size: int
+    count: int
+
+    @classmethod
+    def of_size(cls, size: int, max_keys: int, window: int | None) -> _Splits:
+        """A window need not begin where a split does, so it may touch one more."""
+        count = triton.cdiv(max_keys, size)
+        if window is not None:
+            count = min(count, triton.cdiv(window - 1, size) + 1)
+        return cls(size, count)
+
+    @classmethod
+    def to_fill(
+        cls, num_processors: int, num_tiles: int, max_keys: int, window: int | None
+    ) -> _Splits:
+        """As few as give every processor of the device enough to do."""
+        wanted = triton.cdiv(_PROGRAMS_PER_PROCESSOR * num_processors, num_tiles)
+        num_keys = max_keys if window is None else min(max_keys, window)
+        if wanted == 1:
+            num_keys = max_keys  # one split then holds a window wherever it begins
+        units = triton.cdiv(triton.cdiv(num_keys, wanted), _SPLIT_UNIT)
+        return cls.of_size(units * _SPLIT_UNIT, max_keys, window)
+
+
+@cache
+def _num_processors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 1  # interpreted
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _block_n(head_dim: int, dtype: torch.dtype) -> int:
+    """Keys of a block. Divides every size of a split."""
+    if dtype is torch.float32:
+        return 16
+    return 64 if head_dim <= 128 else 32
+
+
+@triton.jit(
+    do_not_specialize=["window", "split_size", "num_splits", "table_stride"],
+    do_not_specialize_on_alignment=UPLOADED,
+)
+def _attend_split(
+    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, lengths_ptr, sinks_ptr,
+    out_ptr, partial_ptr, log_sums_ptr, scale, soft_cap, v_scale,
+    window, split_size, num_splits, table_stride, q_stride_b, q_stride_h,
+    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_SOFT_CAP: tl.constexpr, HAS_SINKS: tl.constexpr,
+    HAS_SCALES: tl.constexpr, IS_WHOLE: tl.constexpr,
+):  # fmt: skip
+    GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
+    TILES: tl.constexpr = (GROUP + BLOCK_H - 1) // BLOCK_H
+    row, tile, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    kv_head = tile // TILES
+    in_group_H = tile % TILES * BLOCK_H + tl.arange(0, BLOCK_H)
+    head_H = kv_head * GROUP + in_group_H
+    dim_D = tl.arange(0, BLOCK_D)
+    is_dim_D = dim_D < HEAD_DIM
+    is_held_HD = (in_group_H < GROUP)[:, None] & is_dim_D
+
+    length = tl.load(lengths_ptr + row).to(tl.int32)
+    first = tl.maximum(length - window, 0) if HAS_WINDOW else 0
+    number = first // split_size + split
+    start = tl.maximum(number * split_size, first // BLOCK_N * BLOCK_N)
+    end = tl.minimum((number + 1) * split_size, length)
+    if not IS_WHOLE:  # noqa: SIM102 - one is decided by the compiler, one by the device
+        if start >= end:
+            return
+
+    q_HD = tl.load(
+        q_ptr + row * q_stride_b + head_H[:, None] * q_stride_h + dim_D, mask=is_held_HD, other=0.0
+    )
+    max_H, sum_H, out_HD = nothing_seen(BLOCK_H, BLOCK_D)
+    for block in range(start, end, BLOCK_N):
+        position_N = block + tl.arange(0, BLOCK_N)
+        is_seen_N = (position_N < end) & (position_N >= first)
+        table_row = table_ptr + row * table_stride
+        cell_N = paged_cells(table_row, position_N, is_seen_N, kv_head, NUM_KV_HEADS, PAGE_SIZE)
+        k_ND, v_ND = load_cells(k_ptr, v_ptr, cell_N, is_seen_N, dim_D, HEAD_DIM)
+        max_H, sum_H, out_HD = attend_block(
+            q_HD, dequantized(tl.trans(k_ND), q_HD.dtype), dequantized(v_ND, q_HD.dtype),
+            is_seen_N[None, :], max_H, sum_H, out_HD,
+            cell_scales(k_scale_ptr, cell_N, is_seen_N, HAS_SCALES),
+            cell_scales(v_scale_ptr, cell_N, is_seen_N, HAS_SCALES),
+            scale, soft_cap, HAS_SCALES, HAS_SOFT_CAP, IS_MASKED=True,
+        )  # fmt: skip
+
+    state = max_H, sum_H, out_HD
+    cell_HD, is_head_H = head_H[:, None] * HEAD_DIM + dim_D, in_group_H < GROUP
+    if IS_WHOLE:
+        sinks_ptrs_H = sinks_ptr + head_H if HAS_SINKS else None
+        into = out_ptr + row * NUM_HEADS * HEAD_DIM + cell_HD
+        _store_whole(state, into, sinks_ptrs_H, v_scale, is_head_H, is_held_HD)
+    else:
+        index = (row * num_splits + split) * NUM_HEADS
+        into = partial_ptr + index * HEAD_DIM + cell_HD
+        _store_part(state, into, log_sums_ptr + index + head_H, is_head_H, is_held_HD)
+
+
+@triton.jit
+def _store_whole(state, into, sinks_ptrs_H, v_scale, is_head_H, is_held_HD):
+    """A row's attention, all of whose keys were seen."""
+    max_H, sum_H, out_HD = state
+    if sinks_ptrs_H is not None:
+        sinks_H = tl.load(sinks_ptrs_H, mask=is_head_H, other=0.0)
+        max_H, sum_H, out_HD = with_sinks(max_H, sum_H, out_HD, sinks_H.to(tl.float32))
+    out_HD = normalized(sum_H, out_HD, v_scale).to(into.dtype.element_ty)
+    tl.store(into, out_HD, mask=is_held_HD)
+
+
+@triton.jit
+def _store_part(state, into, log_sums_ptrs_H, is_head_H, is_held_HD):
+    """What `_join_splits` needs of one split."""
+    max_H, sum_H, out_HD = state
+    tl.store(into, normalized(sum_H, out_HD, 1.0), mask=is_held_HD)
+    tl.store(log_sums_ptrs_H, max_H + tl.log2(sum_H), mask=is_head_H)
+
+
+@triton.jit(
+    do_not_specialize=["window", "split_size", "num_splits"],
+    do_not_specialize_on_alignment=UPLOADED,
+)
+def _join_splits(
+    partial_ptr,
+    log_sums_ptr,
+    lengths_ptr,
+    sinks_ptr,
+    out_ptr,
+    v_scale,
+    window,
+    split_size,
+    num_splits,
+    NUM_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+):
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    dim_D = tl.arange(0, BLOCK_D)
+    length = tl.load(lengths_ptr + row).to(tl.int32)
+    first = tl.maximum(length - window, 0) if HAS_WINDOW else 0
+    num_written = tl.cdiv(length, split_size) - first // split_size
+
+    max_1 = tl.full([1], float("-inf"), tl.float32)
+    sum_1 = tl.zeros([1], tl.float32)
+    out_1D = tl.zeros([1, BLOCK_D], tl.float32)
+    for begin in range(0, num_written, BLOCK_S):
+        split_S = begin + tl.arange(0, BLOCK_S)
+        is_written_S = split_S < num_written
+        index_S = (row * num_splits + split_S) * NUM_HEADS + head
+        log_sum_S = tl.load(log_sums_ptr + index_S, mask=is_written_S, other=float("-inf"))
+        partial_SD = tl.load(
+            partial_ptr + index_S[:, None] * HEAD_DIM + dim_D,
+            mask=is_written_S[:, None] & (dim_D < HEAD_DIM),
+            other=0.0,
+        )
+        new_max_1 = tl.maximum(max_1, tl.max(log_sum_S, 0))
+        weight_S = tl.exp2(log_sum_S - new_max_1)
+        rescale_1 = tl.exp2(max_1 - new_max_1)
+        sum_1 = sum_1 * rescale_1 + tl.sum(weight_S, 0)
+        out_1D = out_1D * rescale_1[:, None] + tl.sum(weight_S[:, None] * partial_SD, 0)[None, :]
+        max_1 = new_max_1
+    if HAS_SINKS:
+        sink_1 = tl.load(sinks_ptr + head + tl.arange(0, 1)).to(tl.float32)
+        max_1, sum_1, out_1D = with_sinks(max_1, sum_1, out_1D, sink_1)
+    out_1D = normalized(sum_1, out_1D, v_scale).to(out_ptr.dtype.element_ty)
+    cell_1D = (row * NUM_HEADS + head) * HEAD_DIM + dim_D[None, :]
+    tl.store(out_ptr + cell_1D, out_1D, mask=dim_D[None, :] < HEAD_DIM)
+
+
+def variants() -> tuple[Variant, ...]:
+    """Llama 3 8B over bfloat16 and int8, Gemma 2 9B over float8, and GPT-OSS 20B."""
+    common = {"PAGE_SIZE": 32, "BLOCK_H": 16, "BLOCK_N": 64, "BLOCK_S": _SPLITS_PER_STEP}
+    common |= {"num_warps": _NUM_WARPS, "num_stages": _NUM_STAGES}
+    llama = {**common, "NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": 128, "BLOCK_D": 128}
+    gemma = {**common, "NUM_HEADS": 16, "NUM_KV_HEADS": 8, "HEAD_DIM": 256, "BLOCK_D": 256}
+    gemma["BLOCK_N"] = 32
+    gpt_oss = {**common, "NUM_HEADS": 64, "NUM_KV_HEADS": 8, "HEAD_DIM": 64, "BLOCK_D": 64}
+    float8 = paged_variant(
+        "split_float8", _attend_split, gemma, "HAS_WINDOW", "HAS_SOFT_CAP", cache="*u8"
+    )
+    int8 = paged_variant("split_int8", _attend_split, llama, "HAS_SCALES", cache="*i8")
+    whole = paged_variant("whole", _attend_split, gpt_oss, "HAS_WINDOW", "HAS_SINKS", "IS_WHOLE")
+    return (
+        paged_variant("split", _attend_split, llama),
+        float8,
+        int8,
+        whole,
+        paged_variant("join", _join_splits, llama),
+    )

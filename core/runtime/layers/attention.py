@@ -1,0 +1,186 @@
+"""Self-attention over the paged cache, and the cache's storage.
+
+Owns the projections of one layer and the memory of all layers' keys and values. Knows nothing of
+leases: a page is a number.
+
+Shapes: T tokens, C hidden, H query heads, K key-value heads, D head dim, N pages, P page size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import torch
+
+from triptych.core.runtime.kernels.kv_pages import KvPages, head_bytes
+from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.kernels.paged_attention import (
+    AttentionBatch,
+    AttentionRule,
+    paged_attention,
+)
+from triptych.core.runtime.kernels.rope_write import HeadNorm, Rotation, rope_write
+from triptych.core.runtime.layers.linear import Linear
+from triptych.core.runtime.layers.parallel import row_parallel
+from triptych.core.runtime.layers.shards import HeadShards
+
+if TYPE_CHECKING:
+    from triptych.core.runtime.devices.rank_group import RankGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvLayout:
+    """The shape of one model's cache. `num_heads` are the query heads that read it."""
+
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    page_size: int
+    dtype: torch.dtype
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page: keys and values of all layers."""
+        num_heads = self.num_layers * self.page_size * self.num_kv_heads
+        return 2 * num_heads * head_bytes(self.head_dim, self.dtype)
+
+
+class KvCache:
+    """Keys and values of all layers, allocated once: `pages` has an entry for each.
+
+    Holds one page more than asked for: the null page (see `core.runtime.kernels.paged_attention`).
+    On a CPU, `native` are the kernels that read and write it, if it is within their limits: a page
+    then has the order of native/pages.h. `None` leaves that to torch.
+    """
+
+    __slots__ = ("layout", "native", "pages")
+
+    def __init__(
+        self,
+        layout: KvLayout,
+        num_pages: int,
+        device: torch.device,
+        native: NativeKernels | None = None,
+    ) -> None:
+        shape = (num_pages + 1, layout.page_size, layout.num_kv_heads, layout.head_dim)
+        self.layout = layout
+        is_held = native is not None and native.can_hold(layout.num_heads, shape[1:], layout.dtype)
+        self.native = native if is_held else None
+        self.pages = [KvPages.empty(shape, layout.dtype, device) for _ in range(layout.num_layers)]
+        for tensor in self.tensors:
+            tensor[-1].zero_()
+
+    @property
+    def num_pages(self) -> int:
+        """How many there are, the null page among them."""
+        return len(self.pages[0].k_NPKD)
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """All that pages consist of; the first axis of each is pages."""
+        return tuple(chain.from_iterable(pages.tensors for pages in self.pages))
+
+
+@dataclass(slots=True)
+class PagedStep:
+    """What attention needs of a step: the cache, and where in it the step's tokens belong."""
+
+    kv: KvCache
+    batch: AttentionBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionConfig:
+    """One layer's attention. `window` counts the tokens seen, itself included; `None`: all.
+
+    `scale` is that of the scores, 1 / sqrt(head_dim) unless given. Weights of head norms
+    may be centred (see `core.runtime.layers.norm`). `uses_local_rope`: see `DecoderConfig`. In a
+    model that is divided over ranks, heads are counted on this one, and `shards` says which of all
+    they are.
+    """
+
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    has_qkv_bias: bool = False
+    has_out_bias: bool = False
+    qk_norm_eps: float | None = None
+    window: int | None = None
+    uses_rope: bool = True
+    uses_local_rope: bool = False
+    has_centred_qk_norm: bool = False
+    scale: float | None = None
+    shards: HeadShards | None = None
+
+
+class Attention:
+    """Fused query-key-value projection, per-head norm, rotation, paged attention, output."""
+
+    def __init__(
+        self,
+        config: AttentionConfig,
+        *,
+        layer: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        group: RankGroup | None = None,
+    ) -> None:
+        self.config = config
+        self.layer = layer
+        num_heads, head_dim = config.num_heads, config.head_dim
+        scale = head_dim**-0.5 if config.scale is None else config.scale
+        self._rule = AttentionRule(scale=scale, window=config.window)
+        num_outputs = (num_heads + 2 * config.num_kv_heads) * head_dim
+        self.qkv = Linear(
+            config.hidden_size,
+            num_outputs,
+            has_bias=config.has_qkv_bias,
+            dtype=dtype,
+            device=device,
+        )
+        self.out = row_parallel(
+            group,
+            (num_heads * head_dim, config.hidden_size),
+            has_bias=config.has_out_bias,
+            dtype=dtype,
+            device=device,
+        )
+        self.qk_norm_2D: torch.Tensor | None = None
+        self._head_norm: HeadNorm | None = None
+        if config.qk_norm_eps is not None:
+            kept = torch.float32 if config.has_centred_qk_norm else dtype
+            self.qk_norm_2D = torch.empty(2, head_dim, dtype=kept, device=device)
+
+    def prepare(self, native: NativeKernels | None = None) -> None:
+        """Bring the loaded weights into the layout the step uses."""
+        self.qkv.prepare(native)
+        self.out.prepare(native)
+        config = self.config
+        if self.qk_norm_2D is not None and config.qk_norm_eps is not None:
+            repeats = (config.num_heads, config.num_kv_heads)
+            counts = torch.tensor(repeats, device=self.qk_norm_2D.device)
+            weight_XD = self.qk_norm_2D.repeat_interleave(counts, dim=0, output_size=sum(repeats))
+            weight_XD += config.has_centred_qk_norm
+            self._head_norm = HeadNorm(weight_XD, config.qk_norm_eps)
+
+    def __call__(
+        self,
+        x_TC: torch.Tensor,
+        residual_TC: torch.Tensor | None,
+        cos_sin: tuple[torch.Tensor, torch.Tensor],
+        step: PagedStep,
+    ) -> torch.Tensor:
+        """Attend, writing this step's keys and values first. Adds to a residual where given."""
+        config, batch = self.config, step.batch
+        is_ready = config.qk_norm_eps is None or self._head_norm is not None
+        assert is_ready, "prepare() comes before the first step"
+        qkv_TXD = self.qkv(x_TC).unflatten(1, (-1, config.head_dim))
+        rotation = Rotation(*cos_sin) if config.uses_rope else None
+        pages = step.kv.pages[self.layer]
+        q_THD = rope_write(qkv_TXD, self._head_norm, rotation, pages, batch)
+        out_THD = paged_attention(q_THD, pages, batch, self._rule)
+        return self.out(out_THD.flatten(1), residual_TC)

@@ -1,0 +1,186 @@
+"""Layers of other libraries' models whose weights stay in blocks of integers.
+
+Owns the stand-ins for `torch.nn.Linear` and `torch.nn.Embedding`, and the choice of the layers that
+get one. Knows no model and no file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from triptych.core.block_formats import BlockFormat
+from triptych.core.runtime.kernels.dequantise import PackedTensor
+from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.layers.linear import Linear
+from triptych.core.runtime.layers.native_linear import (
+    HeldLinear,
+    SharedWeight,
+    nothing,
+    plain_layers,
+)
+from triptych.core.weights.encoding import WeightEncoding
+
+_MIN_WORDS = 8192
+"""Tables with fewer rows are of positions and kinds, and stay plain."""
+_REPEATED = re.compile(r"(^|\.)\d+\.")
+"""In names of layers of a model's blocks, which come in lists."""
+
+
+class BlockLinear(HeldLinear):
+    """A projection whose weight is in blocks, on a device."""
+
+    def __init__(self, linear: nn.Linear, blocks: PackedTensor, where: BlockDevice) -> None:
+        held = Linear(
+            linear.in_features,
+            linear.out_features,
+            has_bias=False,
+            dtype=where.dtype,
+            device=where.device,
+        )
+        held.hold(0, blocks)
+        held.prepare(where.native)
+        super().__init__(linear, held)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the weight."""
+        return self._held.num_bytes
+
+
+class BlockEmbedding(nn.Embedding):
+    """A table whose rows are in blocks; those asked for are taken out of them."""
+
+    def __init__(self, table: nn.Embedding, blocks: PackedTensor, where: BlockDevice) -> None:
+        nn.Module.__init__(self)  # not `Embedding`'s, which would allocate
+        self.num_embeddings, self.embedding_dim = table.num_embeddings, table.embedding_dim
+        self.padding_idx, self.max_norm = table.padding_idx, table.max_norm
+        self.norm_type, self.scale_grad_by_freq = table.norm_type, table.scale_grad_by_freq
+        self.sparse = table.sparse
+        self._blocks, self._dtype = blocks.to(where.device), where.dtype
+        self.weight = nothing(blocks.shape, where.dtype, where.device)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the weight."""
+        return self._blocks.num_bytes
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - `Embedding`'s own name for it
+        """The rows of these ids."""
+        rows = self._blocks.rows(input.flatten()).dequantise(self._dtype)
+        return rows.view(*input.shape, self.embedding_dim)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockDevice:
+    """Where blocks go, and the type that is computed in beside them."""
+
+    device: torch.device
+    dtype: torch.dtype
+    native: NativeKernels | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPlace:
+    """A weight of a module that is to be held in blocks: its `name` in the module's state."""
+
+    name: str
+    format: BlockFormat
+    _weight: SharedWeight
+
+    @property
+    def layer(self) -> nn.Linear | nn.Embedding:
+        """One of the layers that have it."""
+        layer = self._weight.layers[0]
+        assert isinstance(layer, nn.Linear | nn.Embedding)
+        return layer
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and inputs."""
+        layer = self.layer
+        if isinstance(layer, nn.Linear):
+            return layer.out_features, layer.in_features
+        return layer.num_embeddings, layer.embedding_dim
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in memory."""
+        num_rows, num_inputs = self.shape
+        return num_rows * self.format.row_bytes(num_inputs)
+
+    def drop(self) -> None:
+        """Take the plain weight away: it is not allocated, moved or kept."""
+        for layer in self._weight.layers:
+            layer._parameters["weight"] = None
+
+    def put(self, blocks: PackedTensor, where: BlockDevice) -> None:
+        """Put the weight in."""
+        layer = self.layer
+        of_kind = BlockLinear if isinstance(layer, nn.Linear) else BlockEmbedding
+        self._weight.replace(of_kind(layer, blocks, where))  # type: ignore[arg-type]
+
+
+def block_places(module: nn.Module, encoding: WeightEncoding) -> list[BlockPlace]:
+    """The weights of a plain module that `encoding` has in blocks.
+
+    Blocks are made of what comes in a model's repeated layers and of tables of words: the ends of a
+    model are small, and its results owe the most to them.
+    """
+    found = []
+    for weight in (*_linears(module), *plain_layers(module, nn.Embedding)):
+        layer = weight.layers[0]
+        is_table = isinstance(layer, nn.Embedding)
+        num_rows, num_inputs = _shape(layer)
+        is_made = num_rows >= _MIN_WORDS if is_table else bool(_REPEATED.search(weight.names[0]))
+        for name in (f"{name}.weight" for name in weight.names):
+            if not is_made and name not in encoding.stored:
+                continue
+            form = encoding.format_of(name, num_inputs, is_vocabulary=is_table)
+            if form is not None:
+                found.append(BlockPlace(name, form, weight))
+                break
+    return found
+
+
+def hold_blocks(
+    module: nn.Module,
+    places: list[BlockPlace],
+    read: Callable[[BlockPlace, Tensor], PackedTensor],
+    where: BlockDevice,
+) -> None:
+    """Replace the layers of a module that is loaded, and bring it to the device.
+
+    `read` gives a place's blocks, of its plain weight or of what the checkpoint has. The plain
+    weights never reach the device.
+    """
+    held = []
+    for place in places:
+        weight = place.layer.weight.detach()
+        held.append((place, read(place, weight), weight.dtype))
+        place.drop()
+    module.to(where.device)
+    for place, blocks, dtype in held:
+        place.put(blocks, BlockDevice(device=where.device, dtype=dtype, native=where.native))
+
+
+def block_bytes(module: nn.Module) -> int:
+    """Bytes of the weights of a module that are in blocks."""
+    layers = (each for each in module.modules() if isinstance(each, BlockLinear | BlockEmbedding))
+    return sum(layer.num_bytes for layer in layers)
+
+
+def _linears(module: nn.Module) -> Iterator[SharedWeight]:
+    """Those that do not have to share: tied projections may have biases of their own."""
+    return (each for each in plain_layers(module, nn.Linear) if len(set(each.layers)) == 1)
+
+
+def _shape(layer: nn.Module) -> tuple[int, int]:
+    weight = layer._parameters["weight"]
+    assert weight is not None
+    num_rows, num_inputs = weight.shape
+    return num_rows, num_inputs

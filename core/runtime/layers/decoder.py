@@ -1,0 +1,155 @@
+"""The decoder: one config-driven stack for every family of decoder-only language models.
+
+Owns the layers and their order. Reads no configuration file and no checkpoint: families translate
+theirs into `DecoderConfig` and fill the parameters through views.
+
+Shapes: T tokens, R rows of logits, C hidden, V vocabulary, F MLP features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.layers.attention import PagedStep
+from triptych.core.runtime.layers.linear import Linear
+from triptych.core.runtime.layers.native_layers import NativeLayers, can_fuse
+from triptych.core.runtime.layers.parallel import vocab_parallel
+from triptych.core.runtime.layers.rotary import Rotary
+from triptych.core.runtime.layers.shards import Shard
+
+if TYPE_CHECKING:
+    from triptych.core.runtime.devices.rank_group import RankGroup
+from triptych.core.runtime.layers.decoder_layer import (
+    DecoderConfig,
+    DecoderLayer,
+    LateInputs,
+    new_norm,
+)
+
+
+class DecoderStack:
+    """Layers and final norm: from embedded positions to hidden states.
+
+    Parameters are allocated uninitialised: fill them, then call `prepare` once. With a `group` this
+    is one rank's part, and runs while the others run theirs.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        group: RankGroup | None = None,
+    ) -> None:
+        self.config = config
+        self.dtype = dtype
+        self.layers = [
+            DecoderLayer(config, layer=layer, dtype=dtype, device=device, group=group)
+            for layer in range(len(config.attention))
+        ]
+        self.norm = new_norm(config, dtype=dtype, device=device)
+        self._rotary = Rotary(config.rope, device)
+        local = config.local_rope
+        self._local_rotary = None if local is None else Rotary(local, device)
+        self._is_divided = group is not None
+        self._fused: NativeLayers | None = None
+
+    def prepare(self, native: NativeKernels | None = None) -> None:
+        """Bring the loaded weights into the layout the step uses, one at a time.
+
+        With `native` kernels that take them, all layers run in one call.
+        """
+        for layer in self.layers:
+            layer.prepare(native)
+        self.norm.prepare()
+        if native is not None and not self._is_divided and can_fuse(self.config, self.layers):
+            self._fused = NativeLayers(self.config, self.layers, self.norm, native)
+
+    def linears(self) -> Iterator[Linear]:
+        """All projections."""
+        for layer in self.layers:
+            yield from layer.linears()
+
+    def rotations(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosine and sine rows of a step's positions, for all layers."""
+        return self._rotary.rows(positions, self.dtype)
+
+    def run(
+        self,
+        x_TC: torch.Tensor,
+        positions: torch.Tensor,
+        step: PagedStep,
+        late: LateInputs | None = None,
+    ) -> torch.Tensor:
+        """The last hidden state of every position, normalised; `x_TC` may be overwritten.
+
+        `positions` are [T], or [3, T] (see `core.runtime.layers.rotary`).
+        """
+        cos_sin = self.rotations(positions)
+        local = self._local_rotary
+        local_cos_sin = cos_sin if local is None else local.rows(positions, self.dtype)
+        if self._fused is not None and step.kv.native is not None:
+            return self._fused(x_TC, (cos_sin, local_cos_sin), step, late)
+        pending_TC: torch.Tensor | None = None
+        for index, layer in enumerate(self.layers):
+            is_local = layer.attention.config.uses_local_rope
+            x_TC, pending_TC = layer(x_TC, pending_TC, local_cos_sin if is_local else cos_sin, step)
+            if late is not None and index < len(late.values_LFC):
+                x_TC = x_TC.index_add(0, late.index_F, late.values_LFC[index])
+        return self.norm.of_sum(x_TC, pending_TC)[0]
+
+
+class Decoder(DecoderStack):
+    """Embedding, layers, final norm, and the projection onto the vocabulary."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        group: RankGroup | None = None,
+    ) -> None:
+        super().__init__(config, dtype=dtype, device=device, group=group)
+        self.vocabulary = config.vocabulary or Shard.whole(config.vocab_size)
+        sizes = config.hidden_size, self.vocabulary
+        new = partial(vocab_parallel, group, *sizes, dtype=dtype, device=device)
+        self.head = new()
+        self.embedding = self.head if config.has_tied_embeddings else new()
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of logits."""
+        return self.config.vocab_size
+
+    def prepare(self, native: NativeKernels | None = None) -> None:
+        """As for a stack; the projection too."""
+        super().prepare(native)
+        self.head.prepare(native, keeps_rows=self.embedding is self.head)
+
+    def linears(self) -> Iterator[Linear]:
+        """All projections."""
+        yield from super().linears()
+        yield self.head
+
+    def embed(self, token_ids_T: torch.Tensor) -> torch.Tensor:
+        """What enters the layers: `x_TC`."""
+        x_TC = self.embedding.rows(token_ids_T)
+        scale = self.config.embedding_scale
+        return x_TC if scale == 1.0 else x_TC * torch.tensor(scale, dtype=x_TC.dtype)
+
+    def forward(
+        self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, step: PagedStep
+    ) -> torch.Tensor:
+        """The last hidden state of every token, normalised: `hidden_TC`."""
+        return self.run(self.embed(token_ids_T), positions_T, step)
+
+    def logits(self, hidden_RC: torch.Tensor) -> torch.Tensor:
+        """Scores of the whole vocabulary for each row: `logits_RV`, float32."""
+        return self.head(hidden_RC, out_dtype=torch.float32)

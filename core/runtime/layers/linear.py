@@ -1,0 +1,220 @@
+"""Linear projection, on a CPU packed for the native kernels.
+
+Owns one weight and its bias. Several projections of one input are one `Linear` whose rows lie one
+after the other; loaders fill them through views (`weight_OI`), or hand in those that stay in
+blocks of integers (`hold`). Knows nothing of what it projects.
+
+Shapes: T tokens, I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import linear
+
+from triptych.core.runtime.devices.device import has_fast_cpu_bfloat16
+from triptych.core.runtime.kernels.dequantise import PackedTensor
+from triptych.core.runtime.kernels.native.arguments import DTYPES, NativeWeights
+from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.kernels.packed_linear import HeldWeight, joined, packed_linear
+
+
+class Linear:
+    """`y_TO = x_TI @ weight_OI.T + bias_O (+ residual_TO)`.
+
+    On a CPU, `prepare` reorders the weight: into the layout of our kernels, or, where there are
+    none, of oneDNN's in bfloat16. Both add the residual in float32. With our kernels a row's result
+    does not depend on the others; on a GPU it does not if `is_deterministic` is set before that.
+    """
+
+    __slots__ = (
+        "_blocks",
+        "_kernels",
+        "_packed",
+        "_parts",
+        "_weight_OI",
+        "bias_O",
+        "device",
+        "dtype",
+        "is_deterministic",
+        "native",
+        "num_inputs",
+        "num_outputs",
+    )
+
+    def __init__(
+        self,
+        num_inputs: int,
+        num_outputs: int,
+        *,
+        has_bias: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.num_inputs, self.num_outputs = num_inputs, num_outputs
+        self.bias_O = torch.empty(num_outputs, dtype=dtype, device=device) if has_bias else None
+        self.is_deterministic = False
+        self.native: NativeWeights | None = None
+        self._kernels: NativeKernels | None = None
+        self.dtype, self.device = dtype, device
+        self._weight_OI: torch.Tensor | None = None
+        self._blocks: dict[int, HeldWeight] = {}
+        self._parts: list[torch.Tensor | HeldWeight] = []
+        self._packed: torch.Tensor | None = None
+
+    @classmethod
+    def of(cls, weight_OI: torch.Tensor) -> Linear:
+        """A projection without bias over a weight that is there already."""
+        num_outputs, num_inputs = weight_OI.shape
+        dtype, device = weight_OI.dtype, weight_OI.device
+        linear = cls(num_inputs, num_outputs, has_bias=False, dtype=dtype, device=device)
+        linear._weight_OI = weight_OI
+        return linear
+
+    @property
+    def weight_OI(self) -> torch.Tensor:  # noqa: N802 - a shape
+        """The plain weight, to be filled; allocated when it is first asked for."""
+        if self._weight_OI is None:
+            shape = self.num_outputs, self.num_inputs
+            self._weight_OI = torch.empty(shape, dtype=self.dtype, device=self.device)
+        return self._weight_OI
+
+    @property
+    def takes_stored(self) -> bool:
+        """Whether weights may be held as checkpoints of other programs store them."""
+        return self.device.type == "cuda"
+
+    def hold(self, first: int, weight: HeldWeight) -> None:
+        """Keep the rows from `first` on in their blocks, or as they are stored."""
+        assert weight.shape[1] == self.num_inputs
+        self._blocks[first] = weight.to(self.device)
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether some of the weight is in blocks of integers."""
+        return bool(self._blocks) if self.native is None else self.native.has_blocks
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the weight in memory."""
+        if self.native is not None:
+            return self.native.num_bytes
+        plain = self._weight_OI if self._packed is None else self._packed
+        numbers = [] if plain is None else [plain]
+        return sum(map(_num_bytes, self._parts or [*numbers, *self._blocks.values()]))
+
+    def prepare(self, native: NativeKernels | None = None, *, keeps_rows: bool = False) -> None:
+        """Pack the loaded weight; the plain copy is dropped unless it is shared.
+
+        With `keeps_rows`, `rows` can be asked for. A shared projection may be prepared again.
+        """
+        if self.native is not None or self._packed is not None or self._parts:
+            return
+        parts = self._find_parts()
+        packable = [each for each in parts if isinstance(each, torch.Tensor | PackedTensor)]
+        is_known = self.dtype in DTYPES and len(packable) == len(parts)
+        if native is not None and is_known and all(map(native.can_pack, packable)):
+            self._kernels, self.native = native, native.pack(*packable)
+        elif self._blocks or self.is_deterministic:
+            self._keep(joined(parts))
+            return
+        elif is_packable(self.dtype, self.device):
+            self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight_OI)
+        else:
+            return
+        self._blocks = {}
+        if not keeps_rows or self.has_blocks:
+            self._weight_OI = torch.empty(0, dtype=self.dtype, device=self.device)
+
+    def _find_parts(self) -> list[torch.Tensor | HeldWeight]:
+        """The parts of the weight, in order: plain rows, and rows in blocks."""
+        parts: list[torch.Tensor | HeldWeight] = []
+        end = 0
+        for first, packed in sorted(self._blocks.items(), key=lambda item: item[0]):
+            if first > end:
+                parts.append(self.weight_OI[end:first])
+            parts.append(packed)
+            end = first + packed.shape[0]
+        if end < self.num_outputs:
+            parts.append(self.weight_OI[end:])
+        return parts
+
+    def _keep(self, parts: list[torch.Tensor | HeldWeight]) -> None:
+        """Have these parts, and nothing that they are made of."""
+        if self._blocks and self._weight_OI is not None:  # most rows of which are in blocks
+            parts = [each.clone() if isinstance(each, torch.Tensor) else each for each in parts]
+            self._weight_OI = torch.empty(0, dtype=self.dtype, device=self.device)
+        self._parts, self._blocks, first = parts, {}, 0
+        for part in parts:
+            if not isinstance(part, torch.Tensor):
+                self._blocks[first] = part
+            first += part.shape[0]
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """The weights of some outputs, `[len(ids), I]`."""
+        if self.native is not None and self.native.has_blocks:
+            assert self._kernels is not None
+            return self._kernels.rows(self.native, ids, self.dtype)
+        if self._blocks:
+            (packed,) = self._blocks.values()
+            assert isinstance(packed, PackedTensor)
+            return packed.rows(ids).dequantise(self.dtype)
+        return self.weight_OI.index_select(0, ids)
+
+    def __call__(
+        self,
+        x_TI: torch.Tensor,
+        residual_TO: torch.Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        """Project, adding `residual_TO` where given. `x_TI` is contiguous.
+
+        With `out_dtype`, sums become that type without having been rounded to the weight's, where
+        the kernels are ours.
+        """
+        if self.native is not None:
+            assert self._kernels is not None
+            return self._kernels.linear(x_TI, self.native, self.bias_O, residual_TO, out_dtype)
+        if self._blocks or self.is_deterministic:
+            return self._call_parts(x_TI, residual_TO, out_dtype or x_TI.dtype)
+        y_TO = self._call_torch(x_TI, residual_TO)
+        return y_TO if out_dtype is None else y_TO.to(out_dtype)
+
+    def _call_parts(
+        self, x_TI: torch.Tensor, residual_TO: torch.Tensor | None, out_dtype: torch.dtype
+    ) -> torch.Tensor:
+        parts = [
+            packed_linear(x_TI, weight, out_dtype, is_deterministic=self.is_deterministic)
+            for weight in self._parts
+        ]
+        y_TO = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        y_TO = y_TO if self.bias_O is None else y_TO.add_(self.bias_O)
+        return y_TO if residual_TO is None else y_TO.add_(residual_TO)
+
+    def _call_torch(self, x_TI: torch.Tensor, residual_TO: torch.Tensor | None) -> torch.Tensor:
+        if self._packed is not None:
+            return self._call_packed(x_TI, self._packed, residual_TO)
+        if residual_TO is None:
+            return linear(x_TI, self.weight_OI, self.bias_O)
+        y_TO = torch.addmm(residual_TO, x_TI, self.weight_OI.t())
+        return y_TO if self.bias_O is None else y_TO.add_(self.bias_O)
+
+    def _call_packed(
+        self, x_TI: torch.Tensor, packed: torch.Tensor, residual_TO: torch.Tensor | None
+    ) -> torch.Tensor:
+        pointwise = torch.ops.mkldnn._linear_pointwise
+        if residual_TO is None:
+            y_TO = pointwise.default(x_TI, packed, self.bias_O, "none", [], "")
+        else:
+            y_TO = pointwise.binary(x_TI, residual_TO, packed, self.bias_O, "add")
+        assert isinstance(y_TO, torch.Tensor)
+        return y_TO
+
+
+def _num_bytes(held: torch.Tensor | HeldWeight) -> int:
+    return held.nbytes if isinstance(held, torch.Tensor) else held.num_bytes
+
+
+def is_packable(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether oneDNN packs weights of this type on this device."""
+    return device.type == "cpu" and dtype is torch.bfloat16 and has_fast_cpu_bfloat16()

@@ -1,0 +1,139 @@
+"""Stand-ins for the linear layers of other libraries' models, whose weights are held otherwise.
+
+Owns the stand-in for `torch.nn.Linear` over our own, the one on our projection kernel, and the walk
+that finds the layers that may have one. Torch's own results depend on the number of rows, on some
+processors for any of them and on all for a single one; those of our kernel never do. Knows no
+model.
+
+Shapes: I inputs, O outputs, T tokens.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from triptych.core.runtime.kernels.native.library import NativeKernels
+from triptych.core.runtime.layers.linear import Linear
+
+_READS_WEIGHTS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+"""Modules that hand the weights of the layers in them to a kernel of torch's."""
+
+
+def nothing(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> nn.Parameter:
+    """What stands for a weight that is held elsewhere: no memory, and NaN, which shows if used."""
+    value = torch.full((), torch.nan, dtype=dtype, device=device)
+    return nn.Parameter(value.expand(shape), requires_grad=False)
+
+
+class HeldLinear(nn.Linear):
+    """What `linear` computes, in inference alone, with its weight in `held`.
+
+    `weight` keeps type, shape and device, and holds `nothing`.
+    """
+
+    def __init__(self, linear: nn.Linear, held: Linear) -> None:
+        nn.Module.__init__(self)  # not `Linear`'s, which would allocate
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self._held = held
+        held.bias_O = linear.bias
+        self.weight = nothing((self.out_features, self.in_features), held.dtype, held.device)
+        self.bias = linear.bias
+        self.train(linear.training)
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - `Linear`'s own name for it
+        """As `Linear` does. Raises `RuntimeError` for another type than the weight's."""
+        if input.dtype is not self._held.dtype:
+            raise RuntimeError(f"linear: {input.dtype} times weights of {self._held.dtype}")
+        x_TI = input.reshape(-1, self.in_features).contiguous()
+        return self._held(x_TI).view(*input.shape[:-1], self.out_features)
+
+
+class NativeLinear(HeldLinear):
+    """On our kernel. Only the packed weight stays in memory."""
+
+    def __init__(self, linear: nn.Linear, native: NativeKernels) -> None:
+        held = Linear.of(linear.weight.detach())
+        held.prepare(native)
+        super().__init__(linear, held)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedWeight:
+    """The layers that have one weight between them, each with its parent and its full name."""
+
+    layers: tuple[nn.Module, ...]
+    parents: tuple[nn.Module, ...]
+    names: tuple[str, ...]
+
+    def replace(self, stand_in: nn.Module) -> None:
+        """Put a module in the place of them all."""
+        for parent, name in zip(self.parents, self.names, strict=True):
+            setattr(parent, name.rpartition(".")[2], stand_in)
+
+
+def plain_layers(module: nn.Module, kind: type[nn.Module]) -> Iterator[SharedWeight]:
+    """The weights in a module that only plain layers of a `kind` read, and nothing else.
+
+    Left out are layers that are more than their class, fused layers of torch's, and weights that
+    others read, too: tied embeddings.
+    """
+    users: defaultdict[int, set[nn.Module]] = defaultdict(set)
+    places: defaultdict[int, list[tuple[nn.Module, nn.Module, str]]] = defaultdict(list)
+    for path, parent in module.named_modules():
+        for parameter in parent._parameters.values():
+            if parameter is not None:
+                users[_identity(parameter)].add(parent)
+        for name, child in parent._modules.items():
+            if _is_plain(child, kind) and not isinstance(parent, _READS_WEIGHTS):
+                assert child is not None
+                weight = child._parameters["weight"]
+                assert weight is not None
+                full_name = f"{path}.{name}" if path else name
+                places[_identity(weight)].append((child, parent, full_name))
+    for key, found in places.items():
+        layers, parents, names = zip(*found, strict=True)
+        if users[key] == set(layers):
+            yield SharedWeight(layers, parents, names)
+
+
+def pack_linears(module: nn.Module, native: NativeKernels | None) -> None:
+    """Put `NativeLinear`s in place of the linear layers inside a loaded module, one by one.
+
+    Layers stay as they are whose weights the kernels do not take, or other layers have, too.
+    """
+    if native is None:
+        return
+    found = list(plain_layers(module, nn.Linear))
+    while found:
+        weight = found.pop()
+        layer, *others = set(weight.layers)
+        assert isinstance(layer, nn.Linear)
+        if not others and _takes(native, layer):
+            weight.replace(NativeLinear(layer, native))
+
+
+def _identity(parameter: Tensor) -> int:
+    """The same for views of one memory; parameters without memory are themselves alone."""
+    return parameter.data_ptr() or id(parameter)
+
+
+def _is_plain(module: nn.Module | None, kind: type[nn.Module]) -> bool:
+    """Whether it is of the `kind` and no more: no subclass, no weight made at each call."""
+    return (
+        type(module) is kind
+        and module._parameters.get("weight") is not None
+        and "forward" not in vars(module)
+        and not module._forward_pre_hooks
+        and not module._forward_hooks
+    )
+
+
+def _takes(native: NativeKernels, linear: nn.Linear) -> bool:
+    weight, bias = linear.weight, linear.bias
+    has_like_bias = bias is None or (bias.dtype is weight.dtype and bias.is_contiguous())
+    return has_like_bias and native.can_pack(weight)

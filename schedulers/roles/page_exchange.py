@@ -1,0 +1,278 @@
+"""Pages of prompts that one engine computes and another goes on from.
+
+Owns both ends on the engine's loop: `FetchedPages` in an engine that decodes, `SentPages` in one
+that computes prompts for it. Both stand on the prefix index alone. What arrives is published there
+as if a row of this engine had computed it; a row waits for a page that is coming as it waits for
+one that another row computes; what does not come is computed here. Knows no sockets, no tensors.
+
+All methods are called on the loop's thread, but for those of `PageOrders`.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count, takewhile
+from typing import Protocol
+
+from triptych.core.engine_api.frames import FIRST_FRAME_ID
+from triptych.core.engine_api.job import Output
+from triptych.core.engine_api.sampling_params import SamplingParams
+from triptych.core.engine_api.tokens import TokenRequest
+from triptych.core.kv.pages import Lease
+from triptych.core.kv.transfer.client import PageFetch
+from triptych.core.kv.transfer.server import PageOrder
+from triptych.schedulers.base import SchedulerStats
+from triptych.schedulers.roles.order_jobs import OrderJobs, PageSink, exchange_stats
+from triptych.schedulers.tokens.batch import TokenBatch
+from triptych.schedulers.tokens.guides import Post
+from triptych.schedulers.tokens.page_exchange import PageExchange
+from triptych.schedulers.tokens.state import SequenceState
+
+_MOST_SHARE = 0.5
+"""Of the pool that pages on their way may hold: rows that run need the rest."""
+
+
+class ExchangingScheduler(Protocol):
+    """What an exchange needs of `schedulers.tokens.scheduler.TokenScheduler`."""
+
+    tokens: TokenBatch
+
+    def row_of(self, job_id: str) -> SequenceState | None:
+        """The sequence of a job that has not ended."""
+        ...
+
+    def cancel(self, job_id: str) -> None:
+        """End a job."""
+        ...
+
+    def note_change(self) -> None:
+        """Rows or pages have changed."""
+        ...
+
+
+class PageSource(Protocol):
+    """What `core.kv.transfer.client.PageClient` is to the loop."""
+
+    counts: Counter[str]
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is anybody to ask."""
+        ...
+
+    def start(self, fetch: PageFetch) -> None:
+        """Fetch pages."""
+        ...
+
+    def stop(self, fetch: PageFetch) -> None:
+        """End a fetch early; `ended` follows."""
+        ...
+
+
+@dataclass(eq=False, slots=True)
+class _Awaited:
+    """A fetch and the pages that it fills; it takes `num_taken` that nobody held before it."""
+
+    row: SequenceState
+    lease: Lease
+    keys: list[bytes]
+    started_s: float
+    num_taken: int
+    num_published: int = 0
+    is_dropped: bool = False
+    fetch: PageFetch | None = None
+
+
+class FetchedPages(PageExchange):
+    """Has prompts computed elsewhere."""
+
+    def __init__(self, scheduler: ExchangingScheduler, source: PageSource) -> None:
+        self._counts = Counter(page_fetches_total=0, page_fallbacks_total=0)
+        self._wait_s = 0.0
+        self._state = scheduler.tokens.state
+        self._source = source
+        self._changed = scheduler.note_change
+        self._post: Post = lambda call: call()
+        self._ids = count()
+        self._open: dict[SequenceState, _Awaited] = {}
+
+    def connect(self, post: Post) -> None:
+        """Learn how the source's thread reaches the loop's."""
+        self._post = post
+
+    def joined(self, row: SequenceState) -> None:
+        """Have the whole pages of a prompt fetched that are neither here nor on their way."""
+        state, pool = self._state, self._state.pool
+        keys = row.lookup_keys(pool.page_size)
+        num_found = len(pool.peek(keys))
+        first = num_found + sum(1 for _ in takewhile(state.is_coming, keys[num_found:]))
+        if first == len(keys):
+            return
+        self._counts["page_fetches_total"] += 1
+        lease = pool.acquire()
+        pool.follow(lease, keys[:num_found])
+        num_held = sum(pool.num_holders(page) > 1 for page in lease.page_ids)
+        num_taken = num_found - num_held + len(keys) - first
+        num_carried = sum(each.num_taken for each in self._open.values())
+        has_room = len(keys) - first <= pool.num_available
+        has_room &= num_carried + num_taken <= _MOST_SHARE * pool.num_pages
+        if not (has_room and self._source.is_connected):
+            pool.release(lease)
+            self._counts["page_fallbacks_total"] += 1
+            return
+        pool.extend(lease, len(keys) - first)
+        awaited = _Awaited(row, lease, keys[first:], time.monotonic(), num_taken)
+        self._open[row] = awaited
+        state.carried.add(lease)
+        state.arriving.update(awaited.keys)
+        awaited.fetch = PageFetch(
+            fetch_id=next(self._ids),
+            request=_prompt_of(row.request),
+            first=first,
+            keys=awaited.keys,
+            page_ids=lease.page_ids[lease.num_published :],
+            arrived=lambda num: self._post(partial(self._take, awaited, num)),
+            ended=lambda: self._post(partial(self._end, awaited)),
+        )
+        self._source.start(awaited.fetch)
+
+    def left(self, row: SequenceState) -> None:
+        """End the fetch of a row that has ended."""
+        awaited = self._open.get(row)
+        if awaited is not None and awaited.fetch is not None:
+            awaited.is_dropped = True
+            self._source.stop(awaited.fetch)
+
+    def counted(self, stats: SchedulerStats) -> SchedulerStats:
+        """`stats` with what came from elsewhere."""
+        counted = exchange_stats(stats, self._counts, self._source.counts)
+        counted.counters["page_wait_seconds_total"] = self._wait_s
+        return counted
+
+    def _take(self, awaited: _Awaited, num_arrived: int) -> None:
+        """The first pages of a fetch are written: let rows find them."""
+        keys = awaited.keys[awaited.num_published : num_arrived]
+        self._state.pool.publish(awaited.lease, keys)
+        self._state.arriving.difference_update(keys)
+        awaited.num_published = num_arrived
+        awaited.row.num_fetched_pages += len(keys)
+        self._changed()
+
+    def _end(self, awaited: _Awaited) -> None:
+        """Nothing more comes of a fetch: what is missing is computed here."""
+        missing = awaited.keys[awaited.num_published :]
+        self._state.arriving.difference_update(missing)
+        self._state.carried.remove(awaited.lease)
+        self._state.pool.release(awaited.lease)
+        del self._open[awaited.row]
+        self._wait_s += time.monotonic() - awaited.started_s
+        self._counts["page_fallbacks_total"] += bool(missing) and not awaited.is_dropped
+        self._changed()
+
+
+@dataclass(eq=False, slots=True)
+class _Sent:
+    """An order, the job that computes its prompt, and the pages that are held for it."""
+
+    order: PageOrder
+    job_id: str
+    lease: Lease
+    keys: list[bytes] = field(default_factory=list)
+    is_over: bool = False
+
+
+class SentPages(OrderJobs, PageExchange):
+    """Computes prompts for others."""
+
+    def __init__(self, scheduler: ExchangingScheduler, sink: PageSink, model: str) -> None:
+        super().__init__(sink, model, "pages")
+        self._counts = Counter(page_orders_total=0)
+        self._scheduler = scheduler
+        self._tokens = scheduler.tokens
+        self._state = scheduler.tokens.state
+        self._sent: dict[PageOrder, _Sent] = {}
+
+    def open(self, order: PageOrder) -> None:
+        """On the server's thread: check a prompt, and have it computed."""
+        request, limit = order.wanted.request, self._tokens.vocab_size
+        if not isinstance(request, TokenRequest):
+            order.end("no prompt")
+            return
+        first_free = FIRST_FRAME_ID if request.contents else sys.maxsize
+        if all(0 <= token < limit or token >= first_free for token in request.prompt_ids):
+            self._post(partial(self._open, order, request))
+        else:
+            order.end("a prompt of other tokens than the model's")
+
+    def committed(self) -> None:
+        """Send what the step has completed."""
+        for sent in self._sent.values():
+            self._send(sent)
+
+    def counted(self, stats: SchedulerStats) -> SchedulerStats:
+        """`stats` with what was sent."""
+        return exchange_stats(stats, self._counts, self._sink.counts)
+
+    def _open(self, order: PageOrder, request: TokenRequest) -> None:
+        self._counts["page_orders_total"] += 1
+        job_id = self._new_id()
+        sent = self._sent[order] = _Sent(order, job_id, self._state.pool.acquire())
+        self._state.carried.add(sent.lease)
+        self._run(job_id, _prompt_of(request), partial(self._take, sent))
+        row = self._scheduler.row_of(job_id)
+        if row is None:
+            return  # refused: the sink was told
+        keys = row.lookup_keys(self._state.pool.page_size)
+        first = order.wanted.first
+        sent.keys = keys[first : first + order.wanted.num_pages]
+        if len(sent.keys) != order.wanted.num_pages or first < 0:
+            order.end("pages that the prompt does not have")
+        else:
+            self._send(sent)
+
+    def _send(self, sent: _Sent) -> None:
+        """Hold those next pages that are there, and hand them to the order."""
+        num_before = len(sent.lease)
+        self._state.pool.follow(sent.lease, sent.keys[num_before:])
+        page_ids = sent.lease.page_ids[num_before:]
+        if page_ids:
+            sent.order.add(list(zip(sent.keys[num_before:], page_ids, strict=False)))
+
+    def _take(self, sent: _Sent, output: Output) -> None:
+        """How the job of an order ends; its token is of no use."""
+        if not output.is_final:
+            return
+        sent.is_over = True
+        self._send(sent)
+        if output.error is not None:
+            sent.order.end(f"{output.error.code}: {output.error.message}")
+        elif len(sent.lease) < len(sent.keys):
+            sent.order.end("pages had to give way")
+
+    def _close(self, order: PageOrder) -> None:
+        sent = self._sent.pop(order, None)
+        if sent is None:
+            return  # its prompt was not taken
+        self._state.carried.remove(sent.lease)
+        self._state.pool.release(sent.lease)
+        self._scheduler.note_change()
+        if not sent.is_over:
+            self._scheduler.cancel(sent.job_id)
+
+
+def _prompt_of(request: TokenRequest) -> TokenRequest:
+    """What is to be computed for the pages of a request alone: all but what is drawn."""
+    returns_state = request.sampling.returns_state
+    return TokenRequest(
+        prompt_ids=request.prompt_ids,
+        prompt_frames=request.prompt_frames,
+        contents=request.contents,
+        priority=request.priority,
+        tenant=request.tenant,
+        adapter=request.adapter,
+        sampling=SamplingParams(temperature=0.0, max_tokens=1, returns_state=returns_state),
+    )

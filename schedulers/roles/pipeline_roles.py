@@ -1,0 +1,73 @@
+"""What the role of an engine makes of a model that was loaded.
+
+Owns putting the parts of an exchange of pages together. Knows neither sockets nor tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from triptych.core.errors import ConfigError
+from triptych.core.kv.transfer.address import PageAddress, read_secret
+from triptych.core.kv.transfer.client import PageClient
+from triptych.core.kv.transfer.memory import PageMemory
+from triptych.core.kv.transfer.messages import PageFormat
+from triptych.core.kv.transfer.nixl_slots import check_nixl
+from triptych.core.kv.transfer.server import PageServer
+from triptych.core.options.pipeline import NIXL
+from triptych.core.options.pipeline_plan import Meeting, PipelinePlan
+from triptych.schedulers.roles.page_exchange import FetchedPages, SentPages
+
+if TYPE_CHECKING:
+    from triptych.schedulers.tokens.scheduler import TokenScheduler
+
+
+def open_exchange(
+    model: str,
+    scheduler: TokenScheduler,
+    memory: PageMemory,
+    page_format: PageFormat,
+    plan: PipelinePlan,
+) -> Callable[[], None]:
+    """Have a model's pages sent or fetched, by the plan; returns what ends that.
+
+    Raises `ConfigError`.
+    """
+    if not scheduler.tokens.pool.enable_prefix_caching:
+        raise ConfigError(
+            f"--pipeline-role {plan.role}: this model computes each prompt as a whole and shares no"
+            " pages; leave it out."
+        )
+    if plan.sends_pages:
+        server = open_server(plan.pages, page_format, memory)
+        scheduler.exchange = SentPages(scheduler, server, model)
+        return server.close
+    client = open_client(plan.pages, page_format, memory)
+    scheduler.exchange = FetchedPages(scheduler, client)
+    return client.close
+
+
+def open_server(meeting: Meeting, page_format: PageFormat, memory: PageMemory) -> PageServer:
+    """The end that listens. Raises `ConfigError`."""
+    (address,) = _addresses(meeting)
+    secret, met = read_secret(meeting.key_file), _format(meeting, page_format)
+    return PageServer(address, secret, met, memory, timeout_s=meeting.timeout_s)
+
+
+def open_client(meeting: Meeting, page_format: PageFormat, memory: PageMemory) -> PageClient:
+    """The end that connects. Raises `ConfigError`."""
+    secret, met = read_secret(meeting.key_file), _format(meeting, page_format)
+    return PageClient(_addresses(meeting), secret, met, memory, timeout_s=meeting.timeout_s)
+
+
+def _format(meeting: Meeting, page_format: PageFormat) -> PageFormat:
+    if meeting.transport == NIXL:
+        check_nixl()
+    return msgspec.structs.replace(page_format, transport=meeting.transport)
+
+
+def _addresses(meeting: Meeting) -> list[PageAddress]:
+    return [PageAddress.parse(address, meeting.flag) for address in meeting.addresses]

@@ -1,0 +1,1 @@
+"""Scheduling of token generation: sequences, batches, the batching policy, grammars."""

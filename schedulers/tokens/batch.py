@@ -1,0 +1,356 @@
+"""Sequences of tokens in shared steps and pages, whatever they are for.
+
+Owns their life from the first page to the last token. Which of them run next is the policy of
+`token_draft`; this file does what it chose, and records what came of it. Knows no jobs and no
+tensors.
+
+Plans may overlap: the next one is booked while one or more are in flight. The counts of rows in
+flight are known then, the values of their tokens are not. A row that turns out to have ended
+leaves with the last step that still computes it: those results are dropped, and only then are its
+pages and slot free, since until then the device may write to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import takewhile
+from typing import Any
+
+from triptych.core.engine_api.job import Job
+from triptych.core.engine_api.plan import TokenPlan
+from triptych.core.engine_api.tokens import FinishReason, TokenDelta, TokenRequest
+from triptych.core.errors import ContextLengthExceeded, InvalidRequest, NonFinite
+from triptych.core.grammar.matcher import Allowance
+from triptych.core.kv.keys import root_key
+from triptych.core.kv.pages import PagePool
+from triptych.core.options.config import ScheduleOptions
+from triptych.schedulers.base import SchedulerStats
+from triptych.schedulers.tokens.guides import Followed, Guide
+from triptych.schedulers.tokens.policy import TokenDraft, TokenLimits, make_draft
+from triptych.schedulers.tokens.reasoning import ThoughtCounter
+from triptych.schedulers.tokens.state import ScheduledRow, SequenceState, TokenProgress, TokenState
+
+COUNTERS = (
+    "prompt_tokens_total",
+    "cached_tokens_total",
+    "output_tokens_total",
+    "preemptions_total",
+    "non_finite_total",
+)
+
+
+class TokenBatch:
+    """Sequences of one model that share steps and pages.
+
+    Has no jobs: the owner of a sequence opens and adds it, sends what `accept` returns of it, and
+    closes it.
+    `counters` are the owner's totals. `max_length` bounds prompt and output together.
+    """
+
+    def __init__(
+        self,
+        *,
+        pool: PagePool,
+        options: ScheduleOptions,
+        max_length: int,
+        namespace: bytes,
+        counters: dict[str, float],
+    ) -> None:
+        self.pool = pool
+        self.options = options
+        self.state = TokenState(pool=pool, options=options)
+        self.followed: list[Followed] = []
+        """What rows with grammars have drawn, for their guides."""
+        self.begun: list[SequenceState] = []
+        """Rows whose thoughts have ended, and whose grammars begin."""
+        self.vocab_size = 0
+        """Tokens that have a bit in a mask; set before sequences come, where there are masks."""
+        self._max_length = max_length
+        self._namespace = namespace
+        self._counters = counters
+        self._num_opened = 0
+
+    def open(
+        self, name: str, job: Job, request: TokenRequest, *, arrival_s: float
+    ) -> SequenceState:
+        """A sequence of its own rank. Raises InvalidRequest or ContextLengthExceeded."""
+        max_outputs = self.max_outputs(request)
+        thoughts = None
+        if request.thinking is not None:
+            thoughts = ThoughtCounter(request.thinking, request, self.vocab_size)
+        has_guide = request.grammar and not (thoughts and thoughts.holds_form)
+        is_ranked = self.options.schedule_policy == "priority"
+        self._num_opened += 1
+        return SequenceState(
+            name=name,
+            job=job,
+            request=request,
+            rank=(-request.priority if is_ranked else 0, self._num_opened),
+            arrival_s=arrival_s,
+            max_outputs=max_outputs,
+            root=root_key(self._namespace, adapter=request.adapter, tenant=request.tenant),
+            is_paused=job.is_paused,
+            guide=Guide(request) if has_guide else None,
+            thoughts=thoughts,
+        )
+
+    def add(self, row: SequenceState) -> None:
+        """Let a sequence wait for its turn."""
+        page_size = self.pool.page_size
+        if self.pool.enable_prefix_caching:
+            row.extend_keys(row.num_prompt_tokens // page_size, page_size)
+        self.state.rows.add(row)
+        self.state.shares.join(row.client)
+        self.state.enqueue(row)
+
+    def close(self, row: SequenceState) -> None:
+        """End a sequence; what it holds is freed once no step in flight uses it."""
+        row.is_over = True
+        self.state.shares.leave(row.client)
+        self.state.leave(row)
+        self.settle(row)
+
+    def settle(self, row: SequenceState) -> None:
+        """Free what a sequence that has ended holds, if no step in flight uses it."""
+        if row in self.state.leaving and not row.num_in_flight:
+            self.state.leaving.remove(row)
+            self.state.release(row)
+
+    def num_covered(self, row: SequenceState) -> int:
+        """Leading positions that are computed, in flight, cached or on their way."""
+        if row.lease is not None:
+            return row.num_booked
+        page_size = self.pool.page_size
+        keys = row.lookup_keys(page_size)
+        num_found = len(self.pool.peek(keys))
+        num_arriving = sum(1 for _ in takewhile(self.state.arriving.__contains__, keys[num_found:]))
+        return (num_found + num_arriving) * page_size
+
+    def progress(self, row: SequenceState) -> TokenProgress:
+        """How far a sequence is."""
+        return TokenProgress(
+            num_left=row.num_tokens - self.num_covered(row),
+            num_outputs=len(row.output_ids) + row.num_unknown,
+            can_step=row.can_step,
+            is_waiting=row.lease is None,
+            is_answered=row.is_decoding,
+        )
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """The longest prompt there may be."""
+        page_size, limit = self.pool.page_size, self.options.max_batch_total_tokens
+        most = self._max_length - 1
+        return min(most, limit // page_size * page_size) if limit else most
+
+    def max_outputs(self, request: TokenRequest) -> int:
+        """Most tokens the request may yield. Raises `RequestError` if it can never run here."""
+        num_prompt = len(request.prompt_ids)
+        if not num_prompt:
+            raise InvalidRequest("The prompt is empty.", param="prompt")
+        if num_prompt >= self._max_length:
+            raise ContextLengthExceeded(
+                f"The prompt has {num_prompt} tokens; this model takes {self._max_length} tokens,"
+                " prompt and output together."
+            )
+        max_outputs = min(request.sampling.max_tokens, self._max_length - num_prompt)
+        capacity = self.pool.num_pages * self.pool.page_size
+        if num_prompt + max_outputs - 1 > capacity:
+            raise ContextLengthExceeded(
+                f"Prompt and output may take {num_prompt + max_outputs} tokens; the KV cache holds"
+                f" {capacity}. Ask for fewer tokens (max_tokens), or enlarge the cache."
+            )
+        limit = self.options.max_batch_total_tokens
+        if limit and self.pool.num_pages_for(num_prompt) * self.pool.page_size > limit:
+            raise ContextLengthExceeded(
+                f"The prompt has {num_prompt} tokens; max_batch_total_tokens allows {limit},"
+                " counted in whole pages."
+            )
+        return max_outputs
+
+    def draft(self, limits: TokenLimits) -> TokenDraft | None:
+        """The policy's choice and what it costs. When it is due is the owner's to say."""
+        draft = make_draft(self.state, limits)
+        if not draft.rows:
+            return None
+        num_decode_rows = num_tokens = context_tokens = 0
+        for piece in draft.rows:
+            num_decode_rows += piece.unit.is_decoding
+            num_tokens += piece.num_tokens
+            context_tokens += piece.start + piece.num_tokens
+        if num_decode_rows:
+            draft.kind = "decode" if num_decode_rows == len(draft.rows) else "mixed"
+        draft.work = {
+            "decode_rows": num_decode_rows,
+            "prompt_tokens": num_tokens - num_decode_rows,
+            "context_tokens": context_tokens,
+        }
+        return draft
+
+    def take(self, draft: TokenDraft, model: str, step_id: int) -> TokenPlan:
+        """Give and take pages and slots as drafted, and make the plan.
+
+        Cached pages are pinned before any page is handed out: otherwise one could evict the other.
+        """
+        if draft.is_retry:
+            self.state.retries.popleft()
+        for victim in draft.victims:
+            self._preempt(victim)
+        for row, key in draft.awaited:
+            row.awaited_key = key
+        for row in draft.passed:
+            row.num_times_passed += 1
+        for admission in draft.admissions:
+            keys = admission.row.keys[: admission.num_cached]
+            admission.row.lease = self.pool.acquire(keys)
+            assert len(admission.row.lease) == admission.num_cached, "what was found is still there"
+        for piece in draft.rows:
+            lease = piece.unit.lease
+            if piece.unit.is_answering and lease is not None:
+                num_pages = self.pool.num_pages_for(piece.start + piece.num_tokens)
+                self.pool.extend(lease, num_pages - len(lease))
+        for admission in draft.admissions:
+            self.state.admit(admission.row, admission.num_pages)
+            if not admission.row.has_started:
+                self._count_start(admission.row)
+        self.state.charge(draft.rows)
+        return TokenPlan(
+            step_id=step_id,
+            model=model,
+            kind=draft.kind,
+            rows=tuple(piece.book() for piece in draft.rows),
+        )
+
+    def accept(
+        self, piece: ScheduledRow, result: TokenDelta, now_s: float
+    ) -> TokenDelta | NonFinite | None:
+        """Record the `result` of a sequence in a step, and make its full pages findable.
+
+        Returns what its owner should send: a delta with a `finish_reason` is its last, as is an
+        error; the owner closes it then.
+        """
+        row = piece.unit
+        row.num_committed = piece.start + piece.num_tokens
+        row.num_unknown -= piece.is_sampled
+        if not result.is_finite:
+            assert row.lease is not None, "a running row holds a lease"
+            self.pool.forget(row.lease)
+            self._counters["non_finite_total"] += 1
+            return NonFinite("The model computed no finite values for this request.")
+        self.state.publish(row)
+        if not row.has_answered:
+            row.prompt_logprobs += result.prompt_logprobs
+        if not piece.is_sampled:
+            return None
+        sampling = row.request.sampling
+        if sampling.returns_state:
+            return self.delta(row, result, finish_reason="stop")
+        (token_id,) = result.token_ids
+        self._counters["output_tokens_total"] += 1
+        row.last_token_s = now_s
+        is_end = token_id in sampling.stop_token_ids and len(row.output_ids) >= sampling.min_tokens
+        if is_end and not (row.thoughts is not None and row.thoughts.is_unanswered):
+            return self.delta(row, finish_reason="stop", stop_token_id=token_id)
+        row.append((token_id,))
+        if result.codes:
+            row.output_frames.append(result.codes)
+        if row.guide is not None:  # it says whether that was the last
+            self.followed.append(row.followed(token_id))
+            return self.delta(row, result)
+        if row.request.grammar and row.thoughts is not None and not row.thoughts.holds_form:
+            row.guide = Guide(row.request)
+            self.begun.append(row)
+        is_last = len(row.output_ids) >= row.max_outputs
+        return self.delta(row, result, finish_reason="length" if is_last else None)
+
+    def guide(self, row: SequenceState, found: Allowance) -> TokenDelta | None:
+        """Record what a row's grammar allows next, and the tokens that it forces.
+
+        Returns what the owner should send, as `accept` does.
+        """
+        assert row.guide is not None, "a row with a grammar"
+        assert not row.num_in_flight, "it waits for its mask"
+        row.guide.allowed, row.guide.is_ready = found.allowed, True
+        if found.forced_ids:
+            row.append(found.forced_ids)
+            self._counters["output_tokens_total"] += len(found.forced_ids)
+            if row.is_decoding:
+                row.is_decoding, row.num_forced = False, len(found.forced_ids)
+        finish: FinishReason | None = "stop" if found.is_complete else None
+        if finish is None and len(row.output_ids) >= row.max_outputs:
+            finish = "length"
+        if finish is None and not found.forced_ids:
+            return None
+        return self.delta(row, TokenDelta(token_ids=found.forced_ids), finish_reason=finish)
+
+    def delta(
+        self,
+        row: SequenceState,
+        delta: TokenDelta | None = None,
+        *,
+        finish_reason: FinishReason | None = None,
+        stop_token_id: int | None = None,
+    ) -> TokenDelta:
+        """What a step yielded of a sequence, with what is known here."""
+        delta = delta or TokenDelta()
+        delta.prompt_logprobs = tuple(row.prompt_logprobs)
+        delta.finish_reason, delta.stop_token_id = finish_reason, stop_token_id
+        delta.num_cached_tokens = row.num_cached_tokens
+        delta.num_preemptions = row.num_preemptions
+        row.prompt_logprobs.clear()
+        row.has_answered = True
+        return delta
+
+    def retry(self, live: list[ScheduledRow], later: Iterable[Any]) -> None:
+        """Take back a step that ran out of memory, and try each half of it once more.
+
+        What `later` steps compute of its rows follows from what was not computed: it is void.
+        """
+        for piece in live:
+            piece.roll_back()
+        rows = {piece.unit for piece in live}
+        for piece in later:
+            if isinstance(piece, ScheduledRow) and piece.unit in rows and not piece.is_stale:
+                piece.is_stale = True
+                piece.unit.num_unknown -= piece.is_sampled
+        self.state.retry(live)
+
+    def gauges(self) -> dict[str, float]:
+        """Pages now."""
+        pool = self.pool
+        return {
+            "kv_pages": pool.num_pages,
+            "kv_pages_leased": pool.num_leased,
+            "kv_pages_cached": pool.num_cached,
+        }
+
+    def with_pool_counters(self, stats: SchedulerStats) -> SchedulerStats:
+        """`stats` with what the pool counts by itself."""
+        counters = {
+            **stats.counters,
+            "kv_page_hits_total": self.pool.counters.num_hits,
+            "kv_page_evictions_total": self.pool.counters.num_evictions,
+        }
+        return replace(stats, counters=counters)
+
+    def check(self, rows: Iterable[Any]) -> None:
+        """Assert that every page, slot and sequence is accounted for; `rows` are in flight."""
+        self.pool.check()
+        self.state.check([row for row in rows if isinstance(row, ScheduledRow)])
+
+    def _count_start(self, row: SequenceState) -> None:
+        row.has_started = True
+        num_fetched = row.num_fetched_pages * self.pool.page_size
+        row.num_cached_tokens = max(0, row.num_booked - num_fetched)
+        self._counters["prompt_tokens_total"] += row.num_prompt_tokens
+        self._counters["cached_tokens_total"] += row.num_cached_tokens
+
+    def _preempt(self, row: SequenceState) -> None:
+        """Take a row's pages and slot back; it waits and will be computed again."""
+        self._counters["preemptions_total"] += 1
+        row.num_preemptions += 1
+        self.state.running.remove(row)
+        self.state.release(row)
+        self.state.enqueue(row)
+        row.prompt_logprobs.clear()

@@ -1,0 +1,36 @@
+"""Hooks that the token scheduler calls so that engines can exchange pages.
+
+Owns the interface and its empty implementation. `schedulers.roles` implements it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from triptych.core.engine_api.job import Job
+from triptych.schedulers.base import SchedulerStats
+from triptych.schedulers.tokens.guides import Post
+from triptych.schedulers.tokens.state import SequenceState
+
+
+class PageExchange:
+    """Hooks called by the scheduler. This base class does nothing."""
+
+    def connect(self, post: Post) -> None:
+        """Learn how other threads reach the loop's."""
+
+    def attach(self, submit: Callable[[Job], None]) -> None:
+        """Learn how jobs of the engine's own are run."""
+
+    def joined(self, row: SequenceState) -> None:
+        """A row waits for its turn."""
+
+    def left(self, row: SequenceState) -> None:
+        """A row has ended."""
+
+    def committed(self) -> None:
+        """A step is over."""
+
+    def counted(self, stats: SchedulerStats) -> SchedulerStats:
+        """`stats` with what was exchanged."""
+        return stats

@@ -1,0 +1,263 @@
+"""Jobs of token models: each is one sequence of a `TokenBatch`.
+
+Owns their answers, when their tokens are due, and how much of a prompt a step takes beside other
+models. Knows no tensors.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from triptych.core.engine_api.job import Job, JobState
+from triptych.core.engine_api.plan import Plan, StepResult
+from triptych.core.engine_api.tokens import TokenDelta, TokenRequest
+from triptych.core.errors import InvalidRequest, NonFinite, TriptychError, UnsupportedOption
+from triptych.core.kv.pages import PagePool
+from triptych.core.options.config import ScheduleOptions
+from triptych.schedulers.base import SchedulerStats
+from triptych.schedulers.batcher import Batcher
+from triptych.schedulers.tokens.batch import COUNTERS, TokenBatch
+from triptych.schedulers.tokens.guides import Found, Guide, Guides, Post
+from triptych.schedulers.tokens.page_exchange import PageExchange
+from triptych.schedulers.tokens.policy import UNCONSTRAINED, TokenDraft, TokenLimits
+from triptych.schedulers.tokens.state import ScheduledRow, SequenceState
+from triptych.schedulers.tokens.step_shares import StepShares, StepTurn
+
+_LEAST_TOKENS = 32  # of prompts in a step whose time is a measurement of them
+_USUAL_TOKENS = 256  # the length that the seconds of a prompt's token are told for
+_CHUNK = "prompt_chunk"  # the work of a step by the tokens of its prompts alone
+
+
+class TokenScheduler(Batcher[SequenceState, TokenDraft, Any]):
+    """Schedules the `TokenRequest` jobs of one model.
+
+    `max_length` bounds prompt and output together; `namespace` is the digest of the weights.
+    """
+
+    _takes_content = False
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        pool: PagePool,
+        options: ScheduleOptions,
+        max_length: int,
+        namespace: bytes,
+    ) -> None:
+        max_jobs = options.max_queue_size + options.max_batch_size
+        super().__init__(model=model, max_jobs=max_jobs, counters=COUNTERS)
+        self.tokens = TokenBatch(
+            pool=pool,
+            options=options,
+            max_length=max_length,
+            namespace=namespace,
+            counters=self._counters,
+        )
+        self.limits = UNCONSTRAINED
+        """What is kept out of steps."""
+        self.guides: Guides | None = None
+        """What rows with grammars may draw; set before jobs come, where the model takes any."""
+        self.exchange = PageExchange()
+        """Where pages come from or go to beside this engine; set before jobs come."""
+        self._guided: dict[Guide, SequenceState] = {}
+        self._options = options
+        self._state = self.tokens.state
+        self._step_shares = StepShares(self.costs)
+
+    def connect(self, post: Post) -> None:
+        """Learn how threads of guides, and of those who carry pages, reach the loop's."""
+        self.exchange.connect(post)
+        if self.guides is not None:
+            self.guides.found = self._take_found
+            self.guides.connect(post)
+
+    def stats(self) -> SchedulerStats:
+        """Counts for metrics: pages now, and totals of tokens, hits, evictions and preemptions."""
+        return self.exchange.counted(self.tokens.with_pool_counters(super().stats()))
+
+    def row_of(self, job_id: str) -> SequenceState | None:
+        """The sequence of a job that has not ended."""
+        return self._jobs.get(job_id)
+
+    def check(self) -> None:
+        """Assert that every page, slot and row is accounted for."""
+        self.tokens.check(self._rows_in_flight())
+        assert set(self._jobs.values()) == self._state.rows
+
+    # Jobs.
+
+    def _open(self, job: Job) -> SequenceState:
+        request = job.request
+        assert isinstance(request, TokenRequest), "the API sends this model token requests"
+        if request.contents and not self._takes_content:
+            raise InvalidRequest("This model takes no pictures.", param="messages")
+        if (request.grammar or request.thinking) and self.guides is None:
+            raise UnsupportedOption("This model's answers cannot be given a form.")
+        return self.tokens.open(job.job_id, job, request, arrival_s=job.arrival_s)
+
+    def _joined(self, opened: SequenceState) -> None:
+        self.tokens.add(opened)
+        self.exchange.joined(opened)
+        self._begin(opened)
+
+    def _begin(self, row: SequenceState) -> None:
+        """Have the first mask of a row's grammar found, if it has one."""
+        if row.guide is not None and self.guides is not None:
+            self._guided[row.guide] = row
+            self.guides.begin(row.followed())
+
+    def _paused(self, opened: SequenceState) -> None:
+        self._state.set_paused(opened, opened.is_paused)
+
+    def _cancelled(self, opened: SequenceState) -> TokenDelta:
+        return self.tokens.delta(opened, finish_reason="cancelled")
+
+    def _left(self, opened: SequenceState) -> None:
+        if opened.guide is not None:
+            self._guided.pop(opened.guide, None)
+        self.exchange.left(opened)
+        self.tokens.close(opened)
+
+    def _num_waiting(self) -> int:
+        return len(self._state.waiting) + len(self._state.held_back)
+
+    def _gauges(self) -> dict[str, float]:
+        gauges = self.tokens.gauges()
+        if self.costs.is_timed(_CHUNK, {"tokens": 0}):
+            chunk_s = self.costs.trend(_CHUNK, {"tokens": _USUAL_TOKENS})
+            gauges["token_seconds"] = chunk_s / _USUAL_TOKENS
+        return gauges
+
+    # Steps.
+
+    def _draft(self, now_s: float) -> TokenDraft | None:
+        limits, turn = self.limits, None
+        options = self._options
+        is_cut = options.enable_chunked_prefill and options.max_step_s > 0
+        budget_s = self._step_budget_s
+        if self._state.shares.is_contended:
+            budget_s = min(budget_s, options.max_step_s)
+            turn = self._step_shares.turn(self._answering())
+        if is_cut and math.isfinite(budget_s):
+            most = min(limits.max_prompt_tokens, self._max_prompt_tokens(budget_s))
+            limits = replace(limits, max_prompt_tokens=most)
+        draft = self._draft_turn(limits, turn)
+        if draft is not None:
+            draft.turn = turn
+            draft.due_s = min(self._due_s(piece.unit) for piece in draft.rows)
+        return draft
+
+    def _draft_turn(self, limits: TokenLimits, turn: StepTurn | None) -> TokenDraft | None:
+        """The next step, without the client that stays out of it while others can go on."""
+        if turn is None:
+            return self.tokens.draft(limits)
+        if turn.stays_out:
+            draft = self.tokens.draft(replace(limits, clients=frozenset((turn.busiest,))))
+            others = [row for row in self._answering() if row.client != turn.busiest]
+            if draft or any(row.num_in_flight or row.is_awaited for row in others):
+                return draft
+        return self.tokens.draft(replace(limits, max_answering=turn.max_rows))
+
+    def _due_s(self, row: SequenceState) -> float:
+        """When the row's next token is due. Tokens in flight count as on time."""
+        if not row.has_answered:
+            return row.arrival_s + self._options.target_first_token_s
+        return row.last_token_s + (1 + row.num_unknown) * self._options.target_inter_token_s
+
+    def _max_prompt_tokens(self, budget_s: float) -> int:
+        """How many tokens of prompts fit into the step's budget.
+
+        Others wait for the step to end: a prompt is cut by time, and not by a number of tokens
+        alone, which are a moment on one device and a second on another.
+        """
+        if all(row.is_decoding for row in self._state.running) and not self._state.waiting:
+            return sys.maxsize
+        limit = self._options.max_batch_input_tokens
+        return self.costs.fitting(_CHUNK, "tokens", budget_s, limit)
+
+    def _answering(self) -> list[SequenceState]:
+        return [row for row in self._state.running if row.is_answering and not row.is_paused]
+
+    def _take(self, draft: TokenDraft, step_id: int, now_s: float) -> tuple[Plan, Sequence[Any]]:
+        if self._state.shares.is_contended:
+            answering = (piece.unit for piece in draft.rows if piece.unit.is_answering)
+            self._step_shares.book(draft.turn, answering)
+        for victim in draft.victims:
+            victim.job.state = JobState.WAITING
+        for admission in draft.admissions:
+            job = admission.row.job
+            job.state = JobState.RUNNING
+            job.timings.setdefault("scheduled_s", now_s)
+        return self.tokens.take(draft, self._model, step_id), draft.rows
+
+    def _learn(self, step: TokenDraft, kind: str, result: StepResult) -> None:
+        super()._learn(step, kind, result)
+        if kind == "decode":
+            self._step_shares.observe(len(step.rows), result.elapsed_s)
+        num_tokens = step.work.get("prompt_tokens", 0)
+        if num_tokens >= _LEAST_TOKENS:
+            self.costs.observe(_CHUNK, {"tokens": num_tokens}, result.elapsed_s)
+
+    def _is_void(self, row: Any) -> bool:
+        return bool(row.is_stale or row.unit.is_over)
+
+    def _accept(self, step: TokenDraft, row: ScheduledRow, found: Any, now_s: float) -> None:
+        """Send the token a step has drawn, or the end of the answer."""
+        opened, delta = row.unit, self.tokens.accept(row, found, now_s)
+        if isinstance(delta, NonFinite):
+            self._end(opened, JobState.FAILED, error=delta)
+            return
+        if delta is None:
+            return
+        if not delta.state:
+            opened.job.timings.setdefault("first_token_s", now_s)
+        self._pass_on(opened, delta)
+
+    def _pass_on(self, opened: SequenceState, delta: TokenDelta) -> None:
+        if delta.finish_reason is None:
+            self._send(opened, delta)
+        else:
+            self._end(opened, JobState.FINISHED, payload=delta)
+
+    def _committed(self, now_s: float) -> None:
+        """Have it found out, for all rows of the step at once, what their grammars allow next."""
+        self.exchange.committed()
+        begun, self.tokens.begun = self.tokens.begun, []
+        for row in begun:
+            if not row.is_over:
+                self._begin(row)
+        followed, self.tokens.followed = self.tokens.followed, []
+        if followed and self.guides is not None:
+            self.guides.follow(followed)
+
+    def _take_found(self, found: Found) -> None:
+        """Let rows go on whose masks are there; a job may have ended meanwhile."""
+        self._version += 1
+        for guide, allowance in found:
+            opened = self._guided.get(guide)
+            if opened is None:
+                continue
+            if isinstance(allowance, TriptychError):
+                self._end(opened, JobState.FAILED, error=allowance)
+                continue
+            guide.note(allowance.elapsed_s)
+            delta = self.tokens.guide(opened, allowance)
+            if delta is not None:
+                self._pass_on(opened, delta)
+
+    def _retry(self, step: TokenDraft, live: list[Any], later: Iterable[Any]) -> bool:
+        if step.is_retry:
+            return False
+        self.tokens.retry(live, later)
+        return True
+
+    def _give_up(self, row: Any, error: TriptychError) -> None:
+        self._end(row.unit, JobState.FAILED, error=error)
+
+    def _settle(self, row: Any) -> None:
+        self.tokens.settle(row.unit)

@@ -1,0 +1,456 @@
+"""What the token scheduler knows: its rows, their queues, and the steps in flight.
+
+Owns the data and its invariants. Decides nothing: `token_draft` reads it, `token_batch` changes it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from triptych.core.engine_api.frames import StepCodes
+from triptych.core.engine_api.job import Job
+from triptych.core.engine_api.plan import TokenRow
+from triptych.core.engine_api.tokens import TokenLogprob, TokenRequest
+from triptych.core.kv.keys import page_key
+from triptych.core.kv.pages import Lease, PagePool
+from triptych.core.options.config import ScheduleOptions
+from triptych.schedulers.batcher import Unit
+from triptych.schedulers.shares import ServiceShares
+from triptych.schedulers.tokens.guides import Followed, Guide
+from triptych.schedulers.tokens.reasoning import ThoughtCounter
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class SequenceState(Unit):
+    """One sequence on its way through the batch: a job's answer, or a segment of speech.
+
+    Its tokens are the prompt, the committed output, and `num_unknown` tokens more that steps in
+    flight will have sampled. `num_booked` positions are computed or in flight, the first
+    `num_committed` of them surely computed. While it holds a
+    `lease` it also holds a `slot`; `is_bound` says whether the runner knows of both, and
+    `num_bound_pages` how many of its pages the runner knows. One that `is_over` may still be in
+    flight. `num_forced` of its last tokens were not drawn but
+    follow from its grammar, by its `guide`, and are yet to be computed together. Its `thoughts` may
+    go before what the grammar prescribes. `num_fetched_pages` were computed for it elsewhere.
+    """
+
+    name: str
+    job: Job
+    request: TokenRequest
+    rank: tuple[int, int]
+    arrival_s: float
+    max_outputs: int
+    root: bytes
+    guide: Guide | None = None
+    thoughts: ThoughtCounter | None = None
+    keys: list[bytes] = field(default_factory=list)
+    output_ids: list[int] = field(default_factory=list)
+    output_frames: list[StepCodes] = field(default_factory=list)
+    lease: Lease | None = None
+    slot: int = -1
+    is_paused: bool = False
+    is_over: bool = False
+    has_started: bool = False
+    is_bound: bool = False
+    is_decoding: bool = False
+    num_bound_pages: int = 0
+    num_booked: int = 0
+    num_committed: int = 0
+    num_unknown: int = 0
+    num_forced: int = 0
+    num_cached_tokens: int = 0
+    num_fetched_pages: int = 0
+    num_preemptions: int = 0
+    num_times_passed: int = 0
+    awaited_key: bytes | None = None
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    has_answered: bool = False
+    last_token_s: float = 0.0
+
+    @property
+    def client(self) -> str:
+        """Whose it is."""
+        return self.job.client
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        return len(self.request.prompt_ids)
+
+    @property
+    def num_known(self) -> int:
+        """Tokens whose values are known here."""
+        return self.num_prompt_tokens + len(self.output_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known or in flight: the context the next step sees."""
+        return self.num_known + self.num_unknown
+
+    @property
+    def num_remaining(self) -> int:
+        """Positions to compute before the next token can be drawn."""
+        return self.num_tokens - self.num_booked
+
+    @property
+    def max_positions(self) -> int:
+        """Positions that will ever be computed: the last token is drawn and never fed back."""
+        return self.num_prompt_tokens + self.max_outputs - 1
+
+    @property
+    def can_step(self) -> bool:
+        """Whether a step may be booked now: something is left to compute, and nothing forbids it.
+
+        A row that must be bound again waits for its steps in flight, so that all its
+        tokens are known and its slot is not rebound under them. One with a grammar waits for its
+        mask, which follows from its last token, as may one that thinks.
+        """
+        return (
+            not self.is_paused
+            and len(self.output_ids) + self.num_unknown < self.max_outputs
+            and (self.is_bound or not self.num_in_flight)
+            and (self.guide is None or self.guide.is_ready)
+            and (not self.num_unknown or self.thoughts is None or self._is_free(self.thoughts))
+        )
+
+    def _is_free(self, thoughts: ThoughtCounter) -> bool:
+        """Whether its next token may be any, whatever those in flight turn out to be."""
+        return self.num_unknown < thoughts.num_free
+
+    def append(self, token_ids: Sequence[int]) -> None:
+        """Its answer goes on with these."""
+        self.output_ids += token_ids
+        if self.thoughts is not None:
+            self.thoughts.take(token_ids)
+
+    @property
+    def allowed(self) -> bytes:
+        """The mask of its next token, if that may not be any."""
+        mask = self.thoughts.mask() if self.thoughts is not None and not self.num_unknown else b""
+        return mask or (self.guide.allowed if self.guide is not None else b"")
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether its prompt is computed: it goes on by a token, or by those that are forced."""
+        return self.is_decoding or (self.is_bound and self.num_forced > 0)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether rows with grammars wait for its next mask, so as to go on together."""
+        guide = self.guide
+        return guide is not None and self.has_answered and not (guide.is_ready or guide.is_slow)
+
+    def followed(self, *token_ids: int) -> Followed:
+        """What its guide is to know, now that it has drawn these, too."""
+        assert self.guide is not None, "a row with a grammar"
+        num_outputs = len(self.output_ids)
+        return Followed(self.guide, token_ids, num_outputs, self.max_outputs - num_outputs)
+
+    def lookup_keys(self, page_size: int) -> list[bytes]:
+        """Names of the leading pages that may be taken from the cache.
+
+        One token at least is computed, for its logits; a prompt whose log-probabilities are
+        wanted is computed whole.
+        """
+        if self.request.sampling.prompt_logprobs and not self.has_answered:
+            return []
+        return self.keys[: (self.num_known - 1) // page_size]
+
+    def token_ids(self, start: int, stop: int) -> tuple[int, ...]:
+        """Known tokens at positions `start .. stop - 1`."""
+        num_prompt = self.num_prompt_tokens
+        if stop <= num_prompt:
+            return self.request.prompt_ids[start:stop]
+        output = self.output_ids[max(start - num_prompt, 0) : stop - num_prompt]
+        return (*self.request.prompt_ids[start:num_prompt], *output)
+
+    def binding(self) -> dict[str, Any]:
+        """What a `TokenRow` says of it as it takes its slot."""
+        return {
+            "sampling": (self.thoughts or self.request).sampling,
+            "history_ids": self.token_ids(0, self.num_known),
+            "num_prompt_tokens": self.num_prompt_tokens,
+            "frames": (*self.request.prompt_frames, *self.output_frames),
+            "contents": tuple(content.span for content in self.request.contents),
+        }
+
+    def extend_keys(self, num_pages: int, page_size: int) -> None:
+        """Name full pages up to `num_pages`, output included, so that a next turn finds them."""
+        for page in range(len(self.keys), num_pages):
+            parent = self.keys[-1] if self.keys else self.root
+            start, stop = page * page_size, (page + 1) * page_size
+            self.keys.append(page_key(parent, self.token_ids(start, stop), self._seen(start, stop)))
+
+    def _seen(self, start: int, stop: int) -> bytes:
+        """What pictures there are at positions `start .. stop - 1`, and where."""
+        return b"".join(content.span.mark(start, stop) for content in self.request.contents)
+
+
+@dataclass(slots=True, eq=False)
+class ScheduledRow:
+    """A sequence's part of a step in flight. A stale one follows a step that failed: it is void."""
+
+    unit: SequenceState
+    start: int
+    num_tokens: int
+    is_sampled: bool
+    is_stale: bool = False
+
+    def book(self) -> TokenRow:
+        """The runner's view of it; from here on it is in flight."""
+        row = self.unit
+        assert row.lease is not None, "a running row holds a lease"
+        end = self.start + self.num_tokens
+        planned = TokenRow(
+            job_id=row.name,
+            slot=row.slot,
+            start=self.start,
+            num_tokens=self.num_tokens,
+            token_ids=() if row.is_decoding else row.token_ids(self.start, end),
+            new_page_ids=tuple(row.lease.page_ids[row.num_bound_pages :]),
+            is_sampled=self.is_sampled,
+            allowed=row.allowed if self.is_sampled else b"",
+        )
+        if not row.is_bound:
+            planned = replace(planned, **row.binding())
+        if self.is_sampled:
+            row.num_forced = 0
+            if row.guide is not None:
+                row.guide.is_ready = False  # until it is known what was drawn
+        row.num_bound_pages = len(row.lease)
+        row.num_booked = end
+        row.num_unknown += self.is_sampled
+        row.is_bound = True
+        row.is_decoding = self.is_sampled
+        return planned
+
+    def roll_back(self) -> None:
+        """Undo the booking; the row is bound again when it is booked next."""
+        row = self.unit
+        row.num_booked = self.start
+        row.num_unknown -= self.is_sampled
+        row.is_bound = row.is_decoding = False
+        row.num_bound_pages = row.num_forced = 0
+        if row.guide is not None:
+            row.guide.is_ready = True
+
+
+class TokenProgress(NamedTuple):
+    """How far a sequence is, with steps in flight counted as done.
+
+    `num_left` positions are to be computed for its next token, if it `can_step`; `num_outputs`
+    tokens are drawn. It `is_waiting` until its prompt is begun, and `is_answered` after it.
+    """
+
+    num_left: int
+    num_outputs: int
+    can_step: bool
+    is_waiting: bool
+    is_answered: bool
+
+
+class RankedRows:
+    """Rows in order of rank; adding and removing cost one binary search and a memmove."""
+
+    def __init__(self) -> None:
+        self._rows: list[SequenceState] = []
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[SequenceState]:
+        return iter(self._rows)
+
+    def __reversed__(self) -> Iterator[SequenceState]:
+        return reversed(self._rows)
+
+    def __contains__(self, row: SequenceState) -> bool:
+        index = self._find(row)
+        return index < len(self._rows) and self._rows[index] is row
+
+    def add(self, row: SequenceState) -> None:
+        """Put `row` in its place."""
+        insort(self._rows, row, key=_rank)
+
+    def remove(self, row: SequenceState) -> None:
+        """Take `row` out."""
+        assert row in self, "no such row"
+        del self._rows[self._find(row)]
+
+    def _find(self, row: SequenceState) -> int:
+        return bisect_left(self._rows, row.rank, key=_rank)
+
+
+def _rank(row: SequenceState) -> tuple[int, int]:
+    return row.rank
+
+
+class TokenState:
+    """Rows and the resources they hold.
+
+    A row that is not done is in exactly one of `waiting` (holds nothing), `held_back` (waiting,
+    but its reader is slow) and `running` (holds a lease and a slot). `leaving` rows are done but
+    in flight; what they hold is freed when their last step is over, since until then the device
+    may still write to their pages.
+    """
+
+    def __init__(self, *, pool: PagePool, options: ScheduleOptions) -> None:
+        self.pool = pool
+        self.options = options
+        self.rows: set[SequenceState] = set()
+        self.waiting = RankedRows()
+        self.held_back: set[SequenceState] = set()
+        self.running = RankedRows()
+        self.leaving: set[SequenceState] = set()
+        self.retries: deque[list[ScheduledRow]] = deque()
+        self.computing: dict[bytes, SequenceState] = {}
+        self.arriving: set[bytes] = set()
+        """Pages that come from another engine (`schedulers.roles.page_exchange`)."""
+        self.carried: set[Lease] = set()
+        """Of pages on their way from or to other engines."""
+        self.shares = ServiceShares()
+        """Tokens computed, by client."""
+        self.free_slots = list(range(options.max_batch_size))
+
+    @property
+    def max_rows(self) -> int:
+        """Rows that may run at once: at most half a step's tokens, so that prompts get the rest."""
+        return min(self.options.max_batch_size, max(1, self.options.max_batch_input_tokens // 2))
+
+    def is_coming(self, key: bytes) -> bool:
+        """Whether a page is being computed, here or elsewhere."""
+        return key in self.computing or key in self.arriving
+
+    def is_protected(self, row: SequenceState) -> bool:
+        """Whether `row` gave way so often that it takes all its pages when it starts."""
+        return row.num_preemptions >= self.options.max_preemptions
+
+    def enqueue(self, row: SequenceState) -> None:
+        """Let `row` wait for its turn, by rank; a paused one waits aside."""
+        if row.is_paused:
+            self.held_back.add(row)
+        else:
+            self.waiting.add(row)
+
+    def dequeue(self, row: SequenceState) -> None:
+        """Take `row` out of the queue."""
+        if row in self.held_back:
+            self.held_back.remove(row)
+        else:
+            self.waiting.remove(row)
+
+    def set_paused(self, row: SequenceState, is_paused: bool) -> None:
+        """Hold `row` back, or let it go on."""
+        if row.lease is None:
+            self.dequeue(row)
+        row.is_paused = is_paused
+        if row.lease is None:
+            self.enqueue(row)
+        elif is_paused:
+            self.drop_retry(row)
+
+    def admit(self, row: SequenceState, num_pages: int) -> None:
+        """Give a waiting row the cached beginning of its tokens, blank pages and a slot."""
+        self.dequeue(row)
+        lease = row.lease
+        assert lease is not None, "its cached pages were pinned before"
+        self.pool.extend(lease, num_pages - len(lease))
+        row.slot = heapq.heappop(self.free_slots)
+        row.num_booked = row.num_committed = lease.num_published * self.pool.page_size
+        row.awaited_key = None
+        self.running.add(row)
+        for key in row.keys[lease.num_published :]:
+            self.computing[key] = row
+
+    def charge(self, pieces: Sequence[ScheduledRow]) -> None:
+        """What a step computes is service to its clients."""
+        for piece in pieces:
+            self.shares.charge(piece.unit.client, piece.num_tokens)
+
+    def publish(self, row: SequenceState) -> None:
+        """Make the committed full pages of `row` findable."""
+        lease = row.lease
+        assert lease is not None, "a running row holds a lease"
+        if not self.pool.enable_prefix_caching:
+            return
+        num_full = row.num_committed // self.pool.page_size
+        row.extend_keys(num_full, self.pool.page_size)
+        keys = row.keys[lease.num_published : num_full]
+        self.pool.publish(lease, keys)
+        for key in keys:
+            self.computing.pop(key, None)
+
+    def release(self, row: SequenceState) -> None:
+        """Take back everything `row` holds; nothing of it is in flight."""
+        assert not row.num_in_flight, "a step in flight may still write to its pages"
+        lease = row.lease
+        assert lease is not None, "a running row holds a lease"
+        self.unclaim(row)
+        self.pool.release(lease)
+        heapq.heappush(self.free_slots, row.slot)
+        row.lease, row.slot = None, -1
+        row.is_bound = row.is_decoding = False
+        row.num_booked = row.num_committed = row.num_bound_pages = row.num_forced = 0
+
+    def leave(self, row: SequenceState) -> None:
+        """Take a row that has ended out of every queue; it keeps what it holds until released."""
+        self.rows.remove(row)
+        if row.lease is None:
+            self.dequeue(row)
+            return
+        self.running.remove(row)
+        self.unclaim(row)
+        self.drop_retry(row)
+        self.leaving.add(row)
+
+    def retry(self, pieces: list[ScheduledRow]) -> None:
+        """Try `pieces` once more, each half as a step of its own, before anything else."""
+        pieces = [piece for piece in pieces if not piece.unit.is_paused]
+        half = -(-len(pieces) // 2)
+        self.retries.extend(group for group in (pieces[:half], pieces[half:]) if group)
+
+    def drop_retry(self, row: SequenceState) -> None:
+        """Leave `row` out of what is to be tried again."""
+        for group in self.retries:
+            group[:] = [piece for piece in group if piece.unit is not row]
+        self.retries = deque(group for group in self.retries if group)
+
+    def unclaim(self, row: SequenceState) -> None:
+        """Let no row wait any more for pages that `row` was going to compute."""
+        assert row.lease is not None, "a running row holds a lease"
+        for key in row.keys[row.lease.num_published :]:
+            if self.computing.get(key) is row:
+                del self.computing[key]
+
+    def check(self, pieces: Sequence[ScheduledRow]) -> None:
+        """Assert that every row is in one place, and every slot and claim has its owner.
+
+        `pieces` are in flight.
+        """
+        waiting, running = set(self.waiting), set(self.running)
+        assert not waiting & self.held_back
+        assert waiting | self.held_back | running == self.rows
+        assert not any(row.is_over for row in self.rows)
+        assert all(row.lease is None and not row.num_in_flight for row in waiting | self.held_back)
+        assert all(row.is_paused for row in self.held_back)
+        assert not any(row.is_paused for row in waiting)
+        holders = running | self.leaving
+        slots = [row.slot for row in holders] + self.free_slots
+        assert sorted(slots) == list(range(self.options.max_batch_size)), "a slot is lost"
+        leases = {row.lease for row in holders}
+        assert None not in leases
+        assert len(leases) == len(holders), "two rows hold a lease"
+        assert len(leases | self.carried) == self.pool.num_leases, "a lease is lost"
+        assert all(row.num_in_flight for row in self.leaving)
+        assert set(self.computing.values()) <= running, "a page is awaited from no running row"
+        for row in holders:
+            mine = [piece for piece in pieces if piece.unit is row]
+            assert row.num_in_flight == len(mine)
+            fresh = [piece for piece in mine if not piece.is_stale]
+            if not row.is_over:
+                assert row.num_unknown == sum(piece.is_sampled for piece in fresh)

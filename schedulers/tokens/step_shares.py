@@ -1,0 +1,111 @@
+"""How much of a model's time the steps may take that rows of the busiest client make longer.
+
+Owns the account of seconds that others waited for it. Decides no step: it says which client stays
+out of the next one, or how many rows go on by a token.
+
+Where k clients are being answered, the one with the most rows may lengthen the gaps of the others
+k / (k - 1) times in the mean: so it has its share of the time, and no more. It takes this in steps
+of its own: a few full ones are cheaper than many that are not, since reading the weights costs
+each step the same. What others take by themselves is measured in those it stays out of.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from triptych.schedulers.cost import CostModel
+from triptych.schedulers.tokens.state import SequenceState
+
+_ROWS: Final = "rows"  # the work of a step by its rows alone, whatever their contexts
+_STRETCH: Final = 1.75
+"""Times its share that a step with the busiest client may take at most."""
+_IN_STEPS: Final = 0.8
+"""Of the time that others wait, the part in steps: the work between them grows with rows, too."""
+_PROBE_EVERY: Final = 16
+"""Steps after which the others may have one to themselves, only so that it is measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTurn:
+    """The busiest client of those being answered, and the seconds of a step that others are due.
+
+    Where it `stays_out`, the next step is theirs; else that takes `max_rows` at most.
+    """
+
+    busiest: str
+    share_s: float
+    stays_out: bool
+    max_rows: int
+
+
+class StepShares:
+    """Seconds of the steps of one model, by the rows that go on by a token."""
+
+    def __init__(self, costs: CostModel) -> None:
+        self._costs = costs
+        self._debt_s = 0.0
+        self._num_since_probe = _PROBE_EVERY
+
+    def turn(self, rows: Sequence[SequenceState]) -> StepTurn | None:
+        """Whose turn it is among `rows`, those being answered; `None` where all may go on.
+
+        They may where no client has the most of them.
+        """
+        counts = Counter(row.client for row in rows)
+        if len(counts) < 2 or not self._costs.is_timed(_ROWS, _work(0)):
+            return None
+        (busiest, num_own), (_, num_next) = counts.most_common(2)
+        if num_own == num_next or _comes_first(busiest, rows):
+            return None
+        num_others = len(rows) - num_own
+        is_due = self._num_since_probe >= _PROBE_EVERY
+        times = len(counts) / (len(counts) - 1)
+        share_s = _IN_STEPS * times * self._seconds(num_others)
+        most_s = _STRETCH * share_s
+        num_fitting = bisect_right(range(1, len(rows) + 1), most_s, key=self._trend)
+        return StepTurn(
+            busiest=busiest,
+            share_s=share_s,
+            stays_out=self._debt_s > 0 or (is_due and not self._is_measured(num_others)),
+            max_rows=max(num_fitting, num_others + 1),
+        )
+
+    def book(self, turn: StepTurn | None, rows: Iterable[SequenceState]) -> None:
+        """A step of `rows` is booked, in that turn."""
+        if turn is None:
+            self._debt_s = 0.0
+            return
+        counts = Counter(row.client == turn.busiest for row in rows)
+        self._num_since_probe = self._num_since_probe + 1 if counts[True] else 0
+        due_s = turn.share_s if counts[False] else 0.0
+        step_s = self._seconds(counts.total())
+        # One step is the most that is owed: more would come of others that could not go on anyhow.
+        most_s = max(self._debt_s, step_s)
+        self._debt_s = max(0.0, min(self._debt_s + step_s - due_s, most_s))
+
+    def observe(self, num_rows: int, elapsed_s: float) -> None:
+        """Learn what a step took in which so many rows went on by a token, and nothing else ran."""
+        self._costs.observe(_ROWS, _work(num_rows), elapsed_s)
+
+    def _seconds(self, num_rows: int) -> float:
+        return self._costs.predict(_ROWS, _work(num_rows)) if num_rows else 0.0
+
+    def _trend(self, num_rows: int) -> float:
+        return self._costs.trend(_ROWS, _work(num_rows))
+
+    def _is_measured(self, num_rows: int) -> bool:
+        return self._costs.measured(_ROWS, _work(num_rows)) is not None
+
+
+def _comes_first(client: str, rows: Sequence[SequenceState]) -> bool:
+    """Whether a row of `client` is of higher priority than those of all others."""
+    best = min(row.rank[0] for row in rows)
+    return all(row.client == client for row in rows if row.rank[0] == best)
+
+
+def _work(num_rows: int) -> dict[str, float]:
+    return {"rows": num_rows}

@@ -1,0 +1,159 @@
+"""Configurations: what is read, what is refused, and what a family means."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from triptych.core.errors import SetupError, WeightsError
+from triptych.core.runtime.decoders.families import FAMILIES, read_decoder_config
+from triptych.core.runtime.decoders.tensor_names import decoder_targets
+from triptych.core.runtime.layers.decoder import Decoder
+
+BASE: dict[str, Any] = {
+    "vocab_size": 100,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+
+
+def config(architecture: str = "LlamaForCausalLM", **fields: Any) -> dict[str, Any]:
+    return BASE | {"architectures": [architecture]} | fields
+
+
+@pytest.mark.parametrize("architectures", [["GemmaForCausalLM"], [], None, "LlamaForCausalLM", [3]])
+def test_an_unknown_architecture_is_refused_with_those_we_run(architectures: Any) -> None:
+    with pytest.raises(SetupError, match=r"LlamaForCausalLM.*Qwen3ForCausalLM"):
+        read_decoder_config(BASE | {"architectures": architectures})
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"hidden_size": 0}, "hidden_size"),
+        ({"hidden_size": 2**40}, "hidden_size"),
+        ({"hidden_size": "32"}, "hidden_size"),
+        ({"vocab_size": None}, "vocab_size"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"num_key_value_heads": 3}, "4 heads cannot share 3"),
+        ({"hidden_size": 30}, "does not split into 4 heads"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+        ({"rope_scaling": {"rope_type": "spiral"}}, "spiral"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "factor"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": -1.0}}, "factor"),
+        ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0]}}, "longrope"),
+        ({"head_dim": 7}, "rotated dims"),
+    ],
+)
+def test_unfit_fields_are_named(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(WeightsError, match=named):
+        read_decoder_config(config(**fields))
+
+
+@pytest.mark.parametrize("field", ["layer_types", "no_rope_layers"])
+def test_lists_shorter_than_the_model_are_refused(field: str) -> None:
+    with pytest.raises(WeightsError, match=field):
+        read_decoder_config(config("SmolLM3ForCausalLM", **{field: []}))
+
+
+def test_an_unknown_layer_type_is_refused() -> None:
+    fields = {"layer_types": ["linear_attention"] * 4, "use_sliding_window": True}
+    with pytest.raises(WeightsError, match="linear_attention"):
+        read_decoder_config(config("Qwen3ForCausalLM", **fields))
+
+
+def test_fields_that_name_code_are_ignored() -> None:
+    plain = read_decoder_config(config())
+    assert read_decoder_config(config(auto_map={"AutoModel": "evil.py"}, unknown=1)) == plain
+
+
+@pytest.mark.parametrize("kind_field", ["type", "rope_type"])
+@pytest.mark.parametrize("place", ["rope_scaling", "rope_parameters"])
+def test_rope_is_read_from_old_and_new_places(place: str, kind_field: str) -> None:
+    scaling = {kind_field: "linear", "factor": 2}
+    rope = read_decoder_config(config(rope_theta=7.0, **{place: scaling})).rope
+    assert (rope.kind, rope.factor, rope.theta) == ("linear", 2.0, 7.0)
+
+
+def test_the_served_length_reaches_the_frequencies() -> None:
+    assert read_decoder_config(config()).rope.max_length == 128
+    assert read_decoder_config(config(), max_length=40).rope.max_length == 40
+
+
+def test_longrope_takes_its_trained_length_from_either_place() -> None:
+    factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    scaling = {"rope_type": "longrope", **factors}
+    outside = read_decoder_config(
+        config(rope_scaling=scaling, original_max_position_embeddings=32)
+    ).rope
+    inside = read_decoder_config(
+        config(rope_scaling=scaling | {"original_max_position_embeddings": 32})
+    ).rope
+    assert outside == inside
+    assert (outside.trained_length, outside.factor) == (32, 4.0)
+
+
+def test_families_differ_where_they_should() -> None:
+    smollm3 = read_decoder_config(config("SmolLM3ForCausalLM"))
+    assert [layer.uses_rope for layer in smollm3.attention] == [True, True, True, False]
+    assert smollm3.has_tied_embeddings
+    mistral = read_decoder_config(config("MistralForCausalLM"))
+    assert {layer.window for layer in mistral.attention} == {4096}
+    qwen2 = read_decoder_config(config("Qwen2ForCausalLM"))
+    assert {layer.window for layer in qwen2.attention} == {None}
+    assert all(layer.has_qkv_bias and not layer.has_out_bias for layer in qwen2.attention)
+    qwen3 = read_decoder_config(config("Qwen3ForCausalLM"))
+    assert {layer.head_dim for layer in qwen3.attention} == {128}
+    assert all(layer.qk_norm_eps for layer in qwen3.attention)
+
+
+@pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "Qwen3ForCausalLM"])
+def test_windows_begin_at_a_layer(architecture: str) -> None:
+    fields = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 3}
+    layers = read_decoder_config(config(architecture, **fields)).attention
+    assert [layer.window for layer in layers] == [None, None, None, 16]
+
+
+def sections_of(architecture: str) -> list[int]:
+    """Qwen3 has heads of 128 dims, the others here of 8."""
+    return [24, 20, 20] if architecture.startswith("Qwen3") else [2, 1, 1]
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_targets_cover_every_parameter_once(architecture: str) -> None:
+    """The views of all targets together are exactly the decoder's memory."""
+    rope = {"mrope_section": sections_of(architecture)}
+    fields = {"attention_bias": True, "mlp_bias": True, "rope_parameters": rope}
+    decoder = Decoder(
+        read_decoder_config(config(architecture, **fields)),
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+    spans = sorted(
+        (t.into.data_ptr(), t.into.data_ptr() + t.into.numel() * 4)
+        for t in decoder_targets(decoder)
+    )
+    assert all(end <= start for (_, end), (start, _) in pairwise(spans))
+    holders = [decoder, *decoder.layers]
+    holders += [p for layer in decoder.layers for p in (layer.attention, layer.mlp)]
+    holders += [getattr(decoder, name) for name in ("embedding", "head", "norm")]
+    for layer in decoder.layers:
+        holders += layer.linears()
+        holders += [layer.input_norm, layer.mlp_norm, *(layer.post_norms or ())]
+    storages = {}
+    for holder in holders:
+        slots = getattr(type(holder), "__slots__", None) or vars(holder)
+        for name in slots:
+            value = getattr(holder, name)
+            if isinstance(value, torch.Tensor):
+                storages[value.data_ptr()] = value.numel() * 4
+    assert sum(end - start for start, end in spans) == sum(storages.values())

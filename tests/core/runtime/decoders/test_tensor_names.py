@@ -1,0 +1,45 @@
+"""Where a decoder's tensors go: rows that are held in blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from triptych.core.runtime.decoders.tensor_names import decoder_targets
+from triptych.core.runtime.layers.attention import AttentionConfig
+from triptych.core.runtime.layers.decoder import Decoder
+from triptych.core.runtime.layers.decoder_layer import DecoderConfig
+from triptych.core.runtime.layers.rotary import RopeConfig
+from triptych.core.weights.encoding import WeightEncoding
+from triptych.core.weights.layout import TensorInfo
+
+CONFIG = DecoderConfig(
+    vocab_size=40,
+    hidden_size=64,
+    intermediate_size=96,
+    norm_eps=1e-5,
+    attention=(AttentionConfig(hidden_size=64, num_heads=2, num_kv_heads=1, head_dim=32),),
+    rope=RopeConfig(num_rotated_dims=32, max_length=80, trained_length=80),
+    has_tied_embeddings=True,
+)
+
+
+@dataclass
+class Ones:
+    """A source of tensors of ones."""
+
+    tensors: dict[str, TensorInfo] = field(default_factory=dict)
+
+    def read(self, name: str) -> torch.Tensor:
+        return torch.ones(self.tensors[name].shape)
+
+
+def test_beside_rows_in_blocks_nothing_plain_is_allocated() -> None:
+    decoder = Decoder(CONFIG, dtype=torch.float32, device=torch.device("cpu"))
+    source, num_bytes = Ones(), 0
+    for target in decoder_targets(decoder, encoding=WeightEncoding("q8_0")):
+        source.tensors[target.name] = TensorInfo(target.name, target.shape, "F32", "x")
+        target.fill(source)
+        num_bytes += target.num_bytes(4) if len(target.shape) == 2 else 0
+    assert sum(linear.num_bytes for linear in decoder.linears()) == num_bytes

@@ -1,0 +1,39 @@
+"""The kernels as C alone: under sanitizers on every level, and for an emulated Arm."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from support.kernel_levels import LEVELS, MODELLED_TILES
+from triptych.core.runtime.kernels.native import build as build_module
+from triptych.core.runtime.kernels.native.build import LEVELS as FLAGS
+
+SOURCES = Path(build_module.__file__).parent
+CHECK = Path(__file__).with_name("kernels_check.c")
+COMMON = ("-pthread", "-std=gnu11", "-Wno-psabi", "-Wall", "-Wextra", "-Werror", f"-I{SOURCES}")
+SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+ARM_COMPILER, ARM_EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
+
+
+def compiled(compiler: str, *flags: str, folder: Path) -> Path:
+    program = folder / "check"
+    sources = [str(path) for path in (CHECK, *SOURCES.glob("*.c"))]
+    subprocess.run([compiler, *COMMON, *flags, "-o", program, *sources, "-lm"], check=True)
+    return program
+
+
+@pytest.mark.parametrize("level", [level for level in LEVELS if level != "amx"])
+def test_no_byte_beyond_its_own(level: str, tmp_path: Path) -> None:
+    flags = ("-DMODEL_TILES",) if level == MODELLED_TILES else FLAGS[level].flags
+    subprocess.run([compiled("cc", *SANITIZED, *flags, folder=tmp_path)], check=True)
+
+
+@pytest.mark.skipif(
+    not (shutil.which(ARM_COMPILER) and shutil.which(ARM_EMULATOR)),
+    reason=f"needs {ARM_COMPILER} and {ARM_EMULATOR}",
+)
+def test_on_an_emulated_arm(tmp_path: Path) -> None:
+    program = compiled(ARM_COMPILER, "-O3", "-static", folder=tmp_path)
+    subprocess.run([ARM_EMULATOR, program], check=True)

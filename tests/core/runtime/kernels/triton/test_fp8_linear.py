@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from support.kernel_products import assert_near, random_rows, tolerance_of
+from triptych.core.runtime.kernels.triton.fp8_linear import (
+    BLOCK,
+    launch_fp8_linear,
+    multiply_fp8,
+    quantize_rows,
+    reference,
+    round_rows,
+)
+
+NUM_OUTPUTS, NUM_INPUTS = 150, 300
+
+
+def random_weight(num_outputs: int = NUM_OUTPUTS, num_inputs: int = NUM_INPUTS) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return (torch.randn(num_outputs, num_inputs, generator=generator) * 20).to(torch.float8_e4m3fn)
+
+
+def random_scale(kind: str) -> torch.Tensor:
+    shape = {"one": (1,), "outputs": (NUM_OUTPUTS,), "blocks": (2, 3)}[kind]
+    return torch.rand(shape, generator=torch.Generator().manual_seed(2)) * 0.1
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 17])
+@pytest.mark.parametrize("kind", ["one", "outputs", "blocks"])
+@pytest.mark.parametrize("has_units", [True, False])
+def test_is_the_product_of_quantised_rows(kind: str, num_rows: int, has_units: bool) -> None:
+    x_TI, weight, scale = random_rows(num_rows, NUM_INPUTS), random_weight(), random_scale(kind)
+    y_TO = multiply_fp8(x_TI, weight, scale, torch.float32, False, has_units=has_units)
+    expected_TO = reference(x_TI, weight, scale, torch.float32, has_units=has_units)
+    assert_near(y_TO, expected_TO)
+
+
+def test_every_code_is_decoded_where_there_are_no_units() -> None:
+    codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    finite_I = codes[~codes.float().isnan()]
+    y_IO = multiply_fp8(
+        torch.eye(len(finite_I)),
+        finite_I.unsqueeze(0),
+        torch.ones(1),
+        torch.float32,
+        False,
+        has_units=False,
+    )
+    assert torch.equal(y_IO[:, 0], finite_I.float())
+
+
+@pytest.mark.parametrize("group_size", [NUM_INPUTS, BLOCK])
+def test_rows_are_quantised_as_torch_does(group_size: int) -> None:
+    x_TI = torch.randn(5, NUM_INPUTS, generator=torch.Generator().manual_seed(3))
+    x_TI[2] = 0
+    quantized, scale_TR = quantize_rows(x_TI, group_size)
+    assert scale_TR.shape == (5, -(-NUM_INPUTS // group_size))
+    scale_TI = scale_TR.repeat_interleave(group_size, 1)[:, :NUM_INPUTS]
+    assert torch.equal(quantized.float() * scale_TI, round_rows(x_TI, group_size))
+    largest = torch.stack([part.abs().amax(1) for part in x_TI.split(group_size, 1)], 1)
+    expected_scale = torch.where(largest == 0, 1, largest / 448)
+    torch.testing.assert_close(scale_TR, expected_scale)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_row_that_is_not_finite_fails_alone(bad: float) -> None:
+    x_TI, weight, scale = random_rows(3, NUM_INPUTS), random_weight(), random_scale("one")
+    expected_TO = launch_fp8_linear(x_TI, weight, scale, torch.float32)
+    x_TI[1, 7] = bad
+    y_TO = launch_fp8_linear(x_TI, weight, scale, torch.float32)
+    assert not y_TO[1].isfinite().any()
+    assert torch.equal(y_TO[[0, 2]], expected_TO[[0, 2]])
+
+
+def test_bfloat16_rows() -> None:
+    x_TI, weight, scale = random_rows(3, NUM_INPUTS, torch.bfloat16), random_weight(), torch.ones(1)
+    y_TO = launch_fp8_linear(x_TI, weight, scale, torch.bfloat16)
+    expected_TO = reference(x_TI, weight, scale, torch.bfloat16)
+    assert_near(y_TO, expected_TO, tolerance_of(torch.bfloat16))
+
+
+@pytest.mark.usefixtures("rows_alike")
+def test_in_deterministic_mode_a_row_does_not_depend_on_its_batch() -> None:
+    x_TI, weight = random_rows(70, 1024), random_weight(20, 1024)
+    scale = torch.full((20,), 0.01)
+    together = launch_fp8_linear(x_TI, weight, scale, torch.float32, deterministic=True)
+    for row in (0, 33, 69):
+        alone = launch_fp8_linear(x_TI[row : row + 1], weight, scale, torch.float32, True)
+        assert torch.equal(alone[0], together[row])

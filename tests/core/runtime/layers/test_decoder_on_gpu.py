@@ -1,0 +1,123 @@
+"""A decoder's step by the kernels of a GPU, interpreted, against the same step in torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from support.gpu_rehearsal import rehearse_gpu
+from triptych.core.runtime.decoders.tensor_names import decoder_targets
+from triptych.core.runtime.kernels.paged_attention import AttentionBatch
+from triptych.core.runtime.kernels.triton import add_rms_norm, rope_write
+from triptych.core.runtime.layers.attention import AttentionConfig, KvCache, PagedStep
+from triptych.core.runtime.layers.decoder import Decoder
+from triptych.core.runtime.layers.decoder_layer import DecoderConfig, LateInputs
+from triptych.core.runtime.layers.rotary import RopeConfig
+
+CPU = torch.device("cpu")
+PAGE, NUM_PAGES = 4, 6
+ATTENTION = AttentionConfig(hidden_size=32, num_heads=4, num_kv_heads=2, head_dim=16)
+ROPE = RopeConfig(num_rotated_dims=16, max_length=64, trained_length=64)
+LLAMA = DecoderConfig(
+    vocab_size=40,
+    hidden_size=32,
+    intermediate_size=48,
+    norm_eps=1e-5,
+    attention=(ATTENTION, ATTENTION),
+    rope=ROPE,
+)
+NORMED = replace(ATTENTION, qk_norm_eps=1e-6, has_qkv_bias=True)
+LOCAL = replace(
+    ATTENTION, qk_norm_eps=1e-6, has_centred_qk_norm=True, window=3, uses_local_rope=True
+)
+CONFIGS = {
+    "llama": LLAMA,
+    "half of the head turned": replace(LLAMA, rope=replace(ROPE, num_rotated_dims=8)),
+    "head norms, a layer without rotation": replace(
+        LLAMA, attention=(NORMED, replace(NORMED, uses_rope=False))
+    ),
+    "gemma": replace(
+        LLAMA,
+        attention=(LOCAL, replace(LOCAL, window=None, uses_local_rope=False)),
+        local_rope=replace(ROPE, theta=100.0),
+        activation="gelu_tanh",
+        has_centred_norms=True,
+        has_post_norms=True,
+    ),
+}
+
+
+def decoder_of(config: DecoderConfig) -> Decoder:
+    decoder = Decoder(config, dtype=torch.float32, device=CPU)
+    generator = torch.Generator().manual_seed(0)
+    for target in decoder_targets(decoder):
+        target.into.copy_(torch.randn(target.into.shape, generator=generator) * 0.3)
+    decoder.prepare()
+    return decoder
+
+
+def step_of(decoder: Decoder) -> tuple[torch.Tensor, torch.Tensor, PagedStep]:
+    """A row of one token over a past of six, and a chunk of five over a past of two."""
+    kv = KvCache(decoder.config.kv_layout(PAGE, torch.float32), NUM_PAGES, CPU)
+    generator = torch.Generator().manual_seed(1)
+    for pages in kv.tensors:
+        pages.copy_(torch.randn(pages.shape, generator=generator))
+        pages[-1].zero_()
+    lengths, contexts = np.array([1, 5]), np.array([7, 7])
+    table_BM = torch.tensor([[4, 1], [0, 3]])
+    row_T, positions_T = torch.tensor([0, 1, 1, 1, 1, 1]), torch.tensor([6, 2, 3, 4, 5, 6])
+    slots_T = table_BM[row_T, positions_T // PAGE] * PAGE + positions_T % PAGE
+    batch = AttentionBatch(
+        page_table_BM=table_BM,
+        context_lengths_B=torch.tensor(contexts),
+        query_starts_B=torch.tensor([0, 1]),
+        write_slots_T=slots_T,
+        num_decode_rows=1,
+        host_query_lengths_B=lengths,
+        host_context_lengths_B=contexts,
+    )
+    return torch.arange(6) * 5, positions_T, PagedStep(kv, batch)
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    seen: Counter[str] = Counter()
+    for module, operator in (
+        (add_rms_norm, "rms_norm"),
+        (add_rms_norm, "add_rms_norm"),
+        (rope_write, "rope_write"),
+    ):
+        launch = getattr(module, operator)
+
+        def counted(*given: Any, operator: str = operator, launch: Any = launch) -> Any:
+            seen[operator] += 1
+            return launch(*given)
+
+        monkeypatch.setattr(module, operator, counted)
+    return seen
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@torch.inference_mode()
+def test_a_step_equals_torch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = decoder_of(CONFIGS[name])
+    late = LateInputs(torch.tensor([1, 4]), torch.randn(1, 2, 32))
+    results = []
+    for is_on_gpu in (False, True):
+        if is_on_gpu:
+            rehearse_gpu(monkeypatch)
+            seen = count_calls(monkeypatch)
+        ids_T, positions_T, step = step_of(decoder)
+        hidden_TC = decoder.run(decoder.embed(ids_T), positions_T, step, late)
+        results.append((hidden_TC, *step.kv.tensors))
+    monkeypatch.undo()
+    assert seen == {"rms_norm": 1, "add_rms_norm": 4, "rope_write": 2} | (
+        {"rms_norm": 5} if name == "gemma" else {}
+    )
+    assert results[0][0].std() > 0.1
+    for expected, found in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,254 @@
+"""Thoughts that are counted: never more than the budget, whatever else happens to a row."""
+
+from __future__ import annotations
+
+import random
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import pytest
+
+from support.guided import (
+    EOS,
+    VOCAB_SIZE,
+    GuidedWorld,
+    MaskedRunner,
+    allowed_ids,
+    guided_request,
+    ids_of,
+    text_of,
+)
+from triptych.core.engine_api.plan import TokenRow
+from triptych.core.engine_api.sampling_params import SamplingParams
+from triptych.core.engine_api.tokens import ThinkingRules, TokenRequest
+from triptych.core.errors import OutOfMemory, UnsupportedOption
+from triptych.schedulers.tokens.reasoning import ThoughtCounter
+
+(OPEN, CLOSE, BLANK) = ids_of("{h ")
+OPENED = ThinkingRules(opens=(OPEN,), closes=(CLOSE,), ending=(CLOSE,), open_at_start=True)
+HARMONY = ThinkingRules(
+    opens=tuple(ids_of("[a]")),
+    closes=tuple(ids_of(".!")),
+    ending=tuple(ids_of(".[f]")),
+    reopen=True,
+)
+
+
+def budgeted(rules: ThinkingRules, max_tokens: int | None) -> ThinkingRules:
+    return msgspec.structs.replace(rules, max_tokens=max_tokens)
+
+
+def counter(rules: ThinkingRules) -> ThoughtCounter:
+    return ThoughtCounter(rules, TokenRequest(prompt_ids=(1,)), VOCAB_SIZE)
+
+
+def forced_text(rules: ThinkingRules, text: str) -> str:
+    """What becomes of `text` where the counter has a say."""
+    thoughts, said = counter(rules), ""
+    for token_id in ids_of(text):
+        while mask := thoughts.mask():
+            (forced,) = allowed_ids(mask)
+            thoughts.take([forced])
+            said += text_of([forced])
+        thoughts.take([token_id])
+        said += text_of([token_id])
+    return said
+
+
+@pytest.mark.parametrize(
+    ("rules", "budget", "text", "said"),
+    [
+        (OPENED, 3, "abcdef", "abchdef"),
+        (OPENED, 3, "abchef", "abchhef"),
+        (OPENED, 3, "abhcdef", "abhcdef"),
+        (OPENED, 0, "ab", "hab"),
+        (OPENED, None, "abcdef", "abcdef"),
+        (HARMONY, 2, "[a]bcd", "[a]bc.[f]d"),
+        (HARMONY, 4, "[a]bc.x[a]cde", "[a]bc.x[a]cd.[f]e"),
+        (HARMONY, 2, "[a]bc![[a]d", "[a]bc.[f]![[a].[f]d"),
+    ],
+)
+def test_the_end_is_forced_when_the_budget_is_spent(
+    rules: ThinkingRules, budget: int | None, text: str, said: str
+) -> None:
+    assert forced_text(budgeted(rules, budget), text) == said
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{abc", "{ahbc"),
+        ("  {abc", "  {ahbc"),
+        ("x{abc", "x{abc"),
+        ("{hx{abc", "{hx{abc"),
+    ],
+)
+def test_thoughts_that_an_answer_opens_are_at_its_beginning(text: str, said: str) -> None:
+    rules = ThinkingRules(
+        opens=(OPEN,), closes=(CLOSE,), ending=(CLOSE,), blanks=(BLANK,), max_tokens=1
+    )
+    assert forced_text(rules, text) == said
+
+
+def test_nothing_is_prescribed_for_tokens_that_are_free() -> None:
+    """Whatever is drawn of them: a row may have been launched that far ahead."""
+    draw = random.Random(5)
+    for _ in range(400):
+        rules = draw.choice([OPENED, HARMONY, msgspec.structs.replace(OPENED, open_at_start=False)])
+        thoughts = counter(budgeted(rules, draw.randrange(6)))
+        for _ in range(12):
+            num_free = thoughts.num_free
+            for _ in range(min(num_free, 8)):
+                assert not thoughts.mask()
+                thoughts.take(ids_of(draw.choice("[a].!hx{")))
+            if mask := thoughts.mask():
+                thoughts.take(allowed_ids(mask))
+    assert counter(OPENED).num_free == sys.maxsize
+
+
+class ThinkingRunner(MaskedRunner):
+    """Its thoughts are letters, of which one ends them."""
+
+    def draw(self, row: TokenRow, context: Sequence[int]) -> int:
+        if row.allowed and len(allowed_ids(row.allowed)) > VOCAB_SIZE // 2:
+            assert EOS not in allowed_ids(row.allowed)
+            row = TokenRow(job_id="", slot=0, start=0, num_tokens=1)
+        return super().draw(row, context)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A request with its budget."""
+
+    name: str
+    request: TokenRequest
+    budget: int
+
+
+def cases(num: int, *, form: str = "", **sampling: object) -> list[Case]:
+    found = []
+    for n in range(num):
+        request = guided_request(f"prompt {n % 7}", form, **sampling)
+        budget = n % 9
+        rules = budgeted(OPENED, budget)
+        found.append(Case(f"job{n}", msgspec.structs.replace(request, thinking=rules), budget))
+    return found
+
+
+def world(**options: object) -> GuidedWorld:
+    made = GuidedWorld(**options)  # type: ignore[arg-type]
+    made.scheduler.tokens.vocab_size = VOCAB_SIZE  # type: ignore[attr-defined]
+    made.runner = ThinkingRunner(page_size=made.pool.page_size)
+    return made
+
+
+def alone(case: Case) -> str:
+    text, _ = world(depth=1).answer(case.request)
+    return text
+
+
+@pytest.mark.parametrize("sampling", [{}, {"top_logprobs": 0}, {"repetition_penalty": 1.2}])
+def test_rows_keep_their_budget_beside_each_other(sampling: dict[str, object]) -> None:
+    asked = cases(18, max_tokens=24, **sampling)
+    together = world(max_batch_size=6)
+    for case in asked:
+        together.submit(case.name, case.request)
+    together.run()
+    spent = set()
+    for case in asked:
+        text = together.text(case.name)
+        thoughts, end, _ = text.partition("h")
+        assert len(text) == 24
+        assert end
+        assert len(thoughts) <= case.budget
+        spent.add(len(thoughts) == case.budget)
+        assert text == alone(case)
+    assert spent == {True, False}
+    together.scheduler.check()
+
+
+def test_rows_that_give_way_keep_their_budget() -> None:
+    asked = cases(8, max_tokens=40)
+    tight = world(num_pages=24, max_batch_size=8)
+    for case in asked:
+        tight.submit(case.name, case.request)
+    tight.run()
+    assert tight.scheduler.stats().counters["preemptions_total"] > 0
+    assert [tight.text(case.name) for case in asked] == [alone(case) for case in asked]
+
+
+def test_steps_that_fail_are_tried_again_within_the_budget() -> None:
+    asked = cases(6, max_tokens=20)
+    faulty = world(max_batch_size=6)
+    faulty.runner.errors = {n: OutOfMemory("No room.") for n in (3, 10, 17)}
+    for case in asked:
+        faulty.submit(case.name, case.request)
+    faulty.run()
+    assert [faulty.text(case.name) for case in asked] == [alone(case) for case in asked]
+
+
+def test_a_form_begins_where_thoughts_end() -> None:
+    pattern = r"[0-9]{3}, is it not\?"
+    asked = cases(9, form=pattern)
+    together = world(max_batch_size=4)
+    for case in asked:
+        together.submit(case.name, case.request)
+    together.run()
+    for case in asked:
+        thoughts, _, form = together.text(case.name).partition("h")
+        assert len(thoughts) <= case.budget
+        assert re.fullmatch(pattern, form)
+        assert together.reason(case.name) == "stop"
+        assert together.text(case.name) == alone(case)
+
+
+def test_thoughts_without_an_end_have_no_form() -> None:
+    (case,) = cases(1, form="[0-9]{3}", max_tokens=5)
+    request = msgspec.structs.replace(case.request, thinking=budgeted(OPENED, 5))
+    made = world()
+    made.runner.draw = lambda row, context: ids_of("a")[0]  # type: ignore[method-assign]
+    assert made.answer(request) == ("aaaaa", "length")
+
+
+def test_a_model_without_masks_refuses() -> None:
+    (case,) = cases(1)
+    made = world()
+    made.scheduler.guides = None  # type: ignore[attr-defined]
+    with pytest.raises(UnsupportedOption):
+        made.submit("job", case.request)
+
+
+def test_a_token_that_ends_thoughts_may_be_one_that_ends_an_answer() -> None:
+    """Under a form it ends the thoughts alone: it must be there to be drawn."""
+    sampling = SamplingParams(stop_token_ids=(EOS, CLOSE))
+    request = TokenRequest(prompt_ids=(1,), grammar="form", sampling=sampling)
+    thoughts = ThoughtCounter(OPENED, request, VOCAB_SIZE)
+    allowed = set(allowed_ids(thoughts.mask()))
+    assert CLOSE in allowed
+    assert EOS not in allowed
+    thoughts.take([CLOSE])
+    assert not thoughts.is_open
+
+
+def test_an_ending_that_is_a_stop_token_is_followed_by_the_answer() -> None:
+    """And a runner that holds stop tokens off for a while can draw it."""
+    request = guided_request("prompt", max_tokens=8, min_tokens=6, stop_token_ids=(EOS, CLOSE))
+    request = msgspec.structs.replace(request, thinking=budgeted(OPENED, 3))
+    made = world()
+    made.runner.draw = lambda row, context: (  # type: ignore[method-assign]
+        allowed_ids(row.allowed)[0] if row.allowed else ids_of("a")[0]
+    )
+    assert made.answer(request) == ("aaahaaaa", "length")
+    (held,) = {row.sampling.stop_token_ids for plan in made.runner.plans for row in plan.starts}
+    assert held == (EOS,)
+
+
+def test_a_stop_token_that_is_not_prescribed_ends_the_answer() -> None:
+    request = guided_request("prompt", max_tokens=8, stop_token_ids=(EOS, CLOSE))
+    request = msgspec.structs.replace(request, thinking=budgeted(OPENED, 3))
+    made = world()
+    made.runner.draw = lambda row, context: CLOSE  # type: ignore[method-assign]
+    assert made.answer(request) == ("", "stop")
