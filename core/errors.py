@@ -79,7 +79,7 @@ class ForeignSite(RequestError):
 
 
 class NotFound(RequestError):
-    """No such job, picture, voice or route."""
+    """No such job, image, voice or route."""
 
     status, code = 404, "not_found"
 

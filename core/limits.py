@@ -62,8 +62,8 @@ MAX_CHOICES = 4096
 MAX_ROWS = 512
 """Prompts times samples of one request."""
 MAX_PROMPT_TOKENS = 2**20
-MAX_HELD_PICTURE_BYTES = 2**30
-"""Pictures of all chats in progress, as their models take them, each as often as it is sampled."""
+MAX_HELD_IMAGE_BYTES = 2**30
+"""Images of all chats in progress, as their models take them, each as often as it is sampled."""
 MAX_TOKEN_ID = 2**31 - 1
 MAX_PRIORITY = 2**31 - 1
 

@@ -101,8 +101,8 @@ class ApiSetup:
     `models` are those of each role. One `pool` decodes all that is uploaded. One `admission` bounds
     what all let in, so that a key has its share once, whatever it asks for. `store` keeps what
     outlives its request, if anything does. `ending` holds what is to be closed in the end.
-    Modalities offer things to those that are opened after them: `find_link` opens pictures that
-    were answered as links, `prompt_encoders` encode conversations with pictures in them, one for
+    Modalities offer things to those that are opened after them: `find_link` opens images that
+    were answered as links, `prompt_encoders` encode conversations with images in them, one for
     each vision model. `encode_chat`, which encodes those of a chat model, comes last: it is looked
     for when it is needed.
     """

@@ -20,15 +20,15 @@ def main() -> None:
         print(f"apple.png: {apple.image.size}, {apple.num_steps} steps, {apple.elapsed_s:.1f} s")
 
         print("-- four images as a batch")
-        for picture in draw(PROMPT, num_images=4, seed=2):
-            picture.save(f"penguin-{picture.index + 1}.png")
-            print(f"penguin-{picture.index + 1}.png after {picture.elapsed_s:.1f} s")
+        for image in draw(PROMPT, num_images=4, seed=2):
+            image.save(f"penguin-{image.index + 1}.png")
+            print(f"penguin-{image.index + 1}.png after {image.elapsed_s:.1f} s")
 
         print("-- a stream of previews")
         for progress in draw.stream(PROMPT, num_previews=2, seed=2):
             if progress.preview is not None:
                 print(f"step {progress.step}: a preview of {progress.preview.size}")
-            if progress.picture is not None:
+            if progress.image is not None:
                 print(f"step {progress.step}: finished")
 
         print("-- with and without a step cache")

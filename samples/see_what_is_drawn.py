@@ -30,24 +30,24 @@ _COLUMNS, _SIDE, _GAP, _LINES = 4, 192, 16, 8
 _FONT_SIZE, _LETTERS = 15, 25
 
 
-def ask(pictures: Sequence[Image.Image], questions: Sequence[str]) -> list[str]:
+def ask(images: Sequence[Image.Image], questions: Sequence[str]) -> list[str]:
     """The model's answers, one per image."""
     with VisionPipeline.from_pretrained() as see:
-        pairs = zip(pictures, questions, strict=True)
-        return [see(picture, question, temperature=0).text for picture, question in pairs]
+        pairs = zip(images, questions, strict=True)
+        return [see(image, question, temperature=0).text for image, question in pairs]
 
 
-def sheet(pictures: Sequence[Image.Image], captions: Sequence[str]) -> Image.Image:
+def sheet(images: Sequence[Image.Image], captions: Sequence[str]) -> Image.Image:
     """Images in rows, each above its caption."""
     height = _SIDE + _LINES * (_FONT_SIZE + 4) + _GAP
-    num_rows = -(-len(pictures) // _COLUMNS)
+    num_rows = -(-len(images) // _COLUMNS)
     size = (_COLUMNS * (_SIDE + _GAP) + _GAP, num_rows * height + _GAP)
     page = Image.new("RGB", size, "white")
     pen, font = ImageDraw.Draw(page), ImageFont.load_default(_FONT_SIZE)
-    for index, (picture, caption) in enumerate(zip(pictures, captions, strict=True)):
+    for index, (image, caption) in enumerate(zip(images, captions, strict=True)):
         row, column = divmod(index, _COLUMNS)
         corner = (_GAP + column * (_SIDE + _GAP), _GAP + row * height)
-        page.paste(picture.resize((_SIDE, _SIDE), Image.Resampling.LANCZOS), corner)
+        page.paste(image.resize((_SIDE, _SIDE), Image.Resampling.LANCZOS), corner)
         place = (corner[0], corner[1] + _SIDE + 6)
         pen.multiline_text(place, caption, fill="black", font=font, spacing=4)
     return page
@@ -60,13 +60,13 @@ def main() -> None:
     args = parser.parse_args()
     prompts, questions = zip(*CASES, strict=True)
     with ImagePipeline.from_pretrained() as draw:
-        pictures = [draw(prompt, seed=1)[0].image for prompt in prompts]
-    answers = ask(pictures, questions)
+        images = [draw(prompt, seed=1)[0].image for prompt in prompts]
+    answers = ask(images, questions)
     captions = []
     for prompt, question, answer in zip(prompts, questions, answers, strict=True):
         lines = (f"imagine: {prompt}", f"see: {question}", f"> {answer}")
         captions.append("\n".join(textwrap.fill(line, _LETTERS) for line in lines))
-    sheet(pictures, captions).save(args.output)
+    sheet(images, captions).save(args.output)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Questions about images from Python: one image, several, a stream, a conversation.
 
-Run it with `python samples/vision.py MODEL PICTURE [PICTURE]`, where MODEL is any vision model,
+Run it with `python samples/vision.py MODEL IMAGE [IMAGE]`, where MODEL is any vision model,
 such as HuggingFaceTB/SmolVLM-256M-Instruct.
 """
 
@@ -15,19 +15,19 @@ def main() -> None:
     """Show each way of calling the pipeline."""
     if len(sys.argv) < 3:
         raise SystemExit(__doc__)
-    model, *pictures = sys.argv[1:]
+    model, *images = sys.argv[1:]
     with VisionPipeline.from_pretrained(model) as see:
         print("-- a question about one image")
-        answer = see(pictures[0], "What is in this picture?", max_tokens=60)
+        answer = see(images[0], "What is in this picture?", max_tokens=60)
         print(answer.text, answer.usage)
 
         print("-- a stream, about all images")
-        for piece in see.stream(pictures, "Describe what you see.", max_tokens=60):
+        for piece in see.stream(images, "Describe what you see.", max_tokens=60):
             print(piece, end="", flush=True)
         print()
 
         print("-- a conversation: the image is encoded once, its part of the prompt is cached")
-        shown = {"type": "image", "image": pictures[0]}
+        shown = {"type": "image", "image": images[0]}
         talk = [{"role": "user", "content": [shown, {"type": "text", "text": "What is this?"}]}]
         first = see(talk, max_tokens=40)
         talk += [{"role": "assistant", "content": first.text}]

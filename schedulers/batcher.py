@@ -4,7 +4,7 @@ Owns submitting, pausing and cancelling jobs, the version of a draft, the steps 
 second try after want of memory, outputs and counts. Knows neither what a step computes nor which
 unit is next: a scheduler says that in the methods that begin with an underscore.
 
-- A job is one or more units that run by themselves: a sample, a picture, a segment, a text.
+- A job is one or more units that run by themselves: a sample, an image, a segment, a text.
 - `_draft` is the policy. It chooses among the units that could run, and changes nothing.
 - `_take` does what was drafted and makes the plan. A draft that is out of date is made again first.
   It is kept until its step is over.

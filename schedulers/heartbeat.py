@@ -2,7 +2,7 @@
 
 A beat is proof of progress, so none is sent while the loop merely waits for a step: a step that
 hangs is noticed by the silence. How long a step of a kind never seen takes is unknown (its code
-may be compiled, a large picture drawn on a small machine): the loop goes on beating beside it for a
+may be compiled, a large image drawn on a small machine): the loop goes on beating beside it for a
 while, so that a process that stands still is noticed as soon as ever, and such a step that hangs
 later. Knows nothing of its receivers.
 """

@@ -95,7 +95,7 @@ def test_a_damaged_vision_model_is_named(tmp_path: Path, monkeypatch: pytest.Mon
         build_app(Config(server=ServerOptions(num_decode_children=1)), [model], FakeEngine())
 
 
-async def test_closing_an_app_ends_the_children_that_prepare_pictures(tmp_path: Path) -> None:
+async def test_closing_an_app_ends_the_children_that_prepare_images(tmp_path: Path) -> None:
     before = set(psutil.Process().children(recursive=True))
 
     def started() -> set[psutil.Process]:

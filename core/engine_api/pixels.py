@@ -1,4 +1,4 @@
-"""A picture as raw bytes, between processes.
+"""An image as raw bytes, between processes.
 
 Owns the type. Files are read and written elsewhere.
 """
@@ -9,14 +9,14 @@ import msgspec
 
 
 class Pixels(msgspec.Struct, frozen=True, kw_only=True):
-    """A picture: `rgb` holds height x width x 3 bytes."""
+    """An image: `rgb` holds height x width x 3 bytes."""
 
     width: int
     height: int
     rgb: bytes
 
     def cropped(self, width: int, height: int) -> Pixels:
-        """The part of this size, no larger than the picture, from the upper left corner."""
+        """The part of this size, no larger than the image, from the upper left corner."""
         if (width, height) == (self.width, self.height):
             return self
         row = 3 * self.width

@@ -3,7 +3,7 @@
 Owns the reading of a body with files of megabytes in it, as base64 behind `"url": "data:...`, or
 wherever else an API has them. They are decoded piece by piece as they come, so that neither the
 JSON parser nor a decoder ever holds up the event loop; in their place is left a word that no client
-can know. Where no picture is read, the text is put back. What a file means, and which URLs a route
+can know. Where no image is read, the text is put back. What a file means, and which URLs a route
 takes, is the route's business.
 """
 
@@ -44,24 +44,24 @@ class FilePlace:
 
     Both match at most 256 bytes, which in JSON are nothing else: within a string, quotes are
     escaped. Other spellings of the same are read, too, but as part of the JSON. A text stays
-    there unless its first `least` characters are all base64. `pictures` are the names on the ways
+    there unless its first `least` characters are all base64. `images` are the names on the ways
     to where files are read; anywhere else they are text.
     """
 
     opening: re.Pattern[bytes]
-    pictures: frozenset[tuple[str, ...]]
+    images: frozenset[tuple[str, ...]]
     following: re.Pattern[bytes] | None = None
     least: int = 0
 
     @property
     def field(self) -> str:
-        """What a caller calls the place of a picture."""
-        return min(self.pictures)[-1]
+        """What a caller calls the place of an image."""
+        return min(self.images)[-1]
 
 
 IN_DATA_URLS: Final = FilePlace(
     re.compile(rb'"url"\s{0,8}:\s{0,8}"data:(?:[\w.+;=-]|\\?/){0,100}?;base64,'),
-    pictures=frozenset({("messages", "content", "image_url", "url")}),
+    images=frozenset({("messages", "content", "image_url", "url")}),
 )
 
 
@@ -129,11 +129,11 @@ class DataUrls:
         if file is None:
             return None
         if not file.is_base64:
-            raise InvalidRequest("A picture is no base64.", param=self._place.field)
+            raise InvalidRequest("An image is no base64.", param=self._place.field)
         return Fetched(file.data, data_media_type(head))
 
     def put_back(self, body: Any) -> Any:
-        """The parsed body, with text as it was sent wherever no picture is read. Once."""
+        """The parsed body, with text as it was sent wherever no image is read. Once."""
         if not self._files:
             return body
         whole = self._with_texts(body, ())
@@ -146,7 +146,7 @@ class DataUrls:
             return {name: self._with_texts(part, (*way, name)) for name, part in value.items()}
         if isinstance(value, list):
             return [self._with_texts(part, way) for part in value]
-        if isinstance(value, str) and self._secret in value and way not in self._place.pictures:
+        if isinstance(value, str) and self._secret in value and way not in self._place.images:
             word = re.compile(rf"{self._secret}\.\d+;")
             return word.sub(lambda found: self._files[found[0]].text(), value)
         return value
@@ -180,7 +180,7 @@ class DataUrls:
         """Go on behind what opens a file's place."""
         if self._num_openings == MAX_CONTENT_PARTS:
             raise InvalidRequest(
-                f"The body has over {MAX_CONTENT_PARTS} places of pictures.",
+                f"The body has over {MAX_CONTENT_PARTS} places of images.",
                 param=self._place.field,
             )
         self._num_openings += 1
@@ -256,7 +256,7 @@ class DataUrlRoute(StrictRoute):
         )
         request.state.data_urls = urls
         taking_turns = Request(request.scope, partial(_receive, self._turn, request.receive))
-        await receive_body(taking_turns, urls.take, options.max_picture_request_bytes)
+        await receive_body(taking_turns, urls.take, options.max_image_request_bytes)
         return urls.finish()
 
     def num_bytes(self, request: Request, raw: bytes) -> int:
@@ -264,7 +264,7 @@ class DataUrlRoute(StrictRoute):
         return len(raw) + data_urls(request).num_bytes
 
     def parse(self, request: Request, raw: bytes) -> Any:
-        """The parsed body, in which files are left where pictures are read."""
+        """The parsed body, in which files are left where images are read."""
         return data_urls(request).put_back(super().parse(request, raw))
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:

@@ -60,7 +60,7 @@ class HttpMetrics:
             registry=self.registry,
         )
         self._image_seconds = self._histogram(
-            "triptych_image_seconds", "Time from a request to each of its finished pictures."
+            "triptych_image_seconds", "Time from a request to each of its finished images."
         )
         self._in_flight = Gauge(
             "triptych_http_requests_in_flight",
@@ -92,7 +92,7 @@ class HttpMetrics:
         return AudioClock(self._first_audio.labels(model), self._audio.labels(model), arrived_s)
 
     def observe_image(self, model: str, elapsed_s: float) -> None:
-        """Count a picture that was finished so long after it was asked for."""
+        """Count an image that was finished so long after it was asked for."""
         self._image_seconds.labels(model).observe(elapsed_s)
 
 

@@ -20,7 +20,7 @@ from starlette.responses import Response
 from triptych.core.errors import NotFound
 
 FILES_ROUTE = "/page/"
-"""Where a page's scripts, styles and pictures are."""
+"""Where a page's scripts, styles and images are."""
 
 _PARTS = "parts"
 """The folder of what several pages have."""

@@ -23,7 +23,7 @@ def root_key(namespace: bytes, *, adapter: str = "", tenant: str = "") -> bytes:
 def page_key(parent: bytes, token_ids: Sequence[int], contents: bytes = b"") -> bytes:
     """The key of a full page of `token_ids` that follows the page called `parent`.
 
-    `contents` name with all 256 bits what ids alone do not: pictures, and where they are.
+    `contents` name with all 256 bits what ids alone do not: images, and where they are.
     """
     packed = struct.pack(f"<{len(token_ids)}q", *token_ids)
     return hashlib.sha256(parent + packed + contents).digest()

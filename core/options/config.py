@@ -183,7 +183,7 @@ class DeviceOptions:
     cfg_parallel_size: int = option(
         1,
         "Ranks that share an image model's guidance branches: 2 run the guided and the unguided"
-        " half of a step at once, and pictures without guidance in turns. Each holds the model.",
+        " half of a step at once, and images without guidance in turns. Each holds the model.",
         within=Range(low=1, high=2),
         roles=("image",),
     )
@@ -288,7 +288,7 @@ class CacheOptions:
     enable_prefix_caching: bool = option(True, "Reuse the pages of equal prompt beginnings.")
     max_vision_cache_entries: int = option(
         256,
-        "Pictures whose features are kept for prompts to come; 0: only while they are in use.",
+        "Images whose features are kept for prompts to come; 0: only while they are in use.",
         within=BOUND,
         roles=("vision",),
     )
@@ -329,7 +329,7 @@ class ScheduleOptions:
     )
     max_step_s: float = option(
         0.06,
-        "While other models have work, chunks of prompts and batches of pictures are cut so that a"
+        "While other models have work, chunks of prompts and batches of images are cut so that a"
         " step takes about so long: what is urgent there waits for it. 0: by number alone.",
         within=BOUND,
     )

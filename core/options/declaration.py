@@ -20,7 +20,7 @@ Role = str
 """What a model is for, by its modality: `chat`, `vision`, ... Options name their readers by it."""
 
 ROLES: tuple[Role, ...] = ("chat", "vision", "embedding", "speech", "recognition", "image")
-"""Those that read any option. One for vision is one for chat that takes pictures, too."""
+"""Those that read any option. One for vision is one for chat that takes images, too."""
 TEXT: tuple[Role, ...] = ("chat", "vision", "embedding")
 """Models of text; those that embed may be decoders, too."""
 ANSWERS: tuple[Role, ...] = ("chat", "vision", "speech")

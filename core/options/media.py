@@ -1,4 +1,4 @@
-"""The options of speech, pictures that are drawn and pictures that are looked at.
+"""The options of speech, images that are drawn and images that are looked at.
 
 Owns three sections of the configuration. The rules of `core.options.config` apply.
 """
@@ -83,19 +83,19 @@ class SpeechOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageOptions:
-    """Pictures that are drawn: which steps run the model. A request may ask for another cache."""
+    """Images that are drawn: which steps run the model. A request may ask for another cache."""
 
     ROLES: ClassVar[tuple[Role, ...]] = ("image",)
 
     step_cache: str = option(
         "auto",
-        "What lets a picture skip steps. `planned`: steps chosen beforehand by `triptych"
+        "What lets an image skip steps. `planned`: steps chosen beforehand by `triptych"
         " calibrate`; `auto`: so where the model was calibrated, else no step is skipped.",
         choices=("auto", "off", "planned", "teacache", "first-block", "taylorseer", "magcache"),
     )
     step_cache_min_psnr_db: float = option(
         32.0,
-        "Plans skip as many steps as leave nine of ten calibration pictures at least so close to"
+        "Plans skip as many steps as leave nine of ten calibration images at least so close to"
         " their uncached selves.",
         within=BOUND,
     )
@@ -131,29 +131,29 @@ class ImageOptions:
     )
     taylorseer_warmup_steps: int = option(9, "First steps that TaylorSeer computes.", within=COUNT)
     max_images_in_flight: int = option(
-        16, "Pictures that may be drawn at once; others wait.", within=COUNT
+        16, "Images that may be drawn at once; others wait.", within=COUNT
     )
     max_image_rows: int = option(
         16,
-        "Rows in one run of an image model: a picture is one, or two with guidance. How many there"
+        "Rows in one run of an image model: an image is one, or two with guidance. How many there"
         " are follows what runs were measured to take.",
         within=COUNT,
     )
     image_memory_mb: int = option(
         0,
-        "MiB that pictures in flight may hold between their steps; 0: what memory allows.",
+        "MiB that images in flight may hold between their steps; 0: what memory allows.",
         within=BOUND,
     )
     max_image_pixels: int = option(
-        3840 * 2160, "Most pixels of one picture, where its model can draw so many.", within=COUNT
+        3840 * 2160, "Most pixels of one image, where its model can draw so many.", within=COUNT
     )
     image_store_mb: int = option(
         256,
-        "MiB of memory for pictures that are answered as links; the oldest give way.",
+        "MiB of memory for images that are answered as links; the oldest give way.",
         within=BOUND,
     )
     image_store_ttl_s: float = option(
-        3600.0, "How long a picture that was answered as a link is kept.", within=DURATION
+        3600.0, "How long an image that was answered as a link is kept.", within=DURATION
     )
     enable_lora: bool = option(
         True, "Take requests for adapters of --lora-paths; off: none is loaded, all are refused."
@@ -168,7 +168,7 @@ class ImageOptions:
     )
     max_num_loras: int = option(
         8,
-        "Different adapters in one run of the model; of more, pictures wait for the next run.",
+        "Different adapters in one run of the model; of more, images wait for the next run.",
         aliases=("--max-loras-per-batch",),
         within=COUNT,
     )
@@ -176,20 +176,20 @@ class ImageOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionOptions:
-    """Pictures that are looked at."""
+    """Images that are looked at."""
 
     ROLES: ClassVar[tuple[Role, ...]] = ("vision",)
 
-    max_pictures: int = option(16, "Pictures in one chat.", within=BOUND)
-    max_picture_pixels: int = option(
+    max_images: int = option(16, "Images in one chat.", within=BOUND)
+    max_image_pixels: int = option(
         2**22,
-        "A picture with more pixels is scaled down to so many before the model's own processor"
+        "An image with more pixels is scaled down to so many before the model's own processor"
         " has it.",
         within=Range(low=2**16),
     )
-    prepared_pictures_mb: int = option(
+    prepared_images_mb: int = option(
         256,
-        "MiB of memory for pictures as their model takes them: one that comes again is neither"
+        "MiB of memory for images as their model takes them: one that comes again is neither"
         " decoded nor processed again.",
         within=BOUND,
     )

@@ -1,4 +1,4 @@
-"""Options of roles: engines that compute prompts or encode pictures for those that go on from them.
+"""Options of roles: engines that compute prompts or encode images for those that go on from them.
 
 Owns the declarations. `core.options.pipeline_plan` checks them and `schedulers.roles` acts on them.
 """
@@ -18,14 +18,14 @@ DEFAULT_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineOptions:
-    """Prefill, decode and the encoder of pictures in engines of their own."""
+    """Prefill, decode and the encoder of images in engines of their own."""
 
     ROLES: ClassVar[tuple[Role, ...]] = TEXT
 
     pipeline_role: str = option(
         WHOLE,
         "What the engine does of a request: all of it; `prefill`, prompts for engines that decode;"
-        " `decode`, the rest, and whatever of prompts does not come in time; `encode`, pictures"
+        " `decode`, the rest, and whatever of prompts does not come in time; `encode`, images"
         " for all of these, with no language model loaded.",
         choices=(WHOLE, PREFILL, DECODE, ENCODE),
         is_for_server=True,
@@ -64,7 +64,7 @@ class PipelineOptions:
     )
     encoder_timeout_s: float = option(
         DEFAULT_TIMEOUT_S,
-        "Longest wait for a picture that is encoded elsewhere, or for its next page: the engine"
+        "Longest wait for an image that is encoded elsewhere, or for its next page: the engine"
         " then encodes it itself, and one of role encode lets go of a peer that takes nothing.",
         within=DURATION,
         roles=_SEEING,

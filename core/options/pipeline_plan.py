@@ -78,7 +78,7 @@ class PipelinePlan:
 
     @property
     def features(self) -> Meeting:
-        """Where engines with the encoder of pictures meet others. Of models that see alone."""
+        """Where engines with the encoder of images meet others. Of models that see alone."""
         options = self._options
         return Meeting(
             flag="--encoder-address",
@@ -100,12 +100,12 @@ class PipelinePlan:
 
     @property
     def encodes(self) -> bool:
-        """Whether pictures are encoded for others, and nothing else is done."""
+        """Whether images are encoded for others, and nothing else is done."""
         return self.role == ENCODE
 
     @property
     def fetches_features(self) -> bool:
-        """Whether pictures are encoded elsewhere."""
+        """Whether images are encoded elsewhere."""
         return bool(self.features.addresses) and not self.encodes
 
     @property

@@ -43,9 +43,9 @@ class ServerOptions:
         within=COUNT,
         is_for_server=True,
     )
-    max_picture_request_bytes: int = option(
+    max_image_request_bytes: int = option(
         64 * 2**20,
-        "Largest body of a chat with the pictures in it, as data URLs (4/3 of a file's size).",
+        "Largest body of a chat with the images in it, as data URLs (4/3 of a file's size).",
         within=COUNT,
         roles=("vision",),
         is_for_server=True,
@@ -66,17 +66,17 @@ class ServerOptions:
     )
     media_domains: tuple[str, ...] = option(
         (),
-        "A host that pictures may be fetched from when a request names their URL; `*.` in front:"
+        "A host that images may be fetched from when a request names their URL; `*.` in front:"
         " all below it, `*`: any. Repeat for several. With none, nothing is fetched.",
         aliases=("--allowed-media-domains",),
         roles=("vision",),
     )
     media_timeout_s: float = option(
-        5.0, "Longest time that fetching one picture may take.", within=DURATION, roles=("vision",)
+        5.0, "Longest time that fetching one image may take.", within=DURATION, roles=("vision",)
     )
     public_url: str = option(
         "",
-        "Address under which clients reach this server, for links to pictures; empty: the one that"
+        "Address under which clients reach this server, for links to images; empty: the one that"
         " a request came to.",
         roles=("image",),
         is_for_server=True,

@@ -437,7 +437,7 @@ def _check_caches(images: ImageOptions) -> None:
     asked |= {"taylorseer"} if images.taylorseer and not images.first_block_caching else set()
     if len(asked) > 1:
         raise ConfigError(
-            f"a picture has one step cache, not {' and '.join(sorted(asked))}: choose one with"
+            f"an image has one step cache, not {' and '.join(sorted(asked))}: choose one with"
             " --step-cache (--first-block-caching and --taylorseer may go together)."
         )
 

@@ -1,7 +1,7 @@
 """What a router knows of a request: its model, and keys of what a replica may hold of it.
 
 Owns the keys. They are made where the prompt has been tokenized, of tokens: characters say neither
-where a page ends nor what pictures and templates put before them. They name a prompt's beginnings
+where a page ends nor what images and templates put before them. They name a prompt's beginnings
 at lengths that double, so that a prompt of any length has a handful of them, and mean something
 within one process only: two prompts with equal keys are taken to be equal, and at worst a request
 goes to a replica that has to compute it.

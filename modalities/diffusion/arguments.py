@@ -1,4 +1,4 @@
-"""What the commands about pictures have alike: sizes, adapters, writing, options without use.
+"""What the commands about images have alike: sizes, adapters, writing, options without use.
 
 Owns the words of their errors. Knows no command.
 """

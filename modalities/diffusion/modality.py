@@ -22,13 +22,13 @@ _HERE = "triptych.modalities.diffusion"
 _COMMANDS = (
     Command(
         "imagine",
-        "Draw pictures from a text, or from other pictures.",
+        "Draw images from a text, or from other images.",
         f"{_HERE}.api.cli",
         (
             'triptych imagine "a red apple" -o apple.png',
             'triptych imagine "a penguin next to a house" -n 4 --steps 28 -o penguin.webp',
             'triptych imagine "a green car" -i car.png --strength 0.6 -o green.png',
-            "triptych imagine --batch prompts.jsonl -o pictures",
+            "triptych imagine --batch prompts.jsonl -o images",
         ),
         operands="[PROMPT]",
         is_named=True,
@@ -55,7 +55,7 @@ IMAGES = Modality(
     engine=f"{_HERE}.engine.loader:DiffusionLoader",
     default="triptych-images",
     sources=(f"{_HERE}.source:EMBEDDED_IMAGES",),
-    decoders=("triptych.core.media.pictures",),
+    decoders=("triptych.core.media.images",),
     pipelines={"ImagePipeline": f"{_HERE}.api.pipeline"},
     commands=_COMMANDS,
 )

@@ -1,8 +1,8 @@
-"""Plan and result of drawing pictures step by step. Plain data, no tensors.
+"""Plan and result of drawing images step by step. Plain data, no tensors.
 
-Owns the hand-over between the scheduler (`scheduling`) and the runner (`engine`). A picture is
+Owns the hand-over between the scheduler (`scheduling`) and the runner (`engine`). An image is
 encoded (its text, what it begins from, its noise), denoised a step at a time, and decoded; each of
-these is a step on the timeline, of as many pictures as share it.
+these is a step on the timeline, of as many images as share it.
 
 Steps that a cache is known to skip cost next to nothing, so a row takes them on its way to the
 next one that computes: how far a row gets is the plan's to say, and both sides know it beforehand.
@@ -21,31 +21,31 @@ from triptych.core.errors import TriptychError
 from triptych.modalities.diffusion.wire import ImageRequest
 
 
-class PictureKey(NamedTuple):
-    """One picture of a job, counted from 0."""
+class ImageKey(NamedTuple):
+    """One image of a job, counted from 0."""
 
     job_id: str
-    picture: int
+    image: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PictureStart:
-    """A picture that begins: all that the runner knows of it."""
+class ImageStart:
+    """An image that begins: all that the runner knows of it."""
 
-    key: PictureKey
+    key: ImageKey
     request: ImageRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PictureRow:
-    """One picture's part of a step.
+class ImageRow:
+    """One image's part of a step.
 
     Denoising takes `num_steps` steps, of which all but the last are known to be skipped. With
-    `has_preview` the finished picture is previewed from the last of them. With `asks_ahead` all are
+    `has_preview` the finished image is previewed from the last of them. With `asks_ahead` all are
     known to be skipped, and of the step after them one guidance branch is asked.
     """
 
-    key: PictureKey
+    key: ImageKey
     num_steps: int = 0
     has_preview: bool = False
     asks_ahead: bool = False
@@ -53,25 +53,25 @@ class PictureRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenoisePlan(Plan):
-    """One step of some pictures; `kind` is `encode`, `denoise`, `decode` or `release`.
+    """One step of some images; `kind` is `encode`, `denoise`, `decode` or `release`.
 
-    `dropped` are pictures that are no longer needed: the runner releases them first, and a plan may
-    hold nothing else. `starts` are the rows of `encode`. Decoded pictures are released by the
+    `dropped` are images that are no longer needed: the runner releases them first, and a plan may
+    hold nothing else. `starts` are the rows of `encode`. Decoded images are released by the
     runner itself.
     """
 
-    rows: tuple[PictureRow, ...] = ()
-    starts: tuple[PictureStart, ...] = ()
-    dropped: tuple[PictureKey, ...] = ()
+    rows: tuple[ImageRow, ...] = ()
+    starts: tuple[ImageStart, ...] = ()
+    dropped: tuple[ImageKey, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedSteps:
-    """What is known of a picture's way once it is encoded.
+    """What is known of an image's way once it is encoded.
 
     `num_rows` are the guidance branches that the model is run for, step by step: 0 where every
     branch is known to be skipped, and as many as may compute where that is decided on the way.
-    `first_step` is above 0 for a picture that begins from another.
+    `first_step` is above 0 for an image that begins from another.
     """
 
     num_rows: tuple[int, ...]
@@ -86,11 +86,11 @@ class PlannedSteps:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PictureRowResult:
-    """What a step yielded of one picture, in plan order (of `starts`, for `encode`).
+class ImageRowResult:
+    """What a step yielded of one image, in plan order (of `starts`, for `encode`).
 
     `num_computed` of the steps taken ran the model, for `num_rows` guidance branches now.
-    `pixels` are a preview or the picture. An `error` ends the picture's job, and no other.
+    `pixels` are a preview or the image. An `error` ends the image's job, and no other.
     """
 
     planned: PlannedSteps | None = None
@@ -101,8 +101,8 @@ class PictureRowResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PictureCost:
-    """What a picture takes while it is drawn.
+class ImageCost:
+    """What an image takes while it is drawn.
 
     Bytes held between steps; tokens (or latent pixels) that pass through the model for one guidance
     branch; pixels to decode.

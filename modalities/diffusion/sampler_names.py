@@ -73,7 +73,7 @@ def with_sampler(
     """The configuration of the sampler of this name for the model whose own is `config`.
 
     An empty name is the model's own. `shift_exponent`: how far the noise levels are shifted for
-    the picture's size, where `config` says that they are. Raises `InvalidRequest` for a name that
+    the image's size, where `config` says that they are. Raises `InvalidRequest` for a name that
     there is not, or that this model cannot be drawn with.
     """
     if not name:

@@ -1,4 +1,4 @@
-"""What each pipeline class can do with words and pictures, and its published defaults.
+"""What each pipeline class can do with words and images, and its published defaults.
 
 The one place that says so: recipes read it when they draw, the API when it answers, so it imports
 no torch. A model's own sizes come from the JSON files beside it, handed in as mappings.
@@ -22,8 +22,8 @@ class PipelineSpec:
     `patch`: latents a side that the model takes together. `size`: the width and height it draws
     best, `None` for the model's `sample_size`.
 
-    Every pipeline draws from a picture, noised as far as the strength says, or within a mask of it.
-    `max_references`: pictures it takes as reference; the first may be begun from, too.
+    Every pipeline draws from an image, noised as far as the strength says, or within a mask of it.
+    `max_references`: images it takes as reference; the first may be begun from, too.
     `needs_reference`: it cannot draw without. With a mask or references a strength of 1 is default.
     `has_negative`: a second prompt steers away; otherwise the model takes the scale as an argument.
     `neutral_guidance`: up to this scale the second prompt changes nothing and is not run.
@@ -42,8 +42,8 @@ class PipelineSpec:
     rounds_down: bool = False
 
     @property
-    def max_pictures(self) -> int:
-        """How many pictures a request may bring."""
+    def max_images(self) -> int:
+        """How many images a request may bring."""
         return max(1, self.max_references)
 
     def is_guided(self, scale: float) -> bool:
@@ -51,34 +51,34 @@ class PipelineSpec:
         return self.has_negative and scale > self.neutral_guidance
 
     def strength_of(self, given: float | None, *, has_mask: bool) -> float:
-        """How far a picture that a row begins from is changed: 0 not at all, 1 redrawn."""
+        """How far an image that a row begins from is changed: 0 not at all, 1 redrawn."""
         if given is not None:
             return given
         return 1.0 if has_mask or self.max_references else self.default_strength
 
     def first_step(self, num_steps: int, strength: float) -> int:
-        """The step to begin at with a picture, rounded as diffusers' pipeline does."""
+        """The step to begin at with an image, rounded as diffusers' pipeline does."""
         if self.rounds_down:
             return num_steps - int(num_steps * strength)
         return int(num_steps - num_steps * strength)
 
-    def check_pictures(
-        self, num_pictures: int, *, num_steps: int, strength: float | None, has_mask: bool
+    def check_images(
+        self, num_images: int, *, num_steps: int, strength: float | None, has_mask: bool
     ) -> None:
-        """Raises `InvalidRequest` for pictures, a mask or a strength that cannot be used."""
-        if self.needs_reference and not num_pictures:
-            raise InvalidRequest("This model edits pictures: give it one.", param="image")
-        if num_pictures > self.max_pictures:
+        """Raises `InvalidRequest` for images, a mask or a strength that cannot be used."""
+        if self.needs_reference and not num_images:
+            raise InvalidRequest("This model edits images: give it one.", param="image")
+        if num_images > self.max_images:
             raise InvalidRequest(
-                f"{num_pictures} pictures are too many: this model takes {self.max_pictures}.",
+                f"{num_images} images are too many: this model takes {self.max_images}.",
                 param="image",
             )
-        if (has_mask or strength is not None) and not num_pictures:
+        if (has_mask or strength is not None) and not num_images:
             name = "mask" if has_mask else "strength"
-            raise InvalidRequest(f"A {name} needs a picture to begin from.", param=name)
+            raise InvalidRequest(f"A {name} needs an image to begin from.", param=name)
         amount = self.strength_of(strength, has_mask=has_mask)
         is_usable = 0 <= amount <= 1 and self.first_step(num_steps, amount) < num_steps
-        if num_pictures and not is_usable:
+        if num_images and not is_usable:
             raise InvalidRequest(
                 f"Strength is from 0 to 1, and enough that one of {num_steps} steps is left, not "
                 f"{amount:g}.",

@@ -1,6 +1,6 @@
 """The words image models speak between API and engine: requests, and their deltas.
 
-Owns the wire types of drawing. Pictures cross as raw RGB, eight bits a channel, row by row: files
+Owns the wire types of drawing. Images cross as raw RGB, eight bits a channel, row by row: files
 are read and written on the API's side, pixels are made on the engine's.
 """
 
@@ -19,7 +19,7 @@ AUTO = -1
 
 
 class StepCache(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Which step cache a picture is drawn with. What is `None` or empty is the method's default.
+    """Which step cache an image is drawn with. What is `None` or empty is the method's default.
 
     `auto` takes the model's calibrated plan where there is one, else computes every step.
     `threshold` belongs to TeaCache, FBCache and MagCache, `coefficients` to TeaCache (highest power
@@ -46,13 +46,13 @@ class AdapterUse(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ImageRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="draw"):
-    """`num_images` pictures of one prompt. What is `None` or empty is the model's own default.
+    """`num_images` images of one prompt. What is `None` or empty is the model's own default.
 
     The API's service fills in `width` and `height` (`AUTO`: the model's own, or in the shape of
-    the first picture), `seed` (`None`: a random one), `sources` and `mask`; the engine gets all of
-    them. `sources` are pictures to begin from or to refer to; `mask` (height x width bytes of the
+    the first image), `seed` (`None`: a random one), `sources` and `mask`; the engine gets all of
+    them. `sources` are images to begin from or to refer to; `mask` (height x width bytes of the
     first one, 255 where it is to change, empty: everywhere) and `strength` (0 keeps it, 1 redraws
-    it) say what of it may change. `num_partials` previews of each picture are sent on the way,
+    it) say what of it may change. `num_partials` previews of each image are sent on the way,
     and a delta for each step where `has_progress`.
     """
 
@@ -76,16 +76,16 @@ class ImageRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class ImageDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="image"):
-    """What one step added to one picture of a job.
+    """What one step added to one image of a job.
 
     `step` steps of `num_steps` are done, `num_computed` of them by a run of the model. `pixels`
-    hold a preview where `partial_index` is 0 or more, else the finished picture. While a job waits
+    hold a preview where `partial_index` is 0 or more, else the finished image. While a job waits
     its deltas have a `queue_position` (jobs before it, -1 once it runs). `is_prompt_cut`
     where the text encoders did not read all of a prompt. The job's last delta has a
     `finish_reason`.
     """
 
-    picture: int = 0
+    image: int = 0
     step: int = 0
     num_steps: int = 0
     num_computed: int = 0

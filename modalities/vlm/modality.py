@@ -1,4 +1,4 @@
-"""Vision in chat: models that write text about pictures.
+"""Vision in chat: models that write text about images.
 
 Owns how such a model is recognised and what opens its halves. Loads neither.
 """
@@ -22,7 +22,7 @@ _HERE = "triptych.modalities.vlm"
 _COMMANDS = (
     Command(
         "chat",
-        "Talk to a model in the terminal, about pictures too where it sees.",
+        "Talk to a model in the terminal, about images too where it sees.",
         f"{_HERE}.api.cli",
         (
             "triptych chat",
@@ -35,7 +35,7 @@ _COMMANDS = (
     ),
     Command(
         "see",
-        "Ask about pictures.",
+        "Ask about images.",
         f"{_HERE}.api.cli",
         (
             'triptych see apple.png "What is this?"',
@@ -43,7 +43,7 @@ _COMMANDS = (
             "triptych see before.jpg after.jpg 'What has changed?'"
             " --model HuggingFaceTB/SmolVLM-256M-Instruct",
         ),
-        operands="PICTURE ... [QUESTION]",
+        operands="IMAGE ... [QUESTION]",
         is_named=True,
     ),
 )

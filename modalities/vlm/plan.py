@@ -1,4 +1,4 @@
-"""Plan and result of reading pictures. Plain data, no tensors.
+"""Plan and result of reading images. Plain data, no tensors.
 
 Owns the hand-over between the scheduler and the runners of vision models. Features stay on
 the device, in a cache by digest that both sides know: a step that encodes leaves them there,
@@ -17,23 +17,23 @@ from triptych.core.engine_api.prompt_content import PromptContent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodePlan(Plan):
-    """Features of some pictures, all different, none of which is in the cache.
+    """Features of some images, all different, none of which is in the cache.
 
     Its result has a row for each: the error that kept its features out of the cache, or `None` for
     those that are there now, with a reference to them.
     """
 
-    pictures: tuple[PromptContent, ...]
+    images: tuple[PromptContent, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedPlan(TokenPlan):
     """What the ranks of a divided model are told of a plan of either kind.
 
-    Pictures come without their numbers, which rank 0 hands round as they are encoded.
+    Images come without their numbers, which rank 0 hands round as they are encoded.
     """
 
-    pictures: tuple[PromptContent, ...] = ()
+    images: tuple[PromptContent, ...] = ()
 
     @classmethod
     def of(cls, plan: EncodePlan) -> SharedPlan:
@@ -43,18 +43,18 @@ class SharedPlan(TokenPlan):
             model=plan.model,
             kind=plan.kind,
             rows=(),
-            pictures=tuple(_without_data(picture) for picture in plan.pictures),
+            images=tuple(_without_data(image) for image in plan.images),
         )
 
     def received(self) -> TokenPlan | EncodePlan:
         """To be run."""
-        if not self.pictures:
+        if not self.images:
             return self
         return EncodePlan(
-            step_id=self.step_id, model=self.model, kind=self.kind, pictures=self.pictures
+            step_id=self.step_id, model=self.model, kind=self.kind, images=self.images
         )
 
 
-def _without_data(picture: PromptContent) -> PromptContent:
-    inputs = {name: structs.replace(each, data=b"") for name, each in picture.inputs.items()}
-    return structs.replace(picture, inputs=inputs)
+def _without_data(image: PromptContent) -> PromptContent:
+    inputs = {name: structs.replace(each, data=b"") for name, each in image.inputs.items()}
+    return structs.replace(image, inputs=inputs)

@@ -1,6 +1,6 @@
-"""A picture as its model takes it, before it has a place in a prompt.
+"""An image as its model takes it, before it has a place in a prompt.
 
-Owns what crosses from the process that prepares pictures. Neither torch nor transformers is needed.
+Owns what crosses from the process that prepares images. Neither torch nor transformers is needed.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import msgspec
 from triptych.core.engine_api.prompt_content import Array, input_bytes
 
 
-class PreparedPicture(msgspec.Struct, frozen=True, kw_only=True):
-    """What an encoder is called with, and what stands for the picture in a prompt.
+class PreparedImage(msgspec.Struct, frozen=True, kw_only=True):
+    """What an encoder is called with, and what stands for the image in a prompt.
 
     `spelling` is text with the model's special tokens, and numbers of positions that its features
     fill. `grid` are the rows and columns of those, where positions follow them. Equal digests mean
@@ -37,7 +37,7 @@ class PreparedPicture(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VisionFacts(msgspec.Struct, frozen=True):
-    """`placeholder` is what a chat template puts for a picture; `text` are fields of a config."""
+    """`placeholder` is what a chat template puts for an image; `text` are fields of a config."""
 
     placeholder: str
     text: dict[str, Any]

@@ -39,13 +39,13 @@ class Phase:
     """The measurements of one phase."""
 
     heard: Findings = field(default_factory=Findings)
-    num_pictures: int = 0
+    num_images: int = 0
     seconds: float = 0.0
 
     @property
-    def pictures_per_s(self) -> float:
+    def images_per_s(self) -> float:
         """Throughput of images."""
-        return self.num_pictures / self.seconds
+        return self.num_images / self.seconds
 
 
 class Painters:
@@ -67,7 +67,7 @@ class Painters:
                 prompt="a penguin next to a house",
                 extra_body={"seed": seed, "steps": 50, "cache": "off"},
             )
-            phase.num_pictures += time.perf_counter() < ends_s
+            phase.num_images += time.perf_counter() < ends_s
 
 
 async def run(users: Users, painters: Painters, load: Load, num_painters: int) -> Phase:
@@ -89,10 +89,10 @@ async def measure(port: int, args: argparse.Namespace) -> dict[str, Phase]:
     await run(users, painters, warm_up, args.painters)
     phases = {
         "chat alone": await run(users, painters, alone, 0),
-        f"chat, {args.painters} pictures": await run(users, painters, alone, args.painters),
+        f"chat, {args.painters} images": await run(users, painters, alone, args.painters),
         "chat, speech": await run(users, painters, everybody, 0),
-        "chat, speech, pictures": await run(users, painters, everybody, args.painters),
-        "pictures alone": await run(users, painters, no_users, args.painters),
+        "chat, speech, images": await run(users, painters, everybody, args.painters),
+        "images alone": await run(users, painters, no_users, args.painters),
     }
     await users.close()
     return phases
@@ -105,7 +105,7 @@ def report(phases: dict[str, Phase]) -> Table:
         "gap between tokens, ms: median, p95, p99",
         "first audio, ms: median, maximum",
         "underruns, s",
-        "pictures per s",
+        "images per s",
     )
     for name, phase in phases.items():
         table.add_row(
@@ -113,7 +113,7 @@ def report(phases: dict[str, Phase]) -> Table:
             milliseconds(phase.heard.gaps_s, 0.5, 0.95, 0.99),
             milliseconds(phase.heard.first_sounds_s, 0.5, 1.0),
             f"{sum(phase.heard.underruns_s):.2f} of {phase.heard.sound_s:.0f}",
-            f"{phase.pictures_per_s:.2f}",
+            f"{phase.images_per_s:.2f}",
         )
     return table
 
@@ -143,7 +143,7 @@ def main() -> None:
                 },
                 "underruns_s": phase.heard.underruns_s,
                 "sound_s": phase.heard.sound_s,
-                "pictures_per_s": phase.pictures_per_s,
+                "images_per_s": phase.images_per_s,
             }
             for name, phase in phases.items()
         }

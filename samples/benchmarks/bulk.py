@@ -5,7 +5,7 @@
 
 Each command answers its rows in one process; then over two engines of a Ray cluster, where it gets
 SIGKILL once some rows are written down and is run again. Results are compared byte for byte but for
-the seconds that pictures took.
+the seconds that images took.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def transcribe(folder: Path, num_rows: int) -> Sequence[str]:
 
 
 def imagine(folder: Path, num_rows: int) -> Sequence[str]:
-    """Small pictures."""
+    """Small images."""
     things = ("a red apple", "a blue car", "a penguin", "a house")
     rows = [{"prompt": things[n % 4], "seed": n, "size": "64x64"} for n in range(num_rows)]
     return ("imagine", "--batch", _jsonl(folder, rows), "--steps", "4")
@@ -94,7 +94,7 @@ TASKS = {
     "generate": Task(write=generate, results="answers.jsonl", num_rows=24),
     "embed": Task(write=embed, results="vectors.jsonl", num_rows=3072),
     "transcribe": Task(write=transcribe, results="texts", num_rows=16),
-    "imagine": Task(write=imagine, results="pictures", num_rows=32),
+    "imagine": Task(write=imagine, results="images", num_rows=32),
 }
 
 

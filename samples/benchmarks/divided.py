@@ -9,7 +9,7 @@ equal token for token, the largest difference of a token's log-probability among
 per second. In float32 all answers are equal, and the exit code is 1 if one is not; in bfloat16 a
 whole model on a CPU rounds less often than a divided one, and near ties may fall otherwise.
 
-Pictures are drawn uncached, by the calibrated plan, and by a cache that decides on the way. In
+Images are drawn uncached, by the calibrated plan, and by a cache that decides on the way. In
 float32 those of divided branches are equal; of those of divided tokens, bytes may differ by one.
 """
 
@@ -64,39 +64,39 @@ def run(num_ranks: int, num_tokens: int, dtype: str) -> Run:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """The pictures of one model, and seconds for each."""
+    """The images of one model, and seconds for each."""
 
-    pictures: list[bytes]
-    picture_s: float
+    images: list[bytes]
+    image_s: float
 
 
-def draw(num_pictures: int, dtype: str, **ranks: int) -> Drawing:
+def draw(num_images: int, dtype: str, **ranks: int) -> Drawing:
     """Draw by a model of so many ranks."""
     with ImagePipeline.from_pretrained(dtype=dtype, **ranks) as images:
         images(SUBJECTS[0], seed=0, cache="off")
         begun_s = time.perf_counter()
         drawn = [
             images(SUBJECTS[seed % len(SUBJECTS)], seed=seed, cache=cache)
-            for seed in range(num_pictures)
+            for seed in range(num_images)
             for cache in CACHES
         ]
         took_s = time.perf_counter() - begun_s
     return Drawing([each[0].image.tobytes() for each in drawn], took_s / len(drawn))
 
 
-def compare_pictures(given: argparse.Namespace) -> bool:
-    """Whether all pictures of a divided model are as close to the whole one's as they should be."""
+def compare_images(given: argparse.Namespace) -> bool:
+    """Whether all images of a divided model are as close to the whole one's as they should be."""
     ranks = {
         "cfg_parallel_size": given.cfg_parallel_size,
         "ulysses_degree": given.ulysses_degree,
     }
-    whole = draw(given.num_pictures, given.dtype)
-    divided = draw(given.num_pictures, given.dtype, **ranks)
-    pairs = list(zip(whole.pictures, divided.pictures, strict=True))
+    whole = draw(given.num_images, given.dtype)
+    divided = draw(given.num_images, given.dtype, **ranks)
+    pairs = list(zip(whole.images, divided.images, strict=True))
     apart = [max(abs(a - b) for a, b in zip(*pair, strict=True)) for pair in pairs]
-    print(f"equal pictures: {apart.count(0)} of {len(pairs)}")
+    print(f"equal images: {apart.count(0)} of {len(pairs)}")
     print(f"largest difference of a byte: {max(apart)}")
-    print(f"s/picture: {whole.picture_s:.3f} whole, {divided.picture_s:.3f} divided")
+    print(f"s/image: {whole.image_s:.3f} whole, {divided.image_s:.3f} divided")
     return max(apart) <= (given.ulysses_degree > 1)
 
 
@@ -124,11 +124,11 @@ def main() -> None:
     parser.add_argument("--cfg-parallel-size", type=int, default=1)
     parser.add_argument("--ulysses-degree", type=int, default=1)
     parser.add_argument("--num-tokens", type=int, default=48)
-    parser.add_argument("--num-pictures", type=int, default=4)
+    parser.add_argument("--num-images", type=int, default=4)
     parser.add_argument("--dtype", default="float32")
     given = parser.parse_args()
     draws = given.cfg_parallel_size * given.ulysses_degree > 1
-    is_equal = (compare_pictures if draws else compare_answers)(given)
+    is_equal = (compare_images if draws else compare_answers)(given)
     sys.exit(given.dtype == "float32" and not is_equal)
 
 

@@ -337,7 +337,7 @@ def write_flux(folder: Path, tiny: bool) -> None:
 
 
 def measure_images(machine: Machine) -> dict[str, Figures]:
-    """Seconds of a picture: ours without a cache and with the default one, and diffusers'."""
+    """Seconds of an image: ours without a cache and with the default one, and diffusers'."""
     folder = machine.scratch / "flux"
     write_flux(folder, machine.tiny)
     side, num_steps = (128, 4) if machine.tiny else (1024, 28)

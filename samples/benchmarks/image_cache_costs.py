@@ -1,4 +1,4 @@
-"""What step caches cost, on large models with random weights: no pictures, processor time alone.
+"""What step caches cost, on large models with random weights: no images, processor time alone.
 
     python samples/benchmarks/image_cache_costs.py --blocks 6 --repeats 5
 

@@ -11,7 +11,7 @@ guidance, and each share of them that computes:
   same number of trials finds on prompts and seeds of their own
 - the same number of steps without a cache
 
-against the uncached pictures: PSNR, SSIM, distance in features, what the classifier names right,
+against the uncached images: PSNR, SSIM, distance in features, what the classifier names right,
 and processor time. All in float32, so that only the cache makes a difference.
 
 Finished cells are kept in image_caches.json of the output folder: a run that was stopped, or that
@@ -59,7 +59,7 @@ class OutOfTime(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Uncached:
-    """Uncached pictures to compare with, and their features."""
+    """Uncached images to compare with, and their features."""
 
     whole: Drawn
     features: Tensor
@@ -75,7 +75,7 @@ class Benchmark:
         self._judge = Judge(args.run)
         self._subject = Subject(args.model, guidance=args.guidance, batch_size=args.batch)
         results.of_model(self._subject.digest)
-        captions = self._judge.captions(self._terms.num_tuning + self._terms.num_pictures)
+        captions = self._judge.captions(self._terms.num_tuning + self._terms.num_images)
         wishes = [Wish(prompt, index, shows) for index, (prompt, shows) in enumerate(captions)]
         first = self._terms.num_tuning
         self._tuning = [Wish(w.prompt, w.seed + _TUNING_SEED, w.shows) for w in wishes[:first]]
@@ -92,7 +92,7 @@ class Benchmark:
         if not wanted:
             return
         self._check_time()
-        _SHOWN.print(f"{sampling.name}: uncached pictures")
+        _SHOWN.print(f"{sampling.name}: uncached images")
         uncached = self._reference(sampling)
         search: Search | None = None
         for each in wanted:
@@ -124,20 +124,20 @@ class Benchmark:
                     yield Wanted(method, num_computed)
 
     def _reference(self, sampling: Sampling) -> Uncached:
-        """Uncached pictures; and how far those of another seed are, which is a distribution's."""
+        """Uncached images; and how far those of another seed are, which is a distribution's."""
         whole = self._subject.draw(self._wishes, sampling)
-        features = self._judge.features(whole.pictures_BCHW)
+        features = self._judge.features(whole.images_BCHW)
         (others, *_) = self._subject.batches(self._wishes)
         others = [Wish(w.prompt, w.seed + _OTHER_SEED, w.shows) for w in others]
-        pictures = self._subject.draw(others, sampling).pictures_BCHW
+        images = self._subject.draw(others, sampling).images_BCHW
         count = len(others)
-        is_right = self._judge.is_right(whole.pictures_BCHW, self._names)
-        between = feature_distances(self._judge.features(pictures), features[:count])
+        is_right = self._judge.is_right(whole.images_BCHW, self._names)
+        between = feature_distances(self._judge.features(images), features[:count])
         self._results.put_reference(
             sampling.name,
             Reference(
                 right=sum(is_right) / len(is_right),
-                seeds_psnr_db=psnr_db(pictures, whole.pictures_BCHW[:count]),
+                seeds_psnr_db=psnr_db(images, whole.images_BCHW[:count]),
                 seeds_features=between,
             ),
         )
@@ -166,20 +166,20 @@ class Benchmark:
         cache: CacheMethod | None = None,
         setting: Setting | None = None,
     ) -> Cell:
-        pictures, whole = drawn.pictures_BCHW, uncached.whole.pictures_BCHW
-        is_right = self._judge.is_right(pictures, self._names)
+        images, whole = drawn.images_BCHW, uncached.whole.images_BCHW
+        is_right = self._judge.is_right(images, self._names)
         return Cell(
             setting=dict(setting or {}),
             num_runs=drawn.num_runs,
-            psnr_db=psnr_db(pictures, whole),
-            ssim=ssim(pictures, whole),
-            features=feature_distances(self._judge.features(pictures), uncached.features),
+            psnr_db=psnr_db(images, whole),
+            ssim=ssim(images, whole),
+            features=feature_distances(self._judge.features(images), uncached.features),
             right=sum(is_right) / len(is_right),
             cpu_share=self._cpu_share(sampling, cache) if cache else None,
         )
 
     def _cpu_share(self, sampling: Sampling, cache: CacheMethod) -> float:
-        """Processor time by that of uncached pictures, drawn right before."""
+        """Processor time by that of uncached images, drawn right before."""
         few = self._wishes[:_NUM_TIMED]
         plain = self._subject.draw(few, sampling)
         return self._subject.draw(few, sampling, cache).cpu_s / plain.cpu_s
@@ -201,11 +201,11 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="folder for the results")
     parser.add_argument("--steps", type=int, nargs="+", default=[50, 28, 14])
     parser.add_argument("--shares", type=float, nargs="+", default=[0.16, 0.2, 0.26, 0.36, 0.5])
-    parser.add_argument("--pictures", type=int, default=48, help="that are measured")
-    parser.add_argument("--tuning", type=int, default=8, help="pictures of a trial")
+    parser.add_argument("--images", type=int, default=48, help="that are measured")
+    parser.add_argument("--tuning", type=int, default=8, help="images of a trial")
     parser.add_argument("--trials", type=int, default=24, help="of each method and budget")
     parser.add_argument("--guidance", type=float, help="guidance scale; default: the model's")
-    parser.add_argument("--batch", type=int, default=8, help="pictures at once")
+    parser.add_argument("--batch", type=int, default=8, help="images at once")
     parser.add_argument("--minutes", type=float, default=1e9, help="end after so many")
     parser.add_argument("--threads", type=int, default=0, help="0: torch's choice")
     parser.add_argument("--note", default="", help="what the model is, for the table")
@@ -229,7 +229,7 @@ def _measure(args: argparse.Namespace, path: Path) -> Results:
     terms = Terms(
         steps=args.steps,
         shares=args.shares,
-        num_pictures=args.pictures,
+        num_images=args.images,
         num_tuning=args.tuning,
         num_trials=args.trials,
         guidance=args.guidance,

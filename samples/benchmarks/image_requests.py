@@ -91,7 +91,7 @@ class Ours:
             ]
             return await asyncio.gather(*calls)
 
-        return [pictures[0] for pictures in asyncio.run(draw())]
+        return [images[0] for images in asyncio.run(draw())]
 
     def in_turn(
         self, asked: Sequence[Wish], steps: Sequence[int], cache: str, **options: Any
@@ -169,7 +169,7 @@ def together(ours: Ours, theirs: Theirs, repeats: int) -> dict[str, Any]:
     return {
         "seconds": seconds,
         "psnr_db": psnr_db(_values(planned), _values(whole)),
-        "computed": [picture.num_computed for picture in planned],
+        "computed": [image.num_computed for image in planned],
     }
 
 
@@ -226,7 +226,7 @@ def loop(folder: Path, repeats: int) -> dict[str, list[float]]:
             for progress in draw.stream(
                 "a", size=(side, side), num_steps=num_steps, cache="off", guidance_scale=1.0
             )
-            if progress.step and progress.picture is None
+            if progress.step and progress.image is None
         ]
         return (times[-1] - times[0]) / (len(times) - 1) * num_steps
 
@@ -269,9 +269,9 @@ def previews(repeats: int, log: Path) -> dict[str, list[float]]:
     return found
 
 
-def _values(pictures: Sequence[GeneratedImage]) -> torch.Tensor:
+def _values(images: Sequence[GeneratedImage]) -> torch.Tensor:
     """`[B, H, W, C]` in 0..1."""
-    return torch.stack([torch.from_numpy(np.array(each.image)) / 255 for each in pictures])
+    return torch.stack([torch.from_numpy(np.array(each.image)) / 255 for each in images])
 
 
 def _ratio(over: Sequence[float], under: Sequence[float]) -> tuple[float, float, float]:

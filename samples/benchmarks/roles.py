@@ -4,7 +4,7 @@
     python samples/benchmarks/roles.py --model tiny --kills 50 --output docs/benchmarks/roles.md
     python samples/benchmarks/roles.py --model triptych-vision --output docs/benchmarks/roles.md
 
-Of a model that sees, one process encodes pictures and the other does the rest. First the same
+Of a model that sees, one process encodes images and the other does the rest. First the same
 requests, greedy and seeded, of one engine and of two. Then requests one after another, while one of
 the two processes gets SIGKILL at a random moment of each, in turn, and is started again; a request
 that the process which answers took along is asked once more. Exits with 1 where an answer differs,
@@ -57,10 +57,10 @@ from triptych.core.options.config import (
 from triptych.core.options.pipeline import DECODE, ENCODE, NIXL, PREFILL, SOCKETS, WHOLE
 from triptych.core.options.table import add_options, resolve_with_sources
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.llm.api.multimodal import PictureSource
+from triptych.modalities.llm.api.multimodal import ImageSource
 from triptych.modalities.llm.engine import fallback, loader  # noqa: F401 (before the forks)
 from triptych.modalities.registry import resolve_models, role_of
-from triptych.modalities.vlm.api.preparation import InProcessPreparation, PictureProcessorCache
+from triptych.modalities.vlm.api.preparation import ImageProcessorCache, InProcessPreparation
 from triptych.modalities.vlm.api.prompt_encoder import VisionPromptEncoder
 from triptych.modalities.vlm.engine import encoder_loader  # noqa: F401
 from triptych.modalities.vlm.modality import VISION
@@ -240,16 +240,16 @@ def texts(rng: random.Random, num: int, length: int, num_tokens: int) -> list[To
 def chats(
     model: ResolvedModel, rng: random.Random, num: int, num_tokens: int
 ) -> list[TokenRequest]:
-    """Requests with a picture that nobody had before."""
+    """Requests with an image that nobody had before."""
     config = Config()
-    pictures = PictureProcessorCache.from_config(InProcessPreparation(model), config)
+    images = ImageProcessorCache.from_config(InProcessPreparation(model), config)
     facts = read_facts(model.folder)
-    encoder = VisionPromptEncoder.open(model, facts, pictures, config)
+    encoder = VisionPromptEncoder.open(model, facts, images, config)
 
     async def encode(each: int) -> TokenRequest:
         file = io.BytesIO()
         Image.frombytes("RGB", (16, 16), rng.randbytes(768)).resize((320, 240)).save(file, "png")
-        shown = PictureSource(file=Fetched(file.getvalue(), ""))
+        shown = ImageSource(file=Fetched(file.getvalue(), ""))
         message = {"role": "user", "content": [shown, "What is this?"]}
         request = await encoder.encode_messages([message])
         return msgspec.structs.replace(request, sampling=sampling_of(each, num_tokens))
@@ -300,7 +300,7 @@ def compare(setup: Setup, asked: Sequence[TokenRequest]) -> tuple[list[list[str]
             content_bytes = front.series("vision_cache_bytes")
     num_equal = sum(ours == theirs for ours, theirs in zip(want, got, strict=True))
     overhead = max(num_bytes, sent_bytes) / content_bytes - 1
-    what = "pictures encoded" if setup.sees else "prompts of which pages were computed"
+    what = "images encoded" if setup.sees else "prompts of which pages were computed"
     rows = [
         ["answers equal token for token", f"{num_equal} of {len(asked)}"],
         [f"{what} by the engine that answers", f"{fallbacks:g}"],
@@ -429,7 +429,7 @@ def main() -> int:
             title, (rows, is_right) = "Deaths", kill(setup, asked, rng)
         else:
             title, (rows, is_right) = "Tokens and bytes", compare(setup, asked)
-    what = "prompts with a picture" if setup.sees else f"prompts of {given.length} tokens"
+    what = "prompts with an image" if setup.sees else f"prompts of {given.length} tokens"
     head = f"{given.model}, {given.way}, {what}, answers of {given.tokens}"
     table = markdown_table([head, ""], rows)
     print(f"## {title}\n\n{table}")

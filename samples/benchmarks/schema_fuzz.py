@@ -147,7 +147,7 @@ def sound() -> bytes:
     return file.getvalue()
 
 
-def picture() -> bytes:
+def image() -> bytes:
     """A PNG file of one colour."""
     from PIL import Image
 
@@ -175,7 +175,7 @@ class Fuzzer:
         self.report = Report()
         self._models = models
         self._headers = dict(headers)
-        self._files = {"picture": picture(), "sound": sound()}
+        self._files = {"image": image(), "sound": sound()}
 
     def run(self, num_cases: int) -> Report:
         """Send about this many requests, the same in every run."""
@@ -242,7 +242,7 @@ class Fuzzer:
 
     def _uploads(self, task: str | None) -> dict[str, Any]:
         if task == "image":
-            file = self._files["picture"]
+            file = self._files["image"]
             return {"image": file, "image[]": [file], "mask": file}
         file = self._files["sound"]
         return {"file": file, "audio_sample": file}

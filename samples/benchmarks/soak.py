@@ -41,11 +41,11 @@ MAX_GROWTH = 0.02
 WARM_UP_SHARE = 0.25
 REST_S, LAST_REST_S = 15.0, 60.0
 FILL_SHARE, MAX_FILLS = 0.95, 60
-FILLS = {"picture": 240, "embeddings": 1000}
+FILLS = {"look": 240, "embeddings": 1000}
 """Requests that fill the other caches: preprocessed images, and oneDNN's, per number of rows."""
 SERVE = (
     "triptych serve --port {port} --log-level warning --kv-cache-memory-mb 192"
-    " --max-vision-cache-entries 32 --prepared-pictures-mb 16 --image-store-mb 16"
+    " --max-vision-cache-entries 32 --prepared-images-mb 16 --image-store-mb 16"
 )
 ROLES = {
     "triptych.engine_process": "engine",
@@ -56,7 +56,7 @@ ROLES = {
 """The role of each process, by a word of its command line."""
 RESTARTS = "triptych_engine_restarts"
 MAX_NEW_THREADS = 2  # pools that start threads on demand may have needed one more
-AT_REST = ("kv_pages_leased", "jobs_waiting", "jobs_running", "pictures_running", "units_started")
+AT_REST = ("kv_pages_leased", "jobs_waiting", "jobs_running", "images_running", "units_started")
 """Gauges of the engine that are 0 when it is idle."""
 KEPT = {*AT_REST, "engine_restarts_total", "kv_pages_cached", "vision_cache_bytes"}
 

@@ -42,7 +42,7 @@ class Users:
         self._acts: dict[str, tuple[int, Act]] = {
             "chat, streamed": (6, self.chat_streamed),
             "chat": (3, self.chat),
-            "picture": (2, self.look),
+            "look": (2, self.look),
             "speech": (2, self.speak),
             "transcription": (1, self.transcribe),
             "embeddings": (3, self.embed),
@@ -112,7 +112,7 @@ class Users:
     async def look(self) -> None:
         """Ask about an image; half of the images are repeated."""
         number = self._random.choice((self._random.randrange(4), self._random.getrandbits(32)))
-        url = f"data:image/png;base64,{base64.b64encode(picture(number)).decode()}"
+        url = f"data:image/png;base64,{base64.b64encode(image(number)).decode()}"
         content = [
             {"type": "image_url", "image_url": {"url": url}},
             {"type": "text", "text": "What is this?"},
@@ -180,7 +180,7 @@ async def _numbered(pieces: AsyncIterator[bytes]) -> AsyncIterator[int]:
         yield number
 
 
-def picture(number: int) -> bytes:
+def image(number: int) -> bytes:
     """A PNG that is unique to its number."""
     source = random.Random(number)
     canvas = Image.new("RGB", (source.randint(64, 640), source.randint(64, 480)), "white")

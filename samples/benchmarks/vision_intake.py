@@ -9,7 +9,7 @@ an image to the engine), and a coroutine on the event loop of its API process th
 the longest stall is the maximum CPU time of the loop's thread in a stall: the rest is time of other
 processes on the same cores. Memory is that of the API process, and of all processes: before, at its
 peak, and when all requests are answered. Image caches are part of it (`--options
-'--prepared-pictures-mb 0'` disables them).
+'--prepared-images-mb 0'` disables them).
 """
 
 from __future__ import annotations
@@ -104,9 +104,9 @@ def ask(url: str, body: bytes) -> None:
         raise SystemExit(f"The server answered {reply.status_code}: {reply.text[:500]}")
 
 
-def body_of(model: str, picture: bytes) -> bytes:
+def body_of(model: str, image: bytes) -> bytes:
     """A request body, made before the clock runs."""
-    messages = conversation(picture, 1)
+    messages = conversation(image, 1)
     return json.dumps({"model": model, "messages": messages, "max_tokens": 1}).encode()
 
 

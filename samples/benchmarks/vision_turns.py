@@ -141,9 +141,9 @@ def _landscape(width: int, height: int) -> NDArray[np.uint8]:
     return np.clip(smooth + grain, 0, 255).astype(np.uint8)
 
 
-def conversation(picture: bytes, num_turns: int) -> list[dict[str, Any]]:
+def conversation(image: bytes, num_turns: int) -> list[dict[str, Any]]:
     """The messages of a turn; earlier answers are fixed, the same for all servers."""
-    url = f"data:image/jpeg;base64,{base64.b64encode(picture).decode()}"
+    url = f"data:image/jpeg;base64,{base64.b64encode(image).decode()}"
     shown = {"type": "image_url", "image_url": {"url": url}}
     messages = [_said("user", shown, {"type": "text", "text": QUESTION})]
     for _ in range(num_turns - 1):
@@ -186,7 +186,7 @@ class Side:
         """Images that our server has encoded so far, as of its last heartbeat."""
         time.sleep(_BEAT_S)
         lines = httpx.get(f"http://127.0.0.1:{self.port}/metrics").text.splitlines()
-        found = [line for line in lines if line.startswith("triptych_pictures_encoded_total{")]
+        found = [line for line in lines if line.startswith("triptych_images_encoded_total{")]
         return int(float(found[0].split()[-1])) if found else 0
 
 
@@ -223,11 +223,11 @@ def measure(sides: dict[str, Side], args: argparse.Namespace) -> dict[str, Findi
     found = {name: Findings() for name in sides}
     before = {name: sides[name].num_encoded() for name in CACHES}
     for repeat in range(args.repeats):
-        picture = photograph(1 + repeat, width, height)
+        image = photograph(1 + repeat, width, height)
         for findings in found.values():
             findings.seconds.append([])
         for num_turns in range(1, args.turns + 1):
-            messages = conversation(picture, num_turns)
+            messages = conversation(image, num_turns)
             for name, side in sides.items():
                 found[name].seconds[-1].append(side.ask(messages))
     for name, count in before.items():

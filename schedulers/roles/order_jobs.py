@@ -1,6 +1,6 @@
 """Orders of other engines that jobs of this one work off.
 
-Owns what prompts and pictures have in common: how an order reaches the loop, becomes a job, and is
+Owns what prompts and images have in common: how an order reaches the loop, becomes a job, and is
 let go; and what both ends of an exchange count. Knows no sockets, no tensors.
 """
 

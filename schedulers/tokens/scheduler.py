@@ -95,7 +95,7 @@ class TokenScheduler(Batcher[SequenceState, TokenDraft, Any]):
         request = job.request
         assert isinstance(request, TokenRequest), "the API sends this model token requests"
         if request.contents and not self._takes_content:
-            raise InvalidRequest("This model takes no pictures.", param="messages")
+            raise InvalidRequest("This model takes no images.", param="messages")
         if (request.grammar or request.thinking) and self.guides is None:
             raise UnsupportedOption("This model's answers cannot be given a form.")
         return self.tokens.open(job.job_id, job, request, arrival_s=job.arrival_s)

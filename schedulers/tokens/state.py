@@ -187,7 +187,7 @@ class SequenceState(Unit):
             self.keys.append(page_key(parent, self.token_ids(start, stop), self._seen(start, stop)))
 
     def _seen(self, start: int, stop: int) -> bytes:
-        """What pictures there are at positions `start .. stop - 1`, and where."""
+        """What images there are at positions `start .. stop - 1`, and where."""
         return b"".join(content.span.mark(start, stop) for content in self.request.contents)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import get_args
 
-from triptych.core.media.pictures import PictureLimits
+from triptych.core.media.images import ImageLimits
 from triptych.modalities.diffusion.api import service
 from triptych.modalities.diffusion.api.protocol import (
     REFUSED,
@@ -17,10 +17,10 @@ from triptych.modalities.diffusion.api.protocol import (
 )
 from triptych.modalities.diffusion.api.replies import (
     CompletedImage,
+    ImageData,
     ImageProgress,
     ImagesReply,
     PartialImage,
-    PictureData,
     Route,
 )
 
@@ -37,7 +37,7 @@ def test_every_field_is_named() -> None:
 
 
 def test_what_comes_back_is_named() -> None:
-    for model in (CompletedImage, ImageProgress, ImagesReply, PartialImage, PictureData):
+    for model in (CompletedImage, ImageProgress, ImagesReply, PartialImage, ImageData):
         for name in model.model_fields:
             assert f"`{name}`" in SECTION
     for event in ("partial_image", "completed", "progress"):
@@ -47,7 +47,7 @@ def test_what_comes_back_is_named() -> None:
 
 
 def test_limits_are_those_of_the_code() -> None:
-    limits = PictureLimits()
+    limits = ImageLimits()
     assert f"sides of {limits.min_side} to {limits.max_side} pixels" in SECTION
     assert f"{limits.max_pixels / 1e6:g} million" in SECTION
     assert f"{limits.max_bytes // 2**20} MiB" in SECTION

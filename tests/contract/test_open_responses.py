@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from support.http import FakeEngine, documents, in_process
-from support.pictures import picture, saved
+from support.images import image, saved
 from support.responses_app import SeeingEncoder, call_of, check_order, responses_app
 from triptych.core.options.config import ModelOptions
 
@@ -96,7 +96,7 @@ WEATHER = {
         }
     ],
 }
-URL = f"data:image/png;base64,{base64.b64encode(saved(picture())).decode()}"
+URL = f"data:image/png;base64,{base64.b64encode(saved(image())).decode()}"
 CASES: Mapping[str, tuple[dict[str, Any], str]] = {
     "basic-response": (
         {"input": [message("user", "Say hello in exactly 3 words.")]},

@@ -24,7 +24,7 @@ from support.image_app import (
     one_colour,
     opened,
 )
-from support.pictures import hole_mask, picture, saved
+from support.images import hole_mask, image, saved
 from triptych.core.errors import EngineDown
 from triptych.modalities.diffusion.wire import StepCache
 
@@ -53,7 +53,7 @@ def client(engine: FakeImageEngine) -> Iterator[openai.OpenAI]:
 
 
 def named(name: str = "a.png", width: int = 128, height: int = 128) -> BytesIO:
-    file = BytesIO(saved(picture(width, height)))
+    file = BytesIO(saved(image(width, height)))
     file.name = name
     return file
 
@@ -145,7 +145,7 @@ def test_edit(client: openai.OpenAI, engine: FakeImageEngine) -> None:
     assert [opened(entry.b64_json or "").format for entry in reply.data] == ["JPEG"] * 2
 
 
-def test_edit_with_several_pictures(client: openai.OpenAI, engine: FakeImageEngine) -> None:
+def test_edit_with_several_images(client: openai.OpenAI, engine: FakeImageEngine) -> None:
     images = [named(f"{n}.png", 64, 32 + n) for n in range(16)]
     client.images.edit(model="looks", image=images, prompt="all of them")
     (request,) = engine.submitted.values()
@@ -155,7 +155,7 @@ def test_edit_with_several_pictures(client: openai.OpenAI, engine: FakeImageEngi
 
 
 def test_edit_with_bytes_alone(client: openai.OpenAI) -> None:
-    reply = client.images.edit(model="paint", image=saved(picture(), "jpeg"), prompt="a hat")
+    reply = client.images.edit(model="paint", image=saved(image(), "jpeg"), prompt="a hat")
     assert reply.size == "144x96"
 
 
@@ -192,7 +192,7 @@ def test_mistakes_have_the_types_of_openai(client: openai.OpenAI) -> None:
         client.with_options(api_key="wrong").images.generate(prompt=APPLE)
 
 
-def test_a_picture_under_another_kinds_name_is_read(client: openai.OpenAI) -> None:
+def test_an_image_under_another_kinds_name_is_read(client: openai.OpenAI) -> None:
     assert client.images.edit(model="paint", image=named("a.jpg"), prompt="a hat").data
 
 

@@ -14,7 +14,7 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
 from support.http import ANSWER, FakeEngine, live, until
-from support.pictures import picture, saved
+from support.images import image, saved
 from support.responses_app import call_of, check_order, responses_app
 from support.text_models import byte_tokenizer
 from triptych.core.errors import EngineDown, RateLimited
@@ -373,7 +373,7 @@ def test_deleted_while_it_is_made(client: openai.OpenAI, engine: FakeEngine) -> 
 
 
 def test_input_items(client: openai.OpenAI) -> None:
-    url = "data:image/png;base64," + base64.b64encode(saved(picture())).decode()
+    url = "data:image/png;base64," + base64.b64encode(saved(image())).decode()
     conversation = client.conversations.create(
         items=[
             {

@@ -24,7 +24,7 @@ from support.embedding_models import save, save_decoder
 from support.http import in_process
 from support.image_folders import save_pipeline
 from support.image_runner import PIPELINE
-from support.pictures import picture, saved
+from support.images import image, saved
 from support.recognition import noise, wav, write_folder
 from support.speech_models import orpheus
 from support.text_models import byte_tokenizer, write_text_folder
@@ -95,7 +95,7 @@ CASES: Mapping[Role, tuple[Case, ...]] = {
     "vision": (
         Case(
             path="/v1/chat/completions",
-            body={"json": shown(data_url(saved(picture())), **WHOLE)},
+            body={"json": shown(data_url(saved(image())), **WHOLE)},
             save=write_vision_folder,
         ),
     ),

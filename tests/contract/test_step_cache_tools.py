@@ -60,7 +60,7 @@ def test_ssim_is_that_of_scikit_image() -> None:
     assert ssim(wave, wave) == pytest.approx([1.0])
 
 
-def test_psnr_of_equal_pictures_is_the_peak() -> None:
+def test_psnr_of_equal_images_is_the_peak() -> None:
     from step_caches.measures import psnr_db
 
     wave = _wave()
@@ -182,7 +182,7 @@ def test_results_go_on_where_they_ended(tmp_path: Path) -> None:
     from step_caches.report import markdown
     from step_caches.results import Reference, Results, Terms
 
-    terms = Terms(steps=[20], shares=[0.1, 0.4], num_pictures=1, num_tuning=1, num_trials=1)
+    terms = Terms(steps=[20], shares=[0.1, 0.4], num_images=1, num_tuning=1, num_trials=1)
     path = tmp_path / "image_caches.json"
     first = Results.open(path, terms)
     first.of_model("one")
@@ -198,5 +198,5 @@ def test_results_go_on_where_they_ended(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="another model"):
         again.of_model("two")
     assert Results.read(path).terms == terms
-    with pytest.raises(SystemExit, match=r"other terms \(shares, num_pictures\)"):
-        Results.open(path, Terms(steps=[20], shares=[], num_pictures=2, num_tuning=1, num_trials=1))
+    with pytest.raises(SystemExit, match=r"other terms \(shares, num_images\)"):
+        Results.open(path, Terms(steps=[20], shares=[], num_images=2, num_tuning=1, num_trials=1))

@@ -18,7 +18,7 @@ from triptych.modalities.diffusion.wire import CacheName, ImageRequest, StepCach
 pytestmark = pytest.mark.filterwarnings("ignore:`FluxPosEmbed` is deprecated:FutureWarning")
 
 GREY = Pixels(width=64, height=64, rgb=b"\x80" * (3 * 64 * 64))
-NEEDS_PICTURES = {"FluxKontextPipeline", "QwenImageEditPipeline", "QwenImageEditPlusPipeline"}
+NEEDS_IMAGES = {"FluxKontextPipeline", "QwenImageEditPipeline", "QwenImageEditPlusPipeline"}
 
 
 LOOK_AT_VALUES = {"HiDreamImagePipeline"}
@@ -38,18 +38,18 @@ def draw_on(gpu: FakeCuda, **options: Any) -> RunnerDriver:
 
 
 def asked(pipeline: str, **fields: Any) -> ImageRequest:
-    sources = (GREY,) if pipeline in NEEDS_PICTURES else ()
+    sources = (GREY,) if pipeline in NEEDS_IMAGES else ()
     return image_request(num_steps=2, sources=sources, **fields)
 
 
 @pytest.mark.parametrize("pipeline", sorted(SCHEDULERS.keys() - LOOK_AT_VALUES))
 def test_each_pipeline(gpu: FakeCuda, pipeline: str) -> None:
-    """Two pictures, guided and not, with previews."""
+    """Two images, guided and not, with previews."""
     driver = draw_on(gpu, pipeline=pipeline)
     keys = driver.encode(asked(pipeline), asked(pipeline, guidance_scale=1.0, seed=8))
     driver.denoise(keys, has_preview=True)
     driver.denoise(keys)
-    assert [picture.width for picture in driver.decode(keys)] == [64, 64]
+    assert [image.width for image in driver.decode(keys)] == [64, 64]
     assert [fault for fault in gpu.faults if is_ours(fault)] == []
 
 
@@ -88,7 +88,7 @@ def test_each_step_cache(gpu: FakeCuda, cache: CacheName) -> None:
     assert len(waits) == (5 if cache in LOOKS else 0), "the first step has nothing to compare"
 
 
-def test_a_picture_that_is_edited(gpu: FakeCuda) -> None:
+def test_an_image_that_is_edited(gpu: FakeCuda) -> None:
     driver = draw_on(gpu)
     mask = b"\xff" * (64 * 64)
     edits = [

@@ -1,4 +1,4 @@
-"""Steps of vision models: pictures through each tower, and prompts with what came of them."""
+"""Steps of vision models: images through each tower, and prompts with what came of them."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
 from support.dry_run import DryRun, dry_run
 from support.fake_cuda import FakeCuda
-from support.picture_prompts import join_prompt
+from support.image_prompts import join_prompt
 from support.vision_models import MODELS, encode, pixels, save_model
 from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.engine_api.tokens import TokenRequest
 from triptych.core.options.config import Config
 from triptych.modalities.vlm.engine.loader import VisionLoader
-from triptych.modalities.vlm.processing.processor import PictureProcessor
+from triptych.modalities.vlm.processing.processor import ImageProcessor
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=3)
 
 
 LOOK_AT_VALUES = {"idefics3", "smolvlm"}
-"""Families whose code in transformers leaves out pictures that are all zeros."""
+"""Families whose code in transformers leaves out images that are all zeros."""
 
 
 @pytest.mark.parametrize("family", sorted(MODELS.keys() - LOOK_AT_VALUES))
 def test_each_tower(gpu: FakeCuda, tmp_path: Path, config: Config, family: str) -> None:
     save_model(family, tmp_path)
     run = dry_run(gpu, VisionLoader, tmp_path, config)
-    look(run, PictureProcessor.open(tmp_path, model="00"), (40, 56), (28, 28), (40, 56))
+    look(run, ImageProcessor.open(tmp_path, model="00"), (40, 56), (28, 28), (40, 56))
     assert run.runner.peaks.keys() >= {"encode", "decode"}
     assert [fault for fault in gpu.faults if "/transformers/" not in fault] == []
 
@@ -40,15 +40,13 @@ def test_towers_that_wait_whatever_we_do(
     save_model(family, tmp_path)
     run = dry_run(gpu, VisionLoader, tmp_path, config)
     with pytest.raises(DynamicOutputShapeException):
-        look(run, PictureProcessor.open(tmp_path, model="00"), (28, 28))
+        look(run, ImageProcessor.open(tmp_path, model="00"), (28, 28))
 
 
-def look(run: DryRun, processor: PictureProcessor, *sizes: tuple[int, int]) -> None:
+def look(run: DryRun, processor: ImageProcessor, *sizes: tuple[int, int]) -> None:
     for number, size in enumerate(sizes):
-        picture = processor.prepare(pixels(*size, seed=number))
-        prompt = join_prompt([[3, 4, 5], picture, [6, 7]], encode)
-        asked = TokenRequest(
-            prompt_ids=prompt.prompt_ids, contents=prompt.pictures, sampling=GREEDY
-        )
+        image = processor.prepare(pixels(*size, seed=number))
+        prompt = join_prompt([[3, 4, 5], image, [6, 7]], encode)
+        asked = TokenRequest(prompt_ids=prompt.prompt_ids, contents=prompt.images, sampling=GREEDY)
         run.submit(str(number), asked)
     run.end_well()

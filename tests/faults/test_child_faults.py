@@ -1,6 +1,6 @@
 """However a child ends in the middle of its work, the request fares as its cause deserves.
 
-For all that children do (grammars, templates, pictures, sound): a child that was ended or stopped
+For all that children do (grammars, templates, images, sound): a child that was ended or stopped
 from outside costs a moment; one that the input itself ended costs that request a 400.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
-from support import pictures
+from support import images
 from support.audio_signals import wav_bytes
 from support.text_models import write_text_folder
 from triptych.core.errors import RequestError, TriptychError
@@ -26,7 +26,7 @@ from triptych.core.media.audio import decode
 from triptych.core.media.audio.decode import ClipReader
 from triptych.core.media.audio.intake import ClipLimits
 from triptych.core.media.child import DecodePool
-from triptych.core.media.pictures import PictureReader
+from triptych.core.media.images import ImageReader
 from triptych.modalities.llm.api.grammars import GrammarChecker
 from triptych.modalities.llm.api.template import ChatTemplate
 
@@ -49,11 +49,11 @@ async def _templates(folder: Path, ending: AsyncExitStack) -> Work:
     return lambda: template.render([{"role": "user", "content": "hi"}])
 
 
-async def _pictures(folder: Path, ending: AsyncExitStack) -> Work:
-    pool = DecodePool([PictureReader.__module__])
+async def _images(folder: Path, ending: AsyncExitStack) -> Work:
+    pool = DecodePool([ImageReader.__module__])
     ending.push_async_callback(pool.close)
-    file = pictures.saved(pictures.picture())
-    return lambda: PictureReader(pool).measure(file)
+    file = images.saved(images.image())
+    return lambda: ImageReader(pool).measure(file)
 
 
 async def _sound(folder: Path, ending: AsyncExitStack) -> Work:
@@ -64,7 +64,7 @@ async def _sound(folder: Path, ending: AsyncExitStack) -> Work:
     return lambda: ClipReader(pool).read(file, sample_rate=8000, limits=limits)
 
 
-PARAMS = {_grammars: "guided_regex", _templates: "messages", _pictures: None, _sound: None}
+PARAMS = {_grammars: "guided_regex", _templates: "messages", _images: None, _sound: None}
 """What the error of each kind of work names; routes name where a file came from."""
 
 

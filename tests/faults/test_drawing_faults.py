@@ -1,6 +1,6 @@
-"""What can go wrong while pictures are drawn: the real loop, scheduler and runner, a tiny model.
+"""What can go wrong while images are drawn: the real loop, scheduler and runner, a tiny model.
 
-Whatever happens to one picture, its neighbours come out as if it had never been there, and nothing
+Whatever happens to one image, its neighbours come out as if it had never been there, and nothing
 of it is left.
 """
 
@@ -21,8 +21,8 @@ from triptych.core.engine_api.plan import Plan
 from triptych.core.errors import EngineDown, InternalError, NonFinite, RequestTimeout
 from triptych.core.options.config import Config, DebugOptions
 from triptych.modalities.diffusion.engine.executor import ImageExecutor
-from triptych.modalities.diffusion.engine.runner import DenoiseRunner, PendingPictures
-from triptych.modalities.diffusion.plan import DenoisePlan, PictureCost, PictureKey
+from triptych.modalities.diffusion.engine.runner import DenoiseRunner, PendingImages
+from triptych.modalities.diffusion.plan import DenoisePlan, ImageCost, ImageKey
 from triptych.modalities.diffusion.scheduling.scheduler import DenoiseScheduler
 from triptych.modalities.diffusion.wire import ImageDelta, ImageRequest
 
@@ -37,8 +37,8 @@ class FaultRig:
         self.runner = DenoiseRunner(executor, torch.device("cpu"))
         self.scheduler = DenoiseScheduler(
             model="images",
-            measure=lambda request: PictureCost(state_bytes=1, num_tokens=16, num_pixels=64 * 64),
-            max_pictures=4,
+            measure=lambda request: ImageCost(state_bytes=1, num_tokens=16, num_pixels=64 * 64),
+            max_images=4,
             max_state_bytes=4,
             max_jobs=50,
             max_rows=8,
@@ -51,7 +51,7 @@ class FaultRig:
         self.num_launched = 0
         self.is_closed = False
 
-    def launch(self, plan: Plan) -> PendingPictures:
+    def launch(self, plan: Plan) -> PendingImages:
         self.num_launched += 1
         if self.num_launched in self.errors:
             raise self.errors.pop(self.num_launched)
@@ -59,7 +59,7 @@ class FaultRig:
 
     def close(self) -> None:
         self.is_closed = True
-        for key in tuple(self.runner._pictures):
+        for key in tuple(self.runner._images):
             self.runner._drop(key)
 
     def submit(self, name: str, request: ImageRequest, deadline_s: float | None = None) -> None:
@@ -75,15 +75,15 @@ class FaultRig:
         self.world.engine.submit(job)
 
     def turn_until_step(self, name: str, step: int) -> None:
-        """Until a picture has taken so many steps on the device."""
+        """Until an image has taken so many steps on the device."""
 
         def is_there() -> bool:
-            found = self.runner._pictures.get(PictureKey(name, 0))
+            found = self.runner._images.get(ImageKey(name, 0))
             return found is not None and found.row.sample.step >= step
 
         self.world.turn_until(is_there)
 
-    def picture(self, name: str) -> Pixels | None:
+    def image(self, name: str) -> Pixels | None:
         final = self.world.outputs.final(name)
         return final.payload.pixels if final and isinstance(final.payload, ImageDelta) else None
 
@@ -103,8 +103,8 @@ def rig(executor: ImageExecutor) -> Iterator[FaultRig]:
     yield rig
     rig.submit("after", image_request(num_steps=2))
     rig.world.finish("after")
-    assert rig.picture("after") is not None
-    assert rig.runner.num_pictures == 0
+    assert rig.image("after") is not None
+    assert rig.runner.num_images == 0
     assert executor.pools.num_used == 0
     rig.scheduler.check()
 
@@ -113,7 +113,7 @@ def drawn_alone(executor: ImageExecutor, request: ImageRequest) -> Pixels:
     rig = FaultRig(executor)
     rig.submit("it", request)
     rig.world.finish("it")
-    pixels = rig.picture("it")
+    pixels = rig.image("it")
     assert pixels is not None
     return pixels
 
@@ -130,15 +130,15 @@ def test_latents_that_are_no_numbers_end_their_own_job_alone(rig: FaultRig) -> N
     rig.submit("bad", image_request(num_steps=8))
     rig.submit("good", other)
     rig.turn_until_step("bad", 2)
-    sample = rig.runner._pictures[PictureKey("bad", 0)].row.sample
+    sample = rig.runner._images[ImageKey("bad", 0)].row.sample
     with torch.inference_mode():
         sample.pool.write(sample.cells[:1], torch.full((1, *sample.pool.shape), torch.nan))
     rig.world.finish("bad", "good")
     assert rig.world.outputs.error_code("bad") == NonFinite.code
-    assert is_close(rig.picture("good"), expected)
+    assert is_close(rig.image("good"), expected)
 
 
-def test_cancelled_picture_is_gone_within_two_steps(rig: FaultRig) -> None:
+def test_cancelled_image_is_gone_within_two_steps(rig: FaultRig) -> None:
     other = image_request(seed=2, num_steps=12)
     expected = drawn_alone(rig.executor, other)
     rig.submit("left", image_request(num_steps=50, num_images=2))
@@ -146,11 +146,11 @@ def test_cancelled_picture_is_gone_within_two_steps(rig: FaultRig) -> None:
     rig.turn_until_step("left", 3)
     num_before, left_s = rig.num_plans_with("left"), rig.world.clock()
     rig.world.engine.cancel(["left"])
-    rig.world.turn_until(lambda: rig.runner.num_pictures == 1)
+    rig.world.turn_until(lambda: rig.runner.num_images == 1)
     assert rig.world.clock() - left_s <= 2 * STEP_S
     assert rig.num_plans_with("left") <= num_before + 1
     rig.world.finish("stays")
-    assert is_close(rig.picture("stays"), expected)
+    assert is_close(rig.image("stays"), expected)
 
 
 def test_a_slow_reader_stands_still_until_it_reads(rig: FaultRig) -> None:
@@ -159,11 +159,11 @@ def test_a_slow_reader_stands_still_until_it_reads(rig: FaultRig) -> None:
     rig.world.engine.set_paused(["slow"], True)
     rig.submit("other", image_request(seed=2))
     rig.world.finish("other")
-    step = rig.runner._pictures[PictureKey("slow", 0)].row.sample.step
+    step = rig.runner._images[ImageKey("slow", 0)].row.sample.step
     assert step <= 5
     rig.world.engine.set_paused(["slow"], False)
     rig.world.finish("slow")
-    assert rig.picture("slow") is not None
+    assert rig.image("slow") is not None
 
 
 def test_a_request_that_takes_too_long_is_ended_and_let_go_of(rig: FaultRig) -> None:
@@ -185,7 +185,7 @@ def test_a_step_that_breaks_ends_its_jobs_and_the_next_are_drawn(
     assert rig.world.outputs.error_code("broken") == InternalError.code
 
 
-def test_every_picture_ends_though_steps_fail_at_random(executor: ImageExecutor) -> None:
+def test_every_image_ends_though_steps_fail_at_random(executor: ImageExecutor) -> None:
     config = Config(debug=DebugOptions(sim_failure=10.0))
     rig = FaultRig(executor, config)
     names = [f"j{index}" for index in range(16)]
@@ -194,13 +194,13 @@ def test_every_picture_ends_though_steps_fail_at_random(executor: ImageExecutor)
     rig.world.finish(*names)
     ends = [rig.world.outputs.final(name) for name in names]
     assert any(end is not None and end.error is not None for end in ends)
-    assert any(rig.picture(name) is not None for name in names)
-    rig.world.turn_until(lambda: rig.runner.num_pictures == 0)
+    assert any(rig.image(name) is not None for name in names)
+    rig.world.turn_until(lambda: rig.runner.num_images == 0)
     assert executor.pools.num_used == 0
 
 
 @pytest.mark.parametrize("how", ["stop", "drain"])
-def test_an_engine_that_ends_leaves_no_picture_behind(executor: ImageExecutor, how: str) -> None:
+def test_an_engine_that_ends_leaves_no_image_behind(executor: ImageExecutor, how: str) -> None:
     rig = FaultRig(executor)
     rig.submit("it", image_request(num_steps=6))
     rig.turn_until_step("it", 2)
@@ -209,6 +209,6 @@ def test_an_engine_that_ends_leaves_no_picture_behind(executor: ImageExecutor, h
     rig.world.engine.run()
     code = rig.world.outputs.error_code("it")
     assert code == (EngineDown.code if how == "stop" else None)
-    assert (rig.picture("it") is not None) == (how == "drain")
+    assert (rig.image("it") is not None) == (how == "drain")
     assert rig.is_closed
     assert executor.pools.num_used == 0

@@ -1,4 +1,4 @@
-"""Faults a caller of pictures can cause."""
+"""Faults a caller of images can cause."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from support.image_app import (
     make_image_service,
     opened,
 )
-from support.pictures import hole_mask, hostile, picture, saved
+from support.images import hole_mask, hostile, image, saved
 from triptych.core.errors import NonFinite
 from triptych.core.http.server import HttpServer
 from triptych.core.http.wire import WireLimits
-from triptych.core.media import pictures
+from triptych.core.media import images
 from triptych.core.media.child import DecodePool
-from triptych.core.media.pictures import PictureReader
+from triptych.core.media.images import ImageReader
 
-PNG = saved(picture(128, 128))
+PNG = saved(image(128, 128))
 HOSTILE = hostile()
 TRAVERSALS = ("../../../../tmp/evil.png", "/etc/passwd", "a\x00b.png", "n" * 4000, "..", "C:\\x")
 
@@ -45,9 +45,9 @@ TRAVERSALS = ("../../../../tmp/evil.png", "/etc/passwd", "a\x00b.png", "n" * 400
 @contextlib.contextmanager
 def surviving(engine: FakeImageEngine, **server: Any) -> Iterator[HttpServer]:
     """A live server; whatever is done to it, it must still draw and edit afterwards."""
-    pool = DecodePool([pictures.__name__])
+    pool = DecodePool([images.__name__])
     models = (image_model(), image_model("looks", max_references=16))
-    service = make_image_service(engine, *models, reader=PictureReader(pool), max_batch_size=64)
+    service = make_image_service(engine, *models, reader=ImageReader(pool), max_batch_size=64)
     app = make_image_app(engine, service, max_upload_bytes=4 * 2**20, **server)
     with live(app, wire=WireLimits(linger_s=0.5)) as running:
         yield running
@@ -56,7 +56,7 @@ def surviving(engine: FakeImageEngine, **server: Any) -> Iterator[HttpServer]:
         assert sent(running, image=PNG).status_code == 200
         until(lambda: not engine.running)
         assert len(engine.table) == 0
-        assert service._pictures.held == 0
+        assert service._images.held == 0
     asyncio.run(pool.close())
 
 
@@ -77,7 +77,7 @@ def sent(
     mask: bytes | None = None,
     **files: bytes,
 ) -> httpx.Response:
-    """Post a form with pictures."""
+    """Post a form with images."""
     parts = {name: (filename, data, media_type) for name, data in files.items()}
     if mask is not None:
         parts["mask"] = ("m", mask, "application/octet-stream")
@@ -86,7 +86,7 @@ def sent(
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_to_17_hostile_pictures_are_refused(shared: HttpServer, name: str) -> None:
+def test_to_17_hostile_images_are_refused(shared: HttpServer, name: str) -> None:
     data, status = HOSTILE[name]
     before_s = time.process_time()
     for path in (EDITS, VARIATIONS):
@@ -96,7 +96,7 @@ def test_to_17_hostile_pictures_are_refused(shared: HttpServer, name: str) -> No
 
 
 @pytest.mark.parametrize("claimed", ["text/plain", "application/pdf"])
-def test_a_picture_that_is_not_what_it_is_sent_as(shared: HttpServer, claimed: str) -> None:
+def test_an_image_that_is_not_what_it_is_sent_as(shared: HttpServer, claimed: str) -> None:
     error = refused(sent(shared, media_type=claimed, image=PNG), 415)
     assert "image/png" in error["message"]
 
@@ -150,7 +150,7 @@ def test_names_of_files_go_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("is_reset", [False, True])
 @pytest.mark.parametrize("stage", ["waiting", "running"])
 @pytest.mark.parametrize("is_streamed", [False, True])
-def test_a_client_that_leaves_stops_its_pictures(
+def test_a_client_that_leaves_stops_its_images(
     is_streamed: bool, stage: str, is_reset: bool
 ) -> None:
     engine = FakeImageEngine(step_s=0.01, gate=threading.Event())
@@ -174,9 +174,9 @@ def test_a_client_that_leaves_stops_its_pictures(
         assert engine.finished == []
 
 
-def test_a_client_that_leaves_while_its_pictures_are_read() -> None:
+def test_a_client_that_leaves_while_its_images_are_read() -> None:
     engine = FakeImageEngine()
-    big = saved(picture(3000, 3000), compress_level=0)[: 3 * 2**20]  # decoding it fails, slowly
+    big = saved(image(3000, 3000), compress_level=0)[: 3 * 2**20]  # decoding it fails, slowly
     form = b'--b\r\nContent-Disposition: form-data; name="prompt"\r\n\r\nx\r\n'
     form += b'--b\r\nContent-Disposition: form-data; name="image"; filename="a"\r\n\r\n'
     form += big + b"\r\n--b--\r\n"
@@ -212,8 +212,8 @@ def test_overload_says_when_to_come_back() -> None:
         assert ask(server.url, GENERATIONS, json=generation()).status_code == 200
 
 
-def test_a_picture_that_turns_to_nothing_costs_itself_alone() -> None:
-    engine = FakeImageEngine(error=NonFinite("The picture is not a number."), num_good=2)
+def test_an_image_that_turns_to_nothing_costs_itself_alone() -> None:
+    engine = FakeImageEngine(error=NonFinite("The image is not a number."), num_good=2)
     with surviving(engine) as server:
         reply = ask(server.url, GENERATIONS, json=generation())
         assert refused(reply, 500)["code"] == "non_finite"

@@ -1,4 +1,4 @@
-"""Faults a caller of chat with pictures can cause."""
+"""Faults a caller of chat with images can cause."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest_asyncio
 from fastapi import FastAPI
 
 from support.http import FakeEngine, in_process, refused
-from support.pictures import hostile, picture, saved
+from support.images import hostile, image, saved
 from support.text_models import SPECIALS
 from support.vision_folders import EXTRA, data_url, shown, write_vision_folder
 from triptych.compose import build_app
@@ -21,7 +21,7 @@ from triptych.core.options.config import Config, ServerOptions
 from triptych.modalities.vlm.api.prompt_encoder import RUN
 
 CHAT = "/v1/chat/completions"
-PNG = saved(picture())
+PNG = saved(image())
 HOSTILE = hostile()
 BYTE_IDS = set(range(len(SPECIALS), len(SPECIALS) + 256))
 HOST, SLOW_HOST = "127.0.0.1", "127.0.0.2"
@@ -111,7 +111,7 @@ async def app(
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def client(app: FastAPI, engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
-    """Whatever is done with it, an honest picture is answered afterwards."""
+    """Whatever is done with it, an honest image is answered afterwards."""
     async with in_process(app) as client:
         yield client
         assert (await client.post(CHAT, json=shown(data_url(PNG)))).status_code == 200
@@ -119,7 +119,7 @@ async def client(app: FastAPI, engine: FakeEngine) -> AsyncIterator[httpx.AsyncC
 
 
 async def refusal(client: httpx.AsyncClient, url: str, status: int) -> str:
-    """What a picture is refused with; it leaks nothing, and the engine never gets it."""
+    """What an image is refused with; it leaks nothing, and the engine never gets it."""
     async with asyncio.timeout(60):
         reply = await client.post(CHAT, json=shown(url))
     error = refused(reply, status)
@@ -143,7 +143,7 @@ async def test_special_tokens_in_text_are_text(
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-async def test_to_17_hostile_pictures(client: httpx.AsyncClient, name: str) -> None:
+async def test_to_17_hostile_images(client: httpx.AsyncClient, name: str) -> None:
     data, status = HOSTILE[name]
     claimless = data_url(data).replace("image/png", "application/octet-stream", 1)
     await refusal(client, claimless, status)

@@ -155,7 +155,7 @@ async def test_answers_repeat_alone_and_batched(server: Server, repeatable: Modu
     assert repeatable.report(runs)
 
 
-async def test_answers_are_the_same_beside_pictures_speech_and_embeddings(
+async def test_answers_are_the_same_beside_images_speech_and_embeddings(
     server: Server, repeatable: ModuleType
 ) -> None:
     """Other models' steps come between a chat's, and cut its prompt into other chunks."""

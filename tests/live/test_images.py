@@ -15,7 +15,7 @@ import openai
 import pytest
 from PIL import Image
 
-from support.pictures import hole_mask, saved
+from support.images import hole_mask, saved
 from support.serve_process import Server, eventually
 
 OTHER = "a blue car on a yellow background"
@@ -42,14 +42,14 @@ def raster(text: str | None) -> np.ndarray:
     return np.asarray(image.convert("RGB")).astype(int)
 
 
-def pictures(reply: openai.types.ImagesResponse) -> list[np.ndarray]:
+def images(reply: openai.types.ImagesResponse) -> list[np.ndarray]:
     assert reply.data is not None
     return [raster(entry.b64_json) for entry in reply.data]
 
 
 def generate(client: openai.OpenAI, seed: int = 1, **fields: Any) -> list[np.ndarray]:
     own = {"seed": seed, "steps": NUM_STEPS, **fields.pop("extra_body", {})}
-    return pictures(client.images.generate(**{"prompt": APPLE, "extra_body": own, **fields}))
+    return images(client.images.generate(**{"prompt": APPLE, "extra_body": own, **fields}))
 
 
 def distance(one: np.ndarray, other: np.ndarray) -> float:
@@ -60,13 +60,13 @@ def assert_apart(found: list[np.ndarray]) -> None:
     assert min(distance(one, other) for one, other in combinations(found, 2)) > LEAST_APART
 
 
-def named(picture: np.ndarray, name: str = "a.png") -> io.BytesIO:
-    file = io.BytesIO(saved(Image.fromarray(picture.astype(np.uint8))))
+def named(image: np.ndarray, name: str = "a.png") -> io.BytesIO:
+    file = io.BytesIO(saved(Image.fromarray(image.astype(np.uint8))))
     file.name = name
     return file
 
 
-def test_a_seed_repeats_its_pictures(client: openai.OpenAI) -> None:
+def test_a_seed_repeats_its_images(client: openai.OpenAI) -> None:
     first, second = generate(client, n=2)
     assert first.shape == (SIDE, SIDE, 3)
     assert first.std() > 10
@@ -77,18 +77,18 @@ def test_a_seed_repeats_its_pictures(client: openai.OpenAI) -> None:
     assert np.abs(first - alone).max() <= 1
 
 
-def test_the_pictures_of_a_request_are_different_ones(client: openai.OpenAI) -> None:
+def test_the_images_of_a_request_are_different_ones(client: openai.OpenAI) -> None:
     assert_apart(generate(client, n=4))
 
 
-def test_edits_and_variations_of_a_picture_are_different_ones(client: openai.OpenAI) -> None:
+def test_edits_and_variations_of_an_image_are_different_ones(client: openai.OpenAI) -> None:
     (apple,) = generate(client)
     own = {"strength": 0.8, "steps": NUM_STEPS}
     edits = client.images.edit(image=named(apple), prompt="a green apple", n=3, extra_body=own)
-    assert_apart([apple, *pictures(edits)])
+    assert_apart([apple, *images(edits)])
     with pytest.deprecated_call():
         like_it = client.images.create_variation(image=named(apple), n=3, extra_body=own)
-    assert_apart([apple, *pictures(like_it)])
+    assert_apart([apple, *images(like_it)])
 
 
 def test_sizes_and_formats(client: openai.OpenAI) -> None:
@@ -139,18 +139,18 @@ def test_an_edit_keeps_what_is_not_masked(client: openai.OpenAI) -> None:
     reply = client.images.edit(
         image=named(apple), mask=mask, prompt="a blue car", extra_body={"steps": NUM_STEPS}
     )
-    (edited,) = pictures(reply)
+    (edited,) = images(reply)
     change = np.abs(edited - apple).mean(axis=(0, 2))
     assert change[SIDE // 2 + 8 :].mean() < change[: SIDE // 2].mean()
 
 
-def test_a_variation_resembles_its_picture(client: openai.OpenAI) -> None:
+def test_a_variation_resembles_its_image(client: openai.OpenAI) -> None:
     (apple,) = generate(client)
     with pytest.deprecated_call():
         reply = client.images.create_variation(
             image=named(apple), n=2, extra_body={"strength": 0.3, "steps": NUM_STEPS}
         )
-    near = [np.abs(picture - apple).mean() for picture in pictures(reply)]
+    near = [np.abs(image - apple).mean() for image in images(reply)]
     (other,) = generate(client, prompt=OTHER)
     assert 0 < max(near) < np.abs(other - apple).mean()
 
@@ -159,9 +159,9 @@ def test_many_at_once_are_as_each_alone(client: openai.OpenAI) -> None:
     calls = [{"seed": n, "extra_body": {"steps": 6 + n}} for n in range(8)]
     with ThreadPoolExecutor(8) as threads:
         together = list(threads.map(lambda call: generate(client, **call)[0], calls))
-    for call, picture in zip(calls[::3], together[::3], strict=True):
+    for call, image in zip(calls[::3], together[::3], strict=True):
         (alone,) = generate(client, **call)
-        assert np.abs(alone - picture).max() <= 2
+        assert np.abs(alone - image).max() <= 2
 
 
 def test_a_client_that_leaves_frees_its_place(client: openai.OpenAI) -> None:

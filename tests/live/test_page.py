@@ -56,7 +56,7 @@ def set_fields(page: Any, **fields: object) -> None:
 
 
 def pixels(image: Any) -> np.ndarray:
-    """What a picture on the page shows."""
+    """What an image on the page shows."""
     width, height, data = image.evaluate(
         """(image) => {
             const { naturalWidth: width, naturalHeight: height } = image;
@@ -105,12 +105,12 @@ def test_chat_shows_a_call_and_takes_its_result(page: Any) -> None:
     assert page.locator(".turn.assistant .markdown").last.inner_text()
 
 
-def test_a_picture_is_asked_about(page: Any, tmp_path: Path) -> None:
+def test_an_image_is_asked_about(page: Any, tmp_path: Path) -> None:
     file = tmp_path / "red.png"
     Image.new("RGB", (96, 96), (220, 20, 20)).save(file)
     go(page, "chat")
     page.locator("#chat-file").set_input_files(file)
-    page.locator("#chat-pictures img").wait_for()
+    page.locator("#chat-images img").wait_for()
     assert page.locator("#chat-model").input_value() == "triptych-vision"
     page.get_by_role("button", name="Settings").click()
     page.get_by_label("Most tokens").fill("12")
@@ -166,8 +166,8 @@ def test_images_are_drawn_with_previews_and_edited(page: Any) -> None:
     page.get_by_role("button", name="Use seed 1 again").wait_for()
     first = pixels(page.locator("figure img"))
     assert first.std() > 10
-    page.get_by_role("button", name="Edit this picture").click()
-    paint = page.get_by_role("img", name="Mask over the picture")
+    page.get_by_role("button", name="Edit this image").click()
+    paint = page.get_by_role("img", name="Mask over the image")
     box = paint.bounding_box()
     page.mouse.move(box["x"] + 20, box["y"] + 20)
     page.mouse.down()
@@ -186,11 +186,11 @@ def test_images_are_drawn_with_previews_and_edited(page: Any) -> None:
     assert changed[middle, middle].mean() > 10 * changed[-32:].mean()
 
 
-def test_a_good_picture_takes_away_what_was_wrong_with_the_one_before(
+def test_a_good_image_takes_away_what_was_wrong_with_the_one_before(
     page: Any, tmp_path: Path
 ) -> None:
     bad, good = tmp_path / "bad.png", tmp_path / "good.png"
-    bad.write_bytes(b"no picture")
+    bad.write_bytes(b"no image")
     Image.new("RGB", (100, 57), (220, 20, 20)).save(good)
     go(page, "images")
     page.locator("#image-file").set_input_files(bad)

@@ -1,4 +1,4 @@
-"""Pictures in chat through a live server with a tiny model, as the `openai` package sends them."""
+"""Images in chat through a live server with a tiny model, as the `openai` package sends them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from support.pictures import picture, saved
+from support.images import image, saved
 from support.serve_process import Server, eventually
 from support.vision_folders import data_url, shown, write_vision_folder
 
@@ -50,15 +50,15 @@ def ask(client: openai.OpenAI, *messages: dict[str, Any]) -> Any:
 
 
 def num_encoded(server: Server) -> float:
-    series = f'triptych_pictures_encoded_total{{model="{MODEL}"}} '
+    series = f'triptych_images_encoded_total{{model="{MODEL}"}} '
     lines = server.client.get("/metrics").text.splitlines()
     return next(float(line.removeprefix(series)) for line in lines if line.startswith(series))
 
 
-def test_a_picture_is_encoded_once_however_often_it_returns(
+def test_an_image_is_encoded_once_however_often_it_returns(
     server: Server, client: openai.OpenAI
 ) -> None:
-    first = message(saved(picture(90, 60)), "x" * 40)
+    first = message(saved(image(90, 60)), "x" * 40)
     asked = ask(client, first)
     assert asked.usage.completion_tokens == 4
     details = asked.usage.prompt_tokens_details.model_dump()
@@ -77,7 +77,7 @@ def test_a_picture_is_encoded_once_however_often_it_returns(
 
 
 def test_a_streamed_answer_is_the_same(client: openai.OpenAI) -> None:
-    asked_message = message(saved(picture(70, 50), "jpeg"), "What is this?", "jpeg")
+    asked_message = message(saved(image(70, 50), "jpeg"), "What is this?", "jpeg")
     whole = ask(client, asked_message)
     chunks = client.chat.completions.create(
         model=MODEL,
@@ -98,12 +98,12 @@ def test_a_streamed_answer_is_the_same(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize(
     ("data", "kind", "status", "code"),
     [
-        (saved(picture())[:60], "png", 400, "invalid_request"),
-        (saved(picture(1, 1)), "png", 400, "invalid_request"),
+        (saved(image())[:60], "png", 400, "invalid_request"),
+        (saved(image(1, 1)), "png", 400, "invalid_request"),
         (b"GIF89a" + bytes(99), "gif", 415, "unsupported_media_type"),
     ],
 )
-def test_a_bad_picture_is_the_callers_fault(
+def test_a_bad_image_is_the_callers_fault(
     client: openai.OpenAI, data: bytes, kind: str, status: int, code: str
 ) -> None:
     with pytest.raises(openai.APIStatusError) as refused:

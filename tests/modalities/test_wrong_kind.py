@@ -47,7 +47,7 @@ def test_a_pipeline_names_the_one_that_runs_the_model(name: str, kind: str, tmp_
         ("hubert", "recognises speech"),
         ("moonshine", "recognises speech"),
         ("seamless_m4t", "recognises speech"),
-        ("qwen3_vl", "sees pictures"),
+        ("qwen3_vl", "sees images"),
         ("vits", "speaks"),
         ("t5", "its decoder reads an encoder's states"),
         ("vit", "no language model that transformers knows"),

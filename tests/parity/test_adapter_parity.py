@@ -1,4 +1,4 @@
-"""Pictures under two adapters: ours against `load_lora_weights` and `set_adapters` of diffusers."""
+"""Images under two adapters: ours against `load_lora_weights` and `set_adapters` of diffusers."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def adapter_of(name: str, parts: dict[str, Any], layout: str, **sizes: Any) -> d
         ("StableDiffusion3Pipeline", "peft"),
     ],
 )
-def test_a_picture_is_what_diffusers_draws(name: str, layout: str, tmp_path: Path) -> None:
+def test_an_image_is_what_diffusers_draws(name: str, layout: str, tmp_path: Path) -> None:
     parts = components(name)
     files = [
         save_adapter(tmp_path / "a.safetensors", adapter_of(name, parts, layout)),

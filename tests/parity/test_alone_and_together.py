@@ -1,4 +1,4 @@
-"""A picture is bit for bit the same alone and beside others, on a CPU, in the types users get."""
+"""An image is bit for bit the same alone and beside others, on a CPU, in the types users get."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from triptych.core.options.table import make_config
 from triptych.core.runtime.devices.device import open_device
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import resolve_all
-from triptych.modalities.diffusion.engine.executor import ImageExecutor, RunningPicture
+from triptych.modalities.diffusion.engine.executor import ImageExecutor, RunningImage
 from triptych.modalities.diffusion.engine.loader import DiffusionLoader
 from triptych.modalities.diffusion.source import EMBEDDED_IMAGES
 from triptych.modalities.diffusion.wire import ImageRequest, StepCache
@@ -53,19 +53,19 @@ def draw(
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Latents and bytes of each, drawn together."""
     begun = executor.begin([(request, 0) for request in requests])
-    pictures = [picture for picture in begun if isinstance(picture, RunningPicture)]
+    images = [image for image in begun if isinstance(image, RunningImage)]
     for _ in range(NUM_STEPS):
-        executor.advance(pictures, [1] * len(pictures), [False] * len(pictures))
-    latents = [picture.row.sample.sample.clone() for picture in pictures]
-    shown = [pixels.get().clone() for pixels, _ in executor.decode(pictures)]
-    for picture in pictures:
-        picture.release()
+        executor.advance(images, [1] * len(images), [False] * len(images))
+    latents = [image.row.sample.sample.clone() for image in images]
+    shown = [pixels.get().clone() for pixels, _ in executor.decode(images)]
+    for image in images:
+        image.release()
     return list(zip(latents, shown, strict=True))
 
 
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize(("guidance_scale", "side"), [(1.0, 64), (3.5, 128)])
-def test_a_picture_alone_equals_itself_in_a_batch(
+def test_an_image_alone_equals_itself_in_a_batch(
     executor: ImageExecutor, cache: str, guidance_scale: float, side: int
 ) -> None:
     requests = [asked(index, cache, guidance_scale, side) for index in range(len(PROMPTS))]

@@ -30,7 +30,7 @@ HELLO, THEN, WHAT = (1, 5, 9, 12), (13, 14), (20, 21, 22)
 
 
 def drive(rig: VisionRig) -> list[VisionRow]:
-    """Pictures of two sizes in one batch, and text beside them where the family allows it."""
+    """Images of two sizes in one batch, and text beside them where the family allows it."""
     rows = [
         rig.look(HELLO, pixels(40, 60, 1), WHAT),
         rig.look(pixels(20, 24, 3), THEN, pixels(90, 30, 2), WHAT),

@@ -1,4 +1,4 @@
-"""A picture through the real engine is the one diffusers' own pipeline draws."""
+"""An image through the real engine is the one diffusers' own pipeline draws."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from support.diffusers_pictures import request_for, theirs
+from support.diffusers_images import request_for, theirs
 from support.diffusers_pipelines import SCHEDULERS
 from support.image_folders import save_pipeline
 from triptych.core.ledger import Ledger
@@ -68,15 +68,15 @@ def draw(
     return deltas, ledger
 
 
-def picture_of(deltas: Sequence[ImageDelta], index: int = 0) -> np.ndarray:
-    finished = [delta for delta in deltas if delta.picture == index and delta.partial_index < 0]
+def image_of(deltas: Sequence[ImageDelta], index: int = 0) -> np.ndarray:
+    finished = [delta for delta in deltas if delta.image == index and delta.partial_index < 0]
     (found,) = [delta.pixels for delta in finished if delta.pixels is not None]
     return np.frombuffer(found.rgb, np.uint8).reshape(found.height, found.width, 3)
 
 
 @pytest.fixture
 def finished(monkeypatch: pytest.MonkeyPatch) -> dict[int, tuple[Tensor, Tensor]]:
-    """The latents that pictures end with, as the autoencoder and as the model has them, by seed."""
+    """The latents that images end with, as the autoencoder and as the model has them, by seed."""
     seen: dict[int, tuple[Tensor, Tensor]] = {}
     decode = LatentDecoder.decode
 
@@ -90,7 +90,7 @@ def finished(monkeypatch: pytest.MonkeyPatch) -> dict[int, tuple[Tensor, Tensor]
 
 
 @pytest.mark.parametrize("name", PIPELINES)
-def test_pictures_are_those_of_diffusers(
+def test_images_are_those_of_diffusers(
     name: str, tmp_path: Path, finished: dict[int, tuple[Tensor, Tensor]]
 ) -> None:
     """With three samplers, each batched with another prompt, seed and number of steps."""
@@ -107,17 +107,17 @@ def test_pictures_are_those_of_diffusers(
         ours = finished[request.seed][expected.ndim == 2]
         assert (ours - expected).abs().max() <= 1e-5 * expected.abs().max()
         shown = theirs(name, components, request, "pt").permute(1, 2, 0) * 255
-        assert np.abs(picture_of(deltas[1]) - shown.numpy()).max() <= 0.51
+        assert np.abs(image_of(deltas[1]) - shown.numpy()).max() <= 0.51
         assert deltas[1][-1].finish_reason == "stop"
 
 
 CACHES = ("off", "taylorseer", "first-block", "teacache")
 
 
-def test_a_picture_is_the_same_alone_and_batched(
+def test_an_image_is_the_same_alone_and_batched(
     tmp_path: Path, finished: dict[int, tuple[Tensor, Tensor]]
 ) -> None:
-    """With every cache; the others differ in all there is, and ask for several pictures."""
+    """With every cache; the others differ in all there is, and ask for several images."""
     save_pipeline(tmp_path, "StableDiffusion3Pipeline")
     asked = [
         replace(ASKED, seed=20 + index, num_steps=12, cache=cache_of(name), has_progress=True)
@@ -139,7 +139,7 @@ def test_a_picture_is_the_same_alone_and_batched(
     computed = [max(counts.values()) for _, counts in alone]
     assert computed[0] == 12
     assert all(count < 12 for count in computed[1:])
-    assert not np.array_equal(picture_of(together[0], 0), picture_of(together[0], 1))
+    assert not np.array_equal(image_of(together[0], 0), image_of(together[0], 1))
     shown = [delta.partial_index for delta in together[0] if delta.partial_index >= 0]
     assert sorted(shown) == [0, 0, 1, 1]
 

@@ -1,4 +1,4 @@
-"""Pictures from pictures: our rows against diffusers' img2img and inpaint pipelines."""
+"""Images from images: our rows against diffusers' img2img and inpaint pipelines."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from triptych.modalities.diffusion.engine.families.table import open_model
 from triptych.modalities.diffusion.engine.recipes import packed, qwen
 from triptych.modalities.diffusion.engine.recipes.latents import (
     decode_latents,
-    encode_picture,
-    picture_tensor,
+    encode_image,
+    image_tensor,
 )
 from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
 from triptych.modalities.diffusion.engine.recipes.registry import open_recipe
@@ -80,11 +80,11 @@ def drawn(seed: int, *channels: int, width: int = WIDTH, height: int = HEIGHT) -
     return Image.fromarray(pixels.astype(np.uint8)).resize((width, height))
 
 
-def pixels_of(picture: Image.Image) -> Pixels:
-    return Pixels(width=picture.width, height=picture.height, rgb=picture.tobytes())
+def pixels_of(image: Image.Image) -> Pixels:
+    return Pixels(width=image.width, height=image.height, rgb=image.tobytes())
 
 
-PICTURE, MASK = drawn(1, 3), drawn(2)
+IMAGE, MASK = drawn(1, 3), drawn(2)
 REQUEST = ImageRequest(
     prompt="A red apple",
     negative_prompt="blurry",
@@ -92,7 +92,7 @@ REQUEST = ImageRequest(
     height=HEIGHT,
     num_steps=4,
     seed=11,
-    sources=(pixels_of(PICTURE),),
+    sources=(pixels_of(IMAGE),),
     strength=0.6,
 )
 MASKED = replace(REQUEST, mask=MASK.tobytes())
@@ -166,11 +166,11 @@ def _smaller(calculate: Callable[[int, float], Any], num_pixels: int, aspect: fl
 
 
 @pytest.mark.parametrize(("name", "index"), CASES)
-def test_a_picture_changes_as_with_diffusers(name: str, index: int) -> None:
+def test_an_image_changes_as_with_diffusers(name: str, index: int) -> None:
     parts = parts_of(name, index)
     takes_size = name not in {"StableDiffusionPipeline", "StableDiffusionXLPipeline"}
     arguments: dict[str, Any] = dict(SIZE) if takes_size else {}
-    arguments |= {"video": [PICTURE]} if name == "WanPipeline" else {"image": PICTURE}
+    arguments |= {"video": [IMAGE]} if name == "WanPipeline" else {"image": IMAGE}
     if name == "SanaSprintPipeline":
         arguments |= {"intermediate_timesteps": None, "use_resolution_binning": False}
         arguments["clean_caption"] = False
@@ -180,14 +180,14 @@ def test_a_picture_changes_as_with_diffusers(name: str, index: int) -> None:
 
 @pytest.mark.parametrize("strength", [0.6, 1.0])
 @pytest.mark.parametrize("name", INPAINT)
-def test_a_picture_changes_within_a_mask_as_with_diffusers(name: str, strength: float) -> None:
+def test_an_image_changes_within_a_mask_as_with_diffusers(name: str, strength: float) -> None:
     parts = parts_of(name)
     recipe, request = open_recipe(name, parts), replace(MASKED, strength=strength)
     if name == "Flux2KleinPipeline":  # theirs takes no second prompt
         request = replace(request, negative_prompt="")
-    arguments = {"image": PICTURE, "mask_image": MASK, "strength": strength, **SIZE}
+    arguments = {"image": IMAGE, "mask_image": MASK, "strength": strength, **SIZE}
     if name == "FluxKontextPipeline":
-        arguments |= {"image_reference": PICTURE, "max_area": WIDTH * HEIGHT}
+        arguments |= {"image_reference": IMAGE, "max_area": WIDTH * HEIGHT}
     if name == "ChromaPipeline":  # their pipeline asks for what the model no longer says
         parts["transformer"].register_to_config(guidance_embeds=False)
         arguments["max_sequence_length"] = 512
@@ -198,27 +198,27 @@ def test_a_picture_changes_within_a_mask_as_with_diffusers(name: str, strength: 
     assert distance(ours, expected) < 1e-5
 
 
-@pytest.mark.parametrize("num_pictures", [1, 2])
+@pytest.mark.parametrize("num_images", [1, 2])
 @pytest.mark.parametrize("name", REFERRING)
-def test_reference_pictures_are_encoded_as_with_diffusers(name: str, num_pictures: int) -> None:
+def test_reference_images_are_encoded_as_with_diffusers(name: str, num_images: int) -> None:
     parts = parts_of(name)
     recipe = open_recipe(name, parts)
     is_qwen = name.startswith("Qwen")
     if is_qwen:  # squares are not resized
-        pictures = [drawn(seed, 3, width=64, height=64) for seed in (4, 5)][:num_pictures]
+        images = [drawn(seed, 3, width=64, height=64) for seed in (4, 5)][:num_images]
     else:  # the second's edges are cut
-        pictures = [PICTURE, drawn(3, 3, width=104, height=72)][:num_pictures]
-    sources = tuple(pixels_of(picture) for picture in pictures)
+        images = [IMAGE, drawn(3, 3, width=104, height=72)][:num_images]
+    sources = tuple(pixels_of(image) for image in images)
     second = REQUEST.negative_prompt if is_qwen else ""
     request = replace(REQUEST, negative_prompt=second, sources=sources, strength=None)
-    if num_pictures > recipe.spec.max_references:
+    if num_images > recipe.spec.max_references:
         with pytest.raises(InvalidRequest, match="this model takes 1"):
             recipe.prepare(request, TensorPools())
         return
     arguments = dict(SIZE)
     if name == "FluxKontextPipeline":
         arguments["max_area"] = WIDTH * HEIGHT
-    image = pictures if recipe.spec.max_references > 1 else pictures[0]
+    image = images if recipe.spec.max_references > 1 else images[0]
     expected = theirs(name, name, parts, request, image=image, **arguments)
     ours = draw(recipe, request)
     if name == "Flux2KleinPipeline":
@@ -226,7 +226,7 @@ def test_reference_pictures_are_encoded_as_with_diffusers(name: str, num_picture
     assert distance(ours, expected) < 1e-5
 
 
-def test_a_mask_of_everything_is_none_and_one_of_nothing_keeps_the_picture() -> None:
+def test_a_mask_of_everything_is_none_and_one_of_nothing_keeps_the_image() -> None:
     parts = parts_of("FluxPipeline")
     recipe = open_recipe("FluxPipeline", parts)
     everything, nothing = b"\xff" * (HEIGHT * WIDTH), bytes(HEIGHT * WIDTH)
@@ -234,12 +234,12 @@ def test_a_mask_of_everything_is_none_and_one_of_nothing_keeps_the_picture() -> 
     assert torch.allclose(draw(recipe, replace(REQUEST, mask=everything)), changed, atol=1e-6)
     kept = recipe.decode(draw(recipe, replace(REQUEST, mask=nothing)), REQUEST)
     drawn_latents = torch.Generator().manual_seed(REQUEST.seed)
-    latents = encode_picture(recipe.vae, picture_tensor(REQUEST.sources[0]), drawn_latents)
+    latents = encode_image(recipe.vae, image_tensor(REQUEST.sources[0]), drawn_latents)
     assert torch.allclose(kept, decode_latents(recipe.vae, latents[None])[0], atol=1e-6)
 
 
 @pytest.mark.parametrize("name", [one for one in SCHEDULERS if not spec_of(one).needs_reference])
-def test_at_full_strength_a_picture_is_drawn_from_words(name: str) -> None:
+def test_at_full_strength_an_image_is_drawn_from_words(name: str) -> None:
     recipe = open_recipe(name, parts_of(name))
     request = replace(REQUEST, strength=1.0, num_steps=2)
     if name.startswith("Sana"):  # its tiny autoencoder halves once
@@ -277,7 +277,7 @@ def test_batch_mates_change_nothing(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["FluxKontextPipeline", "Flux2Pipeline", "QwenImageEditPlusPipeline"]
 )
-def test_caches_between_blocks_see_the_pictures_too(name: str) -> None:
+def test_caches_between_blocks_see_the_images_too(name: str) -> None:
     recipe = open_recipe(name, parts_of(name))
     request = replace(REQUEST, strength=None, num_steps=6)
     exact = draw(recipe, request)
@@ -286,7 +286,7 @@ def test_caches_between_blocks_see_the_pictures_too(name: str) -> None:
     assert 1e-6 < distance(draw(recipe, request, plan), exact) < 0.3
 
 
-def test_a_picture_without_a_prompt_is_varied_without_a_second_branch() -> None:
+def test_an_image_without_a_prompt_is_varied_without_a_second_branch() -> None:
     recipe = open_recipe("StableDiffusionPipeline", parts_of("StableDiffusionPipeline"))
     asked = replace(REQUEST, prompt="", negative_prompt="", strength=None)
     assert len(recipe.prompts(asked)) == 1
@@ -298,7 +298,7 @@ def test_a_picture_without_a_prompt_is_varied_without_a_second_branch() -> None:
     row.release()
 
 
-def test_pictures_of_another_size_are_fitted() -> None:
+def test_images_of_another_size_are_fitted() -> None:
     recipe = open_recipe("StableDiffusionPipeline", parts_of("StableDiffusionPipeline"))
     small, large = (
         Pixels(width=width, height=height, rgb=b"\x40" * (3 * width * height))
@@ -316,9 +316,9 @@ def test_pictures_of_another_size_are_fitted() -> None:
         ({"strength": 0.0}, "Strength is from 0 to 1"),
         ({"strength": 1.2}, "Strength is from 0 to 1"),
         ({"strength": float("nan")}, "Strength is from 0 to 1"),
-        ({"sources": ()}, "strength needs a picture"),
-        ({"sources": (), "strength": None, "mask": MASKED.mask}, "mask needs a picture"),
-        ({"sources": REQUEST.sources * 2}, "2 pictures are too many: this model takes 1"),
+        ({"sources": ()}, "strength needs an image"),
+        ({"sources": (), "strength": None, "mask": MASKED.mask}, "mask needs an image"),
+        ({"sources": REQUEST.sources * 2}, "2 images are too many: this model takes 1"),
         ({"sampler": "lcm"}, "lcm cannot draw with this model; these are its samplers: euler"),
     ],
 )

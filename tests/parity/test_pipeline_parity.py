@@ -1,4 +1,4 @@
-"""Whole pictures: our prepare, step and decode against diffusers' pipelines, the cache off."""
+"""Whole images: our prepare, step and decode against diffusers' pipelines, the cache off."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from support.diffusers_pictures import request_for, theirs
+from support.diffusers_images import request_for, theirs
 from support.diffusers_pipelines import SCHEDULERS, components, randomised, their_pipeline
 from triptych.core.errors import InvalidRequest, WeightsError
 from triptych.modalities.diffusion.engine.caches.methods import first_block, planned
@@ -39,8 +39,8 @@ def run(denoiser: Denoiser, rows: list[DenoiseRow]) -> None:
 
 
 @pytest.mark.parametrize(("name", "index"), CASES)
-def test_pictures_are_those_of_diffusers(name: str, index: int) -> None:
-    """With each pipeline's first sampler to the picture, with the others to the latents."""
+def test_images_are_those_of_diffusers(name: str, index: int) -> None:
+    """With each pipeline's first sampler to the image, with the others to the latents."""
     parts = {**components(name), "scheduler": SCHEDULERS[name][index]}
     recipe, pools = open_recipe(name, parts), TensorPools()
     request = request_for(name, REQUEST)
@@ -101,7 +101,7 @@ def test_flux_without_guidance_embedding_runs_two_branches() -> None:
     row.release()
 
 
-def test_pictures_asked_for_together_differ_and_the_first_is_the_seeds_own() -> None:
+def test_images_asked_for_together_differ_and_the_first_is_the_seeds_own() -> None:
     seeds = {row_seed(seed, index) for seed in (7, 8) for index in range(50)}
     assert len(seeds) == 100
     assert row_seed(7, 0) == 7

@@ -14,7 +14,7 @@ def test_sizes_of_kontext() -> None:
     assert sorted(packed.PREFERRED_KONTEXT_RESOLUTIONS) == sorted(theirs)
 
 
-def test_sizes_of_pictures_that_qwen_edits() -> None:
+def test_sizes_of_images_that_qwen_edits() -> None:
     theirs = pipeline_qwenimage_edit_plus
     for name in ("CONDITION_IMAGE_SIZE", "VAE_IMAGE_SIZE"):
         assert getattr(qwen, name) == getattr(theirs, name)

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from support.decoder_families import FAMILIES, save_family
-from support.pictures import picture, saved
+from support.images import image, saved
 from support.roles import answer, engine, role_config, series
 from support.serve_process import free_port
 from support.text_models import write_text_folder
@@ -23,8 +23,8 @@ from triptych.core.engine_api.tokens import TokenRequest
 from triptych.core.media.fetch import Fetched
 from triptych.core.options.config import Config
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.llm.api.multimodal import PictureSource
-from triptych.modalities.vlm.api.preparation import InProcessPreparation, PictureProcessorCache
+from triptych.modalities.llm.api.multimodal import ImageSource
+from triptych.modalities.vlm.api.preparation import ImageProcessorCache, InProcessPreparation
 from triptych.modalities.vlm.api.prompt_encoder import VisionPromptEncoder
 from triptych.modalities.vlm.engine import feature_memory
 from triptych.modalities.vlm.processing.probe import read_facts
@@ -109,19 +109,19 @@ def seen(
 
 
 async def chats(model: ResolvedModel) -> list[TokenRequest]:
-    """Of one picture and of two."""
+    """Of one image and of two."""
     return [
-        await chat(model, picture(40, 60)),
-        await chat(model, picture(90, 30), picture(50, 50)),
+        await chat(model, image(40, 60)),
+        await chat(model, image(90, 30), image(50, 50)),
     ]
 
 
 async def chat(model: ResolvedModel, *shown: Image.Image) -> TokenRequest:
-    """A chat with pictures, as the API would send it to the engine."""
+    """A chat with images, as the API would send it to the engine."""
     config = Config()
-    pictures = PictureProcessorCache.from_config(InProcessPreparation(model), config)
-    encoder = VisionPromptEncoder.open(model, read_facts(model.folder), pictures, config)
-    files = [PictureSource(file=Fetched(saved(each), "")) for each in shown]
+    images = ImageProcessorCache.from_config(InProcessPreparation(model), config)
+    encoder = VisionPromptEncoder.open(model, read_facts(model.folder), images, config)
+    files = [ImageSource(file=Fetched(saved(each), "")) for each in shown]
     messages = [{"role": "user", "content": [*files, "What is this?"]}]
     request = await encoder.encode_messages(messages)
     sampling = SamplingParams(temperature=0.0, max_tokens=9)
@@ -132,7 +132,7 @@ async def answers(client: LocalClient, requested: Sequence[TokenRequest]) -> lis
     return [await answer(client, each, str(n)) for n, each in enumerate(requested)]
 
 
-async def test_pictures_are_encoded_where_prompts_are_computed(
+async def test_images_are_encoded_where_prompts_are_computed(
     seen: Callable[[str], ResolvedModel], tmp_path: Path
 ) -> None:
     model = seen("llava")
@@ -151,21 +151,21 @@ async def test_pictures_are_encoded_where_prompts_are_computed(
         assert await answers(decode, requested) == expected
         assert await series(decode, "pages_received_total", 4) >= 4
         assert await series(decode, "page_fallbacks_total") == 0
-        assert await series(prefill, "pictures_encoded_total", 3) == 3
-        assert await series(decode, "pictures_encoded_total") == 0
+        assert await series(prefill, "images_encoded_total", 3) == 3
+        assert await series(decode, "images_encoded_total") == 0
 
 
 @pytest.mark.parametrize(
     ("way", "family"), [("unix", "llava"), ("tcp", "qwen3_vl"), ("tcp", "idefics3")]
 )
-async def test_answers_about_pictures_that_were_encoded_elsewhere(
+async def test_answers_about_images_that_were_encoded_elsewhere(
     way: str,
     family: str,
     seen: Callable[[str], ResolvedModel],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(feature_memory, "PAGE_BYTES", 600)  # several of a picture
+    monkeypatch.setattr(feature_memory, "PAGE_BYTES", 600)  # several of an image
     model = seen(family)
     requested = await chats(model)
     folder = Path(model.folder)
@@ -178,17 +178,17 @@ async def test_answers_about_pictures_that_were_encoded_elsewhere(
         async with engine(role_config("encode", address, tmp_path), folder, model) as encoder:
             await series(reader, "feature_page_links", 1)
             assert await answers(reader, requested[1:]) == expected[1:]
-            assert await series(encoder, "pictures_encoded_total", 2) == 2
+            assert await series(encoder, "images_encoded_total", 2) == 2
             assert await series(reader, "feature_fetches_total", 2) == 2
             num_pages = await series(encoder, "feature_pages_sent_total", 4)
             assert await series(reader, "feature_pages_received_total", num_pages) == num_pages
             assert await series(reader, "feature_fallbacks_total") == 0
-            assert await series(reader, "pictures_encoded_total") == 0
+            assert await series(reader, "images_encoded_total") == 0
         assert await answers(reader, requested[:1]) == expected[:1]  # nobody else is there
-        assert await series(reader, "pictures_encoded_total", 1) == 1
+        assert await series(reader, "images_encoded_total", 1) == 1
 
 
-async def test_three_roles_share_a_chat_with_pictures(
+async def test_three_roles_share_a_chat_with_images(
     seen: Callable[[str], ResolvedModel], tmp_path: Path
 ) -> None:
     model = seen("llava")
@@ -211,7 +211,7 @@ async def test_three_roles_share_a_chat_with_pictures(
         await series(prefill, "feature_page_links", 1)
         await series(decode, "page_links", 1)
         assert await answers(decode, requested) == expected
-        assert await series(encoder, "pictures_encoded_total", 3) == 3
-        assert await series(prefill, "pictures_encoded_total") == 0
-        assert await series(decode, "pictures_encoded_total") == 0
+        assert await series(encoder, "images_encoded_total", 3) == 3
+        assert await series(prefill, "images_encoded_total") == 0
+        assert await series(decode, "images_encoded_total") == 0
         assert await series(decode, "page_fallbacks_total") == 0

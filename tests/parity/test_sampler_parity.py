@@ -48,7 +48,7 @@ def _follow(
 
 @pytest.mark.parametrize("begin_at", [1, 4])
 @pytest.mark.parametrize("name", [*NATIVE_CONFIGS, "deis"])
-def test_a_row_may_begin_with_a_picture(name: str, begin_at: int) -> None:
+def test_a_row_may_begin_with_an_image(name: str, begin_at: int) -> None:
     config, clean = {**NATIVE_CONFIGS, **FOREIGN_CONFIGS}[name], noise(8)
     row = begin(config, 7, 3, TensorPools(), first=begin_at, clean=clean)
     scheduler = open_scheduler(config, Spacing(num_steps=7))

@@ -1,4 +1,4 @@
-"""Pictures through the whole engine, many requests at once, against transformers alone."""
+"""Images through the whole engine, many requests at once, against transformers alone."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def ask(
     prompt = rig.prompt(*parts)
     request = TokenRequest(
         prompt_ids=prompt.prompt_ids,
-        contents=prompt.pictures,
+        contents=prompt.images,
         sampling=SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS),
     )
     tokens: list[int] = []

@@ -101,9 +101,9 @@ def tokenizer_of(processor: Any) -> Any:
     return encode
 
 
-def expected(loaded: tuple[Any, Any, Path], row: VisionRow, *pictures: Any) -> torch.Tensor:
+def expected(loaded: tuple[Any, Any, Path], row: VisionRow, *images: Any) -> torch.Tensor:
     model, processor, _ = loaded
-    arrays = [np.frombuffer(p.rgb, np.uint8).reshape(p.height, p.width, 3) for p in pictures]
+    arrays = [np.frombuffer(p.rgb, np.uint8).reshape(p.height, p.width, 3) for p in images]
     options = getattr(processor, "images_kwargs", {})
     found = processor.image_processor(images=arrays, return_tensors="pt", **options)
     ids_T = torch.tensor(row.tokens[: row.num_prompt_tokens])
@@ -121,7 +121,7 @@ def expected(loaded: tuple[Any, Any, Path], row: VisionRow, *pictures: Any) -> t
 
 
 @pytest.mark.parametrize("chunk", [5, 1000])
-def test_pictures_through_the_fallback(
+def test_images_through_the_fallback(
     rig: VisionRig, loaded: tuple[Any, Any, Path], chunk: int
 ) -> None:
     row = rig.look(HELLO, SUN, WHAT, MOON, WHAT)

@@ -41,7 +41,7 @@ def check(loaded: tuple[Any, Path], rig: VisionRig) -> Any:
 
 def next_chunk(rig: VisionRig, row: VisionRow, size: int) -> int:
     """As many tokens, or what cannot be cut."""
-    start, spans = row.num_cached, [picture.span for picture in row.pictures]
+    start, spans = row.num_cached, [image.span for image in row.images]
     end = min(start + size, row.num_prompt_tokens)
     return rig.limits.chunk_end(spans, row.num_prompt_tokens, range(start, end)) - start
 
@@ -53,12 +53,12 @@ def run(rig: VisionRig, row: VisionRow, chunk: int = 1000) -> VisionRow:
     return row
 
 
-def test_chunks_that_end_inside_pictures(rig: VisionRig, check: Any) -> None:
+def test_chunks_that_end_inside_images(rig: VisionRig, check: Any) -> None:
     parts = (HELLO, LARGE, THEN, TALL, WHAT)
     check(run(rig, rig.look(*parts), chunk=3), *parts)
 
 
-def test_rows_with_pictures_of_many_sizes_and_text_in_one_batch(rig: VisionRig, check: Any) -> None:
+def test_rows_with_images_of_many_sizes_and_text_in_one_batch(rig: VisionRig, check: Any) -> None:
     prompts: tuple[tuple[Part, ...], ...] = ((HELLO, LARGE, WHAT), (SMALL, THEN, TALL, WHAT))
     if not rig.limits.whole_prompts:
         prompts += ((HELLO,),)
@@ -69,7 +69,7 @@ def test_rows_with_pictures_of_many_sizes_and_text_in_one_batch(rig: VisionRig, 
         check(row, *parts)
 
 
-def test_decoding_beside_a_prompt_with_a_picture(rig: VisionRig, check: Any) -> None:
+def test_decoding_beside_a_prompt_with_an_image(rig: VisionRig, check: Any) -> None:
     first, parts = rig.look(HELLO, SMALL, WHAT), (HELLO, LARGE, WHAT)
     rig.prefill(first)
     second = rig.look(*parts)
@@ -91,7 +91,7 @@ def test_a_second_turn_finds_the_first(rig: VisionRig, check: Any) -> None:
     check(run(rig, second), *turn, THEN, SMALL, WHAT)
 
 
-def test_a_hit_that_ends_inside_a_picture(rig: VisionRig, check: Any) -> None:
+def test_a_hit_that_ends_inside_an_image(rig: VisionRig, check: Any) -> None:
     parts = (HELLO, LARGE, WHAT)
     first, second = rig.look(*parts), rig.look(*parts)
     run(rig, first)

@@ -1,6 +1,6 @@
 """Hundreds of random events through the real scheduler and the real runner, on tiny models.
 
-Pictures come, are cancelled, pause and run out of memory in the middle of steps, in batches and
+Images come, are cancelled, pause and run out of memory in the middle of steps, in batches and
 alone; whatever survives ends with the latents and the skips that it has when drawn by itself.
 """
 
@@ -22,10 +22,10 @@ from triptych.core.engine_api.plan import Plan, StepResult
 from triptych.core.errors import OutOfMemory, TriptychError
 from triptych.modalities.diffusion.engine.caches.decisions import Decisions
 from triptych.modalities.diffusion.engine.costs import DrawingCosts
-from triptych.modalities.diffusion.engine.executor import ImageExecutor, RunningPicture
+from triptych.modalities.diffusion.engine.executor import ImageExecutor, RunningImage
 from triptych.modalities.diffusion.engine.loader import measure
 from triptych.modalities.diffusion.engine.runner import DenoiseRunner, Yield
-from triptych.modalities.diffusion.plan import PictureRow
+from triptych.modalities.diffusion.plan import ImageRow
 from triptych.modalities.diffusion.scheduling.scheduler import DenoiseScheduler
 from triptych.modalities.diffusion.wire import ImageDelta, ImageRequest, StepCache
 
@@ -38,14 +38,14 @@ Skips = list[list[tuple[int, bool]]]
 
 @dataclass(frozen=True)
 class Drawn:
-    """How a picture ended: its latents, and what each branch decided at which step."""
+    """How an image ended: its latents, and what each branch decided at which step."""
 
     latents: Tensor
     skips: Skips
 
 
 class Witness:
-    """Sees every picture before it is decoded, and can make a step run out of memory half-way."""
+    """Sees every image before it is decoded, and can make a step run out of memory half-way."""
 
     def __init__(self, executor: ImageExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
         self.decoded: deque[Drawn] = deque()
@@ -60,9 +60,9 @@ class Witness:
             decided.setdefault(decisions, []).append((step, computes))
             return computes
 
-        def note_latents(runner: DenoiseRunner, rows: Sequence[PictureRow]) -> list[Yield]:
+        def note_latents(runner: DenoiseRunner, rows: Sequence[ImageRow]) -> list[Yield]:
             self._raise_if_set()
-            for row in (runner._pictures[each.key].row for each in rows):
+            for row in (runner._images[each.key].row for each in rows):
                 slots = [branch.cache for branch in row.branches if branch.cache is not None]
                 skips = [decided.pop(slot.decisions) for slot in slots]
                 self.decoded.append(Drawn(row.sample.sample.clone(), skips))
@@ -71,13 +71,11 @@ class Witness:
         monkeypatch.setattr(Decisions, "_decide", note_decision)
         monkeypatch.setattr(DenoiseRunner, "_decode", note_latents)
 
-    def advance(
-        self, pictures: list[RunningPicture], num_steps: list[int], shown: list[bool]
-    ) -> None:
-        half = len(pictures) // 2 * self.fails_next
-        self._advance(pictures[:half], num_steps[:half], shown[:half])
+    def advance(self, images: list[RunningImage], num_steps: list[int], shown: list[bool]) -> None:
+        half = len(images) // 2 * self.fails_next
+        self._advance(images[:half], num_steps[:half], shown[:half])
         self._raise_if_set()
-        self._advance(pictures[half:], num_steps[half:], shown[half:])
+        self._advance(images[half:], num_steps[half:], shown[half:])
 
     def _raise_if_set(self) -> None:
         if self.fails_next:
@@ -86,16 +84,16 @@ class Witness:
 
 
 class ImageDriver(SchedulerDriver):
-    """The scheduler of pictures and a real runner; a step takes a second."""
+    """The scheduler of images and a real runner; a step takes a second."""
 
-    def __init__(self, executor: ImageExecutor, witness: Witness, num_pictures: int) -> None:
+    def __init__(self, executor: ImageExecutor, witness: Witness, num_images: int) -> None:
         costs = DrawingCosts.of(executor.recipe)
         one = measure(executor, costs, image_request(), max_pixels=1 << 20)
         scheduler = DenoiseScheduler(
             model="m",
             measure=lambda request: measure(executor, costs, request, max_pixels=1 << 20),
-            max_pictures=6,
-            max_state_bytes=num_pictures * one.state_bytes,
+            max_images=6,
+            max_state_bytes=num_images * one.state_bytes,
             max_jobs=1000,
             max_rows=6,
         )
@@ -117,10 +115,10 @@ class ImageDriver(SchedulerDriver):
         self.scheduler.check()
 
     def drawn(self, job_id: str) -> dict[int, Drawn]:
-        """The pictures that a job was sent: what was made and thrown away does not count."""
+        """The images that a job was sent: what was made and thrown away does not count."""
         deltas = [output.payload for output in self.outputs.outputs[job_id]]
         return {
-            delta.picture: self.made[id(delta.pixels)][1]
+            delta.image: self.made[id(delta.pixels)][1]
             for delta in deltas
             if isinstance(delta, ImageDelta) and delta.pixels and delta.partial_index < 0
         }
@@ -190,10 +188,10 @@ class RandomEvents:
 def drawn_alone(
     executor: ImageExecutor, witness: Witness, asked: list[ImageRequest]
 ) -> list[list[Drawn]]:
-    """What comes of each request when there is no other, picture by picture."""
+    """What comes of each request when there is no other, image by image."""
     found = []
     for request in asked:
-        driver = ImageDriver(executor, witness, num_pictures=20)
+        driver = ImageDriver(executor, witness, num_images=20)
         driver.submit("it", request)
         driver.run()
         found.append([drawn for _, drawn in sorted(driver.drawn("it").items())])
@@ -227,7 +225,7 @@ def test_survivors_of_random_events_are_as_if_alone(
     witness = Witness(executor, monkeypatch)
     asked = requests(random.Random(3))
     alone = drawn_alone(executor, witness, asked)
-    events = RandomEvents(ImageDriver(executor, witness, num_pictures=5), witness, asked)
+    events = RandomEvents(ImageDriver(executor, witness, num_images=5), witness, asked)
     for _ in range(num_events):
         events.happen()
     events.end()
@@ -242,6 +240,6 @@ def test_survivors_of_random_events_are_as_if_alone(
     decisions = [each for row in alone for drawn in row for skips in drawn.skips for each in skips]
     assert sum(not computes for _, computes in decisions) > 20, "there is something to decide"
 
-    assert events.driver.runner.num_pictures == 0
+    assert events.driver.runner.num_images == 0
     assert executor.pools.num_used == 0
     executor.close()

@@ -1,4 +1,4 @@
-"""Random lives of pictures: nothing is lost, sent twice, leaked or starved."""
+"""Random lives of images: nothing is lost, sent twice, leaked or starved."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from hypothesis.stateful import (
     rule,
 )
 
-from support.denoise_world import FakeImageRunner, Rig, measure, picture_of, request_of
+from support.denoise_world import FakeImageRunner, Rig, image_of, measure, request_of
 from triptych.core.errors import InternalError, OutOfMemory
-from triptych.modalities.diffusion.plan import PictureKey
+from triptych.modalities.diffusion.plan import ImageKey
 from triptych.modalities.diffusion.wire import ImageDelta, ImageRequest
 
 REQUESTS = st.builds(
@@ -37,16 +37,16 @@ REQUESTS = st.builds(
 
 
 def check_outputs(rig: Rig, job_id: str, request: ImageRequest, ended_by: str | None) -> None:
-    """A whole story: previews in order, no picture twice, and one final output."""
+    """A whole story: previews in order, no image twice, and one final output."""
     outputs = rig.outputs.outputs[job_id]
     assert [output.is_final for output in outputs] == [False] * (len(outputs) - 1) + [True]
     deltas = rig.deltas(job_id)
     drawn = [each for each in deltas if each.pixels is not None and each.partial_index < 0]
     for delta in drawn:
-        assert delta.pixels == picture_of(PictureKey(job_id, delta.picture), request)
+        assert delta.pixels == image_of(ImageKey(job_id, delta.image), request)
         assert delta.step == delta.num_steps == request.num_steps
-        check_previews(deltas, delta.picture, request)
-    assert len({delta.picture for delta in drawn}) == len(drawn)
+        check_previews(deltas, delta.image, request)
+    assert len({delta.image for delta in drawn}) == len(drawn)
     waited = [delta.queue_position for delta in deltas if delta.queue_position >= 0]
     assert all(before != after for before, after in pairwise(waited))
     assert request.has_progress or len(deltas) == len(drawn) + sum(
@@ -64,8 +64,8 @@ def check_outputs(rig: Rig, job_id: str, request: ImageRequest, ended_by: str | 
         assert final.error is not None
 
 
-def check_previews(deltas: list[ImageDelta], picture: int, request: ImageRequest) -> None:
-    shown = [each.partial_index for each in deltas if each.picture == picture]
+def check_previews(deltas: list[ImageDelta], image: int, request: ImageRequest) -> None:
+    shown = [each.partial_index for each in deltas if each.image == image]
     shown = [index for index in shown if index >= 0]
     assert shown == list(range(len(shown)))
     assert len(shown) <= request.num_partials
@@ -77,21 +77,21 @@ class DenoiseMachine(RuleBasedStateMachine):
     jobs = Bundle("jobs")
 
     @initialize(
-        max_pictures=st.integers(1, 5),
+        max_images=st.integers(1, 5),
         max_rows=st.integers(1, 6),
         max_squares=st.integers(1, 3),
         max_fit=st.sampled_from([1, 2, 10_000]),
         depth=st.integers(1, 2),
     )
     def start(
-        self, max_pictures: int, max_rows: int, max_squares: int, max_fit: int, depth: int
+        self, max_images: int, max_rows: int, max_squares: int, max_fit: int, depth: int
     ) -> None:
-        self.max_pictures = max_pictures
+        self.max_images = max_images
         self.max_state_bytes = max_squares * 64 * 64
         self.rig = Rig(
             depth=depth,
             runner=FakeImageRunner(max_fit=max_fit),
-            max_pictures=max_pictures,
+            max_images=max_images,
             max_rows=max_rows,
             max_state_bytes=self.max_state_bytes,
         )
@@ -103,7 +103,7 @@ class DenoiseMachine(RuleBasedStateMachine):
         job_id = f"j{len(self.requests)}"
         self.requests[job_id] = request
         if breaks_after is not None:
-            self.rig.runner.broken[PictureKey(job_id, request.num_images - 1)] = breaks_after
+            self.rig.runner.broken[ImageKey(job_id, request.num_images - 1)] = breaks_after
         self.rig.submit(job_id, request)
         return job_id
 
@@ -132,7 +132,7 @@ class DenoiseMachine(RuleBasedStateMachine):
     def launch(self) -> None:
         if self.rig.book():
             held = [measure(drawn.request).state_bytes for drawn in self.rig.runner.held.values()]
-            assert len(held) <= self.max_pictures
+            assert len(held) <= self.max_images
             assert sum(held) <= self.max_state_bytes
 
     @precondition(lambda self: self.rig.in_flight)
@@ -158,7 +158,7 @@ class DenoiseMachine(RuleBasedStateMachine):
         self.rig.run()
         assert self.rig.runner.held == {}, "nothing is left on the device"
         assert self.rig.scheduler.propose(self.rig.clock()) is None
-        assert self.rig.scheduler.stats().gauges["picture_state_bytes"] == 0
+        assert self.rig.scheduler.stats().gauges["image_state_bytes"] == 0
         for job_id, request in self.requests.items():
             ended_by = self.ended_by.get(job_id)
             if ended_by is None and self.rig.outputs.error_code(job_id) is not None:
@@ -192,7 +192,7 @@ class RandomJobs:
             has_progress=rng.random() < 0.5,
         )
         if rng.random() < 0.05:
-            runner.broken[PictureKey(job_id, 0)] = rng.randint(-1, 5)
+            runner.broken[ImageKey(job_id, 0)] = rng.randint(-1, 5)
         if rng.random() < 0.02:
             runner.errors[len(runner.log) + 1] = OutOfMemory("no room")
         self.rig.submit(job_id, self.requests[job_id])
@@ -249,11 +249,11 @@ def test_a_thousand_jobs_come_and_go() -> None:
     depth=st.integers(1, 2),
     is_shared=st.booleans(),
 )
-def test_no_picture_waits_for_ever(
+def test_no_image_waits_for_ever(
     others: list[tuple[int, int]], size: int, depth: int, is_shared: bool
 ) -> None:
-    """However many come after it, a picture is done within a bound of the work before it."""
-    rig = Rig(depth=depth, max_pictures=3, max_state_bytes=64 * 64, max_rows=2)
+    """However many come after it, an image is done within a bound of the work before it."""
+    rig = Rig(depth=depth, max_images=3, max_state_bytes=64 * 64, max_rows=2)
     if is_shared:
         rig.scheduler.set_step_budget(0.01)
     for index, (other, num_steps) in enumerate(others):

@@ -1,4 +1,4 @@
-"""Prompts with pictures live at random: nothing is shared that differs, lost or leaked."""
+"""Prompts with images live at random: nothing is shared that differs, lost or leaked."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.picture_link import FetchingDriver, HandPictures
+from support.image_link import FetchingDriver, HandImages
 from support.vision_world import VisionWorld, live, random_vision_world, see
 
 PARTS = st.lists(
@@ -19,7 +19,7 @@ PARTS = st.lists(
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_random_schedules_of_chats_with_pictures(seed: int) -> None:
+def test_random_schedules_of_chats_with_images(seed: int) -> None:
     world = live(seed, 120)
     for job_id in world.jobs:
         got_ids = world.output_ids(job_id)
@@ -28,10 +28,10 @@ def test_random_schedules_of_chats_with_pictures(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_random_schedules_of_pictures_that_come_from_elsewhere(seed: int) -> None:
+def test_random_schedules_of_images_that_come_from_elsewhere(seed: int) -> None:
     rng = random.Random(seed)
     world = random_vision_world(rng)
-    link = HandPictures(world, capacity_bytes=rng.choice((8, 1000)))
+    link = HandImages(world, capacity_bytes=rng.choice((8, 1000)))
     driver = FetchingDriver(world, rng, link)
     for _ in range(150):
         driver.act()
@@ -44,8 +44,8 @@ def test_random_schedules_of_pictures_that_come_from_elsewhere(seed: int) -> Non
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(PARTS, min_size=2, max_size=4))
-def test_pictures_behind_equal_ids_never_share_a_page(prompts: list[list[object]]) -> None:
-    """All picture positions have one id: pages differ by the pictures' digests alone."""
+def test_images_behind_equal_ids_never_share_a_page(prompts: list[list[object]]) -> None:
+    """All image positions have one id: pages differ by the images' digests alone."""
     world = VisionWorld(num_pages=120, page_size=4, max_length=64, max_entries=2)
     for index, parts in enumerate(prompts):
         world.submit(str(index), see(*parts, 1, max_tokens=3))

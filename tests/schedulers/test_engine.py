@@ -60,8 +60,8 @@ def test_nothing_is_launched_far_ahead_of_a_long_step() -> None:
         ],
         cost_s=lambda plan: 1.0 if plan.model == "image" else 0.02,
     )
-    world.submit("picture", "image", FrameRequest(num_frames=50))
-    world.turn_until(lambda: len(world.outputs.outputs.get("picture", [])) >= 10)
+    world.submit("image", "image", FrameRequest(num_frames=50))
+    world.turn_until(lambda: len(world.outputs.outputs.get("image", [])) >= 10)
     world.turn_until(lambda: world.clock() % 1.0 > 0.3)
     world.submit("speech", "voice", FrameRequest(num_frames=1, period_s=0.1))
     asked_s = world.clock()
@@ -230,8 +230,8 @@ def test_heartbeats_have_phase_turn_and_stall_budget() -> None:
 def test_slow_steps_widen_the_stall_budget() -> None:
     frames = FakeFrames("image", kind="denoise")
     world = World([FakeLoader("image", lambda: (frames, FrameRunner()))], cost_s=lambda plan: 4.0)
-    world.submit("picture", "image", FrameRequest(num_frames=20))
-    world.finish("picture")
+    world.submit("image", "image", FrameRequest(num_frames=20))
+    world.finish("image")
     assert world.beats[-1].stall_budget_s == pytest.approx(80.0)
     assert len(world.beats) >= 20
 
@@ -246,7 +246,7 @@ class TimedBeats(World):
         super().__init__([loader], cost_s=lambda plan: next(seconds))
         self.beats_s: list[float] = []
         self.engine.on_beat = self._on_beat
-        self.submit("picture", "image", FrameRequest(num_frames=3))
+        self.submit("image", "image", FrameRequest(num_frames=3))
 
     def _on_beat(self, beat: Heartbeat) -> None:
         self.beats.append(beat)
@@ -261,14 +261,14 @@ class TimedBeats(World):
 def test_a_first_step_may_take_long_and_silence_is_noticed_as_soon_as_ever() -> None:
     """A process that is stopped beside it misses a beat of ten seconds, not of a hundred."""
     world = TimedBeats(first_s=85.0)
-    world.finish("picture")
+    world.finish("image")
     assert world.longest_silence_s() < 1.0
     assert {beat.stall_budget_s for beat in world.beats[:-1] if beat.phase == "step"} == {10.0}
 
 
 def test_a_first_step_that_hangs_is_noticed_in_the_end() -> None:
     world = TimedBeats(first_s=5000.0)
-    world.finish("picture")
+    world.finish("image")
     before_s = [moment_s for moment_s in world.beats_s if moment_s < 1000.0 + 4000.0]
     last = world.beats[len(before_s) - 1]
     assert 99.0 < before_s[-1] - 1000.0 + last.stall_budget_s <= 100.0
@@ -295,7 +295,7 @@ def test_on_threads_two_steps_are_in_flight_and_results_stay_in_order() -> None:
     thread.start()
     engine.submit(
         Job(
-            job_id="picture",
+            job_id="image",
             model="image",
             request=FrameRequest(num_frames=5),
             sink=outputs,
@@ -303,10 +303,10 @@ def test_on_threads_two_steps_are_in_flight_and_results_stay_in_order() -> None:
         )
     )
     eventually(lambda: len(runner.launched) == 2)
-    assert "picture" not in outputs.outputs, "the second was launched before the first was over"
+    assert "image" not in outputs.outputs, "the second was launched before the first was over"
     runner.gate.set()
-    outputs.wait_final("picture")
-    assert [output.payload for output in outputs.outputs["picture"]] == [1, 2, 3, 4, 5]
+    outputs.wait_final("image")
+    assert [output.payload for output in outputs.outputs["image"]] == [1, 2, 3, 4, 5]
     engine.stop()
     thread.join(timeout=30)
     assert not thread.is_alive()
@@ -371,8 +371,8 @@ def test_steps_are_reported_as_they_ran_while_they_are_watched() -> None:
     world.engine.watch(True)
     num_unseen = len(world.executors.started)
     world.submit("job", "chat", ask(prompt_of(2), 20))
-    world.submit("picture", "image", FrameRequest(num_frames=2))
-    world.finish("job", "picture")
+    world.submit("image", "image", FrameRequest(num_frames=2))
+    world.finish("job", "image")
     world.turn_until(lambda: reports and reports[-1][1].running is None)
     told = [step for _, report in reports for step in report.steps]
     ran = world.executors.started[num_unseen:]

@@ -1,4 +1,4 @@
-"""Requests for pictures generated from the OpenAPI document: never an error of ours."""
+"""Requests for images generated from the OpenAPI document: never an error of ours."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from support.image_app import FakeImageEngine, image_model, make_image_app, make_image_service
-from support.pictures import hole_mask, hostile, picture, saved
+from support.images import hole_mask, hostile, image, saved
 
 NUM_CASES = 40
-PNG = saved(picture(64, 64))
+PNG = saved(image(64, 64))
 FILES = [PNG, hole_mask(64, 64, (0, 0, 32, 32)), b"", *(data for data, _ in hostile().values())]
 POSITIVE, NEGATIVE = schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE
 MODES = {
@@ -31,7 +31,7 @@ quick = settings(
 
 
 @pytest.mark.parametrize("route", ["generations", "edits", "variations"])
-def test_no_request_for_pictures_is_answered_with_an_error_of_ours(route: str) -> None:
+def test_no_request_for_images_is_answered_with_an_error_of_ours(route: str) -> None:
     engine = FakeImageEngine()
     service = make_image_service(engine, image_model(max_references=16))
     schema = schemathesis.openapi.from_asgi("/openapi.json", make_image_app(engine, service))

@@ -225,11 +225,11 @@ def giants() -> Iterator[tuple[str, bytes]]:
     mkv[segment : segment + 8] = b"\x01" + b"\xff" * 7
     yield "a segment of unknown size", bytes(mkv)
     yield "an element of 2^56", b"\x1aE\xdf\xa3\x01" + b"\xfe" * 7 + bytes(100)
-    picture = b"\x00image/png\x00\x03\x00" + b"\x89PNG\r\n\x1a\n" + b"\xff" * 200
-    frame = b"APIC" + struct.pack(">IH", len(picture), 0) + picture
+    image = b"\x00image/png\x00\x03\x00" + b"\x89PNG\r\n\x1a\n" + b"\xff" * 200
+    frame = b"APIC" + struct.pack(">IH", len(image), 0) + image
     size = len(frame)
     synch = bytes((size >> shift) & 0x7F for shift in (21, 14, 7, 0))
-    yield "a broken picture", b"ID3\x03\x00\x00" + synch + frame + FILES["mp3"]
+    yield "a broken image", b"ID3\x03\x00\x00" + synch + frame + FILES["mp3"]
 
 
 def nested() -> Iterator[tuple[str, bytes]]:

@@ -15,7 +15,7 @@ import pytest
 from triptych.core.errors import InvalidRequest, PayloadTooLarge
 from triptych.core.media.fetch import Fetched, MediaFetcher, is_public
 
-PICTURE = b"\x89PNG and so on"
+IMAGE = b"\x89PNG and so on"
 
 
 class Canary(BaseHTTPRequestHandler):
@@ -37,7 +37,7 @@ class Canary(BaseHTTPRequestHandler):
         self.end_headers()
         if self.path == "/slow":
             server.is_closing.wait(30)
-        self.wfile.write(PICTURE * (1000 if self.path == "/large" else 1))
+        self.wfile.write(IMAGE * (1000 if self.path == "/large" else 1))
 
     def log_message(self, *_: object) -> None:
         """Silence."""
@@ -96,7 +96,7 @@ async def test_an_allowed_host_is_asked_by_its_name_at_the_address_that_was_chec
     names = Names(["127.0.0.1"], ["10.0.0.1"])
     fetch = fetcher(canary, names, "pictures.example", allows=open_to_all)
     url = f"http://pictures.example:{canary.server_port}/a.png?b=%20c#d"
-    assert await fetch.fetch(url) == Fetched(PICTURE, "image/png")
+    assert await fetch.fetch(url) == Fetched(IMAGE, "image/png")
     assert names.asked == ["pictures.example"], "resolved once"
     assert canary.hits == [("/a.png?b=%20c", f"pictures.example:{canary.server_port}")]
 
@@ -196,7 +196,7 @@ async def test_only_listed_hosts_are_asked(
     fetch = fetcher(canary, names, *domains, allows=open_to_all)
     url = f"http://{host}:{canary.server_port}/"
     if is_allowed:
-        assert (await fetch.fetch(url)).data == PICTURE
+        assert (await fetch.fetch(url)).data == IMAGE
     else:
         with pytest.raises(InvalidRequest, match="fetches nothing from"):
             await fetch.fetch(url)
@@ -258,12 +258,12 @@ def data_fetcher(max_bytes: int = 100) -> MediaFetcher:
 
 
 async def test_data_urls_need_no_network() -> None:
-    encoded = base64.b64encode(PICTURE).decode()
-    lines = base64.encodebytes(PICTURE).decode()
+    encoded = base64.b64encode(IMAGE).decode()
+    lines = base64.encodebytes(IMAGE).decode()
     for body in (lines, lines.replace("\n", "\r\n"), lines.replace("\n", "%0A"), quote(encoded)):
-        assert (await data_fetcher().fetch(f"data:;base64,{body}")).data == PICTURE
+        assert (await data_fetcher().fetch(f"data:;base64,{body}")).data == IMAGE
     for head in ("data:image/png;base64", "DATA:image/PNG;name=a;base64"):
-        assert await data_fetcher().fetch(f"{head},{encoded}") == Fetched(PICTURE, "image/png")
+        assert await data_fetcher().fetch(f"{head},{encoded}") == Fetched(IMAGE, "image/png")
     assert await data_fetcher().fetch("data:,a%20b") == Fetched(b"a b", "")
 
 

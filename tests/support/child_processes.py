@@ -22,7 +22,7 @@ def _workers() -> list[tuple[psutil.Process, list[str]]]:
 
 
 def decoders() -> list[psutil.Process]:
-    """Those that decode files, but for those that prepare pictures for chats."""
+    """Those that decode files, but for those that prepare images for chats."""
     others = {template_child.__name__, grammar_child.__name__, preparation.__name__}
     return [child for child, line in _workers() if others.isdisjoint(line)]
 

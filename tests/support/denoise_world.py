@@ -1,4 +1,4 @@
-"""Drawing without a network: pictures are counters, and requests say which of their steps compute.
+"""Drawing without a network: images are counters, and requests say which of their steps compute.
 
 `cache.interval` k computes the first step, every k-th and the last; `guidance_scale` above 1 has
 two branches; `strength` s begins at the step that leaves s of the way.
@@ -19,10 +19,10 @@ from triptych.core.engine_api.plan import Plan, StepResult
 from triptych.core.errors import InvalidRequest, OutOfMemory, TriptychError
 from triptych.modalities.diffusion.plan import (
     DenoisePlan,
-    PictureCost,
-    PictureKey,
-    PictureRow,
-    PictureRowResult,
+    ImageCost,
+    ImageKey,
+    ImageRow,
+    ImageRowResult,
     PlannedSteps,
 )
 from triptych.modalities.diffusion.scheduling.scheduler import DenoiseScheduler
@@ -58,11 +58,11 @@ def planned_steps_of(request: ImageRequest) -> PlannedSteps:
     )
 
 
-def measure(request: ImageRequest) -> PictureCost:
+def measure(request: ImageRequest) -> ImageCost:
     num_pixels = request.width * request.height
     if num_pixels > 4096 * 4096:
         raise InvalidRequest("too large", param="size")
-    return PictureCost(
+    return ImageCost(
         state_bytes=num_pixels,
         num_tokens=max(1, num_pixels // _PIXELS_PER_TOKEN),
         num_pixels=num_pixels,
@@ -94,21 +94,21 @@ class _Drawn:
 class FakeImageRunner:
     """A runner that checks its plans as a real one needs them.
 
-    A step with more than `max_fit` pictures runs out of memory. `broken` maps a picture to the
+    A step with more than `max_fit` images runs out of memory. `broken` maps an image to the
     number of steps after which it fails (-1: its encoding), `errors` the number of a launch to what
     it raises.
     """
 
     max_fit: int = 10_000
     cost_s: Callable[[DenoisePlan, Counter[int]], float] = field(default_factory=linear_costs)
-    broken: dict[PictureKey, int] = field(default_factory=dict)
+    broken: dict[ImageKey, int] = field(default_factory=dict)
     errors: dict[int, Exception] = field(default_factory=dict)
-    held: dict[PictureKey, _Drawn] = field(default_factory=dict)
+    held: dict[ImageKey, _Drawn] = field(default_factory=dict)
     log: list[DenoisePlan] = field(default_factory=list)
     rows_run: list[int] = field(default_factory=list)
     elapsed_s: dict[int, float] = field(default_factory=dict)
-    _failed: dict[int, frozenset[PictureKey]] = field(default_factory=dict)
-    _lost: set[PictureKey] = field(default_factory=set)
+    _failed: dict[int, frozenset[ImageKey]] = field(default_factory=dict)
+    _lost: set[ImageKey] = field(default_factory=set)
 
     def launch(self, plan: Plan) -> Done:
         assert isinstance(plan, DenoisePlan)
@@ -118,7 +118,7 @@ class FakeImageRunner:
             self.held.pop(key, None)
             self._lost.discard(key)
         keys = [row.key for row in plan.rows] + [start.key for start in plan.starts]
-        assert len(set(keys)) == len(keys), "a picture is in a step once"
+        assert len(set(keys)) == len(keys), "an image is in a step once"
         error = self.errors.pop(len(self.log), None)
         if len(keys) > self.max_fit:
             error = OutOfMemory("too many")
@@ -145,29 +145,29 @@ class FakeImageRunner:
     def close(self) -> None:
         self.held.clear()
 
-    def _begin(self, key: PictureKey, request: ImageRequest) -> PictureRowResult:
-        assert key not in self.held, "a picture begins once"
+    def _begin(self, key: ImageKey, request: ImageRequest) -> ImageRowResult:
+        assert key not in self.held, "an image begins once"
         if self.broken.get(key) == -1:
-            return PictureRowResult(error=TriptychError("this one is broken"))
+            return ImageRowResult(error=TriptychError("this one is broken"))
         planned = planned_steps_of(request)
         self.held[key] = _Drawn(request, planned, planned.first_step)
-        return PictureRowResult(planned=planned)
+        return ImageRowResult(planned=planned)
 
-    def _row(self, kind: str, row: PictureRow, computed: Counter[int]) -> PictureRowResult:
+    def _row(self, kind: str, row: ImageRow, computed: Counter[int]) -> ImageRowResult:
         if any(row.key in keys for keys in self._failed.values()) or row.key not in self.held:
             self._lost.add(row.key)  # planned before the scheduler knew of the failure
-            return PictureRowResult(error=TriptychError("not known"))
+            return ImageRowResult(error=TriptychError("not known"))
         assert row.key not in self._lost, "its step is unknown"
         drawn = self.held[row.key]
         if kind == "decode":
             assert drawn.done == drawn.planned.num_steps, "only what is finished is decoded"
             del self.held[row.key]
-            return PictureRowResult(pixels=picture_of(row.key, drawn.request))
+            return ImageRowResult(pixels=image_of(row.key, drawn.request))
         steps = drawn.planned.num_rows[drawn.done : drawn.done + row.num_steps]
         assert len(steps) == row.num_steps
         drawn.done += row.num_steps
         if 0 <= self.broken.get(row.key, -1) <= drawn.done:
-            return PictureRowResult(error=TriptychError("this one is broken"))
+            return ImageRowResult(error=TriptychError("this one is broken"))
         if row.asks_ahead:
             assert not any(steps), "only steps that are skipped are taken before one is asked of"
             assert drawn.planned.num_rows[drawn.done] == 2, "there are two to ask"
@@ -179,25 +179,25 @@ class FakeImageRunner:
         drawn.has_asked = row.asks_ahead
         if num_rows:
             computed[measure(drawn.request).num_tokens] += num_rows
-        return PictureRowResult(
+        return ImageRowResult(
             num_computed=int(not row.asks_ahead and steps[-1] > 0),
             num_rows=num_rows,
             pixels=Pixels(width=1, height=1, rgb=bytes(3)) if row.has_preview else None,
         )
 
 
-def picture_of(key: PictureKey, request: ImageRequest) -> Pixels:
-    """What comes of a picture that is drawn to its end."""
-    return Pixels(width=1, height=1, rgb=bytes([request.seed % 256, key.picture, 255]))
+def image_of(key: ImageKey, request: ImageRequest) -> Pixels:
+    """What comes of an image that is drawn to its end."""
+    return Pixels(width=1, height=1, rgb=bytes([request.seed % 256, key.image, 255]))
 
 
 class Rig(SchedulerDriver):
-    """The scheduler of pictures, and the runner of its plans."""
+    """The scheduler of images, and the runner of its plans."""
 
     has_equal_drafts = True
 
     def __init__(self, *, depth: int = 1, runner: FakeImageRunner | None = None, **limits: int):
-        defaults = {"max_pictures": 8, "max_state_bytes": 1 << 30, "max_jobs": 100, "max_rows": 8}
+        defaults = {"max_images": 8, "max_state_bytes": 1 << 30, "max_jobs": 100, "max_rows": 8}
         scheduler = DenoiseScheduler(model="m", measure=measure, **{**defaults, **limits})
         self.runner = runner or FakeImageRunner()
         super().__init__(scheduler, self.runner, model="m", depth=depth, now_s=1000.0)
@@ -216,9 +216,9 @@ class Rig(SchedulerDriver):
     def deltas(self, job_id: str) -> list[ImageDelta]:
         return self.payloads(job_id)
 
-    def pictures(self, job_id: str) -> dict[int, Pixels]:
+    def images(self, job_id: str) -> dict[int, Pixels]:
         return {
-            delta.picture: delta.pixels
+            delta.image: delta.pixels
             for delta in self.deltas(job_id)
             if delta.pixels is not None and delta.partial_index < 0
         }

@@ -132,10 +132,10 @@ _VISION = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>
 
 
 def seeing() -> dict[str, Any]:
-    """Qwen2.5-VL as Qwen-Image-Edit has it, and what prepares pictures for it."""
+    """Qwen2.5-VL as Qwen-Image-Edit has it, and what prepares images for it."""
     words = tokenizer(2000)
     words.add_special_tokens({"additional_special_tokens": list(_VISION)})
-    start, picture, end, video = words.convert_tokens_to_ids(list(_VISION))
+    start, image, end, video = words.convert_tokens_to_ids(list(_VISION))
     config = transformers.Qwen2_5_VLConfig(
         text_config={
             **_SIZES,
@@ -150,7 +150,7 @@ def seeing() -> dict[str, Any]:
             "out_hidden_size": WIDTH,
             "fullatt_block_indexes": [1],
         },
-        image_token_id=picture,
+        image_token_id=image,
         video_token_id=video,
         vision_start_token_id=start,
         vision_end_token_id=end,

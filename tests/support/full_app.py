@@ -30,7 +30,7 @@ from triptych.core.media.audio.decode import DECODERS
 from triptych.core.options.config import Config, ModelOptions, ScheduleOptions, ServerOptions
 from triptych.core.store.store import DocumentStore
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.diffusion.api.routes import image_cards, images_router, picture_links
+from triptych.modalities.diffusion.api.routes import image_cards, image_links, images_router
 from triptych.modalities.embedding.api.cohere import cohere_router
 from triptych.modalities.embedding.api.ollama import ollama_embeddings_router
 from triptych.modalities.embedding.api.routes import embedding_cards, embeddings_router
@@ -143,7 +143,7 @@ def open_full_app(folder: Path, **server: Any) -> FullApp:
         image=FakeImageEngine(),
     )
     config = Config(server=ServerOptions(**server))
-    links = picture_links(config)
+    links = image_links(config)
     text = make_service(folder / "text", full_app.chat)
     words = EmbeddingService.from_config(
         config, [embedding_model(folder / "words")], full_app.embedding

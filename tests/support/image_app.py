@@ -1,4 +1,4 @@
-"""Fakes of the way from words to pictures: a model's facts, and an engine that paints colours."""
+"""Fakes of the way from words to images: a model's facts, and an engine that paints colours."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from support.scripted_engine import ScriptedEngine
 from triptych.core.engine_api.caller import Caller, Principal
 from triptych.core.engine_api.pixels import Pixels
 from triptych.core.http.app import create_app
-from triptych.core.media.pictures import PictureReader
+from triptych.core.media.images import ImageReader
 from triptych.core.options.config import Config, ImageOptions, ScheduleOptions, ServerOptions
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.diffusion.api.image_model import ImageModel
-from triptych.modalities.diffusion.api.routes import image_cards, images_router, picture_links
+from triptych.modalities.diffusion.api.routes import image_cards, image_links, images_router
 from triptych.modalities.diffusion.api.service import ImageCall, ImageService
 from triptych.modalities.diffusion.spec import PipelineSpec
 from triptych.modalities.diffusion.wire import ImageDelta, ImageRequest
@@ -39,7 +39,7 @@ LORAS = ImageOptions(enable_lora=True, lora_paths=("sketch=a.safetensors", "ink=
 
 
 def image_model(name: str = "paint", **facts: Any) -> ImageModel:
-    """A model of 128 x 128 pictures that begins from one, and looks at none."""
+    """A model of 128 x 128 images that begins from one, and looks at none."""
     known = {"default_steps": 10, "default_guidance": 3.0, **facts}
     return ImageModel(
         name=name,
@@ -74,21 +74,21 @@ def write_image_folder(
     return ResolvedModel(name="pix", reference="pix", folder=str(folder), digest="0" * 64)
 
 
-def colour_of(request: ImageRequest, picture: int) -> tuple[int, int, int]:
-    """What a picture is painted with: it depends on all that must decide it."""
-    values = f"{request.prompt} {request.seed} {picture} {request.num_steps}"
+def colour_of(request: ImageRequest, image: int) -> tuple[int, int, int]:
+    """What an image is painted with: it depends on all that must decide it."""
+    values = f"{request.prompt} {request.seed} {image} {request.num_steps}"
     red, green, blue = hashlib.sha256(values.encode()).digest()[:3]
     return red, green, blue
 
 
 def plain(width: int, height: int, colour: Sequence[int]) -> Pixels:
-    """A picture of one colour."""
+    """An image of one colour."""
     return Pixels(width=width, height=height, rgb=bytes(colour) * (width * height))
 
 
 @dataclass(kw_only=True)
 class FakeImageEngine(ScriptedEngine):
-    """An engine client: every picture of a job becomes its colour, a step at a time.
+    """An engine client: every image of a job becomes its colour, a step at a time.
 
     `error` ends a job after `num_good` steps; jobs wait for `gate` before each step, and `step_s`
     besides. Remembers what became of every job.
@@ -108,19 +108,19 @@ class FakeImageEngine(ScriptedEngine):
         partials = self._partial_steps(request, num_steps)
         for step in range(1, num_steps + 1):
             await self._turn(step - 1)
-            for picture in range(request.num_images):
-                values = {"picture": picture, "step": step, "num_steps": num_steps}
+            for image in range(request.num_images):
+                values = {"image": image, "step": step, "num_steps": num_steps}
                 values |= {"num_computed": (step + 1) // 2, "num_prompt_tokens": NUM_PROMPT_TOKENS}
                 if step in partials:
-                    pixels = plain(PREVIEW_SIDE, PREVIEW_SIDE, colour_of(request, picture))
+                    pixels = plain(PREVIEW_SIDE, PREVIEW_SIDE, colour_of(request, image))
                     index = partials.index(step)
                     self.send(job_id, ImageDelta(**values, pixels=pixels, partial_index=index))
                 elif request.has_progress and step < num_steps:
                     self.send(job_id, ImageDelta(**values))
-        for picture in reversed(range(request.num_images)):
-            pixels = plain(request.width, request.height, colour_of(request, picture))
-            is_last = picture == 0
-            values = {"picture": picture, "step": num_steps, "num_steps": num_steps}
+        for image in reversed(range(request.num_images)):
+            pixels = plain(request.width, request.height, colour_of(request, image))
+            is_last = image == 0
+            values = {"image": image, "step": num_steps, "num_steps": num_steps}
             values |= {"num_prompt_tokens": NUM_PROMPT_TOKENS, "pixels": pixels}
             values["is_prompt_cut"] = self.is_prompt_cut
             if is_last:
@@ -144,14 +144,14 @@ class FakeImageEngine(ScriptedEngine):
 def make_image_service(
     engine: FakeImageEngine,
     *models: ImageModel,
-    reader: PictureReader | None = None,
+    reader: ImageReader | None = None,
     images: ImageOptions | None = None,
     **schedule: int,
 ) -> ImageService:
-    """A service in front of `engine`. Without a `reader` pictures are read in this process."""
+    """A service in front of `engine`. Without a `reader` images are read in this process."""
     config = Config(images=images or LORAS, schedule=ScheduleOptions(**schedule))
     found = models or (image_model(),)
-    return ImageService(config, found, engine, reader=reader or PictureReader(None))
+    return ImageService(config, found, engine, reader=reader or ImageReader(None))
 
 
 def make_image_app(
@@ -164,7 +164,7 @@ def make_image_app(
     """The images API in front of `engine`."""
     config = Config(images=images or ImageOptions(), server=ServerOptions(**server))
     service = service or make_image_service(engine)
-    router = images_router(service, picture_links(config))
+    router = images_router(service, image_links(config))
     return create_app(config, engine, [router], image_cards(service))
 
 
@@ -180,12 +180,12 @@ def call(prompt: str = "a red apple", **fields: Any) -> ImageCall:
 
 
 def generation(prompt: str = "a red apple", **fields: Any) -> dict[str, Any]:
-    """The body of a request for pictures."""
+    """The body of a request for images."""
     return {"model": "paint", "prompt": prompt, **fields}
 
 
 def opened(data: bytes | str) -> Image.Image:
-    """The picture in a file, or in base64."""
+    """The image in a file, or in base64."""
     raw = base64.b64decode(data, validate=True) if isinstance(data, str) else data
     image = Image.open(io.BytesIO(raw))
     image.load()
@@ -193,7 +193,7 @@ def opened(data: bytes | str) -> Image.Image:
 
 
 def one_colour(image: Image.Image) -> tuple[int, int, int]:
-    """The colour of a picture that has only one."""
+    """The colour of an image that has only one."""
     raster = np.asarray(image.convert("RGB")).reshape(-1, 3)
     assert (raster == raster[0]).all()
     red, green, blue = raster[0].tolist()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from support.scripted_engine import ScriptedEngine
 from triptych.core.engine_api.pixels import Pixels
-from triptych.core.media.pictures import PictureReader
+from triptych.core.media.images import ImageReader
 from triptych.core.options.config import Config, ImageOptions
 from triptych.core.process.loop_thread import LoopThread
 from triptych.modalities.diffusion.api.image_model import ImageModel
@@ -28,9 +28,9 @@ MODEL = ImageModel(
 
 @dataclass(kw_only=True)
 class PlainEngine(ScriptedEngine):
-    """An engine client: picture k of a job becomes `COLOURS[k]`; every other step is skipped.
+    """An engine client: image k of a job becomes `COLOURS[k]`; every other step is skipped.
 
-    `error` ends a job after its first step. An endless one never finishes its pictures.
+    `error` ends a job after its first step. An endless one never finishes its images.
     """
 
     high_water: int = 256
@@ -45,28 +45,28 @@ class PlainEngine(ScriptedEngine):
         while step < num_steps or is_endless:
             await asyncio.sleep(0)
             step += 1
-            for picture in range(request.num_images):
+            for image in range(request.num_images):
                 done = min(step, num_steps - 1)
                 fields = {"step": done, "num_steps": num_steps, "num_computed": (done + 1) // 2}
                 if request.has_progress:
-                    self.send(job_id, ImageDelta(picture=picture, **fields))
+                    self.send(job_id, ImageDelta(image=image, **fields))
                 if step <= request.num_partials:
-                    small = _plain(8, 8, picture)
+                    small = _plain(8, 8, image)
                     partial = ImageDelta(
-                        picture=picture, pixels=small, partial_index=step - 1, **fields
+                        image=image, pixels=small, partial_index=step - 1, **fields
                     )
                     self.send(job_id, partial)
             if self.error is not None:
                 raise self.error
-        for picture in range(request.num_images):
-            is_last = picture == request.num_images - 1
+        for image in range(request.num_images):
+            is_last = image == request.num_images - 1
             delta = ImageDelta(
                 is_prompt_cut=self.is_prompt_cut,
-                picture=picture,
+                image=image,
                 step=num_steps,
                 num_steps=num_steps,
                 num_computed=(num_steps + 1) // 2,
-                pixels=_plain(request.width, request.height, picture),
+                pixels=_plain(request.width, request.height, image),
                 finish_reason="stop" if is_last else None,
             )
             self.send(job_id, delta, is_final=is_last)
@@ -78,10 +78,10 @@ def open_plain(engine: PlainEngine) -> ImagePipeline:
         enable_lora=True, lora_paths=("ink=i.safetensors", "gold=g.safetensors")
     )
     config = Config(images=adapters)
-    service = ImageService(config, [MODEL], engine, reader=PictureReader(None))
+    service = ImageService(config, [MODEL], engine, reader=ImageReader(None))
     return ImagePipeline(service, MODEL.name, LoopThread("test"))
 
 
-def _plain(width: int, height: int, picture: int) -> Pixels:
-    colour = bytes(COLOURS[picture % len(COLOURS)])
+def _plain(width: int, height: int, image: int) -> Pixels:
+    colour = bytes(COLOURS[image % len(COLOURS)])
     return Pixels(width=width, height=height, rgb=colour * (width * height))

@@ -33,10 +33,10 @@ from triptych.modalities.diffusion.engine.recipes.registry import open_recipe
 from triptych.modalities.diffusion.engine.runner import DenoiseRunner
 from triptych.modalities.diffusion.plan import (
     DenoisePlan,
-    PictureKey,
-    PictureRow,
-    PictureRowResult,
-    PictureStart,
+    ImageKey,
+    ImageRow,
+    ImageRowResult,
+    ImageStart,
     PlannedSteps,
 )
 from triptych.modalities.diffusion.wire import ImageRequest, StepCache
@@ -94,24 +94,24 @@ def image_request(**fields: Any) -> ImageRequest:
 
 
 class RunnerDriver:
-    """Drives a runner by hand, one picture per key."""
+    """Drives a runner by hand, one image per key."""
 
     def __init__(self, executor: ImageExecutor, runner: Runner | None = None) -> None:
         self.executor = executor
         self.runner: Any = runner or DenoiseRunner(executor, executor.recipe.device)
-        self.planned_steps: dict[PictureKey, PlannedSteps] = {}
+        self.planned_steps: dict[ImageKey, PlannedSteps] = {}
         self._ids = count()
 
-    def run(self, kind: str, **fields: Any) -> tuple[PictureRowResult, ...]:
+    def run(self, kind: str, **fields: Any) -> tuple[ImageRowResult, ...]:
         plan = DenoisePlan(step_id=next(self._ids), model="m", kind=kind, **fields)
         result = self.runner.launch(plan).result()
         assert isinstance(result, StepResult)
         return result.rows
 
-    def encode(self, *requests: ImageRequest, first: int = 0) -> list[PictureKey]:
-        """Begin the first picture of each request; its job is named by the place in the call."""
-        keys = [PictureKey(f"job{index}", 0) for index in range(first, first + len(requests))]
-        starts = [PictureStart(key=k, request=r) for k, r in zip(keys, requests, strict=True)]
+    def encode(self, *requests: ImageRequest, first: int = 0) -> list[ImageKey]:
+        """Begin the first image of each request; its job is named by the place in the call."""
+        keys = [ImageKey(f"job{index}", 0) for index in range(first, first + len(requests))]
+        starts = [ImageStart(key=k, request=r) for k, r in zip(keys, requests, strict=True)]
         for key, row in zip(keys, self.run("encode", starts=tuple(starts)), strict=True):
             assert row.error is None
             assert row.planned is not None
@@ -119,12 +119,12 @@ class RunnerDriver:
         return keys
 
     def denoise(
-        self, keys: Sequence[PictureKey], num_steps: int = 1, **fields: Any
-    ) -> tuple[PictureRowResult, ...]:
-        rows = tuple(PictureRow(key=key, num_steps=num_steps, **fields) for key in keys)
+        self, keys: Sequence[ImageKey], num_steps: int = 1, **fields: Any
+    ) -> tuple[ImageRowResult, ...]:
+        rows = tuple(ImageRow(key=key, num_steps=num_steps, **fields) for key in keys)
         return self.run("denoise", rows=rows)
 
-    def finish(self, keys: Sequence[PictureKey], done: int = 0) -> list[Pixels]:
+    def finish(self, keys: Sequence[ImageKey], done: int = 0) -> list[Pixels]:
         """Denoise step by step to the ends, and decode."""
         last = max(self.planned_steps[key].num_steps for key in keys)
         for step in range(done, last):
@@ -133,8 +133,8 @@ class RunnerDriver:
                 assert row.error is None
         return self.decode(keys)
 
-    def decode(self, keys: Sequence[PictureKey]) -> list[Pixels]:
-        rows = self.run("decode", rows=tuple(PictureRow(key=key) for key in keys))
+    def decode(self, keys: Sequence[ImageKey]) -> list[Pixels]:
+        rows = self.run("decode", rows=tuple(ImageRow(key=key) for key in keys))
         pixels = [row.pixels for row in rows if row.pixels is not None]
         assert len(pixels) == len(keys)
         return pixels

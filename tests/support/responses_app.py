@@ -24,7 +24,7 @@ from triptych.core.options.config import (
     StoreOptions,
 )
 from triptych.core.store.store import DocumentStore
-from triptych.modalities.llm.api.multimodal import pictures_of
+from triptych.modalities.llm.api.multimodal import images_of
 from triptych.modalities.llm.api.replies import card_of
 from triptych.modalities.llm.api.responses.answering import Answering
 from triptych.modalities.llm.api.responses.conversations import conversations_router
@@ -35,13 +35,13 @@ from triptych.schedulers.admission import Admission
 
 
 class SeeingEncoder:
-    """A prompt encoder that remembers the pictures of conversations."""
+    """A prompt encoder that remembers the images of conversations."""
 
     def __init__(self) -> None:
         self.seen: list[list[bytes]] = []
 
     async def encode_messages(self, messages: Sequence[Any], **options: Any) -> TokenRequest:
-        self.seen.append([bytes(one.file.data) for one in pictures_of(messages) if one.file])
+        self.seen.append([bytes(one.file.data) for one in images_of(messages) if one.file])
         return TokenRequest(prompt_ids=(5, 6, 7))
 
 

@@ -31,7 +31,7 @@ def role_config(
 ) -> Config:
     """An engine of a role on one thread of the CPU, with small pages and chunks.
 
-    At `encoder` it meets one that encodes pictures, as one of that role does at its `address`.
+    At `encoder` it meets one that encodes images, as one of that role does at its `address`.
     """
     key_file = folder / "pipeline.key"
     key_file.write_text(SECRET)

@@ -33,12 +33,12 @@ EXTRA = ("<image>", "<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<img
 
 
 def data_url(data: bytes, kind: str = "png") -> str:
-    """A picture as a request holds it."""
+    """An image as a request holds it."""
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
 def shown(*urls: str, text: str = "What is this?", **fields: Any) -> dict[str, Any]:
-    """The body of a chat that shows pictures to `tiny-eyes`."""
+    """The body of a chat that shows images to `tiny-eyes`."""
     parts: list[dict[str, Any]] = [
         {"type": "image_url", "image_url": {"url": each}} for each in urls
     ]

@@ -1,4 +1,4 @@
-"""Tiny models that see, one of each family, and pictures for them."""
+"""Tiny models that see, one of each family, and images for them."""
 
 from __future__ import annotations
 

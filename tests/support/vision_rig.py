@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from support.decoder_rig import CPU, Recorder, Rig, Row
-from support.picture_prompts import PicturePrompt, join_prompt
+from support.image_prompts import ImagePrompt, join_prompt
 from support.rank_threads import PlanQueue
 from support.vision_models import IMAGE_ID, encode
 from triptych.core.engine_api.frames import FIRST_FRAME_ID
@@ -33,7 +33,7 @@ from triptych.modalities.vlm.engine.head import VisionHead
 from triptych.modalities.vlm.engine.runner import VisionRunner, told
 from triptych.modalities.vlm.engine.step_features import CachedFeatures, LeadingFeatures
 from triptych.modalities.vlm.plan import EncodePlan
-from triptych.modalities.vlm.processing.processor import PictureProcessor
+from triptych.modalities.vlm.processing.processor import ImageProcessor
 from triptych.modalities.vlm.scheduling.prompts import VisionLimits
 
 Part = Sequence[int] | Pixels
@@ -51,7 +51,7 @@ class VisionRecorder(Recorder):
 
 @dataclass
 class VisionRow(Row):
-    pictures: tuple[PromptContent, ...] = field(default=())
+    images: tuple[PromptContent, ...] = field(default=())
 
 
 class VisionRig(Rig):
@@ -83,7 +83,7 @@ class VisionRig(Rig):
             whole_prompts=family.whole_prompts,
         )
         self.features = open_cache(2**20, 64)
-        self.processor = PictureProcessor.open(folder, model="test")
+        self.processor = ImageProcessor.open(folder, model="test")
         self.head_type = lambda model, sampler, **given: VisionHead(
             model,
             sampler if ranks is None else LeadingSampler(sampler, ranks.group),
@@ -102,25 +102,25 @@ class VisionRig(Rig):
         if ranks is not None:
             self.runner = LeadingRunner(self.runner, ranks, told)
 
-    def prompt(self, *parts: Part) -> PicturePrompt:
+    def prompt(self, *parts: Part) -> ImagePrompt:
         prepared = [
             self.processor.prepare(part) if isinstance(part, Pixels) else part for part in parts
         ]
         return join_prompt(prepared, self.encode)
 
     def look(self, *parts: Part) -> VisionRow:
-        """A row whose pictures are encoded."""
+        """A row whose images are encoded."""
         prompt = self.prompt(*parts)
         row = VisionRow(self.free_slots.pop(), list(prompt.prompt_ids), len(prompt.prompt_ids))
-        row.pictures = prompt.pictures
-        if row.pictures:
-            plan = EncodePlan(step_id=0, model="test", kind="encode", pictures=row.pictures)
-            assert self.runner.launch(plan).result().rows == [None] * len(row.pictures)
+        row.images = prompt.images
+        if row.images:
+            plan = EncodePlan(step_id=0, model="test", kind="encode", images=row.images)
+            assert self.runner.launch(plan).result().rows == [None] * len(row.images)
         return row
 
     def _bound(self, sequence: Row, row: TokenRow) -> TokenRow:
         bound = super()._bound(sequence, row)
-        spans = tuple(picture.span for picture in getattr(sequence, "pictures", ()))
+        spans = tuple(image.span for image in getattr(sequence, "images", ()))
         return replace(bound, contents=spans)
 
 
@@ -128,25 +128,25 @@ def generate(
     model: Any, folder: Path, rig: VisionRig, parts: Sequence[Part], num_tokens: int
 ) -> tuple[list[int], torch.Tensor]:
     """Greedy tokens of transformers, and the logits before each."""
-    pictures = [part for part in parts if isinstance(part, Pixels)]
-    arrays = [np.frombuffer(p.rgb, np.uint8).reshape(p.height, p.width, 3) for p in pictures]
+    images = [part for part in parts if isinstance(part, Pixels)]
+    arrays = [np.frombuffer(p.rgb, np.uint8).reshape(p.height, p.width, 3) for p in images]
     inputs: dict[str, Any] = {}
     family = rig.processor.family
     if arrays:
-        images = open_image_processor(folder)
+        processor = open_image_processor(folder)
         options = family.options(model.config)
-        found = images(
+        found = processor(
             images=[arrays] if family.nests_images else arrays, return_tensors="pt", **options
         )
         inputs = {name: found[name] for name in family.inputs if name in found}
     ids_T = torch.tensor(rig.prompt(*parts).prompt_ids)
-    is_picture_T = ids_T >= FIRST_FRAME_ID
-    ids_1T = ids_T.masked_fill(is_picture_T, IMAGE_ID)[None]
+    is_image_T = ids_T >= FIRST_FRAME_ID
+    ids_1T = ids_T.masked_fill(is_image_T, IMAGE_ID)[None]
     if model.config.model_type.startswith("qwen"):
-        inputs["mm_token_type_ids"] = is_picture_T.int()[None]
+        inputs["mm_token_type_ids"] = is_image_T.int()[None]
     elif family.whole_spans:
-        inputs["token_type_ids"] = is_picture_T.int()[None]
-    elif family.whole_prompts and pictures:
+        inputs["token_type_ids"] = is_image_T.int()[None]
+    elif family.whole_prompts and images:
         inputs["token_type_ids"] = torch.zeros_like(ids_1T)
     output = model.generate(
         input_ids=ids_1T,

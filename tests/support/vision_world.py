@@ -1,8 +1,8 @@
 """A token model with vision that computes nothing: it knows what pages and features should hold.
 
-`SeeingRunner` checks on every step that the features of each picture position it computes are
+`SeeingRunner` checks on every step that the features of each image position it computes are
 there and referenced, that no chunk cuts what is whole, and (as `token_world` does for text) that
-what a row reads is its own past: here also where ids of different pictures are equal.
+what a row reads is its own past: here also where ids of different images are equal.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from triptych.modalities.vlm.scheduling.prompts import (
 from triptych.schedulers.base import Proposal
 
 CLASH = FIRST_FRAME_ID + 1
-"""The id of every picture position here, whatever the picture."""
+"""The id of every image position here, whatever the image."""
 
 
 def patches(number: int) -> Array:
@@ -38,9 +38,9 @@ def patches(number: int) -> Array:
 
 
 def see(*parts: int | tuple[str, int], **options: object) -> TokenRequest:
-    """A prompt of so many text tokens, and (picture, number of positions) between them."""
+    """A prompt of so many text tokens, and (image, number of positions) between them."""
     ids: list[int] = []
-    pictures = []
+    images = []
     for part in parts:
         if isinstance(part, int):
             ids += [index % 7 for index in range(part)]
@@ -48,31 +48,31 @@ def see(*parts: int | tuple[str, int], **options: object) -> TokenRequest:
         name, length = part
         digest = hashlib.sha256(f"{name}{length}".encode()).digest()
         span = ContentSpan(digest=digest, runs=((len(ids), length),))
-        pictures.append(PromptContent(span=span, inputs={"pixel_values": patches(length)}))
+        images.append(PromptContent(span=span, inputs={"pixel_values": patches(length)}))
         ids += [CLASH] * length
     plain = token_request(tuple(ids), **options)  # type: ignore[arg-type]
     return TokenRequest(
         prompt_ids=plain.prompt_ids,
         sampling=plain.sampling,
         tenant=plain.tenant,
-        contents=tuple(pictures),
+        contents=tuple(images),
     )
 
 
 class ExpectedVisionTokens(ExpectedTokens):
-    """What a position holds depends on the picture it belongs to."""
+    """What a position holds depends on the image it belongs to."""
 
     def extend(self, num_tokens: int) -> None:
         for position in range(len(self.digests), num_tokens):
             super().extend(position + 1)
-            for picture in self.request.contents:
-                if picture.span.start <= position < picture.span.end:
-                    seen = self.digests[-1] + picture.span.digest
+            for image in self.request.contents:
+                if image.span.start <= position < image.span.end:
+                    seen = self.digests[-1] + image.span.digest
                     self.digests[-1] = hashlib.blake2b(seen, digest_size=12).digest()
 
 
 class ShadowVisionRunner(ShadowRunner):
-    """Runs token plans as `ShadowRunner`, and puts the features of pictures into `features`."""
+    """Runs token plans as `ShadowRunner`, and puts the features of images into `features`."""
 
     def __init__(
         self,
@@ -87,18 +87,18 @@ class ShadowVisionRunner(ShadowRunner):
         self.features = features
         self.limits = limits
         self.encoded: list[bytes] = []
-        self.bad_pictures: set[bytes] = set()
+        self.bad_images: set[bytes] = set()
 
     def encode(self, plan: EncodePlan) -> StepResult:
-        digests = [picture.span.digest for picture in plan.pictures]
+        digests = [image.span.digest for image in plan.images]
         assert digests, "a plan encodes something"
-        assert len(set(digests)) == len(digests), "a picture is encoded twice"
-        num_patches = sum(picture.span.num_features for picture in plan.pictures)
+        assert len(set(digests)) == len(digests), "an image is encoded twice"
+        num_patches = sum(image.span.num_features for image in plan.images)
         assert len(digests) == 1 or num_patches <= self.limits.max_step_patches
         errors: list[TriptychError | None] = []
         for digest in digests:
             assert self.features.acquire(digest) is None, "it was known"
-            if digest in self.bad_pictures:
+            if digest in self.bad_images:
                 errors.append(InvalidRequest("It does not fit."))
                 continue
             self.features.insert(digest, "features", 10)
@@ -110,8 +110,8 @@ class ShadowVisionRunner(ShadowRunner):
         request = self.requests[row.job_id]
         self.stories.setdefault(row.job_id, ExpectedVisionTokens(request))
         end = row.start + row.num_tokens
-        for picture in request.contents:
-            span = picture.span
+        for image in request.contents:
+            span = image.span
             if span.start < end and row.start < span.end:
                 assert self.features.acquire(span.digest), "its features are there"
                 self.features.release(span.digest)
@@ -171,9 +171,9 @@ class VisionWorld(World):
         if self.in_flight and isinstance(plan := self.in_flight[0][0], EncodePlan):
             result = self.in_flight[0][1]
             assert isinstance(result, StepResult)
-            for picture, problem in zip(plan.pictures, result.rows, strict=True):
+            for image, problem in zip(plan.images, result.rows, strict=True):
                 if problem is None:
-                    self.features.release(picture.span.digest)
+                    self.features.release(image.span.digest)
             self.features.clear()
         return super().fail(error)
 
@@ -203,10 +203,10 @@ class VisionDriver(Driver):
                 rng.choice((rng.randrange(1, 6), (rng.choice("abc"), rng.choice((1, 3, 9)))))
                 for _ in range(rng.randrange(1, 4))
             ]
-            pictures = [("d", 2)] if self.world.limits.whole_prompts else []
+            images = [("d", 2)] if self.world.limits.whole_prompts else []
             max_tokens = rng.choice((1, 3, 9))
             request = see(
-                *parts, *pictures, rng.randrange(1, 4), max_tokens=max_tokens, tenant=request.tenant
+                *parts, *images, rng.randrange(1, 4), max_tokens=max_tokens, tenant=request.tenant
             )
         self.world.submit(f"job-{self.num_jobs}", request)
         self.num_jobs += 1

@@ -24,7 +24,7 @@ class StoredFiles:
         context, state = Context.of(request), request.app.state
         self._owner = context.principal.owner
         self._shelf: FileShelf = state.shelf
-        self._max_bytes = context.options.max_picture_request_bytes
+        self._max_bytes = context.options.max_image_request_bytes
         self._share = UploadShare(state.upload_budget, self)
         self._files: dict[str, bytearray] = {}
 

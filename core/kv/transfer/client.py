@@ -1,4 +1,4 @@
-"""The connecting end: fetches pages of prompts and pictures from engines of other roles.
+"""The connecting end: fetches pages of prompts and images from engines of other roles.
 
 Owns the connections, one to each address, made again when they end, all on a thread of its own.
 Knows no scheduler: what is to be fetched says where each page goes, and is told what arrived. A
@@ -58,7 +58,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class PageFetch:
-    """Pages of a prompt or a picture, from `first` on: `keys[i]` goes to page `page_ids[i]`.
+    """Pages of a prompt or an image, from `first` on: `keys[i]` goes to page `page_ids[i]`.
 
     `arrived` gets how many have been written, `ended` is called last; both on the client's thread.
     """

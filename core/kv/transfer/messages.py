@@ -2,7 +2,7 @@
 
 Owns the messages and their bounds. Knows neither sockets nor schedulers. A connection is between
 one model of an engine that listens, which has a role of its own, and the same model of one that
-connects. Pages are those of a prompt's cache, or pieces of a picture's features:
+connects. Pages are those of a prompt's cache, or pieces of an image's features:
 
     prefill, encode              decode, and any other
     PageChallenge        ->
@@ -29,11 +29,11 @@ NONCE_BYTES = 32
 MAX_GREETING_BYTES = 64 * 2**10
 """Of a frame of somebody who has proved nothing yet, and of any frame of one that listens."""
 MAX_REQUEST_BYTES = 64 * 2**20
-"""Of a frame of one that connects: a prompt, and the pictures in it."""
+"""Of a frame of one that connects: a prompt, and the images in it."""
 MAX_ORDERS = 1024
 """Fetches of a connection that the other end has not ended."""
 CACHE, FEATURES = "pages", "features"
-"""What pages are of: a prompt's cache, the features of a picture."""
+"""What pages are of: a prompt's cache, the features of an image."""
 
 
 class PageFormat(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,7 +106,7 @@ class PageRefusal(msgspec.Struct, frozen=True, tag=True):
 
 
 class FetchPages(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Send the pages from `first` on, `num_pages` of them, of a prompt or a picture."""
+    """Send the pages from `first` on, `num_pages` of them, of a prompt or an image."""
 
     fetch_id: int
     request: TokenRequest | PromptContent

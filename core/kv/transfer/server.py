@@ -1,7 +1,7 @@
 """The listening end: sends pages to engines that ask, while the rest is computed.
 
 Owns the listening socket, who may connect, and the order of pages on each connection, all on a
-thread of its own. Knows no scheduler: `PageOrders` has prompts computed and pictures encoded, and
+thread of its own. Knows no scheduler: `PageOrders` has prompts computed and images encoded, and
 tells an order of pages that are there. What a peer does costs its own connection only: frames,
 orders and time are bounded, and a peer that takes no pages is let go of.
 """
@@ -89,7 +89,7 @@ class PageOrder:
 
 
 class PageOrders(Protocol):
-    """Has prompts computed, or pictures encoded. Called from the server's thread."""
+    """Has prompts computed, or images encoded. Called from the server's thread."""
 
     def open(self, order: PageOrder) -> None:
         """Have pages computed, and add them to `order`; they stay as they are until `close`."""

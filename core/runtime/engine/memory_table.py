@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from triptych.core.ledger import mib
 
 _CACHES = frozenset(
-    ("kv", "vision-cache", "prompts", "voices", "codec-state", "pictures", "recordings")
+    ("kv", "vision-cache", "prompts", "voices", "codec-state", "images", "recordings")
 )
 _COLUMNS = ("weights", "caches", "activations")
 

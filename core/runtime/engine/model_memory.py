@@ -42,8 +42,8 @@ _REMEDIES = MappingProxyType(
         "weights": " Weights in fewer bits take less: --quantization-encoding.",
         "activations": " Steps of --max-batch-input-tokens, --max-batch-size and --max-length take"
         " less where these are smaller.",
-        "vision-cache": " Pictures that are kept take less with --max-vision-cache-entries.",
-        "pictures": " Pictures that are drawn take less with --image-memory-mb.",
+        "vision-cache": " Images that are kept take less with --max-vision-cache-entries.",
+        "images": " Images that are drawn take less with --image-memory-mb.",
     }
 )
 """What else helps, by the purpose that is too large."""

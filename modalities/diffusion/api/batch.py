@@ -66,7 +66,7 @@ def run_batch(args: argparse.Namespace, open_pipeline: OpenPipeline) -> int:
 def answer_rows(
     pipeline: ImagePipeline, rows: Sequence[Record], options: Record
 ) -> Iterator[RowResult]:
-    """The pictures of `rows`, whose fields were checked, in order; there are no options."""
+    """The images of `rows`, whose fields were checked, in order; there are no options."""
     bodies = [_body(row) for row in rows]
     for body, answer in zip(bodies, pipeline.map(list(map(_call, bodies))), strict=True):
         if isinstance(answer, TriptychError):
@@ -88,17 +88,17 @@ def _row(number: int, text: str, defaults: Mapping[str, Any]) -> BulkRow:
     return BulkRow(number=number, entry=fields, asked=asked, stem=stem)
 
 
-def _drawn(pictures: Sequence[GeneratedImage], body: GenerationBody) -> RowResult:
-    """A line's pictures, and what its record says of them."""
+def _drawn(images: Sequence[GeneratedImage], body: GenerationBody) -> RowResult:
+    """A line's images, and what its record says of them."""
     kind, quality = body.output_format, body.output_compression
     return RowResult(
         {
-            "seed": pictures[0].seed,
-            "steps": pictures[0].num_steps,
-            "computed": [picture.num_computed for picture in pictures],
-            "elapsed_s": round(max(picture.elapsed_s for picture in pictures), 3),
+            "seed": images[0].seed,
+            "steps": images[0].num_steps,
+            "computed": [image.num_computed for image in images],
+            "elapsed_s": round(max(image.elapsed_s for image in images), 3),
         },
-        {f"{each.index + 1}.{kind}": each.encode(kind, quality=quality) for each in pictures},
+        {f"{each.index + 1}.{kind}": each.encode(kind, quality=quality) for each in images},
     )
 
 
@@ -108,7 +108,7 @@ def _folder(args: argparse.Namespace) -> Path:
         raise ConfigError(f"--batch takes all it draws from its lines: leave out {given[0]}.")
     folder = Path(args.output or "").expanduser()
     if not args.output or folder.is_file():
-        raise ConfigError("--batch draws into a folder: name one, as in -o pictures.")
+        raise ConfigError("--batch draws into a folder: name one, as in -o images.")
     return folder
 
 

@@ -1,6 +1,6 @@
 """`triptych imagine`: the image pipeline at a terminal.
 
-Owns where pictures go, and what is shown meanwhile, on stderr. Everything else is the pipeline's.
+Owns where images go, and what is shown meanwhile, on stderr. Everything else is the pipeline's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from triptych.core.bulk.run import add_cluster_options, cluster_of
 from triptych.core.errors import ConfigError
 from triptych.core.options.table import add_options
 from triptych.core.process.cli_io import writing
-from triptych.modalities.diffusion.api.files import MEDIA_TYPES, PictureKind
+from triptych.modalities.diffusion.api.files import MEDIA_TYPES, ImageKind
 from triptych.modalities.diffusion.api.pipeline import (
     DrawOptions,
     GeneratedImage,
@@ -32,7 +32,7 @@ from triptych.modalities.diffusion.api.pipeline import (
     checking,
     kind_of,
 )
-from triptych.modalities.diffusion.api.terminal import DISPLAYS, PictureStrip, choose_display
+from triptych.modalities.diffusion.api.terminal import DISPLAYS, ImageStrip, choose_display
 from triptych.modalities.diffusion.arguments import UNUSED, parse_adapter, parse_size
 from triptych.modalities.diffusion.wire import StepCache
 from triptych.modalities.pipeline import Check
@@ -64,7 +64,7 @@ def add_imagine_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--adapter", action="append", default=[], metavar="NAME[=SCALE]", help="of --lora-paths"
     )
-    given = parser.add_argument_group("pictures to begin from")
+    given = parser.add_argument_group("images to begin from")
     given.add_argument(
         "-i", "--image", action="append", metavar="FILE", help="without a prompt: vary it"
     )
@@ -89,7 +89,7 @@ def add_imagine_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_imagine(args: argparse.Namespace) -> int:
-    """Draw pictures of a prompt into files, or one into stdout."""
+    """Draw images of a prompt into files, or one into stdout."""
     if args.batch:
         from triptych.modalities.diffusion.api.batch import (
             run_batch,  # what it reads by takes a while
@@ -105,11 +105,11 @@ def run_imagine(args: argparse.Namespace) -> int:
     num_previews = 0 if display == "off" else _NUM_PREVIEWS
     with _open_pipeline(args, checking(prompt, **options)) as pipeline:
         stream = pipeline.stream(prompt, num_previews=num_previews, **options)
-        with _shown(console, PictureStrip(max(1, args.num_images), display)) as show:
+        with _shown(console, ImageStrip(max(1, args.num_images), display)) as show:
             for progress in stream:
                 show(progress)
-                if progress.picture is not None:
-                    line = sink.take(progress.picture)
+                if progress.image is not None:
+                    line = sink.take(progress.image)
                     console.print(line, highlight=False, markup=False, soft_wrap=True)
     return 0
 
@@ -151,10 +151,10 @@ def _options(args: argparse.Namespace) -> DrawOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Sink:
-    """Where pictures go: `path`, numbered where there are several, or stdout without one."""
+    """Where images go: `path`, numbered where there are several, or stdout without one."""
 
     path: Path | None
-    kind: PictureKind
+    kind: ImageKind
     quality: int
     is_numbered: bool
 
@@ -166,9 +166,9 @@ class _Sink:
             raise ConfigError(f"--quality {quality}: must be 0 to 100.")
         path = None if args.output in (None, _STDIO) else Path(args.output).expanduser()
         if path is None and args.num_images > 1:
-            raise ConfigError("Several pictures need a file's name: -o picture.png.")
+            raise ConfigError("Several images need a file's name: -o image.png.")
         if path is None and sys.stdout.isatty():
-            raise ConfigError("Name a file to write the picture to: -o picture.png.")
+            raise ConfigError("Name a file to write the image to: -o image.png.")
         if path is not None and path.is_dir():
             raise ConfigError(f"--output {args.output} is a folder: name a file in it.")
         if path is not None and not path.parent.is_dir():
@@ -178,36 +178,36 @@ class _Sink:
             raise ConfigError("--quality is for JPEG and WebP: PNG keeps everything.")
         return cls(path, kind, quality, is_numbered=args.num_images > 1)
 
-    def take(self, picture: GeneratedImage) -> str:
-        """Write a picture; returns a line that says so."""
-        data = picture.encode(self.kind, quality=self.quality)
+    def take(self, image: GeneratedImage) -> str:
+        """Write an image; returns a line that says so."""
+        data = image.encode(self.kind, quality=self.quality)
         name = "stdout"
         if self.path is None:
             sys.stdout.buffer.write(data)
             sys.stdout.buffer.flush()
         else:
-            number = f"-{picture.index + 1}" if self.is_numbered else ""
+            number = f"-{image.index + 1}" if self.is_numbered else ""
             path = self.path.with_stem(self.path.stem + number)
             name = str(path)
             with writing(path):
                 path.write_bytes(data)
-        width, height = picture.image.size
-        steps = f"{picture.num_steps} steps ({picture.num_computed} computed)"
-        return f"{name}: {width}x{height}, seed {picture.seed}, {steps}, {picture.elapsed_s:.1f} s"
+        width, height = image.image.size
+        steps = f"{image.num_steps} steps ({image.num_computed} computed)"
+        return f"{name}: {width}x{height}, seed {image.seed}, {steps}, {image.elapsed_s:.1f} s"
 
 
 @contextmanager
-def _shown(console: Console, strip: PictureStrip) -> Iterator[Callable[[GenerationProgress], None]]:
-    """What to call with each progress: a terminal shows the pictures and a bar, a file nothing."""
+def _shown(console: Console, strip: ImageStrip) -> Iterator[Callable[[GenerationProgress], None]]:
+    """What to call with each progress: a terminal shows the images and a bar, a file nothing."""
     if not console.is_terminal:
         yield lambda progress: None
         return
-    bar = _Bar(console, strip.num_pictures)
+    bar = _Bar(console, strip.num_images)
     with Live(Group(strip, bar.columns), console=console, refresh_per_second=5) as live:
 
         def show(progress: GenerationProgress) -> None:
             bar.add(progress)
-            image = progress.picture.image if progress.picture else progress.preview
+            image = progress.image.image if progress.image else progress.preview
             if image is not None:
                 strip.show(progress.index, image)
                 live.refresh()
@@ -216,9 +216,9 @@ def _shown(console: Console, strip: PictureStrip) -> Iterator[Callable[[Generati
 
 
 class _Bar:
-    """How far the pictures of a call are together, what was skipped, and what a step takes."""
+    """How far the images of a call are together, what was skipped, and what a step takes."""
 
-    def __init__(self, console: Console, num_pictures: int) -> None:
+    def __init__(self, console: Console, num_images: int) -> None:
         self.columns = bars.Progress(
             bars.TextColumn("{task.description}"),
             bars.BarColumn(),
@@ -226,12 +226,12 @@ class _Bar:
             console=console,
         )
         self._task = self.columns.add_task("drawing", total=None, text="")
-        self._num_pictures = num_pictures
+        self._num_images = num_images
         self._latest: dict[int, GenerationProgress] = {}
         self._begun: tuple[float, int] | None = None
 
     def add(self, progress: GenerationProgress) -> None:
-        """A picture of the call is so far."""
+        """An image of the call is so far."""
         if not progress.num_steps:
             waits = progress.queue_position > 0
             text = f"waiting, {progress.queue_position} before it" if waits else ""
@@ -240,7 +240,7 @@ class _Bar:
         self._latest[progress.index] = progress
         done = sum(latest.step for latest in self._latest.values())
         computed = sum(latest.num_computed for latest in self._latest.values())
-        total = progress.num_steps * self._num_pictures
+        total = progress.num_steps * self._num_images
         text = f"{done}/{total} steps, {computed} computed{self._pace(done)}"
         self.columns.update(self._task, completed=done, total=total, text=text)
 

@@ -1,4 +1,4 @@
-"""Pictures as files: PNG, JPEG and WebP.
+"""Images as files: PNG, JPEG and WebP.
 
 Owns their writing. Nothing but pixels goes into a file: no comment, no date, no name of a program.
 Imports no torch.
@@ -15,18 +15,18 @@ from PIL import Image
 
 from triptych.core.engine_api.pixels import Pixels
 
-PictureKind = Literal["png", "jpeg", "webp"]
-MEDIA_TYPES: Mapping[PictureKind, str] = MappingProxyType(
+ImageKind = Literal["png", "jpeg", "webp"]
+MEDIA_TYPES: Mapping[ImageKind, str] = MappingProxyType(
     {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
 )
 _FULL_COLOUR_FROM = 90
 """From this quality on, JPEG keeps colours as fine as brightness."""
 
 
-def encode_picture(
+def encode_image(
     pixels: Pixels,
     *,
-    kind: PictureKind = "png",
+    kind: ImageKind = "png",
     compression: int = 100,
     size: tuple[int, int] | None = None,
 ) -> bytes:
@@ -43,7 +43,7 @@ def encode_picture(
     return file.getvalue()
 
 
-def _options(kind: PictureKind, quality: int) -> dict[str, Any]:
+def _options(kind: ImageKind, quality: int) -> dict[str, Any]:
     match kind:
         case "png":
             return {"compress_level": 4}

@@ -23,7 +23,7 @@ Size = tuple[int, int]
 """Width and height in pixels."""
 
 MAX_ASPECT = 3
-"""A picture's longer side is at most so many times the shorter one: OpenAI's bound."""
+"""An image's longer side is at most so many times the shorter one: OpenAI's bound."""
 _SIZE_RANGE = 4
 """How far a side may be from that of the model's own size, as a factor."""
 _PIXEL_RANGE = 4
@@ -33,7 +33,7 @@ _UNSEEN = 0.01
 """A difference of shapes that is as good as none."""
 
 
-class PictureFrame(NamedTuple):
+class ImageFrame(NamedTuple):
     """What is drawn, and what of it, from the upper left corner, is shown: mostly all."""
 
     drawn: Size
@@ -52,7 +52,7 @@ class PictureFrame(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageModel:
-    """One image model. Sides of its pictures are multiples of `multiple`, from `min_side` on.
+    """One image model. Sides of its images are multiples of `multiple`, from `min_side` on.
 
     `default_size` is what it draws best; `samplers` are those a request may choose.
     """
@@ -87,7 +87,7 @@ class ImageModel:
 
     @property
     def max_pixels(self) -> int:
-        """Pixels of the largest picture."""
+        """Pixels of the largest image."""
         return _PIXEL_RANGE * self.default_pixels
 
     @property
@@ -101,7 +101,7 @@ class ImageModel:
         return self._on_grid(max(self.default_size) * _SIZE_RANGE)
 
     def check_size(self, size: Size, *, max_pixels: int) -> None:
-        """Raises `InvalidRequest` for a picture that cannot be drawn, saying what can."""
+        """Raises `InvalidRequest` for an image that cannot be drawn, saying what can."""
         shown = f"{size[0]}x{size[1]}"
         if size[0] % self.multiple or size[1] % self.multiple:
             rule = f"both sides must be multiples of {self.multiple}"
@@ -110,7 +110,7 @@ class ImageModel:
         elif max(size) > MAX_ASPECT * min(size):
             rule = f"one side is at most {MAX_ASPECT} times the other"
         elif math.prod(size) > (most := min(self.max_pixels, max_pixels)):
-            rule = f"a picture has at most {most} pixels"
+            rule = f"an image has at most {most} pixels"
         else:
             return
         width, height = self.default_size
@@ -119,16 +119,16 @@ class ImageModel:
             param="size",
         )
 
-    def frame_like(self, picture: Size) -> PictureFrame:
-        """The size with the shape of `picture` that is nearest to what the model draws best.
+    def frame_like(self, image: Size) -> ImageFrame:
+        """The size with the shape of `image` that is nearest to what the model draws best.
 
         Where the multiples allow no such shape, a little more is drawn than shown.
         """
-        aspect = min(max(picture[0] / picture[1], 1 / MAX_ASPECT), MAX_ASPECT)
+        aspect = min(max(image[0] / image[1], 1 / MAX_ASPECT), MAX_ASPECT)
         size = min(self._near_sizes(aspect), key=lambda size: self._misfit(size, aspect))
         if self._misfit(size, aspect)[0] <= _UNSEEN:
-            return PictureFrame.whole(size)
-        frames = (PictureFrame(size, _inside(size, aspect)) for size in self._near_sizes(aspect))
+            return ImageFrame.whole(size)
+        frames = (ImageFrame(size, _inside(size, aspect)) for size in self._near_sizes(aspect))
         return min(frames, key=self._waste)
 
     def _near_sizes(self, aspect: float) -> Iterator[Size]:
@@ -149,7 +149,7 @@ class ImageModel:
         off = abs(math.log(size[0] / size[1] / aspect))
         return max(off, _UNSEEN), abs(math.log(math.prod(size) / self.default_pixels))
 
-    def _waste(self, frame: PictureFrame) -> float:
+    def _waste(self, frame: ImageFrame) -> float:
         """How far what is shown is from what the model draws best, and how much is not shown."""
         shown = math.prod(frame.shown)
         far = abs(math.log(shown / self.default_pixels))

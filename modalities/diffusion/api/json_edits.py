@@ -1,6 +1,6 @@
-"""Edits as JSON: pictures by data URL, or by a URL that the operator allows.
+"""Edits as JSON: images by data URL, or by a URL that the operator allows.
 
-Owns the body, and how its pictures become the files of a form. What a file holds is the service's
+Owns the body, and how its images become the files of a form. What a file holds is the service's
 business.
 """
 
@@ -23,11 +23,11 @@ from triptych.modalities.diffusion.api.protocol import MAX_SOURCES, PromptFields
 
 _JSON = "application/json"
 _MAX_URL_CHARS = 36 * 2**20
-"""Of a data URL: the largest picture there may be, in base64."""
+"""Of a data URL: the largest image there may be, in base64."""
 
 
-class PictureReference(NullIsAbsent):
-    """A picture by its URL: `data:image/png;base64,...`."""
+class ImageReference(NullIsAbsent):
+    """An image by its URL: `data:image/png;base64,...`."""
 
     image_url: Annotated[str, Field(min_length=1, max_length=_MAX_URL_CHARS)] | None = None
     file_id: Annotated[str, Field(max_length=limits.MAX_NAME_CHARS)] | None = None
@@ -36,18 +36,18 @@ class PictureReference(NullIsAbsent):
     def _check(self) -> Self:
         if self.file_id is not None:
             raise UnsupportedOption(
-                "file_id is not offered for pictures: send image_url, a data URL.", param="file_id"
+                "file_id is not offered for images: send image_url, a data URL.", param="file_id"
             )
         if self.image_url is None:
-            raise InvalidRequest("A picture needs an image_url.", param="image_url")
+            raise InvalidRequest("An image needs an image_url.", param="image_url")
         return self
 
 
 class EditBody(StrengthFields, PromptFields, NullIsAbsent):
-    """Body of `/v1/images/edits` as JSON: the fields of its form, and pictures by their URLs."""
+    """Body of `/v1/images/edits` as JSON: the fields of its form, and images by their URLs."""
 
-    images: Annotated[list[PictureReference], Field(min_length=1, max_length=MAX_SOURCES)]
-    mask: PictureReference | None = None
+    images: Annotated[list[ImageReference], Field(min_length=1, max_length=MAX_SOURCES)]
+    mask: ImageReference | None = None
 
 
 def is_json(request: Request) -> bool:
@@ -57,7 +57,7 @@ def is_json(request: Request) -> bool:
 
 
 async def read_json_edit(request: Request) -> tuple[EditBody, Form]:
-    """The body, and its pictures as a form has them; they count as uploads as long as it lives.
+    """The body, and its images as a form has them; they count as uploads as long as it lives.
 
     Raises what `read_form` and `MediaFetcher.fetch` raise, and FastAPI's `RequestValidationError`.
     """
@@ -73,9 +73,9 @@ async def read_json_edit(request: Request) -> tuple[EditBody, Form]:
     body = await on_text_thread(len(raw), _validated, bytes(raw))
     fetcher = MediaFetcher.from_options(state.options)
     named = [("image", each) for each in body.images]
-    for name, picture in [*named, *([("mask", body.mask)] if body.mask else [])]:
-        assert picture.image_url is not None, "checked by the body"
-        found = await fetcher.fetch(picture.image_url, param=name)
+    for name, image in [*named, *([("mask", body.mask)] if body.mask else [])]:
+        assert image.image_url is not None, "checked by the body"
+        found = await fetcher.fetch(image.image_url, param=name)
         upload = Upload("", bytearray(found.data), found.media_type)
         form.files.setdefault(name, []).append(upload)
     return body, form
@@ -85,10 +85,10 @@ def json_schema() -> dict[str, Any]:
     """The body's schema, for the `openapi_extra` of its route."""
     schema = EditBody.model_json_schema(ref_template="#/components/schemas/{model}")
     schema.pop("$defs", None)
-    picture = PictureReference.model_json_schema()
+    image = ImageReference.model_json_schema()
     schema["properties"] |= {
-        "images": {**schema["properties"]["images"], "items": picture},
-        "mask": picture,
+        "images": {**schema["properties"]["images"], "items": image},
+        "mask": image,
     }
     return schema
 

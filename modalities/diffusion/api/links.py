@@ -1,4 +1,4 @@
-"""Pictures that are answered as links: where a link leads, and what a link of ours means.
+"""Images that are answered as links: where a link leads, and what a link of ours means.
 
 Owns the spelling of links. What is kept, and for how long, is the store's business.
 """
@@ -17,23 +17,23 @@ from starlette.requests import Request
 from triptych.core.errors import InvalidRequest
 from triptych.core.http.context import Context
 from triptych.core.media.fetch import Fetched
-from triptych.modalities.diffusion.api.files import MEDIA_TYPES, PictureKind
+from triptych.modalities.diffusion.api.files import MEDIA_TYPES, ImageKind
 
 ID_CHARS: Final = 43
 _ID_BYTES: Final = 32  # of randomness: `ID_CHARS` in base64
 
 
 @dataclass(frozen=True, slots=True)
-class StoredPicture:
+class StoredImage:
     """A file, and for how long it is still kept."""
 
     data: bytes
-    kind: PictureKind
+    kind: ImageKind
     owner: str
     expires_s: float
 
 
-class PictureStore:
+class ImageStore:
     """Files by ids that cannot be guessed, `max_bytes` of them, each for `ttl_s`.
 
     Where there is no room the oldest give way. One event loop uses it.
@@ -46,39 +46,39 @@ class PictureStore:
         self.ttl_s = ttl_s
         self.num_bytes = 0
         self._clock = clock
-        self._pictures: OrderedDict[str, StoredPicture] = OrderedDict()
+        self._images: OrderedDict[str, StoredImage] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._pictures)
+        return len(self._images)
 
-    def add(self, data: bytes, kind: PictureKind, owner: str) -> str:
+    def add(self, data: bytes, kind: ImageKind, owner: str) -> str:
         """Keep a file of `owner`; its id. Raises `InvalidRequest` for one that never fits."""
         if len(data) > self.max_bytes:
             raise InvalidRequest(
-                "The picture is too large to be kept for a link: ask for b64_json.",
+                "The image is too large to be kept for a link: ask for b64_json.",
                 param="response_format",
             )
         now_s = self._clock()
         self._forget(now_s, len(data))
-        picture_id = secrets.token_urlsafe(_ID_BYTES)
-        self._pictures[picture_id] = StoredPicture(data, kind, owner, now_s + self.ttl_s)
+        image_id = secrets.token_urlsafe(_ID_BYTES)
+        self._images[image_id] = StoredImage(data, kind, owner, now_s + self.ttl_s)
         self.num_bytes += len(data)
-        return picture_id
+        return image_id
 
-    def find(self, picture_id: str, owner: str) -> StoredPicture | None:
+    def find(self, image_id: str, owner: str) -> StoredImage | None:
         """The file with that id; `None` where `owner` has none, or none any more."""
         self._forget(self._clock())
-        picture = self._pictures.get(picture_id)
-        return picture if picture is not None and picture.owner == owner else None
+        image = self._images.get(image_id)
+        return image if image is not None and image.owner == owner else None
 
     def _forget(self, now_s: float, num_new_bytes: int = 0) -> None:
         """Drop what is over its time, and the oldest as long as there is no room."""
-        while self._pictures:
-            oldest = next(iter(self._pictures.values()))
+        while self._images:
+            oldest = next(iter(self._images.values()))
             has_room = self.num_bytes + num_new_bytes <= self.max_bytes
             if has_room and oldest.expires_s > now_s:
                 return
-            self._pictures.popitem(last=False)
+            self._images.popitem(last=False)
             self.num_bytes -= len(oldest.data)
 
 
@@ -86,37 +86,37 @@ FILES_ROUTE = "/v1/images/files"
 
 
 @dataclass(frozen=True, slots=True)
-class PictureLinks:
-    """Links to the pictures of `store`, below `public_url` or else as the request came."""
+class ImageLinks:
+    """Links to the images of `store`, below `public_url` or else as the request came."""
 
-    store: PictureStore
+    store: ImageStore
     public_url: str = ""
 
-    def add(self, file: bytes, kind: PictureKind, request: Request) -> str:
+    def add(self, file: bytes, kind: ImageKind, request: Request) -> str:
         """Keep a file for the caller; its link. Raises `InvalidRequest` for one that never fits."""
         name = self.store.add(file, kind, Context.of(request).principal.owner)
         base = self.public_url.rstrip("/") or _base(request)
         return f"{base}{FILES_ROUTE}/{name}.{kind}"
 
-    def named(self, name: str, request: Request) -> StoredPicture | None:
-        """The caller's picture of that name, if it is still kept."""
-        picture_id, _, suffix = name.partition(".")
-        picture = self.store.find(picture_id, Context.of(request).principal.owner)
-        return picture if picture is not None and picture.kind == suffix else None
+    def named(self, name: str, request: Request) -> StoredImage | None:
+        """The caller's image of that name, if it is still kept."""
+        image_id, _, suffix = name.partition(".")
+        image = self.store.find(image_id, Context.of(request).principal.owner)
+        return image if image is not None and image.kind == suffix else None
 
     def find(self, url: str, request: Request) -> Fetched | None:
-        """The caller's picture behind a link of ours; `None` for what is no such link.
+        """The caller's image behind a link of ours; `None` for what is no such link.
 
         Raises `InvalidRequest` where there is none any more.
         """
         base, route, name = url.partition(FILES_ROUTE + "/")
         if not route:
             return None
-        if (picture := self.named(name, request)) is not None:
-            return Fetched(picture.data, MEDIA_TYPES[picture.kind])
+        if (image := self.named(name, request)) is not None:
+            return Fetched(image.data, MEDIA_TYPES[image.kind])
         if base in (self.public_url.rstrip("/"), _base(request)):
             raise InvalidRequest(
-                "You have no such picture here, or it was kept long enough: send it as a data URL.",
+                "You have no such image here, or it was kept long enough: send it as a data URL.",
                 param="messages",
             )
         return None

@@ -1,4 +1,4 @@
-"""Pictures from Python: load a model, call it, watch it draw.
+"""Images from Python: load a model, call it, watch it draw.
 
 Owns the `ImagePipeline` object: the same engine and image service as the server, in this process.
 """
@@ -19,16 +19,16 @@ from PIL import Image
 from triptych.core.engine_api.client import EngineClient
 from triptych.core.engine_api.pixels import Pixels
 from triptych.core.errors import ConfigError, InvalidRequest, TriptychError
-from triptych.core.media.pictures import PictureReader
+from triptych.core.media.images import ImageReader
 from triptych.core.options.config import Config
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.diffusion.api.files import MEDIA_TYPES, PictureKind, encode_picture
+from triptych.modalities.diffusion.api.files import MEDIA_TYPES, ImageKind, encode_image
 from triptych.modalities.diffusion.api.image_model import ImageModel
 from triptych.modalities.diffusion.api.service import (
     Drawing,
     ImageCall,
+    ImageFile,
     ImageService,
-    PictureFile,
     Quality,
     check_call,
 )
@@ -44,14 +44,14 @@ from triptych.modalities.diffusion.wire import (
 from triptych.modalities.modality import Modality
 from triptych.modalities.pipeline import Check, Pipeline
 
-PictureInput: TypeAlias = Image.Image | str | Path | bytes
-"""A picture that is begun from or referred to: an image, a file's path, or what is in the file."""
+ImageInput: TypeAlias = Image.Image | str | Path | bytes
+"""An image that is begun from or referred to: an image, a file's path, or what is in the file."""
 
 
 class DrawOptions(TypedDict, total=False):
-    """How pictures are drawn. What is left out is the model's own default.
+    """How images are drawn. What is left out is the model's own default.
 
-    `image` is a picture to begin from or refer to, or several; `mask` is white (or transparent)
+    `image` is an image to begin from or refer to, or several; `mask` is white (or transparent)
     where the first may change, `strength` (0 to 1) how far. `cache` is a step cache, or its name.
     `adapters` are LoRA files by name, with their scales.
     """
@@ -66,14 +66,14 @@ class DrawOptions(TypedDict, total=False):
     seed: int | None
     cache: StepCache | CacheName
     adapters: Mapping[str, float]
-    image: PictureInput | Sequence[PictureInput] | None
-    mask: PictureInput | None
+    image: ImageInput | Sequence[ImageInput] | None
+    mask: ImageInput | None
     strength: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GeneratedImage:
-    """A finished picture, the `index`-th of its call, and how it came about.
+    """A finished image, the `index`-th of its call, and how it came about.
 
     The same call with `seed` draws it again. Of `num_steps` steps `num_computed` ran the model;
     `elapsed_s` is the time from the call until it was finished.
@@ -86,13 +86,13 @@ class GeneratedImage:
     num_computed: int
     elapsed_s: float
 
-    def encode(self, kind: PictureKind = "png", *, quality: int = 95) -> bytes:
+    def encode(self, kind: ImageKind = "png", *, quality: int = 95) -> bytes:
         """The bytes of a file; `quality`, 0 to 100, is for JPEG and WebP."""
         width, height = self.image.size
         pixels = Pixels(width=width, height=height, rgb=self.image.convert("RGB").tobytes())
-        return encode_picture(pixels, kind=kind, compression=quality)
+        return encode_image(pixels, kind=kind, compression=quality)
 
-    def save(self, path: str | Path, *, kind: PictureKind | None = None, quality: int = 95) -> None:
+    def save(self, path: str | Path, *, kind: ImageKind | None = None, quality: int = 95) -> None:
         """Write a file, in the format that its name ends with unless another is given.
 
         Raises `ConfigError` for a name of no format.
@@ -100,15 +100,15 @@ class GeneratedImage:
         Path(path).write_bytes(self.encode(kind or kind_of(path), quality=quality))
 
     def _repr_png_(self) -> bytes:
-        """The picture, in a notebook."""
+        """The image, in a notebook."""
         return self.encode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GenerationProgress:
-    """How far one picture of a call is. `preview` is a small picture of what it will be.
+    """How far one image of a call is. `preview` is a small image of what it will be.
 
-    `picture` is set once it is finished. While the call waits, `queue_position` counts those
+    `image` is set once it is finished. While the call waits, `queue_position` counts those
     before it; it is -1 from then on.
     """
 
@@ -118,13 +118,13 @@ class GenerationProgress:
     num_computed: int
     queue_position: int = -1
     preview: Image.Image | None = None
-    picture: GeneratedImage | None = None
+    image: GeneratedImage | None = None
 
 
 PROMPT_CUT = "The prompt is longer than the model reads: its end was left out."
 
 
-def kind_of(path: str | Path) -> PictureKind:
+def kind_of(path: str | Path) -> ImageKind:
     """The format that a file's name ends with. Raises `ConfigError` where it is none."""
     suffix = Path(path).suffix.lower().removeprefix(".")
     for kind in MEDIA_TYPES:
@@ -154,16 +154,16 @@ class ImagePipeline(Pipeline[ImageService]):
         cls, resolved: ResolvedModel, config: Config
     ) -> Callable[[EngineClient], ImageService]:
         model = ImageModel.open(resolved)
-        reader = PictureReader(None)  # the pictures are the user's own
+        reader = ImageReader(None)  # the images are the user's own
         return lambda client: ImageService(config, [model], client, reader=reader)
 
     @property
     def model(self) -> ImageModel:
-        """What it can draw: sizes, samplers, what it does with pictures."""
+        """What it can draw: sizes, samplers, what it does with images."""
         return self._service.model(self._model)
 
     def __call__(self, prompt: str = "", **options: Unpack[DrawOptions]) -> list[GeneratedImage]:
-        """Draw pictures of a prompt; without one, variations of the `image` that is given.
+        """Draw images of a prompt; without one, variations of the `image` that is given.
 
         Raises errors of `core.errors.RequestError`: a size the model cannot draw, an unknown cache.
         """
@@ -178,7 +178,7 @@ class ImagePipeline(Pipeline[ImageService]):
     ) -> Iterator[GenerationProgress]:
         """Draw, and yield the progress of each step. Leaving the loop early ends the work.
 
-        Each picture has up to `num_previews` previews on its way, at most 3.
+        Each image has up to `num_previews` previews on its way, at most 3.
         """
         return self._loop.iterate(lambda: self._drawn(prompt, options, num_previews))
 
@@ -191,7 +191,7 @@ class ImagePipeline(Pipeline[ImageService]):
     def map(
         self, entries: Sequence[Mapping[str, Any] | ImageCall]
     ) -> Iterator[list[GeneratedImage] | TriptychError]:
-        """Draw many calls, as many at once as are admitted; their pictures come in order.
+        """Draw many calls, as many at once as are admitted; their images come in order.
 
         An entry holds `prompt` and options of a call. One that cannot be drawn yields its error and
         harms no other.
@@ -199,7 +199,7 @@ class ImagePipeline(Pipeline[ImageService]):
 
         async def draw(entry: Mapping[str, Any] | ImageCall) -> list[GeneratedImage]:
             if isinstance(entry, ImageCall):
-                return await self._pictures(entry)
+                return await self._images(entry)
             options: Any = {name: value for name, value in entry.items() if name != "prompt"}
             return await self._whole(entry.get("prompt", ""), options)
 
@@ -207,13 +207,13 @@ class ImagePipeline(Pipeline[ImageService]):
         return self._map_entries(draw, entries, max(1, self._service.max_jobs // largest))
 
     async def _whole(self, prompt: str, options: DrawOptions) -> list[GeneratedImage]:
-        return await self._pictures(image_call(prompt, options))
+        return await self._images(image_call(prompt, options))
 
-    async def _pictures(self, call: ImageCall) -> list[GeneratedImage]:
+    async def _images(self, call: ImageCall) -> list[GeneratedImage]:
         async with aclosing(self._progress(call)) as stream:
-            found = [progress.picture async for progress in stream]
-        pictures = [picture for picture in found if picture is not None]
-        return sorted(pictures, key=lambda picture: picture.index)
+            found = [progress.image async for progress in stream]
+        images = [image for image in found if image is not None]
+        return sorted(images, key=lambda image: image.index)
 
     def _drawn(
         self, prompt: str, options: DrawOptions, num_previews: int
@@ -246,7 +246,7 @@ def checking(prompt: str = "", **options: Unpack[DrawOptions]) -> Check:
 def image_call(
     prompt: str, options: DrawOptions, *, num_partials: int = 0, has_progress: bool = False
 ) -> ImageCall:
-    """A call of the service. Raises `ConfigError` for a picture that cannot be read."""
+    """A call of the service. Raises `ConfigError` for an image that cannot be read."""
     rest: dict[str, Any] = dict(options)
     images, mask = rest.pop("image", None), rest.pop("mask", None)
     if images is None:
@@ -269,8 +269,8 @@ def image_call(
     return ImageCall(
         request=request,
         quality=quality,
-        sources=tuple(PictureFile(_file(image)) for image in images),
-        mask=None if mask is None else PictureFile(_mask_file(mask)),
+        sources=tuple(ImageFile(_file(image)) for image in images),
+        mask=None if mask is None else ImageFile(_mask_file(mask)),
     )
 
 
@@ -281,33 +281,33 @@ def _num_images(entry: Mapping[str, Any] | ImageCall) -> int:
 
 
 def _progress(delta: ImageDelta, drawing: Drawing, elapsed_s: float) -> GenerationProgress:
-    image = None
+    shown = None
     if (pixels := delta.pixels) is not None:
-        image = Image.frombytes("RGB", (pixels.width, pixels.height), pixels.rgb)
+        shown = Image.frombytes("RGB", (pixels.width, pixels.height), pixels.rgb)
     is_preview = delta.partial_index >= 0
-    picture = None
-    if image is not None and not is_preview:
-        picture = GeneratedImage(
-            image=image,
-            index=delta.picture,
+    image = None
+    if shown is not None and not is_preview:
+        image = GeneratedImage(
+            image=shown,
+            index=delta.image,
             seed=drawing.seed,
             num_steps=delta.num_steps,
             num_computed=delta.num_computed,
             elapsed_s=elapsed_s,
         )
     return GenerationProgress(
-        index=delta.picture,
+        index=delta.image,
         step=delta.step,
         num_steps=delta.num_steps,
         num_computed=delta.num_computed,
         queue_position=delta.queue_position,
-        preview=image if is_preview else None,
-        picture=picture,
+        preview=shown if is_preview else None,
+        image=image,
     )
 
 
-def _file(image: PictureInput) -> bytes:
-    """A picture as a file, which the service reads as it reads those of strangers."""
+def _file(image: ImageInput) -> bytes:
+    """An image as a file, which the service reads as it reads those of strangers."""
     if isinstance(image, bytes):
         return image
     if isinstance(image, Image.Image):
@@ -316,16 +316,16 @@ def _file(image: PictureInput) -> bytes:
         return Path(image).expanduser().read_bytes()
     except OSError as error:
         name = Path(image).name
-        raise ConfigError(f"The picture {name} cannot be read ({error.strerror}).") from error
+        raise ConfigError(f"The image {name} cannot be read ({error.strerror}).") from error
 
 
 _HALF_OPAQUE = 128
 
 
-def _mask_file(mask: PictureInput) -> bytes:
-    """A mask as a file that is transparent where the picture may change, as OpenAI's are.
+def _mask_file(mask: ImageInput) -> bytes:
+    """A mask as a file that is transparent where the image may change, as OpenAI's are.
 
-    An image that is opaque everywhere is one of the usual kind: white where the picture may change.
+    An image that is opaque everywhere is one of the usual kind: white where the image may change.
     """
     data = _file(mask)
     try:
@@ -335,7 +335,7 @@ def _mask_file(mask: PictureInput) -> bytes:
                 return data
             grey = image.convert("L")
     except OSError as error:
-        raise InvalidRequest("The mask is no picture that can be read.", param="mask") from error
+        raise InvalidRequest("The mask is no image that can be read.", param="mask") from error
     opaque = grey.point([255] * _HALF_OPAQUE + [0] * (256 - _HALF_OPAQUE))
     return _png(Image.merge("LA", (grey, opaque)))
 

@@ -27,7 +27,7 @@ from triptych.core.http.fields import (
     inert,
     without_refused,
 )
-from triptych.modalities.diffusion.api.files import PictureKind
+from triptych.modalities.diffusion.api.files import ImageKind
 from triptych.modalities.diffusion.api.service import (
     MAX_GUIDANCE,
     MAX_IMAGES,
@@ -54,7 +54,7 @@ _QUALITIES: Mapping[str, Quality] = MappingProxyType(
     }
 )
 
-_STILL = "pictures stand still here; ask for png, jpeg or webp."
+_STILL = "images stand still here; ask for png, jpeg or webp."
 _SIZE = RefusedField("send size, as in 1024x768.")
 _GUIDANCE = RefusedField("send guidance.")
 _LORA = RefusedField("send lora, a list of names and scales.")
@@ -65,29 +65,29 @@ REFUSED: Mapping[str, RefusedField] = MappingProxyType(
         "cache_dit_config": _CACHE,
         "cfg_scale": _GUIDANCE,
         "complexity": RefusedField("send quality, or steps."),
-        "controlnet": RefusedField("send a picture to /v1/images/edits."),
+        "controlnet": RefusedField("send an image to /v1/images/edits."),
         "enable_teacache": _CACHE,
         "frame_count": RefusedField(_STILL),
         "frame_duration_ms": RefusedField(_STILL),
         "height": _SIZE,
         "input_fidelity": RefusedField("send strength.", ("low",)),
         "loras": _LORA,
-        "markup": RefusedField("draw on the picture itself, or send a mask."),
+        "markup": RefusedField("draw on the image itself, or send a mask."),
         "num_frames": RefusedField(_STILL, (1,)),
         "num_outputs_per_prompt": RefusedField("send n."),
         "scheduler": RefusedField("send sampler."),
         "step": RefusedField("send steps."),
         "style": RefusedField("say it in the prompt."),
-        "svg": RefusedField("pictures are made of pixels here; ask for png, jpeg or webp."),
+        "svg": RefusedField("images are made of pixels here; ask for png, jpeg or webp."),
         "teacache_params": _CACHE,
         "true_cfg_scale": _GUIDANCE,
         "width": _SIZE,
     }
 )
 """Fields of newer models and other servers, and what to do instead."""
-_FOR_PICTURES = RefusedField("it is for /v1/images/edits.")
+_FOR_IMAGES = RefusedField("it is for /v1/images/edits.")
 _NOT_DRAWN_FROM: Mapping[str, RefusedField] = MappingProxyType(
-    dict.fromkeys(("image", "image[]", "mask", "strength"), _FOR_PICTURES)
+    dict.fromkeys(("image", "image[]", "mask", "strength"), _FOR_IMAGES)
 )
 
 _TWICE_NAMED: Mapping[str, str] = MappingProxyType(
@@ -152,7 +152,7 @@ class DrawFields(Strict):
     background: Literal["auto", "transparent", "opaque"] = Field(
         default="auto", json_schema_extra={"enum": ["auto", "opaque"]}
     )
-    output_format: PictureKind = "png"
+    output_format: ImageKind = "png"
     output_compression: Annotated[int, Field(ge=0, le=100)] = Field(
         default=100, description="Quality of jpeg and webp."
     )
@@ -161,7 +161,7 @@ class DrawFields(Strict):
     user: Label | None = inert("user")
     safety_identifier: Label | None = inert("safety_identifier")
     seed: Annotated[int, Field(ge=-limits.MAX_SEED, le=limits.MAX_SEED)] | None = Field(
-        default=None, description="Same seed, same picture; -1 draws a new one."
+        default=None, description="Same seed, same image; -1 draws a new one."
     )
     steps: _Steps | None = Field(
         default=None, validation_alias=AliasChoices("steps", "num_inference_steps")
@@ -195,7 +195,7 @@ class DrawFields(Strict):
             )
         if self.background == "transparent":
             raise UnsupportedOption(
-                "background transparent is not offered: models here draw whole pictures; ask for a"
+                "background transparent is not offered: models here draw whole images; ask for a"
                 " plain background and cut it out.",
                 param="background",
             )
@@ -242,7 +242,7 @@ class PromptFields(DrawFields):
     prompt: Annotated[str, StringConstraints(min_length=1, max_length=MAX_PROMPT_CHARS)]
     stream: bool = Field(default=False, description="Events, while it is drawn.")
     partial_images: Annotated[int, Field(ge=0, le=MAX_PARTIALS)] = Field(
-        default=0, description="Previews of each picture: with stream."
+        default=0, description="Previews of each image: with stream."
     )
     progress: bool = Field(default=False, description="Events of place in line and steps, too.")
 
@@ -270,21 +270,21 @@ class GenerationBody(PromptFields, NullIsAbsent):
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_pictures(cls, value: Any) -> Any:
+    def _refuse_images(cls, value: Any) -> Any:
         return without_refused(value, _NOT_DRAWN_FROM)
 
 
 class StrengthFields(DrawFields):
-    """What the routes take that draw from a picture."""
+    """What the routes take that draw from an image."""
 
-    strength: _Strength | None = Field(default=None, description="How far the picture may change.")
+    strength: _Strength | None = Field(default=None, description="How far the image may change.")
 
     @override
     def request(self) -> ImageRequest:
         return replace(super().request(), strength=self.strength)
 
 
-class _PictureFields(StrengthFields):
+class _ImageFields(StrengthFields):
     """The same in a form."""
 
     @model_validator(mode="before")
@@ -293,11 +293,11 @@ class _PictureFields(StrengthFields):
         return unfolded(value)
 
 
-class EditFields(_PictureFields, PromptFields):
+class EditFields(_ImageFields, PromptFields):
     """Fields of `/v1/images/edits`, beside the files `image` (or `image[]`) and `mask`."""
 
 
-class VariationFields(_PictureFields):
+class VariationFields(_ImageFields):
     """Fields of `/v1/images/variations`, beside the file `image`."""
 
 

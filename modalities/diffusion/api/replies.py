@@ -1,4 +1,4 @@
-"""What the images API answers: pictures, their usage, and the events of a stream.
+"""What the images API answers: images, their usage, and the events of a stream.
 
 Owns the shapes, which are OpenAI's where it has them, and what is counted as usage.
 """
@@ -10,7 +10,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel
 
-from triptych.modalities.diffusion.api.files import PictureKind
+from triptych.modalities.diffusion.api.files import ImageKind
 from triptych.modalities.diffusion.api.service import PIXELS_PER_TOKEN
 from triptych.modalities.diffusion.wire import ImageRequest
 
@@ -20,14 +20,14 @@ KnownQuality = Literal["low", "medium", "high"]
 
 
 class TokenDetails(BaseModel):
-    """Tokens of words and of pictures."""
+    """Tokens of words and of images."""
 
     text_tokens: int
     image_tokens: int
 
 
 class ImageUsage(BaseModel):
-    """What was read and drawn. A token of a picture stands for 16 x 16 pixels of it."""
+    """What was read and drawn. A token of an image stands for 16 x 16 pixels of it."""
 
     input_tokens: int
     input_tokens_details: TokenDetails
@@ -40,15 +40,15 @@ class ImageUsage(BaseModel):
         cls,
         request: ImageRequest,
         num_prompt_tokens: int,
-        num_pictures: int,
+        num_images: int,
         *,
         has_input: bool = True,
     ) -> Self:
-        """The usage of `num_pictures` of a request's pictures, with or without what was read."""
+        """The usage of `num_images` of a request's images, with or without what was read."""
         read = sum(_tokens(source.width, source.height) for source in request.sources)
         if not has_input:
             read = num_prompt_tokens = 0
-        drawn = num_pictures * _tokens(request.width, request.height)
+        drawn = num_images * _tokens(request.width, request.height)
         return cls(
             input_tokens=num_prompt_tokens + read,
             input_tokens_details=TokenDetails(text_tokens=num_prompt_tokens, image_tokens=read),
@@ -58,8 +58,8 @@ class ImageUsage(BaseModel):
         )
 
 
-class PictureData(BaseModel):
-    """One picture: its file in base64, or a link to it."""
+class ImageData(BaseModel):
+    """One image: its file in base64, or a link to it."""
 
     b64_json: str | None = None
     url: str | None = None
@@ -68,13 +68,13 @@ class PictureData(BaseModel):
 class ImagesReply(BaseModel):
     """The whole answer. `seed` and `prompt_truncated` are not OpenAI's fields.
 
-    `seed` draws the same pictures again; with `prompt_truncated` a prompt's end was not read.
+    `seed` draws the same images again; with `prompt_truncated` a prompt's end was not read.
     """
 
     created: int
-    data: list[PictureData]
+    data: list[ImageData]
     background: Literal["opaque"]
-    output_format: PictureKind
+    output_format: ImageKind
     quality: KnownQuality
     size: str
     seed: int
@@ -82,27 +82,27 @@ class ImagesReply(BaseModel):
     prompt_truncated: bool
 
 
-class _PictureEvent(BaseModel):
-    """What both events with a picture say of it. `index` counts the pictures of one answer."""
+class _ImageEvent(BaseModel):
+    """What both events with an image say of it. `index` counts the images of one answer."""
 
     type: str
     b64_json: str
     background: Literal["opaque"]
     created_at: int
-    output_format: PictureKind
+    output_format: ImageKind
     quality: KnownQuality
     size: str
     index: int
 
 
-class PartialImage(_PictureEvent):
+class PartialImage(_ImageEvent):
     """A preview; the first has the index 0."""
 
     partial_image_index: int
 
 
-class CompletedImage(_PictureEvent):
-    """A finished picture. What was read is counted with the first to be finished."""
+class CompletedImage(_ImageEvent):
+    """A finished image. What was read is counted with the first to be finished."""
 
     usage: ImageUsage
     seed: int
@@ -110,7 +110,7 @@ class CompletedImage(_PictureEvent):
 
 
 class ImageProgress(BaseModel):
-    """Where a picture stands: not one of OpenAI's events.
+    """Where an image stands: not one of OpenAI's events.
 
     `step` of `num_steps` steps are done, `num_computed` of them by a run of the model; the last
     took `step_s` seconds. `queue_position` calls are before it; -1: it is being drawn.

@@ -16,16 +16,16 @@ from typing import Any
 from pydantic import BaseModel
 
 from triptych.core.http.context import Context
-from triptych.modalities.diffusion.api.files import encode_picture
+from triptych.modalities.diffusion.api.files import encode_image
 from triptych.modalities.diffusion.api.protocol import DrawFields, PromptFields
 from triptych.modalities.diffusion.api.replies import (
     CompletedImage,
+    ImageData,
     ImageProgress,
     ImagesReply,
     ImageUsage,
     KnownQuality,
     PartialImage,
-    PictureData,
     Route,
 )
 from triptych.modalities.diffusion.api.service import Drawing
@@ -33,16 +33,16 @@ from triptych.modalities.diffusion.wire import ImageDelta
 
 
 class StepClock:
-    """How long the steps of each picture take, as their deltas arrive."""
+    """How long the steps of each image take, as their deltas arrive."""
 
     def __init__(self) -> None:
         self._last: dict[int, tuple[int, float]] = {}
 
     def step_s(self, delta: ImageDelta) -> float:
-        """Seconds of each step since the picture's delta before; 0 where none is known."""
+        """Seconds of each step since the image's delta before; 0 where none is known."""
         now_s = time.monotonic()
-        step, then_s = self._last.get(delta.picture, (delta.step, now_s))
-        self._last[delta.picture] = delta.step, now_s
+        step, then_s = self._last.get(delta.image, (delta.step, now_s))
+        self._last[delta.image] = delta.step, now_s
         return round((now_s - then_s) / max(1, delta.step - step), 4)
 
 
@@ -50,7 +50,7 @@ class StepClock:
 class ImageReplyBuilder:
     """Builds the answer of one call, whole or as events.
 
-    `form` is what its pictures came in, which lives and counts as memory as long as they do.
+    `form` is what its images came in, which lives and counts as memory as long as they do.
     """
 
     drawing: Drawing
@@ -64,12 +64,12 @@ class ImageReplyBuilder:
     clock: StepClock = field(default_factory=StepClock)
 
     async def files(self) -> list[bytes]:
-        """The finished pictures' files, in order."""
+        """The finished images' files, in order."""
         files: dict[int, bytes] = {}
         async with aclosing(self.drawing):
             async for delta in self.drawing:
                 if self._note(delta):
-                    files[delta.picture] = await asyncio.to_thread(self._file, delta)
+                    files[delta.image] = await asyncio.to_thread(self._file, delta)
         return [files[index] for index in sorted(files)]
 
     async def events(self) -> AsyncGenerator[BaseModel, None]:
@@ -83,7 +83,7 @@ class ImageReplyBuilder:
                 if delta.pixels is None:
                     continue
                 text = await asyncio.to_thread(self._text, delta)
-                shown = {**self._about(), "index": delta.picture, "b64_json": text}
+                shown = {**self._about(), "index": delta.image, "b64_json": text}
                 if is_finished:
                     yield self._completed(shown)
                 else:
@@ -91,8 +91,8 @@ class ImageReplyBuilder:
                     shown["partial_image_index"] = delta.partial_index
                     yield PartialImage(type=kind, created_at=int(time.time()), **shown)
 
-    def reply(self, data: list[PictureData]) -> ImagesReply:
-        """The answer with all pictures."""
+    def reply(self, data: list[ImageData]) -> ImagesReply:
+        """The answer with all images."""
         return ImagesReply(
             created=int(time.time()),
             data=data,
@@ -103,7 +103,7 @@ class ImageReplyBuilder:
         )
 
     def _note(self, delta: ImageDelta) -> bool:
-        """Count the delta; whether it finishes a picture."""
+        """Count the delta; whether it finishes an image."""
         self.num_prompt_tokens = max(self.num_prompt_tokens, delta.num_prompt_tokens)
         self.is_prompt_cut |= delta.is_prompt_cut
         is_finished = delta.pixels is not None and delta.partial_index < 0
@@ -128,7 +128,7 @@ class ImageReplyBuilder:
     def _progress(self, delta: ImageDelta) -> ImageProgress:
         return ImageProgress(
             type=f"{self.route}.progress",
-            index=delta.picture,
+            index=delta.image,
             step=delta.step,
             num_steps=delta.num_steps,
             num_computed=delta.num_computed,
@@ -150,7 +150,7 @@ class ImageReplyBuilder:
 
     def _file(self, delta: ImageDelta) -> bytes:
         assert delta.pixels is not None
-        return encode_picture(
+        return encode_image(
             delta.pixels,
             kind=self.body.output_format,
             compression=self.body.output_compression,

@@ -23,7 +23,7 @@ from triptych.core.http.errors import ERROR_RESPONSES
 from triptych.core.http.models import ModelCard
 from triptych.core.http.sse import EventStream, described
 from triptych.core.http.upload import BINARY, Form, Upload, form_body, read_form
-from triptych.core.media.pictures import PictureReader
+from triptych.core.media.images import ImageReader
 from triptych.core.options.config import Config
 from triptych.core.process.logs import fields
 from triptych.core.weights.resolve import opening
@@ -38,8 +38,8 @@ from triptych.modalities.diffusion.api.json_edits import (
 from triptych.modalities.diffusion.api.links import (
     FILES_ROUTE,
     ID_CHARS,
-    PictureLinks,
-    PictureStore,
+    ImageLinks,
+    ImageStore,
 )
 from triptych.modalities.diffusion.api.protocol import (
     MAX_SOURCES,
@@ -51,14 +51,14 @@ from triptych.modalities.diffusion.api.protocol import (
 )
 from triptych.modalities.diffusion.api.replies import (
     CompletedImage,
+    ImageData,
     ImageProgress,
     ImagesReply,
     PartialImage,
-    PictureData,
     Route,
 )
 from triptych.modalities.diffusion.api.reply_builder import ImageReplyBuilder
-from triptych.modalities.diffusion.api.service import ImageCall, ImageService, PictureFile
+from triptych.modalities.diffusion.api.service import ImageCall, ImageFile, ImageService
 from triptych.modalities.modality import ApiPart, ApiSetup
 
 _IMAGES = {"type": "array", "items": dict(BINARY), "maxItems": MAX_SOURCES}
@@ -66,13 +66,13 @@ _ANSWER: dict[int | str, dict[str, Any]] = {
     200: {
         "model": ImagesReply,
         "content": described(PartialImage, CompletedImage, ImageProgress),
-        "description": "The pictures, or events while they are drawn.",
+        "description": "The images, or events while they are drawn.",
     }
 }
 _FILE: dict[int | str, dict[str, Any]] = {
     200: {
         "content": {kind: {"schema": dict(BINARY)} for kind in MEDIA_TYPES.values()},
-        "description": "The picture.",
+        "description": "The image.",
     }
 }
 _logger = logging.getLogger(__name__)
@@ -81,19 +81,19 @@ _logger = logging.getLogger(__name__)
 def open_api(setup: ApiSetup) -> ApiPart:
     """Images. What was answered as a link can be shown to models that see."""
     models = [opening(model, ImageModel.open) for model in setup.models["image"]]
-    links = picture_links(setup.config)
+    links = image_links(setup.config)
     setup.find_link = links.find
     service = ImageService(
         setup.config,
         models,
         setup.client,
-        reader=PictureReader(setup.pool),
+        reader=ImageReader(setup.pool),
         admission=setup.admission,
     )
     return ApiPart([images_router(service, links)], image_cards(service))
 
 
-def images_router(service: ImageService, links: PictureLinks) -> APIRouter:
+def images_router(service: ImageService, links: ImageLinks) -> APIRouter:
     """Routes of the images API in front of `service`."""
     router = APIRouter(route_class=StrictRoute, responses=ERROR_RESPONSES, tags=["images"])
     endpoints = _ImageEndpoints(service, links)
@@ -103,11 +103,11 @@ def images_router(service: ImageService, links: PictureLinks) -> APIRouter:
     return router
 
 
-def picture_links(config: Config) -> PictureLinks:
+def image_links(config: Config) -> ImageLinks:
     """Links and their store with the bounds of a configuration."""
     options = config.images
-    store = PictureStore(max_bytes=options.image_store_mb * 2**20, ttl_s=options.image_store_ttl_s)
-    return PictureLinks(store, config.server.public_url)
+    store = ImageStore(max_bytes=options.image_store_mb * 2**20, ttl_s=options.image_store_ttl_s)
+    return ImageLinks(store, config.server.public_url)
 
 
 def image_cards(service: ImageService) -> list[ModelCard]:
@@ -131,7 +131,7 @@ def _add_edits(router: APIRouter, endpoints: _ImageEndpoints) -> None:
         openapi_extra=_edit_body(),
     )
     async def edits(request: Request) -> Response:
-        """Draw with pictures to begin from, or to look at."""
+        """Draw with images to begin from, or to look at."""
         body: EditFields | EditBody
         if is_json(request):
             body, form = await read_json_edit(request)
@@ -140,7 +140,7 @@ def _add_edits(router: APIRouter, endpoints: _ImageEndpoints) -> None:
             body = form.parsed(EditFields)
         images = form.uploads("image", "image[]", beside=("mask",))
         if len(images) > MAX_SOURCES:
-            raise InvalidRequest(f"At most {MAX_SOURCES} pictures are read.", param="image")
+            raise InvalidRequest(f"At most {MAX_SOURCES} images are read.", param="image")
         call = _call(body, Context.of(request), images, form.files.get("mask", ()))
         return await endpoints.answer(call, body, request, "image_edit", form)
 
@@ -151,7 +151,7 @@ def _add_edits(router: APIRouter, endpoints: _ImageEndpoints) -> None:
         openapi_extra=form_body(VariationFields, "image"),
     )
     async def variations(request: Request) -> Response:
-        """Draw a picture anew, a little different."""
+        """Draw an image anew, a little different."""
         form = await read_form(request)
         body = form.parsed(VariationFields)
         call = _call(body, Context.of(request), [form.file("image")])
@@ -165,28 +165,28 @@ def _edit_body() -> dict[str, Any]:
     return described_body
 
 
-def _add_files(router: APIRouter, links: PictureLinks) -> None:
+def _add_files(router: APIRouter, links: ImageLinks) -> None:
     @router.get(FILES_ROUTE + "/{name}", response_class=Response, responses=_FILE)
-    async def show_picture(
+    async def show_image(
         name: Annotated[str, Path(min_length=1, max_length=ID_CHARS + len(".jpeg"))],
         request: Request,
     ) -> Response:
-        """A picture that was answered as a link."""
-        picture = links.named(name, request)
-        if picture is None:
-            raise NotFound("You have no such picture, or it was kept long enough.")
+        """An image that was answered as a link."""
+        image = links.named(name, request)
+        if image is None:
+            raise NotFound("You have no such image, or it was kept long enough.")
         headers = {
             "cache-control": "private, max-age=3600, immutable",
             "content-security-policy": "default-src 'none'; sandbox",
             "x-content-type-options": "nosniff",
         }
-        return Response(picture.data, media_type=MEDIA_TYPES[picture.kind], headers=headers)
+        return Response(image.data, media_type=MEDIA_TYPES[image.kind], headers=headers)
 
 
 def _call(
     body: DrawFields, context: Context, sources: Sequence[Upload] = (), masks: Sequence[Upload] = ()
 ) -> ImageCall:
-    files = [PictureFile(upload.data, upload.media_type) for upload in (*sources, *masks[:1])]
+    files = [ImageFile(upload.data, upload.media_type) for upload in (*sources, *masks[:1])]
     return ImageCall(
         request=body.request(),
         model=body.model or "",
@@ -202,7 +202,7 @@ class _ImageEndpoints:
     """What every route draws with, and where links lead."""
 
     service: ImageService
-    links: PictureLinks
+    links: ImageLinks
 
     async def answer(
         self,
@@ -225,9 +225,9 @@ class _ImageEndpoints:
         files = await builder.files()
         if body.response_format == "url":
             kind = body.output_format
-            data = [PictureData(url=self.links.add(file, kind, request)) for file in files]
+            data = [ImageData(url=self.links.add(file, kind, request)) for file in files]
         else:
-            data = [PictureData(b64_json=base64.b64encode(file).decode()) for file in files]
+            data = [ImageData(b64_json=base64.b64encode(file).decode()) for file in files]
         reply = builder.reply(data)
         headers = {"x-prompt-truncated": "true"} if builder.is_prompt_cut else {}
         document = reply.model_dump_json(exclude_unset=True)

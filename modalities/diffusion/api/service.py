@@ -1,6 +1,6 @@
-"""Words and pictures in, pictures out: what HTTP routes and the Python pipeline share.
+"""Words and images in, images out: what HTTP routes and the Python pipeline share.
 
-Owns the way of a call: checks, sizes, reading of the pictures it brings, admission, the engine job.
+Owns the way of a call: checks, sizes, reading of the images it brings, admission, the engine job.
 Knows nothing of HTTP, of files that are answered, or of torch.
 """
 
@@ -21,11 +21,11 @@ from triptych.core.engine_api.caller import Caller
 from triptych.core.engine_api.client import EngineClient
 from triptych.core.errors import InvalidRequest, RequestError, UnsupportedOption
 from triptych.core.limits import MAX_SEED
-from triptych.core.media.pictures import PictureReader
+from triptych.core.media.images import ImageReader
 from triptych.core.options.config import Config, ImageOptions
 from triptych.core.text.unicode import check_text
 from triptych.modalities.diffusion.adapter_names import adapter_places, check_uses
-from triptych.modalities.diffusion.api.image_model import ImageModel, PictureFrame, Size
+from triptych.modalities.diffusion.api.image_model import ImageFrame, ImageModel, Size
 from triptych.modalities.diffusion.wire import AUTO, ImageDelta, ImageRequest, StepCache
 from triptych.modalities.service import HoldLimit, ModelService, default_seed
 from triptych.schedulers.admission import Admission
@@ -50,8 +50,8 @@ STEPS_OF_QUALITY: Mapping[Quality, float] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
-class PictureFile:
-    """A picture that a caller brings, as PNG, JPEG or WebP; `media_type` is what they say it is."""
+class ImageFile:
+    """An image that a caller brings, as PNG, JPEG or WebP; `media_type` is what they say it is."""
 
     data: bytes | bytearray | memoryview
     media_type: str = ""
@@ -61,7 +61,7 @@ class PictureFile:
 class ImageCall:
     """A request, and what this side alone needs to know of it.
 
-    `sources` are pictures to begin from or to look at, `mask` is transparent where the first of
+    `sources` are images to begin from or to look at, `mask` is transparent where the first of
     them may change. `quality` stands for a number of steps where the request has none. The service
     sets the request's `tenant`.
     """
@@ -69,8 +69,8 @@ class ImageCall:
     request: ImageRequest
     model: str = ""
     quality: Quality = "auto"
-    sources: tuple[PictureFile, ...] = ()
-    mask: PictureFile | None = None
+    sources: tuple[ImageFile, ...] = ()
+    mask: ImageFile | None = None
     caller: Caller = field(default_factory=Caller)
 
     @property
@@ -81,7 +81,7 @@ class ImageCall:
 
 
 class ImageService(ModelService[ImageModel]):
-    """Serves pictures from an engine client."""
+    """Serves images from an engine client."""
 
     kind = "image model"
     seed_bits = 48  # seeds are answered: JSON readers that have floats alone keep them exact
@@ -92,7 +92,7 @@ class ImageService(ModelService[ImageModel]):
         models: Sequence[ImageModel],
         client: EngineClient,
         *,
-        reader: PictureReader,
+        reader: ImageReader,
         admission: Admission | None = None,
     ) -> None:
         """An `admission` is shared with other services."""
@@ -100,7 +100,7 @@ class ImageService(ModelService[ImageModel]):
         super().__init__(client, models, admission, default_seed=default_seed(config))
         self._options = config.images
         self._reader = reader
-        self._pictures = HoldLimit("Too many pictures are being edited; try later.")
+        self._images = HoldLimit("Too many images are being edited; try later.")
 
     @override
     def model(self, name: str) -> ImageModel:
@@ -124,7 +124,7 @@ class ImageService(ModelService[ImageModel]):
         if shapes and not call.size:
             frame = model.frame_like(shapes[0])
         else:
-            frame = PictureFrame.whole(call.size or model.default_size)
+            frame = ImageFrame.whole(call.size or model.default_size)
         drawing.frame = frame
         model.check_size(frame.drawn, max_pixels=self._options.max_image_pixels)
         frames = _source_frames(call, model, frame, shapes)
@@ -149,7 +149,7 @@ class ImageService(ModelService[ImageModel]):
                         yield _shown(output.payload, frame)
 
     async def _shapes(self, call: ImageCall) -> list[Size]:
-        """How large the pictures are that a call brings, by their headers."""
+        """How large the images are that a call brings, by their headers."""
         with _naming("image"):
             shapes = [
                 await self._reader.measure(file.data, media_type=file.media_type)
@@ -160,13 +160,13 @@ class ImageService(ModelService[ImageModel]):
                 file = call.mask
                 shape = await self._reader.measure(file.data, media_type=file.media_type)
                 if shape != shapes[0]:
-                    raise InvalidRequest("The mask must be as large as the first picture.")
+                    raise InvalidRequest("The mask must be as large as the first image.")
         return shapes
 
     async def _request(
-        self, call: ImageCall, model: ImageModel, size: Size, frames: Sequence[PictureFrame]
+        self, call: ImageCall, model: ImageModel, size: Size, frames: Sequence[ImageFrame]
     ) -> ImageRequest:
-        """The request with all that the engine needs. Decodes the pictures."""
+        """The request with all that the engine needs. Decodes the images."""
         mask = b""
         with _naming("image"):
             sources = [
@@ -197,18 +197,18 @@ class ImageService(ModelService[ImageModel]):
 
     def _holding(self, num_bytes: int) -> AbstractContextManager[None]:
         if num_bytes > MAX_SOURCE_BYTES:
-            raise InvalidRequest("The pictures are too large together; send fewer.", param="image")
-        return self._pictures.holding(num_bytes, MAX_HELD_BYTES)
+            raise InvalidRequest("The images are too large together; send fewer.", param="image")
+        return self._images.holding(num_bytes, MAX_HELD_BYTES)
 
 
 class Drawing:
     """A call being drawn: its deltas, in order. Nothing happens before the first is asked for.
 
     From the first delta on `request` is what the engine was asked, and `frame` says which part of
-    the pictures is shown.
+    the images is shown.
     """
 
-    frame: PictureFrame
+    frame: ImageFrame
 
     def __init__(
         self,
@@ -222,7 +222,7 @@ class Drawing:
 
     @property
     def seed(self) -> int:
-        """What the pictures are drawn with. May be read from the first delta on."""
+        """What the images are drawn with. May be read from the first delta on."""
         assert self.request.seed is not None, "nothing was asked yet"
         return self.request.seed
 
@@ -238,7 +238,7 @@ class Drawing:
 
 
 def check_call(call: ImageCall, model: ImageModel, options: ImageOptions) -> None:
-    """Raises `RequestError`s for what cannot be drawn, whatever is in the pictures that come."""
+    """Raises `RequestError`s for what cannot be drawn, whatever is in the images that come."""
     _check_fields(call, model)
     check_uses(call.request.adapters, adapter_places(options))
     if call.size is not None:
@@ -268,7 +268,7 @@ def _check_fields(call: ImageCall, model: ImageModel) -> None:
         raise InvalidRequest(f"{model.name} has the samplers {known}.", param="sampler")
     if asked.negative_prompt:
         _check_negative(asked, model)
-    model.spec.check_pictures(
+    model.spec.check_images(
         len(call.sources),
         num_steps=_num_steps(call, model),
         strength=asked.strength,
@@ -307,15 +307,15 @@ def _cache(call: ImageCall) -> StepCache:
 
 
 def _source_frames(
-    call: ImageCall, model: ImageModel, frame: PictureFrame, shapes: Sequence[Size]
-) -> list[PictureFrame]:
-    """How large pictures go to the engine: one to begin from as large as what is drawn of it."""
+    call: ImageCall, model: ImageModel, frame: ImageFrame, shapes: Sequence[Size]
+) -> list[ImageFrame]:
+    """How large images go to the engine: one to begin from as large as what is drawn of it."""
     scales = [min(1.0, math.sqrt(model.default_pixels / math.prod(shape))) for shape in shapes]
     sizes = [
         (max(1, round(width * scale)), max(1, round(height * scale)))
         for (width, height), scale in zip(shapes, scales, strict=True)
     ]
-    frames = list(map(PictureFrame.whole, sizes))
+    frames = list(map(ImageFrame.whole, sizes))
     spec = model.spec
     is_edited = call.mask or call.request.strength is not None or not spec.max_references
     if frames and is_edited:
@@ -323,7 +323,7 @@ def _source_frames(
     return frames
 
 
-def _shown(delta: ImageDelta, frame: PictureFrame) -> ImageDelta:
+def _shown(delta: ImageDelta, frame: ImageFrame) -> ImageDelta:
     """A delta whose pixels, those of a smaller preview too, are the part that is shown."""
     if delta.pixels is None or frame.is_whole:
         return delta
@@ -338,7 +338,7 @@ def _shown(delta: ImageDelta, frame: PictureFrame) -> ImageDelta:
 
 @contextmanager
 def _naming(param: str) -> Iterator[None]:
-    """Errors of a caller's picture say which field it came in."""
+    """Errors of a caller's image say which field it came in."""
     try:
         yield
     except RequestError as error:

@@ -1,6 +1,6 @@
-"""Pictures in a terminal: as they are where it can show them, else in half blocks of colour.
+"""Images in a terminal: as they are where it can show them, else in half blocks of colour.
 
-Owns which terminals show pictures, and by which commands. Knows no model.
+Owns which terminals show images, and by which commands. Knows no model.
 
 Formats: kitty's graphics protocol (sw.kovidgoyal.net/kitty/graphics-protocol), iTerm2's inline
 images (iterm2.com/documentation-images.html).
@@ -29,22 +29,22 @@ _ITERM2 = frozenset({"iTerm.app", "WezTerm"})
 _CHUNK = 4096  # most characters in one of kitty's commands
 _IMAGE_ID = 7314
 _MAX_ACROSS = 5
-_MAX_COLUMNS = 40  # for one picture
+_MAX_COLUMNS = 40  # for one image
 _SPARE_ROWS = 4  # for the bar, and what stood there before
-_MAX_SIDE = 512  # pixels of a picture that are sent to a terminal
+_MAX_SIDE = 512  # pixels of an image that are sent to a terminal
 _EMPTY = (40, 40, 40)
 _NO_WIDTH = ((ControlType.CURSOR_FORWARD, 0),)  # what marks a segment that takes no room
 
 
 def choose_display(wanted: Display, console: Console, environ: Mapping[str, str]) -> Display:
-    """How to show pictures on a console: as wanted, or as its terminal can; `off` where none is."""
+    """How to show images on a console: as wanted, or as its terminal can; `off` where none is."""
     if not console.is_terminal or console.is_dumb_terminal:
         return "off"
     if wanted != "auto":
         return wanted
     program = environ.get("TERM_PROGRAM", "")
     if {"TMUX", "STY"} & environ.keys():
-        return "blocks"  # which pass no pictures through
+        return "blocks"  # which pass no images through
     if environ.get("TERM") in _KITTY or "KITTY_WINDOW_ID" in environ or program == "ghostty":
         return "kitty"
     if program in _ITERM2 or environ.get("LC_TERMINAL") == "iTerm2":
@@ -52,33 +52,33 @@ def choose_display(wanted: Display, console: Console, environ: Mapping[str, str]
     return "blocks" if console.color_system else "off"
 
 
-class PictureStrip:
-    """The pictures of a call beside each other, each as it was last shown. A rich renderable.
+class ImageStrip:
+    """The images of a call beside each other, each as it was last shown. A rich renderable.
 
     It may be drawn again and again over itself, as `rich.live` does.
     """
 
-    def __init__(self, num_pictures: int, display: Display) -> None:
-        self.num_pictures = num_pictures
-        self._tiles: list[Image.Image | None] = [None] * num_pictures
+    def __init__(self, num_images: int, display: Display) -> None:
+        self.num_images = num_images
+        self._tiles: list[Image.Image | None] = [None] * num_images
         self._display = display
-        self._across = min(num_pictures, _MAX_ACROSS)
+        self._across = min(num_images, _MAX_ACROSS)
         self._is_new = False
 
     def show(self, index: int, image: Image.Image) -> None:
-        """Put a picture, or a preview of it, in its place."""
+        """Put an image, or a preview of it, in its place."""
         self._tiles[index] = image
         self._is_new = True
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Nothing until there is a picture."""
+        """Nothing until there is an image."""
         if self._display == "off" or not any(self._tiles):
             return
         columns, rows = self._cells(options)
         if self._display == "blocks":
             yield from half_blocks(self._canvas((columns, 2 * rows)))
             return
-        # kitty keeps a picture that lines are cleared under, iTerm2 does not.
+        # kitty keeps an image that lines are cleared under, iTerm2 does not.
         is_due = self._is_new or self._display == "iterm2"
         self._is_new = False
         for row in range(rows):
@@ -88,10 +88,10 @@ class PictureStrip:
 
     @property
     def _shape(self) -> tuple[int, int]:
-        """The whole strip in pixels, as large as its largest picture has it."""
+        """The whole strip in pixels, as large as its largest image has it."""
         tiles = [tile for tile in self._tiles if tile is not None]
         largest = max(tiles, key=lambda tile: tile.width)
-        down = math.ceil(self.num_pictures / self._across)
+        down = math.ceil(self.num_images / self._across)
         return self._across * largest.width, down * largest.height
 
     def _cells(self, options: ConsoleOptions) -> tuple[int, int]:
@@ -103,9 +103,9 @@ class PictureStrip:
         return min(columns, max(1, round(2 * rows * width / height))), rows
 
     def _canvas(self, size: tuple[int, int]) -> Image.Image:
-        """All tiles on one picture of this size."""
+        """All tiles on one image of this size."""
         canvas = Image.new("RGB", size, _EMPTY)
-        down = math.ceil(self.num_pictures / self._across)
+        down = math.ceil(self.num_images / self._across)
         for index, tile in enumerate(self._tiles):
             row, column = divmod(index, self._across)
             left, right = (size[0] * (column + side) // self._across for side in (0, 1))
@@ -115,7 +115,7 @@ class PictureStrip:
         return canvas
 
     def _command(self, columns: int, rows: int) -> str:
-        """From the last row back to the first, the picture, and to where the cursor was."""
+        """From the last row back to the first, the image, and to where the cursor was."""
         width, height = self._shape
         scale = min(1.0, _MAX_SIDE * self._across / width)
         file = io.BytesIO()
@@ -126,7 +126,7 @@ class PictureStrip:
 
 
 def half_blocks(image: Image.Image) -> Iterator[Segment]:
-    """A picture of two pixels a cell, one above the other."""
+    """An image of two pixels a cell, one above the other."""
     colours_HW3 = np.asarray(image).tolist()
     for above, below in zip(colours_HW3[::2], colours_HW3[1::2], strict=False):
         for top, bottom in zip(above, below, strict=True):

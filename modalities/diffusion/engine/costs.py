@@ -12,7 +12,7 @@ from typing import Any
 from triptych.core.engine_api.pixels import Pixels
 from triptych.modalities.diffusion.engine.caches.methods import CacheMethod, Level
 from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
-from triptych.modalities.diffusion.plan import PictureCost
+from triptych.modalities.diffusion.plan import ImageCost
 from triptych.modalities.diffusion.wire import ImageRequest
 
 _FLOAT_BYTES = 4
@@ -36,7 +36,7 @@ class DrawingCosts:
         (text,) = recipe.encode_all(recipe.prompts(own_request(recipe))[:1])
         return cls(recipe, sum(tensor.nbytes for tensor in text.values()))
 
-    def of_picture(self, request: ImageRequest, cache: CacheMethod | None = None) -> PictureCost:
+    def of_image(self, request: ImageRequest, cache: CacheMethod | None = None) -> ImageCost:
         """What the scheduler wants to know."""
         num_looked_at = len(request.sources) if self.recipe.spec.max_references else 0
         num_tokens = request.width * request.height // self.recipe.pixel_multiple**2
@@ -47,7 +47,7 @@ class DrawingCosts:
         kept = 3 * latent_bytes if request.mask else 0
         kept += (num_branches - 1) * latent_bytes  # the velocity of the branch that ran ahead
         cells = _SPARE * (_NUM_STATES * latent_bytes + num_branches * cached)
-        return PictureCost(
+        return ImageCost(
             state_bytes=cells + kept + num_branches * self.text_bytes,
             num_tokens=num_tokens,
             num_pixels=request.width * request.height,
@@ -59,7 +59,7 @@ class DrawingCosts:
         return num_tokens * _LIVE_WIDTHS * width_of(model.config) * int(model.dtype.itemsize)
 
     def decode_bytes(self, num_pixels: int) -> int:
-        """Activations of the autoencoder, for a picture decoded as a whole."""
+        """Activations of the autoencoder, for an image decoded as a whole."""
         vae = self.recipe.vae
         item_bytes = int(vae.dtype.itemsize)
         return num_pixels * _LIVE_CHANNELS * _full_size_channels(vae.config) * item_bytes
@@ -76,7 +76,7 @@ class DrawingCosts:
 
 
 def own_request(recipe: Recipe) -> ImageRequest:
-    """A long prompt for a picture of the size that the model draws best."""
+    """A long prompt for an image of the size that the model draws best."""
     width, height = recipe.default_size
     grey = Pixels(width=width, height=height, rgb=b"\x80" * (3 * width * height))
     sources = (grey,) if recipe.spec.needs_reference else ()
@@ -98,7 +98,7 @@ def width_of(config: Any) -> int:
 
 
 def _full_size_channels(config: Any) -> int:
-    """The widest of a decoder's layers that are as large as the picture."""
+    """The widest of a decoder's layers that are as large as the image."""
     channels = config.get("decoder_block_out_channels") or config.get("block_out_channels")
     if channels:
         return int(max(channels[:2]))

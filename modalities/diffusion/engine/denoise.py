@@ -1,12 +1,12 @@
 """The denoise loop: rows of any sampler, step, guidance and cache, one step at a time.
 
-Owns a picture's row from noise to finished latents. Knows no request, no text and no codec:
-`recipes` makes rows of prompts and pictures of latents.
+Owns an image's row from noise to finished latents. Knows no request, no text and no codec:
+`recipes` makes rows of prompts and images of latents.
 
 Guidance branches are rows to the model: each has its own conditioning and its own cache, so a
 branch may skip while the other computes.
 
-Legend: R pictures, B branches of all pictures.
+Legend: R images, B branches of all images.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Guidance:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Kept:
-    """What must stay of a picture that is edited: its latents, where, and the noise they began in.
+    """What must stay of an image that is edited: its latents, where, and the noise they began in.
 
     `mask` is 1 where the row draws and 0 where `clean` stays. All are of the sample's shape.
     """
@@ -89,7 +89,7 @@ class Kept:
 
 @dataclass(eq=False, kw_only=True)
 class DenoiseRow:
-    """A picture being drawn. `release` once, however it ends.
+    """An image being drawn. `release` once, however it ends.
 
     `branches`: the prompt's, then the negative prompt's where there is guidance.
     """

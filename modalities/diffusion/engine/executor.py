@@ -32,8 +32,8 @@ Found = TypeVar("Found")
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class RunningPicture:
-    """A picture under way. `release` once, however it ends.
+class RunningImage:
+    """An image under way. `release` once, however it ends.
 
     Up to `step`, of which `num_computed` ran the model, its steps were counted, and `num_rows` that
     the model was run for. Of the last step taken: its velocity's sum, finite if all of it was, at
@@ -68,7 +68,7 @@ class RunningPicture:
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """A picture that can be drawn: the one of this index."""
+    """An image that can be drawn: the one of this index."""
 
     request: ImageRequest
     index: int
@@ -106,8 +106,8 @@ class ImageExecutor:
 
     def begin(
         self, asked: Sequence[tuple[ImageRequest, int]]
-    ) -> list[RunningPicture | TriptychError]:
-        """Encode and prepare the picture of some index of each request.
+    ) -> list[RunningImage | TriptychError]:
+        """Encode and prepare the image of some index of each request.
 
         What cannot be drawn yields its error. Where this raises, nothing was begun.
         """
@@ -123,39 +123,38 @@ class ImageExecutor:
         return [next(begun) if isinstance(order, _Order) else order for order in orders]
 
     def advance(
-        self, pictures: Sequence[RunningPicture], num_steps: Sequence[int], shown: Sequence[bool]
+        self, images: Sequence[RunningImage], num_steps: Sequence[int], shown: Sequence[bool]
     ) -> None:
-        """Take steps of each picture, as `Denoiser.advance` does, and note what came of the last.
+        """Take steps of each image, as `Denoiser.advance` does, and note what came of the last.
 
         `shown`: whose preview is wanted.
         """
         of_row = {
-            id(picture.row): (picture, is_shown)
-            for picture, is_shown in zip(pictures, shown, strict=True)
+            id(image.row): (image, is_shown) for image, is_shown in zip(images, shown, strict=True)
         }
 
         def watch(rows: list[DenoiseRow], velocities: Tensor) -> None:
             sums, wanted = HostCopy(velocities.flatten(1).sum(1)), []
             for place, row in enumerate(rows):
-                picture, is_shown = of_row[id(row)]
-                picture.sums, picture.place = sums, place
-                wanted += [picture] * is_shown
+                image, is_shown = of_row[id(row)]
+                image.sums, image.place = sums, place
+                wanted += [image] * is_shown
             if wanted:
-                self._preview(wanted, picked(velocities, [picture.place for picture in wanted]))
+                self._preview(wanted, picked(velocities, [image.place for image in wanted]))
 
-        self._denoiser.advance([picture.row for picture in pictures], num_steps, watch)
+        self._denoiser.advance([image.row for image in images], num_steps, watch)
 
-    def ask_ahead(self, pictures: Sequence[RunningPicture], num_steps: Sequence[int]) -> None:
-        """Take steps of each picture, and ask a branch more, as `Denoiser.ask_ahead` does."""
-        self._denoiser.ask_ahead([picture.row for picture in pictures], num_steps)
+    def ask_ahead(self, images: Sequence[RunningImage], num_steps: Sequence[int]) -> None:
+        """Take steps of each image, and ask a branch more, as `Denoiser.ask_ahead` does."""
+        self._denoiser.ask_ahead([image.row for image in images], num_steps)
 
-    def decode(self, pictures: Sequence[RunningPicture]) -> list[tuple[HostCopy, HostCopy]]:
-        """The finished pictures, `[height, width, 3]` bytes, and whether each is finite."""
-        return self._decoder.decode([(each.row.sample.sample, each.request) for each in pictures])
+    def decode(self, images: Sequence[RunningImage]) -> list[tuple[HostCopy, HostCopy]]:
+        """The finished images, `[height, width, 3]` bytes, and whether each is finite."""
+        return self._decoder.decode([(each.row.sample.sample, each.request) for each in images])
 
     def close(self) -> None:
-        """Forget everything; asserts that no picture is left."""
-        assert self.pools.num_used == 0, "a picture that is over still holds its latents"
+        """Forget everything; asserts that no image is left."""
+        assert self.pools.num_used == 0, "an image that is over still holds its latents"
         self._prompts.close()
         self.pools.trim()
 
@@ -166,8 +165,8 @@ class ImageExecutor:
 
     def _open(
         self, order: _Order, texts: HeldTexts, stack: ExitStack
-    ) -> RunningPicture | TriptychError:
-        """Prepare a picture; on an error in the stack's time it is released."""
+    ) -> RunningImage | TriptychError:
+        """Prepare an image; on an error in the stack's time it is released."""
         self._decoder.make_room(order.request)
         row = _caught(
             self.recipe.prepare,
@@ -184,15 +183,15 @@ class ImageExecutor:
         self._denoiser.begin(row)
         for branch in row.branches:
             branch.conditioning = replace(branch.conditioning, adapters=order.asked.adapters)
-        return RunningPicture(request=order.request, row=row, texts=texts, step=row.sample.step)
+        return RunningImage(request=order.request, row=row, texts=texts, step=row.sample.step)
 
-    def _preview(self, pictures: list[RunningPicture], velocities: Tensor) -> None:
-        """Previews of pictures of one shape, before they take the step of these velocities."""
-        cleans = clean_samples([picture.row.sample for picture in pictures], velocities)
-        for picture, clean in zip(pictures, cleans, strict=True):
-            kept = picture.row.kept
+    def _preview(self, images: list[RunningImage], velocities: Tensor) -> None:
+        """Previews of images of one shape, before they take the step of these velocities."""
+        cleans = clean_samples([image.row.sample for image in images], velocities)
+        for image, clean in zip(images, cleans, strict=True):
+            kept = image.row.kept
             shown = clean if kept is None else torch.lerp(kept.clean, clean, kept.mask)
-            picture.preview = self._decoder.preview(shown, picture.request)
+            image.preview = self._decoder.preview(shown, image.request)
 
 
 def _caught(call: Callable[P, Found], *args: P.args, **kwargs: P.kwargs) -> Found | TriptychError:

@@ -1,4 +1,4 @@
-"""From latents to pixels: the picture by the autoencoder, previews by a linear map.
+"""From latents to pixels: the image by the autoencoder, previews by a linear map.
 
 Owns rounding, and when the autoencoder works in tiles. Knows no row and no step.
 """
@@ -22,8 +22,8 @@ from triptych.modalities.diffusion.spec import downscale
 from triptych.modalities.diffusion.wire import ImageRequest
 
 FILE_NAME = "preview.safetensors"
-_SIDE = 12  # latents a side of the pictures that a map is fitted to
-_NUM_PICTURES = 6
+_SIDE = 12  # latents a side of the images that a map is fitted to
+_NUM_IMAGES = 6
 _RIDGE = 1e-3
 
 
@@ -44,9 +44,9 @@ class Preview:
 
     @classmethod
     def fit(cls, recipe: Recipe) -> Preview:
-        """The best map, by least squares, for pictures that the autoencoder has encoded.
+        """The best map, by least squares, for images that the autoencoder has encoded.
 
-        The pictures are random smooth colours and random flat blocks, the same ones each time.
+        The images are random smooth colours and random flat blocks, the same ones each time.
         """
         seen, colours = _examples(recipe)
         with_one = torch.cat([seen, torch.ones_like(seen[:, :1])], dim=1)
@@ -67,20 +67,20 @@ def _examples(recipe: Recipe) -> tuple[Tensor, Tensor]:
     side = _SIDE * downscale(recipe.vae.config)
     request = ImageRequest(prompt="", width=side, height=side)
     seen, colours = [], []
-    for picture_3HW in _pictures(side).to(recipe.device):
-        sample = recipe.picture_sample(picture_3HW, None)
+    for image_3HW in _images(side).to(recipe.device):
+        sample = recipe.image_sample(image_3HW, None)
         latents_CHW = recipe.to_latents(sample, request)
         seen.append(latents_CHW.flatten(1).T)
         _, height, width = latents_CHW.shape
-        pooled = adaptive_avg_pool2d(picture_3HW, (height, width))
+        pooled = adaptive_avg_pool2d(image_3HW, (height, width))
         colours.append(pooled.flatten(1).T)
     return torch.cat(seen).double(), torch.cat(colours).double()
 
 
-def _pictures(side: int) -> Tensor:
+def _images(side: int) -> Tensor:
     generator = torch.Generator().manual_seed(0)
-    coarse = torch.rand((_NUM_PICTURES, 3, 5, 5), generator=generator)
-    half = _NUM_PICTURES // 2
+    coarse = torch.rand((_NUM_IMAGES, 3, 5, 5), generator=generator)
+    half = _NUM_IMAGES // 2
     smooth = interpolate(coarse[:half], (side, side), mode="bicubic").clamp(0, 1)
     return torch.cat([smooth, interpolate(coarse[half:], (side, side), mode="nearest")])
 
@@ -97,7 +97,7 @@ def _read(path: Path) -> tuple[Tensor, Tensor]:
 
 
 class LatentDecoder:
-    """Shows a recipe's pictures; those of more than `whole_pixels` are decoded in tiles."""
+    """Shows a recipe's images; those of more than `whole_pixels` are decoded in tiles."""
 
     def __init__(self, recipe: Recipe, preview: Preview, whole_pixels: int) -> None:
         self._recipe = recipe
@@ -106,14 +106,14 @@ class LatentDecoder:
         self._shares_runs = recipe.device.type != "cpu"
 
     def make_room(self, request: ImageRequest) -> None:
-        """Set the autoencoder to whole pictures or to overlapping tiles, before a run."""
+        """Set the autoencoder to whole images or to overlapping tiles, before a run."""
         vae, num_pixels = self._recipe.vae, request.width * request.height
         (vae.disable_tiling if num_pixels <= self._whole_pixels else vae.enable_tiling)()
 
     def decode(
         self, samples: Sequence[tuple[Tensor, ImageRequest]]
     ) -> list[tuple[HostCopy, HostCopy]]:
-        """Finished pictures, bytes `[height, width, 3]`, and whether each is finite.
+        """Finished images, bytes `[height, width, 3]`, and whether each is finite.
 
         Those of one size are decoded together, as many as there is room for; on a CPU one by one,
         since what shares a run there differs in its last bits.

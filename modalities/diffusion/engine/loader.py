@@ -45,7 +45,7 @@ from triptych.modalities.diffusion.engine.prompts import PromptCache
 from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
 from triptych.modalities.diffusion.engine.recipes.registry import open_recipe
 from triptych.modalities.diffusion.engine.runner import DenoiseRunner
-from triptych.modalities.diffusion.plan import DenoisePlan, PictureCost
+from triptych.modalities.diffusion.plan import DenoisePlan, ImageCost
 from triptych.modalities.diffusion.scheduling.scheduler import DenoiseScheduler
 from triptych.modalities.diffusion.wire import ImageRequest
 from triptych.schedulers.base import LoadedModel
@@ -56,15 +56,15 @@ if TYPE_CHECKING:
     from triptych.core.runtime.engine.ranks import Plans, Ranks
 
 _PROMPTS_BYTES = 64 * 2**20
-_SHARE = 0.25  # of what the ledger has left, at most, for pictures; and as much for activations
+_SHARE = 0.25  # of what the ledger has left, at most, for images; and as much for activations
 _NUM_BRANCHES = 2
-_LITTLE_BYTES = 64 * 2**20  # a small model decodes many pictures at once with that
-_SPARE_STATE = 4  # pictures may be larger than the model's own size, and have caches
+_LITTLE_BYTES = 64 * 2**20  # a small model decodes many images at once with that
+_SPARE_STATE = 4  # images may be larger than the model's own size, and have caches
 
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """What there is room for: rows of one run, bytes of pictures, pixels decoded as a whole.
+    """What there is room for: rows of one run, bytes of images, pixels decoded as a whole.
 
     And graphs of runs, if they are captured.
     """
@@ -109,7 +109,7 @@ class DiffusionLoader(DeviceLoader):
             measure=lambda request: measure(
                 executor, costs, request, max_pixels=images.max_image_pixels
             ),
-            max_pictures=images.max_images_in_flight,
+            max_images=images.max_images_in_flight,
             max_state_bytes=room.state_bytes,
             max_jobs=self._config.schedule.max_queue_size + images.max_images_in_flight,
             max_rows=room.max_rows,
@@ -129,7 +129,7 @@ class DiffusionLoader(DeviceLoader):
             memory, division = self._memory(stack), self._division(group)
             recipe, components = self._open(memory, lambda share: None)
             _, room = self._share_out(memory, recipe)
-            # Pictures to begin from are encoded by every rank, in tiles on all or on none.
+            # Images to begin from are encoded by every rank, in tiles on all or on none.
             room = replace(room, whole_pixels=plans.capacity())
             executor = self._executor(components, recipe, room, division)
             runner = DenoiseRunner(executor, self._device.torch, is_divided=True)
@@ -189,12 +189,12 @@ class DiffusionLoader(DeviceLoader):
 
     @torch.inference_mode()
     def _share_out(self, memory: ModelMemory, recipe: Recipe) -> tuple[DrawingCosts, _Room]:
-        """What pictures take, and the room for them. Raises `MemoryBudgetExceeded`.
+        """What images take, and the room for them. Raises `MemoryBudgetExceeded`.
 
-        One picture of the model's own size must fit, and a run for its two branches.
+        One image of the model's own size must fit, and a run for its two branches.
         """
         costs = DrawingCosts.of(recipe)
-        own = costs.of_picture(own_request(costs.recipe))
+        own = costs.of_image(own_request(costs.recipe))
         num_models = max(1, len(self._config.models.model))
         most = int(_SHARE * self._ledger.available_bytes / num_models)
         row_bytes = costs.row_bytes(own.num_tokens)
@@ -206,7 +206,7 @@ class DiffusionLoader(DeviceLoader):
         memory.reserve("activations", activations)
         wanted = _SPARE_STATE * images.max_images_in_flight * own.state_bytes
         state_bytes = max(own.state_bytes, images.image_memory_mb << 20 or min(most, wanted))
-        memory.reserve("pictures", state_bytes)
+        memory.reserve("images", state_bytes)
         is_whole = self._num_ranks == 1
         graphs = memory.captured_steps(num_rows * row_bytes) if is_whole else None
         return costs, _Room(num_rows, state_bytes, activations // costs.decode_bytes(1), graphs)
@@ -242,11 +242,11 @@ def _connect(ranks: Ranks | None, post: Callable[[Callable[[], None]], None]) ->
 
 def measure(
     executor: ImageExecutor, costs: DrawingCosts, request: ImageRequest, *, max_pixels: int
-) -> PictureCost:
-    """What a picture of the request takes. Raises `RequestError` where it cannot be drawn."""
+) -> ImageCost:
+    """What an image of the request takes. Raises `RequestError` where it cannot be drawn."""
     if request.width * request.height > max_pixels:
         raise InvalidRequest(
-            f"A picture has at most {max_pixels} pixels, not {request.width}x{request.height}.",
+            f"An image has at most {max_pixels} pixels, not {request.width}x{request.height}.",
             param="size",
         )
-    return costs.of_picture(request, executor.cache_of(request))
+    return costs.of_image(request, executor.cache_of(request))

@@ -1,4 +1,4 @@
-"""Prompts encoded once, for all pictures of the same prompt, now or later.
+"""Prompts encoded once, for all images of the same prompt, now or later.
 
 Owns the keys. What an encoding is, and how it comes about, is the recipe's.
 """
@@ -19,21 +19,21 @@ from triptych.modalities.diffusion.wire import AdapterUse
 
 @dataclass(eq=False, slots=True)
 class HeldTexts:
-    """A picture's encoded prompts, branch by branch: they stay until `release`."""
+    """An image's encoded prompts, branch by branch: they stay until `release`."""
 
     texts: list[EncodedText]
     _keys: list[str]
     _cache: ContentCache[EncodedText]
 
     def release(self) -> None:
-        """This picture needs them no more; a second call does nothing."""
+        """This image needs them no more; a second call does nothing."""
         while self._keys:
             self._cache.release(self._keys.pop())
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A picture's prompts: whose they are, and which adapters act on the text encoders."""
+    """An image's prompts: whose they are, and which adapters act on the text encoders."""
 
     prompts: Sequence[BranchPrompt]
     tenant: str
@@ -41,7 +41,7 @@ class Asked:
 
 
 class PromptCache:
-    """At most `capacity_bytes` of encoded prompts that no picture uses.
+    """At most `capacity_bytes` of encoded prompts that no image uses.
 
     `identity` is of the weights. What one tenant's prompts took is never found by another's.
     """
@@ -60,7 +60,7 @@ class PromptCache:
         return self._cache.num_references
 
     def hold(self, asked: Sequence[Asked]) -> list[HeldTexts]:
-        """The encoded prompts of pictures; what is new is encoded together."""
+        """The encoded prompts of images; what is new is encoded together."""
         keys = [[self._key(each, prompt) for prompt in each.prompts] for each in asked]
         unknown: defaultdict[tuple[AdapterUse, ...], dict[str, BranchPrompt]] = defaultdict(dict)
         with ExitStack() as stack:
@@ -75,9 +75,9 @@ class PromptCache:
             return [self._hold(found) for found in keys]
 
     def close(self) -> None:
-        """Forget everything; asserts that no picture uses any of it."""
+        """Forget everything; asserts that no image uses any of it."""
         self._cache.clear()
-        assert not self._cache.num_bytes, "a picture that is over still holds its prompts"
+        assert not self._cache.num_bytes, "an image that is over still holds its prompts"
 
     def _encode(
         self, adapters: tuple[AdapterUse, ...], prompts: dict[str, BranchPrompt], stack: ExitStack

@@ -1,8 +1,8 @@
 """Turns the plans of the denoise scheduler into device work.
 
-Owns the pictures under way, and what a plan that failed leaves behind: nothing that it began, and
-every other picture so that the same plan, whole or in parts, can be tried again. A fault that only
-some pictures of a plan have ends those alone. Knows no policy, no model and no tensor's meaning.
+Owns the images under way, and what a plan that failed leaves behind: nothing that it began, and
+every other image so that the same plan, whole or in parts, can be tried again. A fault that only
+some images of a plan have ends those alone. Knows no policy, no model and no tensor's meaning.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from triptych.core.errors import NonFinite, OutOfMemory, TriptychError
 from triptych.core.runtime.devices.device import end_of_work
 from triptych.core.runtime.devices.stream import StepStream
 from triptych.core.runtime.sampling.host_copy import HostCopy
-from triptych.modalities.diffusion.engine.executor import ImageExecutor, RunningPicture
+from triptych.modalities.diffusion.engine.executor import ImageExecutor, RunningImage
 from triptych.modalities.diffusion.plan import (
     DenoisePlan,
-    PictureKey,
-    PictureRow,
-    PictureRowResult,
-    PictureStart,
+    ImageKey,
+    ImageRow,
+    ImageRowResult,
+    ImageStart,
     PlannedSteps,
 )
 from triptych.schedulers.health import translate
 
-RowT = TypeVar("RowT", PictureRow, PictureStart)
-Yield = Callable[[], PictureRowResult]
-"""Waits for the device, and returns what a step yielded of one picture."""
+RowT = TypeVar("RowT", ImageRow, ImageStart)
+Yield = Callable[[], ImageRowResult]
+"""Waits for the device, and returns what a step yielded of one image."""
 
 _log = logging.getLogger(__name__)
 
@@ -52,12 +52,12 @@ class DenoiseRunner:
         self._device = device
         self._is_divided = is_divided
         self._stream = StepStream(device)
-        self._pictures: dict[PictureKey, RunningPicture] = {}
+        self._images: dict[ImageKey, RunningImage] = {}
 
-    def launch(self, plan: Plan) -> PendingPictures:
+    def launch(self, plan: Plan) -> PendingImages:
         """Start a step; on a CPU the work is done when this returns. Raises `OutOfMemory`.
 
-        Where it raises, a picture may have taken some of its steps already; planned again, it takes
+        Where it raises, an image may have taken some of its steps already; planned again, it takes
         those that are left, and all of them are counted.
         """
         assert isinstance(plan, DenoisePlan), "a plan of the denoise scheduler"
@@ -69,19 +69,19 @@ class DenoiseRunner:
                 wait = end_of_work(self._device)
         except torch.OutOfMemoryError as error:
             raise OutOfMemory("The step did not fit in device memory.") from error
-        return PendingPictures(yields, wait)
+        return PendingImages(yields, wait)
 
     def close(self) -> None:
         """Let go of the model and of everything under way."""
-        for key in tuple(self._pictures):
+        for key in tuple(self._images):
             self._drop(key)
         self._executor.close()
         del self._executor
 
     @property
-    def num_pictures(self) -> int:
-        """Pictures under way."""
-        return len(self._pictures)
+    def num_images(self) -> int:
+        """Images under way."""
+        return len(self._images)
 
     def _run(self, plan: DenoisePlan) -> list[Yield]:
         match plan.kind:
@@ -96,51 +96,51 @@ class DenoiseRunner:
             case _:
                 return []
 
-    def _encode(self, starts: Sequence[PictureStart]) -> list[Yield]:
-        begun = self._executor.begin([(start.request, start.key.picture) for start in starts])
+    def _encode(self, starts: Sequence[ImageStart]) -> list[Yield]:
+        begun = self._executor.begin([(start.request, start.key.image) for start in starts])
         for start, found in zip(starts, begun, strict=True):
-            if isinstance(found, RunningPicture):
-                self._pictures[start.key] = found
+            if isinstance(found, RunningImage):
+                self._images[start.key] = found
         return [_begun(self._executor, found) for found in begun]
 
-    def _denoise(self, rows: Sequence[PictureRow]) -> list[Yield]:
-        pictures = self._known(rows)
+    def _denoise(self, rows: Sequence[ImageRow]) -> list[Yield]:
+        images = self._known(rows)
         ends = [
-            min(picture.step + row.num_steps, picture.row.num_steps)
-            for picture, row in zip(pictures, rows, strict=True)
+            min(image.step + row.num_steps, image.row.num_steps)
+            for image, row in zip(images, rows, strict=True)
         ]
-        left = [end - picture.row.sample.step for picture, end in zip(pictures, ends, strict=True)]
+        left = [end - image.row.sample.step for image, end in zip(images, ends, strict=True)]
         asking = [i for i, row in enumerate(rows) if row.asks_ahead and left[i] >= 0]
         going = [i for i, row in enumerate(rows) if not row.asks_ahead and left[i] > 0]
         if asking:
-            asked = [pictures[index] for index in asking]
+            asked = [images[index] for index in asking]
             self._executor.ask_ahead(asked, [left[index] for index in asking])
         self._executor.advance(
-            [pictures[index] for index in going],
+            [images[index] for index in going],
             [left[index] for index in going],
             [rows[index].has_preview for index in going],
         )
-        return [_stepped(*each) for each in zip(pictures, rows, ends, strict=True)]
+        return [_stepped(*each) for each in zip(images, rows, ends, strict=True)]
 
-    def _decode(self, rows: Sequence[PictureRow]) -> list[Yield]:
+    def _decode(self, rows: Sequence[ImageRow]) -> list[Yield]:
         decoded = self._executor.decode(self._known(rows))
         for row in rows:
             self._drop(row.key)
         return [_decoded(*copies) for copies in decoded]
 
-    def _known(self, rows: Sequence[PictureRow]) -> list[RunningPicture]:
-        unknown = [row.key for row in rows if row.key not in self._pictures]
+    def _known(self, rows: Sequence[ImageRow]) -> list[RunningImage]:
+        unknown = [row.key for row in rows if row.key not in self._images]
         assert not unknown, f"planned before they were begun, or after they were over: {unknown}"
-        return [self._pictures[row.key] for row in rows]
+        return [self._images[row.key] for row in rows]
 
-    def _drop(self, key: PictureKey) -> None:
-        """Release a picture; one that was never begun, or is over, is ignored."""
-        picture = self._pictures.pop(key, None)
-        if picture is not None:
-            picture.release()
+    def _drop(self, key: ImageKey) -> None:
+        """Release an image; one that was never begun, or is over, is ignored."""
+        image = self._images.pop(key, None)
+        if image is not None:
+            image.release()
 
 
-class PendingPictures:
+class PendingImages:
     """A launched step."""
 
     def __init__(self, yields: Sequence[Yield], wait: Callable[[], None]) -> None:
@@ -183,13 +183,13 @@ def _attempt(do: Callable[[Sequence[RowT]], list[Yield]], row: RowT) -> Yield | 
 
 def _failed(error: Exception) -> Yield:
     public = translate(error)
-    _log.error("a picture failed: %s", public.message, exc_info=error)
-    return lambda: PictureRowResult(error=public)
+    _log.error("an image failed: %s", public.message, exc_info=error)
+    return lambda: ImageRowResult(error=public)
 
 
-def _begun(executor: ImageExecutor, found: RunningPicture | TriptychError) -> Yield:
+def _begun(executor: ImageExecutor, found: RunningImage | TriptychError) -> Yield:
     if isinstance(found, TriptychError):
-        result = PictureRowResult(error=found)
+        result = ImageRowResult(error=found)
     else:
         planned = PlannedSteps(
             num_rows=tuple(found.row.planned_runs()),
@@ -197,34 +197,34 @@ def _begun(executor: ImageExecutor, found: RunningPicture | TriptychError) -> Yi
             num_prompt_tokens=executor.recipe.num_prompt_tokens(found.request),
             is_prompt_cut=executor.recipe.is_prompt_cut(found.request),
         )
-        result = PictureRowResult(planned=planned)
+        result = ImageRowResult(planned=planned)
     return lambda: result
 
 
-def _stepped(picture: RunningPicture, row: PictureRow, end: int) -> Yield:
+def _stepped(image: RunningImage, row: ImageRow, end: int) -> Yield:
     """Note that the scheduler counts on these steps from now on."""
     # A step that is not taken yet is counted with the branch that takes it.
-    num_counted = picture.num_computed if row.asks_ahead else picture.num_runs
-    num_computed, picture.num_computed = num_counted - picture.num_computed, num_counted
-    num_rows, picture.num_rows = picture.num_rows_run - picture.num_rows, picture.num_rows_run
-    picture.step = end
-    sums, place, preview = picture.sums, picture.place, picture.preview
-    picture.preview = None
+    num_counted = image.num_computed if row.asks_ahead else image.num_runs
+    num_computed, image.num_computed = num_counted - image.num_computed, num_counted
+    num_rows, image.num_rows = image.num_rows_run - image.num_rows, image.num_rows_run
+    image.step = end
+    sums, place, preview = image.sums, image.place, image.preview
+    image.preview = None
 
-    def wait() -> PictureRowResult:
+    def wait() -> ImageRowResult:
         if sums is not None and not math.isfinite(sums.get()[place]):
-            return PictureRowResult(error=_non_finite())
+            return ImageRowResult(error=_non_finite())
         pixels = None if preview is None else _pixels(preview)
-        return PictureRowResult(num_computed=num_computed, num_rows=num_rows, pixels=pixels)
+        return ImageRowResult(num_computed=num_computed, num_rows=num_rows, pixels=pixels)
 
     return wait
 
 
 def _decoded(pixels: HostCopy, is_finite: HostCopy) -> Yield:
-    def wait() -> PictureRowResult:
+    def wait() -> ImageRowResult:
         if not is_finite.get():
-            return PictureRowResult(error=_non_finite())
-        return PictureRowResult(pixels=_pixels(pixels))
+            return ImageRowResult(error=_non_finite())
+        return ImageRowResult(pixels=_pixels(pixels))
 
     return wait
 
@@ -235,4 +235,4 @@ def _pixels(copy: HostCopy) -> Pixels:
 
 
 def _non_finite() -> NonFinite:
-    return NonFinite("The picture's latents are not finite: try another seed, or fewer options.")
+    return NonFinite("The image's latents are not finite: try another seed, or fewer options.")

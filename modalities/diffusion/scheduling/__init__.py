@@ -1,1 +1,1 @@
-"""Which pictures step together, and when. Runs in the engine process; loads no torch."""
+"""Which images step together, and when. Runs in the engine process; loads no torch."""

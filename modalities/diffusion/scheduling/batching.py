@@ -1,4 +1,4 @@
-"""Which rows share the next run of the model, so that runs are full and no picture waits too long.
+"""Which rows share the next run of the model, so that runs are full and no image waits too long.
 
 Owns the choice, from plain numbers.
 
@@ -14,28 +14,28 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from triptych.modalities.diffusion.scheduling.state import PictureState
+from triptych.modalities.diffusion.scheduling.state import ImageState
 
 _HOPE = 0.98  # of a row's time, for each doubling away from what was measured
 
 
-def urgency(row: PictureState) -> tuple[float, int, tuple[int, ...]]:
+def urgency(row: ImageState) -> tuple[float, int, tuple[int, ...]]:
     """What comes first, least first: by due time, and of those due together by most left.
 
-    The latter finishes a set of pictures in the fewest runs (Hu's rule, optimal for chains of equal
+    The latter finishes a set of images in the fewest runs (Hu's rule, optimal for chains of equal
     steps).
     """
     return row.due_s, -row.num_left, row.place
 
 
-def fill_batch(order: Sequence[PictureState], run_s: Sequence[float]) -> list[PictureState]:
-    """Which pictures compute next. `run_s[b - 1]` is how long a run of b rows takes, as measured.
+def fill_batch(order: Sequence[ImageState], run_s: Sequence[float]) -> list[ImageState]:
+    """Which images compute next. `run_s[b - 1]` is how long a run of b rows takes, as measured.
 
     In `order`, the most urgent first; as many as make a row cheapest, and of equals the more: where
     a larger run is no faster per row, a smaller one answers sooner. The first is never passed over,
     so none starves.
     """
-    best: list[PictureState] = []
+    best: list[ImageState] = []
     best_s, num_rows = float("inf"), 0
     for count, row in enumerate(order, start=1):
         num_rows += row.num_rows

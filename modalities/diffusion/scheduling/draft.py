@@ -1,19 +1,19 @@
-"""Which pictures the next step takes: the policy of drawing, from the state alone.
+"""Which images the next step takes: the policy of drawing, from the state alone.
 
 Owns the choice; changes nothing.
 
-- A finished picture goes out first, then new ones are admitted, then all are denoised: so a new
-  picture joins at the next step, and a finished one waits for no other.
+- A finished image goes out first, then new ones are admitted, then all are denoised: so a new
+  image joins at the next step, and a finished one waits for no other.
 - Rows of unlike size are separate runs. Each size fills its own by `batching`, most urgent first,
   until the step has `max_rows` rows. Spans that compute nothing are taken at once.
-- Beside other models a step is one picture's text or pixels, or as many rows of one size as are
+- Beside other models a step is one image's text or pixels, or as many rows of one size as are
   over within the step's budget; one guidance branch at least.
 - Where several clients draw, the one that received the least goes first, in admission and in runs;
-  deadlines order the pictures of each.
-- Pictures are admitted as they came. One for which there is no room may be passed by smaller ones,
+  deadlines order the images of each.
+- Images are admitted as they came. One for which there is no room may be passed by smaller ones,
   but only so often. Paused jobs are left out.
 - A step that ran out of memory makes later ones of its kind half as large at most, until enough
-  pictures were done.
+  images were done.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from types import MappingProxyType
 from typing import Any
 
 from triptych.modalities.diffusion.scheduling.batching import fill_batch, run_table, urgency
-from triptych.modalities.diffusion.scheduling.state import DenoiseState, PictureState
+from triptych.modalities.diffusion.scheduling.state import DenoiseState, ImageState
 from triptych.schedulers.batcher import Draft
 from triptych.schedulers.cost import UNKNOWN_COST_S, CostModel
 from triptych.schedulers.shares import ServiceShares, has_none
 
-_MAX_PASSED = 8  # times a waiting picture is passed by smaller ones
-_MAX_LOOKAHEAD = 64  # waiting pictures looked at for one step
-_MAX_PIXELS = 1 << 20  # decoded together: beyond, a decoder is busy with one picture
+_MAX_PASSED = 8  # times a waiting image is passed by smaller ones
+_MAX_LOOKAHEAD = 64  # waiting images looked at for one step
+_MAX_PIXELS = 1 << 20  # decoded together: beyond, a decoder is busy with one image
 
 
 @dataclass(slots=True, kw_only=True)
 class DenoiseDraft(Draft):
-    """What booking will do: `kind` to the pictures in `rows`. `passed` waited longer for room.
+    """What booking will do: `kind` to the images in `rows`. `passed` waited longer for room.
 
-    `size` is how much the step holds at once: pictures, tokens or pixels, as its kind is. With
-    `asks_ahead` the only picture's step is asked of one guidance branch, and not taken.
+    `size` is how much the step holds at once: images, tokens or pixels, as its kind is. With
+    `asks_ahead` the only image's step is asked of one guidance branch, and not taken.
     """
 
     size: float = 0.0
-    passed: tuple[PictureState, ...] = ()
+    passed: tuple[ImageState, ...] = ()
     asks_ahead: bool = False
 
 
@@ -74,111 +74,111 @@ class Drafter:
 
     def draft(self) -> DenoiseDraft | None:
         """The next step; none while all depends on steps in flight or on slow readers."""
-        ready = [picture for picture in self.state.running if picture.can_go_on]
-        drawn = [picture for picture in ready if not picture.num_left]
-        ready = [picture for picture in ready if picture.num_left]
+        ready = [image for image in self.state.running if image.can_go_on]
+        drawn = [image for image in ready if not image.num_left]
+        ready = [image for image in ready if image.num_left]
         return self._decode(drawn) or self._encode() or self._denoise(ready) or self._release()
 
     @property
     def _is_shared(self) -> bool:
         return math.isfinite(self.budget_s)
 
-    def _decode(self, drawn: list[PictureState]) -> DenoiseDraft | None:
-        ordered = sorted(drawn, key=lambda picture: (picture.due_s, picture.place))
-        pictures = tuple(self._together("decode", ordered, _MAX_PIXELS))
-        if not pictures:
+    def _decode(self, drawn: list[ImageState]) -> DenoiseDraft | None:
+        ordered = sorted(drawn, key=lambda image: (image.due_s, image.place))
+        images = tuple(self._together("decode", ordered, _MAX_PIXELS))
+        if not images:
             return None
-        size = sum(_size("decode", picture) for picture in pictures)
-        return DenoiseDraft(kind="decode", work={"pixels": size}, rows=pictures, size=size)
+        size = sum(_size("decode", image) for image in images)
+        return DenoiseDraft(kind="decode", work={"pixels": size}, rows=images, size=size)
 
     def _encode(self) -> DenoiseDraft | None:
         able, passed = self._admissible()
-        pictures = tuple(self._together("encode", able, self.max_rows))
-        if not pictures:
+        images = tuple(self._together("encode", able, self.max_rows))
+        if not images:
             return None
         return DenoiseDraft(
             kind="encode",
-            work={"pictures": len(pictures)},
-            rows=pictures,
-            size=len(pictures),
-            passed=tuple(picture for picture in passed if self._counts_pass(picture, pictures[-1])),
+            work={"images": len(images)},
+            rows=images,
+            size=len(images),
+            passed=tuple(image for image in passed if self._counts_pass(image, images[-1])),
         )
 
     def _together(
-        self, kind: str, pictures: Iterable[PictureState], max_size: float
-    ) -> Iterator[PictureState]:
-        """The first of `pictures`, and the next as far as they fit into one step."""
+        self, kind: str, images: Iterable[ImageState], max_size: float
+    ) -> Iterator[ImageState]:
+        """The first of `images`, and the next as far as they fit into one step."""
         left = min(max_size, self.state.max_size.get(kind, math.inf))
-        for index, picture in enumerate(pictures):
-            left -= _size(kind, picture)
+        for index, image in enumerate(images):
+            left -= _size(kind, image)
             if index and (left < 0 or self._is_shared):
                 return
-            yield picture
+            yield image
 
-    def _admissible(self) -> tuple[list[PictureState], list[PictureState]]:
-        """Pictures that may begin, in order, and those that are passed over."""
-        able: list[PictureState] = []
-        passed: list[PictureState] = []
-        num_left = self.state.max_pictures - len(self.state.running)
+    def _admissible(self) -> tuple[list[ImageState], list[ImageState]]:
+        """Images that may begin, in order, and those that are passed over."""
+        able: list[ImageState] = []
+        passed: list[ImageState] = []
+        num_left = self.state.max_images - len(self.state.running)
         bytes_left = self.state.max_state_bytes - self.state.state_bytes
         in_line = self.shares.in_turn(p for p in self.state.waiting if not p.entry.is_paused)
-        for picture in islice(in_line, _MAX_LOOKAHEAD if num_left else 0):
-            if picture.entry.cost.state_bytes <= bytes_left:
-                bytes_left -= picture.entry.cost.state_bytes
-                able.append(picture)
-            elif picture.num_times_passed < _MAX_PASSED:
-                passed.append(picture)
+        for image in islice(in_line, _MAX_LOOKAHEAD if num_left else 0):
+            if image.entry.cost.state_bytes <= bytes_left:
+                bytes_left -= image.entry.cost.state_bytes
+                able.append(image)
+            elif image.num_times_passed < _MAX_PASSED:
+                passed.append(image)
             else:
                 break
             if len(able) == num_left:
                 break
         return able, passed
 
-    def _counts_pass(self, picture: PictureState, other: PictureState) -> bool:
-        """Whether `picture` counts that `other` passes it.
+    def _counts_pass(self, image: ImageState, other: ImageState) -> bool:
+        """Whether `image` counts that `other` passes it.
 
-        Of another client it may be the turn, unless nothing of the picture's client is drawn.
+        Of another client it may be the turn, unless nothing of the image's client is drawn.
         """
-        if picture.client == other.client:
-            return picture.place < other.place
-        return has_none(picture.client, self.state.running)
+        if image.client == other.client:
+            return image.place < other.place
+        return has_none(image.client, self.state.running)
 
-    def _urgency(self, picture: PictureState) -> tuple[float, tuple[Any, ...]]:
-        received = self.shares.received(picture.client) if self.shares.is_contended else 0.0
-        return received, urgency(picture)
+    def _urgency(self, image: ImageState) -> tuple[float, tuple[Any, ...]]:
+        received = self.shares.received(image.client) if self.shares.is_contended else 0.0
+        return received, urgency(image)
 
-    def _denoise(self, ready: list[PictureState]) -> DenoiseDraft | None:
+    def _denoise(self, ready: list[ImageState]) -> DenoiseDraft | None:
         if not ready:
             return None
-        if skipping := [picture for picture in ready if not picture.num_rows]:
+        if skipping := [image for image in ready if not image.num_rows]:
             rows = tuple(sorted(skipping, key=self._urgency))
             return DenoiseDraft(kind="denoise", work=SKIPPING, rows=rows)
-        pictures = tuple(self._batches(sorted(ready, key=self._urgency)))
-        first = pictures[0]
+        images = tuple(self._batches(sorted(ready, key=self._urgency)))
+        first = images[0]
         is_long = self._is_shared and first.num_rows > len(
             self._run_s(first.num_tokens, self.max_rows)
         )
         if self.splits_guidance and is_long and first.num_rows > 1:
             work = denoise_work(1, first.num_tokens)
             return DenoiseDraft(
-                kind="denoise", work=work, rows=pictures, size=first.num_tokens, asks_ahead=True
+                kind="denoise", work=work, rows=images, size=first.num_tokens, asks_ahead=True
             )
-        size = sum(picture.num_rows * picture.num_tokens for picture in pictures)
-        work = denoise_work(sum(picture.num_rows for picture in pictures), size)
-        return DenoiseDraft(kind="denoise", work=work, rows=pictures, size=size)
+        size = sum(image.num_rows * image.num_tokens for image in images)
+        work = denoise_work(sum(image.num_rows for image in images), size)
+        return DenoiseDraft(kind="denoise", work=work, rows=images, size=size)
 
-    def _batches(self, ready: list[PictureState]) -> list[PictureState]:
-        """Runs of one size each, the first of which may have a picture that exceeds all bounds."""
-        chosen: list[PictureState] = []
+    def _batches(self, ready: list[ImageState]) -> list[ImageState]:
+        """Runs of one size each, the first of which may have an image that exceeds all bounds."""
+        chosen: list[ImageState] = []
         rows_left = self.max_rows
         tokens_left = self.state.max_size.get("denoise", math.inf)
-        for num_tokens in dict.fromkeys(picture.num_tokens for picture in ready):
+        for num_tokens in dict.fromkeys(image.num_tokens for image in ready):
             if chosen and self._is_shared:
                 break
             most = int(min(rows_left, tokens_left / num_tokens))
-            members = [picture for picture in ready if picture.num_tokens == num_tokens]
+            members = [image for image in ready if image.num_tokens == num_tokens]
             batch = fill_batch(members, self._run_s(num_tokens, most))
-            num_rows = sum(picture.num_rows for picture in batch)
+            num_rows = sum(image.num_rows for image in batch)
             if chosen and num_rows > most:
                 continue
             chosen += batch
@@ -199,5 +199,5 @@ class Drafter:
         return DenoiseDraft(kind="release") if self.state.dropped else None
 
 
-def _size(kind: str, picture: PictureState) -> float:
-    return picture.entry.cost.num_pixels if kind == "decode" else 1.0
+def _size(kind: str, image: ImageState) -> float:
+    return image.entry.cost.num_pixels if kind == "decode" else 1.0

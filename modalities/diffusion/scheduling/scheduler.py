@@ -1,12 +1,12 @@
-"""Step batching of pictures: many at different steps share the model's runs.
+"""Step batching of images: many at different steps share the model's runs.
 
-Owns the life of pictures: each of a job's is encoded, denoised and decoded. Which pictures a step
+Owns the life of images: each of a job's is encoded, denoised and decoded. Which images a step
 takes is the policy of `draft`; this file does what it chose, and records what came of it. Knows no
 tensors.
 
-Plans overlap: a picture's position is advanced when a step of it is booked, so that its next one
+Plans overlap: an image's position is advanced when a step of it is booked, so that its next one
 can be booked while that is in flight. What came of a step is recorded when it is over; results of
-pictures that have ended meanwhile are dropped. After a step that ran out of memory its pictures are
+images that have ended meanwhile are dropped. After a step that ran out of memory its images are
 planned again in smaller steps; those that a later step has already taken on from a place they had
 not reached begin again.
 """
@@ -21,10 +21,10 @@ from triptych.core.engine_api.plan import StepResult
 from triptych.core.errors import InvalidRequest
 from triptych.modalities.diffusion.plan import (
     DenoisePlan,
-    PictureCost,
-    PictureRow,
-    PictureRowResult,
-    PictureStart,
+    ImageCost,
+    ImageRow,
+    ImageRowResult,
+    ImageStart,
 )
 from triptych.modalities.diffusion.scheduling.draft import (
     SKIPPING,
@@ -35,22 +35,22 @@ from triptych.modalities.diffusion.scheduling.draft import (
 from triptych.modalities.diffusion.scheduling.state import (
     DenoiseState,
     ImageJob,
-    PictureState,
-    PictureStatus,
-    ScheduledPicture,
+    ImageState,
+    ImageStatus,
+    ScheduledImage,
 )
 from triptych.modalities.diffusion.scheduling.step_spans import StepSpan
 from triptych.modalities.diffusion.wire import ImageDelta, ImageRequest
 from triptych.schedulers.batcher import Batcher
 
 
-class DenoiseScheduler(Batcher[ImageJob, DenoiseDraft, ScheduledPicture]):
+class DenoiseScheduler(Batcher[ImageJob, DenoiseDraft, ScheduledImage]):
     """Schedules the `ImageRequest` jobs of one model.
 
-    `measure` says what a request's pictures take, and raises `InvalidRequest` for what the model
-    can never draw. `max_pictures` are begun and not over at most, with `max_state_bytes` in sum.
-    A run of the model has `max_rows` rows at most, or one picture's. No step has a deadline on the
-    timeline; a job's deadline orders pictures among themselves. It `splits_guidance` into two
+    `measure` says what a request's images take, and raises `InvalidRequest` for what the model
+    can never draw. `max_images` are begun and not over at most, with `max_state_bytes` in sum.
+    A run of the model has `max_rows` rows at most, or one image's. No step has a deadline on the
+    timeline; a job's deadline orders images among themselves. It `splits_guidance` into two
     steps where one would keep others waiting, unless the branches run at once, on several ranks.
     """
 
@@ -60,15 +60,15 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseDraft, ScheduledPicture]):
         self,
         *,
         model: str,
-        measure: Callable[[ImageRequest], PictureCost],
-        max_pictures: int,
+        measure: Callable[[ImageRequest], ImageCost],
+        max_images: int,
         max_state_bytes: int,
         max_jobs: int,
         max_rows: int,
     ) -> None:
         counters = (
-            "pictures_total",
-            "picture_retries_total",
+            "images_total",
+            "image_retries_total",
             "denoise_runs_total",
             "denoise_rows_total",  # divided by the runs: rows per run
             "denoise_steps_computed_total",
@@ -78,12 +78,12 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseDraft, ScheduledPicture]):
         self._measure = measure
         self._max_rows = max_rows
         self._state = DenoiseState(
-            max_pictures=max_pictures, max_state_bytes=max_state_bytes, jobs=self._jobs
+            max_images=max_images, max_state_bytes=max_state_bytes, jobs=self._jobs
         )
         self._num_submitted = 0
 
     def check(self) -> None:
-        """Assert that every picture is accounted for."""
+        """Assert that every image is accounted for."""
         self._state.check(self._rows_in_flight())
 
     # Jobs.
@@ -92,10 +92,10 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseDraft, ScheduledPicture]):
         request = job.request
         assert isinstance(request, ImageRequest), "the API sends this model image requests"
         if request.num_images < 1:
-            raise InvalidRequest("Ask for one picture at least.", param="n")
+            raise InvalidRequest("Ask for one image at least.", param="n")
         cost = self._measure(request)
         if cost.state_bytes > self._state.max_state_bytes:
-            raise InvalidRequest("A picture of this size does not fit into memory.", param="size")
+            raise InvalidRequest("An image of this size does not fit into memory.", param="size")
         return ImageJob(job, job.is_paused, request, cost, self._num_submitted)
 
     def _joined(self, opened: ImageJob) -> None:
@@ -119,9 +119,9 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseDraft, ScheduledPicture]):
 
     def _gauges(self) -> dict[str, float]:
         return {
-            "pictures_waiting": len(self._state.waiting),
-            "pictures_running": len(self._state.running),
-            "picture_state_bytes": self._state.state_bytes,
+            "images_waiting": len(self._state.waiting),
+            "images_running": len(self._state.running),
+            "image_state_bytes": self._state.state_bytes,
         }
 
     def _send_positions(self) -> None:
@@ -146,12 +146,12 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseDraft, ScheduledPicture]):
 
     def _take(
         self, draft: DenoiseDraft, step_id: int, now_s: float
-    ) -> tuple[DenoisePlan, Sequence[ScheduledPicture]]:
+    ) -> tuple[DenoisePlan, Sequence[ScheduledImage]]:
         state, is_start = self._state, draft.kind == "encode"
         dropped, state.dropped = tuple(state.dropped), []
-        for picture in draft.passed:
-            picture.num_times_passed += 1
-        rows = tuple(self._take_row(draft, picture, now_s) for picture in draft.rows)
+        for image in draft.passed:
+            image.num_times_passed += 1
+        rows = tuple(self._take_row(draft, image, now_s) for image in draft.rows)
         if is_start:
             self._send_positions()
         plan = DenoisePlan(
@@ -160,34 +160,32 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseDraft, ScheduledPicture]):
             kind=draft.kind,
             rows=() if is_start else tuple(map(_planned_row, rows)),
             starts=tuple(
-                PictureStart(key=picture.key, request=picture.entry.request)
-                for picture in (draft.rows if is_start else ())
+                ImageStart(key=image.key, request=image.entry.request)
+                for image in (draft.rows if is_start else ())
             ),
             dropped=dropped,
         )
         return plan, rows
 
-    def _take_row(
-        self, draft: DenoiseDraft, picture: PictureState, now_s: float
-    ) -> ScheduledPicture:
-        """Move a picture on."""
+    def _take_row(self, draft: DenoiseDraft, image: ImageState, now_s: float) -> ScheduledImage:
+        """Move an image on."""
         match draft.kind:
             case "encode":
-                self._state.admit(picture)
-                picture.entry.job.state = JobState.RUNNING
-                picture.entry.job.timings.setdefault("scheduled_s", now_s)
+                self._state.admit(image)
+                image.entry.job.state = JobState.RUNNING
+                image.entry.job.timings.setdefault("scheduled_s", now_s)
             case "decode":
-                picture.stage = PictureStatus.DECODING
+                image.stage = ImageStatus.DECODING
             case "denoise":
-                span = picture.span
-                self._shares.charge(picture.client, span.num_rows * picture.num_tokens)
-                picture.has_asked = draft.asks_ahead
+                span = image.span
+                self._shares.charge(image.client, span.num_rows * image.num_tokens)
+                image.has_asked = draft.asks_ahead
                 if draft.asks_ahead:
                     skipped = StepSpan(span.num_steps - 1, span.stop - 1, 0)
-                    return ScheduledPicture(picture, skipped, asks_ahead=True)
-                picture.num_spans += 1
-                return ScheduledPicture(picture, span, picture.preview_after(picture.num_spans))
-        return ScheduledPicture(picture)
+                    return ScheduledImage(image, skipped, asks_ahead=True)
+                image.num_spans += 1
+                return ScheduledImage(image, span, image.preview_after(image.num_spans))
+        return ScheduledImage(image)
 
     def _learn(self, step: DenoiseDraft, kind: str, result: StepResult) -> None:
         """Count what ran, and learn how long it took: caches may have skipped what was drafted."""
@@ -208,64 +206,64 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseDraft, ScheduledPicture]):
             work = denoise_work(num_rows, num_tokens) if num_rows else SKIPPING
         self.costs.observe(kind, work, result.elapsed_s)
 
-    def _is_void(self, row: ScheduledPicture) -> bool:
-        return row.unit.stage is PictureStatus.OVER
+    def _is_void(self, row: ScheduledImage) -> bool:
+        return row.unit.stage is ImageStatus.OVER
 
     def _accept(
-        self, step: DenoiseDraft, row: ScheduledPicture, found: PictureRowResult, now_s: float
+        self, step: DenoiseDraft, row: ScheduledImage, found: ImageRowResult, now_s: float
     ) -> None:
-        picture = row.unit
+        image = row.unit
         if found.error is not None:
-            self._end(picture.entry, JobState.FAILED, error=found.error)
+            self._end(image.entry, JobState.FAILED, error=found.error)
         elif step.kind == "encode":
             assert found.planned is not None, "encoding yields the steps"
-            picture.begin(found.planned)
-            if picture.entry.request.has_progress:
-                self._show(picture, now_s)
+            image.begin(found.planned)
+            if image.entry.request.has_progress:
+                self._show(image, now_s)
         elif step.kind == "denoise":
             self._accept_span(row, found, now_s)
         else:
-            assert found.pixels is not None, "decoding yields a picture"
-            self._counters["pictures_total"] += 1
-            self._state.finish(picture)
-            self._show(picture, now_s, found.pixels)
+            assert found.pixels is not None, "decoding yields an image"
+            self._counters["images_total"] += 1
+            self._state.finish(image)
+            self._show(image, now_s, found.pixels)
 
-    def _accept_span(self, row: ScheduledPicture, found: PictureRowResult, now_s: float) -> None:
-        picture = row.unit
+    def _accept_span(self, row: ScheduledImage, found: ImageRowResult, now_s: float) -> None:
+        image = row.unit
         assert row.span is not None, "what is denoised takes a span"
-        picture.step = row.span.stop
-        picture.num_computed += found.num_computed
+        image.step = row.span.stop
+        image.num_computed += found.num_computed
         if found.pixels is not None:
-            picture.num_shown = row.preview + 1
-            self._show(picture, now_s, found.pixels, row.preview)
-        elif picture.entry.request.has_progress and not row.asks_ahead:
-            self._show(picture, now_s)
+            image.num_shown = row.preview + 1
+            self._show(image, now_s, found.pixels, row.preview)
+        elif image.entry.request.has_progress and not row.asks_ahead:
+            self._show(image, now_s)
 
     def _retry(
-        self, step: DenoiseDraft, live: list[ScheduledPicture], later: Iterable[ScheduledPicture]
+        self, step: DenoiseDraft, live: list[ScheduledImage], later: Iterable[ScheduledImage]
     ) -> bool:
-        """Draw the pictures again in steps of half the size."""
+        """Draw the images again in steps of half the size."""
         if not step.size:
             return False
         self._state.max_size[step.kind] = step.size / 2
         for row in live:
-            self._counters["picture_retries_total"] += 1
+            self._counters["image_retries_total"] += 1
             self._state.rollback(row)
         return True
 
     def _show(
-        self, picture: PictureState, now_s: float, pixels: Pixels | None = None, preview: int = -1
+        self, image: ImageState, now_s: float, pixels: Pixels | None = None, preview: int = -1
     ) -> None:
-        """Send how far a picture is; a job's last picture ends it."""
-        entry, planned = picture.entry, picture.planned
+        """Send how far an image is; a job's last image ends it."""
+        entry, planned = image.entry, image.planned
         assert planned is not None, "what is shown is encoded"
         entry.job.timings.setdefault("first_output_s", now_s)
-        is_last = all(each.stage is PictureStatus.OVER for each in entry.pictures)
+        is_last = all(each.stage is ImageStatus.OVER for each in entry.images)
         delta = ImageDelta(
-            picture=picture.index,
-            step=picture.step,
+            image=image.index,
+            step=image.step,
             num_steps=planned.num_steps,
-            num_computed=picture.num_computed,
+            num_computed=image.num_computed,
             pixels=pixels,
             partial_index=preview,
             num_prompt_tokens=planned.num_prompt_tokens,
@@ -278,8 +276,8 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseDraft, ScheduledPicture]):
             self._send(entry, delta)
 
 
-def _planned_row(row: ScheduledPicture) -> PictureRow:
-    return PictureRow(
+def _planned_row(row: ScheduledImage) -> ImageRow:
+    return ImageRow(
         key=row.unit.key,
         num_steps=row.span.num_steps if row.span else 0,
         has_preview=row.preview >= 0,

@@ -1,4 +1,4 @@
-"""A picture's steps from noise to its end: which are taken together, and where it is shown.
+"""An image's steps from noise to its end: which are taken together, and where it is shown.
 
 Owns the arithmetic of a `PlannedSteps`. Knows no queue and no time.
 """
@@ -16,8 +16,8 @@ from triptych.modalities.diffusion.plan import PlannedSteps
 class StepSpan(NamedTuple):
     """Steps taken together: those known to be skipped, and one that computes.
 
-    `stop` steps of the whole picture are done after it. `num_rows` guidance branches compute at its
-    last step; none do where the picture ends in skips.
+    `stop` steps of the whole image are done after it. `num_rows` guidance branches compute at its
+    last step; none do where the image ends in skips.
     """
 
     num_steps: int
@@ -26,7 +26,7 @@ class StepSpan(NamedTuple):
 
 
 def step_spans(planned: PlannedSteps) -> tuple[StepSpan, ...]:
-    """All of a picture's spans, from the step it begins at."""
+    """All of an image's spans, from the step it begins at."""
     found: list[StepSpan] = []
     start = planned.first_step
     for stop in range(planned.first_step + 1, planned.num_steps + 1):
@@ -38,7 +38,7 @@ def step_spans(planned: PlannedSteps) -> tuple[StepSpan, ...]:
 
 
 def preview_spans(spans: Sequence[StepSpan], num_previews: int) -> tuple[int, ...]:
-    """After which spans to show a picture, counted from 0, in order.
+    """After which spans to show an image, counted from 0, in order.
 
     Evenly over what is computed, and none at the end: of k previews the first comes after at most
     1 / (k + 2) of the work, so that it is early even if text and pixels take their time. Few

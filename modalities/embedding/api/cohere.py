@@ -35,7 +35,7 @@ from triptych.modalities.llm.api.translation import named_as
 
 _REFUSED: Mapping[str, RefusedField] = MappingProxyType(
     {
-        "images": RefusedField("no model here turns pictures into vectors.", ([],)),
+        "images": RefusedField("no model here turns images into vectors.", ([],)),
         "priority": RefusedField("texts are read as they come.", (0,)),
     }
 )

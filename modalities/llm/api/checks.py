@@ -62,7 +62,7 @@ def check_request(request: TokenRequest, seed: int, model: TextModel) -> None:
         raise InvalidRequest("The prompt is empty.", param="prompt")
     if request.contents and request.sampling.prompt_logprobs:
         raise UnsupportedOption(
-            "prompt_logprobs is not offered with pictures: leave it out.", param="prompt_logprobs"
+            "prompt_logprobs is not offered with images: leave it out.", param="prompt_logprobs"
         )
     if len(prompt_ids) + request.sampling.max_tokens > model.context_length:
         raise ContextLengthExceeded(

@@ -27,7 +27,7 @@ from triptych.modalities.llm.api.multimodal import Message
 from triptych.modalities.llm.api.pipeline import ChatPipeline
 
 _HELP = (
-    "[dim]/image FILE[/] shows a picture, [dim]/reset[/] forgets the conversation, [dim]/exit[/] or"
+    "[dim]/image FILE[/] shows an image, [dim]/reset[/] forgets the conversation, [dim]/exit[/] or"
     " Ctrl-D leaves."
 )
 _IMAGE = "/image "
@@ -103,7 +103,7 @@ def run_chat(
 ) -> int:
     """Talk: one answer for an argument or piped input, a conversation on a terminal.
 
-    Pictures are taken where `open_pipeline` opens a pipeline that takes them.
+    Images are taken where `open_pipeline` opens a pipeline that takes them.
     """
     opening: list[Message] = [{"role": "system", "content": args.system}] if args.system else []
     prompt = " ".join(args.prompt) or ("" if sys.stdin.isatty() else sys.stdin.read().strip())

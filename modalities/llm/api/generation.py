@@ -75,18 +75,18 @@ class Generation:
 async def encode_conversation(
     service: LlmService, body: ChatRequest, request: Request, find_link: FindLink
 ) -> TokenRequest:
-    """The conversation as its model takes it; its pictures' files are released."""
+    """The conversation as its model takes it; its images' files are released."""
     urls, kept = data_urls(request), StoredFiles(request)
 
     def find(url: str) -> Fetched | None:
         return kept.find(url) or urls.find(url) or find_link(url, request)
 
     try:
-        pictures = [part for message in body.messages for part in message.pictures]
-        for part in pictures:
+        images = [part for message in body.messages for part in message.images]
+        for part in images:
             if isinstance(part, ImageFilePart):
                 await kept.read(part.url, part.image_file.file_id)
-        files = {part.url: find(part.url) for part in pictures}
+        files = {part.url: find(part.url) for part in images}
         messages, tools = await for_template(request, body.messages, body.offer, files)
         tenant = Context.of(request).principal.tenant
         return await service.encode_chat(
@@ -179,10 +179,10 @@ async def begin(
 
 
 def _check_contents(body: SamplingFields, requests: Sequence[TokenRequest]) -> None:
-    """Positions that pictures fill have no token ids that a caller could know."""
+    """Positions that images fill have no token ids that a caller could know."""
     if body.return_token_ids and any(request.contents for request in requests):
         raise UnsupportedOption(
-            "return_token_ids is not offered with pictures: leave it out.", param="return_token_ids"
+            "return_token_ids is not offered with images: leave it out.", param="return_token_ids"
         )
 
 

@@ -25,7 +25,7 @@ from triptych.core.http.fields import (
     without_refused,
 )
 from triptych.core.media.fetch import Fetched
-from triptych.modalities.llm.api.multimodal import PictureSource
+from triptych.modalities.llm.api.multimodal import ImageSource
 from triptych.modalities.llm.api.tools.schema import ToolCall
 from triptych.modalities.llm.api.unsupported import MESSAGE
 
@@ -114,13 +114,13 @@ class TextPart(Strict):
         if isinstance(kind, str) and kind != "text":
             raise UnsupportedOption(
                 "A message takes parts of type 'text', 'image_url' and 'image_file', not"
-                f" {kind[:40]!a}: send a picture as a data URL in image_url; no sound is read here."
+                f" {kind[:40]!a}: send an image as a data URL in image_url; no sound is read here."
             )
         return value
 
 
 class ImageUrl(Strict):
-    """A picture: PNG, JPEG or WebP as `data:image/png;base64,...`, or where it can be fetched."""
+    """An image: PNG, JPEG or WebP as `data:image/png;base64,...`, or where it can be fetched."""
 
     url: Text
     detail: Literal["auto", "low", "high", "original"] | None = Field(
@@ -129,7 +129,7 @@ class ImageUrl(Strict):
 
 
 class ImagePart(Strict):
-    """A part of a message's content that is a picture."""
+    """A part of a message's content that is an image."""
 
     type: Literal["image_url"]
     image_url: ImageUrl
@@ -140,15 +140,15 @@ class ImagePart(Strict):
         """Where it is, or what stands for it in the body."""
         return self.image_url.url
 
-    def source(self, find: FindFile) -> PictureSource:
-        """The picture, with what `find` knows of its URL."""
+    def source(self, find: FindFile) -> ImageSource:
+        """The image, with what `find` knows of its URL."""
         file = find(self.url)
         is_coarse = self.image_url.detail == "low"
-        return PictureSource("" if file else self.url, file, is_coarse)
+        return ImageSource("" if file else self.url, file, is_coarse)
 
 
 class ImageFile(Strict):
-    """A picture that was uploaded to `/v1/files`."""
+    """An image that was uploaded to `/v1/files`."""
 
     file_id: Name
     detail: Literal["auto", "low", "high", "original"] | None = Field(
@@ -157,7 +157,7 @@ class ImageFile(Strict):
 
 
 class ImageFilePart(Strict):
-    """A part of a message's content that is a picture kept here."""
+    """A part of a message's content that is an image kept here."""
 
     type: Literal["image_file"]
     image_file: ImageFile
@@ -165,12 +165,12 @@ class ImageFilePart(Strict):
 
     @property
     def url(self) -> str:
-        """By what `find` knows the picture; no caller can send it as a URL."""
+        """By what `find` knows the image; no caller can send it as a URL."""
         return f"{_FILE_URL}{self.image_file.file_id}"
 
-    def source(self, find: FindFile) -> PictureSource:
-        """The picture, which `find` knows."""
-        return PictureSource("", find(self.url), self.image_file.detail == "low")
+    def source(self, find: FindFile) -> ImageSource:
+        """The image, which `find` knows."""
+        return ImageSource("", find(self.url), self.image_file.detail == "low")
 
 
 def _part_kind(value: Any) -> str:
@@ -231,7 +231,7 @@ class Message(Strict):
     def _check(self) -> Self:
         parts = () if isinstance(self.content, str) else self.content
         if self.role != "user" and any(not isinstance(part, TextPart) for part in parts):
-            raise InvalidRequest("Pictures are read in messages of the user.", param="messages")
+            raise InvalidRequest("Images are read in messages of the user.", param="messages")
         if self.tool_calls and self.role != "assistant":
             raise InvalidRequest("Only an assistant's message has tool_calls.", param="messages")
         if len({self.reasoning, self.reasoning_content} - {None}) > 1:
@@ -249,22 +249,22 @@ class Message(Strict):
         return "".join(part.text for part in self.content if isinstance(part, TextPart))
 
     @property
-    def pictures(self) -> list[ImagePart | ImageFilePart]:
-        """What of the content is pictures."""
+    def images(self) -> list[ImagePart | ImageFilePart]:
+        """What of the content is images."""
         parts = () if isinstance(self.content, str) else self.content
         return [part for part in parts if not isinstance(part, TextPart)]
 
     def for_template(self, find: FindFile = lambda url: None) -> dict[str, Any]:
         """The message as encoders of prompts take it; chat templates know no developers.
 
-        What URLs of pictures hold is asked of `find`.
+        What URLs of images hold is asked of `find`.
         """
         fields = self.model_dump(exclude_none=True, exclude=_OWN)
         if self.reasoning is not None:
             fields["reasoning_content"] = self.reasoning
         if self.tool_calls:
             fields["tool_calls"] = [call.for_template() for call in self.tool_calls]
-        content: str | list[str | PictureSource]
+        content: str | list[str | ImageSource]
         if isinstance(self.content, str):
             content = self.content
         else:

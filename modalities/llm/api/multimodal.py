@@ -1,7 +1,7 @@
-"""Conversations with pictures in them, as far as text knows of those.
+"""Conversations with images in them, as far as text knows of those.
 
 Owns what a message may hold, and what makes a prompt of a conversation. Knows neither pixels nor
-encoders of pictures: the encoder of a vision model is opened elsewhere.
+encoders of images: the encoder of a vision model is opened elsewhere.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from triptych.core.media.fetch import Fetched
 
 Message = Mapping[str, Any]
 """A `role`, a `content`, and what else a chat template may know. The content is a text, a list of
-texts and `PictureSource`s, or `None`."""
+texts and `ImageSource`s, or `None`."""
 
 
 @dataclass(frozen=True, slots=True)
-class PictureSource:
-    """Where a picture comes from: its `file`, or else a URL. `is_coarse`: a small one will do."""
+class ImageSource:
+    """Where an image comes from: its `file`, or else a URL. `is_coarse`: a small one will do."""
 
     url: str = ""
     file: Fetched | None = None
@@ -49,12 +49,12 @@ class PromptEncoder(Protocol):
 
 
 def words_of(content: str | Sequence[str] | None) -> str:
-    """A content without pictures, as one text."""
+    """A content without images, as one text."""
     return content if isinstance(content, str) else "".join(content or ())
 
 
-def pictures_of(messages: Sequence[Message]) -> list[PictureSource]:
-    """The pictures of a conversation, in order."""
+def images_of(messages: Sequence[Message]) -> list[ImageSource]:
+    """The images of a conversation, in order."""
     contents = (message.get("content") for message in messages)
     parts = (part for content in contents if isinstance(content, list) for part in content)
-    return [part for part in parts if isinstance(part, PictureSource)]
+    return [part for part in parts if isinstance(part, ImageSource)]

@@ -20,7 +20,7 @@ from triptych.core.options.config import Config
 from triptych.core.process.typed import convert
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.api.constraints import ConstraintFields, constraint_of
-from triptych.modalities.llm.api.multimodal import Message, PictureSource
+from triptych.modalities.llm.api.multimodal import ImageSource, Message
 from triptych.modalities.llm.api.protocol import stop_strings
 from triptych.modalities.llm.api.samples import (
     FinishReason,
@@ -249,7 +249,7 @@ class ChatPipeline(Pipeline[LlmService]):
             raise _no_message()
         return message
 
-    def _part(self, part: Any) -> str | PictureSource:
+    def _part(self, part: Any) -> str | ImageSource:
         """A part of a message's content."""
         if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
             raise _no_message()

@@ -23,8 +23,8 @@ _LEAST_LOGPROB = -9999.0  # OpenAI's
 class PromptDetails(BaseModel):
     """Where prompt tokens came from.
 
-    Where there are pictures, `image_tokens` are those that they fill, and `cached_images` is how
-    many of the pictures did not have to be encoded.
+    Where there are images, `image_tokens` are those that they fill, and `cached_images` is how
+    many of the images did not have to be encoded.
     """
 
     cached_tokens: int

@@ -68,7 +68,7 @@ _LISTED: tuple[Role, ...] = ("chat", "vision", "embedding")
 
 
 def open_api(setup: ApiSetup) -> ApiPart:
-    """Chat with every model that writes text, those with encoders of pictures included."""
+    """Chat with every model that writes text, those with encoders of images included."""
     encoders = setup.prompt_encoders
     texts = [opening(model, TextModel.open, setup.config.models) for model in setup.models["chat"]]
     texts += [encoder.text for encoder in encoders.values()]
@@ -119,7 +119,7 @@ def add_generation(router: APIRouter, service: LlmService, find_link: FindLink) 
     """Chat and completions."""
 
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
-        """Answer a conversation, with pictures where the model sees."""
+        """Answer a conversation, with images where the model sees."""
         context = Context.of(request)
         model = service.model(body.model)
         note_thinking(request, model, body.thinking_fields)

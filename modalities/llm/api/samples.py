@@ -73,7 +73,7 @@ class TokenText:
 class TokenUsage:
     """Tokens of one sample so far; the output counts a stop token, which costs a step too.
 
-    Prompt tokens count those that pictures fill, which are `num_image_tokens`. Of the pictures
+    Prompt tokens count those that images fill, which are `num_image_tokens`. Of the images
     `num_cached_images` did not have to be encoded, and `num_reasoning_tokens` of the output are
     thoughts.
     """

@@ -17,11 +17,11 @@ from triptych.core.engine_api.client import EngineClient
 from triptych.core.engine_api.tokens import TokenDelta, TokenRequest
 from triptych.core.errors import InvalidRequest, PayloadTooLarge, RequestError
 from triptych.core.grammar.source import Constraint
-from triptych.core.limits import MAX_HELD_PICTURE_BYTES
+from triptych.core.limits import MAX_HELD_IMAGE_BYTES
 from triptych.core.options.config import Config
 from triptych.core.text.threads import on_text_thread
 from triptych.modalities.llm.api.checks import check_call, check_request, sampling_params
-from triptych.modalities.llm.api.multimodal import Message, PromptEncoder, pictures_of, words_of
+from triptych.modalities.llm.api.multimodal import Message, PromptEncoder, images_of, words_of
 from triptych.modalities.llm.api.samples import SampleDelta, SampleText, TextCall
 from triptych.modalities.llm.api.text import TextModel, text_size
 from triptych.modalities.llm.api.tools.faults import blamed
@@ -45,7 +45,7 @@ class LlmService(ModelService[TextModel]):
     ) -> None:
         super().__init__(client, models, admission, default_seed=default_seed)
         self._encoders = encoders
-        self._pictures = HoldLimit("Too many pictures are being looked at; try later.")
+        self._images = HoldLimit("Too many images are being looked at; try later.")
 
     @classmethod
     def from_config(
@@ -76,7 +76,7 @@ class LlmService(ModelService[TextModel]):
             await model.close()
 
     def sees(self, model: str) -> bool:
-        """Whether `model` takes pictures."""
+        """Whether `model` takes images."""
         return self.model(model).name in self._encoders
 
     async def encode_chat(
@@ -98,10 +98,10 @@ class LlmService(ModelService[TextModel]):
             messages, tools = await _told(messages, tools), ()
         if self.sees(model):
             encoder = self._encoders[text.name]
-        elif pictures_of(messages):
+        elif images_of(messages):
             seeing = ", ".join(self._encoders) or "none; `--model triptych-vision` is one"
             raise InvalidRequest(
-                f"{model} reads text alone. Models here that see pictures: {seeing}.",
+                f"{model} reads text alone. Models here that see images: {seeing}.",
                 param="messages",
             )
         return await encoder.encode_messages(
@@ -121,7 +121,7 @@ class LlmService(ModelService[TextModel]):
         tools: Sequence[Mapping[str, Any]] = (),
         **template_kwargs: Any,
     ) -> str:
-        """A conversation without pictures as `model` reads it."""
+        """A conversation without images as `model` reads it."""
         text = self.model(model)
         if not text.answers.is_told:
             messages, tools = await _told(messages, tools), ()
@@ -221,14 +221,14 @@ class LlmService(ModelService[TextModel]):
         n, seed = call.num_samples, self._seed(call.seed)
         num_tokens = n * sum(len(r.prompt_ids) + r.sampling.max_tokens for r in requests)
         num_bytes = n * sum(content.num_bytes for r in requests for content in r.contents)
-        if num_bytes > MAX_HELD_PICTURE_BYTES:
+        if num_bytes > MAX_HELD_IMAGE_BYTES:
             raise PayloadTooLarge(
-                "The pictures are too large for so many samples: ask for fewer.", param="n"
+                "The images are too large for so many samples: ask for fewer.", param="n"
             )
         admitted = self._admission.admit(
             key=call.caller.principal.key, num_jobs=n * len(requests), num_tokens=num_tokens
         )
-        with admitted, self._pictures.holding(num_bytes, MAX_HELD_PICTURE_BYTES):
+        with admitted, self._images.holding(num_bytes, MAX_HELD_IMAGE_BYTES):
             samples = [
                 self._sample(call, index, _nth_sample(request, seed, index % n), model)
                 for index, request in enumerate(r for r in requests for _ in range(n))

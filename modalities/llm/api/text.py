@@ -190,7 +190,7 @@ class TextModel:
         tenant: str = "",
         **template_kwargs: Any,
     ) -> TokenRequest:
-        """Implements `multimodal.PromptEncoder` for conversations without pictures."""
+        """Implements `multimodal.PromptEncoder` for conversations without images."""
         plain = [{**message, "content": words_of(message.get("content"))} for message in messages]
         given = [plain, list(tools)]
         escaped = await self.escape(given)

@@ -18,7 +18,7 @@ from triptych.core.http.json_writer import write_json
 from triptych.core.limits import MAX_NAME_CHARS
 from triptych.core.text.threads import on_text_thread_if_long
 from triptych.modalities.llm.api.generation import for_template
-from triptych.modalities.llm.api.multimodal import pictures_of
+from triptych.modalities.llm.api.multimodal import images_of
 from triptych.modalities.llm.api.protocol import CompletionRequest
 from triptych.modalities.llm.api.replies import DecodedText, Prompt, TokenPiece, Tokens
 from triptych.modalities.llm.api.service import LlmService
@@ -61,8 +61,8 @@ def add_tokenizer(router: APIRouter, service: LlmService, *, has_info: bool) -> 
     async def apply_template(body: TemplateRequest, request: Request) -> Prompt:
         """A conversation as one text, as the model would read it."""
         messages, tools = await for_template(request, body.messages, body.offer)
-        if pictures_of(messages):
-            raise InvalidRequest("A picture cannot be written as text.", param="messages")
+        if images_of(messages):
+            raise InvalidRequest("An image cannot be written as text.", param="messages")
         prompt = await service.render_chat(
             body.model or service.first, messages, tools=tools, **body.template_options()
         )

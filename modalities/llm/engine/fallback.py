@@ -59,7 +59,7 @@ _OTHER_KINDS = (
     ),
     (
         modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
-        "it sees pictures, but not as the models do that are served: those have a text_config and"
+        "it sees images, but not as the models do that are served: those have a text_config and"
         " a vision_config.",
     ),
     (

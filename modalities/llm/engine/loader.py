@@ -78,9 +78,7 @@ class LlmLoader(TokenLoader):
     def load(self, report: Callable[[float], None]) -> LoadedModel:
         """Load the model; see `schedulers.base.ModelLoader.load`. On an error nothing is held."""
         if PipelinePlan.checked(self._config).encodes:
-            raise ConfigError(
-                f"--pipeline-role encode: {self.name} takes no pictures; name others."
-            )
+            raise ConfigError(f"--pipeline-role encode: {self.name} takes no images; name others.")
         with open_checkpoint(self._resolved.folder) as checkpoint, ExitStack() as stack:
             memory = self._memory(stack)
             memory.num_ranks = self._num_ranks

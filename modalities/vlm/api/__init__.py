@@ -1,1 +1,1 @@
-"""Vision in the API process: prompts with pictures, pipeline, commands. Loads no torch."""
+"""Vision in the API process: prompts with images, pipeline, commands. Loads no torch."""

@@ -1,4 +1,4 @@
-"""`triptych see`: pictures and a question at a terminal; and `triptych chat` with vision models.
+"""`triptych see`: images and a question at a terminal; and `triptych chat` with vision models.
 
 Owns what `see` reads. Everything else is the pipeline's, and that of chat.
 """
@@ -13,10 +13,10 @@ from triptych.core.errors import ConfigError
 from triptych.modalities.llm.api import cli as chat
 from triptych.modalities.llm.api.cli import add_chat_arguments
 from triptych.modalities.vlm.api.pipeline import (
-    PictureInput,
+    ImageInput,
     VisionChatPipeline,
     VisionPipeline,
-    picture_source,
+    image_source,
 )
 
 __all__ = ["add_chat_arguments", "add_see_arguments", "run_chat", "run_see"]
@@ -32,7 +32,7 @@ def add_see_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "operands",
         nargs="*",
-        metavar="PICTURE ... [QUESTION]",
+        metavar="IMAGE ... [QUESTION]",
         help='PNG, JPEG or WebP files ("-": what is piped in), then what to ask',
     )
     parser.add_argument("--system", help="instructions that precede the question")
@@ -40,9 +40,9 @@ def add_see_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_see(args: argparse.Namespace) -> int:
-    """Answer a question about pictures, as the answer comes."""
-    pictures, question = _read_operands(args.operands)
-    parts = [{"type": "image", "image": picture} for picture in pictures]
+    """Answer a question about images, as the answer comes."""
+    images, question = _read_operands(args.operands)
+    parts = [{"type": "image", "image": image} for image in images]
     messages = [
         *([{"role": "system", "content": args.system}] if args.system else []),
         {"role": "user", "content": [*parts, {"type": "text", "text": question}]},
@@ -55,7 +55,7 @@ def run_see(args: argparse.Namespace) -> int:
 
 
 def run_chat(args: argparse.Namespace) -> int:
-    """Talk, with pictures where the model sees; it must where there are some to begin with."""
+    """Talk, with images where the model sees; it must where there are some to begin with."""
     pipeline = VisionPipeline if args.image else VisionChatPipeline
     return chat.run_chat(args, pipeline.from_arguments)
 
@@ -64,22 +64,22 @@ def _open_pipeline(args: argparse.Namespace) -> VisionPipeline:
     return VisionPipeline.from_arguments(args)
 
 
-def _read_operands(operands: list[str]) -> tuple[list[PictureInput], str]:
-    """The pictures, which come first, and the question."""
-    num_pictures = 0
-    while num_pictures < len(operands) and _is_picture(operands[num_pictures]):
-        num_pictures += 1
-    named, words = operands[:num_pictures], operands[num_pictures:]
+def _read_operands(operands: list[str]) -> tuple[list[ImageInput], str]:
+    """The images, which come first, and the question."""
+    num_images = 0
+    while num_images < len(operands) and _is_image(operands[num_images]):
+        num_images += 1
+    named, words = operands[:num_images], operands[num_images:]
     if not named and sys.stdin.isatty():
         raise ConfigError(
-            'Nothing to look at: name a picture, as in `triptych see cat.png "What is this?"`.'
+            'Nothing to look at: name an image, as in `triptych see cat.png "What is this?"`.'
         )
-    pictures = [_picture(name) for name in named or [_STDIN]]
-    default = _QUESTION if len(pictures) == 1 else _QUESTION_OF_SEVERAL
-    return pictures, " ".join(words) or default
+    images = [_image(name) for name in named or [_STDIN]]
+    default = _QUESTION if len(images) == 1 else _QUESTION_OF_SEVERAL
+    return images, " ".join(words) or default
 
 
-def _is_picture(operand: str) -> bool:
+def _is_image(operand: str) -> bool:
     if operand == _STDIN or (operand.lower().endswith(_SUFFIXES) and " " not in operand):
         return True
     try:
@@ -88,9 +88,9 @@ def _is_picture(operand: str) -> bool:
         return False
 
 
-def _picture(name: str) -> PictureInput:
+def _image(name: str) -> ImageInput:
     if name != _STDIN:
-        file = picture_source(Path(name)).file  # read now: a mistake costs no load of a model
+        file = image_source(Path(name)).file  # read now: a mistake costs no load of a model
         assert file is not None
         return bytes(file.data)
     data = sys.stdin.buffer.read()

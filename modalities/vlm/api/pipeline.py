@@ -1,4 +1,4 @@
-"""Pictures and questions from Python: load a vision model, show it pictures, ask.
+"""Images and questions from Python: load a vision model, show it images, ask.
 
 Owns the `VisionPipeline` object: the same engine and text service as the server, in this process.
 """
@@ -18,17 +18,17 @@ from triptych.core.media.fetch import Fetched
 from triptych.core.options.config import Config
 from triptych.core.process.lazy import load
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.llm.api.multimodal import PictureSource
+from triptych.modalities.llm.api.multimodal import ImageSource
 from triptych.modalities.llm.api.pipeline import ChatPipeline
 from triptych.modalities.llm.api.service import LlmService
 from triptych.modalities.llm.modality import CHAT
 from triptych.modalities.modality import Modality, modality_of
-from triptych.modalities.vlm.api.preparation import InProcessPreparation, PictureProcessorCache
+from triptych.modalities.vlm.api.preparation import ImageProcessorCache, InProcessPreparation
 from triptych.modalities.vlm.api.prompt_encoder import VisionPromptEncoder
 from triptych.modalities.vlm.modality import VISION
 
-PictureInput: TypeAlias = Image.Image | str | Path | bytes
-"""A picture: an image, a file's path, what is in the file, or a URL."""
+ImageInput: TypeAlias = Image.Image | str | Path | bytes
+"""An image: an image, a file's path, what is in the file, or a URL."""
 
 _URLS = ("data:", "http://", "https://")
 
@@ -36,7 +36,7 @@ _URLS = ("data:", "http://", "https://")
 class VisionChatPipeline(ChatPipeline):
     """A chat model in this process that sees, if the model does.
 
-    A message's content may hold parts `{"type": "image", "image": PICTURE}` beside those of text.
+    A message's content may hold parts `{"type": "image", "image": IMAGE}` beside those of text.
     """
 
     _modalities: ClassVar[tuple[Modality, ...]] = (VISION, CHAT)
@@ -47,20 +47,20 @@ class VisionChatPipeline(ChatPipeline):
     ) -> Callable[[EngineClient], LlmService]:
         if not _sees(resolved):
             return super()._open_service(resolved, config)
-        pictures = PictureProcessorCache.from_config(InProcessPreparation(resolved), config)
+        images = ImageProcessorCache.from_config(InProcessPreparation(resolved), config)
         facts = load("triptych.modalities.vlm.processing.probe:read_facts")(resolved.folder)
-        encoder = VisionPromptEncoder.open(resolved, facts, pictures, config)
+        encoder = VisionPromptEncoder.open(resolved, facts, images, config)
         return lambda client: LlmService.from_config(
             config, [encoder.text], client, encoders={resolved.name: encoder}
         )
 
-    def _part(self, part: Any) -> str | PictureSource:
+    def _part(self, part: Any) -> str | ImageSource:
         match part:
             case {"type": "image_url"}:
                 url = part.get("image_url")
-                return picture_source(url.get("url") if isinstance(url, Mapping) else None)
+                return image_source(url.get("url") if isinstance(url, Mapping) else None)
             case {"type": "image"}:
-                return picture_source(part.get("image"))
+                return image_source(part.get("image"))
         return super()._part(part)
 
 
@@ -72,8 +72,8 @@ class VisionPipeline(VisionChatPipeline):
             for piece in see.stream(["a.png", "b.png"], "What differs?"):
                 print(piece, end="", flush=True)
 
-    A call takes a picture or several and a question, or else a conversation as `ChatPipeline` does,
-    with pictures in it. Keyword arguments are those of `ChatPipeline`.
+    A call takes an image or several and a question, or else a conversation as `ChatPipeline` does,
+    with images in it. Keyword arguments are those of `ChatPipeline`.
     """
 
     @classmethod
@@ -89,7 +89,7 @@ class VisionPipeline(VisionChatPipeline):
         return super()._open_service(resolved, config)
 
     def __call__(self, conversation: Any, question: str = "", **options: Any) -> Any:
-        """Answer a question about one or several pictures; without one, a conversation or more."""
+        """Answer a question about one or several images; without one, a conversation or more."""
         return super().__call__(_asked(conversation, question), **options)
 
     async def acall(self, conversation: Any, question: str = "", **options: Any) -> Any:
@@ -111,29 +111,29 @@ def _sees(resolved: ResolvedModel) -> bool:
     return modality_of(resolved, (VISION, CHAT)) is VISION
 
 
-def _asked(pictures: Any, question: str) -> Any:
-    """The conversation of a question about pictures; without a question, it is one already."""
+def _asked(images: Any, question: str) -> Any:
+    """The conversation of a question about images; without a question, it is one already."""
     if not question:
-        return pictures
-    several = pictures if isinstance(pictures, list | tuple) else [pictures]
-    parts = [{"type": "image", "image": picture} for picture in several]
+        return images
+    several = images if isinstance(images, list | tuple) else [images]
+    parts = [{"type": "image", "image": image} for image in several]
     return [{"role": "user", "content": [*parts, {"type": "text", "text": question}]}]
 
 
-def picture_source(picture: PictureInput | None) -> PictureSource:
-    """Where a picture comes from. Raises `ConfigError` for a file that cannot be read."""
-    if isinstance(picture, bytes):
-        return PictureSource(file=Fetched(picture, ""))
-    if isinstance(picture, Image.Image):
+def image_source(image: ImageInput | None) -> ImageSource:
+    """Where an image comes from. Raises `ConfigError` for a file that cannot be read."""
+    if isinstance(image, bytes):
+        return ImageSource(file=Fetched(image, ""))
+    if isinstance(image, Image.Image):
         file = io.BytesIO()
-        picture.save(file, "png")
-        return PictureSource(file=Fetched(file.getvalue(), ""))
-    if isinstance(picture, str) and picture.lower().startswith(_URLS):
-        return PictureSource(picture)
-    if not isinstance(picture, str | Path):
-        raise InvalidRequest("A picture is a PIL image, a path, bytes or a URL.", param="messages")
+        image.save(file, "png")
+        return ImageSource(file=Fetched(file.getvalue(), ""))
+    if isinstance(image, str) and image.lower().startswith(_URLS):
+        return ImageSource(image)
+    if not isinstance(image, str | Path):
+        raise InvalidRequest("An image is a PIL image, a path, bytes or a URL.", param="messages")
     try:
-        return PictureSource(file=Fetched(Path(picture).expanduser().read_bytes(), ""))
+        return ImageSource(file=Fetched(Path(image).expanduser().read_bytes(), ""))
     except OSError as error:
-        name = Path(picture).name
-        raise ConfigError(f"The picture {name} cannot be read ({error.strerror}).") from error
+        name = Path(image).name
+        raise ConfigError(f"The image {name} cannot be read ({error.strerror}).") from error

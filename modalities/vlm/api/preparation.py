@@ -1,7 +1,7 @@
-"""From a caller's picture file to what its model takes, and what the API must know of the model.
+"""From a caller's image file to what its model takes, and what the API must know of the model.
 
 Owns the way there, through a limited child (`processing.worker`), and a bounded memory of what came
-out, by content: a picture that comes again is neither decoded nor processed. transformers knows the
+out, by content: an image that comes again is neither decoded nor processed. transformers knows the
 defaults of every configuration, but loads torch where it finds it, which the API process must not:
 so `processing.probe`, run as a program, is asked for them, once: a later start finds the answer in
 the cache folder. Knows no prompts.
@@ -27,7 +27,7 @@ import msgspec
 from triptych.core.errors import WeightsError
 from triptych.core.media.child import DecodeLimits, DecodePool
 from triptych.core.media.fetch import Fetched
-from triptych.core.media.pictures import PictureLimits
+from triptych.core.media.images import ImageLimits
 from triptych.core.options.config import Config
 from triptych.core.process.atomic_files import write_whole
 from triptych.core.process.lazy import load
@@ -35,28 +35,28 @@ from triptych.core.process.typed import decode_json, decode_msgpack
 from triptych.core.weights.cache import WeightsCache
 from triptych.core.weights.manifest import sha256_file
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.vlm.prepared import FactsReply, PreparedPicture, VisionFacts
+from triptych.modalities.vlm.prepared import FactsReply, PreparedImage, VisionFacts
 
 _PROCESSING = "triptych.modalities.vlm.processing"
 _CHILD_MEMORY_BYTES = 768 * 2**20
-"""Of one picture, on top of what a child holds: a processor makes several copies of it."""
+"""Of one image, on top of what a child holds: a processor makes several copies of it."""
 _MAX_WAITING = 256
 _PROBE_TIMEOUT_S = 120.0
 
 
-class PreparePicture(Protocol):
-    """Decodes a file and processes the picture for a model, off the event loop."""
+class PrepareImage(Protocol):
+    """Decodes a file and processes the image for a model, off the event loop."""
 
-    def __call__(self, file: Fetched, *, model: str, max_pixels: int) -> Awaitable[PreparedPicture]:
+    def __call__(self, file: Fetched, *, model: str, max_pixels: int) -> Awaitable[PreparedImage]:
         """Raises errors of `core.errors.RequestError`."""
         ...
 
 
 class PooledPreparation:
-    """Implements `PreparePicture` with limited children: for strangers' pictures."""
+    """Implements `PrepareImage` with limited children: for strangers' images."""
 
     def __init__(self, models: Sequence[ResolvedModel], config: Config) -> None:
-        self._limits = PictureLimits()
+        self._limits = ImageLimits()
         self._pool = DecodePool(
             [f"{_PROCESSING}.worker"],
             num_children=config.server.num_decode_children,
@@ -69,8 +69,8 @@ class PooledPreparation:
         )
         self._pool.start()
 
-    async def __call__(self, file: Fetched, *, model: str, max_pixels: int) -> PreparedPicture:
-        """Raises what `DecodePool.run` and `prepare_picture` raise."""
+    async def __call__(self, file: Fetched, *, model: str, max_pixels: int) -> PreparedImage:
+        """Raises what `DecodePool.run` and `prepare_image` raise."""
         decoded = await self._pool.run(
             "prepare",
             file.data,
@@ -79,7 +79,7 @@ class PooledPreparation:
             media_type=file.media_type,
             max_pixels=max_pixels,
         )
-        return await asyncio.to_thread(decode_msgpack, decoded.data, PreparedPicture)
+        return await asyncio.to_thread(decode_msgpack, decoded.data, PreparedImage)
 
     async def close(self) -> None:
         """End the children."""
@@ -87,39 +87,39 @@ class PooledPreparation:
 
 
 class InProcessPreparation:
-    """Implements `PreparePicture` in a thread of this process: for one's own pictures alone."""
+    """Implements `PrepareImage` in a thread of this process: for one's own images alone."""
 
     def __init__(self, model: ResolvedModel) -> None:
-        opened = load(f"{_PROCESSING}.processor:PictureProcessor")
-        self._prepare = load(f"{_PROCESSING}.worker:prepare_picture")
+        opened = load(f"{_PROCESSING}.processor:ImageProcessor")
+        self._prepare = load(f"{_PROCESSING}.worker:prepare_image")
         self._processor = opened.open(model.folder, model=model.digest)
 
-    async def __call__(self, file: Fetched, *, model: str, max_pixels: int) -> PreparedPicture:
-        """Raises what `prepare_picture` raises."""
+    async def __call__(self, file: Fetched, *, model: str, max_pixels: int) -> PreparedImage:
+        """Raises what `prepare_image` raises."""
         return await asyncio.to_thread(
             self._prepare,
             self._processor,
             bytes(file.data),
-            limits=PictureLimits(max_side=2**15, max_pixels=2**27),
+            limits=ImageLimits(max_side=2**15, max_pixels=2**27),
             media_type=file.media_type,
             max_pixels=max_pixels,
         )
 
 
-class PictureProcessorCache:
-    """Prepares pictures, each once; keeps the results and drops the least recently used."""
+class ImageProcessorCache:
+    """Prepares images, each once; keeps the results and drops the least recently used."""
 
-    def __init__(self, prepare: PreparePicture, *, max_bytes: int) -> None:
+    def __init__(self, prepare: PrepareImage, *, max_bytes: int) -> None:
         self._prepare = prepare
         self._max_bytes = max_bytes
         self._num_bytes = 0
-        self._kept: OrderedDict[bytes, PreparedPicture] = OrderedDict()
+        self._kept: OrderedDict[bytes, PreparedImage] = OrderedDict()
         self._running: dict[bytes, _Run] = {}
 
     @classmethod
-    def from_config(cls, prepare: PreparePicture, config: Config) -> Self:
+    def from_config(cls, prepare: PrepareImage, config: Config) -> Self:
         """With the bounds of a configuration."""
-        return cls(prepare, max_bytes=config.vision.prepared_pictures_mb * 2**20)
+        return cls(prepare, max_bytes=config.vision.prepared_images_mb * 2**20)
 
     @property
     def num_bytes(self) -> int:
@@ -128,8 +128,8 @@ class PictureProcessorCache:
 
     async def prepared(
         self, file: Fetched, *, model: str, max_pixels: int, tenant: str = ""
-    ) -> PreparedPicture:
-        """The picture as `model` takes it, apart for each tenant. Raises what preparing raises."""
+    ) -> PreparedImage:
+        """The image as `model` takes it, apart for each tenant. Raises what preparing raises."""
         key = await asyncio.to_thread(_key, file, model, max_pixels, tenant)
         if key in self._kept:
             self._kept.move_to_end(key)
@@ -147,7 +147,7 @@ class PictureProcessorCache:
                 run.task.cancel()
                 self._running.pop(key, None)
 
-    async def _keep(self, key: bytes, work: Awaitable[PreparedPicture]) -> PreparedPicture:
+    async def _keep(self, key: bytes, work: Awaitable[PreparedImage]) -> PreparedImage:
         made = await work
         self._kept[key] = made
         self._num_bytes += made.num_bytes
@@ -159,9 +159,9 @@ class PictureProcessorCache:
 
 @dataclass(slots=True)
 class _Run:
-    """A picture being prepared, and how many wait for it."""
+    """An image being prepared, and how many wait for it."""
 
-    task: asyncio.Task[PreparedPicture]
+    task: asyncio.Task[PreparedImage]
     num_waiting: int = 0
 
 

@@ -1,9 +1,9 @@
-"""Prompts of conversations with pictures in them, for a vision model.
+"""Prompts of conversations with images in them, for a vision model.
 
-Owns the way from messages to a prompt: fetching what URLs name, the chat template, where pictures
+Owns the way from messages to a prompt: fetching what URLs name, the chat template, where images
 stand in what it made, and the ids of the positions that they fill:
 
-    parts of messages -> what the template writes, a placeholder for each picture
+    parts of messages -> what the template writes, a placeholder for each image
                       -> the model's separators, and one token (`RUN`) for each run of positions
                       -> ids, those of content in place of that token
 
@@ -34,42 +34,42 @@ from triptych.core.options.config import Config
 from triptych.core.text.threads import on_text_thread
 from triptych.core.transport.messages import MAX_MESSAGE_BYTES
 from triptych.core.weights.resolve import ResolvedModel, opening
-from triptych.modalities.llm.api.multimodal import Message, PictureSource, pictures_of
+from triptych.modalities.llm.api.multimodal import ImageSource, Message, images_of
 from triptych.modalities.llm.api.text import TextModel
 from triptych.modalities.modality import ApiPart, ApiSetup
 from triptych.modalities.vlm.api.preparation import (
-    PictureProcessorCache,
+    ImageProcessorCache,
     PooledPreparation,
     remembered_facts,
 )
-from triptych.modalities.vlm.prepared import PreparedPicture, VisionFacts
+from triptych.modalities.vlm.prepared import PreparedImage, VisionFacts
 
 RUN = "\uf8fe"
-"""Stands for one run of picture positions in a rendered conversation."""
+"""Stands for one run of image positions in a rendered conversation."""
 _COARSE_PIXELS = 512 * 512  # OpenAI's
-_PICTURE_PART = {"type": "image"}
-"""A picture as chat templates know it."""
+_IMAGE_PART = {"type": "image"}
+"""An image as chat templates know it."""
 _PROBE = "probe"
 
 
 class VisionPromptEncoder:
     """Implements `modalities.llm.api.multimodal.PromptEncoder` for `text`, one vision model.
 
-    `placeholder` is what its chat template puts for a picture. Pictures of one conversation take
+    `placeholder` is what its chat template puts for an image. Images of one conversation take
     `max_bytes` together, as the model takes them.
     """
 
     def __init__(
         self,
         text: TextModel,
-        pictures: PictureProcessorCache,
+        images: ImageProcessorCache,
         config: Config,
         *,
         placeholder: str,
         max_bytes: int = sys.maxsize,
     ) -> None:
         self.text = text
-        self._pictures = pictures
+        self._images = images
         self._fetcher = MediaFetcher.from_options(config.server)
         self._options = config.vision
         self._placeholder = placeholder
@@ -82,7 +82,7 @@ class VisionPromptEncoder:
         cls,
         model: ResolvedModel,
         facts: VisionFacts,
-        pictures: PictureProcessorCache,
+        images: ImageProcessorCache,
         config: Config,
         *,
         max_bytes: int = sys.maxsize,
@@ -90,7 +90,7 @@ class VisionPromptEncoder:
         """Raises as `TextModel.open` does."""
         specials = (facts.placeholder, RUN)
         text = TextModel.open(model, config.models, text_config=facts.text, specials=specials)
-        return cls(text, pictures, config, placeholder=facts.placeholder, max_bytes=max_bytes)
+        return cls(text, images, config, placeholder=facts.placeholder, max_bytes=max_bytes)
 
     async def encode_messages(
         self,
@@ -100,37 +100,36 @@ class VisionPromptEncoder:
         tenant: str = "",
         **template_kwargs: Any,
     ) -> TokenRequest:
-        """A conversation with pictures in it; see `llm.api.multimodal.PromptEncoder`."""
-        pictures = await self._prepare(pictures_of(messages), tenant)
-        self._check_size(pictures)
+        """A conversation with images in it; see `llm.api.multimodal.PromptEncoder`."""
+        images = await self._prepare(images_of(messages), tenant)
+        self._check_size(images)
         given = [messages, list(tools)]
         escaped, tools = await self.text.escape(given)
         forms = self._forms = self._forms or await self._find_forms()
         shown = [self._shown(message, *forms) for message in escaped]
         rendered = await self.text.render(shown, tools=tools, **template_kwargs)
         texts = rendered.split(self._placeholder)
-        if len(texts) - 1 != len(pictures):
+        if len(texts) - 1 != len(images):
             raise InvalidRequest(
                 f"The chat template of {self.text.name} shows {len(texts) - 1} of"
-                f" {len(pictures)} pictures.",
+                f" {len(images)} images.",
                 param="messages",
             )
         spelled = [
-            "".join(RUN if isinstance(part, int) else part for part in picture.spelling)
-            for picture in pictures
+            "".join(RUN if isinstance(part, int) else part for part in image.spelling)
+            for image in images
         ]
         rendered = "".join(chain.from_iterable(zip(texts, [*spelled, ""], strict=True)))
         ids = await self.text.encode_rendered(rendered, has_stand_ins=[escaped, tools] != given)
-        return await on_text_thread(len(ids), self._fill, ids, pictures, tenant)
+        return await on_text_thread(len(ids), self._fill, ids, images, tenant)
 
     async def _prepare(
-        self, sources: Sequence[PictureSource], tenant: str
-    ) -> Sequence[PreparedPicture]:
-        """The pictures as the model takes them, in order."""
-        if len(sources) > self._options.max_pictures:
+        self, sources: Sequence[ImageSource], tenant: str
+    ) -> Sequence[PreparedImage]:
+        """The images as the model takes them, in order."""
+        if len(sources) > self._options.max_images:
             raise InvalidRequest(
-                f"A chat holds at most {self._options.max_pictures} pictures here, not"
-                f" {len(sources)}.",
+                f"A chat holds at most {self._options.max_images} images here, not {len(sources)}.",
                 param="messages",
             )
         tasks = [asyncio.create_task(self._prepare_one(source, tenant)) for source in sources]
@@ -143,40 +142,40 @@ class VisionPromptEncoder:
             for task in tasks:
                 task.cancel()
 
-    async def _prepare_one(self, source: PictureSource, tenant: str) -> PreparedPicture:
+    async def _prepare_one(self, source: ImageSource, tenant: str) -> PreparedImage:
         file = source.file or await self._fetcher.fetch(source.url)
-        most = self._options.max_picture_pixels
-        picture = await self._pictures.prepared(
+        most = self._options.max_image_pixels
+        image = await self._images.prepared(
             file,
             model=self.text.name,
             max_pixels=min(most, _COARSE_PIXELS) if source.is_coarse else most,
             tenant=tenant,
         )
-        return msgspec.structs.replace(picture, digest=digest_of_tenant(picture.digest, tenant))
+        return msgspec.structs.replace(image, digest=digest_of_tenant(image.digest, tenant))
 
-    def _check_size(self, pictures: Sequence[PreparedPicture]) -> None:
-        num_bytes = sum(picture.num_bytes for picture in pictures)
+    def _check_size(self, images: Sequence[PreparedImage]) -> None:
+        num_bytes = sum(image.num_bytes for image in images)
         if num_bytes > self._max_bytes:
             raise PayloadTooLarge(
-                f"The {len(pictures)} pictures of this chat take {num_bytes / 2**20:.0f} MiB as the"
+                f"The {len(images)} images of this chat take {num_bytes / 2**20:.0f} MiB as the"
                 f" model takes them; {self._max_bytes / 2**20:.0f} MiB may be sent with a request."
                 ' Show fewer of them, or smaller ones ("detail": "low").',
                 param="messages",
             )
 
     def _fill(
-        self, ids: Sequence[int], pictures: Sequence[PreparedPicture], tenant: str
+        self, ids: Sequence[int], images: Sequence[PreparedImage], tenant: str
     ) -> TokenRequest:
-        """Put the pictures' own ids where their runs are."""
+        """Put the images' own ids where their runs are."""
         runs = iter(
             (index, length)
-            for index, picture in enumerate(pictures)
-            for length in picture.spelling
+            for index, image in enumerate(images)
+            for length in image.spelling
             if isinstance(length, int)
         )
-        streams = [iter(content_ids(one.digest, one.num_features)) for one in pictures]
+        streams = [iter(content_ids(one.digest, one.num_features)) for one in images]
         filled: list[int] = []
-        places: list[list[tuple[int, int]]] = [[] for _ in pictures]
+        places: list[list[tuple[int, int]]] = [[] for _ in images]
         for token_id in ids:
             if token_id != self._run_id:
                 filled.append(token_id)
@@ -190,7 +189,7 @@ class VisionPromptEncoder:
                 span=ContentSpan(digest=one.digest, runs=tuple(runs), grid=one.grid),
                 inputs=one.inputs,
             )
-            for one, runs in zip(pictures, places, strict=True)
+            for one, runs in zip(images, places, strict=True)
         )
         return TokenRequest(prompt_ids=tuple(filled), contents=tuple(contents), tenant=tenant)
 
@@ -198,10 +197,10 @@ class VisionPromptEncoder:
         """A message in the form that the template takes: as parts, or as one string."""
         content = message.get("content") or ""
         parts = [content] if isinstance(content, str) else content
-        has_picture = not all(isinstance(part, str) for part in parts)
-        if takes_parts if has_picture else not takes_strings:
+        has_image = not all(isinstance(part, str) for part in parts)
+        if takes_parts if has_image else not takes_strings:
             shown = [
-                {"type": "text", "text": part} if isinstance(part, str) else _PICTURE_PART
+                {"type": "text", "text": part} if isinstance(part, str) else _IMAGE_PART
                 for part in parts
             ]
             return {**message, "content": shown}
@@ -209,9 +208,9 @@ class VisionPromptEncoder:
         return {**message, "content": "".join(words)}
 
     async def _find_forms(self) -> tuple[bool, bool]:
-        """Whether the template takes parts with pictures, and whether strings: it renders both."""
-        picture = [_PICTURE_PART, {"type": "text", "text": _PROBE}]
-        shown = [await self._probe(content) for content in (picture, _PROBE)]
+        """Whether the template takes parts with images, and whether strings: it renders both."""
+        image = [_IMAGE_PART, {"type": "text", "text": _PROBE}]
+        shown = [await self._probe(content) for content in (image, _PROBE)]
         return shown[0].count(self._placeholder) == 1, _PROBE in shown[1]
 
     async def _probe(self, content: Any) -> str:
@@ -222,7 +221,7 @@ class VisionPromptEncoder:
 
 
 def open_api(setup: ApiSetup) -> ApiPart:
-    """No routes of its own: what chat needs to take pictures, one pool of children for all of them.
+    """No routes of its own: what chat needs to take images, one pool of children for all of them.
 
     Raises `WeightsError` where a model's folder is not fit.
     """
@@ -232,9 +231,9 @@ def open_api(setup: ApiSetup) -> ApiPart:
     facts = remembered_facts(models, config.models.cache_dir)
     prepare = PooledPreparation(models, config)
     setup.ending.push_async_callback(prepare.close)
-    pictures = PictureProcessorCache.from_config(prepare, config)
+    images = ImageProcessorCache.from_config(prepare, config)
     for model, known in zip(models, facts, strict=True):
         setup.prompt_encoders[model.name] = opening(
-            model, VisionPromptEncoder.open, known, pictures, config, max_bytes=MAX_MESSAGE_BYTES
+            model, VisionPromptEncoder.open, known, images, config, max_bytes=MAX_MESSAGE_BYTES
         )
     return ApiPart()

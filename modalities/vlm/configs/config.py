@@ -1,4 +1,4 @@
-"""What a model's folder says about pictures, in transformers' terms.
+"""What a model's folder says about images, in transformers' terms.
 
 Owns the reading of its two configurations: the model's own and its image processor's. Classes come
 from the installed transformers by their names; nothing of a checkpoint is ever executed. Torch is
@@ -45,7 +45,7 @@ def _kind_of(model_type: Any) -> Any:
         if {"text_config", "vision_config"} <= set(kind.sub_configs):
             return kind
     raise WeightsError(
-        f"model_type {model_type!r} is no model with pictures that is known here:"
+        f"model_type {model_type!r} is no model with images that is known here:"
         f" {', '.join(FAMILIES)}, and others that transformers has a processor for."
     )
 

@@ -1,9 +1,9 @@
-"""The families of vision models, and how each spells a picture in a prompt.
+"""The families of vision models, and how each spells an image in a prompt.
 
-Owns the table from `model_type` to facts: how a picture is processed and spelled (separators of the
+Owns the table from `model_type` to facts: how an image is processed and spelled (separators of the
 model's, and a mark for each feature), what its encoder is called with, and how its positions are
 attended to. A function that spells takes the model's configuration, its image processor and what
-that made of one picture; the longer ones ask transformers' own processors. Torch is not needed;
+that made of one image; the longer ones ask transformers' own processors. Torch is not needed;
 `config` is always transformers' own configuration object.
 """
 
@@ -30,7 +30,7 @@ def spell_llava(config: Any, images: Any, found: Found) -> str:
 
 
 def spell_llava_next(config: Any, images: Any, found: Found) -> str:
-    """The whole picture, then its tiles row by row, the filling cut off again."""
+    """The whole image, then its tiles row by row, the filling cut off again."""
     return _ask("LlavaNextProcessor", images, found, _llava_fields(config))
 
 
@@ -45,7 +45,7 @@ def spell_onevision(config: Any, images: Any, found: Found) -> str:
 
 
 def spell_idefics3(config: Any, images: Any, found: Found) -> str:
-    """Tiles, each after its row and column, then the whole picture."""
+    """Tiles, each after its row and column, then the whole image."""
     tag = "<global-img>"
     fields = {
         "fake_image_token": "<fake_token_around_image>",
@@ -82,7 +82,7 @@ def spell_gemma3(config: Any, images: Any, found: Found) -> str:
 
 
 def spell_paligemma(config: Any, images: Any, found: Found) -> str:
-    """A patch is a feature; the prompt's first token comes after the pictures."""
+    """A patch is a feature; the prompt's first token comes after the images."""
     return MARK * grid_size(config.vision_config) ** 2
 
 
@@ -98,7 +98,7 @@ def spell_any(config: Any, processor: Any, found: Found) -> str:
 
 
 def is_pixtral(config: Any) -> bool:
-    """Whether the tower takes pictures of any size."""
+    """Whether the tower takes images of any size."""
     return bool(config.vision_config.model_type == "pixtral")
 
 
@@ -108,7 +108,7 @@ def pixtral_patch(config: Any) -> int:
 
 
 def grid_size(vision: Any) -> int:
-    """Patches of a tower's own picture, along one side."""
+    """Patches of a tower's own image, along one side."""
     sizes = (vision.image_size, vision.patch_size)
     image, patch = (size if isinstance(size, int) else size[0] for size in sizes)
     return int(image // patch)
@@ -133,16 +133,16 @@ def _ask(name: str, images: Any, found: Found, fields: Mapping[str, Any]) -> str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionFamily:
-    """How a kind of model takes pictures.
+    """How a kind of model takes images.
 
     `placeholder` is what a chat template puts where one goes, `spell` gives what takes its place.
     `options` are added to the image processor's own settings; of what it makes, the encoder takes
     `inputs`, all where none are named. Where a family `has_scaling` it is set to leave values as
-    bytes, since it is known how to go on from there. It `nests_images` by prompt, or cuts a picture
-    into tiles and so `has_tiles` in a further axis. The inputs of several pictures are joined along
+    bytes, since it is known how to go on from there. It `nests_images` by prompt, or cuts an image
+    into tiles and so `has_tiles` in a further axis. The inputs of several images are joined along
     `batch_axis`, where they can be.
 
-    Positions of a picture see each other with `whole_spans`, those of a prompt with
+    Positions of an image see each other with `whole_spans`, those of a prompt with
     `whole_prompts`; all others see what came before them.
     """
 

@@ -11,7 +11,7 @@ MODEL_TYPE = "triptych_slots"
 
 
 class SlotVisionConfig(PreTrainedConfig):  # type: ignore[misc]
-    """How pictures are read, and what becomes of what is read.
+    """How images are read, and what becomes of what is read.
 
     - `kinds`: for each kind of slot, its number of classes and of soft tokens per class.
     - `fields`: the slots' kinds. After them comes a word of at most `num_letters` letters, one of
@@ -44,7 +44,7 @@ class SlotVisionConfig(PreTrainedConfig):  # type: ignore[misc]
 
     @property
     def num_positions(self) -> int:
-        """Soft tokens of a picture."""
+        """Soft tokens of an image."""
         kinds, fields = self.kinds or {}, self.fields or []
         widths = [int(kinds[kind][1]) for kind in fields]
         sentence = self.sentence or []

@@ -33,7 +33,7 @@ from triptych.modalities.vlm.configs.config import open_image_processor, read_co
 from triptych.modalities.vlm.configs.families import FAMILIES, family_of
 from triptych.modalities.vlm.engine.encoder import (
     FeatureLayout,
-    PictureEncoder,
+    ImageEncoder,
     Scaling,
     encoder_sketch,
     load_encoder,
@@ -55,7 +55,7 @@ _ENCODER_SHARE = 0.2  # of the progress that is reported
 
 
 class AnyVisionBlueprint:
-    """What every checkpoint with pictures says. `kind` is the class that its encoder is part of."""
+    """What every checkpoint with images says. `kind` is the class that its encoder is part of."""
 
     def __init__(
         self,
@@ -110,13 +110,13 @@ class AnyVisionBlueprint:
 
     @cached_property
     def scaling(self) -> Scaling | None:
-        """What the encoder does to pictures first; none where they come scaled."""
+        """What the encoder does to images first; none where they come scaled."""
         if not self.family.has_scaling:
             return None
         return Scaling.of(open_image_processor(self._checkpoint.folder))
 
-    def _encoder(self, model: Any) -> PictureEncoder:
-        return PictureEncoder(
+    def _encoder(self, model: Any) -> ImageEncoder:
+        return ImageEncoder(
             model,
             self.scaling,
             batch_axis=self.family.batch_axis,
@@ -177,7 +177,7 @@ class VisionBlueprint(AnyVisionBlueprint):
 
     @property
     def traits(self) -> PlaceholderTraits:
-        """What becomes of the positions that pictures fill."""
+        """What becomes of the positions that images fill."""
         return PlaceholderTraits(
             placeholder_id=self._placeholder_id(self.text.vocab_size),
             has_axes=bool(self.text.config.rope.sections),
@@ -191,14 +191,14 @@ class VisionBlueprint(AnyVisionBlueprint):
         hidden = int(getattr(vision, "hidden_size", 0) or getattr(vision, "embed_dim", 1024))
         return num_patches * 16 * hidden * self.dtype.itemsize
 
-    def build(self, report: Callable[[float], None]) -> tuple[Decoder, PictureEncoder]:
+    def build(self, report: Callable[[float], None]) -> tuple[Decoder, ImageEncoder]:
         """Load both."""
         encoder = self.build_encoder()
         report(_ENCODER_SHARE)
         share = 1 - _ENCODER_SHARE
         return self.build_decoder(lambda done: report(_ENCODER_SHARE + share * done)), encoder
 
-    def build_encoder(self) -> PictureEncoder:
+    def build_encoder(self) -> ImageEncoder:
         """Load the encoder alone."""
         names = [name for name in self._checkpoint.tensors if not self._part.holds(name)]
         model = load_encoder(

@@ -1,11 +1,11 @@
 """Vision encoders: transformers' own towers and projectors, without the language model.
 
-Owns how one is loaded from a checkpoint that holds more, how pictures become its batch, and the
+Owns how one is loaded from a checkpoint that holds more, how images become its batch, and the
 features that come of it: bytes are scaled and normalised here, on the device, as the model's image
-processor would. Pictures of like shapes share a forward. Knows no family: any model that has
+processor would. Images of like shapes share a forward. Knows no family: any model that has
 `get_image_features` will do.
 
-Shapes: N features of a picture, C hidden, L layers.
+Shapes: N features of an image, C hidden, L layers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LANGUAGE = ("language_model", "text_model", "lm_head")
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """One picture's features; `late_LNC` are added after the first layers, where a model has it.
+    """One image's features; `late_LNC` are added after the first layers, where a model has it.
 
     Those that are `is_owned` keep nothing else alive, and nobody writes to them.
     """
@@ -62,7 +62,7 @@ class Features:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureLayout:
-    """What the features of a model's pictures have in common: one, and the late ones with it."""
+    """What the features of a model's images have in common: one, and the late ones with it."""
 
     num_parts: int
     hidden_size: int
@@ -81,12 +81,12 @@ FeatureCache = ContentCache[Features]
 
 
 def not_finite() -> NonFinite:
-    """Why a picture's features are of no use."""
-    return NonFinite("The model computed no finite values for a picture.")
+    """Why an image's features are of no use."""
+    return NonFinite("The model computed no finite values for an image.")
 
 
 def open_cache(capacity_bytes: int, max_entries: int) -> FeatureCache:
-    """A cache by picture digest; with no entries it keeps only what is in use."""
+    """A cache by image digest; with no entries it keeps only what is in use."""
     return ContentCache(capacity_bytes, copy=Features.clone, max_entries=max_entries)
 
 
@@ -94,8 +94,8 @@ def open_cache(capacity_bytes: int, max_entries: int) -> FeatureCache:
 class Scaling:
     """What is left of a processor's work once sizes are right: `(bytes * factor - mean) / std`.
 
-    In a picture the channel is the third axis from the end. In flattened patches a channel's values
-    lie together; where a patch is made for `num_frames` of a film, a picture fills them all.
+    In an image the channel is the third axis from the end. In flattened patches a channel's values
+    lie together; where a patch is made for `num_frames` of a film, an image fills them all.
     """
 
     factor: float
@@ -125,12 +125,12 @@ class Scaling:
         return scaled.expand(-1, -1, self.num_frames, -1).flatten(1) if are_patches else scaled
 
 
-class PictureEncoder:
+class ImageEncoder:
     """Calls `model.get_image_features` for batches that are joined along `batch_axis`.
 
-    Without one, and on a CPU, pictures are encoded one by one: there what shares a run differs in
+    Without one, and on a CPU, images are encoded one by one: there what shares a run differs in
     its last bits. Without `scaling` they come scaled. Inputs that the model does not ask for are
-    left out. With a `group` this is one rank's part, and rank 0 alone has the pictures' numbers.
+    left out. With a `group` this is one rank's part, and rank 0 alone has the images' numbers.
     """
 
     def __init__(
@@ -152,28 +152,28 @@ class PictureEncoder:
 
     @property
     def is_batched(self) -> bool:
-        """Whether pictures that come together take less time than one after the other."""
+        """Whether images that come together take less time than one after the other."""
         return self._batch_axis is not None
 
-    def encode(self, pictures: Sequence[PromptContent]) -> list[Features | InvalidRequest]:
-        """Features in the order of `pictures`; an error where they do not fit its span."""
+    def encode(self, images: Sequence[PromptContent]) -> list[Features | InvalidRequest]:
+        """Features in the order of `images`; an error where they do not fit its span."""
         groups: dict[Any, list[int]] = defaultdict(list)
-        for index, picture in enumerate(pictures):
-            key = index if self._batch_axis is None else _shape(picture, self._batch_axis)
+        for index, image in enumerate(images):
+            key = index if self._batch_axis is None else _shape(image, self._batch_axis)
             groups[key].append(index)
         encoded: dict[int, Features | InvalidRequest] = {}
         for indexes in groups.values():
-            group = [pictures[index] for index in indexes]
+            group = [images[index] for index in indexes]
             encoded.update(zip(indexes, self._encode(group), strict=True))
-        return [encoded[index] for index in range(len(pictures))]
+        return [encoded[index] for index in range(len(images))]
 
-    def _encode(self, pictures: Sequence[PromptContent]) -> list[Features | InvalidRequest]:
-        output = self._model.get_image_features(**self._batch(pictures), return_dict=True)
+    def _encode(self, images: Sequence[PromptContent]) -> list[Features | InvalidRequest]:
+        output = self._model.get_image_features(**self._batch(images), return_dict=True)
         hidden_NC = _flat(output.pooler_output)
-        sizes = [picture.span.num_features for picture in pictures]
+        sizes = [image.span.num_features for image in images]
         if sum(sizes) != len(hidden_NC):
-            error = InvalidRequest("A picture's features do not fit its place in the prompt.")
-            return [error for _ in pictures]
+            error = InvalidRequest("An image's features do not fit its place in the prompt.")
+            return [error for _ in images]
         parts = hidden_NC.split(sizes)
         late = getattr(output, "deepstack_features", None)
         if late is None:
@@ -181,11 +181,11 @@ class PictureEncoder:
         late_parts = torch.stack([_flat(layer) for layer in late]).split(sizes, dim=1)
         return [Features(part, late) for part, late in zip(parts, late_parts, strict=True)]
 
-    def _batch(self, pictures: Sequence[PromptContent]) -> dict[str, torch.Tensor]:
+    def _batch(self, images: Sequence[PromptContent]) -> dict[str, torch.Tensor]:
         axis = self._batch_axis or 0
         batch = {
-            name: torch.cat([self._tensor(p.inputs[name]) for p in pictures], axis)
-            for name in pictures[0].inputs
+            name: torch.cat([self._tensor(p.inputs[name]) for p in images], axis)
+            for name in images[0].inputs
             if name in self._wanted
         }
         if self._scaling is not None:
@@ -206,11 +206,11 @@ class PictureEncoder:
         return values if self._group is None else self._group.broadcast(values)
 
 
-def _shape(picture: PromptContent, axis: int) -> tuple[Any, ...]:
-    """Equal for pictures that can be joined along `axis`."""
+def _shape(image: PromptContent, axis: int) -> tuple[Any, ...]:
+    """Equal for images that can be joined along `axis`."""
     return tuple(
         (name, array.dtype, array.shape[:axis], array.shape[axis + 1 :])
-        for name, array in sorted(picture.inputs.items())
+        for name, array in sorted(image.inputs.items())
     )
 
 

@@ -1,6 +1,6 @@
-"""Encodes pictures for other engines: the model behind the plans of an engine of role encode.
+"""Encodes images for other engines: the model behind the plans of an engine of role encode.
 
-Owns what becomes of features before they leave: one tensor for each picture, in the type that the
+Owns what becomes of features before they leave: one tensor for each image, in the type that the
 format of their pages says. Implements `core.runtime.engine.staged_runner.StagedModel`.
 """
 
@@ -15,33 +15,33 @@ from triptych.core.engine_api.prompt_content import PromptContent
 from triptych.core.engine_api.staged_plan import Stage
 from triptych.core.errors import TriptychError
 from triptych.core.runtime.sampling.host_copy import HostCopy
-from triptych.modalities.vlm.engine.encoder import Features, PictureEncoder, not_finite
+from triptych.modalities.vlm.engine.encoder import Features, ImageEncoder, not_finite
 
 
 @dataclass(slots=True)
-class PictureWork:
-    """A picture that is encoded in one stage."""
+class ImageWork:
+    """An image that is encoded in one stage."""
 
-    picture: PromptContent
+    image: PromptContent
     next_stage: Stage | None = None
 
 
 class EncodingModel:
-    """Encodes the pictures of a step together, as far as their encoder does."""
+    """Encodes the images of a step together, as far as their encoder does."""
 
-    def __init__(self, encoder: PictureEncoder, dtype: torch.dtype) -> None:
+    def __init__(self, encoder: ImageEncoder, dtype: torch.dtype) -> None:
         self._encoder = encoder
         self._dtype = dtype
 
-    def begin(self, request: PromptContent, unit: int) -> PictureWork:
-        """Take up a picture."""
-        return PictureWork(request)
+    def begin(self, request: PromptContent, unit: int) -> ImageWork:
+        """Take up an image."""
+        return ImageWork(request)
 
     def advance(
-        self, works: Sequence[PictureWork]
+        self, works: Sequence[ImageWork]
     ) -> list[Callable[[], torch.Tensor | TriptychError] | TriptychError]:
         """All that there is to do."""
-        encoded = self._encoder.encode([work.picture for work in works])
+        encoded = self._encoder.encode([work.image for work in works])
         return [part if isinstance(part, TriptychError) else self._whole(part) for part in encoded]
 
     def _whole(self, features: Features) -> Callable[[], torch.Tensor | TriptychError]:

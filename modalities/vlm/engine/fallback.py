@@ -1,7 +1,7 @@
 """Any other image-text model that transformers knows, its language side run on our paged cache.
 
 Owns what differs from `blueprint`: the whole model is transformers' own, one class for tower,
-projector and decoder. Pictures of no known family are encoded one by one, in their processor's
+projector and decoder. Images of no known family are encoded one by one, in their processor's
 form. What does not fit a plain paged cache is refused rather than served wrongly: positions on
 several axes, positions that see each other, features that enter late (see
 `modalities.llm.engine.fallback`).
@@ -34,7 +34,7 @@ from triptych.modalities.llm.engine.fallback import (
 )
 from triptych.modalities.vlm.configs.config import read_config
 from triptych.modalities.vlm.engine.blueprint import AnyVisionBlueprint
-from triptych.modalities.vlm.engine.encoder import PictureEncoder
+from triptych.modalities.vlm.engine.encoder import ImageEncoder
 from triptych.modalities.vlm.engine.head import PlaceholderTraits
 
 _BOTH_WAYS = ("token_type_ids", "mm_token_type_ids")
@@ -56,7 +56,7 @@ class FallbackVisionBlueprint(AnyVisionBlueprint):
         name = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(config.model_type, "")
         kind: Any = getattr(transformers, name, None)
         if kind is None or not hasattr(kind, "get_image_features"):
-            raise WeightsError(f"{config.model_type!r} is no model with pictures.")
+            raise WeightsError(f"{config.model_type!r} is no model with images.")
         if any(word in inspect.signature(kind.forward).parameters for word in _BOTH_WAYS):
             raise WeightsError(refusal("its positions see each other, or lie on several axes"))
         super().__init__(checkpoint, config, kind, dtype=dtype, device=device, native=native)
@@ -70,14 +70,14 @@ class FallbackVisionBlueprint(AnyVisionBlueprint):
 
     @property
     def traits(self) -> PlaceholderTraits:
-        """What becomes of the positions that pictures fill."""
+        """What becomes of the positions that images fill."""
         return PlaceholderTraits(placeholder_id=self._placeholder_id(self.text.vocab_size))
 
     def encoder_activation_bytes(self, num_patches: int) -> int:
         """A generous guess: towers are about as wide as the language model."""
         return 16 * num_patches * self.feature_bytes
 
-    def build(self, report: Callable[[float], None]) -> tuple[FallbackVisionModel, PictureEncoder]:
+    def build(self, report: Callable[[float], None]) -> tuple[FallbackVisionModel, ImageEncoder]:
         """Load through transformers, prove completeness, and try two tokens."""
         try:
             model, info = load_whole(

@@ -1,11 +1,11 @@
-"""Features of pictures as bytes, for engines that hand them to each other.
+"""Features of images as bytes, for engines that hand them to each other.
 
 Owns how features are cut into pages: their bytes as they are stored, those of the hidden states
 before those that enter late. Both classes implement `core.kv.transfer.memory.PageMemory`, and the
 protocols of `modalities.vlm.scheduling.features`. On a CPU numpy copies, as in
 `core.runtime.engine.page_memory`.
 
-Shapes: D hidden states and late ones (1 + L), N features of a picture, C hidden.
+Shapes: D hidden states and late ones (1 + L), N features of an image, C hidden.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class FeaturePages:
         self._pages: dict[int, torch.Tensor] = {}
 
     def num_bytes_of(self, num_features: int) -> int:
-        """Of the features of a picture."""
+        """Of the features of an image."""
         return num_features * self._layout.num_bytes
 
     def num_pages_of(self, num_features: int) -> int:
@@ -44,7 +44,7 @@ class FeaturePages:
         return -(-self.num_bytes_of(num_features) // self.page_bytes)
 
     def num_bytes(self, page_id: int) -> int:
-        """How many a page has: the last one of a picture has fewer."""
+        """How many a page has: the last one of an image has fewer."""
         return self._pages[page_id].nbytes
 
     def drop(self, page_ids: Sequence[int]) -> None:
@@ -71,7 +71,7 @@ class ArrivingFeatures(FeaturePages):
         self._whole: dict[int, torch.Tensor] = {}
 
     def expect(self, num_features: int) -> Sequence[int]:
-        """New pages for the features of a picture."""
+        """New pages for the features of an image."""
         layout = self._layout
         shape = (layout.num_parts, num_features, layout.hidden_size)
         features_DNC = torch.empty(shape, dtype=layout.dtype)
@@ -92,7 +92,7 @@ class ArrivingFeatures(FeaturePages):
         try:
             features_DNC = self._whole[page_ids[0]].to(self._device)
         except torch.OutOfMemoryError:
-            _log.warning("features of a picture do not fit in device memory")
+            _log.warning("features of an image do not fit in device memory")
             return False
         hidden_NC, late_LNC = features_DNC[0], features_DNC[1:]
         features = Features(hidden_NC, late_LNC if len(late_LNC) else None, is_owned=True)
@@ -127,7 +127,7 @@ class LeavingFeatures(FeaturePages):
         self._cache.release(digest)
 
     def lend(self, digest: bytes) -> Sequence[int]:
-        """The pages of a picture's features, kept until they are dropped; none if unknown."""
+        """The pages of an image's features, kept until they are dropped; none if unknown."""
         features_DNC = self._cache.acquire(digest)
         if features_DNC is None:
             return ()

@@ -1,10 +1,10 @@
-"""Tokens of text and positions of pictures: what enters a language model with vision.
+"""Tokens of text and positions of images: what enters a language model with vision.
 
-Owns which positions of each slot a picture fills, and where they are in space. What fills them is
-found by `step_features`. A step without pictures goes the way of a text model's. Implements
+Owns which positions of each slot an image fills, and where they are in space. What fills them is
+found by `step_features`. A step without images goes the way of a text model's. Implements
 `core.runtime.engine.token_runner.TokenHead`.
 
-Shapes: T tokens of the step, F of them filled by pictures, P of a prompt, C hidden, S slots.
+Shapes: T tokens of the step, F of them filled by images, P of a prompt, C hidden, S slots.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ _NOWHERE = np.empty(0, dtype=np.int64)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceholderTraits:
-    """What a model makes of the positions that pictures fill.
+    """What a model makes of the positions that images fill.
 
     `placeholder_id` stands for them in its vocabulary. With `has_axes` they are places in a grid
-    (M-RoPE, arXiv:2409.12191). With `whole_spans` those of one picture see each other, with
-    `whole_prompts` all of a prompt that has pictures.
+    (M-RoPE, arXiv:2409.12191). With `whole_spans` those of one image see each other, with
+    `whole_prompts` all of a prompt that has images.
     """
 
     placeholder_id: int
@@ -88,7 +88,7 @@ class VisionHead(TextHead):
         self._filling: list[Part] = []  # in order of position
 
     def bind(self, row: TokenRow) -> None:
-        """As for text; and note the slot's pictures."""
+        """As for text; and note the slot's images."""
         slot, spans = row.slot, row.contents
         self._spans.pop(slot, None)
         self._places.pop(slot, None)
@@ -108,7 +108,7 @@ class VisionHead(TextHead):
         super().bind(row)
 
     def lay_out(self, step: StepLayout) -> Sequence[Int64s]:
-        """Ids, places where they are not plain positions, and which tokens pictures fill."""
+        """Ids, places where they are not plain positions, and which tokens images fill."""
         is_filled_T = step.token_ids_T >= FIRST_FRAME_ID
         step.token_ids_T[is_filled_T] = self._traits.placeholder_id
         places = self._lay_out_places(step) if self._traits.has_axes else _NOWHERE
@@ -146,7 +146,7 @@ class VisionHead(TextHead):
         return self._seeing.run(x_TC, places, paged, late)
 
     def _lay_out_places(self, step: StepLayout) -> Int64s:
-        """Positions [T] as the model counts them, or [3, T] where prompts have pictures."""
+        """Positions [T] as the model counts them, or [3, T] where prompts have images."""
         shifted_T = step.host_positions_T + self._shifts_S[step.slots_B[step.row_T]]
         if not any(row.slot in self._places for row in step.rows[step.num_decode :]):
             return shifted_T
@@ -188,16 +188,16 @@ def _first_tokens(step: StepLayout) -> list[tuple[TokenRow, int]]:
 
 
 def _places(num_prompt_tokens: int, spans: Sequence[ContentSpan]) -> tuple[Int64s, int]:
-    """Positions `[3, P]` of a prompt with pictures, and how much further on the rest is.
+    """Positions `[3, P]` of a prompt with images, and how much further on the rest is.
 
-    Text moves on by one along all axes, a picture by its rows and columns along two. What follows a
-    picture begins after the longer of the two.
+    Text moves on by one along all axes, an image by its rows and columns along two. What follows an
+    image begins after the longer of the two.
     """
     positions_3P = np.empty((3, num_prompt_tokens), dtype=np.int64)
     done, place = 0, 0
     for span in spans:
         (first, length), (height, width) = span.runs[0], span.grid
-        assert len(span.runs) == 1, "a picture on a grid is one run"
+        assert len(span.runs) == 1, "an image on a grid is one run"
         assert height * width == length, "a grid has a place for every feature"
         positions_3P[:, done:first] = np.arange(place, place + first - done)
         place += first - done

@@ -23,7 +23,7 @@ from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.runtime.tensors.grouped import open_checkpoint
 from triptych.modalities.llm.engine.loader import Follower, LlmLoader, unreported
 from triptych.modalities.vlm.engine.blueprint import VisionBlueprint, is_native
-from triptych.modalities.vlm.engine.encoder import FeatureCache, PictureEncoder, open_cache
+from triptych.modalities.vlm.engine.encoder import FeatureCache, ImageEncoder, open_cache
 from triptych.modalities.vlm.engine.fallback import FallbackVisionBlueprint
 from triptych.modalities.vlm.engine.feature_memory import ArrivingFeatures, FeaturePages
 from triptych.modalities.vlm.engine.head import VisionHead, VisionTextModel
@@ -50,11 +50,11 @@ if TYPE_CHECKING:
     from triptych.core.runtime.engine.ranks import Ranks
 
 STEP_PATCHES = 8192
-"""Of pictures that are encoded together; a larger picture is encoded alone."""
+"""Of images that are encoded together; a larger image is encoded alone."""
 RESERVED_PATCHES = 2 * STEP_PATCHES
 """Of a step that has its memory from the start."""
-_PICTURE_FEATURES = 1024
-"""Of a picture as the cache expects them to be."""
+_IMAGE_FEATURES = 1024
+"""Of an image as the cache expects them to be."""
 _CACHE_SHARE = 0.1  # of the ledger, at most
 
 Blueprint = VisionBlueprint | FallbackVisionBlueprint
@@ -62,7 +62,7 @@ _FALLBACK = "triptych.modalities.vlm.engine.fallback:FallbackVisionBlueprint"
 
 
 class VisionLoader(LlmLoader):
-    """Implements `schedulers.base.ModelLoader`. Pictures are encoded together, by torch."""
+    """Implements `schedulers.base.ModelLoader`. Images are encoded together, by torch."""
 
     is_fixed_on_gpu: ClassVar[bool] = False
 
@@ -151,7 +151,7 @@ class VisionLoader(LlmLoader):
     def _vision_runner(
         self,
         tokens: TokenRunner,
-        encoder: PictureEncoder,
+        encoder: ImageEncoder,
         features: FeatureCache,
         blueprint: Blueprint,
         ranks: Ranks | None,
@@ -222,7 +222,7 @@ class VisionLoader(LlmLoader):
     def _reserve_cache(self, memory: ModelMemory, blueprint: Blueprint) -> int:
         """Bytes that are kept for features."""
         max_entries = self._config.cache.max_vision_cache_entries
-        wanted = max(max_entries * _PICTURE_FEATURES, STEP_PATCHES) * blueprint.feature_bytes
+        wanted = max(max_entries * _IMAGE_FEATURES, STEP_PATCHES) * blueprint.feature_bytes
         cache_bytes = min(wanted, int(_CACHE_SHARE * self._ledger.capacity_bytes))
         memory.reserve("vision-cache", cache_bytes, is_divided=False)
         return cache_bytes
@@ -242,7 +242,7 @@ class VisionLoader(LlmLoader):
     def _fetch_features(
         self, scheduler: VisionScheduler, features: FeatureCache, blueprint: Blueprint
     ) -> Callable[[], None]:
-        """Have pictures encoded elsewhere; returns what ends that. Raises `ConfigError`."""
+        """Have images encoded elsewhere; returns what ends that. Raises `ConfigError`."""
         plan = PipelinePlan.checked(self._config)
         if not isinstance(blueprint, VisionBlueprint):
             raise ConfigError(undivided(self.name, plan.features.flag))

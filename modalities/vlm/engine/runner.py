@@ -1,7 +1,7 @@
-"""Turns the plans of a vision model into device work: tokens, and features of pictures.
+"""Turns the plans of a vision model into device work: tokens, and features of images.
 
 Owns the dispatch, and how features get into the cache. Tokens are the business of
-`core.runtime.engine.token_runner`, pictures that of an encoder.
+`core.runtime.engine.token_runner`, images that of an encoder.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from triptych.core.runtime.sampling.host_copy import HostCopy
 from triptych.modalities.vlm.engine.encoder import (
     FeatureCache,
     Features,
-    PictureEncoder,
+    ImageEncoder,
     not_finite,
 )
 from triptych.modalities.vlm.engine.shared_room import SharedRoom
 from triptych.modalities.vlm.plan import EncodePlan, SharedPlan
 
-_NO_ROOM = "The pictures did not fit in device memory."
+_NO_ROOM = "The images did not fit in device memory."
 
 
 def told(plan: Plan) -> Told:
@@ -41,7 +41,7 @@ class VisionRunner:
     def __init__(
         self,
         tokens: Runner,
-        encoder: PictureEncoder,
+        encoder: ImageEncoder,
         features: FeatureCache,
         device: torch.device,
         stream: StepStream,
@@ -60,9 +60,9 @@ class VisionRunner:
             return self._tokens.launch(plan)
         try:
             with torch.inference_mode(), self._stream.current():
-                if self.room is not None and not self.room.holds(plan.pictures):
+                if self.room is not None and not self.room.holds(plan.images):
                     return RefusedStep(OutOfMemory(_NO_ROOM))
-                encoded = self._encoder.encode(plan.pictures)
+                encoded = self._encoder.encode(plan.images)
                 unfit = torch.zeros((), dtype=torch.bool, device=self._device)
                 flags = [
                     unfit if isinstance(part, TriptychError) else part.hidden_NC.isfinite().all()
@@ -104,12 +104,12 @@ class PendingFeatures:
         """Wait for the features, and keep those that are sound."""
         errors: list[TriptychError | None] = []
         flags = self.is_finite.get().tolist()
-        for picture, part, is_finite in zip(self.plan.pictures, self.encoded, flags, strict=True):
+        for image, part, is_finite in zip(self.plan.images, self.encoded, flags, strict=True):
             if isinstance(part, TriptychError):
                 errors.append(part)
             elif not is_finite:
                 errors.append(not_finite())
             else:
-                self.cache.insert(picture.span.digest, part, part.num_bytes)
+                self.cache.insert(image.span.digest, part, part.num_bytes)
                 errors.append(None)
         return StepResult(rows=errors)

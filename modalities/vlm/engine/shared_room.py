@@ -1,4 +1,4 @@
-"""Whether the ranks of a divided encoder have the memory for a picture, before any begins with it.
+"""Whether the ranks of a divided encoder have the memory for an image, before any begins with it.
 
 Owns the question and its one answer. In the midst of a step no rank can give up alone: the others
 would wait for it, and the engine would have to end.
@@ -29,9 +29,9 @@ class SharedRoom:
     patch_bytes: int
     reserved_patches: int
 
-    def holds(self, pictures: Iterable[PromptContent]) -> bool:
+    def holds(self, images: Iterable[PromptContent]) -> bool:
         """Whether all ranks have room for a step: each asks, and gets the same answer."""
-        num_patches = sum(map(num_patches_of, pictures))
+        num_patches = sum(map(num_patches_of, images))
         if num_patches <= self.reserved_patches:
             return True
         num_sharing = self.group.num_ranks if self.device.is_cpu else 1

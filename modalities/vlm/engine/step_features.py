@@ -3,7 +3,7 @@
 Owns where they come from: the cache, and where a model is divided over ranks, rank 0's cache. The
 others have none, and no encoder.
 
-Shapes: T tokens of the step, F of them filled by pictures, C hidden, L layers with late features.
+Shapes: T tokens of the step, F of them filled by images, C hidden, L layers with late features.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from triptych.core.runtime.devices.rank_group import RankGroup
 
 Part = tuple[bytes, int, int]
-"""Some features of a picture: its digest, from and to."""
+"""Some features of an image: its digest, from and to."""
 
 
 class StepFeatures(Protocol):

@@ -33,9 +33,9 @@ def hide_torch() -> None:
 def read_facts(folder: str) -> VisionFacts:
     """The facts of the model in `folder`. Raises `WeightsError` where it is not fit to see."""
     from triptych.modalities.vlm.configs.config import read_config
-    from triptych.modalities.vlm.processing.processor import PictureProcessor
+    from triptych.modalities.vlm.processing.processor import ImageProcessor
 
-    processor = PictureProcessor.open(folder, model="")
+    processor = ImageProcessor.open(folder, model="")
     text = read_config(read_json(Path(folder) / "config.json")).get_text_config()
     fields = {name: getattr(text, name, None) for name in _FIELDS}
     known = {name: value for name, value in fields.items() if value is not None}

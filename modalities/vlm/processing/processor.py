@@ -1,6 +1,6 @@
-"""From a decoded picture to what crosses to the engine: model pixels, and its place in a prompt.
+"""From a decoded image to what crosses to the engine: model pixels, and its place in a prompt.
 
-Owns the use of transformers' image processors for one picture at a time, and what a picture is
+Owns the use of transformers' image processors for one image at a time, and what an image is
 spelled as in a prompt. Runs in processes of its own, off every event loop: needs Pillow and numpy,
 never torch. Scaling and normalising are left to the engine (`encoder`).
 """
@@ -22,14 +22,14 @@ from triptych.core.errors import InvalidRequest
 from triptych.core.weights.layout import read_json
 from triptych.modalities.vlm.configs.config import open_image_processor, open_processor, read_config
 from triptych.modalities.vlm.configs.families import ANY, MARK, family_of, is_pixtral
-from triptych.modalities.vlm.prepared import PreparedPicture
+from triptych.modalities.vlm.prepared import PreparedImage
 
 _MASK = "pixel_attention_mask"
 _SPELLING = re.compile(f"({MARK}+)")
 
 
-class PictureProcessor:
-    """Prepares pictures for the model in one folder. `model` is the digest of its weights.
+class ImageProcessor:
+    """Prepares images for the model in one folder. `model` is the digest of its weights.
 
     A model of no known family needs its whole `processor`, too.
     """
@@ -62,13 +62,13 @@ class PictureProcessor:
 
     @property
     def placeholder(self) -> str:
-        """What a chat template puts where a picture goes."""
+        """What a chat template puts where an image goes."""
         if self.family is ANY:
             return str(self._speller.image_token)
         return "[IMG]" if is_pixtral(self._config) else self.family.placeholder
 
-    def prepare(self, pixels: Pixels, *, adapter: str = "") -> PreparedPicture:
-        """The work of one picture. Raises `InvalidRequest` where the model takes none like it."""
+    def prepare(self, pixels: Pixels, *, adapter: str = "") -> PreparedImage:
+        """The work of one image. Raises `InvalidRequest` where the model takes none like it."""
         rgb = np.frombuffer(pixels.rgb, np.uint8).reshape(pixels.height, pixels.width, 3)
         try:
             found = self._images(
@@ -78,13 +78,13 @@ class PictureProcessor:
             )
         except ValueError as error:
             raise InvalidRequest(
-                f"The model takes no picture of {pixels.width} x {pixels.height} pixels."
+                f"The model takes no image of {pixels.width} x {pixels.height} pixels."
             ) from error
         inputs = self._inputs(found)
         # Text, and runs of marks between it.
         parts = filter(None, _SPELLING.split(self.family.spell(self._config, self._speller, found)))
         digest = content_digest(inputs, settings=self._settings, model=self._model, adapter=adapter)
-        return PreparedPicture(
+        return PreparedImage(
             digest=digest,
             inputs=inputs,
             spelling=tuple(len(part) if part[0] == MARK else part for part in parts),
@@ -98,12 +98,12 @@ class PictureProcessor:
         pixels = arrays["pixel_values"]
         if self.family.has_scaling:
             pixels = (pixels[0] if self.family.has_tiles else pixels).astype(np.uint8)
-            if pixels.ndim == 2:  # patches for several frames of a film, all the same in a picture
+            if pixels.ndim == 2:  # patches for several frames of a film, all the same in an image
                 images, length = self._images, len(pixels)
                 frames = (length, len(images.image_mean), images.temporal_patch_size, -1)
                 pixels = pixels.reshape(frames)[:, :, 0].reshape(length, -1)
         mask = arrays.pop(_MASK, None)
-        if mask is not None and not mask.all():  # without one, all is picture
+        if mask is not None and not mask.all():  # without one, all is image
             arrays[_MASK] = mask.astype(np.uint8)
         return {name: _array(array) for name, array in (arrays | {"pixel_values": pixels}).items()}
 

@@ -1,1 +1,1 @@
-"""Which pictures are encoded when, and where. Runs in the engine process; loads no torch."""
+"""Which images are encoded when, and where. Runs in the engine process; loads no torch."""

@@ -1,7 +1,7 @@
-"""Pictures that this engine encodes for others, and nothing else.
+"""Images that this engine encodes for others, and nothing else.
 
-Owns the jobs of an engine of role encode, one for each picture, and whose orders wait for which.
-Features are kept by the picture's digest, so that one which many ask for is encoded once. Knows no
+Owns the jobs of an engine of role encode, one for each image, and whose orders wait for which.
+Features are kept by the image's digest, so that one which many ask for is encoded once. Knows no
 sockets, no tensors.
 """
 
@@ -23,17 +23,17 @@ from triptych.schedulers.base import SchedulerStats
 from triptych.schedulers.roles.order_jobs import OrderJobs, PageSink, exchange_stats
 from triptych.schedulers.staged import JobPace, StagedScheduler, StageLimits
 
-_MAX_STEP_PICTURES = 64
+_MAX_STEP_IMAGES = 64
 
 
 class EncodeScheduler(StagedScheduler):
-    """Schedules pictures; a step encodes up to `max_step_patches` of several, or one."""
+    """Schedules images; a step encodes up to `max_step_patches` of several, or one."""
 
     def __init__(self, *, model: str, max_jobs: int, max_step_patches: int) -> None:
         limits = StageLimits(
-            max_rows=_MAX_STEP_PICTURES,
+            max_rows=_MAX_STEP_IMAGES,
             max_size=max_step_patches,
-            max_started=2 * _MAX_STEP_PICTURES,
+            max_started=2 * _MAX_STEP_IMAGES,
         )
         super().__init__(model=model, open_pace=_open_pace, max_jobs=max_jobs, limits=limits)
         self.counted: Callable[[SchedulerStats], SchedulerStats] = lambda stats: stats
@@ -45,74 +45,74 @@ class EncodeScheduler(StagedScheduler):
 
 
 def _open_pace(job: Job) -> JobPace:
-    """Raises `WrongModel` for what is no picture."""
+    """Raises `WrongModel` for what is no image."""
     if not isinstance(job.request, PromptContent):
         raise WrongModel(
-            "This server only encodes pictures for others; ask the one that has the language model."
+            "This server only encodes images for others; ask the one that has the language model."
         )
     return JobPace(Stage("encode", num_patches_of(job.request)))
 
 
 @dataclass(eq=False, slots=True)
-class _SentPicture:
-    """What is held for an order: pages of a picture's features, once they are there."""
+class _SentImage:
+    """What is held for an order: pages of an image's features, once they are there."""
 
-    picture: PromptContent
+    image: PromptContent
     num_bytes: int
     page_ids: Sequence[int] = ()
 
 
 class SentFeatures(OrderJobs):
-    """Has pictures encoded."""
+    """Has images encoded."""
 
     def __init__(
         self, scheduler: EncodeScheduler, memory: LeavingMemory, sink: PageSink, model: str
     ) -> None:
         super().__init__(sink, model, "features")
-        self._counts = Counter(feature_orders_total=0, pictures_encoded_total=0)
+        self._counts = Counter(feature_orders_total=0, images_encoded_total=0)
         self._scheduler = scheduler
         self._memory = memory
-        self._sent: dict[PageOrder, _SentPicture] = {}
+        self._sent: dict[PageOrder, _SentImage] = {}
         self._jobs: dict[bytes, str] = {}
         scheduler.counted = self.counted
 
     def open(self, order: PageOrder) -> None:
-        """On the server's thread: check a picture, and have it encoded."""
-        picture = order.wanted.request
-        if isinstance(picture, PromptContent) and self._can_be(picture, order):
-            self._post(partial(self._open, order, picture))
+        """On the server's thread: check an image, and have it encoded."""
+        image = order.wanted.request
+        if isinstance(image, PromptContent) and self._can_be(image, order):
+            self._post(partial(self._open, order, image))
         else:
-            order.end("no picture that can be encoded here")
+            order.end("no image that can be encoded here")
 
     def counted(self, stats: SchedulerStats) -> SchedulerStats:
         """`stats` with what was sent."""
         return exchange_stats(stats, self._counts, self._sink.counts, FEATURE_PREFIX)
 
-    def _can_be(self, picture: PromptContent, order: PageOrder) -> bool:
-        lengths = [length for _, length in picture.span.runs]
+    def _can_be(self, image: PromptContent, order: PageOrder) -> bool:
+        lengths = [length for _, length in image.span.runs]
         if not lengths or min(lengths) < 1:
             return False
         num_pages = self._memory.num_pages_of(sum(lengths))
-        are_whole = bool(picture.inputs) and all(a.is_whole for a in picture.inputs.values())
+        are_whole = bool(image.inputs) and all(a.is_whole for a in image.inputs.values())
         return are_whole and (order.wanted.first, order.wanted.num_pages) == (0, num_pages)
 
-    def _open(self, order: PageOrder, picture: PromptContent) -> None:
+    def _open(self, order: PageOrder, image: PromptContent) -> None:
         self._counts["feature_orders_total"] += 1
-        span = picture.span
+        span = image.span
         num_bytes = self._memory.num_bytes_of(span.num_features)
         num_held = sum(sent.num_bytes for sent in self._sent.values())
         if num_held + num_bytes > self._memory.capacity_bytes:
-            order.end("too many pictures at once")
+            order.end("too many images at once")
             return
-        sent = self._sent[order] = _SentPicture(picture, num_bytes)
+        sent = self._sent[order] = _SentImage(image, num_bytes)
         if self._send(order, sent) or span.digest in self._jobs:
             return
         job_id = self._jobs[span.digest] = self._new_id()
-        self._run(job_id, picture, partial(self._take, span.digest))
+        self._run(job_id, image, partial(self._take, span.digest))
 
-    def _send(self, order: PageOrder, sent: _SentPicture) -> bool:
-        """Hand a picture's pages to its order; false if they are not there."""
-        span = sent.picture.span
+    def _send(self, order: PageOrder, sent: _SentImage) -> bool:
+        """Hand an image's pages to its order; false if they are not there."""
+        span = sent.image.span
         sent.page_ids = self._memory.lend(span.digest)
         if len(sent.page_ids) == order.wanted.num_pages:
             keys = page_keys(span, len(sent.page_ids))
@@ -122,7 +122,7 @@ class SentFeatures(OrderJobs):
         return bool(sent.page_ids)
 
     def _take(self, digest: bytes, output: Output) -> None:
-        """How the job of a picture ends; its payload is for all who wait for it."""
+        """How the job of an image ends; its payload is for all who wait for it."""
         del self._jobs[digest]
         waiting = self._waiting_for(digest)
         if output.payload is None:
@@ -130,7 +130,7 @@ class SentFeatures(OrderJobs):
             for order, _ in waiting:
                 order.end(f"{error.code}: {error.message}" if error else "not encoded")
             return
-        self._counts["pictures_encoded_total"] += 1
+        self._counts["images_encoded_total"] += 1
         self._memory.keep(digest, output.payload)
         for order, sent in waiting:
             self._send(order, sent)
@@ -139,15 +139,15 @@ class SentFeatures(OrderJobs):
     def _close(self, order: PageOrder) -> None:
         sent = self._sent.pop(order, None)
         if sent is None:
-            return  # its picture was not taken
+            return  # its image was not taken
         self._memory.drop(sent.page_ids)
-        digest = sent.picture.span.digest
+        digest = sent.image.span.digest
         if digest in self._jobs and not self._waiting_for(digest):
             self._scheduler.cancel(self._jobs[digest])
 
-    def _waiting_for(self, digest: bytes) -> list[tuple[PageOrder, _SentPicture]]:
+    def _waiting_for(self, digest: bytes) -> list[tuple[PageOrder, _SentImage]]:
         return [
             (order, sent)
             for order, sent in self._sent.items()
-            if sent.picture.span.digest == digest and not sent.page_ids
+            if sent.image.span.digest == digest and not sent.page_ids
         ]

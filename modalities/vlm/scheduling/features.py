@@ -1,6 +1,6 @@
-"""Features of pictures as pages: what engines that hand them to each other have in common.
+"""Features of images as pages: what engines that hand them to each other have in common.
 
-Owns the names of a picture's pages, which are its features' bytes, cut, and the protocol of the
+Owns the names of an image's pages, which are its features' bytes, cut, and the protocol of the
 memory behind them (the engine's: `modalities.vlm.engine.feature_memory`). Knows no tensors.
 """
 
@@ -23,7 +23,7 @@ class FeatureMemory(Protocol):
     """Of features on their way at once."""
 
     def num_bytes_of(self, num_features: int) -> int:
-        """Of the features of a picture."""
+        """Of the features of an image."""
         ...
 
     def num_pages_of(self, num_features: int) -> int:
@@ -36,10 +36,10 @@ class FeatureMemory(Protocol):
 
 
 class ArrivingMemory(FeatureMemory, Protocol):
-    """Of an engine that has pictures encoded elsewhere."""
+    """Of an engine that has images encoded elsewhere."""
 
     def expect(self, num_features: int) -> Sequence[int]:
-        """New pages for the features of a picture."""
+        """New pages for the features of an image."""
         ...
 
     def keep(self, digest: bytes, page_ids: Sequence[int]) -> bool:
@@ -51,7 +51,7 @@ class ArrivingMemory(FeatureMemory, Protocol):
 
 
 class LeavingMemory(FeatureMemory, Protocol):
-    """Of an engine that encodes pictures for others."""
+    """Of an engine that encodes images for others."""
 
     def keep(self, digest: bytes, features: Any) -> None:
         """Put what was encoded into the cache, with a reference."""
@@ -62,10 +62,10 @@ class LeavingMemory(FeatureMemory, Protocol):
         ...
 
     def lend(self, digest: bytes) -> Sequence[int]:
-        """The pages of a picture's features, kept until they are dropped; none if unknown."""
+        """The pages of an image's features, kept until they are dropped; none if unknown."""
         ...
 
 
 def page_keys(span: ContentSpan, num_pages: int) -> list[bytes]:
-    """What the pages of a picture's features are called."""
+    """What the pages of an image's features are called."""
     return [span.digest + struct.pack("<I", index) for index in range(num_pages)]

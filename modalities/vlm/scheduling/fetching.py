@@ -1,4 +1,4 @@
-"""Pictures that another engine encodes for this one.
+"""Images that another engine encodes for this one.
 
 Owns which of them are on their way, on the engine's loop. What arrives goes to the cache of
 features as if it had been encoded here; what does not come in time is encoded here. Knows no
@@ -23,24 +23,24 @@ from triptych.schedulers.roles.page_exchange import PageSource
 from triptych.schedulers.tokens.guides import Post
 
 
-class PictureExchange:
-    """What the scheduler asks about pictures; an engine that encodes all itself has just this."""
+class ImageExchange:
+    """What the scheduler asks about images; an engine that encodes all itself has just this."""
 
     def connect(self, post: Post, done: Callable[[bytes, bool], None]) -> None:
-        """Learn how other threads reach the loop's, and who is told of pictures.
+        """Learn how other threads reach the loop's, and who is told of images.
 
         `done` gets a digest, and whether its features are in the cache, with a reference.
         """
 
     def is_coming(self, digest: bytes) -> bool:
-        """Whether a picture is on its way."""
+        """Whether an image is on its way."""
         return False
 
-    def start(self, picture: PromptContent) -> None:
-        """Have a picture encoded elsewhere, if that is possible."""
+    def start(self, image: PromptContent) -> None:
+        """Have an image encoded elsewhere, if that is possible."""
 
     def stop(self, digest: bytes) -> None:
-        """A picture that may be on its way is not wanted any more."""
+        """An image that may be on its way is not wanted any more."""
 
     def counted(self, stats: SchedulerStats) -> SchedulerStats:
         """`stats` with what came from elsewhere."""
@@ -48,7 +48,7 @@ class PictureExchange:
 
 
 @dataclass(frozen=True, slots=True)
-class _AwaitedPicture:
+class _AwaitedImage:
     """A fetch, begun at a time, for so many bytes."""
 
     fetch: PageFetch
@@ -56,8 +56,8 @@ class _AwaitedPicture:
     num_bytes: int
 
 
-class FetchedFeatures(PictureExchange):
-    """Has pictures encoded by engines of that role."""
+class FetchedFeatures(ImageExchange):
+    """Has images encoded by engines of that role."""
 
     def __init__(self, memory: ArrivingMemory, source: PageSource) -> None:
         self._memory = memory
@@ -67,20 +67,20 @@ class FetchedFeatures(PictureExchange):
         self._post: Post = lambda call: call()
         self._done: Callable[[bytes, bool], None] = lambda digest, is_here: None
         self._ids = count()
-        self._open: dict[bytes, _AwaitedPicture] = {}
+        self._open: dict[bytes, _AwaitedImage] = {}
         self._stopped: set[bytes] = set()
 
     def connect(self, post: Post, done: Callable[[bytes, bool], None]) -> None:
-        """Learn how the source's thread reaches the loop's, and who is told of pictures."""
+        """Learn how the source's thread reaches the loop's, and who is told of images."""
         self._post, self._done = post, done
 
     def is_coming(self, digest: bytes) -> bool:
-        """Whether a picture is on its way."""
+        """Whether an image is on its way."""
         return digest in self._open
 
-    def start(self, picture: PromptContent) -> None:
-        """Fetch a picture's features, unless there is nobody to ask, or too much on its way."""
-        span, memory = picture.span, self._memory
+    def start(self, image: PromptContent) -> None:
+        """Fetch an image's features, unless there is nobody to ask, or too much on its way."""
+        span, memory = image.span, self._memory
         self._counts["feature_fetches_total"] += 1
         num_bytes = memory.num_bytes_of(span.num_features)
         num_coming = sum(awaited.num_bytes for awaited in self._open.values())
@@ -91,18 +91,18 @@ class FetchedFeatures(PictureExchange):
         page_ids = memory.expect(span.num_features)
         fetch = PageFetch(
             fetch_id=next(self._ids),
-            request=picture,
+            request=image,
             first=0,
             keys=page_keys(span, len(page_ids)),
             page_ids=page_ids,
             arrived=lambda num_arrived: None,
             ended=partial(self._end, span.digest),
         )
-        self._open[span.digest] = _AwaitedPicture(fetch, time.monotonic(), num_bytes)
+        self._open[span.digest] = _AwaitedImage(fetch, time.monotonic(), num_bytes)
         self._source.start(fetch)
 
     def stop(self, digest: bytes) -> None:
-        """End a picture's fetch, if there is one."""
+        """End an image's fetch, if there is one."""
         awaited = self._open.get(digest)
         if awaited is not None:
             self._stopped.add(digest)

@@ -1,10 +1,10 @@
-"""Chat with pictures: which are encoded when, and how far prompts get before they are.
+"""Chat with images: which are encoded when, and how far prompts get before they are.
 
 Owns the steps of a vision model, beside those of tokens. A prompt's chunk ends at the first
-picture that has no features yet; what the next chunks need is encoded, no more. Features live in a
-`ContentCache` that the runner fills; what is held here are references, from a job's first need of a
-picture until its last position is computed. Steps that encode and steps of tokens take turns, so
-that neither waits for long. Pictures may be encoded by another engine (`fetching`). Knows no
+image that has no features yet; what the next chunks need is encoded, no more. Features live in a
+`ContentCache` that the runner fills; what is held here are references, from a job's first need of
+an image until its last position is computed. Steps that encode and steps of tokens take turns, so
+that neither waits for long. Images may be encoded by another engine (`fetching`). Knows no
 tensors.
 """
 
@@ -27,7 +27,7 @@ from triptych.core.kv.pages import PagePool
 from triptych.core.options.config import ScheduleOptions
 from triptych.core.process.content_cache import ContentCache
 from triptych.modalities.vlm.plan import EncodePlan
-from triptych.modalities.vlm.scheduling.fetching import PictureExchange
+from triptych.modalities.vlm.scheduling.fetching import ImageExchange
 from triptych.schedulers.base import SchedulerStats
 from triptych.schedulers.batcher import Unit
 from triptych.schedulers.tokens.guides import Post
@@ -36,7 +36,7 @@ from triptych.schedulers.tokens.scheduler import TokenScheduler
 from triptych.schedulers.tokens.state import SequenceState
 
 _ENCODE = "encode"
-_MAX_WAITING_JOBS = 8  # jobs that have not begun whose pictures are encoded ahead
+_MAX_WAITING_JOBS = 8  # jobs that have not begun whose images are encoded ahead
 _MAX_LOOKAHEAD = 128  # waiting jobs, of text too, among which they are looked for
 _PATCH_VALUES = 14 * 14 * 3  # of most towers; others' are counted as if they were like it
 
@@ -45,9 +45,9 @@ _PATCH_VALUES = 14 * 14 * 3  # of most towers; others' are counted as if they we
 class VisionLimits:
     """What a model sees at once.
 
-    A step encodes pictures of `max_step_patches` together, or one. `whole_spans`: what a picture
+    A step encodes images of `max_step_patches` together, or one. `whole_spans`: what an image
     fills is computed in one go, since its positions see each other; `whole_prompts`: so is the
-    prompt of a request with pictures.
+    prompt of a request with images.
     """
 
     max_step_patches: int
@@ -77,7 +77,7 @@ class VisionResources:
 
 
 @dataclass(slots=True, eq=False)
-class PicturedPrompt:
+class ImagedPrompt:
     """A job's prompt with references to the features `refs`; it had `awaited` encoded for it.
 
     Other engines have been `asked` for some.
@@ -89,25 +89,25 @@ class PicturedPrompt:
     asked: set[bytes] = field(default_factory=set)
 
     @property
-    def pictures(self) -> tuple[PromptContent, ...]:
+    def images(self) -> tuple[PromptContent, ...]:
         """What it shows."""
         return self.row.request.contents
 
     @property
     def num_cached(self) -> int:
-        """Pictures that were in the cache, or wholly within cached pages."""
-        return sum(picture.span.digest not in self.awaited for picture in self.pictures)
+        """Images that were in the cache, or wholly within cached pages."""
+        return sum(image.span.digest not in self.awaited for image in self.images)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _EncodeRow(Unit):
-    """A picture in a step that encodes."""
+    """An image in a step that encodes."""
 
-    picture: PromptContent
+    image: PromptContent
 
     @property
     def digest(self) -> bytes:
-        return self.picture.span.digest
+        return self.image.span.digest
 
 
 class VisionScheduler(TokenScheduler):
@@ -131,27 +131,27 @@ class VisionScheduler(TokenScheduler):
         self._features = vision.features
         self._vision = vision.limits
         self.limits = TokenLimits(chunk_end=self._chunk_end)
-        self._seeing: dict[str, PicturedPrompt] = {}
+        self._seeing: dict[str, ImagedPrompt] = {}
         self._encoding: set[bytes] = set()
         self._alone: set[bytes] = set()
         self._releasing: list[tuple[int, set[bytes]]] = []
-        self.elsewhere = PictureExchange()
-        """Where pictures are encoded beside this engine; set before jobs come."""
+        self.elsewhere = ImageExchange()
+        """Where images are encoded beside this engine; set before jobs come."""
         self._was_encode = False
-        self._counters.update({"pictures_encoded_total": 0, "vision_cache_hits_total": 0})
+        self._counters.update({"images_encoded_total": 0, "vision_cache_hits_total": 0})
 
     def connect(self, post: Post) -> None:
-        """As for text; and learn of pictures that come from elsewhere."""
+        """As for text; and learn of images that come from elsewhere."""
         super().connect(post)
         self.elsewhere.connect(post, self._take_fetched)
 
     def note_change(self) -> None:
-        """As for text; and ask for pictures that are needed now, as when pages do not come."""
+        """As for text; and ask for images that are needed now, as when pages do not come."""
         super().note_change()
         self._take_references()
 
     def stats(self) -> SchedulerStats:
-        """As for text; and counts of pictures that come from elsewhere."""
+        """As for text; and counts of images that come from elsewhere."""
         return self.elsewhere.counted(super().stats())
 
     def check(self) -> None:
@@ -169,13 +169,13 @@ class VisionScheduler(TokenScheduler):
 
     def _open(self, job: Job) -> SequenceState:
         if self._vision.whole_prompts and not job.request.contents:
-            raise InvalidRequest("This model needs a picture with every prompt.", param="messages")
+            raise InvalidRequest("This model needs an image with every prompt.", param="messages")
         return super()._open(job)
 
     def _joined(self, opened: SequenceState) -> None:
         super()._joined(opened)
         if opened.request.contents:
-            prompt = self._seeing[opened.name] = PicturedPrompt(opened)
+            prompt = self._seeing[opened.name] = ImagedPrompt(opened)
             opened.job.sink = partial(_send, prompt, opened.job.sink)
             self._take_references()
 
@@ -189,7 +189,7 @@ class VisionScheduler(TokenScheduler):
         if prompt is not None:
             # A step in flight may still read what the job held.
             self._releasing.append((max(self._steps, default=-1), prompt.refs))
-            for digest in {picture.span.digest for picture in prompt.pictures}:
+            for digest in {image.span.digest for image in prompt.images}:
                 if self.elsewhere.is_coming(digest) and not self._waiting_for(digest):
                     self.elsewhere.stop(digest)
         self._update_references()
@@ -214,11 +214,11 @@ class VisionScheduler(TokenScheduler):
         return step if self._was_encode else encode
 
     def _chunk_end(self, row: SequenceState, start: int, end: int) -> int:
-        """Where a chunk ends: before a picture without features, and never inside what is whole."""
+        """Where a chunk ends: before an image without features, and never inside what is whole."""
         prompt = self._seeing.get(row.name)
         if prompt is None or start >= row.num_prompt_tokens:
             return end
-        spans = [picture.span for picture in prompt.pictures]
+        spans = [image.span for image in prompt.images]
         blocked = (s.start for s in spans if s.end > start and s.digest not in prompt.refs)
         limit = max(start, min(blocked, default=sys.maxsize))
         if self._vision.whole_prompts and limit < sys.maxsize:
@@ -226,25 +226,25 @@ class VisionScheduler(TokenScheduler):
         chunk = range(start, min(end, limit))
         return self._vision.chunk_end(spans, row.num_prompt_tokens, chunk) if chunk else start
 
-    def _wanted(self, prompt: PicturedPrompt) -> Iterator[PromptContent]:
-        """Pictures that the prompt's next chunk may need and that it has no reference to."""
+    def _wanted(self, prompt: ImagedPrompt) -> Iterator[PromptContent]:
+        """Images that the prompt's next chunk may need and that it has no reference to."""
         start = self.tokens.num_covered(prompt.row)
         last = start + self._options.max_batch_input_tokens
         if self._vision.whole_prompts or not self._options.enable_chunked_prefill:
             last = prompt.row.num_prompt_tokens
-        for picture in prompt.pictures:
-            span = picture.span
+        for image in prompt.images:
+            span = image.span
             if span.end > start and span.start < last and span.digest not in prompt.refs:
-                yield picture
+                yield image
 
-    def _next_prompts(self) -> Iterator[PicturedPrompt]:
-        """Those whose pictures may be needed next: those that run, and the first that wait."""
+    def _next_prompts(self) -> Iterator[ImagedPrompt]:
+        """Those whose images may be needed next: those that run, and the first that wait."""
         yield from (prompt for prompt in self._seeing.values() if prompt.row.lease is not None)
         waiting = (self._seeing.get(r.name) for r in islice(self._state.waiting, _MAX_LOOKAHEAD))
         yield from islice(filter(None, waiting), _MAX_WAITING_JOBS)
 
     def _draft_encode(self, *, is_shared: bool) -> TokenDraft | None:
-        """As many pictures as share a step; a short one where others wait for the device."""
+        """As many images as share a step; a short one where others wait for the device."""
         chosen: dict[bytes, PromptContent] = {}
         due_s, num_patches = math.inf, 0
         most, budget_s = self._vision.max_step_patches, self._step_budget_s
@@ -253,21 +253,21 @@ class VisionScheduler(TokenScheduler):
         if math.isfinite(budget_s):
             most = min(most, self.costs.fitting(_ENCODE, "patches", budget_s, most))
         for prompt in self._next_prompts():
-            for picture in self._wanted(prompt):
-                digest = picture.span.digest
+            for image in self._wanted(prompt):
+                digest = image.span.digest
                 is_coming = digest in self._encoding or self.elsewhere.is_coming(digest)
                 if digest in chosen or is_coming:
                     continue
-                if chosen and num_patches + num_patches_of(picture) > most:
+                if chosen and num_patches + num_patches_of(image) > most:
                     continue
                 if chosen and (digest in self._alone or self._alone & chosen.keys()):
                     continue
-                chosen[digest] = picture
-                num_patches += num_patches_of(picture)
+                chosen[digest] = image
+                num_patches += num_patches_of(image)
                 due_s = min(due_s, prompt.row.arrival_s + self._options.target_first_token_s)
         if not chosen:
             return None
-        rows = [_EncodeRow(picture=picture) for picture in chosen.values()]
+        rows = [_EncodeRow(image=image) for image in chosen.values()]
         return TokenDraft(kind=_ENCODE, work={"patches": num_patches}, rows=rows, due_s=due_s)
 
     # Steps.
@@ -278,8 +278,8 @@ class VisionScheduler(TokenScheduler):
             taken = super()._take(draft, step_id, now_s)
         else:
             self._encoding.update(row.digest for row in draft.rows)
-            pictures = tuple(row.picture for row in draft.rows)
-            plan = EncodePlan(step_id=step_id, model=self._model, kind=_ENCODE, pictures=pictures)
+            images = tuple(row.image for row in draft.rows)
+            plan = EncodePlan(step_id=step_id, model=self._model, kind=_ENCODE, images=images)
             taken = plan, draft.rows
         self._update_references()
         return taken
@@ -288,7 +288,7 @@ class VisionScheduler(TokenScheduler):
         return not isinstance(row, _EncodeRow) and super()._is_void(row)
 
     def _accept(self, step: TokenDraft, row: Any, found: Any, now_s: float) -> None:
-        """Pass a picture's reference on to the jobs that wait for it."""
+        """Pass an image's reference on to the jobs that wait for it."""
         if not isinstance(row, _EncodeRow):
             super()._accept(step, row, found, now_s)
             return
@@ -296,17 +296,17 @@ class VisionScheduler(TokenScheduler):
         if found is not None:
             self._give_up(row, found)
             return
-        self._counters["pictures_encoded_total"] += 1
+        self._counters["images_encoded_total"] += 1
         self._hand_on(row.digest)
 
     def _take_fetched(self, digest: bytes, is_here: bool) -> None:
-        """A picture was encoded elsewhere, or is not going to be."""
+        """An image was encoded elsewhere, or is not going to be."""
         if is_here:
             self._hand_on(digest)
         self.note_change()
 
     def _hand_on(self, digest: bytes) -> None:
-        """Give a new picture's reference to the jobs that wait for it."""
+        """Give a new image's reference to the jobs that wait for it."""
         for prompt in self._waiting_for(digest):
             self._features.acquire(digest)
             prompt.refs.add(digest)
@@ -320,7 +320,7 @@ class VisionScheduler(TokenScheduler):
         return True
 
     def _give_up(self, row: Any, error: TriptychError) -> None:
-        """End a row's job, or every job that waits for a picture which cannot be encoded."""
+        """End a row's job, or every job that waits for an image which cannot be encoded."""
         if not isinstance(row, _EncodeRow):
             super()._give_up(row, error)
             return
@@ -333,11 +333,11 @@ class VisionScheduler(TokenScheduler):
         else:
             super()._settle(row)
 
-    def _waiting_for(self, digest: bytes) -> list[PicturedPrompt]:
+    def _waiting_for(self, digest: bytes) -> list[ImagedPrompt]:
         return [
             prompt
             for prompt in self._seeing.values()
-            if any(picture.span.digest == digest for picture in self._wanted(prompt))
+            if any(image.span.digest == digest for image in self._wanted(prompt))
         ]
 
     # References.
@@ -350,7 +350,7 @@ class VisionScheduler(TokenScheduler):
         """After any change: release what is not needed any more, take what is there already."""
         for prompt in self._seeing.values():
             num_committed = prompt.row.num_committed
-            needed = {p.span.digest for p in prompt.pictures if p.span.end > num_committed}
+            needed = {p.span.digest for p in prompt.images if p.span.end > num_committed}
             self._release(prompt.refs - needed)
             prompt.refs &= needed
         first = min(self._steps, default=sys.maxsize)
@@ -362,38 +362,38 @@ class VisionScheduler(TokenScheduler):
 
     def _take_references(self) -> None:
         for prompt in self._next_prompts():
-            for picture in self._wanted(prompt):
-                digest = picture.span.digest
+            for image in self._wanted(prompt):
+                digest = image.span.digest
                 if digest in self._encoding or self.elsewhere.is_coming(digest):
                     continue  # nobody's yet: it is handed on when it is there
                 if self._features.acquire(digest) is not None:
                     prompt.refs.add(digest)
                     self._counters["vision_cache_hits_total"] += 1
                 elif digest not in prompt.asked:
-                    self._ask_for(prompt, picture)
+                    self._ask_for(prompt, image)
 
-    def _ask_for(self, prompt: PicturedPrompt, picture: PromptContent) -> None:
-        """Have a picture encoded elsewhere, unless that failed for somebody who still waits."""
-        digest = picture.span.digest
+    def _ask_for(self, prompt: ImagedPrompt, image: PromptContent) -> None:
+        """Have an image encoded elsewhere, unless that failed for somebody who still waits."""
+        digest = image.span.digest
         is_new = not any(digest in other.asked for other in self._waiting_for(digest))
         prompt.asked.add(digest)
         if is_new:
-            self.elsewhere.start(picture)
+            self.elsewhere.start(image)
 
     def _release(self, digests: set[bytes]) -> None:
         for digest in digests:
             self._features.release(digest)
 
 
-def _send(prompt: PicturedPrompt, sink: Sink, output: Output) -> None:
-    """Pass on what a job yields, with how many of its pictures were found."""
+def _send(prompt: ImagedPrompt, sink: Sink, output: Output) -> None:
+    """Pass on what a job yields, with how many of its images were found."""
     delta = output.payload
     if isinstance(delta, TokenDelta):
         delta.num_cached_contents = prompt.num_cached
     sink(output)
 
 
-def num_patches_of(picture: PromptContent) -> int:
+def num_patches_of(image: PromptContent) -> int:
     """How much work it is to encode: what an encoder takes in, in patches."""
-    num_values = max(math.prod(array.shape) for array in picture.inputs.values())
+    num_values = max(math.prod(array.shape) for array in image.inputs.values())
     return max(1, num_values // _PATCH_VALUES)

@@ -1,9 +1,9 @@
-"""How near one picture is to another: PSNR, SSIM, features of a network; and what it shows.
+"""How near one image is to another: PSNR, SSIM, features of a network; and what it shows.
 
 Owns the measures. The network and the judge are the image recipe's (samples/training/image), and
 are fetched or fitted at their first use.
 
-Legend: B pictures, C channels, H height, W width.
+Legend: B images, C channels, H height, W width.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _PEAK_DB = 99.0
 _SIGMA, _WINDOW = 1.5, 11
 
 
-def psnr_db(pictures_BCHW: Tensor, others_BCHW: Tensor) -> list[float]:
-    """Peak signal-to-noise ratios of pictures in 0..1; 99 where they are equal."""
-    errors = (pictures_BCHW - others_BCHW).double().square().flatten(1).mean(1)
+def psnr_db(images_BCHW: Tensor, others_BCHW: Tensor) -> list[float]:
+    """Peak signal-to-noise ratios of images in 0..1; 99 where they are equal."""
+    errors = (images_BCHW - others_BCHW).double().square().flatten(1).mean(1)
     return (-10 * errors.log10()).clamp(max=_PEAK_DB).tolist()
 
 
-def ssim(pictures_BCHW: Tensor, others_BCHW: Tensor) -> list[float]:
-    """Structural similarities of pictures in 0..1 (Wang et al. 2004), the mean over channels.
+def ssim(images_BCHW: Tensor, others_BCHW: Tensor) -> list[float]:
+    """Structural similarities of images in 0..1 (Wang et al. 2004), the mean over channels.
 
     With their Gaussian window of 11 pixels and deviation 1.5, constants 0.01 and 0.03 squared.
     """
@@ -40,7 +40,7 @@ def ssim(pictures_BCHW: Tensor, others_BCHW: Tensor) -> list[float]:
     def smooth(values: Tensor) -> Tensor:
         return functional.conv2d(values.flatten(0, 1)[:, None], window)
 
-    one, other = pictures_BCHW.double(), others_BCHW.double()
+    one, other = images_BCHW.double(), others_BCHW.double()
     mean, mean_other = smooth(one), smooth(other)
     variance, variance_other = smooth(one**2) - mean**2, smooth(other**2) - mean_other**2
     covariance = smooth(one * other) - mean * mean_other
@@ -73,19 +73,19 @@ class Judge:
         return list(zip(self._studio.describe(shown), names, strict=True))
 
     @torch.inference_mode()
-    def features(self, pictures_BCHW: Tensor) -> Tensor:
-        """Features of pictures in 0..1, of length 1 each: a product is a cosine."""
-        return functional.normalize(self._judges.eye.see(pictures_BCHW * 2 - 1).means, dim=-1)
+    def features(self, images_BCHW: Tensor) -> Tensor:
+        """Features of images in 0..1, of length 1 each: a product is a cosine."""
+        return functional.normalize(self._judges.eye.see(images_BCHW * 2 - 1).means, dim=-1)
 
     @torch.inference_mode()
-    def is_right(self, pictures_BCHW: Tensor, names: Sequence[str]) -> list[bool]:
-        """Whether each picture shows what it should."""
-        seen = self._judges.eye.see(pictures_BCHW * 2 - 1)
+    def is_right(self, images_BCHW: Tensor, names: Sequence[str]) -> list[bool]:
+        """Whether each image shows what it should."""
+        seen = self._judges.eye.see(images_BCHW * 2 - 1)
         found = self._judges.things(seen, [1] * len(names))
         return [{name} == things for name, things in zip(names, found, strict=True)]
 
 
 def feature_distances(features: Tensor, others: Tensor) -> list[float]:
-    """One less the cosine, for pictures in pairs."""
+    """One less the cosine, for images in pairs."""
     found: list[float] = (1 - (features * others).sum(-1)).tolist()
     return found

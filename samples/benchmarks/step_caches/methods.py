@@ -2,7 +2,7 @@
 
 Owns what is open in each method: where the prediction acts, its degree, and what the method itself
 decides by. All are wider than what a request may set, so that none is held back. The rules are the
-product's own (`caches.methods`), which decide for each picture and branch by itself.
+product's own (`caches.methods`), which decide for each image and branch by itself.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _DAMPINGS = tuple(float(rate) for rate in np.linspace(0, 7, 8))
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Calibrated:
-    """What is known of a model beforehand: measured on the pictures that settings are sought on.
+    """What is known of a model beforehand: measured on the images that settings are sought on.
 
     `ratios` are MagCache's at each level.
     """
@@ -52,7 +52,7 @@ class Calibrated:
 
     @property
     def num_steps(self) -> int:
-        """Runs of the model for a branch of an uncached picture."""
+        """Runs of the model for a branch of an uncached image."""
         return len(self.measured.points)
 
     @property

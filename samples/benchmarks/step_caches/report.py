@@ -118,7 +118,7 @@ def _title(sampling: str) -> str:
 
 def _seeds(reference: Reference) -> str:
     return (
-        f"Uncached pictures: {reference.right:.0%} named right. Two seeds of a prompt are"
+        f"Uncached images: {reference.right:.0%} named right. Two seeds of a prompt are"
         f" {fmean(reference.seeds_psnr_db):.1f} dB apart, and"
         f" {fmean(reference.seeds_features):.3f} in features (100 % below)."
     )

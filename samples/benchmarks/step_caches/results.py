@@ -21,7 +21,7 @@ class Terms(msgspec.Struct, frozen=True):
 
     steps: list[int]
     shares: list[float]
-    num_pictures: int
+    num_images: int
     num_tuning: int
     num_trials: int
     guidance: float | None = None
@@ -30,7 +30,7 @@ class Terms(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         scale = "the model's own" if self.guidance is None else f"{self.guidance:g}"
         return (
-            f"{self.note or 'A model'}: {self.num_pictures} pictures, {self.num_trials} trials with"
+            f"{self.note or 'A model'}: {self.num_images} images, {self.num_trials} trials with"
             f" {self.num_tuning} others for each method and budget, guidance scale {scale}."
         )
 
@@ -46,7 +46,7 @@ class Terms(msgspec.Struct, frozen=True):
 
 
 class Reference(msgspec.Struct, frozen=True):
-    """Uncached pictures: the share named right, and how far those of another seed are."""
+    """Uncached images: the share named right, and how far those of another seed are."""
 
     right: float
     seeds_psnr_db: list[float]
@@ -54,9 +54,9 @@ class Reference(msgspec.Struct, frozen=True):
 
 
 class Cell(msgspec.Struct, frozen=True):
-    """A method at its best settings, picture by picture.
+    """A method at its best settings, image by image.
 
-    `cpu_share`: processor time by that of uncached pictures; `None` where there is no cache.
+    `cpu_share`: processor time by that of uncached images; `None` where there is no cache.
     """
 
     setting: dict[str, str | float]
@@ -114,7 +114,7 @@ class Results:
         }
 
     def reference(self, sampling: str) -> Reference:
-        """Of the uncached pictures."""
+        """Of the uncached images."""
         return self._document.references[sampling]
 
     def of_model(self, digest: str) -> None:
@@ -134,7 +134,7 @@ class Results:
         self._write()
 
     def put_reference(self, sampling: str, reference: Reference) -> None:
-        """Write what the uncached pictures are like."""
+        """Write what the uncached images are like."""
         self._document.references[sampling] = reference
         self._write()
 

@@ -1,4 +1,4 @@
-"""The search that gives every method its settings: so many trials, of the same pictures.
+"""The search that gives every method its settings: so many trials, of the same images.
 
 Owns the trials, on prompts and seeds apart from those that are measured. A trial draws all of them
 with one setting; its value is their mean PSNR to the uncached ones, and what it costs the mean
@@ -48,7 +48,7 @@ class Trial:
 
 
 Attempt = Callable[[CacheMethod], tuple[float, float]]
-"""Draws all pictures with a cache: the mean number of runs, and the mean PSNR."""
+"""Draws all images with a cache: the mean number of runs, and the mean PSNR."""
 
 
 class Search:
@@ -64,12 +64,12 @@ class Search:
     def of(
         cls, subject: Subject, sampling: Sampling, wishes: Sequence[Wish], num_trials: int
     ) -> Search:
-        """Measures what methods must know, on the pictures of the search."""
-        wholes = subject.draw(wishes, sampling).pictures_BCHW
+        """Measures what methods must know, on the images of the search."""
+        wholes = subject.draw(wishes, sampling).images_BCHW
 
         def attempt(cache: CacheMethod) -> tuple[float, float]:
             drawn = subject.draw(wishes, sampling, cache)
-            return fmean(drawn.num_runs), fmean(psnr_db(drawn.pictures_BCHW, wholes))
+            return fmean(drawn.num_runs), fmean(psnr_db(drawn.images_BCHW, wholes))
 
         return cls(calibrated(subject, sampling, wishes), attempt, num_trials)
 
@@ -165,7 +165,7 @@ def _without_threshold(setting: Setting) -> Setting:
 
 @torch.inference_mode()
 def calibrated(subject: Subject, sampling: Sampling, wishes: Sequence[Wish]) -> Calibrated:
-    """What methods must know beforehand, measured on uncached pictures."""
+    """What methods must know beforehand, measured on uncached images."""
     total: Calibration | None = None
     model: Measured | None = None
     ratios: list[tuple[float, ...]] = []

@@ -1,9 +1,9 @@
-"""The model whose pictures are measured, drawn by the engine's own parts in one process.
+"""The model whose images are measured, drawn by the engine's own parts in one process.
 
 Owns loading and drawing. Everything is float32, so that only the cache makes a difference. Knows no
 method and no measure.
 
-Legend: B pictures, C channels, H height, W width.
+Legend: B images, C channels, H height, W width.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from triptych.modalities.diffusion.wire import ImageRequest
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """A picture: its prompt, its seed, and what a judge should see in it."""
+    """An image: its prompt, its seed, and what a judge should see in it."""
 
     prompt: str
     seed: int
@@ -43,7 +43,7 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How pictures are drawn: with a second guidance branch, or without."""
+    """How images are drawn: with a second guidance branch, or without."""
 
     num_steps: int
     is_guided: bool
@@ -56,19 +56,19 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """Pictures in 0..1, the runs of the model for a branch of each, and all their processor time.
+    """Images in 0..1, the runs of the model for a branch of each, and all their processor time.
 
     Processor time is that of the steps, without text encoder and autoencoder.
     """
 
-    pictures_BCHW: Tensor
+    images_BCHW: Tensor
     num_runs: list[float]
     cpu_s: float
 
     def joined(self, other: Drawn) -> Drawn:
         """Both, this one's first."""
         return Drawn(
-            pictures_BCHW=torch.cat([self.pictures_BCHW, other.pictures_BCHW]),
+            images_BCHW=torch.cat([self.images_BCHW, other.images_BCHW]),
             num_runs=self.num_runs + other.num_runs,
             cpu_s=self.cpu_s + other.cpu_s,
         )
@@ -108,7 +108,7 @@ class Subject:
     def draw(
         self, wishes: Sequence[Wish], sampling: Sampling, method: CacheMethod | None = None
     ) -> Drawn:
-        """The pictures of all wishes, in their order."""
+        """The images of all wishes, in their order."""
         parts = [self._draw(part, sampling, method) for part in self.batches(wishes)]
         drawn = parts[0]
         for part in parts[1:]:
@@ -144,12 +144,12 @@ class Subject:
             while not rows[0].is_done:
                 self.denoiser.step(rows)
             cpu_s = time.process_time() - started_s
-            pictures = [
+            images = [
                 self.recipe.decode(row.sample.sample, self._request(wish, sampling)).clamp(0, 1)
                 for row, wish in zip(rows, wishes, strict=True)
             ]
             runs = [sum(b.num_runs for b in row.branches) / len(row.branches) for row in rows]
-            return Drawn(pictures_BCHW=torch.stack(pictures).cpu(), num_runs=runs, cpu_s=cpu_s)
+            return Drawn(images_BCHW=torch.stack(images).cpu(), num_runs=runs, cpu_s=cpu_s)
 
     def _request(self, wish: Wish, sampling: Sampling) -> ImageRequest:
         width, height = self.recipe.default_size

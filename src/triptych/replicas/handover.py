@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Collection
 
 POLL_S = 2.0
 NUM_MISSES = 2
-"""Polls in a row that must not find it: one may come while Serve's picture changes."""
+"""Polls in a row that must not find it: one may come while Serve's image changes."""
 
 FindRunning = Callable[[], Awaitable[Collection[str] | None]]
 """The names of those that run; `None` where that cannot be known now."""

@@ -1,4 +1,4 @@
-"""Names of pictures: equal where features are, and only there."""
+"""Names of images: equal where features are, and only there."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_mark_says_which_features_fill_which_positions() -> None:
     assert span.mark(0, 8) == moved.mark(1, 9)
 
 
-def test_pictures_cross_the_wire() -> None:
+def test_images_cross_the_wire() -> None:
     span = ContentSpan(digest=b"d" * 32, runs=((3, 2),), grid=(1, 2))
-    picture = PromptContent(span=span, inputs={"pixel_values": array()})
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(picture), type=PromptContent) == picture
+    image = PromptContent(span=span, inputs={"pixel_values": array()})
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(image), type=PromptContent) == image

@@ -26,7 +26,7 @@ def url(data: bytes, media_type: str = "image/png") -> str:
 
 IN_LISTS = FilePlace(
     re.compile(rb'"images"\s{0,8}:\s{0,8}\[\s{0,64}"'),
-    pictures=frozenset({("images",)}),
+    images=frozenset({("images",)}),
     following=re.compile(rb'"\s{0,64},\s{0,64}"'),
     least=40,
 )
@@ -72,7 +72,7 @@ def test_text_that_looks_like_a_field_stays_text(text: str) -> None:
 
 @pytest.mark.parametrize("body", ["AAA", "A", "AA=A", "====", "AAAA=AAA", "AA==AAAA"])
 @pytest.mark.parametrize("size", [1, 100])
-def test_what_is_no_base64_is_no_picture_but_a_text(body: str, size: int) -> None:
+def test_what_is_no_base64_is_no_image_but_a_text(body: str, size: int) -> None:
     raw = json.dumps({"url": f"data:image/png;base64,{body}"})
     found, urls = read(raw.encode(), size)
     with pytest.raises(InvalidRequest, match="base64") as error:
@@ -121,7 +121,7 @@ def test_base64_may_be_broken_into_lines_and_escaped_as_urls_are(
     urls.close()
 
 
-def test_files_stay_where_pictures_are_read() -> None:
+def test_files_stay_where_images_are_read() -> None:
     data = "A" * 40
     body = {"images": [data], "schema": {"images": [data], "x": [{"images": [data]}]}}
     found, urls = read(json.dumps(body).encode(), 100, place=IN_LISTS)

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 
 from support.full_app import MODELS, open_full_app
 from support.http import FakeEngine, chat, in_process
-from support.pictures import picture, saved
+from support.images import image, saved
 from support.voices_app import recording
 from triptych.core.http.app import create_app
 from triptych.core.http.models import ModelCard
@@ -25,7 +25,7 @@ ROUTES = {
     "image": "/v1/images/generations",
 }
 WAV = {"file": ("a.wav", recording())}
-PICTURE = {"image": ("a.png", saved(picture(64, 64)))}
+IMAGE = {"image": ("a.png", saved(image(64, 64)))}
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +46,8 @@ async def ask(client: httpx.AsyncClient, model: str) -> list[tuple[str, httpx.Re
         "transcription /v1/audio/transcriptions": {"data": name, "files": WAV},
         "transcription /v1/audio/translations": {"data": name, "files": WAV},
         "image /v1/images/generations": {"json": {"prompt": "a", "size": "64x64", **name}},
-        "image /v1/images/edits": {"data": {"prompt": "a", **name}, "files": PICTURE},
-        "image /v1/images/variations": {"data": name, "files": PICTURE},
+        "image /v1/images/edits": {"data": {"prompt": "a", **name}, "files": IMAGE},
+        "image /v1/images/variations": {"data": name, "files": IMAGE},
     }
     found = []
     for route, body in bodies.items():

@@ -39,7 +39,7 @@ def test_a_role_with_its_address_and_key_is_taken() -> None:
 
 
 @pytest.mark.parametrize("role", ["prefill_and_decode", "prefill", "decode"])
-def test_any_engine_but_an_encoder_may_have_pictures_encoded_elsewhere(role: str) -> None:
+def test_any_engine_but_an_encoder_may_have_images_encoded_elsewhere(role: str) -> None:
     plan = PipelinePlan.of(_config(role, encoder_address=("host:2", "host:3")))
     assert plan.fetches_features
     assert plan.features.addresses == ("host:2", "host:3")

@@ -274,7 +274,7 @@ def test_fractions_and_negative_numbers_make_a_list() -> None:
         {"step_cache": "off", "teacache": True},
     ],
 )
-def test_a_picture_has_one_step_cache(options: dict[str, object]) -> None:
+def test_an_image_has_one_step_cache(options: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=r"one step cache.* and .*--step-cache"):
         make_config(options)
     make_config({"first_block_caching": True, "taylorseer": True})

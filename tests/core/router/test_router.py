@@ -62,7 +62,7 @@ def test_requests_without_a_prefix_go_where_there_is_least_to_do() -> None:
     busy = send(router, "image", image)
     assert router.load_s(busy) == 5.0
     sent = [send(router, f"chat{i}", chat) for i in range(4)]
-    assert busy not in sent, "a picture is as much work as 25 chats"
+    assert busy not in sent, "an image is as much work as 25 chats"
     assert sorted(map(sent.count, set(sent))) == [2, 2]
 
 

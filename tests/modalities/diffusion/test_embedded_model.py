@@ -43,7 +43,7 @@ def recipe() -> Recipe:
 @cache
 @torch.inference_mode()
 def drawn(*asked: tuple[str, int]) -> list[tuple[Tensor, Tensor]]:
-    """Latents `[8, 16, 16]` and picture `[3, 128, 128]` of each prompt and seed, in one batch."""
+    """Latents `[8, 16, 16]` and image `[3, 128, 128]` of each prompt and seed, in one batch."""
     requests = [
         ImageRequest(prompt=prompt, width=_SIDE, height=_SIDE, num_steps=12, seed=seed)
         for prompt, seed in asked
@@ -67,21 +67,21 @@ PROMPTS = (
 )
 
 
-def pictures() -> list[Tensor]:
-    """A picture of each prompt."""
-    return [picture for _, picture in drawn(*((prompt, 3) for prompt in PROMPTS))]
+def images() -> list[Tensor]:
+    """An image of each prompt."""
+    return [image for _, image in drawn(*((prompt, 3) for prompt in PROMPTS))]
 
 
-def ground(picture: Tensor) -> Tensor:
-    """The colour of the ground `[3]`: the median of the picture's border."""
-    border = (picture[:, :4], picture[:, -4:], picture[:, :, :4], picture[:, :, -4:])
+def ground(image: Tensor) -> Tensor:
+    """The colour of the ground `[3]`: the median of the image's border."""
+    border = (image[:, :4], image[:, -4:], image[:, :, :4], image[:, :, -4:])
     return torch.cat([side.flatten(1) for side in border], 1).median(1).values
 
 
-def thing(picture: Tensor) -> Tensor:
+def thing(image: Tensor) -> Tensor:
     """The mean colour `[3]` of what is not ground."""
-    is_thing = (picture - ground(picture)[:, None, None]).abs().amax(0) > 0.3
-    return picture[:, is_thing].mean(1)
+    is_thing = (image - ground(image)[:, None, None]).abs().amax(0) > 0.3
+    return image[:, is_thing].mean(1)
 
 
 def test_it_is_as_small_as_promised() -> None:
@@ -92,7 +92,7 @@ def test_it_is_as_small_as_promised() -> None:
 
 
 def test_the_ground_has_the_colour_asked_for() -> None:
-    on_blue, on_yellow, _ = pictures()
+    on_blue, on_yellow, _ = images()
     red, green, blue = ground(on_blue).tolist()
     assert blue > max(red, green) + 0.2
     red, green, blue = ground(on_yellow).tolist()
@@ -100,27 +100,27 @@ def test_the_ground_has_the_colour_asked_for() -> None:
 
 
 def test_a_thing_has_its_own_colour() -> None:
-    apple, _, banana = pictures()
+    apple, _, banana = images()
     red, green, blue = thing(apple).tolist()
     assert red > max(green, blue) + 0.2
     red, green, blue = thing(banana).tolist()
     assert min(red, green) > blue + 0.2
 
 
-def test_seeds_of_a_prompt_are_different_pictures() -> None:
+def test_seeds_of_a_prompt_are_different_images() -> None:
     """As far apart as other grounds, places, sizes and sets make them."""
-    shown = torch.stack([picture for _, picture in drawn(*(("an apple", n) for n in range(8)))])
+    shown = torch.stack([image for _, image in drawn(*(("an apple", n) for n in range(8)))])
     apart = torch.cdist(shown.flatten(1), shown.flatten(1), p=1)[*torch.triu_indices(8, 8, 1)]
     apart /= shown[0].numel()
     assert apart.min() > LEAST_APART
     assert apart.mean() > MEAN_APART
 
 
-def test_the_map_for_previews_shows_the_picture() -> None:
-    ((latents, picture), *_) = drawn(*((prompt, 3) for prompt in PROMPTS))
+def test_the_map_for_previews_shows_the_image() -> None:
+    ((latents, image), *_) = drawn(*((prompt, 3) for prompt in PROMPTS))
     preview = load_file(FOLDER / "preview.safetensors")
     shown = torch.einsum("rc,chw->rhw", preview["weight"], latents) + preview["bias"][:, None, None]
-    small = avg_pool2d(picture, 8)
+    small = avg_pool2d(image, 8)
     together = torch.corrcoef(torch.stack((shown.flatten(), small.flatten())))[0, 1]
     assert together > 0.8
     assert (shown - small).mean().abs() < 0.1

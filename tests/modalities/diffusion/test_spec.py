@@ -117,20 +117,20 @@ def test_more_strength_never_begins_later(name: str, num_steps: int, strength: f
     assert spec.first_step(num_steps, min(1.0, strength + 0.1)) <= first
     checked = {"num_steps": num_steps, "strength": strength, "has_mask": False}
     if first < num_steps:
-        spec.check_pictures(1, **checked)
+        spec.check_images(1, **checked)
     else:
         with pytest.raises(InvalidRequest):
-            spec.check_pictures(1, **checked)
+            spec.check_images(1, **checked)
 
 
 @pytest.mark.parametrize(
-    ("name", "num_pictures", "message"),
+    ("name", "num_images", "message"),
     [
-        ("QwenImageEditPipeline", 0, "edits pictures: give it one"),
-        ("FluxPipeline", 2, "2 pictures are too many: this model takes 1"),
-        ("Flux2KleinPipeline", 11, "11 pictures are too many: this model takes 10"),
+        ("QwenImageEditPipeline", 0, "edits images: give it one"),
+        ("FluxPipeline", 2, "2 images are too many: this model takes 1"),
+        ("Flux2KleinPipeline", 11, "11 images are too many: this model takes 10"),
     ],
 )
-def test_too_many_and_too_few_pictures(name: str, num_pictures: int, message: str) -> None:
+def test_too_many_and_too_few_images(name: str, num_images: int, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
-        spec_of(name).check_pictures(num_pictures, num_steps=4, strength=None, has_mask=False)
+        spec_of(name).check_images(num_images, num_steps=4, strength=None, has_mask=False)

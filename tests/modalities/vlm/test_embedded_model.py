@@ -14,7 +14,7 @@ from triptych.modalities.vlm.source import FOLDER
 
 pytestmark = [pytest.mark.embedded, pytest.mark.timeout(600)]
 MAX_BYTES = 20_000_000
-PICTURES = Path(__file__).with_name("pictures")
+IMAGES = Path(__file__).with_name("images")
 """Of Microsoft's Fluent emoji (MIT)."""
 DRAWN = [
     "apple",
@@ -50,20 +50,20 @@ def see() -> Iterator[VisionPipeline]:
 
 @cache
 def drawn() -> dict[str, Image.Image]:
-    """A picture of each thing by the embedded image model."""
+    """An image of each thing by the embedded image model."""
     with ImagePipeline.from_pretrained(progress=False) as draw:
         return {name: draw(f"a {name}", seed=1)[0].image for name in DRAWN}
 
 
 def printed(word: str) -> Image.Image:
-    picture = Image.new("RGB", (224, 224), "white")
+    image = Image.new("RGB", (224, 224), "white")
     font = ImageFont.load_default(48)
-    ImageDraw.Draw(picture).text((112, 112), word, fill="black", font=font, anchor="mm")
-    return picture
+    ImageDraw.Draw(image).text((112, 112), word, fill="black", font=font, anchor="mm")
+    return image
 
 
-def answer(see: VisionPipeline, picture: Image.Image | Path, question: str) -> str:
-    return str(see(picture, question, temperature=0, max_tokens=32).text).lower()
+def answer(see: VisionPipeline, image: Image.Image | Path, question: str) -> str:
+    return str(see(image, question, temperature=0, max_tokens=32).text).lower()
 
 
 def test_it_is_small() -> None:
@@ -77,7 +77,7 @@ def test_it_names_some_of_what_the_image_model_draws(see: VisionPipeline) -> Non
 
 
 def test_it_answers_background_colour_presence_and_absence(see: VisionPipeline) -> None:
-    car = PICTURES / "blue_car_on_yellow.png"
+    car = IMAGES / "blue_car_on_yellow.png"
     assert "yellow" in answer(see, car, "What colour is the background?")
     assert "blue" in answer(see, car, "What colour is the car?")
     assert answer(see, car, "Is there a dog?").startswith("no")
@@ -85,7 +85,7 @@ def test_it_answers_background_colour_presence_and_absence(see: VisionPipeline) 
 
 
 def test_it_describes_two_things(see: VisionPipeline) -> None:
-    both = answer(see, PICTURES / "penguin_and_house.png", "Describe the picture.")
+    both = answer(see, IMAGES / "penguin_and_house.png", "Describe the picture.")
     assert "penguin" in both
     assert "house" in both
 
@@ -95,8 +95,8 @@ def test_it_reads_a_printed_word(see: VisionPipeline, word: str) -> None:
     assert word in answer(see, printed(word), "What does it say?")
 
 
-def test_a_repeated_picture_is_not_encoded_again(see: VisionPipeline) -> None:
-    picture = drawn()["banana"]
-    first = see(picture, "What is this?", temperature=0, max_tokens=8)
-    again = see(picture, "What is this?", temperature=0, max_tokens=8)
+def test_a_repeated_image_is_not_encoded_again(see: VisionPipeline) -> None:
+    image = drawn()["banana"]
+    first = see(image, "What is this?", temperature=0, max_tokens=8)
+    again = see(image, "What is this?", temperature=0, max_tokens=8)
     assert (again.usage.num_cached_images, again.text) == (1, first.text)

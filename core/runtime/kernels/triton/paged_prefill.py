@@ -261,7 +261,7 @@ def _row_of_tile(starts_ptr, tile, first_token, num_rows, BLOCK_Q: tl.constexpr)
 
 
 def variants() -> tuple[Variant, ...]:
-    """Llama 3 8B over bfloat16 and int8, Gemma 3 with pictures over float8, and GPT-OSS 20B."""
+    """Llama 3 8B over bfloat16 and int8, Gemma 3 with images over float8, and GPT-OSS 20B."""
     common = {"PAGE_SIZE": 32, "num_warps": _NUM_WARPS, "num_stages": _NUM_STAGES}
     llama = common | _shape(32, 8, 128)
     gemma = common | _shape(16, 8, 256)

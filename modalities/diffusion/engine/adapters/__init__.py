@@ -1,1 +1,1 @@
-"""LoRA: low-rank changes to an image model, of which every picture may use others."""
+"""LoRA: low-rank changes to an image model, of which every image may use others."""

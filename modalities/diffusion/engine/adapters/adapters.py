@@ -105,7 +105,7 @@ class Adapters:
         return check_uses(uses, self._branches)
 
     def key_of(self, uses: Uses) -> Hashable:
-        """Pictures with equal keys may share a run.
+        """Images with equal keys may share a run.
 
         All may, unless the model leaves it open which part of a tensor is whose, or there are more
         adapters than a run may have: then they are dealt into groups.

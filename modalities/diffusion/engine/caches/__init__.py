@@ -1,1 +1,1 @@
-"""Step caches on the device: what a picture keeps, and how a plan is calibrated."""
+"""Step caches on the device: what an image keeps, and how a plan is calibrated."""

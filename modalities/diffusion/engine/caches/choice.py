@@ -4,7 +4,7 @@ Owns the defaults: what a request leaves open is the server's, what the server l
 was calibrated, or published. Whatever cannot be had is refused by name. Knows no torch.
 
 The rule of plans: of those tried for the number of steps and the sampler, the one that computes
-least among those that leave nine of ten calibration pictures within `--step-cache-min-psnr-db` of
+least among those that leave nine of ten calibration images within `--step-cache-min-psnr-db` of
 their uncached selves. Where none does, `auto` skips nothing and `planned` takes the closest.
 """
 

@@ -1,6 +1,6 @@
 """`triptych calibrate`: plans for a model's steps, and what every other step cache is tuned with.
 
-Owns the command's words, the pictures to calibrate with, and where the file goes. The experiment is
+Owns the command's words, the images to calibrate with, and where the file goes. The experiment is
 `tuning`'s.
 """
 
@@ -75,9 +75,9 @@ def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sampler", default="", help="default: the model's own")
     parser.add_argument("--size", help="WIDTHxHEIGHT; default: the model's own")
     parser.add_argument("--prompts", metavar="FILE", help="one prompt a line; default: built in")
-    parser.add_argument("--num-pictures", type=int, default=24, metavar="N", help="default 24")
+    parser.add_argument("--num-images", type=int, default=24, metavar="N", help="default 24")
     parser.add_argument(
-        "--pictures-at-once", type=int, default=4, metavar="N", help="default 4; fewer save memory"
+        "--images-at-once", type=int, default=4, metavar="N", help="default 4; fewer save memory"
     )
     parser.add_argument(
         "-o",
@@ -109,14 +109,14 @@ def run_calibrate(args: argparse.Namespace) -> int:
     folder = Path(model.folder)
     digest = model_digest(folder, config.models)
     path = Path(args.output).expanduser() if args.output else cached_path(config, digest)
-    with _open_tuner(model, config, args.pictures_at_once) as (recipe, tuner):
+    with _open_tuner(model, config, args.images_at_once) as (recipe, tuner):
         file = read_calibration(path, digest) or CalibrationFile(
             digest=digest, model_class=type(recipe.model).__name__
         )
         for num_steps in args.steps or [recipe.spec.default_steps]:
-            pictures = _pictures(args, recipe, prompts, num_steps)
+            images = _images(args, recipe, prompts, num_steps)
             with _bar(num_steps) as report:
-                tuned = tuner.tune(pictures, report)
+                tuned = tuner.tune(images, report)
             file = file.with_runs([tuned.run])
             file.write(path)
             Console().print(_table(tuned, config.images.step_cache_min_psnr_db))
@@ -127,7 +127,7 @@ def run_calibrate(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> None:
     if any(not 1 <= num_steps <= 1000 for num_steps in args.steps or ()):
         raise ConfigError("--steps: a number of steps is 1 to 1000.")
-    for name in ("num_pictures", "pictures_at_once"):
+    for name in ("num_images", "images_at_once"):
         if getattr(args, name) < 1:
             raise ConfigError(f"--{name.replace('_', '-')}: must be at least 1.")
 
@@ -168,7 +168,7 @@ def _open_tuner(
         yield recipe, Tuner(recipe, Denoiser(open_model(recipe.model)), batch_size=batch_size)
 
 
-def _pictures(
+def _images(
     args: argparse.Namespace, recipe: Recipe, prompts: Sequence[str], num_steps: int
 ) -> list[ImageRequest]:
 
@@ -182,7 +182,7 @@ def _pictures(
             sampler=args.sampler,
             seed=seed,
         )
-        for seed, prompt in enumerate(islice(cycle(prompts), args.num_pictures))
+        for seed, prompt in enumerate(islice(cycle(prompts), args.num_images))
     ]
 
 
@@ -207,8 +207,7 @@ def _table(tuned: Tuned, least_db: float) -> Table:
     run = tuned.run
     sampler = f" with {run.sampler}" if run.sampler else ""
     table = Table(
-        title=f"{run.num_steps} steps{sampler}, {run.num_pictures} pictures, "
-        f"{run.width}x{run.height}",
+        title=f"{run.num_steps} steps{sampler}, {run.num_images} images, {run.width}x{run.height}",
         box=None,
         pad_edge=False,
         title_justify="left",

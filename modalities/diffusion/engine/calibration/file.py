@@ -31,11 +31,11 @@ _log = logging.getLogger(__name__)
 
 
 class TriedPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan, and how near pictures drawn by it came to those that were computed throughout.
+    """A plan, and how near images drawn by it came to those that were computed throughout.
 
     `computed` are the evaluations that run the model, of which the others are extrapolated by a
     polynomial of degree `order`. `expected_error` is the search's own estimate, root mean square
-    over the latents with early errors damped; the PSNR is of pictures: the median, and what nine
+    over the latents with early errors damped; the PSNR is of images: the median, and what nine
     of ten reach.
     """
 
@@ -56,7 +56,7 @@ class CalibratedRun(msgspec.Struct, frozen=True, kw_only=True):
     num_steps: int
     sampler: str
     num_evaluations: int
-    num_pictures: int
+    num_images: int
     width: int
     height: int
     ratios: tuple[float, ...]

@@ -1,4 +1,4 @@
-"""A model calibrated: pictures drawn whole, plans made of what was measured, and each plan tried.
+"""A model calibrated: images drawn whole, plans made of what was measured, and each plan tried.
 
 Owns the experiment. The search for plans is `planning`'s, the measuring `measuring`'s, the file
 `file`'s. A plan is written down with what it drew, not with what it promised.
@@ -49,7 +49,7 @@ ORDERS = (0, 1, 2)
 DAMPINGS = (0.0, 1.5, 3.0, 4.5, 6.0)
 """How much of an early error may be mended by the steps after it; see `Measured.damped`."""
 PEAK_DB = 99.0
-"""What is written down for pictures that are equal."""
+"""What is written down for images that are equal."""
 _LEAST = 2
 _MEASURING = 0.25  # of all the work, about
 
@@ -75,14 +75,14 @@ class _Promise(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
-    """A picture to calibrate with, and its prompts, encoded once."""
+    """An image to calibrate with, and its prompts, encoded once."""
 
     request: ImageRequest
     texts: Sequence[EncodedText]
 
 
 class Tuner:
-    """Calibrates one model, `batch_size` pictures at a time."""
+    """Calibrates one model, `batch_size` images at a time."""
 
     def __init__(self, recipe: Recipe, denoiser: Denoiser, *, batch_size: int) -> None:
         self._recipe = recipe
@@ -94,7 +94,7 @@ class Tuner:
     def tune(
         self, requests: Sequence[ImageRequest], report: Report, shares: Sequence[float] = SHARES
     ) -> Tuned:
-        """Calibrate for the pictures' steps and sampler, which are the same in all of them.
+        """Calibrate for the images' steps and sampler, which are the same in all of them.
 
         Raises `InvalidRequest` for a sampler that no plan can be made for, or too few steps.
         """
@@ -133,8 +133,8 @@ class Tuner:
         for rate in DAMPINGS:
             plans = _candidates(model.damped(rate), shares, orders=(0,))
             (promise,) = plans[len(plans) // 3]
-            pictures, _ = self._draw(part, _method(promise))
-            found[rate] = _worst_db(wholes[: len(part)], pictures)
+            images, _ = self._draw(part, _method(promise))
+            found[rate] = _worst_db(wholes[: len(part)], images)
         return max(found, key=found.__getitem__)
 
     def _try(
@@ -146,21 +146,21 @@ class Tuner:
         """The plan that draws the first part best, tried on all, and its seconds for that part."""
         drawn = {promise: self._draw(parts[0], _method(promise)) for promise in promises}
         errors = {
-            promise: _worst_db(wholes[: len(parts[0])], pictures)
-            for promise, (pictures, _) in drawn.items()
+            promise: _worst_db(wholes[: len(parts[0])], images)
+            for promise, (images, _) in drawn.items()
         }
         best = max(promises, key=lambda promise: errors[promise])
-        pictures, elapsed_s = drawn[best]
+        images, elapsed_s = drawn[best]
         for part in parts[1:]:
-            pictures = pictures + self._draw(part, _method(best))[0]
-        return _tried(best, wholes, pictures), elapsed_s
+            images = images + self._draw(part, _method(best))[0]
+        return _tried(best, wholes, images), elapsed_s
 
     def _measure(
         self, parts: Sequence[Sequence[_Subject]], report: Report
     ) -> tuple[Calibration, Measured, list[Tensor]]:
-        """The pictures as they are without a cache, and what was measured meanwhile."""
+        """The images as they are without a cache, and what was measured meanwhile."""
         total: Calibration | None = None
-        pictures: list[Tensor] = []
+        images: list[Tensor] = []
         for index, part in enumerate(parts):
             report(_MEASURING * index / len(parts))
             with self._rows(part, None) as rows:
@@ -170,14 +170,14 @@ class Tuner:
                 else:
                     total.merge(found)
                 model = measured(total, rows[0])
-                pictures += self._decode(part, rows)
-        assert total is not None, "there is a picture"
-        return total, model, pictures
+                images += self._decode(part, rows)
+        assert total is not None, "there is an image"
+        return total, model, images
 
     def _draw(
         self, part: Sequence[_Subject], method: CacheMethod | None
     ) -> tuple[list[Tensor], float]:
-        """Pictures, and the seconds that denoising took."""
+        """Images, and the seconds that denoising took."""
         with self._rows(part, method) as rows:
             started_s = time.perf_counter()
             while not rows[0].is_done:
@@ -230,12 +230,12 @@ def _method(promise: _Promise) -> CacheMethod:
     return planned(promise.mask, order=promise.order)
 
 
-def _worst_db(wholes: Sequence[Tensor], pictures: Sequence[Tensor]) -> float:
-    return min(psnr_db(one, other) for one, other in zip(wholes, pictures, strict=True))
+def _worst_db(wholes: Sequence[Tensor], images: Sequence[Tensor]) -> float:
+    return min(psnr_db(one, other) for one, other in zip(wholes, images, strict=True))
 
 
-def _tried(promise: _Promise, wholes: Sequence[Tensor], pictures: Sequence[Tensor]) -> TriedPlan:
-    psnrs_db = [psnr_db(one, other) for one, other in zip(wholes, pictures, strict=True)]
+def _tried(promise: _Promise, wholes: Sequence[Tensor], images: Sequence[Tensor]) -> TriedPlan:
+    psnrs_db = [psnr_db(one, other) for one, other in zip(wholes, images, strict=True)]
     return TriedPlan(
         computed=tuple(step for step, computes in enumerate(promise.mask) if computes),
         order=promise.order,
@@ -246,7 +246,7 @@ def _tried(promise: _Promise, wholes: Sequence[Tensor], pictures: Sequence[Tenso
 
 
 def psnr_db(one: Tensor, other: Tensor) -> float:
-    """The peak signal-to-noise ratio of two pictures with values in 0..1.
+    """The peak signal-to-noise ratio of two images with values in 0..1.
 
     Raises `NonFinite` where one has NaN in it.
     """
@@ -269,7 +269,7 @@ def _summary(
         num_steps=recipe.num_steps(requests[0]),
         sampler=short_name(recipe.components["scheduler"], requests[0].sampler),
         num_evaluations=calibration.num_steps,
-        num_pictures=len(requests),
+        num_images=len(requests),
         width=requests[0].width,
         height=requests[0].height,
         ratios=tuple(round(ratio, 6) for ratio in calibration.magnitude_ratios),

@@ -57,7 +57,7 @@ class DenoiserFamily:
     # Arguments that have tokens, of the model or of the blocks of its span: a run can be divided.
     tokens: Mapping[str, TokenAxes] = field(default_factory=dict)
     block_tokens: Mapping[str, TokenAxes] = field(default_factory=dict)
-    apart: str = ""  # the attention of blocks to a text that is not divided with the picture
+    apart: str = ""  # the attention of blocks to a text that is not divided with the image
     tap: str = ""  # the module whose output TeaCache compares, if not the first attention's input
 
 
@@ -68,7 +68,7 @@ class Conditioning:
     `rows`: tensors of the row, without a batch dimension, by argument name; a dotted name is an
     entry of an argument that is a mapping. `shared`: arguments that are the same for all rows of a
     batch, which `key` stands for: rows with different keys never share a run. `context`: latents
-    appended to the row's along the first dimension, whose output is cut off (edited pictures).
+    appended to the row's along the first dimension, whose output is cut off (edited images).
     `adapters`: those that change the model for this row, as the model's `adapters` checked them.
     """
 

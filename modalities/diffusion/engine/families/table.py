@@ -17,7 +17,7 @@ from triptych.modalities.diffusion.engine.families.fused_norms import fuse_norms
 from triptych.modalities.diffusion.engine.families.model import Blocks, DenoiseModel, DenoiserFamily
 from triptych.modalities.diffusion.engine.families.span import SpanModel, replaced
 from triptych.modalities.diffusion.engine.parallel.sequence import (
-    PICTURE,
+    IMAGE,
     TEXT,
     AttentionApart,
     SequenceParallel,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from triptych.core.runtime.devices.rank_group import RankGroup
 
 _TEXT_FIRST = ("encoder_hidden_states", "hidden_states")
-_PICTURE_FIRST = ("hidden_states", "encoder_hidden_states")
+_IMAGE_FIRST = ("hidden_states", "encoder_hidden_states")
 
 
 def _dual(*names: str, streams: tuple[str, ...] = _TEXT_FIRST) -> tuple[Blocks, ...]:
@@ -36,13 +36,13 @@ def _dual(*names: str, streams: tuple[str, ...] = _TEXT_FIRST) -> tuple[Blocks, 
 
 
 _BLOCKS = (Blocks("transformer_blocks"),)
-_STREAMS = {"hidden_states": PICTURE, "encoder_hidden_states": TEXT}
-_TURNS = TokenAxis("picture", -3)
+_STREAMS = {"hidden_states": IMAGE, "encoder_hidden_states": TEXT}
+_TURNS = TokenAxis("image", -3)
 _THOUSAND = 1000.0
 _FLUX = DenoiserFamily(
     time_unit=_THOUSAND,
     span=_dual("transformer_blocks", "single_transformer_blocks"),
-    tokens={**_STREAMS, "txt_ids": TEXT, "img_ids": PICTURE},
+    tokens={**_STREAMS, "txt_ids": TEXT, "img_ids": IMAGE},
 )
 _FLUX_LIKE = replace(
     _FLUX, span=(*_dual("transformer_blocks"), Blocks("single_transformer_blocks"))
@@ -62,7 +62,7 @@ FAMILIES: MappingProxyType[str, DenoiserFamily] = MappingProxyType(
             negates=True,
             axes={"encoder_hidden_states_llama3": 1},
             span=(
-                *_dual("double_stream_blocks", streams=_PICTURE_FIRST),
+                *_dual("double_stream_blocks", streams=_IMAGE_FIRST),
                 Blocks("single_stream_blocks"),
             ),
         ),
@@ -77,8 +77,8 @@ FAMILIES: MappingProxyType[str, DenoiserFamily] = MappingProxyType(
             span=_dual("transformer_blocks"),
             block_tokens={
                 **_STREAMS,
-                "image_rotary_emb": (PICTURE, TEXT),
-                "modulate_index": TokenAxis("picture", -1),
+                "image_rotary_emb": (IMAGE, TEXT),
+                "modulate_index": TokenAxis("image", -1),
             },
         ),
         "SD3Transformer2DModel": DenoiserFamily(
@@ -89,7 +89,7 @@ FAMILIES: MappingProxyType[str, DenoiserFamily] = MappingProxyType(
         "WanTransformer3DModel": DenoiserFamily(
             span=(Blocks("blocks"),),
             tap="condition_embedder",
-            block_tokens={"hidden_states": PICTURE, "rotary_emb": (_TURNS, _TURNS)},
+            block_tokens={"hidden_states": IMAGE, "rotary_emb": (_TURNS, _TURNS)},
             apart="attn2",
         ),
         "ZImageTransformer2DModel": DenoiserFamily(

@@ -54,13 +54,13 @@ _TOKENIZERS: Mapping[str, str] = MappingProxyType({
         )
         for suffix in ("", "Fast")
     },
-    # What also prepares pictures reads text with the tokenizer beside it.
+    # What also prepares images reads text with the tokenizer beside it.
     **dict.fromkeys(
         ("PixtralProcessor", "PreTrainedTokenizerFast", "TokenizersBackend"),
         "PreTrainedTokenizerFast",
     ),
 })  # fmt: skip
-# Of what reads words, pictures and films together the part for pictures: recipes do the words.
+# Of what reads words, images and films together the part for images: recipes do the words.
 _PROCESSORS: Mapping[str, str] = MappingProxyType(
     dict.fromkeys(("Qwen2VLProcessor", "Qwen2_5_VLProcessor"), "Qwen2VLImageProcessorPil")
 )

@@ -1,1 +1,1 @@
-"""Drawing on several ranks: branches of guidance, and tokens of a picture."""
+"""Drawing on several ranks: branches of guidance, and tokens of an image."""

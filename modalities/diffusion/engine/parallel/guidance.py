@@ -4,7 +4,7 @@ Owns who asks for which, and how the others learn of it: one latent for each bra
 whether it was computed where a cache decides by what its rank alone has seen. Everything else is
 computed by every rank, from the same numbers. Knows no sampler and no request.
 
-Legend: R ranks' branches, B branches of all pictures of a step.
+Legend: R ranks' branches, B branches of all images of a step.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class BranchParallel:
 
     def __init__(self, group: RankGroup) -> None:
         self.group = group
-        self._num_pictures = 0
+        self._num_images = 0
 
     def assign(self, branches: Sequence[Branch]) -> None:
-        """Say who asks for the branches of a picture that begins: pictures take turns."""
+        """Say who asks for the branches of an image that begins: images take turns."""
         for number, branch in enumerate(branches):
-            branch.rank = (self._num_pictures + number) % self.group.num_ranks
-        self._num_pictures += 1
+            branch.rank = (self._num_images + number) % self.group.num_ranks
+        self._num_images += 1
 
     def asked_here(self, branches: Sequence[Branch], at: Sequence[Point]) -> list[int]:
         """The numbers of those to be evaluated here: this rank's, and what every rank can tell."""

@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 class TokenAxis:
     """Whose tokens a tensor has, along which dimension."""
 
-    of: Literal["text", "picture"]
+    of: Literal["text", "image"]
     dim: int = -2
 
 
-TEXT, PICTURE = TokenAxis("text"), TokenAxis("picture")
+TEXT, IMAGE = TokenAxis("text"), TokenAxis("image")
 TokenAxes: TypeAlias = TokenAxis | tuple[TokenAxis, ...]
 """Of an argument: a tensor, or several."""
 
 
 class SequenceParallel:
-    """Divides one run at a time, of a text and a picture that attend to each other.
+    """Divides one run at a time, of a text and an image that attend to each other.
 
     `tokens` are the arguments that have some: of the model, or with `is_in_blocks` of its blocks,
     before and after which every rank has all tokens.
@@ -60,9 +60,9 @@ class SequenceParallel:
 
         A run with less than a token for each rank is not divided: each rank computes all of it.
         """
-        num_text, num_picture = counts = [self._count(arguments, of) for of in ("text", "picture")]
+        num_text, num_image = counts = [self._count(arguments, of) for of in ("text", "image")]
         ranks = range(self.group.num_ranks)
-        self.shards = [(self._shard(num_text, r), self._shard(num_picture, r)) for r in ranks]
+        self.shards = [(self._shard(num_text, r), self._shard(num_image, r)) for r in ranks]
         if any(0 < count < len(ranks) for count in counts):
             self.shards = []
         return self.narrow(arguments)
@@ -79,13 +79,13 @@ class SequenceParallel:
         }
 
     def gather(self, output_BTC: Tensor) -> Tensor:
-        """All tokens of the picture, in their order."""
+        """All tokens of the image, in their order."""
         if not self.shards:
             return output_BTC
         rows, _, width = output_BTC.shape
-        shapes = [(rows, picture.length, width) for _, picture in self.shards]
+        shapes = [(rows, image.length, width) for _, image in self.shards]
         parts = self.group.exchange([output_BTC] * len(shapes), shapes)
-        return torch.cat(parts, dim=PICTURE.dim)
+        return torch.cat(parts, dim=IMAGE.dim)
 
     def attending(self) -> AbstractContextManager[object]:
         """While inside, attention of what is divided is over the tokens of all ranks."""
@@ -111,10 +111,10 @@ class SequenceParallel:
         return int(counts.pop()) if counts else 0
 
     def _part(self, value: Any, axes: TokenAxes) -> Any:
-        text, picture = self.shards[self.group.rank]
+        text, image = self.shards[self.group.rank]
         parts = []
         for tensor, axis in _pairs(value, axes):
-            shard = text if axis.of == "text" else picture
+            shard = text if axis.of == "text" else image
             parts.append(tensor.narrow(axis.dim, shard.first, shard.length))
         return tuple(parts) if isinstance(axes, tuple) else parts[0]
 
@@ -184,18 +184,18 @@ class _UlyssesAttention(AttentionMode):
         return torch.cat(self._group.exchange(attended.split(lengths, dim=2), back), dim=1)
 
     def _lengths(self, num_tokens: int) -> list[int]:
-        """How many tokens each rank has: of both, or in some layers of the picture alone."""
-        text, picture = self._sequence.shards[self._group.rank]
-        is_joint = num_tokens == text.length + picture.length
-        assert is_joint or num_tokens == picture.length, "tokens of both, or of the picture"
-        return [is_joint * text.length + picture.length for text, picture in self._sequence.shards]
+        """How many tokens each rank has: of both, or in some layers of the image alone."""
+        text, image = self._sequence.shards[self._group.rank]
+        is_joint = num_tokens == text.length + image.length
+        assert is_joint or num_tokens == image.length, "tokens of both, or of the image"
+        return [is_joint * text.length + image.length for text, image in self._sequence.shards]
 
 
 def _order(shards: list[tuple[Shard, Shard]]) -> Tensor:
     """The places, among all tokens, of those of one rank after the other."""
     parts = []
-    for text, picture in shards:
+    for text, image in shards:
         parts += [torch.arange(text.first, text.first + text.length)]
-        first = text.total + picture.first
-        parts += [torch.arange(first, first + picture.length)]
+        first = text.total + image.first
+        parts += [torch.arange(first, first + image.length)]
     return torch.cat(parts)

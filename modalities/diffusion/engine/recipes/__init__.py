@@ -1,1 +1,1 @@
-"""From a prompt to a row, and from finished latents to a picture: what each pipeline adds."""
+"""From a prompt to a row, and from finished latents to an image: what each pipeline adds."""

@@ -19,7 +19,7 @@ from triptych.core.runtime.devices.transfer import sent_like
 from triptych.modalities.diffusion.engine.families.model import Conditioning
 from triptych.modalities.diffusion.engine.recipes.latents import (
     cell_mask,
-    encode_picture,
+    encode_image,
     pack,
     unpack,
 )
@@ -30,7 +30,7 @@ from triptych.modalities.diffusion.engine.samplers.registry import Spacing
 from triptych.modalities.diffusion.wire import ImageRequest
 
 _MAX_REFERENCE_PIXELS = 1024 * 1024
-_REFERENCE_SPACING = 10  # the picture drawn is at time 0, the n-th looked at at 10 n
+_REFERENCE_SPACING = 10  # the image drawn is at time 0, the n-th looked at at 10 n
 
 
 class _Flux2(Referring, EvenFlow):
@@ -65,8 +65,8 @@ class _Flux2(Referring, EvenFlow):
         return unpack(sample * deviation + mean, 2 * height, 2 * width)
 
     @override
-    def picture_sample(self, picture_3HW: Tensor, generator: torch.Generator | None) -> Tensor:
-        tokens = pack(encode_picture(self.vae, picture_3HW, generator))
+    def image_sample(self, image_3HW: Tensor, generator: torch.Generator | None) -> Tensor:
+        tokens = pack(encode_image(self.vae, image_3HW, generator))
         mean, deviation = self._norm(tokens)
         return (tokens - mean) / deviation
 
@@ -84,11 +84,11 @@ class _Flux2(Referring, EvenFlow):
         return replace(spacing, mu=_shift(height * width, spacing.num_steps))
 
     @override
-    def look(self, picture_3HW: Tensor) -> Reference:
+    def look(self, image_3HW: Tensor) -> Reference:
         multiple = self.pixel_multiple
-        picture = within(picture_3HW, _MAX_REFERENCE_PIXELS, multiple)
-        _, height, width = picture.shape
-        return Reference(self.picture_sample(picture, None), height // multiple, width // multiple)
+        image = within(image_3HW, _MAX_REFERENCE_PIXELS, multiple)
+        _, height, width = image.shape
+        return Reference(self.image_sample(image, None), height // multiple, width // multiple)
 
     @override
     def places(self, shared: Mapping[str, Any], references: Sequence[Reference]) -> dict[str, Any]:

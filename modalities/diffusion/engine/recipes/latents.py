@@ -1,4 +1,4 @@
-"""Latents as the autoencoder has them, as the model has them, and as a picture.
+"""Latents as the autoencoder has them, as the model has them, and as an image.
 
 Legend: C channels, H height, W width of the latents; T tokens of 2 x 2 latents each.
 """
@@ -38,14 +38,14 @@ def position_ids(height: int, width: int) -> Tensor:
     return ids.view(-1, 3)
 
 
-def picture_tensor(pixels: Pixels) -> Tensor:
-    """A picture as it comes over the wire, as `[3, H, W]` in 0..1."""
+def image_tensor(pixels: Pixels) -> Tensor:
+    """An image as it comes over the wire, as `[3, H, W]` in 0..1."""
     rows = torch.frombuffer(bytearray(pixels.rgb), dtype=torch.uint8)
     return rows.view(pixels.height, pixels.width, 3).permute(2, 0, 1).float() / 255
 
 
 def mask_tensor(request: ImageRequest) -> Tensor:
-    """1 where the first picture of a request is to change, `[1, H, W]`."""
+    """1 where the first image of a request is to change, `[1, H, W]`."""
     first = request.sources[0]
     rows = torch.frombuffer(bytearray(request.mask), dtype=torch.uint8)
     return rows.view(1, first.height, first.width).float() / 255
@@ -61,37 +61,35 @@ def cell_mask(mask_1HW: Tensor, height: int, width: int, mode: str = "nearest") 
     return torch.where(cells.any(), cells, adaptive_max_pool2d(whole, (height, width)))[0]
 
 
-def fitted(picture_CHW: Tensor, height: int, width: int) -> Tensor:
-    """A picture in 0..1 at another size, its proportions given up where they differ."""
-    if picture_CHW.shape[1:] == (height, width):
-        return picture_CHW
-    resized = interpolate(picture_CHW[None], (height, width), mode="bicubic", antialias=True)
+def fitted(image_CHW: Tensor, height: int, width: int) -> Tensor:
+    """An image in 0..1 at another size, its proportions given up where they differ."""
+    if image_CHW.shape[1:] == (height, width):
+        return image_CHW
+    resized = interpolate(image_CHW[None], (height, width), mode="bicubic", antialias=True)
     return resized[0].clamp(0, 1)
 
 
 @torch.no_grad()
 def decode_latents(vae: Any, latents_NCHW: Tensor) -> Tensor:
-    """Pictures of one size, `[N, 3, height, width]` in 0..1, float32."""
+    """Images of one size, `[N, 3, height, width]` in 0..1, float32."""
     latents = latents_NCHW.to(_like(vae))
     offset, factor = _scales(vae.config, latents)
     latents = latents / factor + offset
     if _is_video(vae):  # one frame in, one frame out
-        pictures: Tensor = vae.decode(latents.unsqueeze(2), return_dict=False)[0][:, :, 0]
+        images: Tensor = vae.decode(latents.unsqueeze(2), return_dict=False)[0][:, :, 0]
     else:
-        pictures = vae.decode(latents, return_dict=False)[0]
-    return (pictures.float() / 2 + 0.5).clamp(0, 1)
+        images = vae.decode(latents, return_dict=False)[0]
+    return (images.float() / 2 + 0.5).clamp(0, 1)
 
 
 @torch.no_grad()
-def encode_picture(
-    vae: Any, picture_3HW: Tensor, generator: torch.Generator | None = None
-) -> Tensor:
-    """A picture in 0..1 as latents on the model's scale, `[C, height, width]`, float32.
+def encode_image(vae: Any, image_3HW: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """An image in 0..1 as latents on the model's scale, `[C, height, width]`, float32.
 
     Drawn with `generator` from what the autoencoder holds likely; without one, the likeliest. The
-    picture's sides must be multiples of what a latent stands for.
+    image's sides must be multiples of what a latent stands for.
     """
-    pixels = sent_like((picture_3HW * 2 - 1)[None], _like(vae))
+    pixels = sent_like((image_3HW * 2 - 1)[None], _like(vae))
     encoded = vae.encode(pixels.unsqueeze(2) if _is_video(vae) else pixels)
     if hasattr(encoded, "latent_dist"):
         found = encoded.latent_dist

@@ -1,4 +1,4 @@
-"""Pipelines whose model takes the picture as a sequence of tokens: FLUX.1, Chroma, Ovis-Image.
+"""Pipelines whose model takes the image as a sequence of tokens: FLUX.1, Chroma, Ovis-Image.
 
 Owns the facts of each: text encoders, arguments, spacing, as published. A recipe yields what
 diffusers' pipeline of that name yields.
@@ -18,7 +18,7 @@ from typing_extensions import override
 from triptych.core.runtime.devices.transfer import sent_like
 from triptych.modalities.diffusion.engine.families.model import Conditioning
 from triptych.modalities.diffusion.engine.recipes.latents import (
-    encode_picture,
+    encode_image,
     fitted,
     pack,
     position_ids,
@@ -100,20 +100,20 @@ class Flux(Packed):
 
 
 class FluxKontext(Referring, Flux):
-    """FLUX.1 Kontext: FLUX.1 that looks at a picture, at one of the sizes it was trained on."""
+    """FLUX.1 Kontext: FLUX.1 that looks at an image, at one of the sizes it was trained on."""
 
     draws_sources = False
 
     @override
-    def look(self, picture_3HW: Tensor) -> Reference:
-        _, height, width = picture_3HW.shape
+    def look(self, image_3HW: Tensor) -> Reference:
+        _, height, width = image_3HW.shape
         _, width, height = min(
             (abs(width / height - w / h), w, h) for w, h in PREFERRED_KONTEXT_RESOLUTIONS
         )
         multiple = self.pixel_multiple
         height, width = height // multiple, width // multiple
-        picture = fitted(picture_3HW, height * multiple, width * multiple)
-        return Reference(pack(encode_picture(self.vae, picture)), height, width)
+        image = fitted(image_3HW, height * multiple, width * multiple)
+        return Reference(pack(encode_image(self.vae, image)), height, width)
 
     @override
     def places(self, shared: Mapping[str, Any], references: Sequence[Reference]) -> dict[str, Any]:

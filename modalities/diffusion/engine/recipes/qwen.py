@@ -1,4 +1,4 @@
-"""Qwen-Image: a vision-language model reads the prompt, and the pictures where it edits.
+"""Qwen-Image: a vision-language model reads the prompt, and the images where it edits.
 
 Owns the facts of its pipelines, as published. A recipe yields what diffusers' pipeline of that name
 yields.
@@ -18,10 +18,10 @@ from triptych.core.engine_api.pixels import Pixels
 from triptych.modalities.diffusion.engine.denoise import Guidance
 from triptych.modalities.diffusion.engine.families.model import Conditioning
 from triptych.modalities.diffusion.engine.recipes.latents import (
-    encode_picture,
+    encode_image,
     fitted,
+    image_tensor,
     pack,
-    picture_tensor,
 )
 from triptych.modalities.diffusion.engine.recipes.packed import Packed
 from triptych.modalities.diffusion.engine.recipes.recipe import BranchPrompt, EncodedText
@@ -29,11 +29,11 @@ from triptych.modalities.diffusion.engine.recipes.references import Reference, R
 from triptych.modalities.diffusion.wire import ImageRequest
 
 CONDITION_IMAGE_SIZE = 384 * 384
-"""Pixels at which the text encoder of the later models reads a picture."""
+"""Pixels at which the text encoder of the later models reads an image."""
 VAE_IMAGE_SIZE = 1024 * 1024
-"""Pixels at which a picture is looked at while drawing."""
-_MAX_ASPECT = 100  # the picture processor raises at twice that
-_PICTURE_TOKEN, _VIDEO_TOKEN = "<|image_pad|>", "<|video_pad|>"
+"""Pixels at which an image is looked at while drawing."""
+_MAX_ASPECT = 100  # the image processor raises at twice that
+_IMAGE_TOKEN, _VIDEO_TOKEN = "<|image_pad|>", "<|video_pad|>"
 
 
 class QwenImage(Packed):
@@ -68,9 +68,9 @@ class QwenImage(Packed):
 
 
 class QwenImageEdit(Referring, QwenImage):
-    """Qwen-Image-Edit: the picture is read with the prompt, and looked at while drawing.
+    """Qwen-Image-Edit: the image is read with the prompt, and looked at while drawing.
 
-    `processor` among the components is the one for pictures alone.
+    `processor` among the components is the one for images alone.
     """
 
     draws_sources = False
@@ -82,7 +82,7 @@ class QwenImageEdit(Referring, QwenImage):
         "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
     )
     _NUM_EDIT_TEMPLATE = 64
-    _PICTURE = "<|vision_start|>{1}<|vision_end|>"
+    _IMAGE = "<|vision_start|>{1}<|vision_end|>"
     _READ_PIXELS = VAE_IMAGE_SIZE
 
     @override
@@ -92,18 +92,18 @@ class QwenImageEdit(Referring, QwenImage):
     @override
     def prompts(self, request: ImageRequest) -> list[BranchPrompt]:
         prompts = super().prompts(request)
-        return [replace(prompt, pictures=request.sources) for prompt in prompts]
+        return [replace(prompt, images=request.sources) for prompt in prompts]
 
     @override
     def encode_all(self, prompts: Sequence[BranchPrompt]) -> list[EncodedText]:
         return [self._read(prompt) for prompt in prompts]
 
     @override
-    def look(self, picture_3HW: Tensor) -> Reference:
-        picture = _sized(picture_3HW, VAE_IMAGE_SIZE)
+    def look(self, image_3HW: Tensor) -> Reference:
+        image = _sized(image_3HW, VAE_IMAGE_SIZE)
         multiple = self.pixel_multiple
-        _, height, width = picture.shape
-        tokens = pack(encode_picture(self.vae, picture))
+        _, height, width = image.shape
+        tokens = pack(encode_image(self.vae, image))
         return Reference(tokens, height // multiple, width // multiple)
 
     @override
@@ -112,34 +112,34 @@ class QwenImageEdit(Referring, QwenImage):
         return {"img_shapes": [[*shared["img_shapes"][0], *shapes]]}
 
     def _read(self, prompt: BranchPrompt) -> EncodedText:
-        encoder, words, pictures = self.text_encoder(), prompt.text, {}
-        for token in (_PICTURE_TOKEN, _VIDEO_TOKEN):  # would stand for pictures that are not there
+        encoder, words, images = self.text_encoder(), prompt.text, {}
+        for token in (_IMAGE_TOKEN, _VIDEO_TOKEN):  # would stand for images that are not there
             words = words.replace(token, "")
         shown = ""
-        if prompt.pictures:
-            sized = [self._sized_bytes(one) for one in prompt.pictures]
+        if prompt.images:
+            sized = [self._sized_bytes(one) for one in prompt.images]
             processor = self.components["processor"]
-            pictures = processor(images=sized, return_tensors="pt")
-            counts = pictures["image_grid_thw"].prod(-1) // processor.merge_size**2
+            images = processor(images=sized, return_tensors="pt")
+            counts = images["image_grid_thw"].prod(-1) // processor.merge_size**2
             shown = "".join(
-                self._PICTURE.format(number, _PICTURE_TOKEN * count)
+                self._IMAGE.format(number, _IMAGE_TOKEN * count)
                 for number, count in enumerate(counts.tolist(), 1)
             )
         asked = self._EDIT_TEMPLATE.format(shown + words)
         tokens = encoder.tokenizer([asked], return_tensors="pt")
-        text = encoder.read({**tokens, **pictures}, layer=-1)
+        text = encoder.read({**tokens, **images}, layer=-1)
         return {"encoder_hidden_states": text.hidden[self._NUM_EDIT_TEMPLATE :]}
 
-    def _sized_bytes(self, picture: Pixels) -> Any:
-        """A picture as its files have it, `[H, W, 3]`, at the size at which it is read."""
-        sized_3HW = _sized(picture_tensor(picture), self._READ_PIXELS)
+    def _sized_bytes(self, image: Pixels) -> Any:
+        """An image as its files have it, `[H, W, 3]`, at the size at which it is read."""
+        sized_3HW = _sized(image_tensor(image), self._READ_PIXELS)
         return (sized_3HW * 255).round().byte().permute(1, 2, 0).numpy()
 
 
 class QwenImageEditPlus(QwenImageEdit):
-    """Qwen-Image-Edit 2509 and later: several pictures, numbered, each read at a smaller size."""
+    """Qwen-Image-Edit 2509 and later: several images, numbered, each read at a smaller size."""
 
-    _PICTURE = "Picture {}: <|vision_start|>{}<|vision_end|>"
+    _IMAGE = "Image {}: <|vision_start|>{}<|vision_end|>"
     _READ_PIXELS = CONDITION_IMAGE_SIZE
 
 
@@ -149,9 +149,9 @@ def calculate_dimensions(num_pixels: int, aspect: float) -> tuple[int, int]:
     return round(width / 32) * 32, round(width / aspect / 32) * 32
 
 
-def _sized(picture_3HW: Tensor, num_pixels: int) -> Tensor:
-    """A picture at about so many pixels, in its own shape unless that is a mere line."""
-    _, height, width = picture_3HW.shape
+def _sized(image_3HW: Tensor, num_pixels: int) -> Tensor:
+    """An image at about so many pixels, in its own shape unless that is a mere line."""
+    _, height, width = image_3HW.shape
     aspect = min(max(width / height, 1 / _MAX_ASPECT), _MAX_ASPECT)
     width, height = calculate_dimensions(num_pixels, aspect)
-    return fitted(picture_3HW, max(32, height), max(32, width))
+    return fitted(image_3HW, max(32, height), max(32, width))

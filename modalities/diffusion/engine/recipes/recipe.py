@@ -1,12 +1,12 @@
 """What a pipeline does around the denoise loop: `encode` prompts, `prepare` a row, `decode` it.
 
 Owns the order of events, which is every pipeline's, and seeds. What differs is in the modules
-beside it, pictures that a model looks at in `references.py`.
+beside it, images that a model looks at in `references.py`.
 
-A row may begin from a picture instead of noise alone: from its latents, made as noisy as they are
+A row may begin from an image instead of noise alone: from its latents, made as noisy as they are
 at the step that the strength says. Within a mask, what is outside it is put back at every step.
 Both as diffusers' img2img and inpaint pipelines do it, in the same order of random draws. At
-strength 1 nothing of the picture is left: without a mask, that is drawing from words. A picture
+strength 1 nothing of the image is left: without a mask, that is drawing from words. An image
 without any prompt is varied: no prompt to go towards, so no second one to leave.
 """
 
@@ -34,10 +34,10 @@ from triptych.modalities.diffusion.engine.loading.components import denoiser_of
 from triptych.modalities.diffusion.engine.recipes.latents import (
     cell_mask,
     decode_latents,
-    encode_picture,
+    encode_image,
     fitted,
+    image_tensor,
     mask_tensor,
-    picture_tensor,
 )
 from triptych.modalities.diffusion.engine.samplers.registry import Spacing
 from triptych.modalities.diffusion.engine.samplers.rows import SampleRow, release_row, start_row
@@ -56,18 +56,18 @@ EncodedText: TypeAlias = dict[str, Tensor]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BranchPrompt:
-    """The text of one guidance branch, and the pictures that are read with it: mostly none."""
+    """The text of one guidance branch, and the images that are read with it: mostly none."""
 
     text: str
     is_negative: bool = False
-    pictures: tuple[Pixels, ...] = ()
+    images: tuple[Pixels, ...] = ()
 
     @property
     def digest(self) -> str:
         """The SHA-256 of all that the encoding depends on, in hex."""
         digest = hashlib.sha256(f"{self.is_negative:d}{self.text}".encode())
-        for picture in self.pictures:
-            digest.update(f"{picture.width}x{picture.height}".encode() + picture.rgb)
+        for image in self.images:
+            digest.update(f"{image.width}x{image.height}".encode() + image.rgb)
         return digest.hexdigest()
 
 
@@ -79,7 +79,7 @@ class Recipe(ABC):
     `spec`: those of the pipeline's class.
     """
 
-    draws_sources: ClassVar[bool] = True  # a picture's latents are drawn, not the likeliest
+    draws_sources: ClassVar[bool] = True  # an image's latents are drawn, not the likeliest
 
     def __init__(self, components: Mapping[str, Any], spec: PipelineSpec) -> None:
         self.components = components
@@ -108,7 +108,7 @@ class Recipe(ABC):
 
     @property
     def pixel_multiple(self) -> int:
-        """Width and height of a picture are multiples of this."""
+        """Width and height of an image are multiples of this."""
         return self.spec.pixel_multiple(self.vae.config)
 
     def prompts(self, request: ImageRequest) -> list[BranchPrompt]:
@@ -147,7 +147,7 @@ class Recipe(ABC):
         index: int = 0,
         cache: CacheMethod | None = None,
     ) -> DenoiseRow:
-        """A row of the request's picture `index`, at its first step.
+        """A row of the request's image `index`, at its first step.
 
         Raises `InvalidRequest` for what the model cannot draw. `texts` are the request's `prompts`,
         encoded, where that was done before.
@@ -176,11 +176,11 @@ class Recipe(ABC):
         return DenoiseRow(sample=sample, branches=branches, guidance=guidance, kept=kept)
 
     def decode(self, sample: Tensor, request: ImageRequest) -> Tensor:
-        """The picture of finished latents, `[3, height, width]` in 0..1, float32."""
+        """The image of finished latents, `[3, height, width]` in 0..1, float32."""
         return self.decode_all([(sample, request)])[0]
 
     def decode_all(self, samples: Sequence[tuple[Tensor, ImageRequest]]) -> Tensor:
-        """Pictures of one size together, `[N, 3, height, width]`."""
+        """Images of one size together, `[N, 3, height, width]`."""
         latents = [self.to_latents(sample, request) for sample, request in samples]
         return decode_latents(self.vae, torch.stack(latents))
 
@@ -193,7 +193,7 @@ class Recipe(ABC):
         return Conditioning(rows=text)
 
     def refer(self, branches: list[Conditioning], request: ImageRequest) -> list[Conditioning]:
-        """The conditioning of branches, with the pictures that the model looks at, if it does."""
+        """The conditioning of branches, with the images that the model looks at, if it does."""
         return branches
 
     def latent_shape(self, request: ImageRequest) -> tuple[int, ...]:
@@ -210,9 +210,9 @@ class Recipe(ABC):
         """The inverse of `to_sample`."""
         return sample
 
-    def picture_sample(self, picture_3HW: Tensor, generator: torch.Generator | None) -> Tensor:
-        """A picture as the model takes it; drawn from what is likely, or the likeliest."""
-        return self.to_sample(encode_picture(self.vae, picture_3HW, generator))
+    def image_sample(self, image_3HW: Tensor, generator: torch.Generator | None) -> Tensor:
+        """An image as the model takes it; drawn from what is likely, or the likeliest."""
+        return self.to_sample(encode_image(self.vae, image_3HW, generator))
 
     def mask_sample(self, mask_1HW: Tensor, request: ImageRequest) -> Tensor:
         """A mask as the model takes latents: each is redrawn, or stays."""
@@ -237,14 +237,14 @@ class Recipe(ABC):
         return self.spec.default_guidance if given is None else given
 
     def strength(self, request: ImageRequest) -> float:
-        """How little is left of the picture that is begun from; 1 where there is none."""
+        """How little is left of the image that is begun from; 1 where there is none."""
         if not request.sources:
             return 1.0
         return self.spec.strength_of(request.strength, has_mask=bool(request.mask))
 
     def check(self, request: ImageRequest) -> None:
-        """Raises `InvalidRequest` for a size or pictures the model cannot draw."""
-        self.spec.check_pictures(
+        """Raises `InvalidRequest` for a size or images the model cannot draw."""
+        self.spec.check_images(
             len(request.sources),
             num_steps=self.num_steps(request),
             strength=request.strength,
@@ -262,9 +262,9 @@ class Recipe(ABC):
         """The latents that are begun from, or of which some stay."""
         if self.strength(request) == 1 and not request.mask:
             return None
-        picture = fitted(picture_tensor(request.sources[0]), request.height, request.width)
+        image = fitted(image_tensor(request.sources[0]), request.height, request.width)
         drawn = generator if self.draws_sources else None
-        return sent(self.picture_sample(picture, drawn), self.device)
+        return sent(self.image_sample(image, drawn), self.device)
 
     def _kept(self, request: ImageRequest, clean: Tensor | None, noise: Tensor) -> Kept | None:
         if clean is None or not request.mask:
@@ -293,7 +293,7 @@ class Recipe(ABC):
 
 
 def row_seed(seed: int, sample_index: int) -> int:
-    """The generator's seed of one of the pictures asked for together; the first has the seed's."""
+    """The generator's seed of one of the images asked for together; the first has the seed's."""
     if sample_index == 0:
         return seed
     digest = hashlib.sha256(f"{seed}:{sample_index}".encode()).digest()
@@ -303,7 +303,7 @@ def row_seed(seed: int, sample_index: int) -> int:
 def seeded_generator(seed: int) -> torch.Generator:
     """A generator of the CPU in whose state all 64 bits of a seed count.
 
-    Below 2**32 it is torch's own, and so diffusers' pictures are drawn. torch leaves out all higher
+    Below 2**32 it is torch's own, and so diffusers' images are drawn. torch leaves out all higher
     bits; with them the state is what the Mersenne Twister's `init_by_array` makes of both halves.
     """
     generator = torch.Generator().manual_seed(seed & _WORD)

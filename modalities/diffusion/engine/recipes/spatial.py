@@ -143,7 +143,7 @@ class StableDiffusion(TextRecipe):
 
 
 class StableDiffusionXL(TextRecipe):
-    """SDXL: two CLIPs side by side; the picture's size is an argument."""
+    """SDXL: two CLIPs side by side; the image's size is an argument."""
 
     @override
     def encode(self, prompt: str, *, is_negative: bool) -> dict[str, Tensor]:
@@ -194,7 +194,7 @@ class PixArt(TextRecipe):
 
 
 class PixArtAlpha(PixArt):
-    """PixArt Alpha: a shorter prompt; the 1024 model gets the picture's size."""
+    """PixArt Alpha: a shorter prompt; the 1024 model gets the image's size."""
 
     window = 120
 
@@ -277,7 +277,7 @@ class HiDream(TextRecipe):
 
     @override
     def spacing(self, request: ImageRequest) -> Spacing:
-        # Shifted as for the largest picture, with FLUX's line, whatever the scheduler says.
+        # Shifted as for the largest image, with FLUX's line, whatever the scheduler says.
         return Spacing(num_steps=self.num_steps(request), mu=dynamic_shift({}, self.model.max_seq))
 
 

@@ -165,7 +165,7 @@ class TextRecipe(Recipe):
 
 
 class EvenFlow(TextRecipe):
-    """Noise levels evenly from 1 to 1/steps, shifted for the picture's size."""
+    """Noise levels evenly from 1 to 1/steps, shifted for the image's size."""
 
     @override
     def spacing(self, request: ImageRequest) -> Spacing:
@@ -177,6 +177,6 @@ class EvenFlow(TextRecipe):
         )
 
     def num_tokens(self, request: ImageRequest) -> int:
-        """The picture's size, as the shift measures it."""
+        """The image's size, as the shift measures it."""
         _, height, width = self.latent_shape(request)
         return height * width // 4

@@ -41,7 +41,7 @@ class Columns:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Program:
-    """One row's way from noise to picture: N evaluations of the model, H remembered tensors.
+    """One row's way from noise to image: N evaluations of the model, H remembered tensors.
 
     Legend: N evaluations, S = 1 + H states, C = S + 2 columns (states, output, noise).
     """

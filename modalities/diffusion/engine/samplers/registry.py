@@ -48,9 +48,9 @@ _NATIVE: MappingProxyType[str, Callable[[Any, int], Program]] = MappingProxyType
 class Spacing:
     """How many steps, and where along the noise. What a scheduler does not take is left to it.
 
-    `sigmas` before shifting, one per step; `mu` is the exponent of the shift for the picture's
+    `sigmas` before shifting, one per step; `mu` is the exponent of the shift for the image's
     size (`dynamic_shift`), used where the configuration says `use_dynamic_shifting`. `begin`: the
-    step to begin at, where there is a picture to begin with.
+    step to begin at, where there is an image to begin with.
     """
 
     num_steps: int
@@ -63,7 +63,7 @@ def dynamic_shift(config: Mapping[str, Any], num_tokens: int) -> float:
     """The exponent FLUX, Qwen-Image, Z-Image and Lumina 2 shift the noise levels by.
 
     A line through (`base_image_seq_len`, `base_shift`) and (`max_image_seq_len`, `max_shift`): a
-    larger picture needs more noise to hide the same detail (Esser et al. 2024, 5.3.2).
+    larger image needs more noise to hide the same detail (Esser et al. 2024, 5.3.2).
     """
     short = config.get("base_image_seq_len", 256)
     long = config.get("max_image_seq_len", 4096)

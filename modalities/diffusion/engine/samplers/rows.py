@@ -1,4 +1,4 @@
-"""Rows on their way from noise to picture, advanced together whatever their samplers and steps.
+"""Rows on their way from noise to image, advanced together whatever their samplers and steps.
 
 Owns a row's latents, its sampler's memory, its step and its noise. Knows no model.
 
@@ -33,7 +33,7 @@ from triptych.modalities.diffusion.engine.tensor_pool import (
 
 @dataclass(eq=False, kw_only=True)
 class SampleRow:
-    """One picture being drawn. `release_row` must be called once, however it ends.
+    """One image being drawn. `release_row` must be called once, however it ends.
 
     `step` counts evaluations of the model done. Exactly one of `program` and `foreign` (diffusers'
     scheduler object, this row's own) says how it goes on.
@@ -197,7 +197,7 @@ def write_states(
 
 
 def _fresh_noise(rows: Sequence[SampleRow], noisy: Sequence[SampleRow], like: Tensor) -> Tensor:
-    """Each row's own noise, drawn on the CPU so that every device draws the same picture."""
+    """Each row's own noise, drawn on the CPU so that every device draws the same image."""
     shape = like.shape[1:]
     drawn = [
         torch.randn(shape, generator=row.generator) if row in noisy else torch.zeros(shape)

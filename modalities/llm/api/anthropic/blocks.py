@@ -45,7 +45,7 @@ class TextBlock(Strict):
 
 
 class Base64Source(Strict):
-    """A picture, in base64."""
+    """An image, in base64."""
 
     type: Literal["base64"]
     media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
@@ -53,12 +53,12 @@ class Base64Source(Strict):
 
     @property
     def address(self) -> str:
-        """The picture as a data URL."""
+        """The image as a data URL."""
         return f"data:{self.media_type};base64,{self.data}"
 
 
 class UrlSource(Strict):
-    """Where a picture can be fetched, if the operator allows its host."""
+    """Where an image can be fetched, if the operator allows its host."""
 
     type: Literal["url"]
     url: Text
@@ -67,12 +67,12 @@ class UrlSource(Strict):
     @classmethod
     def _refuse(cls, value: Any) -> Any:
         if _kind_of(value) == "file":
-            raise UnsupportedOption("Pictures are not taken by a file's id: send base64 or a URL.")
+            raise UnsupportedOption("Images are not taken by a file's id: send base64 or a URL.")
         return value
 
     @property
     def address(self) -> str:
-        """The picture's URL."""
+        """The image's URL."""
         return self.url
 
 
@@ -81,7 +81,7 @@ def _source_kind(value: Any) -> str:
 
 
 class ImageBlock(Strict):
-    """A picture."""
+    """An image."""
 
     type: Literal["image"]
     source: Annotated[

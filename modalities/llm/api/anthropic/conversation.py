@@ -114,7 +114,7 @@ def _assistant(blocks: Sequence[Block]) -> Fields:
 
 
 def _results(blocks: Iterable[Block], names: Mapping[str, str]) -> Iterator[Fields]:
-    """Results of tools, each a message of its own, without the pictures in them."""
+    """Results of tools, each a message of its own, without the images in them."""
     for block in blocks:
         if isinstance(block, ToolResultBlock):
             content = blocks_of(block.content)
@@ -127,7 +127,7 @@ def _results(blocks: Iterable[Block], names: Mapping[str, str]) -> Iterator[Fiel
 
 
 def _asked(blocks: Sequence[Block]) -> Iterator[Block]:
-    """What is no result of a tool, behind the pictures of those: users alone show pictures."""
+    """What is no result of a tool, behind the images of those: users alone show images."""
     for block in blocks:
         if isinstance(block, ToolResultBlock):
             content = blocks_of(block.content)
@@ -136,15 +136,15 @@ def _asked(blocks: Sequence[Block]) -> Iterator[Block]:
 
 
 def _parts(blocks: Iterable[Block]) -> Iterator[Fields]:
-    """Pictures, and between them texts."""
+    """Images, and between them texts."""
     for is_text, group in groupby(blocks, lambda block: isinstance(block, _TEXTS)):
         if is_text:
             texts = [block.text for block in group if isinstance(block, _TEXTS)]
             yield {"type": "text", "text": BETWEEN_BLOCKS.join(texts)}
         else:
-            pictures = [block for block in group if isinstance(block, ImageBlock)]
-            for picture in pictures:
-                yield {"type": "image_url", "image_url": {"url": picture.source.address}}
+            images = [block for block in group if isinstance(block, ImageBlock)]
+            for image in images:
+                yield {"type": "image_url", "image_url": {"url": image.source.address}}
 
 
 def _tool_fields(body: ConversationFields) -> Fields:

@@ -66,14 +66,14 @@ _STREAM: dict[int | str, dict[str, Any]] = {
 
 
 class _MessagesRoute(DataUrlRoute):
-    """Pictures stand behind their media type, or behind the type of their source."""
+    """Images stand behind their media type, or behind the type of their source."""
 
     place = FilePlace(
         re.compile(
             rb'"(?:media_type"\s{0,8}:\s{0,8}"image\\?/\w{1,16}|type"\s{0,8}:\s{0,8}"base64)"'
             rb'\s{0,64},\s{0,64}"data"\s{0,8}:\s{0,8}"'
         ),
-        pictures=frozenset({(*_BLOCKS, "source", "data"), (*_BLOCKS, "content", "source", "data")}),
+        images=frozenset({(*_BLOCKS, "source", "data"), (*_BLOCKS, "content", "source", "data")}),
         least=512,
     )
 

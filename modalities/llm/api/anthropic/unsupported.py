@@ -53,7 +53,7 @@ CITATIONS: Mapping[str, RefusedField] = MappingProxyType(
 )
 
 IMAGE: Mapping[str, RefusedField] = MappingProxyType(
-    {"transformations": RefusedField("pictures are scaled as their model needs it.", ({},))}
+    {"transformations": RefusedField("images are scaled as their model needs it.", ({},))}
 )
 
 CALL: Mapping[str, RefusedField] = MappingProxyType(

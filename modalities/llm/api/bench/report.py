@@ -1,4 +1,4 @@
-"""From samples to figures, and what a benchmark says: a table, JSON, a picture.
+"""From samples to figures, and what a benchmark says: a table, JSON, an image.
 
 Owns the definition of each metric (names end in their unit) and the form of each output. The
 description of the machine names no host and no address.
@@ -243,7 +243,7 @@ def _first_field(path: Path, name: str) -> str:
     return next(found, "")
 
 
-# The picture, which needs matplotlib, the `bench` extra.
+# The image, which needs matplotlib, the `bench` extra.
 
 
 def require_matplotlib() -> Any:

@@ -76,12 +76,12 @@ def _form(form: str | dict[str, Any] | None) -> Fields | None:
 
 
 def _content(text: str, images: Sequence[str]) -> str | list[Fields]:
-    """Pictures come before the words on them."""
+    """Images come before the words on them."""
     if not images:
         return text
     urls = [image if image.startswith("data:") else f"data:;base64,{image}" for image in images]
-    pictures = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
-    return [*pictures, {"type": "text", "text": text}]
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    return [*parts, {"type": "text", "text": text}]
 
 
 class _Calls:
@@ -97,7 +97,7 @@ class _Calls:
         """The tools of the calls without a result, by the calls' ids."""
 
     def read(self, message: OllamaMessage) -> Iterator[Fields]:
-        """The message in the words of chat; the pictures of a tool's are a user's."""
+        """The message in the words of chat; the images of a tool's are a user's."""
         fields: Fields = {"role": message.role, "content": message.content or ""}
         if message.role == "user":
             fields["content"] = _content(message.content or "", message.images or ())

@@ -129,7 +129,7 @@ class OllamaMessage(Strict):
     thinking: Text | None = Field(
         default=None, description="What was thought before the answer: the template may show it."
     )
-    images: Images | None = Field(default=None, description="Pictures in base64.")
+    images: Images | None = Field(default=None, description="Images in base64.")
     tool_calls: (
         Annotated[list[OllamaCall], Field(max_length=limits.MAX_TOOL_CALLS, fail_fast=True)] | None
     ) = None
@@ -139,7 +139,7 @@ class OllamaMessage(Strict):
     @model_validator(mode="after")
     def _check_role(self) -> Self:
         if self.images and self.role not in ("user", "tool"):
-            raise InvalidRequest("Pictures are shown by users and tools.", param="messages")
+            raise InvalidRequest("Images are shown by users and tools.", param="messages")
         if self.tool_calls and self.role != "assistant":
             raise InvalidRequest("Only an assistant's message has tool_calls.", param="messages")
         return self
@@ -238,7 +238,7 @@ class GenerateRequest(AnswerFields):
     prompt: Text | None = None
     system: Text | None = None
     raw: bool | None = Field(default=None, description="The prompt is the model's, as it is.")
-    images: Images | None = Field(default=None, description="Pictures in base64.")
+    images: Images | None = Field(default=None, description="Images in base64.")
     context: (
         Annotated[list[TokenId], Field(max_length=limits.MAX_PROMPT_TOKENS, fail_fast=True)] | None
     ) = Field(default=None, description="That of an earlier answer, which goes before the prompt.")
@@ -256,7 +256,7 @@ class GenerateRequest(AnswerFields):
             )
         if self.context and self.images:
             raise InvalidRequest(
-                "A context is tokens, which no picture goes behind: use /api/chat.", param="context"
+                "A context is tokens, which no image goes behind: use /api/chat.", param="context"
             )
         return self
 

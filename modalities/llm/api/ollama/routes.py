@@ -88,11 +88,11 @@ class StatusReply(BaseModel):
 
 
 class _ImagesRoute(OllamaRoute, DataUrlRoute):
-    """Pictures stand in lists called `images`."""
+    """Images stand in lists called `images`."""
 
     place = FilePlace(
         re.compile(rb'"images"\s{0,8}:\s{0,8}\[\s{0,64}"'),
-        pictures=frozenset({("messages", "images"), ("images",)}),
+        images=frozenset({("messages", "images"), ("images",)}),
         following=re.compile(rb'"\s{0,64},\s{0,64}"'),
         least=512,
     )

@@ -39,14 +39,14 @@ IGNORED: Mapping[str, str] = MappingProxyType(
     }
 )
 
-_PICTURE = "pictures are made at /v1/images/generations."
+_IMAGE = "images are made at /v1/images/generations."
 GENERATE: Mapping[str, RefusedField] = MappingProxyType(
     {
-        "height": RefusedField(_PICTURE, (0,)),
-        "steps": RefusedField(_PICTURE, (0,)),
+        "height": RefusedField(_IMAGE, (0,)),
+        "steps": RefusedField(_IMAGE, (0,)),
         "suffix": RefusedField("ask a chat model to fill the gap, in words.", ("",)),
         "template": RefusedField("the operator sets it with --chat-template.", ("",)),
-        "width": RefusedField(_PICTURE, (0,)),
+        "width": RefusedField(_IMAGE, (0,)),
     }
 )
 

@@ -47,17 +47,17 @@ from triptych.modalities.llm.api.responses.builder import ResponseBuilder
 from triptych.modalities.llm.api.responses.conversation import chat_fields, renamed, with_own_names
 from triptych.modalities.llm.api.responses.events import ResponseEvent
 from triptych.modalities.llm.api.responses.history import History
+from triptych.modalities.llm.api.responses.images import (
+    HeldImages,
+    image_urls,
+    sent_images,
+)
 from triptych.modalities.llm.api.responses.items import (
     ItemReference,
     KeptItem,
     MessageItem,
-    is_kept_picture,
+    is_kept_image,
     kept_items,
-)
-from triptych.modalities.llm.api.responses.pictures import (
-    HeldPictures,
-    picture_urls,
-    sent_pictures,
 )
 from triptych.modalities.llm.api.responses.protocol import ResponseInput, ResponseRequest
 from triptych.modalities.llm.api.responses.replies import ResponseReply, begun
@@ -78,7 +78,7 @@ class PreparedInput:
     chat: ChatRequest
     prompt: TokenRequest
     items: Sequence[KeptItem]
-    pictures: HeldPictures
+    images: HeldImages
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +87,14 @@ class PendingAnswer:
 
     owner: str
     items: Sequence[KeptItem]
-    pictures: HeldPictures
+    images: HeldImages
     builder: ResponseBuilder
     generation: Generation
 
     @property
     def kept_request(self) -> KeptRequest:
         """What is kept of the request."""
-        return KeptRequest(self.items, self.pictures)
+        return KeptRequest(self.items, self.images)
 
     async def made(
         self, first: Iterable[ResponseEvent], *, patience_s: float | None = None
@@ -172,19 +172,19 @@ class Answering:
     async def prepare(
         self, body: ResponseInput, request: Request, *, is_kept: bool = False
     ) -> PreparedInput:
-        """The prompt of a request, and its pictures if it is kept. Raises what is wrong with it."""
+        """The prompt of a request, and its images if it is kept. Raises what is wrong with it."""
         note_ignored(request, *body.offer.left_out)
         note_thinking(request, self._service.model(body.model), body.thinking_fields)
         history = await self._history(body, Context.of(request).principal.owner)
         num_bytes = len(await request.body()) + history.num_bytes
         with with_own_names():
             conversation = await on_text_thread_if_long(num_bytes, _understood, body, history)
-            sent = sent_pictures(conversation.urls, request) if is_kept else {}
+            sent = sent_images(conversation.urls, request) if is_kept else {}
             prompt = await self._encode(conversation, request)
-        pictures = HeldPictures.of(request)
-        for url, picture in sent.items():
-            pictures.hold(url, picture)
-        return PreparedInput(conversation.chat, prompt, conversation.items, pictures)
+        images = HeldImages.of(request)
+        for url, image in sent.items():
+            images.hold(url, image)
+        return PreparedInput(conversation.chat, prompt, conversation.items, images)
 
     async def begin(self, body: ResponseRequest, request: Request) -> PendingAnswer:
         """Begin an answer. Raises what is wrong with the request before anything runs."""
@@ -203,7 +203,7 @@ class Answering:
         with with_own_names():
             generation = await begin(self._service, prepared.chat, context, [prepared.prompt])
         owner, items = context.principal.owner, prepared.items
-        return PendingAnswer(owner, items, prepared.pictures, builder, generation)
+        return PendingAnswer(owner, items, prepared.images, builder, generation)
 
     async def whole(self, answer: PendingAnswer) -> ResponseReply:
         """The answer, when it is all there."""
@@ -214,7 +214,7 @@ class Answering:
                         pass
             await self._keep(answer)
         finally:
-            answer.pictures.close()
+            answer.images.close()
         return answer.builder.response
 
     async def streamed(self, answer: PendingAnswer, request: Request) -> Events:
@@ -234,7 +234,7 @@ class Answering:
             log_broken(error, request.scope)
             answer.builder.fail(public)
         finally:
-            answer.pictures.close()
+            answer.images.close()
         yield answer.builder.last()
 
     async def in_background(
@@ -245,20 +245,20 @@ class Answering:
         try:
             self.runs.check(answer.owner)
         except TriptychError:
-            answer.pictures.close()
+            answer.images.close()
             raise
 
         async def start() -> None:
             await archive.begin(answer.owner, builder.response, answer.kept_request)
             if builder.response.conversation is None:
-                answer.pictures.close()
+                answer.images.close()
 
         async def keep(events: Sequence[ResponseEvent]) -> None:
             try:
                 lines = await asyncio.to_thread(_lines, events if is_streamed else ())
                 await archive.complete(answer.owner, builder.response, answer.kept_request, lines)
             finally:
-                answer.pictures.close()
+                answer.images.close()
 
         run = BackgroundRun(builder, answer.made(builder.start()), start, keep)
         gate = None if is_streamed else state.gate
@@ -288,35 +288,33 @@ class Answering:
         return await self.archive.history.read(owner, *places, item_ids)
 
     async def _encode(self, conversation: _Conversation, request: Request) -> TokenRequest:
-        kept = HeldPictures.of(request)
+        kept = HeldImages.of(request)
 
         def find(url: str, request: Request) -> Fetched | None:
             return kept.get(url) or self._find_link(url, request)
 
         try:
-            await self._read_pictures(conversation.urls, Context.of(request), kept)
+            await self._read_images(conversation.urls, Context.of(request), kept)
             return await encode_conversation(self._service, conversation.chat, request, find)
         finally:
             kept.close()
 
-    async def _read_pictures(
-        self, urls: Iterable[str], context: Context, kept: HeldPictures
-    ) -> None:
-        most = context.options.max_picture_request_bytes
+    async def _read_images(self, urls: Iterable[str], context: Context, kept: HeldImages) -> None:
+        most = context.options.max_image_request_bytes
         num_bytes = 0
-        for url in filter(is_kept_picture, urls):
-            picture = await self.archive.picture(context.principal.owner, url)
-            if picture is None:
-                raise NotFound("A picture of this conversation is not kept any more.")
-            num_bytes += len(picture.data)
+        for url in filter(is_kept_image, urls):
+            image = await self.archive.image(context.principal.owner, url)
+            if image is None:
+                raise NotFound("An image of this conversation is not kept any more.")
+            num_bytes += len(image.data)
             if num_bytes > most:
-                raise PayloadTooLarge(f"The pictures that go before are over {most} bytes.")
-            kept.hold(url, picture)
+                raise PayloadTooLarge(f"The images that go before are over {most} bytes.")
+            kept.hold(url, image)
 
 
 @dataclass(frozen=True, slots=True)
 class _Conversation:
-    """What a request says, and all as chat says it; where all pictures are."""
+    """What a request says, and all as chat says it; where all images are."""
 
     items: list[KeptItem]
     chat: ChatRequest
@@ -332,7 +330,7 @@ def _understood(body: ResponseInput, history: History) -> _Conversation:
     else:
         items = [next(referred) if isinstance(item, ItemReference) else item for item in given]
     whole = [*kept_items(history.before), *items]
-    urls = list(dict.fromkeys(picture_urls(whole)))
+    urls = list(dict.fromkeys(image_urls(whole)))
     return _Conversation(items, chat_request(chat_fields(body, whole)), urls)
 
 

@@ -23,10 +23,10 @@ from triptych.modalities.llm.api.responses.history import HistoryReader
 from triptych.modalities.llm.api.responses.items import KEPT_PLACE, KeptItem, new_id, shown_parts
 from triptych.modalities.llm.api.responses.layout import (
     CONVERSATION,
+    IMAGE,
     INPUT,
     ITEM,
     OUTPUT,
-    PICTURE,
     RESPONSE,
     found,
     missing,
@@ -40,7 +40,7 @@ from triptych.modalities.llm.api.responses.replies import (
 )
 
 ReplyFields = dict[str, Any]
-"""An item as it is returned; of a picture that is kept, `image_url` is its place here."""
+"""An item as it is returned; of an image that is kept, `image_url` is its place here."""
 
 _RUNNING = "running"
 MAX_PAGE_BYTES: Final = 2**23
@@ -51,10 +51,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class KeptRequest:
-    """What is kept of a request: its items, and the pictures in them by URL."""
+    """What is kept of a request: its items, and the images in them by URL."""
 
     items: Sequence[KeptItem]
-    pictures: Mapping[str, Fetched]
+    images: Mapping[str, Fetched]
 
     def shown(self) -> list[ReplyFields]:
         """The items as they are returned, those without an id under a new one."""
@@ -77,13 +77,13 @@ class Archive:
         self.history = HistoryReader(store, max_bytes=max_bytes)
         store.run(_end_abandoned)
 
-    async def picture(self, owner: str, url: str) -> Fetched | None:
-        """The picture at a place of ours; `None` where there is none."""
-        picture_id, _, media_type = url.removeprefix(KEPT_PLACE).partition(";")
+    async def image(self, owner: str, url: str) -> Fetched | None:
+        """The image at a place of ours; `None` where there is none."""
+        image_id, _, media_type = url.removeprefix(KEPT_PLACE).partition(";")
         if not url.startswith(KEPT_PLACE):
             return None
         data = bytearray()
-        async for piece in self._store.content(Key(PICTURE, picture_id, owner)):
+        async for piece in self._store.content(Key(IMAGE, image_id, owner)):
             data += piece
         return Fetched(data, media_type) if data else None
 
@@ -216,7 +216,7 @@ def _add_response(
 ) -> None:
     key = Key(RESPONSE, response.id, owner)
     table.add(Document(key=key, body=_body(response), status=status))
-    _add_items(table, key, INPUT, request.shown(), request.pictures)
+    _add_items(table, key, INPUT, request.shown(), request.images)
     table.add(*_outputs(owner, response))
 
 
@@ -240,12 +240,12 @@ def _continue(
     key = Key(CONVERSATION, response.conversation.id, owner)
     made = [msgspec.json.decode(write_json(item)) for item in response.output]
     if table.get(key) is not None:
-        _add_items(table, key, ITEM, [*request.shown(), *made], request.pictures)
+        _add_items(table, key, ITEM, [*request.shown(), *made], request.images)
 
 
 def _extend(table: DocumentTable, key: Key, request: KeptRequest) -> list[ReplyFields]:
     found(table, key)
-    return _add_items(table, key, ITEM, request.shown(), request.pictures)
+    return _add_items(table, key, ITEM, request.shown(), request.images)
 
 
 def _add_items(
@@ -253,41 +253,41 @@ def _add_items(
     parent: Key,
     kind: str,
     items: Iterable[ReplyFields],
-    pictures: Mapping[str, Fetched],
+    images: Mapping[str, Fetched],
 ) -> list[ReplyFields]:
-    """Add items, each with its pictures, which go with it."""
+    """Add items, each with its images, which go with it."""
     added = []
     for shown in items:
-        item, places = _with_pictures(shown, pictures)
+        item, places = _with_images(shown, images)
         key = Key(kind, within(parent.id, item["id"]), parent.owner)
         if table.get(key) is not None:  # its client sent it before
             item = {**item, "id": new_id(item["id"].partition("_")[0][:_PREFIX_CHARS])}
             key = Key(kind, within(parent.id, item["id"]), parent.owner)
         table.add(Document(key=key, body=_json(item), parent=parent))
-        for picture_id, picture in places.items():
-            place = Key(PICTURE, picture_id, parent.owner)
+        for image_id, image in places.items():
+            place = Key(IMAGE, image_id, parent.owner)
             table.add(Document(key=place, body=b"", parent=key))
-            table.append(place, picture.data)
+            table.append(place, image.data)
         added.append(item)
     return added
 
 
-def _with_pictures(
-    item: ReplyFields, pictures: Mapping[str, Fetched]
+def _with_images(
+    item: ReplyFields, images: Mapping[str, Fetched]
 ) -> tuple[ReplyFields, dict[str, Fetched]]:
-    """The item with places of ours for its pictures, and what goes there, by id."""
+    """The item with places of ours for its images, and what goes there, by id."""
     places: dict[str, Fetched] = {}
     field, parts = shown_parts(item)
-    if not pictures or not parts:
+    if not images or not parts:
         return item, places
 
     def placed(part: ReplyFields) -> ReplyFields:
-        found = pictures.get(part.get("image_url", ""))
+        found = images.get(part.get("image_url", ""))
         if found is None:
             return part
-        picture_id = new_id("pic")
-        places[picture_id] = found
-        return {**part, "image_url": f"{KEPT_PLACE}{picture_id};{found.media_type}"}
+        image_id = new_id("pic")
+        places[image_id] = found
+        return {**part, "image_url": f"{KEPT_PLACE}{image_id};{found.media_type}"}
 
     return {**item, field: [placed(part) for part in parts]}, places
 

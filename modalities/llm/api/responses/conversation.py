@@ -107,7 +107,7 @@ def _messages(instructions: str | None, items: Sequence[KeptItem]) -> list[Field
         num_leading += 1
     messages = [{"role": "system", "content": _BETWEEN.join(said)}] if said else []
     results = _results(items)
-    spoken = _with_pictures_said(_whole(items[num_leading:], results))
+    spoken = _with_images_said(_whole(items[num_leading:], results))
     return [*messages, *_turns(spoken)]
 
 
@@ -187,23 +187,23 @@ def _whole(items: Iterable[KeptItem], results: Container[str]) -> Iterator[KeptI
                 yield item
 
 
-def _with_pictures_said(items: Iterable[KeptItem]) -> Iterator[KeptItem]:
-    """The items with pictures of results in what the user says next: users alone show pictures."""
-    pictures: list[Content] = []
+def _with_images_said(items: Iterable[KeptItem]) -> Iterator[KeptItem]:
+    """The items with images of results in what the user says next: users alone show images."""
+    images: list[Content] = []
     for item in items:
         if isinstance(item, FunctionOutputItem):
             yield item
-            pictures += item.pictures
-        elif isinstance(item, MessageItem) and item.role == "user" and pictures:
-            yield _showing([*pictures, *item.parts])
-            pictures = []
+            images += item.images
+        elif isinstance(item, MessageItem) and item.role == "user" and images:
+            yield _showing([*images, *item.parts])
+            images = []
         else:
-            if pictures:
-                yield _showing(pictures)
-            pictures = []
+            if images:
+                yield _showing(images)
+            images = []
             yield item
-    if pictures:
-        yield _showing(pictures)
+    if images:
+        yield _showing(images)
 
 
 def _showing(parts: list[Content]) -> MessageItem:
@@ -214,16 +214,16 @@ def _turn(item: KeptItem) -> Fields:
     if isinstance(item, FunctionOutputItem):
         return {"role": "tool", "tool_call_id": item.call_id, "content": item.text}
     assert isinstance(item, MessageItem)
-    if not item.pictures:
+    if not item.images:
         return {"role": item.role, "content": item.text}
     parts = [
-        _picture(part) if isinstance(part, ImageContent) else {"type": "text", "text": part.text}
+        _image(part) if isinstance(part, ImageContent) else {"type": "text", "text": part.text}
         for part in item.parts
     ]
     return {"role": item.role, "content": parts}
 
 
-def _picture(part: ImageContent) -> Fields:
+def _image(part: ImageContent) -> Fields:
     given = part.detail or "auto"
     detail = _DETAILS.get(given, given)
     if part.file_id is not None:

@@ -18,6 +18,7 @@ from triptych.core.http.errors import ERROR_RESPONSES
 from triptych.core.limits import MAX_NAME_CHARS
 from triptych.modalities.llm.api.responses.answering import Answering
 from triptych.modalities.llm.api.responses.archive import FoundPage, KeptRequest
+from triptych.modalities.llm.api.responses.images import image_urls, sent_images
 from triptych.modalities.llm.api.responses.items import KeptItem, new_id
 from triptych.modalities.llm.api.responses.layout import CONVERSATION
 from triptych.modalities.llm.api.responses.lists import (
@@ -28,7 +29,6 @@ from triptych.modalities.llm.api.responses.lists import (
     json_answer,
     shown_item,
 )
-from triptych.modalities.llm.api.responses.pictures import picture_urls, sent_pictures
 from triptych.modalities.llm.api.responses.protocol import (
     ConversationChange,
     ConversationRequest,
@@ -39,7 +39,7 @@ from triptych.modalities.llm.api.responses.replies import (
     ConversationReply,
     ItemList,
 )
-from triptych.modalities.llm.api.responses.routes import PictureItemsRoute
+from triptych.modalities.llm.api.responses.routes import ImageItemsRoute
 
 _ROUTE = "/v1/conversations"
 _ONE = _ROUTE + "/{conversation_id}"
@@ -68,7 +68,7 @@ def _add_conversations(router: APIRouter, answering: Answering) -> None:
         return reply
 
     router.add_api_route(
-        _ROUTE, create_conversation, methods=["POST"], route_class_override=PictureItemsRoute
+        _ROUTE, create_conversation, methods=["POST"], route_class_override=ImageItemsRoute
     )
 
     @router.get(_ONE)
@@ -106,7 +106,7 @@ def _add_items(router: APIRouter, answering: Answering) -> None:
         add_items,
         methods=["POST"],
         response_model=ItemList,
-        route_class_override=PictureItemsRoute,
+        route_class_override=ImageItemsRoute,
     )
 
     @router.get(f"{_ONE}/items", response_model=ItemList)
@@ -138,8 +138,8 @@ def _add_items(router: APIRouter, answering: Answering) -> None:
 
 
 def _kept_request(items: Sequence[KeptItem], request: Request) -> KeptRequest:
-    """The items as they are kept, with their pictures."""
-    return KeptRequest(items, sent_pictures(picture_urls(items), request))
+    """The items as they are kept, with their images."""
+    return KeptRequest(items, sent_images(image_urls(items), request))
 
 
 def _owner(request: Request) -> str:

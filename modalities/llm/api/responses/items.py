@@ -31,7 +31,7 @@ from triptych.modalities.llm.api.tools.schema import ToolName
 
 ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 KEPT_PLACE: Final = "kept-picture:"
-"""What a picture's URL begins with where the picture is kept here; no client's does."""
+"""What an image's URL begins with where the image is kept here; no client's does."""
 _ID_BYTES = 24
 _KNOWN = frozenset({"message", "input_text", "output_text", "text"})
 """Types of what would otherwise be an unknown one."""
@@ -42,7 +42,7 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{secrets.token_hex(_ID_BYTES)}"
 
 
-def is_kept_picture(url: str | None) -> bool:
+def is_kept_image(url: str | None) -> bool:
     """Whether a URL is a place of ours."""
     return url is not None and url.startswith(KEPT_PLACE)
 
@@ -113,7 +113,7 @@ class RefusalContent(Entry):
 
 
 class ImageContent(Entry):
-    """A picture: PNG, JPEG or WebP as `data:image/png;base64,...`, or where it can be found.
+    """An image: PNG, JPEG or WebP as `data:image/png;base64,...`, or where it can be found.
 
     A `file_id` is of an upload to `/v1/files`.
     """
@@ -129,9 +129,9 @@ class ImageContent(Entry):
     @model_validator(mode="after")
     def _check_place(self, info: ValidationInfo) -> Self:
         if (self.image_url is None) == (self.file_id is None):
-            raise InvalidRequest("A picture has either an image_url or a file_id.", param="input")
-        if is_kept_picture(self.image_url) and info.context is not _KEPT:
-            raise InvalidRequest("That is no picture's URL.", param="input")
+            raise InvalidRequest("An image has either an image_url or a file_id.", param="input")
+        if is_kept_image(self.image_url) and info.context is not _KEPT:
+            raise InvalidRequest("That is no image's URL.", param="input")
         return self
 
 
@@ -175,9 +175,9 @@ class MessageItem(Item):
     phase: Literal["commentary", "final_answer"] | None = inert("phase")
 
     @model_validator(mode="after")
-    def _check_pictures(self) -> Self:
-        if self.role != "user" and not isinstance(self.content, str) and self.pictures:
-            raise InvalidRequest("Pictures are read in messages of the user.", param="input")
+    def _check_images(self) -> Self:
+        if self.role != "user" and not isinstance(self.content, str) and self.images:
+            raise InvalidRequest("Images are read in messages of the user.", param="input")
         return self
 
     @property
@@ -191,8 +191,8 @@ class MessageItem(Item):
         return [TextContent(type=kind, text=self.content)]
 
     @property
-    def pictures(self) -> list[ImageContent]:
-        """The pictures in it."""
+    def images(self) -> list[ImageContent]:
+        """The images in it."""
         return [part for part in self.parts if isinstance(part, ImageContent)]
 
     @property
@@ -234,7 +234,7 @@ class FunctionCallItem(Item):
 
 
 class FunctionOutputItem(Item):
-    """What a call came to: a text, or texts and pictures."""
+    """What a call came to: a text, or texts and images."""
 
     prefix = "fco"
     refused = unsupported.CALL
@@ -246,8 +246,8 @@ class FunctionOutputItem(Item):
     namespace: Namespace | None = Field(default=None, description="That of the function.")
 
     @property
-    def pictures(self) -> list[ImageContent]:
-        """The pictures in it: a model sees them with what its user says next."""
+    def images(self) -> list[ImageContent]:
+        """The images in it: a model sees them with what its user says next."""
         parts = () if isinstance(self.output, str) else self.output
         return [part for part in parts if isinstance(part, ImageContent)]
 

@@ -1,7 +1,7 @@
 """How answers and conversations lie in the store.
 
 Owns the kinds of documents and their names: an answer or a conversation is a document, its items
-and pictures are its children. Knows neither what is in them nor what is done with them.
+and images are its children. Knows neither what is in them nor what is done with them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CONVERSATION: Final = "conversation"
 INPUT: Final = "response_input"
 OUTPUT: Final = "response_output"
 ITEM: Final = "conversation_item"
-PICTURE: Final = "picture"
+IMAGE: Final = "image"
 _AT_ONCE = 16
 
 

@@ -1,6 +1,6 @@
 """Pages of items, as both of an answer's input and of a conversation.
 
-Owns what may be asked of a page, and that pictures are shown where that is asked for.
+Owns what may be asked of a page, and that images are shown where that is asked for.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from triptych.modalities.llm.api.responses.archive import (
     FoundPage,
     ReplyFields,
 )
-from triptych.modalities.llm.api.responses.items import is_kept_picture, shown_parts
+from triptych.modalities.llm.api.responses.items import is_kept_image, shown_parts
 from triptych.modalities.llm.api.responses.protocol import Include, Includes
 
-_PICTURES = "message.input_image.image_url"
+_IMAGES = "message.input_image.image_url"
 
 
 _NO_ENDS: Mapping[str, str | None] = MappingProxyType({"first_id": None, "last_id": None})
@@ -71,7 +71,7 @@ ItemPage = Annotated[PageQuery, Depends(_page)]
 
 
 async def item_list(archive: Archive, owner: str, found: FoundPage, page: PageQuery) -> Response:
-    """The list that is returned; with pictures it may be shorter, and the next has more."""
+    """The list that is returned; with images it may be shorter, and the next has more."""
     items: list[ReplyFields] = []
     num_bytes, has_more = 0, found.has_more
     for item in found.items:
@@ -94,14 +94,14 @@ async def json_answer(document: ReplyFields) -> Response:
 async def shown_item(
     archive: Archive, owner: str, item: ReplyFields, include: Iterable[str] = ()
 ) -> ReplyFields:
-    """An item with the pictures in it, as data URLs, or without."""
+    """An item with the images in it, as data URLs, or without."""
     field, parts = shown_parts(item)
-    if not any(is_kept_picture(part.get("image_url")) for part in parts):
+    if not any(is_kept_image(part.get("image_url")) for part in parts):
         return item
-    has_pictures = _PICTURES in include
+    has_images = _IMAGES in include
     shown = [
-        await _part(archive, owner, part, has_pictures)
-        if is_kept_picture(part.get("image_url"))
+        await _part(archive, owner, part, has_images)
+        if is_kept_image(part.get("image_url"))
         else part
         for part in parts
     ]
@@ -109,11 +109,11 @@ async def shown_item(
 
 
 async def _part(
-    archive: Archive, owner: str, part: dict[str, Any], has_pictures: bool
+    archive: Archive, owner: str, part: dict[str, Any], has_images: bool
 ) -> dict[str, Any]:
-    picture = await archive.picture(owner, part["image_url"]) if has_pictures else None
-    if picture is None:
+    image = await archive.image(owner, part["image_url"]) if has_images else None
+    if image is None:
         return {**part, "image_url": None}
-    encoded = await asyncio.to_thread(base64.b64encode, picture.data)
-    url = f"data:{picture.media_type};base64,{encoded.decode()}"
+    encoded = await asyncio.to_thread(base64.b64encode, image.data)
+    url = f"data:{image.media_type};base64,{encoded.decode()}"
     return {**part, "image_url": url}

@@ -62,12 +62,12 @@ _STREAM: dict[int | str, dict[str, Any]] = {
 }
 
 
-class PictureItemsRoute(DataUrlRoute):
-    """A route whose body may hold pictures in `image_url` of items."""
+class ImageItemsRoute(DataUrlRoute):
+    """A route whose body may hold images in `image_url` of items."""
 
     place = FilePlace(
         re.compile(rb'"image_url"\s{0,8}:\s{0,8}"data:(?:[\w.+;=-]|\\?/){0,100}?;base64,'),
-        pictures=frozenset(
+        images=frozenset(
             (items, parts, "image_url")
             for items in ("input", "items")
             for parts in ("content", "output")
@@ -138,7 +138,7 @@ def _add_making(router: APIRouter, answering: Answering) -> None:
             "Conversations are not compacted here: ask for a summary, and go on from that."
         )
 
-    options: dict[str, Any] = {"methods": ["POST"], "route_class_override": PictureItemsRoute}
+    options: dict[str, Any] = {"methods": ["POST"], "route_class_override": ImageItemsRoute}
     router.add_api_route(_ROUTE, create_response, response_model=None, responses=_STREAM, **options)
     router.add_api_route(f"{_ROUTE}/input_tokens", count_input_tokens, **options)
     router.add_api_route(

@@ -1,1 +1,1 @@
-"""The family of the embedded vision model: pictures as soft tokens, slot by slot."""
+"""The family of the embedded vision model: images as soft tokens, slot by slot."""

@@ -5,7 +5,7 @@ token embedding of each slot. A printed word is read letter by letter, and proje
 that those letters may spell. Owns, too, the changes to the language model that come with it: they
 are added in float32 as a tensor is read, so that nothing else needs to know of them.
 
-Shapes: B pictures, T places of a map, D hidden, Q queries, S classes of a slot, L letters, A of the
+Shapes: B images, T places of a map, D hidden, Q queries, S classes of a slot, L letters, A of the
 alphabet, W words, P positions, C hidden of the language model.
 """
 
@@ -169,7 +169,7 @@ class SlotModel(PreTrainedModel):  # type: ignore[misc]
     def get_image_features(
         self, pixel_values: Tensor, return_dict: bool = True
     ) -> BaseModelOutputWithPooling:
-        """Soft tokens `[B, P, C]` of pictures `[B, 3, H, W]` in -1..1, as `pooler_output`."""
+        """Soft tokens `[B, P, C]` of images `[B, 3, H, W]` in -1..1, as `pooler_output`."""
         middle, last = (lines.flatten(2).mT for lines in self.tower(pixel_values))
         return BaseModelOutputWithPooling(pooler_output=self.teller(self.reader(middle, last)))
 

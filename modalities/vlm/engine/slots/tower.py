@@ -3,7 +3,7 @@
 Owns the network, its batch norms folded into the convolutions, and the names its released weights
 have. From "EfficientNet-Lite" (TensorFlow TPU models), arXiv:1905.11946.
 
-Shapes: B pictures, H height, W width, C channels.
+Shapes: B images, H height, W width, C channels.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STAGES: Final = (
 )
 STEM_CHANNELS: Final = 32
 MIDDLE_CHANNELS: Final = STAGES[4][-1]
-"""Of the map at a sixteenth of the picture's sides."""
+"""Of the map at a sixteenth of the image's sides."""
 LAST_CHANNELS: Final = STAGES[-1][-1]
 """Of the map at a thirty-second."""
 
@@ -39,7 +39,7 @@ _NORMS: Final = {"expand": "_bn0", "depthwise": "_bn1", "project": "_bn2"}
 
 
 class EfficientNetLite(nn.Module):
-    """Pictures in -1..1 to maps at strides 16 and 32."""
+    """Images in -1..1 to maps at strides 16 and 32."""
 
     def __init__(self) -> None:
         super().__init__()

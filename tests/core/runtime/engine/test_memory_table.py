@@ -16,7 +16,7 @@ def test_models_in_rows_and_what_they_take_in_columns() -> None:
         ("chat/activations", 20),
         ("org/draw/transformer", 200),
         ("org/draw/vae", 50),
-        ("org/draw/pictures", 10),
+        ("org/draw/images", 10),
     ):
         ledger.reserve(owner, size * MIB)
     assert memory_table(ledger.by_owner(), ledger.available_bytes) == [

@@ -12,7 +12,7 @@ from PIL import Image
 from rich.console import Console
 
 from support.image_engine import COLOURS, MODEL, PlainEngine, open_plain
-from support.pictures import picture, saved
+from support.images import image, saved
 from triptych.core.errors import ConfigError, NonFinite, RequestError
 from triptych.core.options.table import declared, parse
 from triptych.modalities.diffusion.api import cli
@@ -33,7 +33,7 @@ def engine() -> PlainEngine:
 def imagine(
     engine: PlainEngine,
     monkeypatch: pytest.MonkeyPatch,
-    capfdbinary: pytest.CaptureFixture[bytes],  # takes the bytes of pictures on stdout
+    capfdbinary: pytest.CaptureFixture[bytes],  # takes the bytes of images on stdout
 ) -> Imagine:
     monkeypatch.setattr(cli, "_open_pipeline", lambda args, check=None: open_plain(engine))
     return _run
@@ -68,7 +68,7 @@ def test_a_file_has_the_format_of_its_name(
     assert f"{name}: 64x64, seed {asked(engine).seed}, 6 steps (3 computed)" in err
 
 
-def test_several_pictures_are_numbered(imagine: Imagine, tmp_path: Path) -> None:
+def test_several_images_are_numbered(imagine: Imagine, tmp_path: Path) -> None:
     assert imagine("a hen", "-n", "3", "-o", str(tmp_path / "hen.png")) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "hen-1.png",
@@ -81,7 +81,7 @@ def test_several_pictures_are_numbered(imagine: Imagine, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("output", [[], ["-o", "-"]])
-def test_a_pipe_gets_the_picture(
+def test_a_pipe_gets_the_image(
     imagine: Imagine, capfdbinary: pytest.CaptureFixture[bytes], output: list[str]
 ) -> None:
     assert imagine("a hen", *output, "--format", "webp") == 0
@@ -111,11 +111,11 @@ def test_the_quality_of_a_file_can_be_chosen(imagine: Imagine, tmp_path: Path) -
 
 def _saved(folder: Path, width: int = 64) -> str:
     path = folder / "source.png"
-    path.write_bytes(saved(picture(width, width)))
+    path.write_bytes(saved(image(width, width)))
     return str(path)
 
 
-def test_pictures_are_begun_from(imagine: Imagine, engine: PlainEngine, tmp_path: Path) -> None:
+def test_images_are_begun_from(imagine: Imagine, engine: PlainEngine, tmp_path: Path) -> None:
     mask = tmp_path / "mask.png"
     mask.write_bytes(saved(Image.new("L", (64, 64), 255)))
     source, out = _saved(tmp_path), str(tmp_path / "out.png")
@@ -146,7 +146,7 @@ def test_the_prompt_may_be_piped_in(
         (["-o", "a.txt"], r"call it \.png"),
         (["-o", "/no/such/folder/a.png"], "there is no folder folder"),
         (["-o", "."], "is a folder: name a file"),
-        (["-n", "2"], r"-o picture\.png"),
+        (["-n", "2"], r"-o image\.png"),
         (["-o", "a.png", "--size", "64"], "write WIDTHxHEIGHT"),
         (["-o", "a.png", "--quality", "50"], "PNG keeps everything"),
         (["-o", "a.jpg", "--quality", "101"], "must be 0 to 100"),
@@ -167,7 +167,7 @@ def test_wrong_use_says_what_to_type(
 def test_a_terminal_gets_no_bytes(imagine: Imagine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
-    with pytest.raises(ConfigError, match=r"-o picture\.png"):
+    with pytest.raises(ConfigError, match=r"-o image\.png"):
         imagine("a hen")
     with pytest.raises(ConfigError, match="Nothing to draw"):
         imagine("-o", "a.png")
@@ -241,7 +241,7 @@ def _terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     return seen
 
 
-def test_a_terminal_watches_the_picture_and_the_steps(
+def test_a_terminal_watches_the_image_and_the_steps(
     imagine: Imagine, engine: PlainEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = _terminal(monkeypatch)

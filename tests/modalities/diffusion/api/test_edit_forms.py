@@ -1,4 +1,4 @@
-"""The images API with pictures of the caller's: forms, and what comes of them."""
+"""The images API with images of the caller's: forms, and what comes of them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from support.image_app import (
     make_image_service,
     opened,
 )
-from support.pictures import hole_mask, picture, saved
+from support.images import hole_mask, image, saved
 from triptych.modalities.diffusion.wire import AdapterUse, StepCache
 
-PNG = ("a.png", saved(picture(128, 128)), "image/png")
+PNG = ("a.png", saved(image(128, 128)), "image/png")
 MASK = ("m.png", hole_mask(128, 128, (0, 0, 64, 64)), "image/png")
 
 
@@ -37,7 +37,7 @@ async def send(
         return await client.post(path, data={"model": "paint", **fields}, files=files)
 
 
-async def test_an_edit_sends_pictures_and_mask() -> None:
+async def test_an_edit_sends_images_and_mask() -> None:
     engine = FakeImageEngine()
     reply = await send(
         EDITS,
@@ -58,7 +58,7 @@ async def test_an_edit_sends_pictures_and_mask() -> None:
     assert (request.num_images, request.num_steps, request.seed) == (2, 6, 5)
     assert (request.guidance_scale, request.strength) == (1.5, 0.5)
     assert len(request.sources) == 1
-    assert request.sources[0].rgb == picture(128, 128).tobytes()
+    assert request.sources[0].rgb == image(128, 128).tobytes()
     assert request.mask.count(255) == 64 * 64
     body = reply.json()
     assert [opened(entry["b64_json"]).format for entry in body["data"]] == ["JPEG", "JPEG"]
@@ -66,23 +66,23 @@ async def test_an_edit_sends_pictures_and_mask() -> None:
 
 
 @pytest.mark.parametrize("shape", [(70, 61), (300, 230), (100, 33), (37, 100), (128, 64)])
-async def test_an_edit_has_the_shape_of_its_picture(shape: tuple[int, int]) -> None:
+async def test_an_edit_has_the_shape_of_its_image(shape: tuple[int, int]) -> None:
     engine = FakeImageEngine()
     width, height = shape
-    source = ("s.png", saved(picture(*shape)), "image/png")
+    source = ("s.png", saved(image(*shape)), "image/png")
     mask = ("m.png", hole_mask(*shape, (0, 0, width, height // 2)), "image/png")
     reply = await send(EDITS, {"image": source, "mask": mask}, engine, prompt="a hat")
     body = reply.json()
-    image = opened(body["data"][0]["b64_json"])
-    assert body["size"] == f"{image.width}x{image.height}"
+    edited = opened(body["data"][0]["b64_json"])
+    assert body["size"] == f"{edited.width}x{edited.height}"
     aspect = max(min(width / height, 3), 1 / 3)
-    assert image.width / image.height == pytest.approx(aspect, rel=0.01)
+    assert edited.width / edited.height == pytest.approx(aspect, rel=0.01)
     (request,) = engine.submitted.values()
     (begun,) = request.sources
     assert (begun.width, begun.height) == (request.width, request.height)
     grid_B = np.frombuffer(request.mask, np.uint8).reshape(request.height, request.width)
-    assert (grid_B[: image.height // 2 - 2] == 255).all()  # also beyond what is shown
-    assert (grid_B[image.height // 2 + 2 :] == 0).all()
+    assert (grid_B[: edited.height // 2 - 2] == 255).all()  # also beyond what is shown
+    assert (grid_B[edited.height // 2 + 2 :] == 0).all()
 
 
 @pytest.mark.parametrize("seed", ["-1", None])
@@ -95,9 +95,9 @@ async def test_a_new_seed_is_returned(seed: str | None) -> None:
     assert len({*seeds, -1}) == 3
 
 
-async def test_several_pictures() -> None:
+async def test_several_images() -> None:
     engine = FakeImageEngine()
-    files = [("image[]", (f"{n}.png", saved(picture(64, 64 + n)), "image/png")) for n in range(3)]
+    files = [("image[]", (f"{n}.png", saved(image(64, 64 + n)), "image/png")) for n in range(3)]
     reply = await send(EDITS, files, engine, prompt="together")
     assert reply.status_code == 200, reply.text
     (request,) = engine.submitted.values()
@@ -144,7 +144,7 @@ async def test_an_edit_streams_events_of_its_own() -> None:
     assert kinds[-1] == "image_edit.completed"
 
 
-async def test_a_variation_needs_a_picture_alone() -> None:
+async def test_a_variation_needs_an_image_alone() -> None:
     engine = FakeImageEngine()
     reply = await send(VARIATIONS, {"image": PNG}, engine, n="2", size="64x64")
     assert reply.status_code == 200, reply.text

@@ -66,7 +66,7 @@ def test_the_server_may_allow_less() -> None:
 
 
 @given(width=st.integers(1, 9000), height=st.integers(1, 9000))
-def test_a_size_like_a_picture_can_always_be_drawn(width: int, height: int) -> None:
+def test_a_size_like_an_image_can_always_be_drawn(width: int, height: int) -> None:
     frame = PAINT.frame_like((width, height))
     PAINT.check_size(frame.drawn, max_pixels=MOST)
     assert 0.5 < math.prod(frame.drawn) / PAINT.default_pixels < 1.5
@@ -77,11 +77,11 @@ LARGE = replace(PAINT, default_size=(1024, 1024))
 
 
 @pytest.mark.parametrize(
-    ("picture", "aspect"),
+    ("image", "aspect"),
     [((128, 64), 2), ((64, 128), 0.5), ((300, 50), 3), ((50, 300), 1 / 3), ((160, 120), 4 / 3)],
 )
-def test_usual_shapes_are_kept_exactly(picture: tuple[int, int], aspect: float) -> None:
-    drawn, (width, height) = PAINT.frame_like(picture)
+def test_usual_shapes_are_kept_exactly(image: tuple[int, int], aspect: float) -> None:
+    drawn, (width, height) = PAINT.frame_like(image)
     assert drawn == (width, height)
     assert width / height == pytest.approx(aspect)
 

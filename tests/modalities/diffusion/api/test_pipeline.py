@@ -14,7 +14,7 @@ from PIL import Image, ImageChops, ImageStat
 
 from support.http import until
 from support.image_engine import COLOURS, PlainEngine, open_plain
-from support.pictures import hole_mask, picture, saved
+from support.images import hole_mask, image, saved
 from triptych.core.errors import ConfigError, InvalidRequest, NonFinite
 from triptych.modalities.diffusion.api.pipeline import (
     DrawOptions,
@@ -40,10 +40,10 @@ def asked(engine: PlainEngine) -> ImageRequest:
     return list(engine.submitted.values())[-1]
 
 
-def test_a_call_returns_the_pictures(draw: ImagePipeline, engine: PlainEngine) -> None:
-    pictures = draw("a red apple", num_images=3, seed=5, size=(64, 32), num_steps=4)
-    assert [found.index for found in pictures] == [0, 1, 2]
-    for found, colour in zip(pictures, COLOURS, strict=True):
+def test_a_call_returns_the_images(draw: ImagePipeline, engine: PlainEngine) -> None:
+    images = draw("a red apple", num_images=3, seed=5, size=(64, 32), num_steps=4)
+    assert [found.index for found in images] == [0, 1, 2]
+    for found, colour in zip(images, COLOURS, strict=True):
         assert found.image.size == (64, 32)
         assert found.image.getpixel((3, 3)) == colour
         assert (found.seed, found.num_steps, found.num_computed) == (5, 4, 2)
@@ -76,11 +76,11 @@ def test_a_prompt_that_was_cut_is_warned_of_once(draw: ImagePipeline, engine: Pl
         draw("a red apple")
 
 
-def test_pictures_of_shapes_off_the_grid_come_back_in_their_shape(
+def test_images_of_shapes_off_the_grid_come_back_in_their_shape(
     draw: ImagePipeline, engine: PlainEngine
 ) -> None:
-    progress = list(draw.stream("a hen", image=picture(100, 57), num_previews=1))
-    (found,) = [one.picture for one in progress if one.picture]
+    progress = list(draw.stream("a hen", image=image(100, 57), num_previews=1))
+    (found,) = [one.image for one in progress if one.image]
     width, height = found.image.size
     assert width / height == pytest.approx(100 / 57, rel=0.01)
     request = asked(engine)
@@ -118,11 +118,9 @@ def test_stream_yields_steps_and_previews(draw: ImagePipeline) -> None:
     assert [preview.size for preview in previews] == [(8, 8), (8, 8)]
     steps = [(progress.step, progress.num_steps) for progress in updates if progress.num_steps]
     assert steps == sorted(steps)
-    assert [progress.picture is None for progress in updates] == [True] * (len(updates) - 1) + [
-        False
-    ]
-    assert updates[-1].picture is not None
-    assert updates[-1].picture.image.size == (64, 64)
+    assert [progress.image is None for progress in updates] == [True] * (len(updates) - 1) + [False]
+    assert updates[-1].image is not None
+    assert updates[-1].image.image.size == (64, 64)
 
 
 def test_leaving_a_stream_early_cancels_it(draw: ImagePipeline, engine: PlainEngine) -> None:
@@ -139,17 +137,17 @@ async def test_async_twins_work_on_any_loop(draw: ImagePipeline) -> None:
     one, two = await asyncio.gather(draw.acall("a hen"), draw.acall("a fox", num_images=2))
     assert (len(one), len(two)) == (1, 2)
     updates = [progress async for progress in draw.astream("a hen", num_steps=3)]
-    assert updates[-1].picture is not None
+    assert updates[-1].image is not None
 
 
 @pytest.mark.parametrize("form", ["image", "bytes", "path", "text"])
-def test_pictures_are_begun_from(
+def test_images_are_begun_from(
     draw: ImagePipeline, engine: PlainEngine, tmp_path: Path, form: str
 ) -> None:
     path = tmp_path / "source.png"
-    path.write_bytes(saved(picture(48, 48)))
+    path.write_bytes(saved(image(48, 48)))
     forms: dict[str, Any] = {
-        "image": picture(48, 48),
+        "image": image(48, 48),
         "bytes": path.read_bytes(),
         "path": path,
         "text": str(path),
@@ -159,28 +157,28 @@ def test_pictures_are_begun_from(
     assert request.strength == 0.4
     (source,) = request.sources
     assert (source.width, source.height) == (64, 64)
-    draw("a hen", image=[picture(), picture()])
+    draw("a hen", image=[image(), image()])
     assert len(asked(engine).sources) == 2
 
 
 def test_a_variation_has_no_words(draw: ImagePipeline, engine: PlainEngine) -> None:
-    draw(image=picture(64, 64))
+    draw(image=image(64, 64))
     assert asked(engine).prompt == ""
     with pytest.raises(InvalidRequest):
         draw()
 
 
-def test_masks_are_white_or_transparent_where_the_picture_may_change(
+def test_masks_are_white_or_transparent_where_the_image_may_change(
     draw: ImagePipeline, engine: PlainEngine
 ) -> None:
     white = Image.new("L", (64, 64))
     white.paste(255, (0, 0, 32, 64))
     for mask in (white, hole_mask(64, 64, (0, 0, 32, 64))):
-        draw("a hen", image=picture(64, 64), mask=mask)
+        draw("a hen", image=image(64, 64), mask=mask)
         found = Image.frombytes("L", (64, 64), asked(engine).mask)
         assert found.tobytes() == white.tobytes()
-    with pytest.raises(InvalidRequest, match="mask is no picture"):
-        draw("a hen", image=picture(64, 64), mask=b"nonsense")
+    with pytest.raises(InvalidRequest, match="mask is no image"):
+        draw("a hen", image=image(64, 64), mask=b"nonsense")
 
 
 @pytest.mark.parametrize(
@@ -201,8 +199,8 @@ def test_files_are_saved_in_the_format_of_their_name(
 def test_a_name_without_a_format_says_what_to_do(draw: ImagePipeline, tmp_path: Path) -> None:
     (found,) = draw("a hen")
     with pytest.raises(ConfigError, match=r"call it \.png, \.jpeg, \.webp, or name the format"):
-        found.save(tmp_path / "picture.doc")
-    found.save(tmp_path / "picture.doc", kind="png")
+        found.save(tmp_path / "image.doc")
+    found.save(tmp_path / "image.doc", kind="png")
     with Image.open(io.BytesIO(found._repr_png_())) as image:
         assert image.size == (64, 64)
 
@@ -230,21 +228,21 @@ def embedded() -> Iterator[ImagePipeline]:
         yield pipeline
 
 
-def test_a_real_picture_is_the_same_alone_and_batched(embedded: ImagePipeline) -> None:
+def test_a_real_image_is_the_same_alone_and_batched(embedded: ImagePipeline) -> None:
     options = DrawOptions(num_steps=4, seed=3, cache="off")
     together = embedded("a red apple", num_images=3, **options)
     (alone,) = embedded("a red apple", **options)
     assert alone.image.size == embedded.model.default_size
     assert (alone.num_steps, alone.num_computed) == (4, 4)
-    assert len({picture.image.tobytes() for picture in together}) == 3
+    assert len({image.image.tobytes() for image in together}) == 3
     difference = ImageChops.difference(alone.image, together[0].image)
     assert max(high for _, high in difference.getextrema()) <= 4
 
 
-def test_a_real_picture_can_be_watched_and_left(embedded: ImagePipeline) -> None:
+def test_a_real_image_can_be_watched_and_left(embedded: ImagePipeline) -> None:
     updates = list(embedded.stream("a red apple", num_previews=2, num_steps=6, cache="off"))
     assert sum(progress.preview is not None for progress in updates) == 2
-    assert updates[-1].picture is not None
+    assert updates[-1].image is not None
     assert {progress.step for progress in updates} >= {1, 2, 3, 4, 5}
     for _ in range(20):  # more than may be drawn at once: a leak would block the last ones
         stream = embedded.stream("a red apple", num_steps=50, cache="off")
@@ -253,7 +251,7 @@ def test_a_real_picture_can_be_watched_and_left(embedded: ImagePipeline) -> None
     assert len(embedded("a red apple", num_steps=2)) == 1
 
 
-def test_a_real_cache_skips_steps_and_changes_the_picture_a_little(embedded: ImagePipeline) -> None:
+def test_a_real_cache_skips_steps_and_changes_the_image_a_little(embedded: ImagePipeline) -> None:
     options = DrawOptions(num_steps=16, seed=3)
     (whole,) = embedded("a red apple", cache="off", **options)
     cache = StepCache(name="taylorseer", interval=2, warmup=6)
@@ -264,7 +262,7 @@ def test_a_real_cache_skips_steps_and_changes_the_picture_a_little(embedded: Ima
     assert ImageStat.Stat(difference).mean[0] < 4
 
 
-def test_a_real_picture_is_begun_from(embedded: ImagePipeline) -> None:
+def test_a_real_image_is_begun_from(embedded: ImagePipeline) -> None:
     red = Image.new("RGB", (128, 128), (220, 30, 30))
     (near,) = embedded("an apple on red", image=red, strength=0.25, num_steps=8, cache="off")
     far = ImageStat.Stat(ImageChops.difference(near.image, red)).mean
@@ -282,7 +280,7 @@ def test_the_embedded_model_comes_calibrated(embedded: ImagePipeline) -> None:
 def test_masks_whose_alpha_says_nothing_are_read_by_their_white(alpha: int) -> None:
     painted = Image.new("RGBA", (64, 64), (0, 0, 0, alpha))
     painted.paste((255, 255, 255, alpha), (0, 0, 32, 64))
-    call = image_call("a hen", {"image": picture(64, 64), "mask": painted})
+    call = image_call("a hen", {"image": image(64, 64), "mask": painted})
     assert call.mask is not None
     with Image.open(io.BytesIO(bytes(call.mask.data))) as mask:
         assert mask.getchannel("A").getcolors() == [(32 * 64, 0), (32 * 64, 255)]

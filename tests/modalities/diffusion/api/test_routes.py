@@ -30,7 +30,7 @@ async def post(engine: FakeImageEngine, body: dict[str, Any], **server: Any) -> 
         return await client.post(GENERATIONS, json=body)
 
 
-async def test_pictures_come_in_base64_with_what_they_are() -> None:
+async def test_images_come_in_base64_with_what_they_are() -> None:
     engine = FakeImageEngine()
     reply = await post(engine, generation(n=3, seed=4))
     assert reply.status_code == 200
@@ -277,7 +277,7 @@ async def test_engine_errors_become_responses_and_events() -> None:
     assert last["error"]["code"] == "engine_down"
 
 
-async def test_links_lead_to_the_picture() -> None:
+async def test_links_lead_to_the_image() -> None:
     engine = FakeImageEngine()
     async with in_process(make_image_app(engine)) as client:
         body = generation(response_format="url", n=2, output_format="jpeg")
@@ -331,7 +331,7 @@ async def test_odd_hosts_do_no_harm() -> None:
                 assert "/v1/images/files/" in reply.json()["data"][0]["url"]
 
 
-async def test_finished_pictures_are_counted() -> None:
+async def test_finished_images_are_counted() -> None:
     async with in_process(make_image_app(FakeImageEngine())) as client:
         await client.post(GENERATIONS, json=generation(n=2))
         shown = (await client.get("/metrics")).text

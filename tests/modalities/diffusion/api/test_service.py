@@ -1,4 +1,4 @@
-"""Calls for pictures: what is asked of the engine, what is refused, admission, cancelling."""
+"""Calls for images: what is asked of the engine, what is refused, admission, cancelling."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.image_app import (
     make_image_service,
     plain,
 )
-from support.pictures import hole_mask, picture, saved, turned
+from support.images import hole_mask, image, saved, turned
 from triptych.core.errors import (
     EngineDown,
     InvalidRequest,
@@ -28,13 +28,13 @@ from triptych.core.errors import (
     UnsupportedMedia,
     UnsupportedOption,
 )
-from triptych.core.media.pictures import PictureReader
+from triptych.core.media.images import ImageReader
 from triptych.core.options.config import Config, DeviceOptions, ImageOptions
-from triptych.modalities.diffusion.api.service import ImageCall, ImageService, PictureFile
+from triptych.modalities.diffusion.api.service import ImageCall, ImageFile, ImageService
 from triptych.modalities.diffusion.wire import AdapterUse, ImageDelta, ImageRequest, StepCache
 
-PNG = PictureFile(saved(picture(256, 128)), "image/png")
-MASK = PictureFile(hole_mask(256, 128, (0, 0, 128, 128)))
+PNG = ImageFile(saved(image(256, 128)), "image/png")
+MASK = ImageFile(hole_mask(256, 128, (0, 0, 128, 128)))
 
 
 async def drawn(service: ImageService, asked: ImageCall) -> list[ImageDelta]:
@@ -49,13 +49,13 @@ async def asked_for(asked: ImageCall, **spec: Any) -> ImageRequest:
     return request
 
 
-async def test_a_call_becomes_pictures() -> None:
+async def test_a_call_becomes_images() -> None:
     engine = FakeImageEngine()
     drawing = make_image_service(engine).draw(call(seed=3, num_images=2))
     deltas = [delta async for delta in drawing]
     request = drawing.request
     for index in range(2):
-        (last,) = (d for d in deltas if d.picture == index and d.pixels is not None)
+        (last,) = (d for d in deltas if d.image == index and d.pixels is not None)
         assert last.pixels == plain(128, 128, colour_of(request, index))
     assert deltas[-1].finish_reason == "stop"
     assert engine.finished == ["call"]
@@ -124,7 +124,7 @@ async def test_seeds_are_drawn_or_configured() -> None:
         await drawn(service, call(call_id=str(n)))
     assert len({request.seed for request in engine.submitted.values()}) == 3
     config = Config(device=DeviceOptions(seed=17))
-    reader = PictureReader(None)
+    reader = ImageReader(None)
     fixed = ImageService(config, [image_model()], engine, reader=reader)
     await drawn(fixed, call(call_id="x"))
     assert engine.submitted["x"].seed == 17
@@ -177,9 +177,9 @@ async def test_a_model_refuses_what_it_cannot_do() -> None:
     assert service.draw(call(model="")).model.name == "paint"
 
 
-async def test_a_picture_to_begin_from_comes_as_large_as_what_is_drawn() -> None:
+async def test_an_image_to_begin_from_comes_as_large_as_what_is_drawn() -> None:
     request = await asked_for(call(sources=(PNG,), mask=MASK, strength=0.7))
-    assert (request.width, request.height) == (192, 96)  # the picture's shape, the model's area
+    assert (request.width, request.height) == (192, 96)  # the image's shape, the model's area
     (source,) = request.sources
     assert (source.width, source.height) == (192, 96)
     mask = np.frombuffer(request.mask, np.uint8).reshape(96, 192)
@@ -188,7 +188,7 @@ async def test_a_picture_to_begin_from_comes_as_large_as_what_is_drawn() -> None
     assert request.strength == 0.7
 
 
-async def test_a_size_that_is_asked_for_cuts_the_picture() -> None:
+async def test_a_size_that_is_asked_for_cuts_the_image() -> None:
     request = await asked_for(call(sources=(PNG,), size=(128, 128)))
     (source,) = request.sources
     raster = np.frombuffer(source.rgb, np.uint8).reshape(128, 128, 3)
@@ -196,9 +196,9 @@ async def test_a_size_that_is_asked_for_cuts_the_picture() -> None:
     assert 185 < raster[0, -1, 0] < 195
 
 
-async def test_reference_pictures_keep_their_shape_and_are_not_too_large() -> None:
-    tall = PictureFile(saved(picture(100, 700)))
-    small = PictureFile(saved(picture(40, 20)))
+async def test_reference_images_keep_their_shape_and_are_not_too_large() -> None:
+    tall = ImageFile(saved(image(100, 700)))
+    small = ImageFile(saved(image(40, 20)))
     request = await asked_for(call(sources=(tall, small), size=(128, 128)), max_references=2)
     shapes = [(source.width, source.height) for source in request.sources]
     assert shapes[1] == (40, 20)
@@ -210,8 +210,8 @@ async def test_reference_pictures_keep_their_shape_and_are_not_too_large() -> No
     assert [(source.width, source.height) for source in begun.sources] == [(128, 128), (40, 20)]
 
 
-async def test_a_turned_picture_has_its_upright_shape() -> None:
-    file = PictureFile(turned("jpeg", 6, 256, 128), "image/jpeg")
+async def test_a_turned_image_has_its_upright_shape() -> None:
+    file = ImageFile(turned("jpeg", 6, 256, 128), "image/jpeg")
     request = await asked_for(call(sources=(file,)))
     assert (request.width, request.height) == (96, 192)
 
@@ -219,19 +219,19 @@ async def test_a_turned_picture_has_its_upright_shape() -> None:
 @pytest.mark.parametrize(
     ("fields", "param", "error"),
     [
-        ({"sources": (PictureFile(b"GIF89a"),)}, "image", UnsupportedMedia),
-        ({"sources": (PictureFile(PNG.data, "text/html"),)}, "image", UnsupportedMedia),
-        ({"sources": (PictureFile(bytes(PNG.data)[:200]),)}, "image", InvalidRequest),
-        ({"sources": (PNG,), "mask": PictureFile(b"x")}, "mask", UnsupportedMedia),
+        ({"sources": (ImageFile(b"GIF89a"),)}, "image", UnsupportedMedia),
+        ({"sources": (ImageFile(PNG.data, "text/html"),)}, "image", UnsupportedMedia),
+        ({"sources": (ImageFile(bytes(PNG.data)[:200]),)}, "image", InvalidRequest),
+        ({"sources": (PNG,), "mask": ImageFile(b"x")}, "mask", UnsupportedMedia),
         ({"sources": (PNG,), "mask": PNG}, "mask", InvalidRequest),
         (
-            {"sources": (PNG,), "mask": PictureFile(hole_mask(128, 128, (0, 0, 9, 9)))},
+            {"sources": (PNG,), "mask": ImageFile(hole_mask(128, 128, (0, 0, 9, 9)))},
             "mask",
             InvalidRequest,
         ),
     ],
 )
-async def test_bad_pictures_are_named_and_cost_nothing(
+async def test_bad_images_are_named_and_cost_nothing(
     fields: dict[str, Any], param: str, error: type[RequestError]
 ) -> None:
     service = make_image_service(engine := FakeImageEngine())
@@ -278,7 +278,7 @@ async def test_leaving_cancels_within_a_step_and_gives_everything_back() -> None
     assert engine.cancelled == ["call"]
     await asyncio.sleep(0.05)
     assert engine.num_steps <= before + 1
-    assert service._pictures.held == 0
+    assert service._images.held == 0
     await drawn(service, call(num_images=2, call_id="next"))
 
 
@@ -291,7 +291,7 @@ async def test_what_ends_the_engines_job_ends_the_call() -> None:
         await anext(drawing)
 
 
-async def test_pictures_of_all_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_images_of_all_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     from triptych.modalities.diffusion.api import service as module
 
     monkeypatch.setattr(module, "MAX_HELD_BYTES", 3 * 192 * 96)
@@ -307,7 +307,7 @@ async def test_pictures_of_all_calls_are_bounded(monkeypatch: pytest.MonkeyPatch
         await drawn(service, call(sources=(PNG,), call_id="c"))
 
 
-async def test_the_server_bounds_pictures() -> None:
+async def test_the_server_bounds_images() -> None:
     service = make_image_service(FakeImageEngine(), images=ImageOptions(max_image_pixels=128 * 128))
     with pytest.raises(InvalidRequest, match="16384"):
         service.draw(call(size=(144, 128)))

@@ -1,4 +1,4 @@
-"""Pictures in terminals: which way, how large, and the bytes of each protocol."""
+"""Images in terminals: which way, how large, and the bytes of each protocol."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from PIL import Image
 from rich.console import Console
 from rich.live import Live
 
-from support.pictures import picture, saved
+from support.images import image, saved
 from triptych.modalities.diffusion.api.terminal import (
     Display,
-    PictureStrip,
+    ImageStrip,
     choose_display,
     half_blocks,
     iterm2_command,
@@ -30,7 +30,7 @@ def console(*, is_terminal: bool = True, **options: Any) -> Console:
     return Console(file=io.StringIO(), force_terminal=is_terminal, **{**settings, **options})
 
 
-def printed(strip: PictureStrip, target: Console) -> str:
+def printed(strip: ImageStrip, target: Console) -> str:
     file = target.file
     assert isinstance(file, io.StringIO)
     file.seek(0)
@@ -39,8 +39,8 @@ def printed(strip: PictureStrip, target: Console) -> str:
     return file.getvalue()
 
 
-def shown(size: tuple[int, int], display: Display, num_pictures: int = 1) -> PictureStrip:
-    strip = PictureStrip(num_pictures, display)
+def shown(size: tuple[int, int], display: Display, num_images: int = 1) -> ImageStrip:
+    strip = ImageStrip(num_images, display)
     strip.show(0, Image.new("RGB", size, RED))
     return strip
 
@@ -93,7 +93,7 @@ def test_half_blocks_hold_two_pixels_each() -> None:
         ((512, 4), (80, 24), (40, 1)),
     ],
 )
-def test_a_picture_keeps_its_shape_and_fits(
+def test_an_image_keeps_its_shape_and_fits(
     size: tuple[int, int], screen: tuple[int, int], cells: tuple[int, int]
 ) -> None:
     target = console(width=screen[0], height=screen[1])
@@ -101,23 +101,23 @@ def test_a_picture_keeps_its_shape_and_fits(
     assert (lines[0].count("▀"), len(lines)) == cells
 
 
-def test_several_pictures_stand_beside_each_other() -> None:
-    strip = shown((64, 64), "blocks", num_pictures=2)
+def test_several_images_stand_beside_each_other() -> None:
+    strip = shown((64, 64), "blocks", num_images=2)
     strip.show(1, Image.new("RGB", (8, 8), BLUE))
     first = printed(strip, console()).splitlines()[0]
     assert first.count("38;2;255;0;0") == first.count("38;2;0;0;255") == 40
-    ten = printed(shown((64, 64), "blocks", num_pictures=10), console()).splitlines()
+    ten = printed(shown((64, 64), "blocks", num_images=10), console()).splitlines()
     assert (ten[0].count("▀"), len(ten)) == (80, 16)
 
 
-def test_nothing_is_shown_before_there_is_a_picture() -> None:
+def test_nothing_is_shown_before_there_is_an_image() -> None:
     for display in ("blocks", "kitty"):
-        assert printed(PictureStrip(1, display), console()) == ""  # type: ignore[arg-type]
+        assert printed(ImageStrip(1, display), console()) == ""  # type: ignore[arg-type]
     assert printed(shown((8, 8), "off"), console()) == ""
 
 
 def test_kitty_gets_chunks_and_one_transmission_per_image() -> None:
-    data = saved(picture(300, 300))
+    data = saved(image(300, 300))
     command = kitty_command(data, 20, 10)
     parts = re.findall(r"\x1b_G([^;]*);([^\x1b]*)\x1b\\", command)
     assert parts[0][0].startswith("a=T,f=100,")
@@ -133,7 +133,7 @@ def test_kitty_gets_chunks_and_one_transmission_per_image() -> None:
 
 
 def test_iterm2_gets_a_whole_image_each_time() -> None:
-    data = saved(picture())
+    data = saved(image())
     command = iterm2_command(data, 20, 10)
     assert command.startswith(f"\x1b]1337;File=inline=1;size={len(data)};width=20;height=10;")
     assert base64.b64decode(command.partition(":")[2].removesuffix("\x07")) == data
@@ -142,7 +142,7 @@ def test_iterm2_gets_a_whole_image_each_time() -> None:
 
 
 @pytest.mark.parametrize("display", ["kitty", "iterm2"])
-def test_a_picture_takes_the_rows_that_were_made_for_it(display: Display) -> None:
+def test_an_image_takes_the_rows_that_were_made_for_it(display: Display) -> None:
     target = console()
     text = printed(shown((64, 64), display), target)
     rows = text.count("\n")

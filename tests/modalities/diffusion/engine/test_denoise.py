@@ -210,7 +210,7 @@ def test_rows_with_different_plans_meet_at_their_computed_steps(config: str) -> 
     assert pools.num_used == 0
 
 
-def test_what_is_kept_of_an_edited_picture_stays_and_is_as_noisy_as_the_rest() -> None:
+def test_what_is_kept_of_an_edited_image_stays_and_is_as_noisy_as_the_rest() -> None:
     loop, _ = denoiser()
     clean, start = noise(7, (2, 3)), noise(1, (2, 3))
     mask = torch.tensor([[1.0, 1.0, 0.0], [0.0, 1.0, 0.5]])

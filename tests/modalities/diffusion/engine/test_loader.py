@@ -30,7 +30,7 @@ from triptych.modalities.diffusion.engine.latent_decoder import FILE_NAME, Laten
 from triptych.modalities.diffusion.engine.loader import DiffusionLoader, measure
 from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
 from triptych.modalities.diffusion.engine.runner import DenoiseRunner
-from triptych.modalities.diffusion.plan import DenoisePlan, PictureKey, PictureStart
+from triptych.modalities.diffusion.plan import DenoisePlan, ImageKey, ImageStart
 from triptych.modalities.diffusion.wire import AdapterUse, ImageRequest, StepCache
 from triptych.schedulers.base import LoadedModel
 
@@ -76,35 +76,35 @@ def test_every_byte_has_an_owner_and_comes_back(folder: Path, tmp_path: Path) ->
     held = ledger.by_owner()
     assert held.keys() == {
         f"m/{name}"
-        for name in ("transformer", "text_encoder", "vae", "prompts", "activations", "pictures")
+        for name in ("transformer", "text_encoder", "vae", "prompts", "activations", "images")
     }
     executor = executor_of(loaded)
     model = executor.recipe.model
     assert held["m/transformer"] == sum(tensor.nbytes for tensor in model.parameters())
     driver = RunnerDriver(executor)
     driver.encode(image_request())
-    driver.run("release", dropped=tuple(driver.runner._pictures))
+    driver.run("release", dropped=tuple(driver.runner._images))
     loaded.close()
     assert ledger.available_bytes == MANY
     ledger.check()
 
 
 class _ToldPlans:
-    """In place of `core.runtime.engine.ranks.Plans`: rank 0 has little room, and one picture."""
+    """In place of `core.runtime.engine.ranks.Plans`: rank 0 has little room, and one image."""
 
     def capacity(self) -> int:
         return 64 * 64 - 1
 
     def run(self, launch: Callable[[DenoisePlan], Any], kind: type[DenoisePlan]) -> None:
-        start = PictureStart(key=PictureKey("a", 0), request=image_request())
+        start = ImageStart(key=ImageKey("a", 0), request=image_request())
         launch(kind(step_id=0, model="m", kind="encode", starts=(start,)))
         launch(kind(step_id=1, model="m", kind="release", dropped=(start.key,)))
 
 
-def test_a_rank_takes_pictures_apart_where_rank_0_does(
+def test_a_rank_takes_images_apart_where_rank_0_does(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own memory has room for the whole picture; what it begins from would come to differ."""
+    """Its own memory has room for the whole image; what it begins from would come to differ."""
     tiled: list[bool] = []
     make_room = LatentDecoder.make_room
 
@@ -119,7 +119,7 @@ def test_a_rank_takes_pictures_apart_where_rank_0_does(
     assert tiled == [True]
 
 
-def test_closing_with_pictures_under_way_lets_go_of_them(folder: Path, tmp_path: Path) -> None:
+def test_closing_with_images_under_way_lets_go_of_them(folder: Path, tmp_path: Path) -> None:
     ledger = Ledger(MANY)
     loaded = load(folder, ledger, tmp_path)
     driver = RunnerDriver(executor_of(loaded))
@@ -199,7 +199,7 @@ def test_what_can_never_be_drawn_is_refused_at_once() -> None:
 @pytest.mark.parametrize(
     "name", ["off", "planned", "taylorseer", "teacache", "first-block", "magcache"]
 )
-def test_a_picture_takes_no_more_than_it_was_measured_at(name: str) -> None:
+def test_an_image_takes_no_more_than_it_was_measured_at(name: str) -> None:
     driver = RunnerDriver(open_executor())
     with torch.inference_mode():
         costs = DrawingCosts.of(driver.executor.recipe)
@@ -222,8 +222,8 @@ class _Mixed:
     vae = SimpleNamespace(config={"block_out_channels": (4, 4)})
     device = torch.device("cpu")
 
-    def picture_sample(self, picture_3HW: Tensor, generator: None) -> Tensor:
-        return torch.einsum("cr,rhw->chw", self.mixture, avg_pool2d(picture_3HW, 2)) - 0.4
+    def image_sample(self, image_3HW: Tensor, generator: None) -> Tensor:
+        return torch.einsum("cr,rhw->chw", self.mixture, avg_pool2d(image_3HW, 2)) - 0.4
 
     def to_latents(self, sample: Tensor, request: Any) -> Tensor:
         return sample
@@ -233,5 +233,5 @@ def test_a_fitted_map_finds_the_colours() -> None:
     recipe = _Mixed()
     preview = Preview.fit(cast("Recipe", recipe))
     colours = torch.rand((3, 8, 8), generator=torch.Generator().manual_seed(5))
-    drawn = preview.draw(recipe.picture_sample(colours, None))
+    drawn = preview.draw(recipe.image_sample(colours, None))
     assert float((drawn - avg_pool2d(colours, 2)).abs().max()) < 0.05

@@ -1,4 +1,4 @@
-"""The runner: plans become pictures, and whatever fails leaves the rest as it was."""
+"""The runner: plans become images, and whatever fails leaves the rest as it was."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from triptych.core.engine_api.pixels import Pixels
 from triptych.core.errors import InternalError, InvalidRequest, NonFinite, OutOfMemory
 from triptych.modalities.diffusion.engine import denoise
 from triptych.modalities.diffusion.engine.executor import ImageExecutor
-from triptych.modalities.diffusion.plan import PictureKey, PictureRow, PictureStart
+from triptych.modalities.diffusion.plan import ImageKey, ImageRow, ImageStart
 from triptych.modalities.diffusion.wire import StepCache
 
 METHODS = ("off", "planned", "taylorseer", "teacache", "first-block", "magcache")
@@ -32,23 +32,23 @@ def driver(executor: ImageExecutor) -> Iterator[RunnerDriver]:
     """A runner; what a test leaves in it is released, and nothing else may be left then."""
     driver = RunnerDriver(executor)
     yield driver
-    driver.run("release", dropped=tuple(driver.runner._pictures))
-    assert driver.runner.num_pictures == 0
+    driver.run("release", dropped=tuple(driver.runner._images))
+    assert driver.runner.num_images == 0
     assert executor.pools.num_used == 0
     assert executor._prompts.num_references == 0
 
 
-def latents_of(driver: RunnerDriver, key: PictureKey) -> Tensor:
-    return driver.runner._pictures[key].row.sample.sample
+def latents_of(driver: RunnerDriver, key: ImageKey) -> Tensor:
+    return driver.runner._images[key].row.sample.sample
 
 
-def decisions_of(driver: RunnerDriver, key: PictureKey) -> list[int]:
-    branches = driver.runner._pictures[key].row.branches
+def decisions_of(driver: RunnerDriver, key: ImageKey) -> list[int]:
+    branches = driver.runner._images[key].row.branches
     return [branch.cache.decisions.num_computed for branch in branches if branch.cache]
 
 
-def spoil(driver: RunnerDriver, key: PictureKey, value: float) -> None:
-    sample = driver.runner._pictures[key].row.sample
+def spoil(driver: RunnerDriver, key: ImageKey, value: float) -> None:
+    sample = driver.runner._images[key].row.sample
     with torch.inference_mode():
         sample.pool.write(sample.cells[:1], torch.full((1, *sample.pool.shape), value))
 
@@ -182,7 +182,7 @@ def test_a_branch_that_ran_out_of_memory_is_asked_again(
     assert torch.allclose(latents_of(driver, whole), latents_of(driver, shared), atol=1e-5)
 
 
-def test_a_picture_stepped_by_a_failed_plan_is_not_asked_ahead(
+def test_an_image_stepped_by_a_failed_plan_is_not_asked_ahead(
     driver: RunnerDriver,
 ) -> None:
     """Its plan is made again in halves: the first runs no branch, the second takes no step."""
@@ -190,7 +190,7 @@ def test_a_picture_stepped_by_a_failed_plan_is_not_asked_ahead(
     (whole,) = driver.encode(image_request(num_steps=9, cache=cache))
     (key,) = driver.encode(image_request(num_steps=9, cache=cache), first=1)
     driver.denoise([key])
-    driver.runner._pictures[key].step = 0  # as if the scheduler did not know of it
+    driver.runner._images[key].step = 0  # as if the scheduler did not know of it
     (ahead,) = driver.denoise([key], num_steps=0, asks_ahead=True)
     (taken,) = driver.denoise([key])
     assert (ahead.num_computed, taken.num_computed) == (0, 0) or taken.num_computed == 1
@@ -211,7 +211,7 @@ def test_skips_are_taken_on_the_way_to_the_next_run(driver: RunnerDriver) -> Non
     assert closeness(leapt, expected) <= 1
 
 
-def test_previews_come_when_asked_for_and_near_the_picture(driver: RunnerDriver) -> None:
+def test_previews_come_when_asked_for_and_near_the_image(driver: RunnerDriver) -> None:
     (key,) = driver.encode(image_request(num_steps=6))
     previews = []
     for step in range(6):
@@ -222,19 +222,19 @@ def test_previews_come_when_asked_for_and_near_the_picture(driver: RunnerDriver)
     assert last is not None
     assert (last.width, last.height, len(last.rgb)) == (8, 8, 192)
     clean = latents_of(driver, key)
-    expected = driver.executor._decoder.preview(clean, driver.runner._pictures[key].request)
+    expected = driver.executor._decoder.preview(clean, driver.runner._images[key].request)
     assert closeness(last, Pixels(width=8, height=8, rgb=expected.get().numpy().tobytes())) <= 1
 
 
 def test_what_cannot_be_drawn_ends_itself_alone(driver: RunnerDriver) -> None:
-    keys = [PictureKey("bad", 0), PictureKey("good", 0)]
+    keys = [ImageKey("bad", 0), ImageKey("good", 0)]
     requests = [image_request(width=65), image_request()]
-    starts = [PictureStart(key=k, request=r) for k, r in zip(keys, requests, strict=True)]
+    starts = [ImageStart(key=k, request=r) for k, r in zip(keys, requests, strict=True)]
     bad, good = driver.run("encode", starts=tuple(starts))
     assert isinstance(bad.error, InvalidRequest)
     assert bad.error.param == "size"
     assert good.planned is not None
-    assert driver.runner.num_pictures == 1
+    assert driver.runner.num_images == 1
 
 
 def test_latents_that_are_not_finite_fail_their_row_alone(driver: RunnerDriver) -> None:
@@ -249,14 +249,14 @@ def test_latents_that_are_not_finite_fail_their_row_alone(driver: RunnerDriver) 
     assert closeness(drawn, expected) <= 1
 
 
-def test_a_picture_that_is_not_finite_is_no_picture(driver: RunnerDriver) -> None:
+def test_an_image_that_is_not_finite_is_no_image(driver: RunnerDriver) -> None:
     keys = driver.encode(image_request(), image_request(seed=8))
     driver.denoise(keys, num_steps=6)
     spoil(driver, keys[0], float("inf"))
-    spoiled, sound = driver.run("decode", rows=tuple(PictureRow(key=key) for key in keys))
+    spoiled, sound = driver.run("decode", rows=tuple(ImageRow(key=key) for key in keys))
     assert isinstance(spoiled.error, NonFinite)
     assert sound.pixels is not None
-    assert driver.runner.num_pictures == 0
+    assert driver.runner.num_images == 0
 
 
 def test_equal_prompts_are_encoded_once(
@@ -272,7 +272,7 @@ def test_equal_prompts_are_encoded_once(
 
     monkeypatch.setattr(type(recipe), "encode", encode)
     many = image_request(prompt="Something new", negative_prompt="blur", tenant="a")
-    starts = [PictureStart(key=PictureKey("n", index), request=many) for index in range(3)]
+    starts = [ImageStart(key=ImageKey("n", index), request=many) for index in range(3)]
     driver.run("encode", starts=tuple(starts))
     assert encoded == ["Something new", "blur"]
     driver.encode(many)
@@ -285,10 +285,10 @@ def test_equal_prompts_are_encoded_once(
     assert encoded == ["Something new", "blur"] * 2
 
 
-def test_pictures_asked_for_together_differ(driver: RunnerDriver) -> None:
+def test_images_asked_for_together_differ(driver: RunnerDriver) -> None:
     request = image_request()
-    keys = [PictureKey("n", index) for index in range(2)]
-    driver.run("encode", starts=tuple(PictureStart(key=key, request=request) for key in keys))
+    keys = [ImageKey("n", index) for index in range(2)]
+    driver.run("encode", starts=tuple(ImageStart(key=key, request=request) for key in keys))
     first, second = (latents_of(driver, key) for key in keys)
     assert not torch.allclose(first, second)
     assert torch.equal(first, latents_of(driver, driver.encode(request)[0]))
@@ -316,21 +316,19 @@ def test_a_fault_in_a_run_ends_its_row_alone(
     assert all(closeness(ours, theirs) <= 1 for ours, theirs in pairs)
 
 
-def test_a_fault_in_a_prompt_ends_its_picture_alone(
+def test_a_fault_in_a_prompt_ends_its_image_alone(
     driver: RunnerDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requests = [image_request(prompt=prompt) for prompt in ("A hen", "A curse", "A fox")]
-    starts = [
-        PictureStart(key=PictureKey(request.prompt, 0), request=request) for request in requests
-    ]
+    starts = [ImageStart(key=ImageKey(request.prompt, 0), request=request) for request in requests]
     recipe = type(driver.executor.recipe)
     fail_where(monkeypatch, recipe, "encode_all", lambda prompt: prompt.text == "A curse")
     rows = driver.run("encode", starts=tuple(starts))
     assert [type(row.error) for row in rows] == [NoneType, InternalError, NoneType]
-    assert driver.runner.num_pictures == 2
+    assert driver.runner.num_images == 2
 
 
-def test_a_fault_in_pixels_ends_their_picture_alone(
+def test_a_fault_in_pixels_ends_their_image_alone(
     driver: RunnerDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = driver.encode(image_request(), image_request(seed=8))
@@ -338,10 +336,10 @@ def test_a_fault_in_pixels_ends_their_picture_alone(
     spoil(driver, keys[0], 1e6)
     recipe = type(driver.executor.recipe)
     fail_where(monkeypatch, recipe, "decode_all", lambda sample: bool(sample[0].max() > 1e5))
-    rows = driver.run("decode", rows=tuple(PictureRow(key=key) for key in keys))
+    rows = driver.run("decode", rows=tuple(ImageRow(key=key) for key in keys))
     assert [type(row.error) for row in rows] == [InternalError, NoneType]
     assert rows[1].pixels is not None
-    assert driver.runner.num_pictures == 1
+    assert driver.runner.num_images == 1
 
 
 def test_a_fault_of_every_row_is_none_of_theirs(
@@ -388,13 +386,13 @@ def test_encoding_without_memory_begins_nothing(
         fail_once(patch, type(driver.executor.recipe), "prepare", at_call=at_call)
         with pytest.raises(OutOfMemory):
             driver.encode(image_request(), image_request(seed=8))
-    assert driver.runner.num_pictures == 0
+    assert driver.runner.num_images == 0
     assert driver.executor.pools.num_used == 0
     assert driver.executor._prompts.num_references == 0
     assert len(driver.finish(driver.encode(image_request()))) == 1
 
 
-def test_decoding_without_memory_keeps_the_pictures(
+def test_decoding_without_memory_keeps_the_images(
     driver: RunnerDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = driver.encode(image_request(), image_request(seed=8, width=96))
@@ -406,7 +404,7 @@ def test_decoding_without_memory_keeps_the_pictures(
     assert len([pixels for key in keys for pixels in driver.decode([key])]) == 2
 
 
-def test_pictures_of_one_size_are_decoded_together_as_far_as_there_is_room(
+def test_images_of_one_size_are_decoded_together_as_far_as_there_is_room(
     driver: RunnerDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = [image_request(seed=seed, width=64 + 32 * (seed % 2)) for seed in range(5)]
@@ -427,7 +425,7 @@ def test_pictures_of_one_size_are_decoded_together_as_far_as_there_is_room(
     assert all(closeness(ours, theirs) <= 1 for ours, theirs in zip(drawn, expected, strict=True))
 
 
-def test_large_pictures_are_decoded_in_tiles(
+def test_large_images_are_decoded_in_tiles(
     driver: RunnerDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vae = driver.executor.recipe.vae

@@ -1,4 +1,4 @@
-"""Edits through the runner: pictures and masks as they come over the wire."""
+"""Edits through the runner: images and masks as they come over the wire."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from triptych.modalities.diffusion.engine.executor import ImageExecutor
 from triptych.modalities.diffusion.engine.families.table import open_model
 from triptych.modalities.diffusion.engine.recipes import qwen
 from triptych.modalities.diffusion.engine.recipes.references import within
-from triptych.modalities.diffusion.plan import PictureKey, PictureRowResult
+from triptych.modalities.diffusion.plan import ImageKey, ImageRowResult
 from triptych.modalities.diffusion.wire import ImageRequest, StepCache
 
 pytestmark = pytest.mark.filterwarnings("ignore:`FluxPosEmbed` is deprecated:FutureWarning")
 SIDE = 64
-PICTURE = Pixels(width=SIDE, height=SIDE, rgb=bytes(range(256)) * (SIDE * SIDE * 3 // 256))
+IMAGE = Pixels(width=SIDE, height=SIDE, rgb=bytes(range(256)) * (SIDE * SIDE * 3 // 256))
 LEFT = bytes([255] * (SIDE // 2) + [0] * (SIDE // 2)) * SIDE  # the half that changes
 
 
 def edit(**fields: Any) -> ImageRequest:
-    return image_request(sources=(PICTURE,), **fields)
+    return image_request(sources=(IMAGE,), **fields)
 
 
 def alone(executor: ImageExecutor, request: ImageRequest) -> Pixels:
@@ -34,20 +34,18 @@ def alone(executor: ImageExecutor, request: ImageRequest) -> Pixels:
     denoiser = Denoiser(open_model(executor.recipe.model))
     while not row.is_done:
         denoiser.step([row])
-    picture = executor.recipe.decode(row.sample.sample, request)
+    image = executor.recipe.decode(row.sample.sample, request)
     row.release()
-    pixels = (picture * 255).round().byte().permute(1, 2, 0).contiguous()
+    pixels = (image * 255).round().byte().permute(1, 2, 0).contiguous()
     return Pixels(width=SIDE, height=SIDE, rgb=pixels.numpy().tobytes())
 
 
-def finish(
-    driver: RunnerDriver, keys: list[PictureKey]
-) -> tuple[list[Pixels], dict[PictureKey, int]]:
-    """All pictures, each from its first step to its last, and how often each was computed."""
+def finish(driver: RunnerDriver, keys: list[ImageKey]) -> tuple[list[Pixels], dict[ImageKey, int]]:
+    """All images, each from its first step to its last, and how often each was computed."""
     at = {key: driver.planned_steps[key].first_step for key in keys}
     computed = dict.fromkeys(keys, 0)
     while going := [key for key in keys if at[key] < driver.planned_steps[key].num_steps]:
-        rows: tuple[PictureRowResult, ...] = driver.denoise(going)
+        rows: tuple[ImageRowResult, ...] = driver.denoise(going)
         for key, row in zip(going, rows, strict=True):
             assert row.error is None
             at[key] += 1
@@ -56,7 +54,7 @@ def finish(
 
 
 @pytest.mark.parametrize("pipeline", ["FluxPipeline", "Flux2KleinPipeline"])
-def test_edits_share_steps_with_pictures_from_words(pipeline: str) -> None:
+def test_edits_share_steps_with_images_from_words(pipeline: str) -> None:
     executor = open_executor(pipeline)
     requests = [
         image_request(),
@@ -98,10 +96,10 @@ def test_a_plan_that_is_entered_midway_computes_where_it_enters() -> None:
 
 
 @pytest.mark.parametrize(("height", "width"), [(1, 1), (5, 300), (2000, 3)])
-def test_narrow_reference_pictures_keep_a_width(height: int, width: int) -> None:
-    picture = within(torch.rand(3, height, width), 1024, 16)
-    assert min(picture.shape[1:]) >= 16
-    assert not any(side % 16 for side in picture.shape[1:])
+def test_narrow_reference_images_keep_a_width(height: int, width: int) -> None:
+    image = within(torch.rand(3, height, width), 1024, 16)
+    assert min(image.shape[1:]) >= 16
+    assert not any(side % 16 for side in image.shape[1:])
 
 
 @pytest.mark.parametrize(("height", "width"), [(2, 4000), (4000, 2)])

@@ -50,7 +50,7 @@ def test_runs_are_as_large_as_pays() -> None:
 
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=9), st.integers(1, 4))
-def test_pictures_due_together_take_the_fewest_runs_there_can_be(
+def test_images_due_together_take_the_fewest_runs_there_can_be(
     left: list[int], capacity: int
 ) -> None:
     remaining = dict(enumerate(left))

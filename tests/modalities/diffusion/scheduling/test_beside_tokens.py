@@ -1,4 +1,4 @@
-"""Pictures beside a conversation: the real loop in virtual time, where tokens hardly feel them."""
+"""Images beside a conversation: the real loop in virtual time, where tokens hardly feel them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from itertools import pairwise
 
 import pytest
 
-from support.denoise_world import FakeImageRunner, linear_costs, measure, picture_of, request_of
+from support.denoise_world import FakeImageRunner, image_of, linear_costs, measure, request_of
 from support.engine_seams import FakeFrames, FakeLoader, FrameRequest, FrameRunner
 from support.virtual_engine import Chat, World, answer, ask, prompt_of
 from triptych.core.engine_api.plan import Plan, TokenPlan
-from triptych.modalities.diffusion.plan import DenoisePlan, PictureKey
+from triptych.modalities.diffusion.plan import DenoisePlan, ImageKey
 from triptych.modalities.diffusion.scheduling.scheduler import DenoiseScheduler
 from triptych.modalities.diffusion.wire import ImageDelta
 from triptych.schedulers.timeline import NUM_NARROW, WIDE_S
@@ -35,7 +35,7 @@ class MixedLoad:
         self.scheduler = DenoiseScheduler(
             model="images",
             measure=measure,
-            max_pictures=16,
+            max_images=16,
             max_state_bytes=1 << 30,
             max_jobs=100,
             max_rows=16,
@@ -48,8 +48,8 @@ class MixedLoad:
     def chat(self, num_tokens: int) -> None:
         self.world.submit("talk", "chat", ask(prompt_of(1), num_tokens))
 
-    def draw(self, num_pictures: int, num_steps: int = 30, guidance: float = 1.0) -> list[str]:
-        names = [f"picture{index}" for index in range(num_pictures)]
+    def draw(self, num_images: int, num_steps: int = 30, guidance: float = 1.0) -> list[str]:
+        names = [f"image{index}" for index in range(num_images)]
         for index, name in enumerate(names):
             request = request_of(
                 num_steps=num_steps,
@@ -69,11 +69,11 @@ class MixedLoad:
         ]
 
     def deltas(self, name: str) -> list[ImageDelta]:
-        """The deltas that a picture's job was sent."""
+        """The deltas that an image's job was sent."""
         outputs = self.world.outputs.outputs[name]
         return [each.payload for each in outputs if isinstance(each.payload, ImageDelta)]
 
-    def pictures_between(self, start_s: float, end_s: float) -> list[DenoisePlan]:
+    def images_between(self, start_s: float, end_s: float) -> list[DenoisePlan]:
         """Steps of the image model that began in a span of time."""
         return [
             plan
@@ -105,7 +105,7 @@ def test_tokens_come_at_half_their_pace_at_worst(token_s: float, costs: StepCost
     mixed.world.turn_until(lambda: len(mixed.token_times()) > 40)
     idle = gaps(mixed.token_times())
     mixed.world.finish(*mixed.draw(8, num_steps=20))
-    assert mixed.world.outputs.final("talk") is None, "the talk outlasts the pictures"
+    assert mixed.world.outputs.final("talk") is None, "the talk outlasts the images"
     together = gaps(mixed.token_times())[len(idle) :]
     assert p95(idle) == pytest.approx(token_s)
     assert len(together) > 60
@@ -132,8 +132,8 @@ def test_a_guided_step_is_shared_between_two_gaps(token_s: float, costs: StepCos
         reported = [delta for delta in mixed.deltas(name) if delta.queue_position < 0]
         progress = [delta.step for delta in reported if delta.pixels is None]
         assert progress == sorted(set(progress)), "a step begun is not reported"
-        (picture,) = (delta.pixels for delta in reported if delta.pixels is not None)
-        assert picture == picture_of(PictureKey(name, 0), request_of())
+        (image,) = (delta.pixels for delta in reported if delta.pixels is not None)
+        assert image == image_of(ImageKey(name, 0), request_of())
     assert mixed.scheduler.stats().counters["denoise_rows_total"] == sum(mixed.runner.rows_run)
     mixed.scheduler.check()
 
@@ -148,7 +148,7 @@ def test_nothing_is_asked_ahead_where_both_branches_fit() -> None:
 
 
 def test_a_step_that_cannot_be_cut_is_felt_once() -> None:
-    """Pixels that take eight tokens' time: never two such pictures, or more, between two tokens."""
+    """Pixels that take eight tokens' time: never two such images, or more, between two tokens."""
     costs = linear_costs(row_s=0.01, encode_s=0.02, decode_s=0.12)
     mixed = MixedLoad(0.016, FakeImageRunner(cost_s=costs))
     mixed.chat(450)
@@ -172,7 +172,7 @@ def test_what_fits_no_gap_is_drawn_together_and_felt_seldom() -> None:
 
 
 @pytest.mark.parametrize("costs", [FULL, ROOMY], ids=["full", "roomy"])
-def test_pictures_still_get_a_good_third_of_the_device(costs: StepCosts) -> None:
+def test_images_still_get_a_good_third_of_the_device(costs: StepCosts) -> None:
     runner = FakeImageRunner(cost_s=costs)
     mixed = MixedLoad(0.016, runner)
     mixed.chat(400)
@@ -185,7 +185,7 @@ def test_pictures_still_get_a_good_third_of_the_device(costs: StepCosts) -> None
         final = mixed.world.outputs.final(name)
         assert final is not None
         assert isinstance(final.payload, ImageDelta)
-        assert final.payload.pixels == picture_of(PictureKey(name, 0), request_of())
+        assert final.payload.pixels == image_of(ImageKey(name, 0), request_of())
 
 
 def test_runs_are_full_again_when_the_others_have_done() -> None:
@@ -195,7 +195,7 @@ def test_runs_are_full_again_when_the_others_have_done() -> None:
     mixed.world.finish("talk")
     talked_s = mixed.world.clock()
     sizes = [
-        len(plan.rows) + len(plan.starts) for plan in mixed.pictures_between(0.0, talked_s - 0.1)
+        len(plan.rows) + len(plan.starts) for plan in mixed.images_between(0.0, talked_s - 0.1)
     ]
     num_wide = 1 + 60 // NUM_NARROW
     assert sum(size > 2 for size in sizes) <= 3 * num_wide, "but for wide gaps"
@@ -203,14 +203,14 @@ def test_runs_are_full_again_when_the_others_have_done() -> None:
     mixed.world.finish(*names)
     rows = [
         len(plan.rows)
-        for plan in mixed.pictures_between(talked_s + 0.2, mixed.world.clock())
+        for plan in mixed.images_between(talked_s + 0.2, mixed.world.clock())
         if plan.kind == "denoise"
     ]
     assert max(rows) == 8
 
 
 def test_speech_beside_both_is_in_time() -> None:
-    """Frames of 30 ms, one wanted every 100 ms: with tokens and pictures they are still on time."""
+    """Frames of 30 ms, one wanted every 100 ms: with tokens and images they are still on time."""
     frames = FakeFrames("voice")
     loader = FakeLoader("voice", lambda: (frames, FrameRunner()))
     mixed = MixedLoad(0.016, FakeImageRunner(cost_s=FULL), loader)
@@ -222,7 +222,7 @@ def test_speech_beside_both_is_in_time() -> None:
     mixed.world.finish(*names, "talk")
 
 
-def test_pictures_alone_are_not_cut() -> None:
+def test_images_alone_are_not_cut() -> None:
     mixed = MixedLoad(0.016, FakeImageRunner(cost_s=ROOMY))
     mixed.world.finish(*mixed.draw(8))
     assert max(mixed.runner.rows_run) == 8

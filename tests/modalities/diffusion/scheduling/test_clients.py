@@ -1,4 +1,4 @@
-"""Pictures of several clients: places and runs are shared between them. In virtual time."""
+"""Images of several clients: places and runs are shared between them. In virtual time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def finished(rig: Rig) -> list[str]:
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_client_that_comes_later_waits_for_one_place_only(depth: int) -> None:
-    rig = Rig(depth=depth, max_pictures=2, max_rows=2)
+    rig = Rig(depth=depth, max_images=2, max_rows=2)
     for index in range(8):
         rig.submit(f"loud{index}", request_of(), client="loud")
     rig.step()
@@ -31,7 +31,7 @@ def test_a_client_that_comes_later_waits_for_one_place_only(depth: int) -> None:
 
 
 def test_deadlines_of_one_client_do_not_come_before_another() -> None:
-    rig = Rig(max_pictures=1, max_rows=1)
+    rig = Rig(max_images=1, max_rows=1)
     for index in range(4):
         deadline_s = rig.now_s + 10
         rig.submit(f"loud{index}", request_of(), client="loud", deadline_s=deadline_s)
@@ -41,7 +41,7 @@ def test_deadlines_of_one_client_do_not_come_before_another() -> None:
 
 
 def test_runs_are_shared_between_clients() -> None:
-    rig = Rig(max_pictures=8, max_rows=2)
+    rig = Rig(max_images=8, max_rows=2)
     for index in range(7):
         rig.submit(f"loud{index}", request_of(num_steps=60), client="loud")
     rig.submit("light", request_of(num_steps=60), client="light")
@@ -49,11 +49,11 @@ def test_runs_are_shared_between_clients() -> None:
         pass
     rows = [row.key.job_id for plan in rig.plans("denoise") for row in plan.rows]
     assert rows.count("light") == 60
-    assert len(rows) <= 2 * 60 + 4, "half of the rows are those of the one picture"
+    assert len(rows) <= 2 * 60 + 4, "half of the rows are those of the one image"
 
 
 def test_one_client_draws_in_order() -> None:
-    rig = Rig(max_pictures=1)
+    rig = Rig(max_images=1)
     for index in range(4):
         rig.submit(f"{index}", request_of(), client="a")
     assert finished(rig) == list("0123")

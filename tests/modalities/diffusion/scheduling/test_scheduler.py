@@ -1,4 +1,4 @@
-"""Pictures that share steps: order, progress and memory. In virtual time."""
+"""Images that share steps: order, progress and memory. In virtual time."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from support.denoise_world import (
     NUM_PROMPT_TOKENS,
     FakeImageRunner,
     Rig,
+    image_of,
     linear_costs,
-    picture_of,
     request_of,
 )
 from triptych.core.engine_api.job import JobState
 from triptych.core.errors import InternalError, InvalidRequest, OutOfMemory, Overloaded
-from triptych.modalities.diffusion.plan import PictureKey
+from triptych.modalities.diffusion.plan import ImageKey
 from triptych.modalities.diffusion.wire import ImageDelta
 
 FLAT = linear_costs(run_s=0.01, row_s=0.0001)
 """An empty device: rows are all but free."""
 
 
-def test_a_picture_is_encoded_denoised_and_decoded() -> None:
+def test_an_image_is_encoded_denoised_and_decoded() -> None:
     rig = Rig()
     rig.submit("a", request_of(num_steps=3))
     rig.run()
@@ -34,7 +34,7 @@ def test_a_picture_is_encoded_denoised_and_decoded() -> None:
             step=3,
             num_steps=3,
             num_computed=3,
-            pixels=picture_of(PictureKey("a", 0), request_of()),
+            pixels=image_of(ImageKey("a", 0), request_of()),
             num_prompt_tokens=NUM_PROMPT_TOKENS,
             finish_reason="stop",
         )
@@ -44,14 +44,14 @@ def test_a_picture_is_encoded_denoised_and_decoded() -> None:
     assert rig.scheduler.propose(rig.clock()) is None
 
 
-def test_a_job_ends_with_the_last_of_its_pictures() -> None:
-    rig = Rig(max_pictures=2)
+def test_a_job_ends_with_the_last_of_its_images() -> None:
+    rig = Rig(max_images=2)
     rig.submit("a", request_of(num_images=3))
     rig.run()
-    assert set(rig.pictures("a")) == {0, 1, 2}
+    assert set(rig.images("a")) == {0, 1, 2}
     reasons = [delta.finish_reason for delta in rig.deltas("a")]
     assert reasons == [None, None, "stop"]
-    assert len({pixels.rgb for pixels in rig.pictures("a").values()}) == 3
+    assert len({pixels.rgb for pixels in rig.images("a").values()}) == 3
 
 
 def test_steps_that_skip_are_taken_on_the_way() -> None:
@@ -64,7 +64,7 @@ def test_steps_that_skip_are_taken_on_the_way() -> None:
     assert rig.scheduler.stats().counters["denoise_steps_skipped_total"] == 6
 
 
-def test_a_picture_made_of_another_takes_the_rest_of_the_way() -> None:
+def test_an_image_made_of_another_takes_the_rest_of_the_way() -> None:
     rig = Rig()
     rig.submit("a", request_of(num_steps=10, strength=0.4, has_progress=True))
     rig.run()
@@ -73,9 +73,9 @@ def test_a_picture_made_of_another_takes_the_rest_of_the_way() -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_pictures_at_different_steps_share_every_run(depth: int) -> None:
+def test_images_at_different_steps_share_every_run(depth: int) -> None:
     """Plans of unlike phases and lengths, four at a time: runs are full until the ends."""
-    rig = Rig(depth=depth, max_rows=4, max_pictures=12, runner=FakeImageRunner(cost_s=FLAT))
+    rig = Rig(depth=depth, max_rows=4, max_images=12, runner=FakeImageRunner(cost_s=FLAT))
     for index in range(12):
         size = {"num_steps": 12 + index % 5, "interval": 1 + index % 4}
         rig.submit(f"j{index}", request_of(**size))
@@ -87,7 +87,7 @@ def test_pictures_at_different_steps_share_every_run(depth: int) -> None:
     assert all(rig.has_ended(f"j{index}") for index in range(12))
 
 
-def test_new_picture_joins_the_next_step() -> None:
+def test_new_image_joins_the_next_step() -> None:
     rig = Rig()
     rig.submit("old", request_of(num_steps=20))
     for _ in range(5):
@@ -101,8 +101,8 @@ def test_new_picture_joins_the_next_step() -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_cancelled_picture_is_let_go_of_within_one_step(depth: int) -> None:
-    rig = Rig(depth=depth, max_pictures=1)
+def test_a_cancelled_image_is_let_go_of_within_one_step(depth: int) -> None:
+    rig = Rig(depth=depth, max_images=1)
     rig.submit("a", request_of(num_steps=20))
     rig.submit("b", request_of(num_steps=2))
     for _ in range(4):
@@ -113,7 +113,7 @@ def test_a_cancelled_picture_is_let_go_of_within_one_step(depth: int) -> None:
     assert rig.deltas("a") == [ImageDelta(finish_reason="cancelled")]
     rig.book()
     plan = rig.runner.log[before]
-    assert plan.dropped == (PictureKey("a", 0),)
+    assert plan.dropped == (ImageKey("a", 0),)
     assert [start.key.job_id for start in plan.starts] == ["b"]
     rig.run()
     assert rig.has_ended("b")
@@ -167,7 +167,7 @@ def test_progress_is_sent_once_a_step() -> None:
 
 
 def test_queue_position_is_sent_on_change() -> None:
-    rig = Rig(max_pictures=1)
+    rig = Rig(max_images=1)
     for name in "abcd":
         rig.submit(name, request_of(num_steps=2, has_progress=name != "b"))
     rig.scheduler.cancel("c")
@@ -211,7 +211,7 @@ def test_a_short_way_has_fewer_previews(num_steps: int, num_previews: int) -> No
     assert len(rig.deltas("a")) == num_previews + 1
 
 
-def test_only_so_many_pictures_run_and_their_state_fits() -> None:
+def test_only_so_many_images_run_and_their_state_fits() -> None:
     rig = Rig(max_state_bytes=3 * 64 * 64)
     for index in range(6):
         rig.submit(f"j{index}", request_of(num_steps=4))
@@ -224,8 +224,8 @@ def test_only_so_many_pictures_run_and_their_state_fits() -> None:
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("client", ["", "another"])
-def test_large_pictures_are_not_starved_by_small_ones(depth: int, client: str) -> None:
-    rig = Rig(depth=depth, max_pictures=4, max_state_bytes=4 * 64 * 64)
+def test_large_images_are_not_starved_by_small_ones(depth: int, client: str) -> None:
+    rig = Rig(depth=depth, max_images=4, max_state_bytes=4 * 64 * 64)
     rig.submit("s0", request_of(num_steps=3), client=client)
     rig.submit("large", request_of(128, num_steps=3))
     num_submitted = 1
@@ -237,7 +237,7 @@ def test_large_pictures_are_not_starved_by_small_ones(depth: int, client: str) -
     assert num_submitted < 40
 
 
-def test_small_pictures_pass_a_large_one_that_has_no_room_yet() -> None:
+def test_small_images_pass_a_large_one_that_has_no_room_yet() -> None:
     rig = Rig(max_state_bytes=5 * 64 * 64)
     for index in range(2):
         rig.submit(f"first{index}", request_of(num_steps=30))
@@ -309,7 +309,7 @@ def test_an_empty_device_is_filled_again_after_a_try() -> None:
     assert len(rig.runner.rows_run) <= 33
 
 
-def test_large_pictures_are_decoded_one_by_one_and_small_ones_together() -> None:
+def test_large_images_are_decoded_one_by_one_and_small_ones_together() -> None:
     rig = Rig()
     for index in range(2):
         rig.submit(f"large{index}", request_of(1024, num_steps=2))
@@ -321,7 +321,7 @@ def test_large_pictures_are_decoded_one_by_one_and_small_ones_together() -> None
 
 
 def test_where_others_have_work_steps_are_short_and_many() -> None:
-    """10 ms a row, and 12 ms between the others' steps: one row, one text, one picture."""
+    """10 ms a row, and 12 ms between the others' steps: one row, one text, one image."""
     rig = Rig()
     rig.scheduler.set_step_budget(0.012)
     for index in range(4):
@@ -341,7 +341,7 @@ def test_where_others_have_work_steps_are_short_and_many() -> None:
 
 
 def test_what_fails_alone_ends_its_job_and_no_other() -> None:
-    runner = FakeImageRunner(broken={PictureKey("b", 1): 3, PictureKey("c", 0): -1})
+    runner = FakeImageRunner(broken={ImageKey("b", 1): 3, ImageKey("c", 0): -1})
     rig = Rig(depth=2, runner=runner)
     rig.submit("a", request_of())
     rig.submit("b", request_of(num_images=2))
@@ -349,7 +349,7 @@ def test_what_fails_alone_ends_its_job_and_no_other() -> None:
     rig.run()
     assert rig.outputs.error_code("b") == rig.outputs.error_code("c") == "internal_error"
     assert rig.outputs.error_code("a") is None
-    assert set(rig.pictures("a")) == {0}
+    assert set(rig.images("a")) == {0}
     assert runner.held == {}
 
 
@@ -364,7 +364,7 @@ def test_a_step_that_raises_ends_its_jobs() -> None:
     assert rig.outputs.error_code("a") == rig.outputs.error_code("b") == "internal_error"
     rig.scheduler.set_paused("later", False)
     rig.run()
-    assert rig.pictures("later")
+    assert rig.images("later")
     assert rig.runner.held == {}
 
 
@@ -385,10 +385,10 @@ def test_steps_that_do_not_fit_are_made_smaller(depth: int, max_fit: int) -> Non
         rig.submit(f"j{index}", request_of(num_steps=6, num_partials=2))
     rig.run()
     for index in range(7):
-        assert rig.pictures(f"j{index}"), "is drawn all the same"
+        assert rig.images(f"j{index}"), "is drawn all the same"
         shown = [delta.partial_index for delta in rig.deltas(f"j{index}")]
         assert shown == [0, 1, -1], "no preview is sent twice"
-    assert rig.scheduler.stats().counters["picture_retries_total"] > 0
+    assert rig.scheduler.stats().counters["image_retries_total"] > 0
     assert rig.runner.held == {}
 
 
@@ -404,16 +404,16 @@ def test_a_step_begun_in_a_gap_goes_on_from_there_where_memory_ran_out(depth: in
     rig.scheduler.set_step_budget(math.inf)
     rig.runner.errors[len(rig.runner.log) + 1] = OutOfMemory("for once")
     rig.run()
-    assert rig.scheduler.stats().counters["picture_retries_total"] == 2
+    assert rig.scheduler.stats().counters["image_retries_total"] == 2
     for name in ("a", "b"):
-        assert rig.pictures(name)
+        assert rig.images(name)
         assert rig.deltas(name)[-1].num_computed == 4
     assert rig.scheduler.stats().counters["denoise_rows_total"] >= 16
     assert rig.runner.held == {}
 
 
 @pytest.mark.parametrize("act", ["cancel", "pause"])
-def test_a_picture_may_end_or_rest_between_the_halves_of_a_step(act: str) -> None:
+def test_an_image_may_end_or_rest_between_the_halves_of_a_step(act: str) -> None:
     rig = Rig()
     rig.submit("a", request_of(guidance_scale=4.0))
     rig.scheduler.set_step_budget(0.001)
@@ -427,11 +427,11 @@ def test_a_picture_may_end_or_rest_between_the_halves_of_a_step(act: str) -> Non
         assert not rig.has_ended("a")
         rig.scheduler.set_paused("a", False)
     rig.run()
-    assert bool(rig.pictures("a")) == (act == "pause")
+    assert bool(rig.images("a")) == (act == "pause")
     assert rig.runner.held == {}
 
 
-def test_steps_become_large_again_when_enough_pictures_were_done() -> None:
+def test_steps_become_large_again_when_enough_images_were_done() -> None:
     rig = Rig(runner=FakeImageRunner(cost_s=FLAT, errors={2: OutOfMemory("for once")}))
     for index in range(60):
         rig.submit(f"j{index}", request_of(num_steps=3))
@@ -439,11 +439,11 @@ def test_steps_become_large_again_when_enough_pictures_were_done() -> None:
     rows = rig.runner.rows_run
     assert max(rows[:4]) == 4
     assert max(rows) == 8
-    assert all(rig.pictures(f"j{index}") for index in range(60))
+    assert all(rig.images(f"j{index}") for index in range(60))
 
 
 @pytest.mark.parametrize("number", [1, 2, 5])
-def test_a_picture_that_does_not_even_fit_alone_fails(number: int) -> None:
+def test_an_image_that_does_not_even_fit_alone_fails(number: int) -> None:
     rig = Rig(runner=FakeImageRunner(errors={number: OutOfMemory("too large")}))
     rig.submit("a", request_of(num_steps=3))
     rig.run()
@@ -453,7 +453,7 @@ def test_a_picture_that_does_not_even_fit_alone_fails(number: int) -> None:
 
 def test_same_calls_same_plans() -> None:
     def plans() -> list[object]:
-        rig = Rig(depth=2, max_pictures=5, max_rows=3)
+        rig = Rig(depth=2, max_images=5, max_rows=3)
         for index in range(9):
             size = {"num_steps": 4 + index, "interval": 1 + index % 3, "num_partials": index % 3}
             rig.submit(f"j{index}", request_of(64 * (1 + index % 2), **size))
@@ -467,7 +467,7 @@ def test_same_calls_same_plans() -> None:
 
 
 def test_counts_for_metrics() -> None:
-    rig = Rig(max_pictures=2)
+    rig = Rig(max_images=2)
     rig.submit("a", request_of(num_images=2, num_steps=3))
     rig.submit("b", request_of(num_images=2, num_steps=3))
     rig.step()
@@ -476,14 +476,14 @@ def test_counts_for_metrics() -> None:
     assert {"backlog_seconds", "job_seconds"} < stats.gauges.keys()
     assert {name: n for name, n in stats.gauges.items() if "seconds" not in name} == {
         "jobs_paused": 0,
-        "pictures_waiting": 2,
-        "pictures_running": 2,
-        "picture_state_bytes": 2 * 64 * 64,
+        "images_waiting": 2,
+        "images_running": 2,
+        "image_state_bytes": 2 * 64 * 64,
     }
     rig.run()
     assert rig.scheduler.stats().counters == {
-        "pictures_total": 4,
-        "picture_retries_total": 0,
+        "images_total": 4,
+        "image_retries_total": 0,
         "denoise_runs_total": len(rig.runner.rows_run),
         "denoise_rows_total": 12,
         "denoise_steps_computed_total": 12,

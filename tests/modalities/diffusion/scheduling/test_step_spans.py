@@ -1,4 +1,4 @@
-"""A way cut into strides, and where along it a picture is shown."""
+"""A way cut into strides, and where along it an image is shown."""
 
 from __future__ import annotations
 

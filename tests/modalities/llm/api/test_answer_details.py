@@ -213,8 +213,8 @@ async def test_a_template_is_applied(client: httpx.AsyncClient, engine: FakeEngi
     for path in ("/tokenize", "/v1/tokenize"):
         counted = (await client.post(path, json={**body, "tools": tools})).json()
         assert counted["count"] > len(await ids_of(client, prompt))
-    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
-    seen = {"messages": [{"role": "user", "content": [picture]}]}
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+    seen = {"messages": [{"role": "user", "content": [image]}]}
     assert refused(await client.post("/apply-template", json=seen))["param"] == "messages"
 
 

@@ -249,14 +249,14 @@ def test_max_tokens_defaults_to_the_room_left(model: TextModel) -> None:
             serving.generate(*asked(256 if requested is None else 56, requested))
 
 
-async def test_pictures_in_progress_are_bounded(
+async def test_images_in_progress_are_bounded(
     model: TextModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_module, "MAX_HELD_PICTURE_BYTES", 25)
+    monkeypatch.setattr(service_module, "MAX_HELD_IMAGE_BYTES", 25)
     span = ContentSpan(digest=bytes(32), runs=((0, 1),))
-    picture = PromptContent(span=span, inputs={"pixel_values": Array("uint8", (10,), bytes(10))})
+    image = PromptContent(span=span, inputs={"pixel_values": Array("uint8", (10,), bytes(10))})
     serving = service(model, ScriptedClient(saying(model, "hi")))
-    seeing: dict[str, Any] = {"contents": (picture,)}
+    seeing: dict[str, Any] = {"contents": (image,)}
     with pytest.raises(PayloadTooLarge, match="so many samples"):
         await collect(serving, call(model, num_samples=3, **seeing))
     async with aclosing(serving.generate(*call(model, num_samples=2, **seeing))) as first:

@@ -1,4 +1,4 @@
-"""Pictures through the APIs of Anthropic and Ollama, in front of a made-up engine."""
+"""Images through the APIs of Anthropic and Ollama, in front of a made-up engine."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import pytest
 from fastapi import FastAPI
 
 from support.http import FakeEngine, in_process
-from support.pictures import picture, saved
+from support.images import image, saved
 from support.vision_folders import write_vision_folder
 from triptych.compose import build_app
 from triptych.core.options.config import Config, ServerOptions
 
 MODEL = "tiny-eyes"
-PNG = saved(picture(400, 300))
+PNG = saved(image(400, 300))
 PNG_TEXT = base64.b64encode(PNG).decode()
-SMALL = base64.b64encode(saved(picture(28, 28))).decode()
+SMALL = base64.b64encode(saved(image(28, 28))).decode()
 
 # One app for all: its decode child takes a second to start.
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -48,7 +48,7 @@ async def client(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-def image(data: str = PNG_TEXT, **source: Any) -> dict[str, Any]:
+def image_part(data: str = PNG_TEXT, **source: Any) -> dict[str, Any]:
     source = {"type": "base64", "media_type": "image/png", "data": data, **source}
     return {"type": "image", "source": source}
 
@@ -58,20 +58,24 @@ def message(*blocks: dict[str, Any]) -> dict[str, Any]:
     return {"model": MODEL, "max_tokens": 5, "messages": [turn]}
 
 
-def num_pictures(engine: FakeEngine) -> int:
+def num_images(engine: FakeEngine) -> int:
     return len(list(engine.submitted.values())[-1].contents)
 
 
-async def test_pictures_of_a_message(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+async def test_images_of_a_message(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     assert len(PNG_TEXT) > 1400, "it is taken out before the JSON is read"
-    result = {"type": "tool_result", "tool_use_id": "a", "content": [image(), image(SMALL)]}
+    result = {
+        "type": "tool_result",
+        "tool_use_id": "a",
+        "content": [image_part(), image_part(SMALL)],
+    }
     call = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
-    body = message(result, image())
+    body = message(result, image_part())
     earlier = [{"role": "user", "content": "a"}, {"role": "assistant", "content": [call]}]
     body["messages"] = earlier + body["messages"]
     reply = await client.post("/v1/messages", json=body)
     assert reply.status_code == 200, reply.text
-    assert num_pictures(engine) == 3
+    assert num_images(engine) == 3
     del body["max_tokens"]
     counted = (await client.post("/v1/messages/count_tokens", json=body)).json()
     usage = reply.json()["usage"]
@@ -79,7 +83,7 @@ async def test_pictures_of_a_message(client: httpx.AsyncClient, engine: FakeEngi
 
 
 @pytest.mark.parametrize("is_listed_first", [False, True])
-async def test_pictures_of_ollama(
+async def test_images_of_ollama(
     client: httpx.AsyncClient, engine: FakeEngine, is_listed_first: bool
 ) -> None:
     images = [SMALL, PNG_TEXT, PNG_TEXT] if is_listed_first else [PNG_TEXT, SMALL, PNG_TEXT]
@@ -87,16 +91,16 @@ async def test_pictures_of_ollama(
     chat = {"model": MODEL, "messages": [asked], "stream": False}
     reply = await client.post("/api/chat", json=chat)
     assert reply.status_code == 200, reply.text
-    assert num_pictures(engine) == 3
+    assert num_images(engine) == 3
     generate = {"model": MODEL, "prompt": "What?", "images": [PNG_TEXT], "stream": False}
     assert (await client.post("/api/generate", json=generate)).status_code == 200
-    assert num_pictures(engine) == 1
+    assert num_images(engine) == 1
 
 
-async def test_what_is_no_picture(client: httpx.AsyncClient) -> None:
+async def test_what_is_no_image(client: httpx.AsyncClient) -> None:
     for block, status in (
-        (image("AAAA"), 415),
-        (image("A" * 2001), 400),
+        (image_part("AAAA"), 415),
+        (image_part("A" * 2001), 400),
         ({"type": "image", "source": {"type": "url", "url": "https://example.com/a.png"}}, 400),
     ):
         reply = await client.post("/v1/messages", json=message(block))

@@ -1,4 +1,4 @@
-"""Pictures and questions in this process: the whole engine, a tiny model, Python and `see`."""
+"""Images and questions in this process: the whole engine, a tiny model, Python and `see`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from support.pictures import picture, saved
+from support.images import image, saved
 from support.text_models import write_text_folder
 from support.vision_folders import write_vision_folder
 from triptych.cli import COMMANDS
 from triptych.core.errors import ConfigError, InvalidRequest
 from triptych.modalities.vlm.api import cli
-from triptych.modalities.vlm.api.pipeline import VisionPipeline, picture_source
+from triptych.modalities.vlm.api.pipeline import VisionPipeline, image_source
 
 OPTIONS: dict[str, Any] = {"max_tokens": 4, "temperature": 0}
 
@@ -29,7 +29,7 @@ OPTIONS: dict[str, Any] = {"max_tokens": 4, "temperature": 0}
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("eyes")
     write_vision_folder(folder)
-    (folder / "a.png").write_bytes(saved(picture()))
+    (folder / "a.png").write_bytes(saved(image()))
     return folder
 
 
@@ -39,7 +39,7 @@ def see(folder: Path) -> Iterator[VisionPipeline]:
         yield pipeline
 
 
-def test_a_picture_is_the_same_in_every_form(see: VisionPipeline, folder: Path) -> None:
+def test_an_image_is_the_same_in_every_form(see: VisionPipeline, folder: Path) -> None:
     path = folder / "a.png"
     forms = [path, str(path), path.read_bytes(), Image.open(path)]
     answers = {see(form, "What?", **OPTIONS).text for form in forms}
@@ -59,18 +59,18 @@ def test_a_conversation_goes_on(see: VisionPipeline) -> None:
     assert usage.num_cached_tokens >= 32
 
 
-def test_another_picture_is_another_prompt(see: VisionPipeline) -> None:
+def test_another_image_is_another_prompt(see: VisionPipeline) -> None:
     question = "y" * 64
     for colour in ("red", "blue"):
         usage = see(Image.new("RGB", (40, 40), colour), question, **OPTIONS).usage
         assert usage.num_cached_tokens == 0
 
 
-def test_what_is_no_picture(see: VisionPipeline, tmp_path: Path) -> None:
+def test_what_is_no_image(see: VisionPipeline, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"gone\.png cannot be read"):
         see(tmp_path / "gone.png", "What?")
     with pytest.raises(InvalidRequest, match="PIL image"):
-        picture_source(7)  # type: ignore[arg-type]
+        image_source(7)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="fetches nothing"):
         see("http://example.com/a.png", "What?")
 
@@ -123,13 +123,13 @@ def test_see_what_is_piped_in(
     assert capsys.readouterr().out == answer + "\n"
 
 
-def test_see_needs_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_see_needs_an_image(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
-    with pytest.raises(ConfigError, match="name a picture"):
+    with pytest.raises(ConfigError, match="name an image"):
         run("see", "What is this?")
 
 
-def test_see_reads_its_pictures_before_it_loads_a_model(
+def test_see_reads_its_images_before_it_loads_a_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cli, "_open_pipeline", lambda args: pytest.fail("a model is loaded"))

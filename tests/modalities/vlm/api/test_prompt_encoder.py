@@ -1,4 +1,4 @@
-"""Conversations with pictures become prompts: where pictures stand, and what no text can spell."""
+"""Conversations with images become prompts: where images stand, and what no text can spell."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from support.pictures import picture, saved
+from support.images import image, saved
 from support.vision_folders import EXTRA, PARTS, STRINGS, write_vision_folder
 from triptych.core.engine_api.frames import FIRST_FRAME_ID
 from triptych.core.engine_api.prompt_content import Array
@@ -18,27 +18,27 @@ from triptych.core.errors import InvalidRequest, PayloadTooLarge
 from triptych.core.media.fetch import Fetched
 from triptych.core.options.config import Config, ServerOptions, VisionOptions
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.llm.api.multimodal import PictureSource
+from triptych.modalities.llm.api.multimodal import ImageSource
 from triptych.modalities.vlm.api import preparation
 from triptych.modalities.vlm.api.preparation import (
+    ImageProcessorCache,
     InProcessPreparation,
-    PictureProcessorCache,
     ask_facts,
     remembered_facts,
 )
 from triptych.modalities.vlm.api.prompt_encoder import RUN, VisionPromptEncoder
-from triptych.modalities.vlm.prepared import PreparedPicture, VisionFacts
+from triptych.modalities.vlm.prepared import PreparedImage, VisionFacts
 from triptych.modalities.vlm.processing.probe import read_facts
 
-CONFIG = Config(server=ServerOptions(), vision=VisionOptions(max_pictures=3))
-RED = PictureSource(file=Fetched(saved(picture()), "image/png"))
-WIDE = PictureSource(file=Fetched(saved(picture(90, 30)), "image/png"))
+CONFIG = Config(server=ServerOptions(), vision=VisionOptions(max_images=3))
+RED = ImageSource(file=Fetched(saved(image()), "image/png"))
+WIDE = ImageSource(file=Fetched(saved(image(90, 30)), "image/png"))
 
 
 def open_model(folder: Path, family: str = "llava", template: str = PARTS) -> VisionPromptEncoder:
     model = write_vision_folder(folder, family, template=template)
-    pictures = PictureProcessorCache.from_config(InProcessPreparation(model), CONFIG)
-    return VisionPromptEncoder.open(model, read_facts(model.folder), pictures, CONFIG)
+    images = ImageProcessorCache.from_config(InProcessPreparation(model), CONFIG)
+    return VisionPromptEncoder.open(model, read_facts(model.folder), images, CONFIG)
 
 
 @pytest.fixture(scope="module")
@@ -46,12 +46,12 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> VisionPromptEncoder:
     return open_model(tmp_path_factory.mktemp("llava"))
 
 
-def message(*parts: str | PictureSource, role: str = "user") -> dict[str, Any]:
+def message(*parts: str | ImageSource, role: str = "user") -> dict[str, Any]:
     return {"role": role, "content": list(parts)}
 
 
 def words(encoder: VisionPromptEncoder, prompt: TokenRequest) -> str:
-    """The prompt as text, a `*` for each position of a picture."""
+    """The prompt as text, a `*` for each position of an image."""
     ids = [
         FIRST_FRAME_ID if token_id >= FIRST_FRAME_ID else token_id for token_id in prompt.prompt_ids
     ]
@@ -62,7 +62,7 @@ def words(encoder: VisionPromptEncoder, prompt: TokenRequest) -> str:
     )
 
 
-async def test_pictures_stand_where_they_were_shown(encoder: VisionPromptEncoder) -> None:
+async def test_images_stand_where_they_were_shown(encoder: VisionPromptEncoder) -> None:
     prompt = await encoder.encode_messages([message("a", RED, "b", RED, WIDE, "c")])
     stars = 16 * "*"
     assert words(encoder, prompt) == (
@@ -90,7 +90,7 @@ async def test_separators_of_a_family_are_special_tokens(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("spelled", [*EXTRA, RUN, "<|im_end|>", "\ue000"])
-async def test_a_caller_cannot_spell_a_picture(encoder: VisionPromptEncoder, spelled: str) -> None:
+async def test_a_caller_cannot_spell_an_image(encoder: VisionPromptEncoder, spelled: str) -> None:
     prompt = await encoder.encode_messages([message(f"x{spelled}y", RED)])
     assert len(prompt.contents) == 1
     assert words(encoder, prompt).count("*") == 16
@@ -117,46 +117,46 @@ async def test_text_alone_is_read_as_by_any_model(encoder: VisionPromptEncoder) 
     assert as_string.contents == ()
 
 
-async def test_template_that_drops_pictures_is_refused(tmp_path: Path) -> None:
+async def test_template_that_drops_images_is_refused(tmp_path: Path) -> None:
     only_last = PARTS.replace("{% for m in messages %}", "{% for m in messages[-1:] %}")
     encoder = open_model(tmp_path, template=only_last)
-    with pytest.raises(InvalidRequest, match="0 of 1 pictures"):
+    with pytest.raises(InvalidRequest, match="0 of 1 images"):
         await encoder.encode_messages([message(RED, "a"), message("b")])
 
 
-async def test_too_many_pictures(encoder: VisionPromptEncoder) -> None:
-    with pytest.raises(InvalidRequest, match="at most 3 pictures"):
+async def test_too_many_images(encoder: VisionPromptEncoder) -> None:
+    with pytest.raises(InvalidRequest, match="at most 3 images"):
         await encoder.encode_messages([message(*[RED] * 4)])
 
 
-async def test_pictures_that_are_too_much_together(tmp_path: Path) -> None:
+async def test_images_that_are_too_much_together(tmp_path: Path) -> None:
     model = write_vision_folder(tmp_path)
-    pictures = PictureProcessorCache.from_config(InProcessPreparation(model), CONFIG)
+    images = ImageProcessorCache.from_config(InProcessPreparation(model), CONFIG)
     facts, two = read_facts(model.folder), 2 * 3 * 28 * 28
-    encoder = VisionPromptEncoder.open(model, facts, pictures, CONFIG, max_bytes=two)
+    encoder = VisionPromptEncoder.open(model, facts, images, CONFIG, max_bytes=two)
     assert len((await encoder.encode_messages([message(RED, WIDE)])).contents) == 2
-    with pytest.raises(PayloadTooLarge, match="3 pictures of this chat") as refused:
+    with pytest.raises(PayloadTooLarge, match="3 images of this chat") as refused:
         await encoder.encode_messages([message(RED, WIDE, RED)])
     assert refused.value.param == "messages"
 
 
-async def test_a_coarse_picture_is_scaled_down(tmp_path: Path) -> None:
+async def test_a_coarse_image_is_scaled_down(tmp_path: Path) -> None:
     asked = []
 
-    async def prepare(file: Fetched, *, model: str, max_pixels: int) -> PreparedPicture:
+    async def prepare(file: Fetched, *, model: str, max_pixels: int) -> PreparedImage:
         asked.append(max_pixels)
         array = Array("uint8", (1,), b"x")
-        return PreparedPicture(digest=bytes(32), inputs={"p": array}, spelling=(2,))
+        return PreparedImage(digest=bytes(32), inputs={"p": array}, spelling=(2,))
 
     model = write_vision_folder(tmp_path)
-    pictures = PictureProcessorCache(prepare, max_bytes=100)
-    encoder = VisionPromptEncoder.open(model, read_facts(model.folder), pictures, CONFIG)
-    coarse = PictureSource(file=RED.file, is_coarse=True)
+    images = ImageProcessorCache(prepare, max_bytes=100)
+    encoder = VisionPromptEncoder.open(model, read_facts(model.folder), images, CONFIG)
+    coarse = ImageSource(file=RED.file, is_coarse=True)
     await encoder.encode_messages([message(RED, coarse)])
-    assert sorted(asked) == [512 * 512, CONFIG.vision.max_picture_pixels]
+    assert sorted(asked) == [512 * 512, CONFIG.vision.max_image_pixels]
 
 
-async def test_tenants_share_nothing_of_a_picture(encoder: VisionPromptEncoder) -> None:
+async def test_tenants_share_nothing_of_an_image(encoder: VisionPromptEncoder) -> None:
     prompts = [
         await encoder.encode_messages([message(RED, "?")], tenant=tenant)
         for tenant in ("", "a", "b", "a")
@@ -210,7 +210,7 @@ class Kitchen:
         self.begun: list[bytes | bytearray] = []
         self.num_cancelled = 0
 
-    async def __call__(self, file: Fetched, *, model: str, max_pixels: int) -> PreparedPicture:
+    async def __call__(self, file: Fetched, *, model: str, max_pixels: int) -> PreparedImage:
         self.begun.append(file.data)
         try:
             await self.gate.wait()
@@ -220,59 +220,59 @@ class Kitchen:
         if file.data == b"bad":
             raise InvalidRequest("It is bad.")
         array = Array("uint8", (10,), bytes(10))
-        return PreparedPicture(digest=bytes(32), inputs={"pixel_values": array}, spelling=(1,))
+        return PreparedImage(digest=bytes(32), inputs={"pixel_values": array}, spelling=(1,))
 
 
-async def look(pictures: PictureProcessorCache, data: bytes, **given: Any) -> PreparedPicture:
-    return await pictures.prepared(Fetched(data, ""), **{"model": "m", "max_pixels": 1, **given})
+async def look(images: ImageProcessorCache, data: bytes, **given: Any) -> PreparedImage:
+    return await images.prepared(Fetched(data, ""), **{"model": "m", "max_pixels": 1, **given})
 
 
-async def waiting(pictures: PictureProcessorCache, number: int) -> None:
-    """Return when so many wait for pictures that are being prepared."""
-    while sum(run.num_waiting for run in pictures._running.values()) < number:  # noqa: ASYNC110
+async def waiting(images: ImageProcessorCache, number: int) -> None:
+    """Return when so many wait for images that are being prepared."""
+    while sum(run.num_waiting for run in images._running.values()) < number:  # noqa: ASYNC110
         await asyncio.sleep(0.001)
     await asyncio.sleep(0)  # and the work has begun
 
 
-async def test_a_picture_is_prepared_once() -> None:
+async def test_an_image_is_prepared_once() -> None:
     kitchen = Kitchen()
     kitchen.gate.set()
-    pictures = PictureProcessorCache(kitchen, max_bytes=25)
+    images = ImageProcessorCache(kitchen, max_bytes=25)
     for data in (b"a", b"a", b"b", b"a", b"c", b"a", b"b"):
-        await look(pictures, data)
-        assert pictures.num_bytes <= 25
+        await look(images, data)
+        assert images.num_bytes <= 25
     assert kitchen.begun == [b"a", b"b", b"c", b"b"]
-    await look(pictures, b"b", model="n")
-    await look(pictures, b"b", max_pixels=2)
-    await look(pictures, b"b", tenant="t")
+    await look(images, b"b", model="n")
+    await look(images, b"b", max_pixels=2)
+    await look(images, b"b", tenant="t")
     assert len(kitchen.begun) == 7
 
 
 async def test_concurrent_preparations_share_work_and_error() -> None:
     kitchen = Kitchen()
-    pictures = PictureProcessorCache(kitchen, max_bytes=0)
-    good = [asyncio.create_task(look(pictures, b"a")) for _ in range(3)]
-    bad = [asyncio.create_task(look(pictures, b"bad")) for _ in range(2)]
-    await waiting(pictures, 5)
+    images = ImageProcessorCache(kitchen, max_bytes=0)
+    good = [asyncio.create_task(look(images, b"a")) for _ in range(3)]
+    bad = [asyncio.create_task(look(images, b"bad")) for _ in range(2)]
+    await waiting(images, 5)
     good[0].cancel()
     kitchen.gate.set()
     done = await asyncio.gather(*good, *bad, return_exceptions=True)
     assert isinstance(done[0], asyncio.CancelledError)
-    assert isinstance(done[1], PreparedPicture)
+    assert isinstance(done[1], PreparedImage)
     assert all(isinstance(error, InvalidRequest) for error in done[3:])
     assert len(kitchen.begun) == 2
-    assert pictures.num_bytes == 0
+    assert images.num_bytes == 0
 
 
 async def test_abandoned_preparation_is_cancelled() -> None:
     kitchen = Kitchen()
-    pictures = PictureProcessorCache(kitchen, max_bytes=100)
-    tasks = [asyncio.create_task(look(pictures, b"a")) for _ in range(2)]
-    await waiting(pictures, 2)
+    images = ImageProcessorCache(kitchen, max_bytes=100)
+    tasks = [asyncio.create_task(look(images, b"a")) for _ in range(2)]
+    await waiting(images, 2)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     await asyncio.sleep(0)
     assert kitchen.num_cancelled == 1
     kitchen.gate.set()
-    assert await look(pictures, b"a")
+    assert await look(images, b"a")

@@ -1,4 +1,4 @@
-"""Chats with pictures over the whole app, in front of a made-up engine: answers and faults."""
+"""Chats with images over the whole app, in front of a made-up engine: answers and faults."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 
 from support.http import ANSWER, FakeEngine, in_process
-from support.pictures import picture, saved
+from support.images import image, saved
 from support.text_models import write_text_folder
 from support.vision_folders import data_url, shown, write_vision_folder
 from triptych.compose import build_app
 from triptych.core.http.auth import owners
 from triptych.core.options.config import Config, ServerOptions, VisionOptions
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.diffusion.api.links import FILES_ROUTE, PictureLinks, PictureStore
+from triptych.modalities.diffusion.api.links import FILES_ROUTE, ImageLinks, ImageStore
 
 CHAT = "/v1/chat/completions"
-PNG = saved(picture())
-JPEG = saved(picture(400, 300), "jpeg")
+PNG = saved(image())
+JPEG = saved(image(400, 300), "jpeg")
 SERVER = ServerOptions(
     num_decode_children=1, max_request_bytes=4000, api_key=("one-key", "other-key")
 )
@@ -45,20 +45,18 @@ def engine() -> FakeEngine:
 
 
 @pytest.fixture(scope="module")
-def links() -> PictureLinks:
-    return PictureLinks(PictureStore(max_bytes=10_000, ttl_s=60.0))
+def links() -> ImageLinks:
+    return ImageLinks(ImageStore(max_bytes=10_000, ttl_s=60.0))
 
 
 @pytest.fixture(scope="module")
 def app(
-    models: tuple[ResolvedModel, ...], engine: FakeEngine, links: PictureLinks
+    models: tuple[ResolvedModel, ...], engine: FakeEngine, links: ImageLinks
 ) -> Iterator[FastAPI]:
-    config = Config(server=SERVER, vision=VisionOptions(max_pictures=2))
+    config = Config(server=SERVER, vision=VisionOptions(max_images=2))
     before = set(psutil.Process().children())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "triptych.modalities.diffusion.api.routes.picture_links", lambda config: links
-        )
+        patch.setattr("triptych.modalities.diffusion.api.routes.image_links", lambda config: links)
         yield build_app(config, models, engine)
     for child in set(psutil.Process().children()) - before:  # they live as long as their server
         child.kill()
@@ -72,7 +70,7 @@ async def client(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-async def test_a_picture_goes_to_the_engine(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+async def test_an_image_goes_to_the_engine(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     reply = (await client.post(CHAT, json=shown(data_url(PNG), data_url(JPEG, "jpeg")))).json()
     assert reply["choices"][0]["message"]["content"] == ANSWER[:9]
     details = reply["usage"]["prompt_tokens_details"]
@@ -86,7 +84,7 @@ async def test_a_picture_goes_to_the_engine(client: httpx.AsyncClient, engine: F
 
 
 async def test_links_of_this_server_are_open_to_their_owner(
-    client: httpx.AsyncClient, engine: FakeEngine, links: PictureLinks
+    client: httpx.AsyncClient, engine: FakeEngine, links: ImageLinks
 ) -> None:
     owner, other = owners(SERVER)
     name = f"{links.store.add(PNG, 'png', owner)}.png"
@@ -129,7 +127,7 @@ async def test_other_parts_are_refused_by_name(client: httpx.AsyncClient, kind: 
     assert f"not '{kind}'" in reply.json()["error"]["message"]
 
 
-async def test_pictures_are_the_users(client: httpx.AsyncClient) -> None:
+async def test_images_are_the_users(client: httpx.AsyncClient) -> None:
     body = shown(data_url(PNG))
     body["messages"][0]["role"] = "assistant"
     reply = await client.post(CHAT, json=body)
@@ -140,14 +138,14 @@ async def test_pictures_are_the_users(client: httpx.AsyncClient) -> None:
 async def test_bounds(client: httpx.AsyncClient) -> None:
     reply = await client.post(CHAT, json=shown(*[data_url(PNG)] * 3))
     assert reply.status_code == 400
-    assert "at most 2 pictures" in reply.json()["error"]["message"]
+    assert "at most 2 images" in reply.json()["error"]["message"]
     assert (await client.post(CHAT, json=shown(text="x" * 5000))).status_code == 413
-    large = saved(picture(300, 200), compress_level=0)
+    large = saved(image(300, 200), compress_level=0)
     assert len(large) > SERVER.max_request_bytes
     assert (await client.post(CHAT, json=shown(data_url(large)))).status_code == 200
 
 
-async def test_tenants_share_neither_pages_nor_pictures(
+async def test_tenants_share_neither_pages_nor_images(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
     for key in ("one-key", "one-key", "other-key"):
@@ -175,7 +173,7 @@ async def test_uploads_are_let_go_of_even_if_the_server_keeps_the_request(
         await app(scope, receive, send)
 
     async with in_process(keeping, authorization="Bearer one-key") as client:
-        body = shown(data_url(saved(picture(500, 500)))) | fields
+        body = shown(data_url(saved(image(500, 500)))) | fields
         assert (await client.post(CHAT, json=body)).status_code == status
     (scope,) = scopes
     assert scope["state"]["data_urls"]
@@ -188,7 +186,7 @@ async def test_tokenize_counts_what_text_there_is(client: httpx.AsyncClient) -> 
     assert reply.json()["count"] == len(reply.json()["tokens"])
 
 
-async def test_a_picture_may_be_a_file_that_was_uploaded(
+async def test_an_image_may_be_a_file_that_was_uploaded(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
     def kept(file_id: str, **more: str) -> dict[str, Any]:
@@ -197,7 +195,7 @@ async def test_a_picture_may_be_a_file_that_was_uploaded(
         body["messages"][0]["content"].append(part)
         return body
 
-    files = {"file": ("picture.png", PNG)}
+    files = {"file": ("image.png", PNG)}
     made = await client.post("/v1/files", data={"purpose": "vision"}, files=files)
     file_id = made.json()["id"]
     reply = await client.post(CHAT, json=kept(file_id, detail="low"))
@@ -215,7 +213,7 @@ async def test_a_picture_may_be_a_file_that_was_uploaded(
 
 
 @pytest.mark.parametrize("fields", [{"return_token_ids": True}, {"prompt_logprobs": 1}])
-async def test_positions_of_pictures_have_no_ids_or_probabilities(
+async def test_positions_of_images_have_no_ids_or_probabilities(
     client: httpx.AsyncClient, fields: dict[str, Any]
 ) -> None:
     reply = await client.post(CHAT, json=shown(data_url(PNG)) | fields)
@@ -223,7 +221,7 @@ async def test_positions_of_pictures_have_no_ids_or_probabilities(
     assert reply.json()["error"]["param"] == next(iter(fields))
 
 
-async def test_an_answer_to_a_picture_may_be_begun(
+async def test_an_answer_to_an_image_may_be_begun(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
     body = shown(data_url(PNG)) | {"continue_final_message": True, "echo": True}

@@ -1,4 +1,4 @@
-"""Chats with pictures and without in one step: logits are bitwise those of each alone."""
+"""Chats with images and without in one step: logits are bitwise those of each alone."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def test_logits_are_the_same_alone_and_batched(
 
     first, second, third, fourth = batched = [rig.look(*prompt) for prompt in parts]
     for row, single in zip(batched, alone, strict=True):
-        row.pictures = single.pictures
-    rig.prefill(first, second)  # text beside a picture
+        row.images = single.images
+    rig.prefill(first, second)  # text beside an image
     rig.prefill(third)
     rig.step((first, 0), (third, 0), (fourth, len(fourth.tokens)))
     rig.decode(*batched[::-1], num_steps=NUM_TOKENS)

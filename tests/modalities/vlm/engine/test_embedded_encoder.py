@@ -10,7 +10,7 @@ from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.native_linear import NativeLinear, pack_linears
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.modalities.vlm.configs.config import read_config
-from triptych.modalities.vlm.engine.encoder import Features, PictureEncoder, Scaling, load_encoder
+from triptych.modalities.vlm.engine.encoder import Features, ImageEncoder, Scaling, load_encoder
 from triptych.modalities.vlm.engine.slots.model import SlotModel
 from triptych.modalities.vlm.source import FOLDER
 
@@ -27,7 +27,7 @@ def noise(side: int, seed: int, num_features: int) -> PromptContent:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @torch.inference_mode()
-def test_a_picture_has_the_same_features_beside_others(
+def test_an_image_has_the_same_features_beside_others(
     dtype: torch.dtype, native: NativeKernels
 ) -> None:
     with Checkpoint.open(FOLDER) as checkpoint:
@@ -42,10 +42,10 @@ def test_a_picture_has_the_same_features_beside_others(
     side = config.vision_config.image_size
     empty = torch.zeros(1, 3, side, side, dtype=dtype)
     num_features = model.get_image_features(empty).pooler_output.flatten(0, -2).shape[0]
-    encoder = PictureEncoder(model, SCALING, batch_axis=0, dtype=dtype)
-    pictures = [noise(side, seed, num_features) for seed in range(4)]
-    for picture, together in zip(pictures, encoder.encode(pictures), strict=True):
-        (alone,) = encoder.encode([picture])
+    encoder = ImageEncoder(model, SCALING, batch_axis=0, dtype=dtype)
+    images = [noise(side, seed, num_features) for seed in range(4)]
+    for image, together in zip(images, encoder.encode(images), strict=True):
+        (alone,) = encoder.encode([image])
         assert isinstance(alone, Features)
         assert isinstance(together, Features)
         assert torch.equal(alone.hidden_NC, together.hidden_NC)

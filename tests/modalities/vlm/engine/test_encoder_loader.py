@@ -81,7 +81,7 @@ def test_a_model_that_runs_on_transformers_is_refused_by_name(
 
 def test_a_model_of_text_has_nothing_to_encode(saved: ResolvedModel, tmp_path: Path) -> None:
     loader = LlmLoader(saved, config_of(tmp_path), Device.open("cpu"), Ledger(256 * MIB))
-    with pytest.raises(ConfigError, match="tiny takes no pictures"):
+    with pytest.raises(ConfigError, match="tiny takes no images"):
         loader.load(lambda _: None)
 
 
@@ -97,7 +97,7 @@ def test_an_address_that_is_taken_leaves_nothing_behind(
     first.close()
 
 
-async def test_an_encoder_that_scales_pictures_in_another_way_is_refused(
+async def test_an_encoder_that_scales_images_in_another_way_is_refused(
     saved: ResolvedModel, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     other = tmp_path / "other"
@@ -112,14 +112,14 @@ async def test_an_encoder_that_scales_pictures_in_another_way_is_refused(
             await until(lambda: "refused (format): Pages differ. compute" in caplog.text)
 
 
-def test_on_a_cpu_a_picture_is_sent_before_the_next_is_encoded(
+def test_on_a_cpu_an_image_is_sent_before_the_next_is_encoded(
     saved: ResolvedModel, tmp_path: Path
 ) -> None:
     ledger = Ledger(256 * MIB)
     loader = open_vision_loader(saved, config_of(tmp_path), Device.open("cpu"), ledger)
     loaded = loader.load(lambda _: None)
-    for picture in see(("a", 2), ("b", 2)).contents:
-        job = Job(job_id=picture.span.digest.hex(), model="tiny", request=picture)
+    for image in see(("a", 2), ("b", 2)).contents:
+        job = Job(job_id=image.span.digest.hex(), model="tiny", request=image)
         loaded.scheduler.submit(job)
     proposal = loaded.scheduler.propose(0.0)
     assert proposal is not None

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from support.child_processes import ranks_of
-from support.picture_prompts import join_prompt
+from support.image_prompts import join_prompt
 from support.vision_models import pixels, save_model
 from triptych.core.engine_api.plan import StepResult
 from triptych.core.engine_api.prompt_content import Array, ContentSpan, PromptContent
@@ -33,7 +33,7 @@ from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.vlm.engine.loader import VisionLoader
 from triptych.modalities.vlm.engine.runner import VisionRunner
 from triptych.modalities.vlm.plan import EncodePlan
-from triptych.modalities.vlm.processing.processor import PictureProcessor
+from triptych.modalities.vlm.processing.processor import ImageProcessor
 
 MIB = 2**20
 CONFIG = Config(
@@ -83,7 +83,7 @@ def test_a_vision_model_holds_memory_until_it_is_closed(saved: Path) -> None:
     assert ledger.by_owner() == {}
 
 
-def test_the_cache_takes_what_so_many_pictures_take(saved: Path) -> None:
+def test_the_cache_takes_what_so_many_images_take(saved: Path) -> None:
     def cache_bytes(max_entries: int) -> int:
         cache = replace(CONFIG.cache, max_vision_cache_entries=max_entries)
         ledger = Ledger(2**33)
@@ -146,37 +146,37 @@ def test_known_models_run_on_transformers_decoder_too(name: str, tmp_path: Path)
     save_model(name, tmp_path)
     config = replace(CONFIG, models=ModelOptions(model_impl="transformers"))
     loaded = loader(tmp_path, Ledger(256 * MIB), config).load(lambda _: None)
-    pictures = pictures_of(tmp_path, 1, 2)
-    assert encode(loaded.runner, *pictures).rows == [None, None]
+    images = images_of(tmp_path, 1, 2)
+    assert encode(loaded.runner, *images).rows == [None, None]
     loaded.close()
 
 
-def pictures_of(folder: Path, *seeds: int) -> tuple[PromptContent, ...]:
-    made = PictureProcessor.open(folder, model="m")
+def images_of(folder: Path, *seeds: int) -> tuple[PromptContent, ...]:
+    made = ImageProcessor.open(folder, model="m")
     prepared = [made.prepare(pixels(30, 30, seed)) for seed in seeds]
-    return join_prompt(prepared, lambda _: []).pictures
+    return join_prompt(prepared, lambda _: []).images
 
 
-def encode(runner: Any, *pictures: PromptContent) -> StepResult:
-    plan = EncodePlan(step_id=0, model="tiny", kind="encode", pictures=pictures)
+def encode(runner: Any, *images: PromptContent) -> StepResult:
+    plan = EncodePlan(step_id=0, model="tiny", kind="encode", images=images)
     result = runner.launch(plan).result()
     assert isinstance(result, StepResult)
     return result
 
 
 def test_a_tower_is_divided_over_processes(saved: Path, runner: VisionRunner) -> None:
-    """Each has its part of the tower; the other gets a picture's pixels, and gives no features."""
+    """Each has its part of the tower; the other gets an image's pixels, and gives no features."""
     device = DeviceOptions(device="cpu", tensor_parallel_size=2, threads=1)
-    ledger, whole, pictures = Ledger(256 * MIB), Ledger(256 * MIB), pictures_of(saved, 1, 2)
+    ledger, whole, images = Ledger(256 * MIB), Ledger(256 * MIB), images_of(saved, 1, 2)
     loaded = loader(saved, ledger, replace(CONFIG, device=device)).load(lambda _: None)
     loader(saved, whole).load(lambda _: None)
     assert len(ranks_of()) == 1
     assert isinstance(loaded.runner, LeadingRunner)
-    assert encode(loaded.runner, *pictures).rows == encode(runner, *pictures).rows == [None, None]
+    assert encode(loaded.runner, *images).rows == encode(runner, *images).rows == [None, None]
     found = loaded.runner._runner
     assert isinstance(found, VisionRunner)
-    for picture in pictures:
-        ours, theirs = (each._features.acquire(picture.span.digest) for each in (found, runner))
+    for image in images:
+        ours, theirs = (each._features.acquire(image.span.digest) for each in (found, runner))
         assert ours is not None
         assert theirs is not None
         torch.testing.assert_close(ours.hidden_NC, theirs.hidden_NC, atol=1e-5, rtol=1e-5)
@@ -221,40 +221,40 @@ def runner(saved: Path) -> VisionRunner:
 
 
 def test_features_are_the_same_alone_and_in_any_batch(runner: VisionRunner, saved: Path) -> None:
-    first, second = pictures_of(saved, 1, 2)
+    first, second = images_of(saved, 1, 2)
     assert encode(runner, first, second).rows == [None, None]
     together = [runner._features.acquire(p.span.digest) for p in (first, second)]
     assert runner._features.num_references == 4
-    for picture in (first, second) * 2:
-        runner._features.release(picture.span.digest)
+    for image in (first, second) * 2:
+        runner._features.release(image.span.digest)
     runner._features.clear()
-    for picture, shared in zip((first, second), together, strict=True):
-        encode(runner, picture)
-        alone = runner._features.acquire(picture.span.digest)
+    for image, shared in zip((first, second), together, strict=True):
+        encode(runner, image)
+        alone = runner._features.acquire(image.span.digest)
         assert alone is not None
         assert shared is not None
         torch.testing.assert_close(alone.hidden_NC, shared.hidden_NC, atol=1e-6, rtol=0)
 
 
 def test_kept_features_keep_nothing_else_alive(runner: VisionRunner, saved: Path) -> None:
-    pictures = pictures_of(saved, 1, 2, 3)
-    encode(runner, *pictures)
-    for picture in pictures:
-        kept = runner._features.acquire(picture.span.digest)
+    images = images_of(saved, 1, 2, 3)
+    encode(runner, *images)
+    for image in images:
+        kept = runner._features.acquire(image.span.digest)
         assert kept is not None
         assert kept.hidden_NC.untyped_storage().nbytes() == kept.num_bytes
 
 
-def test_a_picture_that_does_not_fit_its_span_is_refused(runner: VisionRunner, saved: Path) -> None:
-    (good,) = pictures_of(saved, 1)
+def test_an_image_that_does_not_fit_its_span_is_refused(runner: VisionRunner, saved: Path) -> None:
+    (good,) = images_of(saved, 1)
     span = ContentSpan(digest=b"x", runs=((0, 5),))
     (error,) = encode(runner, PromptContent(span=span, inputs=good.inputs)).rows
     assert isinstance(error, InvalidRequest)
     assert len(runner._features) == 0
 
 
-def test_a_picture_of_nan_fails_alone(runner: VisionRunner, saved: Path) -> None:
-    good, other = pictures_of(saved, 1, 2)
+def test_an_image_of_nan_fails_alone(runner: VisionRunner, saved: Path) -> None:
+    good, other = images_of(saved, 1, 2)
     shape = other.inputs["pixel_values"].shape
     nan = torch.full(shape, torch.nan).numpy().tobytes()
     bad = PromptContent(span=other.span, inputs={"pixel_values": Array("float32", shape, nan)})

@@ -16,7 +16,7 @@ from triptych.core.runtime.devices.device import Device
 from triptych.core.runtime.devices.rank_group import RankGroup
 from triptych.core.runtime.devices.stream import StepStream
 from triptych.core.runtime.engine.ranks import LeadingRunner
-from triptych.modalities.vlm.engine.encoder import Features, PictureEncoder, open_cache
+from triptych.modalities.vlm.engine.encoder import Features, ImageEncoder, open_cache
 from triptych.modalities.vlm.engine.runner import VisionRunner, told
 from triptych.modalities.vlm.engine.shared_room import SharedRoom
 from triptych.modalities.vlm.plan import EncodePlan, SharedPlan
@@ -43,11 +43,11 @@ class SummingEncoder:
     def __init__(self, group: RankGroup) -> None:
         self._group = group
 
-    def encode(self, pictures: Sequence[PromptContent]) -> list[Features]:
-        return [Features(self._group.sum(torch.ones(1, 2))) for _ in pictures]
+    def encode(self, images: Sequence[PromptContent]) -> list[Features]:
+        return [Features(self._group.sum(torch.ones(1, 2))) for _ in images]
 
 
-def picture(number: int, num_patches: int) -> PromptContent:
+def image(number: int, num_patches: int) -> PromptContent:
     values = Array(dtype="uint8", shape=(num_patches, PATCH_VALUES), data=b"")
     span = ContentSpan(digest=bytes([number]), runs=((0, 1),))
     return PromptContent(span=span, inputs={"pixel_values": values})
@@ -57,7 +57,7 @@ def runner_of(group: RankGroup, num_bytes: int | None) -> VisionRunner:
     encoder: Any = SummingEncoder(group)
     cache = open_cache(2**20, 9)
     tokens: Any = None
-    runner = VisionRunner(tokens, cast("PictureEncoder", encoder), cache, CPU, StepStream(CPU))
+    runner = VisionRunner(tokens, cast("ImageEncoder", encoder), cache, CPU, StepStream(CPU))
     runner.room = SharedRoom(
         group=group,
         device=cast("Device", FakeDevice(num_bytes)),
@@ -68,14 +68,14 @@ def runner_of(group: RankGroup, num_bytes: int | None) -> VisionRunner:
 
 
 def encode(on_rank: Sequence[int | None], *nums_patches: int) -> list[bool]:
-    """Whether pictures of so many patches were encoded, one after the other."""
+    """Whether images of so many patches were encoded, one after the other."""
 
     def lead(ranks: PlanQueue) -> list[bool]:
         runner = LeadingRunner(runner_of(ranks.group, on_rank[0]), cast("Any", ranks), told)
         found = []
         for step, num_patches in enumerate(nums_patches):
-            pictures = (picture(step, num_patches),)
-            plan = EncodePlan(step_id=step, model="m", kind="encode", pictures=pictures)
+            images = (image(step, num_patches),)
+            plan = EncodePlan(step_id=step, model="m", kind="encode", images=images)
             pending = runner.launch(plan)
             try:
                 found.append(pending.result().rows == [None])

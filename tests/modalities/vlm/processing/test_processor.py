@@ -1,4 +1,4 @@
-"""Pictures prepared for their models: the pixels of transformers' own processors, as bytes."""
+"""Images prepared for their models: the pixels of transformers' own processors, as bytes."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import numpy as np
 import pytest
 import torch
 
-from support.picture_prompts import join_prompt
+from support.image_prompts import join_prompt
 from support.vision_models import MODELS, encode, pixels
 from triptych.core.engine_api.pixels import Pixels
 from triptych.core.engine_api.prompt_content import Array
 from triptych.core.errors import InvalidRequest, WeightsError
 from triptych.modalities.vlm.configs.config import open_image_processor, read_config
 from triptych.modalities.vlm.engine.encoder import Scaling
-from triptych.modalities.vlm.processing.processor import PictureProcessor
+from triptych.modalities.vlm.processing.processor import ImageProcessor
 
-PICTURE = pixels(40, 60, 1)
+IMAGE = pixels(40, 60, 1)
 
 
-def processor(name: str, model: str = "m") -> PictureProcessor:
-    return PictureProcessor(*MODELS[name](), model=model)
+def processor(name: str, model: str = "m") -> ImageProcessor:
+    return ImageProcessor(*MODELS[name](), model=model)
 
 
 def array_of(array: Array) -> np.ndarray:
@@ -43,9 +43,9 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", MODELS)
 def test_what_is_left_to_the_engine_makes_it_what_transformers_makes(name: str) -> None:
     config, images = MODELS[name]()
-    made = PictureProcessor(config, images, model="m")
-    ours = made.prepare(PICTURE).inputs
-    rgb = np.frombuffer(PICTURE.rgb, np.uint8).reshape(PICTURE.height, PICTURE.width, 3)
+    made = ImageProcessor(config, images, model="m")
+    ours = made.prepare(IMAGE).inputs
+    rgb = np.frombuffer(IMAGE.rgb, np.uint8).reshape(IMAGE.height, IMAGE.width, 3)
     nested: Any = [[rgb]] if made.family.nests_images else [rgb]
     theirs = images(images=nested, return_tensors="np", **made.family.options(config))
     assert ours["pixel_values"].dtype == "uint8"
@@ -61,8 +61,8 @@ def test_what_is_left_to_the_engine_makes_it_what_transformers_makes(name: str) 
 
 def test_padding_mask_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     config, images = MODELS["idefics3"]()
-    made = PictureProcessor(config, images, model="m")
-    whole = made.prepare(PICTURE)
+    made = ImageProcessor(config, images, model="m")
+    whole = made.prepare(IMAGE)
     mask = np.ones((1, *whole.inputs["pixel_values"].shape[1:2], 28, 28), np.int64)
     mask[..., 20:] = 0
 
@@ -70,7 +70,7 @@ def test_padding_mask_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         return {**images(**options), "pixel_attention_mask": mask}
 
     monkeypatch.setattr(made, "_images", filled_up)
-    found = made.prepare(PICTURE)
+    found = made.prepare(IMAGE)
     assert found.inputs["pixel_attention_mask"].dtype == "uint8"
     np.testing.assert_array_equal(array_of(found.inputs["pixel_attention_mask"]), mask)
     assert found.digest != whole.digest
@@ -78,35 +78,35 @@ def test_padding_mask_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_prompt_has_a_position_for_every_feature(name: str) -> None:
-    prepared = processor(name).prepare(PICTURE)
+    prepared = processor(name).prepare(IMAGE)
     prompt = join_prompt([(1, 2), prepared, (3,), prepared], encode)
-    for picture in prompt.pictures:
-        assert picture.span.num_features == prepared.num_features
-        filled = [i for first, n in picture.span.runs for i in range(first, first + n)]
+    for image in prompt.images:
+        assert image.span.num_features == prepared.num_features
+        filled = [i for first, n in image.span.runs for i in range(first, first + n)]
         assert all(prompt.prompt_ids[i] >= 2**62 for i in filled)
-    first, second = prompt.pictures
+    first, second = prompt.images
     assert first.span.end <= second.span.start
     assert sum(i >= 2**62 for i in prompt.prompt_ids) == 2 * prepared.num_features
 
 
-def test_equal_pictures_have_equal_digests_and_nothing_else_has() -> None:
+def test_equal_images_have_equal_digests_and_nothing_else_has() -> None:
     one = processor("llava")
     digests = [
-        one.prepare(PICTURE).digest,
+        one.prepare(IMAGE).digest,
         one.prepare(pixels(40, 60, 2)).digest,
-        one.prepare(PICTURE, adapter="a").digest,
-        processor("llava", "n").prepare(PICTURE).digest,
-        processor("llava_next").prepare(PICTURE).digest,
+        one.prepare(IMAGE, adapter="a").digest,
+        processor("llava", "n").prepare(IMAGE).digest,
+        processor("llava_next").prepare(IMAGE).digest,
     ]
     assert len(set(digests)) == len(digests)
-    assert processor("llava").prepare(PICTURE).digest == digests[0]
+    assert processor("llava").prepare(IMAGE).digest == digests[0]
 
 
 def test_settings_that_leave_no_trace_in_the_bytes_are_in_the_digest() -> None:
     config, images = MODELS["llava"]()
-    before = PictureProcessor(config, images, model="m").prepare(PICTURE).digest
+    before = ImageProcessor(config, images, model="m").prepare(IMAGE).digest
     images.image_mean = [0.5, 0.5, 0.5]
-    assert PictureProcessor(config, images, model="m").prepare(PICTURE).digest != before
+    assert ImageProcessor(config, images, model="m").prepare(IMAGE).digest != before
 
 
 def test_a_shape_that_the_model_does_not_take_is_refused() -> None:
@@ -115,12 +115,12 @@ def test_a_shape_that_the_model_does_not_take_is_refused() -> None:
 
 
 def test_settings_are_read_from_older_and_newer_files(folder: Path) -> None:
-    older = PictureProcessor.open(folder, model="m").prepare(PICTURE)
+    older = ImageProcessor.open(folder, model="m").prepare(IMAGE)
     settings = folder / "preprocessor_config.json"
     nested = {"image_processor": json.loads(settings.read_text())}
     settings.unlink()
     (folder / "processor_config.json").write_text(json.dumps(nested))
-    assert PictureProcessor.open(folder, model="m").prepare(PICTURE).digest == older.digest
+    assert ImageProcessor.open(folder, model="m").prepare(IMAGE).digest == older.digest
 
 
 def test_a_folder_without_settings_is_refused(folder: Path) -> None:
@@ -158,8 +158,8 @@ def test_no_torch_is_needed(folder: Path) -> None:
 import sys
 sys.modules["torch"] = None
 from triptych.modalities.diffusion.wire import Pixels
-from triptych.modalities.vlm.processing.processor import PictureProcessor
-made = PictureProcessor.open({str(folder)!r}, model="m")
+from triptych.modalities.vlm.processing.processor import ImageProcessor
+made = ImageProcessor.open({str(folder)!r}, model="m")
 print(made.prepare(Pixels(width=2, height=2, rgb=bytes(12))).num_features)
 """
     run = subprocess.run(
@@ -177,9 +177,9 @@ print(made.prepare(Pixels(width=2, height=2, rgb=bytes(12))).num_features)
         ("qwen3_vl", "<|image_pad|>"),
     ],
 )
-def test_a_template_has_a_word_for_a_picture(name: str, placeholder: str) -> None:
+def test_a_template_has_a_word_for_an_image(name: str, placeholder: str) -> None:
     assert processor(name).placeholder == placeholder
 
 
-def test_a_picture_of_one_pixel_is_a_picture() -> None:
+def test_an_image_of_one_pixel_is_an_image() -> None:
     assert processor("llava").prepare(Pixels(width=1, height=1, rgb=bytes(3))).num_features == 16

@@ -1,4 +1,4 @@
-"""What an engine of role encode does with orders: one picture at a time for all who want it."""
+"""What an engine of role encode does with orders: one image at a time for all who want it."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Memory:
 
 
 class Rig(SchedulerDriver):
-    """The scheduler of an encoder with its orders; a picture called `bad` cannot be encoded."""
+    """The scheduler of an encoder with its orders; an image called `bad` cannot be encoded."""
 
     def __init__(self) -> None:
         scheduler = EncodeScheduler(model="eyes", max_jobs=4, max_step_patches=8)
@@ -105,7 +105,7 @@ class Rig(SchedulerDriver):
         return StepResult(
             rows=[
                 StagedRowResult(error=bad)
-                if requests[row.job_id].span.digest == picture("bad").span.digest
+                if requests[row.job_id].span.digest == image("bad").span.digest
                 else StagedRowResult(payload="features")
                 for row in plan.rows
             ]
@@ -127,40 +127,40 @@ class Rig(SchedulerDriver):
         assert not self.scheduler.stats().num_running + self.scheduler.stats().num_waiting
 
 
-def picture(name: str, num_features: int = 4) -> PromptContent:
+def image(name: str, num_features: int = 4) -> PromptContent:
     span = ContentSpan(digest=hashlib.sha256(name.encode()).digest(), runs=((0, num_features),))
     content = Array("uint8", (num_features, 14 * 14 * 3), bytes(num_features * 14 * 14 * 3))
     return PromptContent(span=span, inputs={"pixel_values": content})
 
 
-def test_a_picture_is_encoded_once_for_all_who_want_it_and_sent_to_each() -> None:
+def test_an_image_is_encoded_once_for_all_who_want_it_and_sent_to_each() -> None:
     rig = Rig()
-    first, second = rig.order(picture("x")), rig.order(picture("x"))
+    first, second = rig.order(image("x")), rig.order(image("x"))
     rig.run()
-    third = rig.order(picture("x"))
+    third = rig.order(image("x"))
     assert rig.steps == [1]
     for order in (first, second, third):
-        digest = picture("x").span.digest
+        digest = image("x").span.digest
         assert [key for key, _ in order.pages] == [digest + b"\0" * 4, digest + b"\1\0\0\0"]
     assert len({page_id for each in (first, second, third) for _, page_id in each.pages}) == 6
     rig.close(first, second, third)
     rig.check_nothing_is_held()
     counters = rig.scheduler.stats().counters
-    assert (counters["feature_orders_total"], counters["pictures_encoded_total"]) == (3, 1)
+    assert (counters["feature_orders_total"], counters["images_encoded_total"]) == (3, 1)
 
 
-def test_pictures_share_a_step_within_its_size() -> None:
+def test_images_share_a_step_within_its_size() -> None:
     rig = Rig()
-    orders = [rig.order(picture(name)) for name in "abc"]
+    orders = [rig.order(image(name)) for name in "abc"]
     rig.run()
     assert rig.steps == [2, 1]
     assert all(order.pages for order in orders)
     rig.close(*orders)
 
 
-def test_a_picture_that_cannot_be_encoded_is_told_to_those_who_want_it_alone() -> None:
+def test_an_image_that_cannot_be_encoded_is_told_to_those_who_want_it_alone() -> None:
     rig = Rig()
-    bad, good = rig.order(picture("bad")), rig.order(picture("x"))
+    bad, good = rig.order(image("bad")), rig.order(image("x"))
     rig.run()
     assert "does not fit" in bad.reason
     assert good.pages
@@ -168,9 +168,9 @@ def test_a_picture_that_cannot_be_encoded_is_told_to_those_who_want_it_alone() -
     rig.check_nothing_is_held()
 
 
-def test_a_picture_that_nobody_wants_any_more_is_not_encoded() -> None:
+def test_an_image_that_nobody_wants_any_more_is_not_encoded() -> None:
     rig = Rig()
-    first, second = rig.order(picture("x")), rig.order(picture("x"))
+    first, second = rig.order(image("x")), rig.order(image("x"))
     rig.close(first)
     assert rig.scheduler.stats().num_waiting == 1
     rig.close(second)
@@ -181,10 +181,10 @@ def test_a_picture_that_nobody_wants_any_more_is_not_encoded() -> None:
 
 def test_one_that_is_dropped_while_it_is_encoded_leaves_nothing() -> None:
     rig = Rig()
-    order = rig.order(picture("x"))
+    order = rig.order(image("x"))
     rig.book()
     rig.close(order)
-    again = rig.order(picture("x"))
+    again = rig.order(image("x"))
     rig.run()
     assert again.pages
     rig.close(again)
@@ -194,18 +194,18 @@ def test_one_that_is_dropped_while_it_is_encoded_leaves_nothing() -> None:
 def test_orders_beyond_what_is_kept_for_them_are_refused() -> None:
     rig = Rig()
     rig.memory.capacity_bytes = 10
-    first, second, third = (rig.order(picture(name)) for name in "abc")
+    first, second, third = (rig.order(image(name)) for name in "abc")
     assert [each.reason for each in (first, second)] == ["", ""]
-    assert third.reason == "too many pictures at once"
+    assert third.reason == "too many images at once"
     rig.close(third, first, second)
     rig.check_nothing_is_held()
 
 
 def test_features_of_another_size_than_asked_for_are_not_sent() -> None:
     rig = Rig()
-    first = rig.order(picture("x"))
+    first = rig.order(image("x"))
     rig.run()
-    longer = replace(picture("x", 6), span=replace(picture("x").span, runs=((0, 6),)))
+    longer = replace(image("x", 6), span=replace(image("x").span, runs=((0, 6),)))
     second = rig.order(longer, num_pages=3)
     assert second.pages == []
     assert "not of the size" in second.reason
@@ -215,7 +215,7 @@ def test_features_of_another_size_than_asked_for_are_not_sent() -> None:
 
 def test_a_full_queue_is_told() -> None:
     rig = Rig()
-    orders = [rig.order(picture(str(n))) for n in range(5)]
+    orders = [rig.order(image(str(n))) for n in range(5)]
     assert "overloaded" in orders[-1].reason
     rig.close(*orders)
     rig.check_nothing_is_held()
@@ -225,19 +225,19 @@ def test_a_full_queue_is_told() -> None:
     ("wanted", "more"),
     [
         (token_request((1, 2)), {}),
-        (picture("x"), {"num_pages": 3}),
-        (picture("x"), {"first": 1, "num_pages": 1}),
-        (replace(picture("x"), inputs={}), {}),
-        (replace(picture("x"), inputs={"pixel_values": patches(4)}), {}),
-        (replace(picture("x"), inputs={"pixel_values": Array("uint8", (-1, -1), b"1")}), {}),
-        (replace(picture("x"), span=ContentSpan(digest=b"", runs=())), {"num_pages": 0}),
-        (replace(picture("x"), span=ContentSpan(digest=b"", runs=((0, 9), (9, -5)))), {}),
+        (image("x"), {"num_pages": 3}),
+        (image("x"), {"first": 1, "num_pages": 1}),
+        (replace(image("x"), inputs={}), {}),
+        (replace(image("x"), inputs={"pixel_values": patches(4)}), {}),
+        (replace(image("x"), inputs={"pixel_values": Array("uint8", (-1, -1), b"1")}), {}),
+        (replace(image("x"), span=ContentSpan(digest=b"", runs=())), {"num_pages": 0}),
+        (replace(image("x"), span=ContentSpan(digest=b"", runs=((0, 9), (9, -5)))), {}),
     ],
 )
 def test_an_order_that_cannot_be_is_refused_by_itself(wanted: Any, more: dict[str, int]) -> None:
     rig = Rig()
     order = rig.order(wanted, **more)
-    assert order.reason == "no picture that can be encoded here"
+    assert order.reason == "no image that can be encoded here"
     rig.close(order)
     rig.check_nothing_is_held()
 
@@ -251,5 +251,5 @@ def test_a_chat_is_refused_with_a_reason() -> None:
         sink=lambda output: None,
         arrival_s=0.0,
     )
-    with pytest.raises(WrongModel, match="only encodes pictures"):
+    with pytest.raises(WrongModel, match="only encodes images"):
         rig.scheduler.submit(job)

@@ -1,10 +1,10 @@
-"""Prompts whose pictures another engine encodes: they wait for them, or encode them here."""
+"""Prompts whose images another engine encodes: they wait for them, or encode them here."""
 
 from __future__ import annotations
 
 import pytest
 
-from support.picture_link import HandPictures
+from support.image_link import HandImages
 from support.token_world import token_request
 from support.vision_world import VisionWorld, see
 from triptych.core.kv.transfer.client import PageFetch
@@ -12,10 +12,10 @@ from triptych.core.kv.transfer.memory import new_counts
 from triptych.schedulers.roles.page_exchange import FetchedPages
 
 
-def linked(**options: object) -> tuple[VisionWorld, HandPictures]:
+def linked(**options: object) -> tuple[VisionWorld, HandImages]:
     given = {"num_pages": 80, "max_batch_size": 4} | options
     world = VisionWorld(**given)  # type: ignore[arg-type]
-    return world, HandPictures(world)
+    return world, HandImages(world)
 
 
 def counter(world: VisionWorld, name: str) -> float:
@@ -28,7 +28,7 @@ def check_answers(world: VisionWorld) -> None:
         assert world.output_ids(job_id) == world.answer(job_id)
 
 
-def test_a_picture_comes_from_elsewhere_and_nothing_is_encoded_here() -> None:
+def test_an_image_comes_from_elsewhere_and_nothing_is_encoded_here() -> None:
     world, link = linked()
     world.submit("a", see(3, ("x", 9), 2, max_tokens=3))
     assert link.open[0].keys == [link.digests[0] + bytes([n, 0, 0, 0]) for n in range(5)]
@@ -39,7 +39,7 @@ def test_a_picture_comes_from_elsewhere_and_nothing_is_encoded_here() -> None:
     assert world.runner.encoded == []
     assert counter(world, "feature_fetches_total") == 1
     assert counter(world, "feature_fallbacks_total") == 0
-    assert counter(world, "pictures_encoded_total") == 0
+    assert counter(world, "images_encoded_total") == 0
 
 
 def test_what_came_from_elsewhere_is_not_told_as_cached() -> None:
@@ -53,7 +53,7 @@ def test_what_came_from_elsewhere_is_not_told_as_cached() -> None:
     assert counter(world, "feature_fetches_total") == 1
 
 
-def test_one_fetch_is_for_all_who_show_a_picture() -> None:
+def test_one_fetch_is_for_all_who_show_an_image() -> None:
     world, link = linked()
     for job_id in "abc":
         world.submit(job_id, see(ord(job_id) % 5 + 1, ("x", 5), 2, max_tokens=2))
@@ -79,7 +79,7 @@ def test_what_does_not_come_is_encoded_here_once(reason: str) -> None:
     assert counter(world, "feature_fallbacks_total") == 1
 
 
-def test_a_picture_that_nobody_waits_for_is_not_fetched_on() -> None:
+def test_an_image_that_nobody_waits_for_is_not_fetched_on() -> None:
     world, link = linked()
     for job_id in "ab":
         world.submit(job_id, see(3, ("x", 5), 2, max_tokens=3))
@@ -96,7 +96,7 @@ def check_answers_of_none(world: VisionWorld) -> None:
     assert world.runner.encoded == []
 
 
-def test_text_is_answered_while_a_picture_is_waited_for() -> None:
+def test_text_is_answered_while_an_image_is_waited_for() -> None:
     world, link = linked()
     world.submit("seen", see(3, ("x", 9), 2, max_tokens=3))
     world.submit("text", token_request((1, 2, 3), max_tokens=6))
@@ -120,7 +120,7 @@ class NoPages:
     def stop(self, fetch: PageFetch) -> None: ...
 
 
-def test_the_picture_of_a_prompt_whose_pages_do_not_come_is_asked_for() -> None:
+def test_the_image_of_a_prompt_whose_pages_do_not_come_is_asked_for() -> None:
     world, link = linked()
     source = NoPages()
     world.scheduler.exchange = FetchedPages(world.scheduler, source)
@@ -134,7 +134,7 @@ def test_the_picture_of_a_prompt_whose_pages_do_not_come_is_asked_for() -> None:
     assert world.runner.encoded == []
 
 
-def test_a_picture_that_cannot_be_kept_for_any_reason_is_encoded_here() -> None:
+def test_an_image_that_cannot_be_kept_for_any_reason_is_encoded_here() -> None:
     world, link = linked()
     link.fault = OSError("a fault")
     world.submit("a", see(3, ("x", 5), 2, max_tokens=3))

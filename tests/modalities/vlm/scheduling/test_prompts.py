@@ -1,4 +1,4 @@
-"""Which pictures are encoded when, and what becomes of them."""
+"""Which images are encoded when, and what becomes of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def names(world: VisionWorld) -> int:
     return len(world.runner.encoded)
 
 
-def test_text_goes_on_beside_a_picture_that_is_encoded() -> None:
+def test_text_goes_on_beside_an_image_that_is_encoded() -> None:
     world = VisionWorld(num_pages=40)
     world.submit("a", token_request((1, 2, 3), max_tokens=6))
     world.submit("b", see(3, ("x", 9), 2, max_tokens=3))
@@ -36,7 +36,7 @@ def test_text_goes_on_beside_a_picture_that_is_encoded() -> None:
     check_answers(world)
 
 
-def test_a_prompt_gets_as_far_as_its_first_picture_without_features() -> None:
+def test_a_prompt_gets_as_far_as_its_first_image_without_features() -> None:
     world = VisionWorld(num_pages=40, depth=2)
     world.submit("a", see(6, ("x", 4), 2, max_tokens=2))
     plans = [world.book(), world.book()]
@@ -46,7 +46,7 @@ def test_a_prompt_gets_as_far_as_its_first_picture_without_features() -> None:
     check_answers(world)
 
 
-def test_only_pictures_of_the_next_chunk_are_encoded() -> None:
+def test_only_images_of_the_next_chunk_are_encoded() -> None:
     world = VisionWorld(num_pages=40, max_batch_input_tokens=8)
     world.submit("a", see(2, ("x", 4), 9, ("y", 4), 2, max_tokens=2))
     world.turn()
@@ -55,7 +55,7 @@ def test_only_pictures_of_the_next_chunk_are_encoded() -> None:
     assert names(world) == 2
 
 
-def test_a_picture_is_encoded_once_for_all_requests_with_it() -> None:
+def test_an_image_is_encoded_once_for_all_requests_with_it() -> None:
     world = VisionWorld(num_pages=80, max_batch_size=4)
     for job_id in "abc":
         world.submit(job_id, see(ord(job_id) % 5 + 1, ("x", 5), 2, ("x", 5), 1, max_tokens=2))
@@ -63,7 +63,7 @@ def test_a_picture_is_encoded_once_for_all_requests_with_it() -> None:
     assert names(world) == 1
 
 
-def test_a_picture_in_the_cache_is_not_encoded_again() -> None:
+def test_an_image_in_the_cache_is_not_encoded_again() -> None:
     world = VisionWorld(num_pages=40)
     world.submit("a", see(3, ("x", 5), 2, max_tokens=2))
     world.run()
@@ -73,7 +73,7 @@ def test_a_picture_in_the_cache_is_not_encoded_again() -> None:
     assert world.scheduler.stats().counters["vision_cache_hits_total"] == 1
 
 
-def test_number_of_cached_pictures_is_reported() -> None:
+def test_number_of_cached_images_is_reported() -> None:
     world = VisionWorld(num_pages=80, max_batch_size=4)
     world.submit("new", see(1, ("x", 5), 2, ("x", 5), 2, max_tokens=2))
     world.submit("beside it", see(2, ("x", 5), 2, max_tokens=2))
@@ -115,7 +115,7 @@ def test_features_are_let_go_of_when_a_prompt_is_over() -> None:
     check_answers(world)
 
 
-def test_pictures_share_a_step_while_they_are_small() -> None:
+def test_images_share_a_step_while_they_are_small() -> None:
     world = VisionWorld(num_pages=80, max_batch_size=4, limits=VisionLimits(max_step_patches=10))
     for name in "abcd":
         world.submit(name, see(2, (name, 4), 1, max_tokens=1))
@@ -124,7 +124,7 @@ def test_pictures_share_a_step_while_they_are_small() -> None:
     check_answers(world)
 
 
-def test_pictures_that_do_not_fit_in_memory_together_are_tried_alone() -> None:
+def test_images_that_do_not_fit_in_memory_together_are_tried_alone() -> None:
     world = VisionWorld(num_pages=80, max_batch_size=4)
     for name in "ab":
         world.submit(name, see((name, 4), 1, max_tokens=1))
@@ -144,10 +144,10 @@ def test_a_step_that_fails_ends_the_jobs_that_wait_for_it() -> None:
     assert world.outputs["a"][-1].error.code == InternalError.code
 
 
-def test_a_picture_that_cannot_be_encoded_ends_its_jobs_alone() -> None:
+def test_an_image_that_cannot_be_encoded_ends_its_jobs_alone() -> None:
     world = VisionWorld(num_pages=80)
     bad = see(("x", 4), 1, max_tokens=1)
-    world.runner.bad_pictures.add(bad.contents[0].span.digest)
+    world.runner.bad_images.add(bad.contents[0].span.digest)
     world.submit("a", bad)
     world.submit("b", see(("y", 4), 1, max_tokens=2))
     check_answers(world, "b")
@@ -167,7 +167,7 @@ def test_a_job_that_is_cancelled_in_flight_keeps_its_features_until_the_step_is_
     world.finish_all()
 
 
-def test_pictures_of_the_first_rows_are_encoded_first() -> None:
+def test_images_of_the_first_rows_are_encoded_first() -> None:
     world = VisionWorld(num_pages=80, max_batch_size=1, schedule_policy="priority")
     for index in range(12):
         request = see((str(index), 5), 2, max_tokens=1)
@@ -178,7 +178,7 @@ def test_pictures_of_the_first_rows_are_encoded_first() -> None:
     check_answers(world)
 
 
-def test_a_job_whose_reader_is_slow_gets_no_picture_encoded() -> None:
+def test_a_job_whose_reader_is_slow_gets_no_image_encoded() -> None:
     world = VisionWorld(num_pages=80)
     world.submit("a", see(("x", 5), 2, max_tokens=1))
     world.scheduler.set_paused("a", True)
@@ -193,18 +193,18 @@ def test_spans_that_are_whole_are_not_cut() -> None:
     check_answers(world)
 
 
-def test_a_model_that_needs_pictures_refuses_text() -> None:
+def test_a_model_that_needs_images_refuses_text() -> None:
     world = VisionWorld(limits=VisionLimits(max_step_patches=64, whole_prompts=True))
     assert isinstance(world.submit("a", token_request((1, 2))), InvalidRequest)
     world.submit("b", see(("x", 4), 9, max_tokens=2))
     check_answers(world, "b")
 
 
-def test_a_model_of_text_refuses_pictures() -> None:
+def test_a_model_of_text_refuses_images() -> None:
     assert isinstance(World().submit("a", see(("x", 4), 1)), InvalidRequest)
 
 
-def test_an_answer_about_a_picture_follows_a_grammar() -> None:
+def test_an_answer_about_an_image_follows_a_grammar() -> None:
     world = VisionWorld(num_pages=80, max_batch_size=4)
     guides = world.scheduler.guides = Guides(lambda: VOCABULARY)
     posted: SimpleQueue[Callable[[], None]] = SimpleQueue()

@@ -1,11 +1,11 @@
 // A conversation: its turns, the request that continues it, and how an answer's events change it.
 //
-// A turn of the user has `text` and `pictures`; one of the assistant `text`, `reasoning`, `calls`
+// A turn of the user has `text` and `images`; one of the assistant `text`, `reasoning`, `calls`
 // (of tools, with `result` once there is one) and `stats`.
 
 import { call, events } from "../api.js";
 
-export const userTurn = (text, pictures = []) => ({ role: "user", text, pictures });
+export const userTurn = (text, images = []) => ({ role: "user", text, images });
 
 export const assistantTurn = (model) => ({
   role: "assistant",
@@ -59,9 +59,9 @@ function messagesOf(turn) {
   ];
 }
 
-function contentOf({ text, pictures }) {
-  if (!pictures.length) return text;
-  const parts = pictures.map((url) => ({ type: "image_url", image_url: { url } }));
+function contentOf({ text, images }) {
+  if (!images.length) return text;
+  const parts = images.map((url) => ({ type: "image_url", image_url: { url } }));
   return text ? [...parts, { type: "text", text }] : parts;
 }
 

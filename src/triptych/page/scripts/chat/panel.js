@@ -2,7 +2,7 @@
 
 import { Advice, errorBox, isAborted } from "../api.js";
 import { byId, el, fill, icon, onFiles, show } from "../dom.js";
-import { dataUrlOf } from "../pictures.js";
+import { dataUrlOf } from "../images.js";
 import { answer, assistantTurn, isWaiting, requestOf, userTurn } from "./conversation.js";
 import { openDrawer, readSettings } from "./settings.js";
 import { AssistantView, userView } from "./view.js";
@@ -20,7 +20,7 @@ export function openChat(models) {
 class ChatPanel {
   turns = [];
   views = new Map();
-  pictures = [];
+  images = [];
   stopping = null;
 
   constructor(models) {
@@ -76,7 +76,7 @@ class ChatPanel {
         "p",
         {},
         this.seeing.size
-          ? "Paste or drop a picture to ask about it."
+          ? "Paste or drop an image to ask about it."
           : "Answers appear while they are written.",
       ),
     );
@@ -84,58 +84,58 @@ class ChatPanel {
     this.input.focus({ preventScroll: true });
   }
 
-  // -- pictures -------------------------------------------------------------------------------
+  // -- images -------------------------------------------------------------------------------
 
   async #attach(files) {
     try {
       if (!this.seeing.size)
         throw new Advice(
-          "No model here sees pictures. Serve one that does, for example triptych-vision.",
+          "No model here sees images. Serve one that does, for example triptych-vision.",
         );
-      for (const file of files) this.pictures.push(await dataUrlOf(file));
+      for (const file of files) this.images.push(await dataUrlOf(file));
       if (!this.seeing.has(this.model.value)) this.model.value = [...this.seeing][0];
     } catch (error) {
       this.#complain(error);
     }
-    this.#showPictures();
+    this.#showImages();
   }
 
-  #showPictures() {
-    const list = byId("chat-pictures");
+  #showImages() {
+    const list = byId("chat-images");
     list.replaceChildren(
-      ...this.pictures.map((url, index) => {
-        const remove = () => (this.pictures.splice(index, 1), this.#showPictures());
+      ...this.images.map((url, index) => {
+        const remove = () => (this.images.splice(index, 1), this.#showImages());
         const button = el(
           "button",
           {
             type: "button",
             class: "icon",
-            "aria-label": `Remove picture ${index + 1}`,
+            "aria-label": `Remove image ${index + 1}`,
             onclick: remove,
           },
           icon("close"),
         );
-        return el("li", {}, el("img", { src: url, alt: `Picture ${index + 1}` }), button);
+        return el("li", {}, el("img", { src: url, alt: `Image ${index + 1}` }), button);
       }),
     );
-    show(list, this.pictures.length > 0);
+    show(list, this.images.length > 0);
   }
 
   // -- turns ----------------------------------------------------------------------------------
 
   #send() {
     const text = this.input.value.trim();
-    if (this.stopping || (!text && !this.pictures.length)) return;
+    if (this.stopping || (!text && !this.images.length)) return;
     if (isWaiting(this.turns.at(-1))) {
       this.#complain(
         new Advice("The model waits for the result of a call. Give it above, or answer again."),
       );
       return;
     }
-    this.#add(userTurn(text, this.pictures));
+    this.#add(userTurn(text, this.images));
     this.input.value = "";
-    this.pictures = [];
-    this.#showPictures();
+    this.images = [];
+    this.#showImages();
     this.#fit();
     this.#answer();
   }
@@ -164,7 +164,7 @@ class ChatPanel {
 
   #resend(turn, text) {
     this.#dropFrom(turn);
-    this.#add(userTurn(text.trim(), turn.pictures));
+    this.#add(userTurn(text.trim(), turn.images));
     this.#answer();
   }
 

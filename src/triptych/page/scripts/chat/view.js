@@ -7,13 +7,13 @@ import { isWaiting, wholeCalls } from "./conversation.js";
 
 /** The element of a turn of the user. */
 export function userView(turn, actions) {
-  const pictures = turn.pictures.map((url, index) =>
-    el("img", { src: url, alt: `Picture ${index + 1} of the message` }),
+  const images = turn.images.map((url, index) =>
+    el("img", { src: url, alt: `Image ${index + 1} of the message` }),
   );
   const body = el(
     "div",
     { class: "bubble" },
-    ...pictures,
+    ...images,
     turn.text ? el("p", {}, turn.text) : null,
   );
   const copying = iconButton("copy", "Copy the message", () => copy(turn.text, copying));

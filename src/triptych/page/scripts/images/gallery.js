@@ -1,9 +1,9 @@
-// Pictures of one request: previews while they are drawn, then the picture and what to do with it.
+// Images of one request: previews while they are drawn, then the image and what to do with it.
 
 import { el, iconButton, icon } from "../dom.js";
-import { blobOf } from "../pictures.js";
+import { blobOf } from "../images.js";
 
-export class PictureView {
+export class ImageView {
   blob = null;
   #url = null;
 
@@ -13,7 +13,7 @@ export class PictureView {
     this.image = el("img", { alt: `Preview: ${prompt}`, hidden: true });
     this.bar = el("progress", { max: "1", "aria-label": "Steps done" });
     this.note = el("figcaption", { class: "note" }, "Waiting");
-    this.frame = el("div", { class: "picture drawing" }, this.image);
+    this.frame = el("div", { class: "image drawing" }, this.image);
     this.element = el("figure", {}, this.frame, this.bar, this.note);
   }
 
@@ -50,7 +50,7 @@ export class PictureView {
     const buttons = [
       save,
       iconButton("seed", `Use seed ${seed} again`, () => this.actions.useSeed(seed)),
-      iconButton("edit", "Edit this picture", () => this.actions.edit(this.blob)),
+      iconButton("edit", "Edit this image", () => this.actions.edit(this.blob)),
     ];
     this.note.replaceChildren(
       el(
@@ -72,4 +72,4 @@ const name = (prompt) =>
   prompt
     .toLowerCase()
     .replace(/[^\p{L}\d]+/gu, "-")
-    .slice(0, 40) || "picture";
+    .slice(0, 40) || "image";

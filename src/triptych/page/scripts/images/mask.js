@@ -1,4 +1,4 @@
-// A mask painted on a picture, with the pointer or with keys.
+// A mask painted on an image, with the pointer or with keys.
 
 import { colour } from "../dom.js";
 
@@ -10,7 +10,7 @@ export class MaskPainter {
   #last = null;
   #cursor = null;
 
-  /** `below` shows the picture, `paint` is painted on; `brush` is the input of the brush's size. */
+  /** `below` shows the image, `paint` is painted on; `brush` is the input of the brush's size. */
   constructor(below, paint, brush) {
     Object.assign(this, { below, paint, brush });
     paint.addEventListener("pointerdown", (event) => this.#begin(event));
@@ -21,7 +21,7 @@ export class MaskPainter {
     paint.addEventListener("blur", () => this.#showCursor(false));
   }
 
-  /** Show another picture, with nothing painted. */
+  /** Show another image, with nothing painted. */
   open(bitmap) {
     for (const canvas of [this.below, this.paint])
       Object.assign(canvas, { width: bitmap.width, height: bitmap.height });
@@ -36,12 +36,12 @@ export class MaskPainter {
     this.#show();
   }
 
-  /** The picture as PNG. */
-  picture() {
+  /** The image as PNG. */
+  image() {
     return new Promise((resolve) => this.below.toBlob(resolve, "image/png"));
   }
 
-  /** The mask as PNG: transparent where the picture may change. */
+  /** The mask as PNG: transparent where the image may change. */
   mask() {
     const canvas = new OffscreenCanvas(this.paint.width, this.paint.height);
     const context = canvas.getContext("2d");

@@ -1,9 +1,9 @@
-// The images panel: what is asked for, previews while it is drawn, edits of a picture.
+// The images panel: what is asked for, previews while it is drawn, edits of an image.
 
 import { call, errorBox, events, isAborted } from "../api.js";
 import { byId, el, fill, onFiles, show } from "../dom.js";
-import { bitmapOf } from "../pictures.js";
-import { PictureView } from "./gallery.js";
+import { bitmapOf } from "../images.js";
+import { ImageView } from "./gallery.js";
 import { MaskPainter } from "./mask.js";
 
 const NUM_PREVIEWS = 3; // the most there may be
@@ -30,7 +30,7 @@ class ImagesPanel {
 
   constructor() {
     this.status = byId("image-status");
-    this.painter = new MaskPainter(byId("mask-picture"), byId("mask-paint"), byId("mask-brush"));
+    this.painter = new MaskPainter(byId("mask-image"), byId("mask-paint"), byId("mask-brush"));
     this.actions = {
       useSeed: (seed) => {
         byId("image-seed").value = seed;
@@ -58,7 +58,7 @@ class ImagesPanel {
     onFiles(byId("images"), ([file]) => this.#open(file));
   }
 
-  /** Take a picture to edit. */
+  /** Take an image to edit. */
   async #open(blob) {
     try {
       show(byId("image-source"));
@@ -85,7 +85,7 @@ class ImagesPanel {
     const views = Array.from(
       { length: fields.n },
       (_, index) =>
-        new PictureView(
+        new ImageView(
           fields.prompt,
           fields.n > 1 ? `${index + 1} of ${fields.n}` : "",
           this.actions,
@@ -133,7 +133,7 @@ class ImagesPanel {
     const form = new FormData();
     for (const [name, value] of Object.entries(fields)) form.append(name, String(value));
     form.append("strength", byId("image-strength").value);
-    form.append("image", await this.painter.picture(), "picture.png");
+    form.append("image", await this.painter.image(), "image.png");
     if (this.painter.isPainted) form.append("mask", await this.painter.mask(), "mask.png");
     return call("/v1/images/edits", { form, signal });
   }

@@ -1,4 +1,4 @@
-// Markdown within a paragraph, as DOM nodes: code, emphasis, links. Pictures become links: showing
+// Markdown within a paragraph, as DOM nodes: code, emphasis, links. Images become links: showing
 // one would tell its host what is read here.
 
 import { el } from "../dom.js";

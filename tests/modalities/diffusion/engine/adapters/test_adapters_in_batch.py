@@ -1,4 +1,4 @@
-"""Whole pictures whose batch mates use other adapters, with step caches and without."""
+"""Whole images whose batch mates use other adapters, with step caches and without."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def requests(cache: str) -> list[ImageRequest]:
 
 def apart(one: Pixels, other: Pixels) -> int:
     """The most that one colour of one pixel differs by, of 255."""
-    values = [np.frombuffer(picture.rgb, np.uint8).astype(int) for picture in (one, other)]
+    values = [np.frombuffer(image.rgb, np.uint8).astype(int) for image in (one, other)]
     return int(np.abs(values[0] - values[1]).max())
 
 
 @pytest.mark.parametrize("cache", ["off", "first-block", "planned"])
-def test_a_picture_alone_is_the_picture_among_others(cache: str, driver: RunnerDriver) -> None:
+def test_an_image_alone_is_the_image_among_others(cache: str, driver: RunnerDriver) -> None:
     together = driver.finish(driver.encode(*requests(cache)))
     for mixed, request in zip(together, requests(cache), strict=True):
         (alone,) = driver.finish(driver.encode(request, first=50))

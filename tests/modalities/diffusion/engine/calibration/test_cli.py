@@ -60,8 +60,8 @@ def test_plans_are_written_where_the_book_finds_them(
     calibrate: Calibrate, model: Path, config: Config
 ) -> None:
     assert open_book(model, config).method(StepCache(), 8) is None
-    printed = calibrate("--steps", "8", "4", "--num-pictures", "2")
-    for word in ("8 steps, 2 pictures, 32x32", "4 steps", "4/8", "dB", "x", "is written"):
+    printed = calibrate("--steps", "8", "4", "--num-images", "2")
+    for word in ("8 steps, 2 images, 32x32", "4 steps", "4/8", "dB", "x", "is written"):
         assert word in printed
     book = open_book(model, config)
     assert [run.num_steps for run in book.runs] == [4, 8]
@@ -80,8 +80,8 @@ def test_files_grow_and_may_lie_beside_the_model(
     calibrate: Calibrate, model: Path, config: Config, tmp_path: Path
 ) -> None:
     path = tmp_path / "calibration.json"
-    calibrate("--steps", "4", "--num-pictures", "1", "-o", str(path))
-    calibrate("--steps", "5", "--num-pictures", "1", "-o", str(path), "--sampler", "heun")
+    calibrate("--steps", "4", "--num-images", "1", "-o", str(path))
+    calibrate("--steps", "5", "--num-images", "1", "-o", str(path), "--sampler", "heun")
     file = read_calibration(path, model_digest(model, ModelOptions()))
     assert file is not None
     assert file.model_class == CLASS
@@ -93,17 +93,17 @@ def test_prompts_are_read_and_drawn_in_turn(
     calibrate: Calibrate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[Any] = []
-    pictures = calibrate_cli._pictures
+    images = calibrate_cli._images
 
     def listen(*args: Any) -> Any:
-        drawn.extend(pictures(*args))
+        drawn.extend(images(*args))
         return drawn
 
-    monkeypatch.setattr(calibrate_cli, "_pictures", listen)
+    monkeypatch.setattr(calibrate_cli, "_images", listen)
     file = tmp_path / "prompts.txt"
     file.write_text("a fox\n\n  a hen \n")
-    calibrate("--steps", "3", "--num-pictures", "3", "--prompts", str(file))
-    assert [(picture.prompt, picture.seed) for picture in drawn] == [
+    calibrate("--steps", "3", "--num-images", "3", "--prompts", str(file))
+    assert [(image.prompt, image.seed) for image in drawn] == [
         ("a fox", 0),
         ("a hen", 1),
         ("a fox", 2),
@@ -114,8 +114,8 @@ def test_prompts_are_read_and_drawn_in_turn(
     ("argv", "message"),
     [
         (["--steps", "0"], "1 to 1000"),
-        (["--num-pictures", "0"], "--num-pictures: must be at least 1"),
-        (["--pictures-at-once", "0"], "--pictures-at-once"),
+        (["--num-images", "0"], "--num-images: must be at least 1"),
+        (["--images-at-once", "0"], "--images-at-once"),
         (["--prompts", "/no/such/file"], "cannot be read"),
         (["--prompts", "/dev/null"], "is empty"),
         (["--model", "other=./folder"], "name one"),
@@ -136,6 +136,6 @@ def test_what_cannot_be_calibrated_is_refused(calibrate: Calibrate, tmp_path: Pa
     with pytest.raises(InvalidRequest, match="these are its samplers: euler, heun"):
         calibrate("--steps", "4", "--sampler", "ddim")
     with pytest.raises(InvalidRequest, match="none can be skipped"):
-        calibrate("--steps", "2", "--num-pictures", "1")
+        calibrate("--steps", "2", "--num-images", "1")
     with pytest.raises(WeightsError, match="no folder"):
         calibrate(reference=str(tmp_path / "nothing"))

@@ -32,10 +32,10 @@ def recipe_of(name: str, scheduler: dict[str, Any]) -> Recipe:
     return open_recipe(name, {**components(name), "scheduler": scheduler})
 
 
-def tune(recipe: Recipe, pictures: list[ImageRequest], **options: Any) -> Tuned:
+def tune(recipe: Recipe, images: list[ImageRequest], **options: Any) -> Tuned:
     fractions: list[float] = []
     tuner = Tuner(recipe, Denoiser(open_model(recipe.model)), batch_size=2)
-    tuned = tuner.tune(pictures, fractions.append, **options)
+    tuned = tuner.tune(images, fractions.append, **options)
     assert fractions == sorted(fractions)
     assert fractions[-1] == 1.0
     assert tuner._pools.num_used == 0
@@ -67,11 +67,11 @@ def test_plans_of_many_budgets_are_tried(tuned: Tuned) -> None:
 def test_what_it_was_measured_with_is_written_down(tuned: Tuned) -> None:
     run = tuned.run
     assert (run.num_steps, run.num_evaluations, run.sampler) == (10, 10, "")
-    assert (run.num_pictures, run.width, run.height) == (3, 32, 32)
+    assert (run.num_images, run.width, run.height) == (3, 32, 32)
     assert (len(run.ratios), len(run.polynomial)) == (10, 5)
 
 
-def test_the_reported_quality_of_a_plan_is_that_of_its_picture(sd3: Recipe, tuned: Tuned) -> None:
+def test_the_reported_quality_of_a_plan_is_that_of_its_image(sd3: Recipe, tuned: Tuned) -> None:
     plan = tuned.run.plans[2]
     mask = [step in plan.computed for step in range(10)]
     found = []

@@ -67,7 +67,7 @@ def module_of(name: str) -> nn.Module:
 
 
 def open_rows(name: str, cache_name: str, pools: TensorPools) -> list[DenoiseRow]:
-    """A picture with guidance, and two without."""
+    """An image with guidance, and two without."""
     rows = []
     for seed, num_branches in enumerate((2, 1, 1)):
         sample = start_row(
@@ -89,7 +89,7 @@ def open_rows(name: str, cache_name: str, pools: TensorPools) -> list[DenoiseRow
 
 @torch.inference_mode()
 def draw(name: str, cache_name: str, division: Division = WHOLE) -> Drawn:
-    """All pictures together, the last of which begins two steps later."""
+    """All images together, the last of which begins two steps later."""
     loop = Denoiser(open_model(module_of(name), division.tokens), division.branches)
     pools = TensorPools()
     rows, counted = open_rows(name, cache_name, pools), []
@@ -161,7 +161,7 @@ def test_branches_and_tokens_on_four_ranks(cache_name: str) -> None:
 
 
 @torch.inference_mode()
-def test_tokens_of_a_picture_that_is_edited_have_times_of_their_own() -> None:
+def test_tokens_of_an_image_that_is_edited_have_times_of_their_own() -> None:
     """Qwen-Image-Edit-2511: 16 tokens that are drawn and 8 that are given, each with its time."""
     module = build("QwenImageTransformer2DModel", zero_cond_t=True)
     conditioning = replace(
@@ -173,7 +173,7 @@ def test_tokens_of_a_picture_that_is_edited_have_times_of_their_own() -> None:
 
 
 @torch.inference_mode()
-def test_a_text_as_long_as_a_part_of_the_picture_is_not_taken_for_one() -> None:
+def test_a_text_as_long_as_a_part_of_the_image_is_not_taken_for_one() -> None:
     """Of 9 tokens one rank of Wan has 4, which attend to 4 of the text, too."""
     conditioning = Conditioning(rows={"encoder_hidden_states": torch.ones(4, 16)})
     sample = sample_of("WanTransformer3DModel", 3)[:, :, :6, :6]
@@ -181,7 +181,7 @@ def test_a_text_as_long_as_a_part_of_the_picture_is_not_taken_for_one() -> None:
 
 
 @torch.inference_mode()
-def test_layers_in_which_a_picture_attends_to_itself_alone() -> None:
+def test_layers_in_which_an_image_attends_to_itself_alone() -> None:
     """Stable Diffusion 3.5 medium has such attention beside the other, with its tokens divided."""
     name = "SD3Transformer2DModel"
     module = build(name, dual_attention_layers=(0, 1), qk_norm="rms_norm")

@@ -1,4 +1,4 @@
-"""Whole pictures on several ranks, and what becomes of them where memory is short."""
+"""Whole images on several ranks, and what becomes of them where memory is short."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def on_two_ranks(
 
 
 def draw(driver: RunnerDriver) -> list[Pixels]:
-    """Two pictures of one shape, and a third that begins from noise of its own."""
+    """Two images of one shape, and a third that begins from noise of its own."""
     asked = [image_request(num_steps=3, guidance_scale=3.0), image_request(num_steps=3, seed=8)]
     return driver.finish(driver.encode(*asked))
 
@@ -54,14 +54,14 @@ def closeness(first: Pixels, second: Pixels) -> int:
 @pytest.mark.parametrize(
     "pipeline", ["QwenImagePipeline", "StableDiffusion3Pipeline", "WanPipeline"]
 )
-def test_pictures_of_divided_tokens_are_those_of_one_rank(pipeline: str) -> None:
+def test_images_of_divided_tokens_are_those_of_one_rank(pipeline: str) -> None:
     expected = draw(RunnerDriver(open_executor(pipeline)))
     found = on_two_ranks(pipeline, 2, draw)
     assert all(closeness(*pair) <= 1 for pair in zip(found, expected, strict=True))
 
 
 def test_a_decoder_without_memory_ends_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    def short(executor: ImageExecutor, pictures: object) -> None:
+    def short(executor: ImageExecutor, images: object) -> None:
         raise torch.OutOfMemoryError("there is none left")
 
     def drive(driver: RunnerDriver) -> list[Pixels]:

@@ -9,10 +9,10 @@ from triptych.core.engine_api.pixels import Pixels
 from triptych.core.engine_api.plan import Told
 from triptych.core.runtime.devices.rank_group import RankGroup
 from triptych.modalities.diffusion.engine.parallel.division import Division, told
-from triptych.modalities.diffusion.plan import DenoisePlan, PictureKey, PictureRow, PictureStart
+from triptych.modalities.diffusion.plan import DenoisePlan, ImageKey, ImageRow, ImageStart
 from triptych.modalities.diffusion.wire import AdapterUse, ImageRequest, StepCache
 
-KEYS = (PictureKey("a", 0), PictureKey("b", 1))
+KEYS = (ImageKey("a", 0), ImageKey("b", 1))
 
 
 def plan(kind: str, **fields: object) -> DenoisePlan:
@@ -30,19 +30,19 @@ def test_a_plan_reaches_a_rank_as_it_was_made() -> None:
         adapters=(AdapterUse("ink", 0.5),),
         sources=(Pixels(width=1, height=2, rgb=b"\x00" * 6),),
     )
-    rows = tuple(PictureRow(key=key, num_steps=2) for key in KEYS)
+    rows = tuple(ImageRow(key=key, num_steps=2) for key in KEYS)
     for sent in (
-        plan("encode", starts=(PictureStart(key=KEYS[0], request=request),)),
+        plan("encode", starts=(ImageStart(key=KEYS[0], request=request),)),
         plan("denoise", rows=rows, dropped=KEYS[:1]),
     ):
         assert received(sent) == sent
         assert told(sent) == Told(sent)
 
 
-def test_it_draws_neither_previews_nor_pictures() -> None:
-    shown = plan("denoise", rows=(PictureRow(key=KEYS[0], num_steps=1, has_preview=True),))
-    assert told(shown).plan == plan("denoise", rows=(PictureRow(key=KEYS[0], num_steps=1),))
-    finished = plan("decode", rows=(PictureRow(key=KEYS[1]),), dropped=KEYS[:1])
+def test_it_draws_neither_previews_nor_images() -> None:
+    shown = plan("denoise", rows=(ImageRow(key=KEYS[0], num_steps=1, has_preview=True),))
+    assert told(shown).plan == plan("denoise", rows=(ImageRow(key=KEYS[0], num_steps=1),))
+    finished = plan("decode", rows=(ImageRow(key=KEYS[1]),), dropped=KEYS[:1])
     assert told(finished) == Told(plan("release", dropped=KEYS), is_shared=False)
 
 

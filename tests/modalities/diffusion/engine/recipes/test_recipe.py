@@ -45,7 +45,7 @@ def test_a_large_seed_draws_a_normal_distribution() -> None:
     assert abs(float(noise.std()) - 1) < 0.02
 
 
-def test_pictures_after_the_first_have_seeds_of_their_own() -> None:
+def test_images_after_the_first_have_seeds_of_their_own() -> None:
     seeds = [row_seed(2**40, index) for index in range(10)]
     assert len(set(seeds)) == 10
     assert all(0 <= seed < 2**32 for seed in seeds[1:])

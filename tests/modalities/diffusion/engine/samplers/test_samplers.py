@@ -75,7 +75,7 @@ def test_a_true_velocity_leads_to_the_clean_sample(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(NATIVE_CONFIGS) - IS_RANDOM))
-def test_influence_is_the_derivative_of_the_picture(name: str) -> None:
+def test_influence_is_the_derivative_of_the_image(name: str) -> None:
     program = build_program(open_scheduler(NATIVE_CONFIGS[name], Spacing(num_steps=7)))
     assert program is not None
 

@@ -350,7 +350,7 @@ async def test_the_last_words_of_the_assistant_go_on(
 async def test_a_file_in_a_call_is_what_it_was(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
-    """It stands where pictures do, and is none."""
+    """It stands where images do, and is none."""
     source = {"type": "base64", "data": base64.b64encode(bytes(900)).decode()}
     call = {"type": "tool_use", "id": "a", "name": "f", "input": {"source": source}}
     result = {"type": "tool_result", "tool_use_id": "a"}

@@ -36,11 +36,11 @@ def _written(path: Path) -> dict[str, Any]:
 def test_measures_and_writes(
     fake: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out, picture = tmp_path / "bench.json", tmp_path / "bench.png"
+    out, image = tmp_path / "bench.json", tmp_path / "bench.png"
     argv = ("--url", fake.url, "--repeats", "2", "--concurrency", "3")
-    assert _bench(*argv, "--output", str(out), "--plot", str(picture)) == 0
+    assert _bench(*argv, "--output", str(out), "--plot", str(image)) == 0
     assert "output_tokens_per_s" in capsys.readouterr().out
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert image.read_bytes().startswith(b"\x89PNG")
     (target,) = _written(out)["targets"]
     assert target["model"] == "tiny"
     assert target["errors"] == {}

@@ -24,7 +24,7 @@ CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"
 RESULT = {"type": "function_call_output", "call_id": "c1", "output": "done"}
 THOUGHT = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "T"}]}
 TOOL = {"type": "function", "name": "f"}
-PICTURE = {"type": "input_image", "image_url": "http://a/b.png"}
+IMAGE = {"type": "input_image", "image_url": "http://a/b.png"}
 NAMESPACE = {"type": "namespace", "name": "mcp__n__", "description": "Of n.", "tools": [TOOL]}
 NAMES = [{**TOOL, "name": f"f{number}"} for number in range(65)]
 
@@ -88,19 +88,19 @@ def test_switches_of_the_template_are_passed_on() -> None:
     assert chat_fields(body, [])["chat_template_kwargs"] == switches
 
 
-def test_pictures_of_results_go_before_what_the_user_says_next() -> None:
+def test_images_of_results_go_before_what_the_user_says_next() -> None:
     other = {**CALL, "call_id": "c2"}
-    shown = {**RESULT, "output": [PICTURE, {"type": "input_text", "text": "Seen."}]}
-    bare = {**RESULT, "call_id": "c2", "output": [PICTURE]}
-    picture = {"type": "image_url", "image_url": {"url": PICTURE["image_url"], "detail": "auto"}}
+    shown = {**RESULT, "output": [IMAGE, {"type": "input_text", "text": "Seen."}]}
+    bare = {**RESULT, "call_id": "c2", "output": [IMAGE]}
+    image = {"type": "image_url", "image_url": {"url": IMAGE["image_url"], "detail": "auto"}}
     first, *results = messages(CALL, other, shown, bare, said("user", "What is it?"))
     assert len(first["tool_calls"]) == 2
     assert results == [
         {"role": "tool", "tool_call_id": "c1", "content": "Seen."},
         {"role": "tool", "tool_call_id": "c2", "content": ""},
-        {"role": "user", "content": [picture, picture, {"type": "text", "text": "What is it?"}]},
+        {"role": "user", "content": [image, image, {"type": "text", "text": "What is it?"}]},
     ]
-    alone = {"role": "user", "content": [picture]}
+    alone = {"role": "user", "content": [image]}
     assert messages(CALL, shown)[2:] == [alone]
     roles = [message["role"] for message in messages(CALL, shown, other, bare)]
     assert roles == ["assistant", "tool", "user", "assistant", "tool", "user"]
@@ -138,9 +138,9 @@ def test_what_the_operator_says_first_is_one_message() -> None:
 
 def test_parts_of_a_message() -> None:
     url = "http://a/b.png"
-    picture = {"type": "input_image", "image_url": url, "detail": "original"}
+    image = {"type": "input_image", "image_url": url, "detail": "original"}
     texts = [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]
-    (message,) = messages({**said("user", ""), "content": [texts[0], picture, texts[1]]})
+    (message,) = messages({**said("user", ""), "content": [texts[0], image, texts[1]]})
     assert message["content"] == [
         {"type": "text", "text": "a"},
         {"type": "image_url", "image_url": {"url": url, "detail": "high"}},
@@ -279,15 +279,15 @@ UNLIKE_FUNCTIONS = ["computer_use_preview", "custom", "local_shell", "web_search
         ({"input": []}, "input"),
         ({"input": [{"type": "web_search_call", "id": "w"}]}, "input[0]"),
         ({"input": [{**said("user", ""), "content": [{"type": "input_file"}]}]}, None),
-        ({"input": [{**said("system", ""), "content": [PICTURE]}]}, "input"),
-        ({"input": [{**said("user", ""), "content": [{**PICTURE, "file_id": "f"}]}]}, "input"),
-        ({"input": [CALL, {**RESULT, "output": [PICTURE]}]}, "input"),
+        ({"input": [{**said("system", ""), "content": [IMAGE]}]}, "input"),
+        ({"input": [{**said("user", ""), "content": [{**IMAGE, "file_id": "f"}]}]}, "input"),
+        ({"input": [CALL, {**RESULT, "output": [IMAGE]}]}, "input"),
         (
             {
                 "input": [
                     {
                         **said("user", ""),
-                        "content": [{**PICTURE, "image_url": "kept-picture:pic_1;image/png"}],
+                        "content": [{**IMAGE, "image_url": "kept-picture:pic_1;image/png"}],
                     }
                 ]
             },

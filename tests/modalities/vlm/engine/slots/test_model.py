@@ -154,18 +154,18 @@ def test_changes_are_added_where_they_belong(parts: tuple[Path, Any, Any]) -> No
 def test_answers_equal_transformers(parts: tuple[Path, Any, Any]) -> None:
     """The whole way: folder, processor, engine, answer."""
     folder, _, encoder = parts
-    picture = Image.radial_gradient("L").convert("RGB").resize((64, 64))
+    image = Image.radial_gradient("L").convert("RGB").resize((64, 64))
     with VisionPipeline.from_pretrained(
         str(folder / "joined"), progress=False, dtype="float32"
     ) as see:
-        reply = see(picture, "What?", max_tokens=12, temperature=0)
-        again = see(picture.transpose(Image.Transpose.ROTATE_90), "What?", max_tokens=12)
+        reply = see(image, "What?", max_tokens=12, temperature=0)
+        again = see(image.transpose(Image.Transpose.ROTATE_90), "What?", max_tokens=12)
     assert reply.usage.num_image_tokens == NUM_POSITIONS
     assert again.usage.num_image_tokens == NUM_POSITIONS
-    assert reply.text == expected(folder, encoder, picture)
+    assert reply.text == expected(folder, encoder, image)
 
 
-def expected(folder: Path, encoder: SlotModel, picture: Image.Image) -> str:
+def expected(folder: Path, encoder: SlotModel, image: Image.Image) -> str:
     """What transformers says with the changes merged by hand."""
     language = transformers.LlamaForCausalLM.from_pretrained(folder / "language")
     with Checkpoint.open(folder / "joined") as checkpoint:
@@ -173,7 +173,7 @@ def expected(folder: Path, encoder: SlotModel, picture: Image.Image) -> str:
     tokenizer = Tokenizer.from_file(str(folder / "language" / "tokenizer.json"))
     before = tokenizer.encode("<|im_start|>user\n").ids
     after = tokenizer.encode("\nWhat?<|im_end|>\n<|im_start|>assistant\n").ids
-    raw = torch.tensor(list(picture.tobytes()), dtype=torch.float32).view(1, 64, 64, 3)
+    raw = torch.tensor(list(image.tobytes()), dtype=torch.float32).view(1, 64, 64, 3)
     with torch.no_grad():
         language.get_parameter(CHANGED).add_(ALPHA / RANK * up @ down)
         features = encoder.get_image_features(raw.permute(0, 3, 1, 2) / 127.5 - 1).pooler_output

@@ -1,6 +1,6 @@
-"""The pictures of docs/page.md, made anew of a running server.
+"""The images of docs/page.md, made anew of a running server.
 
-PYTHONPATH=tests python docs/page_pictures.py http://127.0.0.1:8000
+PYTHONPATH=tests python docs/page_images.py http://127.0.0.1:8000
 
 Owns what is shown in each. Needs a Chromium, Playwright and a server of all embedded models.
 """
@@ -79,7 +79,7 @@ def speak(page: Any) -> None:
 
 
 def draw(page: Any) -> None:
-    """Draw some pictures, and paint a mask on one."""
+    """Draw some images, and paint a mask on one."""
     go(page, "images")
     for prompt, seed in (("two green frogs", 2), ("a penguin next to a house", 2)):
         page.locator("#image-prompt").fill(prompt)
@@ -87,7 +87,7 @@ def draw(page: Any) -> None:
         page.locator("#image-seed").fill(str(seed))
         page.get_by_role("button", name="Draw").click()
         page.get_by_text("Drawn in").wait_for(timeout=120_000)
-    page.get_by_role("button", name="Edit this picture").first.click()
+    page.get_by_role("button", name="Edit this image").first.click()
     box = page.locator("#mask-paint").bounding_box()
     page.mouse.move(box["x"] + 70, box["y"] + 80)
     page.mouse.down()

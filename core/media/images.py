@@ -1,7 +1,7 @@
-"""Pictures from strangers, decoded in limited child processes.
+"""Images from strangers, decoded in limited child processes.
 
-Owns which files are pictures, how large they may be, and what comes of transparency, turned
-cameras and moving pictures: white, upright, the first of them. Its bytes decide a file's kind, its
+Owns which files are images, how large they may be, and what comes of transparency, turned
+cameras and moving images: white, upright, the first of them. Its bytes decide a file's kind, its
 header whether it is decoded at all. The functions run in a child of a `DecodePool`; the reader is
 what an API process calls. Knows nothing of HTTP or models. Imports no torch.
 """
@@ -45,7 +45,7 @@ _MAGICS: Final = MappingProxyType(
 )
 """How files of each kind begin."""
 _MAX_SCANS: Final = 64
-"""Passes over a progressive JPEG; encoders make a dozen, each costs as much as a whole picture."""
+"""Passes over a progressive JPEG; encoders make a dozen, each costs as much as a whole image."""
 _BAND_ROWS: Final = 256
 _ORIENTATION: Final = 0x0112
 _TURNS: Final = MappingProxyType(
@@ -59,7 +59,7 @@ _TURNS: Final = MappingProxyType(
         8: Image.Transpose.ROTATE_90,
     }
 )
-"""What makes a picture upright, by its EXIF orientation; from 5 on width and height change."""
+"""What makes an image upright, by its EXIF orientation; from 5 on width and height change."""
 _FIRST_SIDEWAYS: Final = 5
 _MASKED: Final = (255,) * 128 + (0,) * 128
 """What an alpha value marks: whether it is less than half opaque."""
@@ -73,8 +73,8 @@ _DAMAGE: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PictureLimits:
-    """What a picture may be, as its header has it.
+class ImageLimits:
+    """What an image may be, as its header has it.
 
     Decoding takes up to 20 bytes a pixel, which a child must be allowed.
     """
@@ -86,7 +86,7 @@ class PictureLimits:
 
     def check(self, size: Size) -> None:
         """Refuse, with `InvalidRequest`, a size out of range."""
-        shown = f"The picture is {size[0]}x{size[1]}"
+        shown = f"The image is {size[0]}x{size[1]}"
         if min(size) < self.min_side:
             raise InvalidRequest(f"{shown}: each side must have {self.min_side} pixels or more.")
         if max(size) > self.max_side:
@@ -98,8 +98,8 @@ class PictureLimits:
 # -- in a child ----------------------------------------------------------------------------------
 
 
-def measure(data: bytes, *, limits: PictureLimits, media_type: str = "") -> Size:
-    """Width and height of the upright picture, from its header alone.
+def measure(data: bytes, *, limits: ImageLimits, media_type: str = "") -> Size:
+    """Width and height of the upright image, from its header alone.
 
     `media_type` is what its sender says it is. Raises `UnsupportedMedia` where it is no PNG, JPEG
     or WebP or sent as something else, `InvalidRequest` where it is damaged or out of range.
@@ -108,39 +108,39 @@ def measure(data: bytes, *, limits: PictureLimits, media_type: str = "") -> Size
         return _turned_size(file.size, _turn(file))
 
 
-def read_picture(
+def read_image(
     data: bytes,
     *,
-    limits: PictureLimits,
+    limits: ImageLimits,
     media_type: str = "",
     size: Size | None = None,
     canvas: Size | None = None,
 ) -> Image.Image:
-    """The upright picture in RGB, transparency as white. Raises what `measure` does.
+    """The upright image in RGB, transparency as white. Raises what `measure` does.
 
     With a `size` it is scaled until it covers that, and cut evenly where it has another shape. It
     fills a `canvas`, no smaller, from the upper left corner: its last row and column are repeated.
     """
     with _open(data, limits, media_type) as file:
         turn, wanted = _prepared(file, size)
-        picture = _flattened(file)
-        if wanted is not None and wanted != picture.size:
-            box = _covering(picture.size, wanted)
-            picture = picture.resize(wanted, Image.Resampling.LANCZOS, box=box)
-        return _extended(picture if turn is None else picture.transpose(turn), canvas)
+        image = _flattened(file)
+        if wanted is not None and wanted != image.size:
+            box = _covering(image.size, wanted)
+            image = image.resize(wanted, Image.Resampling.LANCZOS, box=box)
+        return _extended(image if turn is None else image.transpose(turn), canvas)
 
 
 def read_mask(
     data: bytes,
     *,
-    limits: PictureLimits,
+    limits: ImageLimits,
     media_type: str = "",
     size: Size | None = None,
     canvas: Size | None = None,
 ) -> Image.Image:
-    """Where the picture is less than half opaque: 255 in grey there, else 0.
+    """Where the image is less than half opaque: 255 in grey there, else 0.
 
-    Otherwise as `read_picture`; what marks too little for a pixel of the `size` marks a whole one.
+    Otherwise as `read_image`; what marks too little for a pixel of the `size` marks a whole one.
     Raises `InvalidRequest` for one without transparency, too, and for one that is opaque
     everywhere, or wherever it is not cut off.
     """
@@ -164,7 +164,7 @@ def read_mask(
         if not mask.getbbox():
             raise InvalidRequest(
                 "What the mask marks is cut off, so nothing would be drawn: ask for a size of the"
-                " picture's shape, or leave it out."
+                " image's shape, or leave it out."
             )
         return _extended(mask if turn is None else mask.transpose(turn), canvas)
 
@@ -176,14 +176,14 @@ def _touched(mask: Image.Image, size: Size, box: tuple[float, float, float, floa
     return shares.convert("L").point([0] + [255] * 255)  # which cuts off what is over 255
 
 
-def _extended(picture: Image.Image, canvas: Size | None) -> Image.Image:
-    """A picture in the upper left corner of a canvas that its edges fill."""
-    if canvas is None or canvas == picture.size:
-        return picture
-    (width, height), (full_width, full_height) = picture.size, canvas
-    extended = picture.crop((0, 0, *canvas))
+def _extended(image: Image.Image, canvas: Size | None) -> Image.Image:
+    """An image in the upper left corner of a canvas that its edges fill."""
+    if canvas is None or canvas == image.size:
+        return image
+    (width, height), (full_width, full_height) = image.size, canvas
+    extended = image.crop((0, 0, *canvas))
     if full_width > width:
-        edge = picture.crop((width - 1, 0, width, height))
+        edge = image.crop((width - 1, 0, width, height))
         extended.paste(edge.resize((full_width - width, height)), (width, 0))
     if full_height > height:
         edge = extended.crop((0, height - 1, full_width, height))
@@ -192,7 +192,7 @@ def _extended(picture: Image.Image, canvas: Size | None) -> Image.Image:
 
 
 @contextmanager
-def _open(data: bytes, limits: PictureLimits, media_type: str) -> Iterator[ImageFile]:
+def _open(data: bytes, limits: ImageLimits, media_type: str) -> Iterator[ImageFile]:
     """The file with its header read and checked; what reading it raises is the sender's fault."""
     kind = _kind(data, media_type)
     try:
@@ -206,19 +206,19 @@ def _open(data: bytes, limits: PictureLimits, media_type: str) -> Iterator[Image
     except RequestError:
         raise
     except _DAMAGE as error:
-        raise InvalidRequest("The picture is damaged or incomplete.") from error
+        raise InvalidRequest("The image is damaged or incomplete.") from error
 
 
 def _kind(data: bytes, media_type: str) -> str:
-    """The media type that the bytes show, whatever kind of picture it is sent as.
+    """The media type that the bytes show, whatever kind of image it is sent as.
 
-    Raises `UnsupportedMedia` for other bytes, and for a picture sent as something else.
+    Raises `UnsupportedMedia` for other bytes, and for an image sent as something else.
     """
     if not data:
-        raise InvalidRequest("The picture is empty.")
+        raise InvalidRequest("The image is empty.")
     kind = next((kind for kind, magic in _MAGICS.items() if magic.match(data)), None)
     if kind is None:
-        raise UnsupportedMedia("The file is no PNG, JPEG or WebP picture.")
+        raise UnsupportedMedia("The file is no PNG, JPEG or WebP image.")
     declared = media_type.partition(";")[0].strip().lower()
     if declared not in _ANYTHING and not declared.startswith("image/"):
         raise UnsupportedMedia(f"The file is {kind}, which is not what it is sent as.")
@@ -248,7 +248,7 @@ _OPENERS: Final = MappingProxyType[str, type[ImageFile]](
 
 
 def _turn(file: ImageFile) -> Image.Transpose | None:
-    # The base class's: that of PNG reads the whole picture, to see what follows it.
+    # The base class's: that of PNG reads the whole image, to see what follows it.
     return _TURNS.get(Image.Image.getexif(file).get(_ORIENTATION, 1))
 
 
@@ -267,15 +267,15 @@ def _prepared(file: ImageFile, size: Size | None) -> tuple[Image.Transpose | Non
     return turn, wanted
 
 
-def _flattened(picture: Image.Image) -> Image.Image:
-    if picture.mode.startswith("I"):
-        if picture.has_transparency_data:
+def _flattened(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I"):
+        if image.has_transparency_data:
             raise InvalidRequest("16-bit grey with a transparent value is not read; use RGBA.")
-        return Image.frombytes("L", picture.size, picture.tobytes()[1::2]).convert("RGB")
-    if not picture.has_transparency_data:
-        return picture.convert("RGB")
-    seen = picture if picture.mode == "RGBA" else picture.convert("RGBA")
-    ground = Image.new("RGB", picture.size, (255, 255, 255))
+        return Image.frombytes("L", image.size, image.tobytes()[1::2]).convert("RGB")
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    seen = image if image.mode == "RGBA" else image.convert("RGBA")
+    ground = Image.new("RGB", image.size, (255, 255, 255))
     ground.paste(seen, mask=seen)
     return ground
 
@@ -295,7 +295,7 @@ def _covering(source: Size, target: Size) -> tuple[float, float, float, float]:
 
 
 def _measure(data: bytes, *, limits: Mapping[str, int], media_type: str) -> _Sized:
-    size = measure(data, limits=PictureLimits(**limits), media_type=media_type)
+    size = measure(data, limits=ImageLimits(**limits), media_type=media_type)
     yield from ()
     return size
 
@@ -311,19 +311,19 @@ def _bands(
 ) -> _Sized:
     """The raster that `read` makes, in bands of rows: it never exists twice."""
     wanted, full = (None if sides is None else tuple(sides) for sides in (size, canvas))
-    picture = read(
-        data, limits=PictureLimits(**limits), media_type=media_type, size=wanted, canvas=full
+    image = read(
+        data, limits=ImageLimits(**limits), media_type=media_type, size=wanted, canvas=full
     )
-    for top in range(0, picture.height, _BAND_ROWS):
-        bottom = min(top + _BAND_ROWS, picture.height)
-        yield picture.crop((0, top, picture.width, bottom)).tobytes()
-    return picture.size
+    for top in range(0, image.height, _BAND_ROWS):
+        bottom = min(top + _BAND_ROWS, image.height)
+        yield image.crop((0, top, image.width, bottom)).tobytes()
+    return image.size
 
 
 DECODERS: Final[Mapping[str, Callable[..., _Sized]]] = MappingProxyType(
     {
         "measure": _measure,
-        "picture": partial(_bands, read_picture),
+        "image": partial(_bands, read_image),
         "mask": partial(_bands, read_mask),
     }
 )
@@ -331,15 +331,15 @@ DECODERS: Final[Mapping[str, Callable[..., _Sized]]] = MappingProxyType(
 
 
 def prepare() -> None:
-    """Decode a picture of each kind, which loads all that decoding will need."""
-    limits = PictureLimits(min_side=1)
+    """Decode an image of each kind, which loads all that decoding will need."""
+    limits = ImageLimits(min_side=1)
     for kind in ("png", "jpeg", "webp"):
         file = io.BytesIO()
         sample = Image.new("RGB" if kind == "jpeg" else "RGBA", (32, 16))
         exif = Image.Exif()
         exif[_ORIENTATION] = 6
         sample.save(file, kind, exif=exif)
-        read_picture(file.getvalue(), limits=limits, size=(8, 8))
+        read_image(file.getvalue(), limits=limits, size=(8, 8))
         if kind != "jpeg":
             read_mask(file.getvalue(), limits=limits, size=(8, 8))
 
@@ -347,10 +347,10 @@ def prepare() -> None:
 # -- in the API process --------------------------------------------------------------------------
 
 
-class PictureReader:
-    """Reads pictures through a pool, which must serve this module.
+class ImageReader:
+    """Reads images through a pool, which must serve this module.
 
-    Without a pool it reads them in a thread, safe for one's own pictures alone. Every method
+    Without a pool it reads them in a thread, safe for one's own images alone. Every method
     raises what the function of its name raises, what `DecodePool.run` raises, and `PayloadTooLarge`
     for a file over `limits.max_bytes`.
     """
@@ -362,10 +362,10 @@ class PictureReader:
         self,
         data: bytes | bytearray | memoryview,
         *,
-        limits: PictureLimits = PictureLimits(),
+        limits: ImageLimits = ImageLimits(),
         media_type: str = "",
     ) -> Size:
-        """Width and height of the upright picture, from its header alone."""
+        """Width and height of the upright image, from its header alone."""
         decoded = await self._run("measure", data, limits, media_type=media_type)
         width, height = decoded.value
         return width, height
@@ -374,14 +374,14 @@ class PictureReader:
         self,
         data: bytes | bytearray | memoryview,
         *,
-        limits: PictureLimits = PictureLimits(),
+        limits: ImageLimits = ImageLimits(),
         media_type: str = "",
         size: Size | None = None,
         canvas: Size | None = None,
     ) -> Pixels:
-        """The picture as `read_picture` has it."""
+        """The image as `read_image` has it."""
         args = {"media_type": media_type, "size": size, "canvas": canvas}
-        decoded = await self._run("picture", data, limits, **args)
+        decoded = await self._run("image", data, limits, **args)
         width, height = decoded.value
         return Pixels(width=width, height=height, rgb=bytes(decoded.data))
 
@@ -389,7 +389,7 @@ class PictureReader:
         self,
         data: bytes | bytearray | memoryview,
         *,
-        limits: PictureLimits = PictureLimits(),
+        limits: ImageLimits = ImageLimits(),
         media_type: str = "",
         size: Size | None = None,
         canvas: Size | None = None,
@@ -403,11 +403,11 @@ class PictureReader:
         self,
         name: str,
         data: bytes | bytearray | memoryview,
-        limits: PictureLimits,
+        limits: ImageLimits,
         **args: Any,
     ) -> Decoded:
         if len(data) > limits.max_bytes:
-            raise PayloadTooLarge(f"The picture is over {limits.max_bytes} bytes.")
+            raise PayloadTooLarge(f"The image is over {limits.max_bytes} bytes.")
         args["limits"] = dataclasses.asdict(limits)
         if self._pool is None:
             return await asyncio.to_thread(_run_here, DECODERS[name], bytes(data), args)

@@ -1,4 +1,4 @@
-"""Pictures of diffusers' own pipelines, for the requests that ours get."""
+"""Images of diffusers' own pipelines, for the requests that ours get."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def theirs(name: str, parts: dict[str, Any], request: ImageRequest, output: str)
         output_type=output,
         **extras_of(name, request, recipe),
     )
-    pictures: Tensor = result.frames if name == "WanPipeline" else result.images
+    images: Tensor = result.frames if name == "WanPipeline" else result.images
     if name == "WanPipeline":  # one frame of a video
-        return pictures[0, :, 0] if output == "latent" else pictures[0, 0]
-    return pictures[0]
+        return images[0, :, 0] if output == "latent" else images[0, 0]
+    return images[0]

@@ -1,4 +1,4 @@
-"""Pictures made to harm: each is refused at once, and takes no memory."""
+"""Images made to harm: each is refused at once, and takes no memory."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import pytest
 import pytest_asyncio
 
 from support.child_processes import decoders
-from support.pictures import apng, hostile, picture, saved, turned
+from support.images import apng, hostile, image, saved, turned
 from triptych.core.errors import RequestError
-from triptych.core.media import pictures
+from triptych.core.media import images
 from triptych.core.media.child import DecodeLimits, DecodePool
-from triptych.core.media.pictures import PictureReader
+from triptych.core.media.images import ImageReader
 
 CORPUS = hostile()
 NUM_MUTANTS = 60
@@ -29,15 +29,15 @@ MIB = 2**20
 async def pool() -> AsyncIterator[DecodePool]:
     # A file of the corpus gets a second of work: one that takes longer is refused, and fails.
     limits = DecodeLimits(cpu_s=1, num_requests_per_child=10**6)
-    pool = DecodePool([pictures.__name__], limits=limits)
+    pool = DecodePool([images.__name__], limits=limits)
     yield pool
     await pool.close()
 
 
-async def child_of(reader: PictureReader) -> psutil.Process:
+async def child_of(reader: ImageReader) -> psutil.Process:
     """The child, after it has read something ordinary of each kind."""
     for kind in ("png", "jpeg", "webp"):
-        await reader.read(saved(picture(256, 256), kind))
+        await reader.read(saved(image(256, 256), kind))
     (child,) = decoders()
     return child
 
@@ -52,7 +52,7 @@ def peak_bytes(child: psutil.Process) -> int:
 async def test_the_corpus_is_refused_before_any_raster(
     pool: DecodePool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    reader = PictureReader(pool)
+    reader = ImageReader(pool)
     child = await child_of(reader)
     before_bytes = peak_bytes(child)
     for name, (data, status) in CORPUS.items():
@@ -67,8 +67,8 @@ async def test_the_corpus_is_refused_before_any_raster(
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_huge_animation_costs_its_first_picture(pool: DecodePool) -> None:
-    reader = PictureReader(pool)
+async def test_a_huge_animation_costs_its_first_image(pool: DecodePool) -> None:
+    reader = ImageReader(pool)
     child = await child_of(reader)
     data = apng(40_000)
     before_bytes = peak_bytes(child)
@@ -83,9 +83,9 @@ async def test_of_a_file_that_is_two_things_only_pixels_remain(pool: DecodePool)
     with zipfile.ZipFile(archive, "w") as packed:
         packed.writestr("payload.txt", "secret payload")
     for kind in ("png", "jpeg", "webp"):
-        data = saved(picture(), kind) + archive.getvalue() + b"<script>alert(1)</script>"
+        data = saved(image(), kind) + archive.getvalue() + b"<script>alert(1)</script>"
         try:
-            pixels = await PictureReader(pool).read(data)
+            pixels = await ImageReader(pool).read(data)
         except RequestError:
             continue
         assert len(pixels.rgb) == 48 * 32 * 3
@@ -108,13 +108,13 @@ def mutants(kind: str) -> Iterator[bytes]:
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("kind", ["png", "jpeg", "webp"])
-async def test_damaged_and_honest_pictures_share_a_child(
+async def test_damaged_and_honest_images_share_a_child(
     pool: DecodePool, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    reader = PictureReader(pool)
+    reader = ImageReader(pool)
     child = await child_of(reader)
     before_bytes = peak_bytes(child)
-    honest = saved(picture(), kind)
+    honest = saved(image(), kind)
     for data in mutants(kind):
         bad, good = await asyncio.gather(
             reader.read(data), reader.read(honest), return_exceptions=True

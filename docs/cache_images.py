@@ -1,6 +1,6 @@
-"""What docs/images.md shows of step caches, made anew: the diagram's lines, and the picture.
+"""What docs/images.md shows of step caches, made anew: the diagram's lines, and the image.
 
-python docs/cache_pictures.py
+python docs/cache_images.py
 
 Owns the prompts, the caches and the budgets that are shown; how caches compare is measured by
 samples/benchmarks/image_caches.py.
@@ -27,7 +27,7 @@ PROMPTS = (
     ("a large rocket on a black background", 5),
     ("a large panda on a pink background", 1),
 )
-"""Prompts of the picture, with seeds."""
+"""Prompts of the image, with seeds."""
 NUM_STEPS, BUDGETS, NUM_SEEDS = 50, (20, 8), 8
 DIAGRAM_STEPS = 20
 CACHES = {
@@ -103,7 +103,7 @@ def sheet(made: list[tuple[str, list[GeneratedImage]]]) -> Image.Image:
 
 
 def main() -> None:
-    """Print the diagram, write the picture."""
+    """Print the diagram, write the image."""
     with ImagePipeline.from_pretrained() as draw:
         exact = of_seeds(draw, OFF)
         for name, cache in CACHES.items():

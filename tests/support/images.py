@@ -1,4 +1,4 @@
-"""Pictures made up for tests, honest and hostile."""
+"""Images made up for tests, honest and hostile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 
-def picture(width: int = 48, height: int = 32, mode: str = "RGB") -> Image.Image:
+def image(width: int = 48, height: int = 32, mode: str = "RGB") -> Image.Image:
     """A gradient in which no two corners are alike."""
     y, x = np.mgrid[0:height, 0:width]
     red, green = x * 255 // max(1, width - 1), y * 255 // max(1, height - 1)
@@ -33,7 +33,7 @@ def turned(kind: str, orientation: int, width: int = 48, height: int = 32) -> by
     exif = Image.Exif()
     exif[0x0112] = orientation
     options = {"quality": 95} if kind != "png" else {}
-    return saved(picture(width, height), kind, exif=exif, **options)
+    return saved(image(width, height), kind, exif=exif, **options)
 
 
 def hole_mask(width: int, height: int, hole: tuple[int, int, int, int]) -> bytes:
@@ -91,15 +91,15 @@ def webp(width: int, height: int) -> bytes:
 
 def sized_jpeg(width: int, height: int) -> bytes:
     """A JPEG file whose header declares another size than its data has."""
-    data = bytearray(saved(picture(64, 64), "jpeg"))
+    data = bytearray(saved(image(64, 64), "jpeg"))
     at = data.index(b"\xff\xc0") + 5
     struct.pack_into(">HH", data, at, height, width)
     return bytes(data)
 
 
 def many_scans(num_scans: int) -> bytes:
-    """A progressive JPEG that paints its picture over and over."""
-    data = saved(picture(64, 64), "jpeg", progressive=True)
+    """A progressive JPEG that paints its image over and over."""
+    data = saved(image(64, 64), "jpeg", progressive=True)
     last = data.rindex(b"\xff\xda")
     return data[:last] + (data[last:-2] * num_scans) + data[-2:]
 
@@ -111,13 +111,13 @@ _PSD = b"8BPS\x00\x01" + bytes(6) + struct.pack(">HIIHH", 3, 64, 64, 8, 3) + byt
 @cache
 def hostile() -> Mapping[str, tuple[bytes, int]]:
     """Files by name, and the status each is answered with."""
-    whole = {kind: saved(picture(256, 256), kind) for kind in ("png", "jpeg", "webp")}
+    whole = {kind: saved(image(256, 256), kind) for kind in ("png", "jpeg", "webp")}
     files = {
         "nothing": (b"", 400),
-        "1x1": (saved(picture(1, 1)), 400),
+        "1x1": (saved(image(1, 1)), 400),
         "1x65535": (png(1, 65535, idat(65535 * 4)), 400),
         "65535x1": (sized_jpeg(65535, 1), 400),
-        "1023x7": (saved(picture(1023, 7)), 400),
+        "1023x7": (saved(image(1023, 7)), 400),
         "20k wide": (png(20_000, 512), 400),
         "0x0": (png(0, 0, idat(0)), 400),
         "2^31 png": (png(2**31 - 1, 2**31 - 1, idat(64)), 400),
@@ -130,13 +130,13 @@ def hostile() -> Mapping[str, tuple[bytes, int]]:
         "many scans": (many_scans(2000), 400),
         "jp2": (_JP2, 415),
         "psd": (_PSD, 415),
-        "gif": (saved(picture(), "gif"), 415),
-        "bmp": (saved(picture(), "bmp"), 415),
-        "tiff": (saved(picture(), "tiff"), 415),
+        "gif": (saved(image(), "gif"), 415),
+        "bmp": (saved(image(), "bmp"), 415),
+        "tiff": (saved(image(), "tiff"), 415),
         "svg": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", 415),
         "eps": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 64 64\n", 415),
         "avif": (b"\x00\x00\x00\x20ftypavif" + bytes(64), 415),
-        "ico": (saved(picture(), "ico"), 415),
+        "ico": (saved(image(), "ico"), 415),
         "html": (b"<html><script>alert(1)</script>", 415),
         "gif and script": (b"GIF89a/*" + bytes(64) + b"*/=1;alert(1)", 415),
         "pdf with the magic of png": (b"\x89PNG\r\n\x1a\n%PDF-1.7\n" + bytes(99), 400),

@@ -1,4 +1,4 @@
-"""Pictures of answers and conversations: how long they are kept, and what they hold of memory."""
+"""Images of answers and conversations: how long they are kept, and what they hold of memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from fastapi import FastAPI
 
 from support.http import FakeEngine, in_process, refused
-from support.pictures import picture, saved
+from support.images import image, saved
 from support.responses_app import SeeingEncoder, ask_for, seeing_service
 from triptych.core.http.app import create_app
 from triptych.core.http.files.routes import files_router
@@ -25,7 +25,7 @@ from triptych.core.store.store import DocumentStore
 from triptych.modalities.llm.api.responses import lists
 from triptych.modalities.llm.api.responses.answering import Answering
 from triptych.modalities.llm.api.responses.conversations import conversations_router
-from triptych.modalities.llm.api.responses.pictures import HeldPictures
+from triptych.modalities.llm.api.responses.images import HeldImages
 from triptych.modalities.llm.api.responses.routes import responses_router
 
 
@@ -57,8 +57,8 @@ async def seeing(
     await store.close()
 
 
-async def test_pictures_of_results_are_seen_and_kept(tmp_path: Path) -> None:
-    encoder, file = SeeingEncoder(), saved(picture(width=20))
+async def test_images_of_results_are_seen_and_kept(tmp_path: Path) -> None:
+    encoder, file = SeeingEncoder(), saved(image(width=20))
     call = {"type": "function_call", "call_id": "c1", "name": "view", "arguments": "{}"}
     shown = message_with(file)["content"]
     result = {"type": "function_call_output", "call_id": "c1", "output": shown}
@@ -73,8 +73,8 @@ async def test_pictures_of_results_are_seen_and_kept(tmp_path: Path) -> None:
     assert encoder.seen == [[file], [file]]
 
 
-async def test_pictures_are_kept_with_their_conversation(tmp_path: Path) -> None:
-    encoder, files = SeeingEncoder(), [saved(picture(width=n)) for n in (20, 40)]
+async def test_images_are_kept_with_their_conversation(tmp_path: Path) -> None:
+    encoder, files = SeeingEncoder(), [saved(image(width=n)) for n in (20, 40)]
     messages = [message_with(file) for file in files]
     async with seeing(tmp_path, encoder) as app, in_process(app) as client:
         first = await post(client, **ask_for(messages[:1]))
@@ -88,8 +88,8 @@ async def test_pictures_are_kept_with_their_conversation(tmp_path: Path) -> None
     assert encoder.seen == [files[:1], *[files] * 3]
 
 
-async def test_pictures_that_were_uploaded(tmp_path: Path) -> None:
-    encoder, file = SeeingEncoder(), saved(picture())
+async def test_images_that_were_uploaded(tmp_path: Path) -> None:
+    encoder, file = SeeingEncoder(), saved(image())
     async with seeing(tmp_path, encoder) as app, in_process(app) as client:
         form = {"data": {"purpose": "vision"}, "files": {"file": ("a.png", file)}}
         kept = (await client.post("/v1/files", **form)).json()["id"]
@@ -103,11 +103,11 @@ async def test_pictures_that_were_uploaded(tmp_path: Path) -> None:
     assert listed.json()["data"][0]["content"] == [{"type": "input_image", "file_id": kept}]
 
 
-async def test_a_picture_goes_with_its_item(tmp_path: Path) -> None:
+async def test_an_image_goes_with_its_item(tmp_path: Path) -> None:
     def num_bytes(table: DocumentTable) -> int:
         return table.num_bytes
 
-    file = saved(picture(width=200))
+    file = saved(image(width=200))
     async with seeing(tmp_path, SeeingEncoder()) as app, in_process(app) as client:
         conversation = (await post(client, "/v1/conversations"))["id"]
         empty = await app.state.store.call(num_bytes)
@@ -118,22 +118,22 @@ async def test_a_picture_goes_with_its_item(tmp_path: Path) -> None:
         assert await app.state.store.call(num_bytes) == empty
 
 
-async def test_pictures_count_until_they_are_kept(tmp_path: Path) -> None:
-    engine, file = FakeEngine(is_endless=True, step_s=0.005), saved(picture(width=200))
+async def test_images_count_until_they_are_kept(tmp_path: Path) -> None:
+    engine, file = FakeEngine(is_endless=True, step_s=0.005), saved(image(width=200))
     async with seeing(tmp_path, SeeingEncoder(), engine) as app, in_process(app) as client:
         conversation = (await post(client, "/v1/conversations"))["id"]
         budget, given = app.state.upload_budget, message_with(file)
         for place, num_held in ((None, 0), (conversation, len(file))):
             begun = await post(client, **ask_for([given], background=True, conversation=place))
             assert budget.num_bytes == num_held
-            held = [one for one in gc.get_objects() if type(one) is HeldPictures]
+            held = [one for one in gc.get_objects() if type(one) is HeldImages]
             assert sum(len(each.data) for one in held for each in one.values()) == num_held
             await client.post(f"/v1/responses/{begun['id']}/cancel")
             assert budget.num_bytes == 0
 
 
-async def test_pictures_that_go_before_count(tmp_path: Path) -> None:
-    encoder, file = SeeingEncoder(), saved(picture(width=200))
+async def test_images_that_go_before_count(tmp_path: Path) -> None:
+    encoder, file = SeeingEncoder(), saved(image(width=200))
     async with seeing(tmp_path, encoder) as app, in_process(app) as client:
         conversation = (await post(client, "/v1/conversations", items=[message_with(file)]))["id"]
         app.state.upload_budget.max_bytes = len(file) // 2
@@ -142,10 +142,8 @@ async def test_pictures_that_go_before_count(tmp_path: Path) -> None:
     assert not encoder.seen
 
 
-async def test_a_page_of_pictures_is_bounded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files = [saved(picture(width=200 + n)) for n in range(4)]
+async def test_a_page_of_images_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [saved(image(width=200 + n)) for n in range(4)]
     monkeypatch.setattr(lists, "MAX_PAGE_BYTES", 3 * len(files[0]))
     async with seeing(tmp_path, SeeingEncoder()) as app, in_process(app) as client:
         items = [message_with(file) for file in files]
@@ -162,11 +160,11 @@ async def test_a_page_of_pictures_is_bounded(
     assert [each["content"][0]["image_url"] for each in plain["data"]] == [None] * 4
 
 
-async def test_no_client_names_a_picture_s_place(tmp_path: Path) -> None:
+async def test_no_client_names_an_image_s_place(tmp_path: Path) -> None:
     part = {"type": "input_image", "image_url": "kept-picture:pic_1;image/png"}
     item = {"role": "user", "content": [part]}
     async with seeing(tmp_path, SeeingEncoder()) as app, in_process(app) as client:
         conversation = (await post(client, "/v1/conversations"))["id"]
         for path in ("/v1/conversations", f"/v1/conversations/{conversation}/items"):
             error = refused(await client.post(path, json={"items": [item]}))
-            assert "no picture's URL" in error["message"]
+            assert "no image's URL" in error["message"]

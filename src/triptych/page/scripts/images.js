@@ -1,4 +1,4 @@
-// Pictures from files, as the API takes them.
+// Images from files, as the API takes them.
 
 import { Advice } from "./api.js";
 
@@ -11,7 +11,7 @@ export async function bitmapOf(file) {
     return await createImageBitmap(file, { imageOrientation: "from-image" });
   } catch {
     throw new Advice(
-      `${file.name || "The file"} is not a picture that this browser can read. Use PNG, JPEG or WebP.`,
+      `${file.name || "The file"} is not an image that this browser can read. Use PNG, JPEG or WebP.`,
     );
   }
 }

@@ -1,4 +1,4 @@
-"""A vision scheduler whose pictures are encoded elsewhere, as far as a test lets them come."""
+"""A vision scheduler whose images are encoded elsewhere, as far as a test lets them come."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from triptych.modalities.vlm.scheduling.fetching import FetchedFeatures
 _PAGE_FEATURES = 2
 
 
-class HandPictures:
+class HandImages:
     """Implements `ArrivingMemory` and `PageSource` for a world."""
 
     def __init__(self, world: VisionWorld, capacity_bytes: int = 1000) -> None:
@@ -70,12 +70,12 @@ class HandPictures:
 
     @property
     def digests(self) -> list[bytes]:
-        """Of the pictures on their way."""
+        """Of the images on their way."""
         found = []
         for fetch in self.open:
             assert isinstance(fetch.request, PromptContent)
             found.append(fetch.request.span.digest)
-        assert len(set(found)) == len(found), "a picture is fetched twice at once"
+        assert len(set(found)) == len(found), "an image is fetched twice at once"
         return found
 
     def deliver(self, fetch: PageFetch) -> None:
@@ -93,9 +93,9 @@ class HandPictures:
 
 
 class FetchingDriver(VisionDriver):
-    """Does what happens to pictures on their way, too."""
+    """Does what happens to images on their way, too."""
 
-    def __init__(self, world: VisionWorld, rng: random.Random, link: HandPictures) -> None:
+    def __init__(self, world: VisionWorld, rng: random.Random, link: HandImages) -> None:
         super().__init__(world, rng)
         self.link = link
 

@@ -1,6 +1,6 @@
-"""The picture of docs/vision.md, made anew: what the image model draws, and the vision model says.
+"""The image of docs/vision.md, made anew: what the image model draws, and the vision model says.
 
-python docs/seeing_pictures.py
+python docs/seeing_images.py
 
 Owns what is drawn and asked. Answers are as they come, right or wrong.
 """
