@@ -24,7 +24,7 @@ from triptych.schedulers.cost import CostModel
 class Proposal:
     """The step a scheduler would run next, how urgent it is, and how long it will take.
 
-    Schedulers extend it by what they drafted, from their state of that `version`: it comes back to
+    Schedulers extend it by what they chose, from their state of that `version`: it comes back to
     `book`. Once booked it has a `plan`; `started_s` is when that came to the device.
 
     `due_s` is the moment the step must be finished to keep its promise (playback, inter-token

@@ -1,12 +1,12 @@
 """The life of a model's jobs, written once: from submission through steps to the last output.
 
-Owns submitting, pausing and cancelling jobs, the version of a draft, the steps in flight, the
+Owns submitting, pausing and cancelling jobs, the version of a step, the steps in flight, the
 second try after want of memory, outputs and counts. Knows neither what a step computes nor which
 unit is next: a scheduler says that in the methods that begin with an underscore.
 
 - A job is one or more units that run by themselves: a sample, an image, a segment, a text.
-- `_draft` is the policy. It chooses among the units that could run, and changes nothing.
-- `_take` does what was drafted and makes the plan. A draft that is out of date is made again first.
+- `_choose_step` is the policy. It chooses among the units that could run, and changes nothing.
+- `_take` does what was chosen and makes the plan. A step that is out of date is made again first.
   It is kept until its step is over.
 - `_accept` takes in what a step yielded of one unit.
 """
@@ -76,7 +76,7 @@ class Row(Protocol):
 
 
 @dataclass(slots=True, kw_only=True)
-class Draft(Proposal):
+class ScheduledStep(Proposal):
     """A step that could run next, and then one that is booked; results come in order of `rows`."""
 
     kind: str
@@ -85,11 +85,11 @@ class Draft(Proposal):
 
 
 JobT = TypeVar("JobT", bound=OpenJob)
-DraftT = TypeVar("DraftT", bound=Draft)
+StepT = TypeVar("StepT", bound=ScheduledStep)
 RowT = TypeVar("RowT", bound=Row)
 
 
-class Batcher(ABC, Generic[JobT, DraftT, RowT]):
+class Batcher(ABC, Generic[JobT, StepT, RowT]):
     """Implements `schedulers.base.Scheduler`, but for what the methods below leave open."""
 
     def __init__(self, *, model: str, max_jobs: int, counters: Iterable[str]) -> None:
@@ -97,7 +97,7 @@ class Batcher(ABC, Generic[JobT, DraftT, RowT]):
         self._model = model
         self._max_jobs = max_jobs
         self._jobs: dict[str, JobT] = {}
-        self._steps: dict[int, DraftT] = {}
+        self._steps: dict[int, StepT] = {}
         self._counters: dict[str, float] = dict.fromkeys(counters, 0)
         self._step_budget_s = math.inf
         self._version = 0
@@ -133,7 +133,7 @@ class Batcher(ABC, Generic[JobT, DraftT, RowT]):
             self._paused(opened)
 
     def note_change(self) -> None:
-        """What a draft was made from has changed."""
+        """What a step was made from has changed."""
         self._version += 1
 
     def set_step_budget(self, budget_s: float) -> None:
@@ -144,26 +144,26 @@ class Batcher(ABC, Generic[JobT, DraftT, RowT]):
 
     def propose(self, now_s: float) -> Proposal | None:
         """The next step; none while all depends on steps in flight or on slow readers."""
-        draft = self._draft(now_s)
-        if draft is None:
+        step = self._choose_step(now_s)
+        if step is None:
             return None
-        draft.model, draft.version = self._model, self._version
-        draft.cost_s = self.costs.predict(draft.kind, draft.work)
-        draft.is_known = self.costs.is_known(draft.kind)
-        return draft
+        step.model, step.version = self._model, self._version
+        step.cost_s = self.costs.predict(step.kind, step.work)
+        step.is_known = self.costs.is_known(step.kind)
+        return step
 
     def book(self, proposal: Proposal, step_id: int, now_s: float) -> Plan | None:
         """Take what the step needs and make the plan; chooses again if anything changed since."""
         proposed: Any = proposal
         is_fresh = proposal.version == self._version
-        draft: DraftT | None = proposed if is_fresh else self._draft(now_s)
-        if draft is None or draft.not_before_s > now_s:
+        step: StepT | None = proposed if is_fresh else self._choose_step(now_s)
+        if step is None or step.not_before_s > now_s:
             return None
         self._version += 1
-        plan, draft.rows = self._take(draft, step_id, now_s)
-        for row in draft.rows:
+        plan, step.rows = self._take(step, step_id, now_s)
+        for row in step.rows:
             row.unit.num_in_flight += 1
-        self._steps[step_id] = draft
+        self._steps[step_id] = step
         return plan
 
     def commit(self, plan: Plan, result: StepResult, now_s: float) -> None:
@@ -254,14 +254,14 @@ class Batcher(ABC, Generic[JobT, DraftT, RowT]):
     # What a scheduler says of its steps.
 
     @abstractmethod
-    def _draft(self, now_s: float) -> DraftT | None:
+    def _choose_step(self, now_s: float) -> StepT | None:
         """The policy: the step to run next. Reads, and changes nothing."""
 
     @abstractmethod
-    def _take(self, draft: DraftT, step_id: int, now_s: float) -> tuple[Plan, Sequence[RowT]]:
-        """Do what was drafted: the plan, and a row for each of its results."""
+    def _take(self, step: StepT, step_id: int, now_s: float) -> tuple[Plan, Sequence[RowT]]:
+        """Do what was chosen: the plan, and a row for each of its results."""
 
-    def _learn(self, step: DraftT, kind: str, result: StepResult) -> None:
+    def _learn(self, step: StepT, kind: str, result: StepResult) -> None:
         self.costs.observe(kind, step.work, result.elapsed_s)
 
     def _is_void(self, row: RowT) -> bool:
@@ -269,10 +269,10 @@ class Batcher(ABC, Generic[JobT, DraftT, RowT]):
         return bool(row.unit.entry.is_done)
 
     @abstractmethod
-    def _accept(self, step: DraftT, row: RowT, found: Any, now_s: float) -> None:
+    def _accept(self, step: StepT, row: RowT, found: Any, now_s: float) -> None:
         """Take in what a row yielded."""
 
-    def _retry(self, step: DraftT, live: list[RowT], later: Iterable[RowT]) -> bool:
+    def _retry(self, step: StepT, live: list[RowT], later: Iterable[RowT]) -> bool:
         """Have rows tried again that ran out of memory; false where that is hopeless.
 
         What `later` steps in flight have of them follows from what was not computed.
@@ -318,6 +318,6 @@ class Batcher(ABC, Generic[JobT, DraftT, RowT]):
         """What steps in flight have, in order: all of them, or those later than one."""
         return (row for number, step in self._steps.items() if number > after for row in step.rows)
 
-    def _close(self, step_id: int) -> DraftT:
+    def _close(self, step_id: int) -> StepT:
         self._version += 1
         return self._steps.pop(step_id)

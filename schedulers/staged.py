@@ -32,7 +32,7 @@ from triptych.core.engine_api.staged_plan import (
     StagedRowResult,
     UnitStart,
 )
-from triptych.schedulers.batcher import BatchedJob, Batcher, Draft, Unit
+from triptych.schedulers.batcher import BatchedJob, Batcher, ScheduledStep, Unit
 
 _MAX_PRESSED = 4
 _RELEASE = "release"
@@ -113,7 +113,7 @@ class StageLimits:
 
 
 @dataclass(slots=True, kw_only=True)
-class _StagedDraft(Draft):
+class _StagedStep(ScheduledStep):
     """Units and their stage; without any the step only releases what was dropped."""
 
     rows: tuple[_StagedUnit, ...] = ()
@@ -121,7 +121,7 @@ class _StagedDraft(Draft):
     """Whether it passes over the job that waited longest."""
 
 
-class StagedScheduler(Batcher[_StagedJob, _StagedDraft, _StagedUnit]):
+class StagedScheduler(Batcher[_StagedJob, _StagedStep, _StagedUnit]):
     """Schedules jobs that are done stage by stage.
 
     `open_pace` reads a job's request, and raises `RequestError` where it can never run.
@@ -158,25 +158,25 @@ class StagedScheduler(Batcher[_StagedJob, _StagedDraft, _StagedUnit]):
 
     # Choosing.
 
-    def _draft(self, now_s: float) -> _StagedDraft | None:
+    def _choose_step(self, now_s: float) -> _StagedStep | None:
         able = list(self._candidates())
         if ready := [unit for unit in able if unit.entry.pace.not_before_s() <= now_s]:
             return self._choice(ready, now_s)
         if self._dropped:
-            return _StagedDraft(kind=_RELEASE)
+            return _StagedStep(kind=_RELEASE)
         if not able:
             return None
         first = min(able, key=lambda unit: unit.entry.pace.not_before_s())
         name, not_before_s = first.stage.name, first.entry.pace.not_before_s()
-        return _StagedDraft(kind=name, rows=(first,), not_before_s=not_before_s)
+        return _StagedStep(kind=name, rows=(first,), not_before_s=not_before_s)
 
-    def _choice(self, ready: list[_StagedUnit], now_s: float) -> _StagedDraft:
+    def _choice(self, ready: list[_StagedUnit], now_s: float) -> _StagedStep:
         patient = min(ready, key=lambda unit: (unit.entry.waiting_since_s, unit.index))
         order = sorted(ready, key=lambda unit: self._urgency(unit, now_s))
         first = patient if self._num_pressed >= _MAX_PRESSED else order[0]
         rows = tuple(self._rows(first, order))
         name = first.stage.name
-        return _StagedDraft(
+        return _StagedStep(
             kind=name,
             work={"size": sum(unit.stage.size for unit in rows)},
             rows=rows,
@@ -253,12 +253,12 @@ class StagedScheduler(Batcher[_StagedJob, _StagedDraft, _StagedUnit]):
         return opened.pace.cancelled()
 
     def _take(
-        self, draft: _StagedDraft, step_id: int, now_s: float
+        self, step: _StagedStep, step_id: int, now_s: float
     ) -> tuple[StagedPlan, tuple[_StagedUnit, ...]]:
-        self._num_pressed = self._num_pressed + 1 if draft.presses else 0
-        starts = tuple(unit for unit in draft.rows if not unit.is_started)
+        self._num_pressed = self._num_pressed + 1 if step.presses else 0
+        starts = tuple(unit for unit in step.rows if not unit.is_started)
         dropped, self._dropped = tuple(self._dropped), []
-        for unit in draft.rows:
+        for unit in step.rows:
             unit.is_started = True
             self._shares.charge(unit.entry.job.client, max(unit.stage.size, 1.0))
             unit.entry.waiting_since_s = now_s
@@ -268,17 +268,17 @@ class StagedScheduler(Batcher[_StagedJob, _StagedDraft, _StagedUnit]):
         plan = StagedPlan(
             step_id=step_id,
             model=self._model,
-            kind=draft.kind,
-            rows=tuple(StagedRow(job_id=u.entry.job.job_id, unit=u.index) for u in draft.rows),
+            kind=step.kind,
+            rows=tuple(StagedRow(job_id=u.entry.job.job_id, unit=u.index) for u in step.rows),
             starts=tuple(
                 UnitStart(job_id=u.entry.job.job_id, unit=u.index, request=u.entry.job.request)
                 for u in starts
             ),
             dropped=dropped,
         )
-        return plan, draft.rows
+        return plan, step.rows
 
-    def _learn(self, step: _StagedDraft, kind: str, result: StepResult) -> None:
+    def _learn(self, step: _StagedStep, kind: str, result: StepResult) -> None:
         super()._learn(step, kind, result)
         self._counters["stages_total"] += len(step.rows)
         for unit in step.rows:
@@ -287,7 +287,7 @@ class StagedScheduler(Batcher[_StagedJob, _StagedDraft, _StagedUnit]):
 
     def _accept(
         self,
-        step: _StagedDraft,
+        step: _StagedStep,
         row: _StagedUnit,
         found: StagedRowResult,
         now_s: float,
@@ -327,7 +327,7 @@ class StagedScheduler(Batcher[_StagedJob, _StagedDraft, _StagedUnit]):
             self._end(entry, JobState.FINISHED, payload=last)
 
     def _retry(
-        self, step: _StagedDraft, live: list[_StagedUnit], later: Iterable[_StagedUnit]
+        self, step: _StagedStep, live: list[_StagedUnit], later: Iterable[_StagedUnit]
     ) -> bool:
         for unit in live:
             if not unit.num_stages:  # it begins once more

@@ -27,7 +27,7 @@ from triptych.modalities.tts.plan import SAMPLE_BYTES
 from triptych.modalities.tts.scheduling.state import SpeechModel
 from triptych.modalities.tts.wire import SpeechDelta
 from triptych.schedulers.base import Proposal, SchedulerStats
-from triptych.schedulers.batcher import Draft
+from triptych.schedulers.batcher import ScheduledStep
 from triptych.schedulers.cost import CostModel
 
 
@@ -109,17 +109,17 @@ class _Baseline:
     def check(self) -> None:
         """No resources are held."""
 
-    def proposal(self, kind: str, rows: Iterable[_Voice]) -> Draft:
+    def proposal(self, kind: str, rows: Iterable[_Voice]) -> ScheduledStep:
         """A step for `rows`, all equally urgent."""
         voices = tuple(rows)
         cost_s = self.costs.predict(kind, {"rows": float(len(voices))})
-        return Draft(model=self.model.name, cost_s=cost_s, kind=kind, rows=voices)
+        return ScheduledStep(model=self.model.name, cost_s=cost_s, kind=kind, rows=voices)
 
-    def plan(self, step_id: int, draft: Draft, *operations: Operation) -> WorkPlan:
+    def plan(self, step_id: int, step: ScheduledStep, *operations: Operation) -> WorkPlan:
         """The plan of some operations; nothing else runs meanwhile."""
-        self.is_busy, self.rows = True, tuple(draft.rows)
+        self.is_busy, self.rows = True, tuple(step.rows)
         return WorkPlan(
-            step_id=step_id, model=self.model.name, kind=draft.kind, operations=operations
+            step_id=step_id, model=self.model.name, kind=step.kind, operations=operations
         )
 
     def chunk_frames(self, voice: _Voice) -> int:
@@ -171,7 +171,7 @@ class FifoScheduler(_Baseline):
 
     def book(self, proposal: Proposal, step_id: int, now_s: float) -> WorkPlan:
         """The plan of a proposal."""
-        assert isinstance(proposal, Draft)
+        assert isinstance(proposal, ScheduledStep)
         kind, voices = proposal.kind, proposal.rows
         if kind == "audio":
             size = sum(self._next_frames(voice) for voice in voices)
@@ -278,7 +278,7 @@ class MaxScheduler(_Baseline):
 
     def book(self, proposal: Proposal, step_id: int, now_s: float) -> WorkPlan:
         """The plan of a round: as many token steps as its longest chunk, then audio."""
-        assert isinstance(proposal, Draft)
+        assert isinstance(proposal, ScheduledStep)
         kind, voices = proposal.kind, proposal.rows
         if kind == "prompt":
             size = sum(voice.num_prompt for voice in voices)

@@ -1,7 +1,7 @@
 """Sequences of tokens in shared steps and pages, whatever they are for.
 
 Owns their life from the first page to the last token. Which of them run next is the policy of
-`token_draft`; this file does what it chose, and records what came of it. Knows no jobs and no
+`policy`; this file does what it chose, and records what came of it. Knows no jobs and no
 tensors.
 
 Plans may overlap: the next one is booked while one or more are in flight. The counts of rows in
@@ -27,7 +27,7 @@ from triptych.core.kv.pages import PagePool
 from triptych.core.options.config import ScheduleOptions
 from triptych.schedulers.base import SchedulerStats
 from triptych.schedulers.tokens.guides import Followed, Guide
-from triptych.schedulers.tokens.policy import TokenDraft, TokenLimits, make_draft
+from triptych.schedulers.tokens.policy import TokenLimits, TokenStep, choose_step
 from triptych.schedulers.tokens.reasoning import ThoughtCounter
 from triptych.schedulers.tokens.state import ScheduledRow, SequenceState, TokenProgress, TokenState
 
@@ -169,57 +169,57 @@ class TokenBatch:
             )
         return max_outputs
 
-    def draft(self, limits: TokenLimits) -> TokenDraft | None:
+    def choose_step(self, limits: TokenLimits) -> TokenStep | None:
         """The policy's choice and what it costs. When it is due is the owner's to say."""
-        draft = make_draft(self.state, limits)
-        if not draft.rows:
+        step = choose_step(self.state, limits)
+        if not step.rows:
             return None
         num_decode_rows = num_tokens = context_tokens = 0
-        for piece in draft.rows:
+        for piece in step.rows:
             num_decode_rows += piece.unit.is_decoding
             num_tokens += piece.num_tokens
             context_tokens += piece.start + piece.num_tokens
         if num_decode_rows:
-            draft.kind = "decode" if num_decode_rows == len(draft.rows) else "mixed"
-        draft.work = {
+            step.kind = "decode" if num_decode_rows == len(step.rows) else "mixed"
+        step.work = {
             "decode_rows": num_decode_rows,
             "prompt_tokens": num_tokens - num_decode_rows,
             "context_tokens": context_tokens,
         }
-        return draft
+        return step
 
-    def take(self, draft: TokenDraft, model: str, step_id: int) -> TokenPlan:
-        """Give and take pages and slots as drafted, and make the plan.
+    def take(self, step: TokenStep, model: str, step_id: int) -> TokenPlan:
+        """Give and take pages and slots as chosen, and make the plan.
 
         Cached pages are pinned before any page is handed out: otherwise one could evict the other.
         """
-        if draft.is_retry:
+        if step.is_retry:
             self.state.retries.popleft()
-        for victim in draft.victims:
+        for victim in step.victims:
             self._preempt(victim)
-        for row, key in draft.awaited:
+        for row, key in step.awaited:
             row.awaited_key = key
-        for row in draft.passed:
+        for row in step.passed:
             row.num_times_passed += 1
-        for admission in draft.admissions:
+        for admission in step.admissions:
             keys = admission.row.keys[: admission.num_cached]
             admission.row.lease = self.pool.acquire(keys)
             assert len(admission.row.lease) == admission.num_cached, "what was found is still there"
-        for piece in draft.rows:
+        for piece in step.rows:
             lease = piece.unit.lease
             if piece.unit.is_answering and lease is not None:
                 num_pages = self.pool.num_pages_for(piece.start + piece.num_tokens)
                 self.pool.extend(lease, num_pages - len(lease))
-        for admission in draft.admissions:
+        for admission in step.admissions:
             self.state.admit(admission.row, admission.num_pages)
             if not admission.row.has_started:
                 self._count_start(admission.row)
-        self.state.charge(draft.rows)
+        self.state.charge(step.rows)
         return TokenPlan(
             step_id=step_id,
             model=model,
-            kind=draft.kind,
-            rows=tuple(piece.book() for piece in draft.rows),
+            kind=step.kind,
+            rows=tuple(piece.book() for piece in step.rows),
         )
 
     def accept(

@@ -1,7 +1,7 @@
 """Rows whose tokens follow a grammar: what each may draw next is found out beside the steps.
 
 Owns the threads on which grammars are compiled and followed, and the way of what they find to the
-loop's thread. A row takes part in a step once its mask is there (`token_draft`). Rows of one step
+loop's thread. A row takes part in a step once its mask is there (`policy`). Rows of one step
 are followed in one go, so that they go on together; a grammar that is slow to follow, like one that
 is compiled, has its thread, where it keeps none of the others waiting. Where all of a step's masks
 take microseconds, as those of most grammars do, going to a thread and back takes longer: these are

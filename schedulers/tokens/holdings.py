@@ -1,6 +1,6 @@
 """What clients hold of a model's places and pages, and who of them gives way.
 
-Owns the comparison alone: `token_draft` asks it for every draft, from the rows as they are.
+Owns the comparison alone: `policy` asks it for every step, from the rows as they are.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which rows take part in the next token step: the policy of continuous batching.
 
-Owns the choice. Reads the scheduler's state and writes nothing: a `TokenDraft` says what booking
+Owns the choice. Reads the scheduler's state and writes nothing: a `TokenStep` says what booking
 would do, and booking does just that. The rules, in the order they are applied:
 
 - Every row that is being answered takes one token, oldest first, or the tokens that its grammar
@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from triptych.schedulers.batcher import Draft
+from triptych.schedulers.batcher import ScheduledStep
 from triptych.schedulers.shares import has_none, spread
 from triptych.schedulers.tokens.holdings import Holdings
 from triptych.schedulers.tokens.state import ScheduledRow, SequenceState, TokenState
@@ -82,7 +82,7 @@ UNCONSTRAINED = TokenLimits()
 
 
 @dataclass(slots=True, kw_only=True)
-class TokenDraft(Draft):
+class TokenStep(ScheduledStep):
     """A token step, and what booking it will do. Decode rows come first."""
 
     kind: str = "prefill"
@@ -95,33 +95,33 @@ class TokenDraft(Draft):
     turn: StepTurn | None = None
 
 
-def make_draft(state: TokenState, limits: TokenLimits = UNCONSTRAINED) -> TokenDraft:
+def choose_step(state: TokenState, limits: TokenLimits = UNCONSTRAINED) -> TokenStep:
     """The next step. Without rows there is nothing to do before something else happens."""
     if state.retries:
-        return _draft_retry(state)
-    drafter = _Drafter(state, limits)
-    drafter.make_way()
-    drafter.fill()
-    if not drafter.has_helped:
-        drafter = _Drafter(state, limits)
-        drafter.fill()
-    return drafter.draft
+        return _retry_step(state)
+    policy = _TokenPolicy(state, limits)
+    policy.make_way()
+    policy.fill()
+    if not policy.has_helped:
+        policy = _TokenPolicy(state, limits)
+        policy.fill()
+    return policy.step
 
 
-def _draft_retry(state: TokenState) -> TokenDraft:
+def _retry_step(state: TokenState) -> TokenStep:
     """Half of a step that ran out of memory, once none of its rows is in flight any more."""
     group = state.retries[0]
     if any(piece.unit.num_in_flight for piece in group):
-        return TokenDraft(is_retry=True)
+        return TokenStep(is_retry=True)
     pieces = [ScheduledRow(p.unit, p.start, p.num_tokens, p.is_sampled) for p in group]
-    return TokenDraft(rows=pieces, is_retry=True)
+    return TokenStep(rows=pieces, is_retry=True)
 
 
-class _Drafter:
-    """Fills one draft, keeping count of what it has promised."""
+class _TokenPolicy:
+    """Fills one step, keeping count of what it has promised."""
 
     def __init__(self, state: TokenState, limits: TokenLimits) -> None:
-        self.draft = TokenDraft()
+        self.step = TokenStep()
         self._state = state
         self._limits = limits
         self._options = state.options
@@ -179,7 +179,7 @@ class _Drafter:
     @property
     def has_helped(self) -> bool:
         """Whether all for whom rows gave way do begin: what is cached may be found no more."""
-        return {admission.row for admission in self.draft.admissions}.issuperset(self._favoured)
+        return {admission.row for admission in self.step.admissions}.issuperset(self._favoured)
 
     def fill(self) -> None:
         """Add rows to the step, in the order of the options."""
@@ -188,7 +188,7 @@ class _Drafter:
             self.add_prompts()
         else:
             self.add_prompts()
-            if not self.draft.rows:
+            if not self.step.rows:
                 self.add_decodes()
 
     def _turns(self) -> list[SequenceState]:
@@ -215,11 +215,11 @@ class _Drafter:
             if self._find_pages(row, num_tokens, victims):
                 is_sampled = num_tokens == row.num_remaining
                 piece = ScheduledRow(row, row.num_booked, num_tokens, is_sampled)
-                (self.draft.rows if row.is_decoding else forced).append(piece)
+                (self.step.rows if row.is_decoding else forced).append(piece)
                 num_spare -= num_tokens - 1
                 self._num_tokens_left -= num_tokens
                 self._total_tokens += self._rounded(row)
-        self.draft.rows += forced
+        self.step.rows += forced
 
     def add_prompts(self) -> None:
         """Chunks of prompts: those begun, then, if no row lacks a page, those waiting.
@@ -227,7 +227,7 @@ class _Drafter:
         The first that takes more than half of what there is leaves the rest to shorter ones; what
         these do not need goes to it, and then to other long ones.
         """
-        if self.draft.rows:
+        if self.step.rows:
             share = int(self._options.max_prompt_share * self._options.max_batch_input_tokens)
             self._num_tokens_left = min(self._num_tokens_left, max(1, share))
         if not self._limits.max_prompt_tokens:
@@ -300,7 +300,7 @@ class _Drafter:
         newest = list(reversed(self._state.running))
         for row in (*(row for row in newest if row.is_paused), *newest):
             is_kept = self._state.is_protected(row) and not row.is_paused
-            if not is_kept and row not in self.draft.victims:
+            if not is_kept and row not in self.step.victims:
                 yield row
 
     def _find_pages(
@@ -336,13 +336,13 @@ class _Drafter:
     def _drop(self, victim: SequenceState) -> None:
         assert victim.lease is not None, "a running row holds a lease"
         self._sitting_out.add(victim)
-        self.draft.victims.append(victim)
+        self.step.victims.append(victim)
         self._dropped.update(victim.lease.page_ids)
         self._num_rows_left += 1
         self._num_pages_left += sum(not self._is_held(page) for page in victim.lease.page_ids)
 
     def _is_held(self, page_id: int) -> bool:
-        """Whether some row will hold a page, as drafted so far."""
+        """Whether some row will hold a page, as chosen so far."""
         return page_id in self._pinned or self._pool.num_holders(page_id) > self._dropped[page_id]
 
     def _evict_idle(self) -> bool:
@@ -364,7 +364,7 @@ class _Drafter:
             found = self._pool.peek(row.lookup_keys(self._pool.page_size))
             awaited = self._find_awaited(row, len(found))
             if awaited is not None:
-                self.draft.awaited.append((row, awaited))
+                self.step.awaited.append((row, awaited))
                 continue
             start = len(found) * self._pool.page_size
             if not self._has_budget(row.num_tokens - start):
@@ -374,7 +374,7 @@ class _Drafter:
             if not self._num_rows_left and not self._evict_idle():
                 return
             if self._has_context(row) and self._try_admit(row, found):
-                self.draft.passed += (other for other in blocked if self._counts_pass(other, row))
+                self.step.passed += (other for other in blocked if self._counts_pass(other, row))
             elif self._blocks_all(row):
                 return
             else:
@@ -433,7 +433,7 @@ class _Drafter:
         A resumed row may have outgrown the bound; it runs alone.
         """
         limit = self._options.max_batch_total_tokens
-        return not limit or not self.draft.rows or self._total_tokens + self._rounded(row) <= limit
+        return not limit or not self.step.rows or self._total_tokens + self._rounded(row) <= limit
 
     def _rounded(self, row: SequenceState) -> int:
         return self._pool.num_pages_for(row.num_tokens) * self._pool.page_size
@@ -451,7 +451,7 @@ class _Drafter:
         self._num_rows_left -= 1
         self._pinned.update(found)
         self._claimed.update(row.keys[len(found) :])
-        self.draft.admissions.append(AdmittedRow(row, len(found), num_pages))
+        self.step.admissions.append(AdmittedRow(row, len(found), num_pages))
         self._add_chunk(row, len(found) * self._pool.page_size)
         return True
 
@@ -471,7 +471,7 @@ class _Drafter:
 
     def _is_quiet(self) -> bool:
         """Whether nothing else is active."""
-        return not self.draft.admissions and all(row.is_paused for row in self._state.running)
+        return not self.step.admissions and all(row.is_paused for row in self._state.running)
 
     def _chunk_size(self, row: SequenceState, start: int) -> int:
         """How many tokens of `row` the step can take from `start` on; 0 if it has to wait."""
@@ -495,4 +495,4 @@ class _Drafter:
         piece = ScheduledRow(row, start, num_tokens, is_sampled=num_tokens == num_remaining)
         if self._long is None and num_remaining > self._half:
             self._long = piece
-        self.draft.rows.append(piece)
+        self.step.rows.append(piece)

@@ -23,7 +23,7 @@ from triptych.schedulers.batcher import Batcher
 from triptych.schedulers.tokens.batch import COUNTERS, TokenBatch
 from triptych.schedulers.tokens.guides import Found, Guide, Guides, Post
 from triptych.schedulers.tokens.page_exchange import PageExchange
-from triptych.schedulers.tokens.policy import UNCONSTRAINED, TokenDraft, TokenLimits
+from triptych.schedulers.tokens.policy import UNCONSTRAINED, TokenLimits, TokenStep
 from triptych.schedulers.tokens.state import ScheduledRow, SequenceState
 from triptych.schedulers.tokens.step_shares import StepShares, StepTurn
 
@@ -32,7 +32,7 @@ _USUAL_TOKENS = 256  # the length that the seconds of a prompt's token are told 
 _CHUNK = "prompt_chunk"  # the work of a step by the tokens of its prompts alone
 
 
-class TokenScheduler(Batcher[SequenceState, TokenDraft, Any]):
+class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
     """Schedules the `TokenRequest` jobs of one model.
 
     `max_length` bounds prompt and output together; `namespace` is the digest of the weights.
@@ -135,7 +135,7 @@ class TokenScheduler(Batcher[SequenceState, TokenDraft, Any]):
 
     # Steps.
 
-    def _draft(self, now_s: float) -> TokenDraft | None:
+    def _choose_step(self, now_s: float) -> TokenStep | None:
         limits, turn = self.limits, None
         options = self._options
         is_cut = options.enable_chunked_prefill and options.max_step_s > 0
@@ -146,22 +146,22 @@ class TokenScheduler(Batcher[SequenceState, TokenDraft, Any]):
         if is_cut and math.isfinite(budget_s):
             most = min(limits.max_prompt_tokens, self._max_prompt_tokens(budget_s))
             limits = replace(limits, max_prompt_tokens=most)
-        draft = self._draft_turn(limits, turn)
-        if draft is not None:
-            draft.turn = turn
-            draft.due_s = min(self._due_s(piece.unit) for piece in draft.rows)
-        return draft
+        step = self._choose_in_turn(limits, turn)
+        if step is not None:
+            step.turn = turn
+            step.due_s = min(self._due_s(piece.unit) for piece in step.rows)
+        return step
 
-    def _draft_turn(self, limits: TokenLimits, turn: StepTurn | None) -> TokenDraft | None:
+    def _choose_in_turn(self, limits: TokenLimits, turn: StepTurn | None) -> TokenStep | None:
         """The next step, without the client that stays out of it while others can go on."""
         if turn is None:
-            return self.tokens.draft(limits)
+            return self.tokens.choose_step(limits)
         if turn.stays_out:
-            draft = self.tokens.draft(replace(limits, clients=frozenset((turn.busiest,))))
+            step = self.tokens.choose_step(replace(limits, clients=frozenset((turn.busiest,))))
             others = [row for row in self._answering() if row.client != turn.busiest]
-            if draft or any(row.num_in_flight or row.is_awaited for row in others):
-                return draft
-        return self.tokens.draft(replace(limits, max_answering=turn.max_rows))
+            if step or any(row.num_in_flight or row.is_awaited for row in others):
+                return step
+        return self.tokens.choose_step(replace(limits, max_answering=turn.max_rows))
 
     def _due_s(self, row: SequenceState) -> float:
         """When the row's next token is due. Tokens in flight count as on time."""
@@ -183,19 +183,19 @@ class TokenScheduler(Batcher[SequenceState, TokenDraft, Any]):
     def _answering(self) -> list[SequenceState]:
         return [row for row in self._state.running if row.is_answering and not row.is_paused]
 
-    def _take(self, draft: TokenDraft, step_id: int, now_s: float) -> tuple[Plan, Sequence[Any]]:
+    def _take(self, step: TokenStep, step_id: int, now_s: float) -> tuple[Plan, Sequence[Any]]:
         if self._state.shares.is_contended:
-            answering = (piece.unit for piece in draft.rows if piece.unit.is_answering)
-            self._step_shares.book(draft.turn, answering)
-        for victim in draft.victims:
+            answering = (piece.unit for piece in step.rows if piece.unit.is_answering)
+            self._step_shares.book(step.turn, answering)
+        for victim in step.victims:
             victim.job.state = JobState.WAITING
-        for admission in draft.admissions:
+        for admission in step.admissions:
             job = admission.row.job
             job.state = JobState.RUNNING
             job.timings.setdefault("scheduled_s", now_s)
-        return self.tokens.take(draft, self._model, step_id), draft.rows
+        return self.tokens.take(step, self._model, step_id), step.rows
 
-    def _learn(self, step: TokenDraft, kind: str, result: StepResult) -> None:
+    def _learn(self, step: TokenStep, kind: str, result: StepResult) -> None:
         super()._learn(step, kind, result)
         if kind == "decode":
             self._step_shares.observe(len(step.rows), result.elapsed_s)
@@ -206,7 +206,7 @@ class TokenScheduler(Batcher[SequenceState, TokenDraft, Any]):
     def _is_void(self, row: Any) -> bool:
         return bool(row.is_stale or row.unit.is_over)
 
-    def _accept(self, step: TokenDraft, row: ScheduledRow, found: Any, now_s: float) -> None:
+    def _accept(self, step: TokenStep, row: ScheduledRow, found: Any, now_s: float) -> None:
         """Send the token a step has drawn, or the end of the answer."""
         opened, delta = row.unit, self.tokens.accept(row, found, now_s)
         if isinstance(delta, NonFinite):
@@ -250,7 +250,7 @@ class TokenScheduler(Batcher[SequenceState, TokenDraft, Any]):
             if delta is not None:
                 self._pass_on(opened, delta)
 
-    def _retry(self, step: TokenDraft, live: list[Any], later: Iterable[Any]) -> bool:
+    def _retry(self, step: TokenStep, live: list[Any], later: Iterable[Any]) -> bool:
         if step.is_retry:
             return False
         self.tokens.retry(live, later)

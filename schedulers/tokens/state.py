@@ -1,6 +1,6 @@
 """What the token scheduler knows: its rows, their queues, and the steps in flight.
 
-Owns the data and its invariants. Decides nothing: `token_draft` reads it, `token_batch` changes it.
+Owns the data and its invariants. Decides nothing: `policy` reads it, `batch` changes it.
 """
 
 from __future__ import annotations

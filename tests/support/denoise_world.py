@@ -194,7 +194,7 @@ def image_of(key: ImageKey, request: ImageRequest) -> Pixels:
 class Rig(SchedulerDriver):
     """The scheduler of images, and the runner of its plans."""
 
-    has_equal_drafts = True
+    has_equal_steps = True
 
     def __init__(self, *, depth: int = 1, runner: FakeImageRunner | None = None, **limits: int):
         defaults = {"max_images": 8, "max_state_bytes": 1 << 30, "max_jobs": 100, "max_rows": 8}

@@ -26,8 +26,8 @@ class SchedulerDriver:
     """What a look for work takes."""
     has_patience: ClassVar[bool] = True
     """Whether time passes until a step may begin, where nothing else is to be done."""
-    has_equal_drafts: ClassVar[bool] = False
-    """Whether the drafts of equal proposals are equal."""
+    has_equal_steps: ClassVar[bool] = False
+    """Whether the steps of equal proposals are equal."""
     refusals: ClassVar[tuple[type[TriptychError], ...]] = ()
     """Errors of a submission that are returned, not raised."""
 
@@ -101,7 +101,7 @@ class SchedulerDriver:
         return proposal
 
     def _content(self, proposal: Proposal | None) -> Any:
-        if proposal is None or self.has_equal_drafts:
+        if proposal is None or self.has_equal_steps:
             return proposal
         return [getattr(proposal, field.name) for field in fields(Proposal)]
 

@@ -21,7 +21,7 @@ from triptych.core.engine_api.tokens import TokenDelta
 from triptych.core.errors import MemoryBudgetExceeded, TriptychError, to_info
 from triptych.core.ledger import Ledger
 from triptych.schedulers.base import LoadedModel, Proposal, Scheduler, SchedulerStats
-from triptych.schedulers.batcher import Draft
+from triptych.schedulers.batcher import ScheduledStep
 from triptych.schedulers.cost import CostModel
 
 
@@ -156,7 +156,7 @@ class FakeFrames:
             return None
         release_s = min(self._release_s(voice) for voice in waiting)
         rows = [voice for voice in waiting if self._release_s(voice) <= now_s]
-        return Draft(
+        return ScheduledStep(
             kind=self.kind,
             model=self.model,
             cost_s=self.costs.predict(self.kind, {"frames": float(len(rows))}),
@@ -167,7 +167,7 @@ class FakeFrames:
         )
 
     def book(self, proposal: Proposal, step_id: int, now_s: float) -> Plan | None:
-        assert isinstance(proposal, Draft)
+        assert isinstance(proposal, ScheduledStep)
         rows = proposal.rows
         assert rows
         for voice in rows:

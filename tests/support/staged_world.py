@@ -108,7 +108,7 @@ class Rig(SchedulerDriver):
     """The scheduler of stages, and units that are counters. A listener's time does not pass."""
 
     has_patience = False
-    has_equal_drafts = True
+    has_equal_steps = True
 
     def __init__(
         self, *, depth: int = 1, max_fit: int = 10_000, max_jobs: int = 100, **limits: Any

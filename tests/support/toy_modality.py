@@ -20,7 +20,7 @@ from triptych.core.http.models import ModelCard
 from triptych.core.options.command import Command
 from triptych.modalities.modality import ApiPart, ApiSetup, Modality
 from triptych.schedulers.base import LoadedModel, Proposal, SchedulerStats
-from triptych.schedulers.batcher import Draft
+from triptych.schedulers.batcher import ScheduledStep
 from triptych.schedulers.cost import CostModel
 
 
@@ -84,7 +84,7 @@ class CountScheduler:
         ready = [job_id for job_id in self.jobs if job_id not in self.booked]
         if not ready:
             return None
-        return Draft(
+        return ScheduledStep(
             kind="count",
             model=self.model,
             cost_s=self.costs.predict("count", {"rows": 1.0}),
@@ -92,7 +92,7 @@ class CountScheduler:
         )
 
     def book(self, proposal: Proposal, step_id: int, now_s: float) -> Plan | None:
-        assert isinstance(proposal, Draft)
+        assert isinstance(proposal, ScheduledStep)
         (job_id,) = proposal.rows
         self.booked.add(job_id)
         return CountPlan(step_id=step_id, model=self.model, kind="count", job_id=job_id)

@@ -1,7 +1,7 @@
 """Step batching of images: many at different steps share the model's runs.
 
 Owns the life of images: each of a job's is encoded, denoised and decoded. Which images a step
-takes is the policy of `draft`; this file does what it chose, and records what came of it. Knows no
+takes is the policy of `policy`; this file does what it chose, and records what came of it. Knows no
 tensors.
 
 Plans overlap: an image's position is advanced when a step of it is booked, so that its next one
@@ -26,10 +26,10 @@ from triptych.modalities.diffusion.plan import (
     ImageRowResult,
     ImageStart,
 )
-from triptych.modalities.diffusion.scheduling.draft import (
+from triptych.modalities.diffusion.scheduling.policy import (
     SKIPPING,
-    DenoiseDraft,
-    Drafter,
+    DenoisePolicy,
+    DenoiseStep,
     denoise_work,
 )
 from triptych.modalities.diffusion.scheduling.state import (
@@ -44,7 +44,7 @@ from triptych.modalities.diffusion.wire import ImageDelta, ImageRequest
 from triptych.schedulers.batcher import Batcher
 
 
-class DenoiseScheduler(Batcher[ImageJob, DenoiseDraft, ScheduledImage]):
+class DenoiseScheduler(Batcher[ImageJob, DenoiseStep, ScheduledImage]):
     """Schedules the `ImageRequest` jobs of one model.
 
     `measure` says what a request's images take, and raises `InvalidRequest` for what the model
@@ -134,42 +134,42 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseDraft, ScheduledImage]):
 
     # Steps.
 
-    def _draft(self, now_s: float) -> DenoiseDraft | None:
-        return Drafter(
+    def _choose_step(self, now_s: float) -> DenoiseStep | None:
+        return DenoisePolicy(
             state=self._state,
             shares=self._shares,
             costs=self.costs,
             max_rows=self._max_rows,
             budget_s=self._step_budget_s,
             splits_guidance=self.splits_guidance,
-        ).draft()
+        ).choose_step()
 
     def _take(
-        self, draft: DenoiseDraft, step_id: int, now_s: float
+        self, step: DenoiseStep, step_id: int, now_s: float
     ) -> tuple[DenoisePlan, Sequence[ScheduledImage]]:
-        state, is_start = self._state, draft.kind == "encode"
+        state, is_start = self._state, step.kind == "encode"
         dropped, state.dropped = tuple(state.dropped), []
-        for image in draft.passed:
+        for image in step.passed:
             image.num_times_passed += 1
-        rows = tuple(self._take_row(draft, image, now_s) for image in draft.rows)
+        rows = tuple(self._take_row(step, image, now_s) for image in step.rows)
         if is_start:
             self._send_positions()
         plan = DenoisePlan(
             step_id=step_id,
             model=self._model,
-            kind=draft.kind,
+            kind=step.kind,
             rows=() if is_start else tuple(map(_planned_row, rows)),
             starts=tuple(
                 ImageStart(key=image.key, request=image.entry.request)
-                for image in (draft.rows if is_start else ())
+                for image in (step.rows if is_start else ())
             ),
             dropped=dropped,
         )
         return plan, rows
 
-    def _take_row(self, draft: DenoiseDraft, image: ImageState, now_s: float) -> ScheduledImage:
+    def _take_row(self, step: DenoiseStep, image: ImageState, now_s: float) -> ScheduledImage:
         """Move an image on."""
-        match draft.kind:
+        match step.kind:
             case "encode":
                 self._state.admit(image)
                 image.entry.job.state = JobState.RUNNING
@@ -179,16 +179,16 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseDraft, ScheduledImage]):
             case "denoise":
                 span = image.span
                 self._shares.charge(image.client, span.num_rows * image.num_tokens)
-                image.has_asked = draft.asks_ahead
-                if draft.asks_ahead:
+                image.has_asked = step.asks_ahead
+                if step.asks_ahead:
                     skipped = StepSpan(span.num_steps - 1, span.stop - 1, 0)
                     return ScheduledImage(image, skipped, asks_ahead=True)
                 image.num_spans += 1
                 return ScheduledImage(image, span, image.preview_after(image.num_spans))
         return ScheduledImage(image)
 
-    def _learn(self, step: DenoiseDraft, kind: str, result: StepResult) -> None:
-        """Count what ran, and learn how long it took: caches may have skipped what was drafted."""
+    def _learn(self, step: DenoiseStep, kind: str, result: StepResult) -> None:
+        """Count what ran, and learn how long it took: caches may have skipped what was chosen."""
         work, counters = step.work, self._counters
         if kind == "denoise":
             sizes: set[int] = set()
@@ -210,7 +210,7 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseDraft, ScheduledImage]):
         return row.unit.stage is ImageStatus.OVER
 
     def _accept(
-        self, step: DenoiseDraft, row: ScheduledImage, found: ImageRowResult, now_s: float
+        self, step: DenoiseStep, row: ScheduledImage, found: ImageRowResult, now_s: float
     ) -> None:
         image = row.unit
         if found.error is not None:
@@ -240,7 +240,7 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseDraft, ScheduledImage]):
             self._show(image, now_s)
 
     def _retry(
-        self, step: DenoiseDraft, live: list[ScheduledImage], later: Iterable[ScheduledImage]
+        self, step: DenoiseStep, live: list[ScheduledImage], later: Iterable[ScheduledImage]
     ) -> bool:
         """Draw the images again in steps of half the size."""
         if not step.size:

@@ -1,6 +1,6 @@
 """What the denoise scheduler knows: jobs, their images, and the steps in flight.
 
-Owns the data and its invariants. Decides nothing: `draft` reads it, `scheduler` changes it.
+Owns the data and its invariants. Decides nothing: `policy` reads it, `scheduler` changes it.
 """
 
 from __future__ import annotations

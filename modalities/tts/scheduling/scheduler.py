@@ -1,7 +1,7 @@
 """Speech that keeps ahead of its listeners: token steps and audio steps of one model.
 
 Owns the steps of a speech-token model: which kind is next, and what is booked and committed. Which
-rows a step has is the policy of `draft`, what becomes of them the business of `streams`. Knows no
+rows a step has is the policy of `policy`, what becomes of them the business of `streams`. Knows no
 tensors.
 
 A segment's codes are drawn while those before it are still being decoded. A stream has one audio
@@ -18,7 +18,7 @@ from typing import Any
 from triptych.core.engine_api.plan import Plan, StepResult
 from triptych.core.errors import NonFinite, RequestError, TriptychError
 from triptych.modalities.tts.plan import AudioPlan, VoicePlan, VoicePrompt
-from triptych.modalities.tts.scheduling.draft import AudioPiece, SpeechDraft, VoiceReading
+from triptych.modalities.tts.scheduling.policy import AudioPiece, SpeechStep, VoiceReading
 from triptych.modalities.tts.scheduling.state import Stream
 from triptych.modalities.tts.scheduling.streams import SpeechStreams
 from triptych.schedulers.base import SchedulerStats
@@ -84,26 +84,26 @@ class SpeechScheduler(SpeechStreams):
 
     # Proposing and booking.
 
-    def _draft(self, now_s: float) -> SpeechDraft | None:
-        return self._drafter.draft(now_s)
+    def _choose_step(self, now_s: float) -> SpeechStep | None:
+        return self._policy.choose_step(now_s)
 
-    def _take(self, draft: SpeechDraft, step_id: int, now_s: float) -> tuple[Plan, Sequence[Any]]:
-        expected_s = self._expected_s[step_id] = now_s + draft.expected_s
-        is_late = draft.due_s < expected_s
+    def _take(self, step: SpeechStep, step_id: int, now_s: float) -> tuple[Plan, Sequence[Any]]:
+        expected_s = self._expected_s[step_id] = now_s + step.expected_s
+        is_late = step.due_s < expected_s
         if is_late and not self._resumed:  # so long it waited for its turn, not for its listener
             self._estimates.observe_wait(now_s - self._now_s)
         self._move_on(now_s)
         plan: Plan
-        if draft.tokens is not None:
-            plan = self._tokens.take(draft.tokens, self._model, step_id)
-        elif draft.kind == "audio":
-            rows = tuple(self._begin_audio(piece) for piece in draft.rows)
+        if step.tokens is not None:
+            plan = self._tokens.take(step.tokens, self._model, step_id)
+        elif step.kind == "audio":
+            rows = tuple(self._begin_audio(piece) for piece in step.rows)
             plan = AudioPlan(step_id=step_id, model=self._model, kind="audio", rows=rows)
         else:
-            clip = draft.rows[0].clip
+            clip = step.rows[0].clip
             self._state.reading.add(clip.digest)
             plan = VoicePlan(step_id=step_id, model=self._model, kind="voice", clip=clip)
-        return plan, draft.rows
+        return plan, step.rows
 
     # Recording.
 
@@ -116,7 +116,7 @@ class SpeechScheduler(SpeechStreams):
                 stream.playback.go_on(now_s)
         self._resumed.clear()
 
-    def _learn(self, step: SpeechDraft, kind: str, result: StepResult) -> None:
+    def _learn(self, step: SpeechStep, kind: str, result: StepResult) -> None:
         super()._learn(step, kind, result)
         self._estimates.forget_rounds()
         if kind == "audio":
@@ -127,7 +127,7 @@ class SpeechScheduler(SpeechStreams):
             return row.stream.is_done
         return isinstance(row, ScheduledRow) and (row.is_stale or row.unit.is_over)
 
-    def _accept(self, step: SpeechDraft, row: Any, found: Any, now_s: float) -> None:
+    def _accept(self, step: SpeechStep, row: Any, found: Any, now_s: float) -> None:
         if isinstance(row, AudioPiece):
             self._take_audio(row, found, now_s)
         elif isinstance(row, VoiceReading):
@@ -150,7 +150,7 @@ class SpeechScheduler(SpeechStreams):
             except RequestError as error:
                 self._fail(stream, error)
 
-    def _retry(self, step: SpeechDraft, live: list[Any], later: Iterable[Any]) -> bool:
+    def _retry(self, step: SpeechStep, live: list[Any], later: Iterable[Any]) -> bool:
         if step.tokens is not None:
             if step.tokens.is_retry:
                 return False

@@ -1,6 +1,6 @@
 """What the speech scheduler knows: its streams, their segments, and their codec rows.
 
-Owns the data and its invariants. Decides nothing: `draft` reads it, `streams` and `scheduler`
+Owns the data and its invariants. Decides nothing: `policy` reads it, `streams` and `scheduler`
 change it.
 """
 

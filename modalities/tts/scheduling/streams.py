@@ -2,7 +2,7 @@
 
 Owns what becomes of codes that were drawn and of sound that was decoded, the order of segments,
 and the deltas that go out. Each segment is a sequence of the `TokenBatch` that draws its codes, one
-after the other. Decides nothing about the order (`draft`), and knows steps only by their rows.
+after the other. Decides nothing about the order (`policy`), and knows steps only by their rows.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from triptych.core.kv.pages import PagePool
 from triptych.core.options.config import ScheduleOptions, SpeechOptions
 from triptych.modalities.tts.plan import AudioRow, AudioRowResult, VoicePrompt
 from triptych.modalities.tts.scheduling.costs import SpeechCosts
-from triptych.modalities.tts.scheduling.draft import AudioPiece, SpeechDraft, SpeechDrafter
 from triptych.modalities.tts.scheduling.playback import Playback
+from triptych.modalities.tts.scheduling.policy import AudioPiece, SpeechPolicy, SpeechStep
 from triptych.modalities.tts.scheduling.runaway import RunawayGuard
 from triptych.modalities.tts.scheduling.state import (
     SpeechModel,
@@ -62,7 +62,7 @@ _COUNTERS = (
 _SEVERITY: tuple[SpeechFinish, ...] = ("stop", "length", "loop")
 
 
-class SpeechStreams(Batcher[Stream, SpeechDraft, Any]):
+class SpeechStreams(Batcher[Stream, SpeechStep, Any]):
     """The life of the streams of a speech scheduler: admits, advances and ends them.
 
     `max_length` bounds prompt and codes of a segment; `namespace` is the digest of the weights.
@@ -96,7 +96,7 @@ class SpeechStreams(Batcher[Stream, SpeechDraft, Any]):
         self._state = SpeechState(num_slots=speech.max_streams, streams=self._jobs)
         self.costs = CostModel(alike=frozenset(("decode", "mixed", "prefill")))
         self._estimates = SpeechCosts(model.clock, self.costs)
-        self._drafter = SpeechDrafter(model, speech, self._state, self._tokens, self._estimates)
+        self._policy = SpeechPolicy(model, speech, self._state, self._tokens, self._estimates)
         self._expected_s: dict[int, float] = {}
         self._voices: OrderedDict[str, VoicePrompt] = OrderedDict()
         self._resumed: list[Stream] = []

@@ -31,7 +31,7 @@ from triptych.modalities.vlm.scheduling.fetching import ImageExchange
 from triptych.schedulers.base import SchedulerStats
 from triptych.schedulers.batcher import Unit
 from triptych.schedulers.tokens.guides import Post
-from triptych.schedulers.tokens.policy import TokenDraft, TokenLimits
+from triptych.schedulers.tokens.policy import TokenLimits, TokenStep
 from triptych.schedulers.tokens.scheduler import TokenScheduler
 from triptych.schedulers.tokens.state import SequenceState
 
@@ -203,12 +203,12 @@ class VisionScheduler(TokenScheduler):
 
     # Policy.
 
-    def _draft(self, now_s: float) -> TokenDraft | None:
+    def _choose_step(self, now_s: float) -> TokenStep | None:
         """A step of tokens or one that encodes, in turns where there are both."""
-        step = super()._draft(now_s)
+        step = super()._choose_step(now_s)
         if not self._seeing:
             return step
-        encode = self._draft_encode(is_shared=step is not None)
+        encode = self._encode_step(is_shared=step is not None)
         if encode is None or step is None:
             return encode or step
         return step if self._was_encode else encode
@@ -243,7 +243,7 @@ class VisionScheduler(TokenScheduler):
         waiting = (self._seeing.get(r.name) for r in islice(self._state.waiting, _MAX_LOOKAHEAD))
         yield from islice(filter(None, waiting), _MAX_WAITING_JOBS)
 
-    def _draft_encode(self, *, is_shared: bool) -> TokenDraft | None:
+    def _encode_step(self, *, is_shared: bool) -> TokenStep | None:
         """As many images as share a step; a short one where others wait for the device."""
         chosen: dict[bytes, PromptContent] = {}
         due_s, num_patches = math.inf, 0
@@ -268,26 +268,26 @@ class VisionScheduler(TokenScheduler):
         if not chosen:
             return None
         rows = [_EncodeRow(image=image) for image in chosen.values()]
-        return TokenDraft(kind=_ENCODE, work={"patches": num_patches}, rows=rows, due_s=due_s)
+        return TokenStep(kind=_ENCODE, work={"patches": num_patches}, rows=rows, due_s=due_s)
 
     # Steps.
 
-    def _take(self, draft: TokenDraft, step_id: int, now_s: float) -> tuple[Plan, Sequence[Any]]:
-        self._was_encode = draft.kind == _ENCODE
+    def _take(self, step: TokenStep, step_id: int, now_s: float) -> tuple[Plan, Sequence[Any]]:
+        self._was_encode = step.kind == _ENCODE
         if not self._was_encode:
-            taken = super()._take(draft, step_id, now_s)
+            taken = super()._take(step, step_id, now_s)
         else:
-            self._encoding.update(row.digest for row in draft.rows)
-            images = tuple(row.image for row in draft.rows)
+            self._encoding.update(row.digest for row in step.rows)
+            images = tuple(row.image for row in step.rows)
             plan = EncodePlan(step_id=step_id, model=self._model, kind=_ENCODE, images=images)
-            taken = plan, draft.rows
+            taken = plan, step.rows
         self._update_references()
         return taken
 
     def _is_void(self, row: Any) -> bool:
         return not isinstance(row, _EncodeRow) and super()._is_void(row)
 
-    def _accept(self, step: TokenDraft, row: Any, found: Any, now_s: float) -> None:
+    def _accept(self, step: TokenStep, row: Any, found: Any, now_s: float) -> None:
         """Pass an image's reference on to the jobs that wait for it."""
         if not isinstance(row, _EncodeRow):
             super()._accept(step, row, found, now_s)
@@ -313,7 +313,7 @@ class VisionScheduler(TokenScheduler):
             prompt.awaited.add(digest)
         self._features.release(digest)
 
-    def _retry(self, step: TokenDraft, live: list[Any], later: Iterable[Any]) -> bool:
+    def _retry(self, step: TokenStep, live: list[Any], later: Iterable[Any]) -> bool:
         if step.kind != _ENCODE:
             return super()._retry(step, live, later)
         self._alone.update(row.digest for row in live)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from triptych.modalities.diffusion.scheduling.batching import run_table
-from triptych.modalities.diffusion.scheduling.draft import denoise_work
+from triptych.modalities.diffusion.scheduling.policy import denoise_work
 from triptych.schedulers.cost import UNKNOWN_COST_S, CostModel
 
 

@@ -27,7 +27,7 @@ from typing import Any
 
 from triptych.modalities.diffusion.scheduling.batching import fill_batch, run_table, urgency
 from triptych.modalities.diffusion.scheduling.state import DenoiseState, ImageState
-from triptych.schedulers.batcher import Draft
+from triptych.schedulers.batcher import ScheduledStep
 from triptych.schedulers.cost import UNKNOWN_COST_S, CostModel
 from triptych.schedulers.shares import ServiceShares, has_none
 
@@ -37,7 +37,7 @@ _MAX_PIXELS = 1 << 20  # decoded together: beyond, a decoder is busy with one im
 
 
 @dataclass(slots=True, kw_only=True)
-class DenoiseDraft(Draft):
+class DenoiseStep(ScheduledStep):
     """What booking will do: `kind` to the images in `rows`. `passed` waited longer for room.
 
     `size` is how much the step holds at once: images, tokens or pixels, as its kind is. With
@@ -59,8 +59,8 @@ def denoise_work(num_rows: int, num_tokens: float) -> dict[str, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Drafter:
-    """Drafts one step of at most `max_rows` rows, which should be over within `budget_s`.
+class DenoisePolicy:
+    """Chooses one step of at most `max_rows` rows, which should be over within `budget_s`.
 
     A step of two guidance branches may be shared between two plans, if it `splits_guidance`.
     """
@@ -72,7 +72,7 @@ class Drafter:
     budget_s: float
     splits_guidance: bool = True
 
-    def draft(self) -> DenoiseDraft | None:
+    def choose_step(self) -> DenoiseStep | None:
         """The next step; none while all depends on steps in flight or on slow readers."""
         ready = [image for image in self.state.running if image.can_go_on]
         drawn = [image for image in ready if not image.num_left]
@@ -83,20 +83,20 @@ class Drafter:
     def _is_shared(self) -> bool:
         return math.isfinite(self.budget_s)
 
-    def _decode(self, drawn: list[ImageState]) -> DenoiseDraft | None:
+    def _decode(self, drawn: list[ImageState]) -> DenoiseStep | None:
         ordered = sorted(drawn, key=lambda image: (image.due_s, image.place))
         images = tuple(self._together("decode", ordered, _MAX_PIXELS))
         if not images:
             return None
         size = sum(_size("decode", image) for image in images)
-        return DenoiseDraft(kind="decode", work={"pixels": size}, rows=images, size=size)
+        return DenoiseStep(kind="decode", work={"pixels": size}, rows=images, size=size)
 
-    def _encode(self) -> DenoiseDraft | None:
+    def _encode(self) -> DenoiseStep | None:
         able, passed = self._admissible()
         images = tuple(self._together("encode", able, self.max_rows))
         if not images:
             return None
-        return DenoiseDraft(
+        return DenoiseStep(
             kind="encode",
             work={"images": len(images)},
             rows=images,
@@ -147,12 +147,12 @@ class Drafter:
         received = self.shares.received(image.client) if self.shares.is_contended else 0.0
         return received, urgency(image)
 
-    def _denoise(self, ready: list[ImageState]) -> DenoiseDraft | None:
+    def _denoise(self, ready: list[ImageState]) -> DenoiseStep | None:
         if not ready:
             return None
         if skipping := [image for image in ready if not image.num_rows]:
             rows = tuple(sorted(skipping, key=self._urgency))
-            return DenoiseDraft(kind="denoise", work=SKIPPING, rows=rows)
+            return DenoiseStep(kind="denoise", work=SKIPPING, rows=rows)
         images = tuple(self._batches(sorted(ready, key=self._urgency)))
         first = images[0]
         is_long = self._is_shared and first.num_rows > len(
@@ -160,12 +160,12 @@ class Drafter:
         )
         if self.splits_guidance and is_long and first.num_rows > 1:
             work = denoise_work(1, first.num_tokens)
-            return DenoiseDraft(
+            return DenoiseStep(
                 kind="denoise", work=work, rows=images, size=first.num_tokens, asks_ahead=True
             )
         size = sum(image.num_rows * image.num_tokens for image in images)
         work = denoise_work(sum(image.num_rows for image in images), size)
-        return DenoiseDraft(kind="denoise", work=work, rows=images, size=size)
+        return DenoiseStep(kind="denoise", work=work, rows=images, size=size)
 
     def _batches(self, ready: list[ImageState]) -> list[ImageState]:
         """Runs of one size each, the first of which may have an image that exceeds all bounds."""
@@ -195,8 +195,8 @@ class Drafter:
         run_s = run_table(measured, alone_s)[: max(0, max_rows)]
         return list(takewhile(lambda seconds: seconds <= self.budget_s, run_s))
 
-    def _release(self) -> DenoiseDraft | None:
-        return DenoiseDraft(kind="release") if self.state.dropped else None
+    def _release(self) -> DenoiseStep | None:
+        return DenoiseStep(kind="release") if self.state.dropped else None
 
 
 def _size(kind: str, image: ImageState) -> float:

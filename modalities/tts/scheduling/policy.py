@@ -32,9 +32,9 @@ from triptych.modalities.tts.scheduling.costs import (
 )
 from triptych.modalities.tts.scheduling.state import SpeechModel, SpeechState, SpokenSegment, Stream
 from triptych.modalities.tts.wire import VoiceClip
-from triptych.schedulers.batcher import Draft, Unit
+from triptych.schedulers.batcher import ScheduledStep, Unit
 from triptych.schedulers.tokens.batch import TokenBatch
-from triptych.schedulers.tokens.policy import TokenDraft, TokenLimits
+from triptych.schedulers.tokens.policy import TokenLimits, TokenStep
 from triptych.schedulers.tokens.state import TokenProgress
 
 EASE_STEPS = 8
@@ -64,13 +64,13 @@ class AudioPiece:
 
 
 @dataclass(slots=True, kw_only=True)
-class SpeechDraft(Draft):
+class SpeechStep(ScheduledStep):
     """A step of `tokens`, of audio or of reading a voice, which this policy has `expected_s` for.
 
     An audio step is due when the first of its listeners runs dry.
     """
 
-    tokens: TokenDraft | None = None
+    tokens: TokenStep | None = None
     expected_s: float = 0.0
 
 
@@ -121,8 +121,8 @@ class _Fill:
         return self.costs.token_s(self.num_rows + num_rows, self.num_tokens + num_tokens)
 
 
-class SpeechDrafter:
-    """Drafts the steps of one model. Holds no state of its own."""
+class SpeechPolicy:
+    """Chooses the steps of one model. Holds no state of its own."""
 
     def __init__(
         self,
@@ -139,34 +139,34 @@ class SpeechDrafter:
         self._tokens = tokens
         self._costs = costs
 
-    def draft(self, now_s: float) -> SpeechDraft | None:
+    def choose_step(self, now_s: float) -> SpeechStep | None:
         """The step that is due first, whatever its kind.
 
         Audio goes first where that makes no stream late: a frame that is there should be sent.
         """
         audio = self._audio(now_s)
         steps = [audio, self._token_step(now_s), self._voice()]
-        known = [draft for draft in steps if draft is not None]
-        ready = [draft for draft in known if draft.not_before_s <= now_s]
+        known = [step for step in steps if step is not None]
+        ready = [step for step in known if step.not_before_s <= now_s]
         if not ready:
-            return min(known, key=lambda draft: draft.not_before_s, default=None)
-        first = min(ready, key=lambda draft: draft.due_s)
+            return min(known, key=lambda step: step.not_before_s, default=None)
+        first = min(ready, key=lambda step: step.due_s)
         if audio is None or audio.not_before_s > now_s:
             return first
         return audio if now_s + audio.expected_s + first.expected_s <= first.due_s else first
 
-    def _voice(self) -> SpeechDraft | None:
+    def _voice(self) -> SpeechStep | None:
         """VoiceReading the voice of a clip that a stream waits for."""
         stream = self._state.next_reader()
         if stream is None or stream.request.clip is None:
             return None
         clip, due_s = stream.request.clip, stream.playback.due_s
         work = {"samples": float(len(clip.pcm))}
-        return SpeechDraft(kind="voice", work=work, rows=[VoiceReading(clip=clip)], due_s=due_s)
+        return SpeechStep(kind="voice", work=work, rows=[VoiceReading(clip=clip)], due_s=due_s)
 
     # Audio steps.
 
-    def _audio(self, now_s: float) -> SpeechDraft | None:
+    def _audio(self, now_s: float) -> SpeechStep | None:
         """The next audio step; none where nothing will be ripe before something else happens."""
         pace = self._costs.round(len(self._state.speaking))
         ready = [piece for stream in self._state.speaking for piece in self._chunk(stream, pace)]
@@ -175,7 +175,7 @@ class SpeechDrafter:
             ripe_s = min((self._ripe_s(piece, pace) for piece in ready), default=math.inf)
             if math.isinf(ripe_s):
                 return None
-            return SpeechDraft(kind="audio", not_before_s=ripe_s)
+            return SpeechStep(kind="audio", not_before_s=ripe_s)
         # Those that would be ripe when such a step is over had better be part of it.
         end_s = now_s + self._costs.audio_s(len(ripe), _num_frames(ripe))
         ripe = [piece for piece in ready if self._ripe_s(piece, pace) <= end_s]
@@ -184,7 +184,7 @@ class SpeechDrafter:
         limit_s = min(ripe[0].due_s - self._costs.wait_s, self._next_sound_s(others))
         pieces = tuple(self._fitting(ripe, limit_s, now_s))
         num_frames = _num_frames(pieces)
-        return SpeechDraft(
+        return SpeechStep(
             kind="audio",
             work=audio_work(len(pieces), num_frames),
             rows=pieces,
@@ -256,7 +256,7 @@ class SpeechDrafter:
 
     # Token steps.
 
-    def _token_step(self, now_s: float) -> SpeechDraft | None:
+    def _token_step(self, now_s: float) -> SpeechStep | None:
         """The next token step; none where no stream could take part.
 
         Streams that must wait are left out whatever else there is to do; the others only if another
@@ -268,19 +268,19 @@ class SpeechDrafter:
         must, not_before_s = self._must_wait(needs, now_s)
         fill = self._fill([need for need in needs if need.segment.row.name not in must], now_s)
         limits = TokenLimits(frozenset(fill.held | must), fill.num_tokens)
-        draft = self._tokens.draft(limits)
-        draft = draft or self._tokens.draft(TokenLimits(frozenset(must)))
-        if draft is None:
+        step = self._tokens.choose_step(limits)
+        step = step or self._tokens.choose_step(TokenLimits(frozenset(must)))
+        if step is None:
             has_time = not_before_s > now_s
-            later = SpeechDraft(kind="decode", not_before_s=not_before_s)
+            later = SpeechStep(kind="decode", not_before_s=not_before_s)
             return later if has_time else None
-        num_rows, num_prompt = draft.work["decode_rows"], draft.work["prompt_tokens"]
-        return SpeechDraft(
-            kind=draft.kind,
+        num_rows, num_prompt = step.work["decode_rows"], step.work["prompt_tokens"]
+        return SpeechStep(
+            kind=step.kind,
             work=token_work(int(num_rows), int(num_prompt)),
-            rows=draft.rows,
+            rows=step.rows,
             due_s=fill.due_s,
-            tokens=draft,
+            tokens=step,
             expected_s=fill.cost_s(),
         )
 
