@@ -23,7 +23,7 @@ MAX_MASK_S: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Allowance:
+class TokenMask:
     """What may come after a row's tokens: `forced_ids`, and then what the mask `allowed` has.
 
     The mask has a bit per token, in little-endian 32-bit words; a row that `is_complete` ends.
@@ -61,7 +61,7 @@ class TokenMatcher:
         self._text_words = vocabulary.text_words & ~self._stop_words
         self._found = np.zeros(vocabulary.num_library_words, "<u4")
 
-    def follow(self, token_ids: Sequence[int], num_outputs: int, num_left: int) -> Allowance:
+    def follow(self, token_ids: Sequence[int], num_outputs: int, num_left: int) -> TokenMask:
         """Take `token_ids` in, with which a row has `num_outputs` and may draw `num_left` more.
 
         Raises `RequestError` where the grammar takes too much, or leads nowhere.
@@ -73,7 +73,7 @@ class TokenMatcher:
         while found := self._forced(num_left - len(forced)):
             if not self._is_jumping or not num_outputs:
                 words = self._vocabulary.bits(found[:1])
-                return Allowance(allowed=words.tobytes(), elapsed_s=time.thread_time() - started_s)
+                return TokenMask(allowed=words.tobytes(), elapsed_s=time.thread_time() - started_s)
             forced += found
             self._matcher.consume_tokens(found)
         allowed = self._mask(num_outputs + len(forced))
@@ -85,7 +85,7 @@ class TokenMatcher:
             raise InvalidRequest(
                 "The grammar, or schema, needs a token here that is special or a stop token."
             )
-        return Allowance(tuple(forced), b"" if is_over else allowed, is_over, elapsed_s)
+        return TokenMask(tuple(forced), b"" if is_over else allowed, is_over, elapsed_s)
 
     def _forced(self, num_left: int) -> list[int]:
         """The tokens that must come next, up to the first that would end the row."""

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from triptych.core.engine_api.job import Job, Output
 from triptych.core.kv.transfer.server import PageOrder, PageOrders
 from triptych.schedulers.base import SchedulerStats
-from triptych.schedulers.tokens.guides import Post
+from triptych.schedulers.tokens.grammar_worker import Post
 
 _GAUGES = ("page_links", "page_bytes")
 

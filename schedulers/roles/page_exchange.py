@@ -28,7 +28,7 @@ from triptych.core.kv.transfer.server import PageOrder
 from triptych.schedulers.base import SchedulerStats
 from triptych.schedulers.roles.order_jobs import OrderJobs, PageSink, exchange_stats
 from triptych.schedulers.tokens.batch import TokenBatch
-from triptych.schedulers.tokens.guides import Post
+from triptych.schedulers.tokens.grammar_worker import Post
 from triptych.schedulers.tokens.page_exchange import PageExchange
 from triptych.schedulers.tokens.state import SequenceState
 

@@ -21,12 +21,12 @@ from triptych.core.engine_api.job import Job
 from triptych.core.engine_api.plan import TokenPlan
 from triptych.core.engine_api.tokens import FinishReason, TokenDelta, TokenRequest
 from triptych.core.errors import ContextLengthExceeded, InvalidRequest, NonFinite
-from triptych.core.grammar.matcher import Allowance
+from triptych.core.grammar.matcher import TokenMask
 from triptych.core.kv.keys import root_key
 from triptych.core.kv.pages import PagePool
 from triptych.core.options.config import ScheduleOptions
 from triptych.schedulers.base import SchedulerStats
-from triptych.schedulers.tokens.guides import Followed, Guide
+from triptych.schedulers.tokens.grammar_worker import GrammarState, MaskRequest
 from triptych.schedulers.tokens.policy import TokenLimits, TokenStep, choose_step
 from triptych.schedulers.tokens.reasoning import ThoughtCounter
 from triptych.schedulers.tokens.state import ScheduledRow, SequenceState, TokenProgress, TokenState
@@ -60,8 +60,8 @@ class TokenBatch:
         self.pool = pool
         self.options = options
         self.state = TokenState(pool=pool, options=options)
-        self.followed: list[Followed] = []
-        """What rows with grammars have drawn, for their guides."""
+        self.mask_requests: list[MaskRequest] = []
+        """Requests for the grammar worker, since it last took them."""
         self.begun: list[SequenceState] = []
         """Rows whose thoughts have ended, and whose grammars begin."""
         self.vocab_size = 0
@@ -79,7 +79,7 @@ class TokenBatch:
         thoughts = None
         if request.thinking is not None:
             thoughts = ThoughtCounter(request.thinking, request, self.vocab_size)
-        has_guide = request.grammar and not (thoughts and thoughts.holds_form)
+        has_grammar = request.grammar and not (thoughts and thoughts.holds_form)
         is_ranked = self.options.schedule_policy == "priority"
         self._num_opened += 1
         return SequenceState(
@@ -91,7 +91,7 @@ class TokenBatch:
             max_outputs=max_outputs,
             root=root_key(self._namespace, adapter=request.adapter, tenant=request.tenant),
             is_paused=job.is_paused,
-            guide=Guide(request) if has_guide else None,
+            grammar=GrammarState(request) if has_grammar else None,
             thoughts=thoughts,
         )
 
@@ -255,23 +255,23 @@ class TokenBatch:
         row.append((token_id,))
         if result.codes:
             row.output_frames.append(result.codes)
-        if row.guide is not None:  # it says whether that was the last
-            self.followed.append(row.followed(token_id))
+        if row.grammar is not None:  # it says whether that was the last
+            self.mask_requests.append(row.mask_request(token_id))
             return self.delta(row, result)
         if row.request.grammar and row.thoughts is not None and not row.thoughts.holds_form:
-            row.guide = Guide(row.request)
+            row.grammar = GrammarState(row.request)
             self.begun.append(row)
         is_last = len(row.output_ids) >= row.max_outputs
         return self.delta(row, result, finish_reason="length" if is_last else None)
 
-    def guide(self, row: SequenceState, found: Allowance) -> TokenDelta | None:
+    def apply_mask(self, row: SequenceState, found: TokenMask) -> TokenDelta | None:
         """Record what a row's grammar allows next, and the tokens that it forces.
 
         Returns what the owner should send, as `accept` does.
         """
-        assert row.guide is not None, "a row with a grammar"
+        assert row.grammar is not None, "a row with a grammar"
         assert not row.num_in_flight, "it waits for its mask"
-        row.guide.allowed, row.guide.is_ready = found.allowed, True
+        row.grammar.allowed, row.grammar.is_ready = found.allowed, True
         if found.forced_ids:
             row.append(found.forced_ids)
             self._counters["output_tokens_total"] += len(found.forced_ids)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from triptych.core.engine_api.job import Job
 from triptych.schedulers.base import SchedulerStats
-from triptych.schedulers.tokens.guides import Post
+from triptych.schedulers.tokens.grammar_worker import Post
 from triptych.schedulers.tokens.state import SequenceState
 
 

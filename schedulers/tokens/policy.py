@@ -288,7 +288,7 @@ class _TokenPolicy:
 
     def _can_go_on(self, row: SequenceState) -> bool:
         """Whether `row`, which is being answered, may take part."""
-        return self._can_step(row) and not (self._is_gathering and row.guide is not None)
+        return self._can_step(row) and not (self._is_gathering and row.grammar is not None)
 
     def _is_idle(self, row: SequenceState) -> bool:
         """Whether `row` only keeps its place for a slow reader, and may lose it to a prompt."""

@@ -21,7 +21,7 @@ from triptych.core.options.config import ScheduleOptions
 from triptych.schedulers.base import SchedulerStats
 from triptych.schedulers.batcher import Batcher
 from triptych.schedulers.tokens.batch import COUNTERS, TokenBatch
-from triptych.schedulers.tokens.guides import Found, Guide, Guides, Post
+from triptych.schedulers.tokens.grammar_worker import GrammarState, GrammarWorker, MaskResults, Post
 from triptych.schedulers.tokens.page_exchange import PageExchange
 from triptych.schedulers.tokens.policy import UNCONSTRAINED, TokenLimits, TokenStep
 from triptych.schedulers.tokens.state import ScheduledRow, SequenceState
@@ -60,21 +60,21 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
         )
         self.limits = UNCONSTRAINED
         """What is kept out of steps."""
-        self.guides: Guides | None = None
+        self.grammar_worker: GrammarWorker | None = None
         """What rows with grammars may draw; set before jobs come, where the model takes any."""
         self.exchange = PageExchange()
         """Where pages come from or go to beside this engine; set before jobs come."""
-        self._guided: dict[Guide, SequenceState] = {}
+        self._guided: dict[GrammarState, SequenceState] = {}
         self._options = options
         self._state = self.tokens.state
         self._step_shares = StepShares(self.costs)
 
     def connect(self, post: Post) -> None:
-        """Learn how threads of guides, and of those who carry pages, reach the loop's."""
+        """Register `post`, which schedules a call on the loop thread, with all helper threads."""
         self.exchange.connect(post)
-        if self.guides is not None:
-            self.guides.found = self._take_found
-            self.guides.connect(post)
+        if self.grammar_worker is not None:
+            self.grammar_worker.found = self._take_found
+            self.grammar_worker.connect(post)
 
     def stats(self) -> SchedulerStats:
         """Counts for metrics: pages now, and totals of tokens, hits, evictions and preemptions."""
@@ -96,7 +96,7 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
         assert isinstance(request, TokenRequest), "the API sends this model token requests"
         if request.contents and not self._takes_content:
             raise InvalidRequest("This model takes no images.", param="messages")
-        if (request.grammar or request.thinking) and self.guides is None:
+        if (request.grammar or request.thinking) and self.grammar_worker is None:
             raise UnsupportedOption("This model's answers cannot be given a form.")
         return self.tokens.open(job.job_id, job, request, arrival_s=job.arrival_s)
 
@@ -107,9 +107,9 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
 
     def _begin(self, row: SequenceState) -> None:
         """Have the first mask of a row's grammar found, if it has one."""
-        if row.guide is not None and self.guides is not None:
-            self._guided[row.guide] = row
-            self.guides.begin(row.followed())
+        if row.grammar is not None and self.grammar_worker is not None:
+            self._guided[row.grammar] = row
+            self.grammar_worker.begin(row.mask_request())
 
     def _paused(self, opened: SequenceState) -> None:
         self._state.set_paused(opened, opened.is_paused)
@@ -118,8 +118,8 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
         return self.tokens.delta(opened, finish_reason="cancelled")
 
     def _left(self, opened: SequenceState) -> None:
-        if opened.guide is not None:
-            self._guided.pop(opened.guide, None)
+        if opened.grammar is not None:
+            self._guided.pop(opened.grammar, None)
         self.exchange.left(opened)
         self.tokens.close(opened)
 
@@ -231,22 +231,22 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
         for row in begun:
             if not row.is_over:
                 self._begin(row)
-        followed, self.tokens.followed = self.tokens.followed, []
-        if followed and self.guides is not None:
-            self.guides.follow(followed)
+        requests, self.tokens.mask_requests = self.tokens.mask_requests, []
+        if requests and self.grammar_worker is not None:
+            self.grammar_worker.follow(requests)
 
-    def _take_found(self, found: Found) -> None:
+    def _take_found(self, found: MaskResults) -> None:
         """Let rows go on whose masks are there; a job may have ended meanwhile."""
         self._version += 1
-        for guide, allowance in found:
-            opened = self._guided.get(guide)
+        for grammar, allowance in found:
+            opened = self._guided.get(grammar)
             if opened is None:
                 continue
             if isinstance(allowance, TriptychError):
                 self._end(opened, JobState.FAILED, error=allowance)
                 continue
-            guide.note(allowance.elapsed_s)
-            delta = self.tokens.guide(opened, allowance)
+            grammar.note(allowance.elapsed_s)
+            delta = self.tokens.apply_mask(opened, allowance)
             if delta is not None:
                 self._pass_on(opened, delta)
 

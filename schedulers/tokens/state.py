@@ -21,7 +21,7 @@ from triptych.core.kv.pages import Lease, PagePool
 from triptych.core.options.config import ScheduleOptions
 from triptych.schedulers.batcher import Unit
 from triptych.schedulers.shares import ServiceShares
-from triptych.schedulers.tokens.guides import Followed, Guide
+from triptych.schedulers.tokens.grammar_worker import GrammarState, MaskRequest
 from triptych.schedulers.tokens.reasoning import ThoughtCounter
 
 
@@ -35,7 +35,7 @@ class SequenceState(Unit):
     `lease` it also holds a `slot`; `is_bound` says whether the runner knows of both, and
     `num_bound_pages` how many of its pages the runner knows. One that `is_over` may still be in
     flight. `num_forced` of its last tokens were not drawn but
-    follow from its grammar, by its `guide`, and are yet to be computed together. Its `thoughts` may
+    follow from its `grammar` and are yet to be computed together. Its `thoughts` may
     go before what the grammar prescribes. `num_fetched_pages` were computed for it elsewhere.
     """
 
@@ -46,7 +46,7 @@ class SequenceState(Unit):
     arrival_s: float
     max_outputs: int
     root: bytes
-    guide: Guide | None = None
+    grammar: GrammarState | None = None
     thoughts: ThoughtCounter | None = None
     keys: list[bytes] = field(default_factory=list)
     output_ids: list[int] = field(default_factory=list)
@@ -114,7 +114,7 @@ class SequenceState(Unit):
             not self.is_paused
             and len(self.output_ids) + self.num_unknown < self.max_outputs
             and (self.is_bound or not self.num_in_flight)
-            and (self.guide is None or self.guide.is_ready)
+            and (self.grammar is None or self.grammar.is_ready)
             and (not self.num_unknown or self.thoughts is None or self._is_free(self.thoughts))
         )
 
@@ -132,7 +132,7 @@ class SequenceState(Unit):
     def allowed(self) -> bytes:
         """The mask of its next token, if that may not be any."""
         mask = self.thoughts.mask() if self.thoughts is not None and not self.num_unknown else b""
-        return mask or (self.guide.allowed if self.guide is not None else b"")
+        return mask or (self.grammar.allowed if self.grammar is not None else b"")
 
     @property
     def is_answering(self) -> bool:
@@ -142,14 +142,16 @@ class SequenceState(Unit):
     @property
     def is_awaited(self) -> bool:
         """Whether rows with grammars wait for its next mask, so as to go on together."""
-        guide = self.guide
-        return guide is not None and self.has_answered and not (guide.is_ready or guide.is_slow)
+        grammar = self.grammar
+        return (
+            grammar is not None and self.has_answered and not (grammar.is_ready or grammar.is_slow)
+        )
 
-    def followed(self, *token_ids: int) -> Followed:
-        """What its guide is to know, now that it has drawn these, too."""
-        assert self.guide is not None, "a row with a grammar"
+    def mask_request(self, *token_ids: int) -> MaskRequest:
+        """The request for its next mask, after `token_ids`."""
+        assert self.grammar is not None, "a row with a grammar"
         num_outputs = len(self.output_ids)
-        return Followed(self.guide, token_ids, num_outputs, self.max_outputs - num_outputs)
+        return MaskRequest(self.grammar, token_ids, num_outputs, self.max_outputs - num_outputs)
 
     def lookup_keys(self, page_size: int) -> list[bytes]:
         """Names of the leading pages that may be taken from the cache.
@@ -220,8 +222,8 @@ class ScheduledRow:
             planned = replace(planned, **row.binding())
         if self.is_sampled:
             row.num_forced = 0
-            if row.guide is not None:
-                row.guide.is_ready = False  # until it is known what was drawn
+            if row.grammar is not None:
+                row.grammar.is_ready = False  # until it is known what was drawn
         row.num_bound_pages = len(row.lease)
         row.num_booked = end
         row.num_unknown += self.is_sampled
@@ -236,8 +238,8 @@ class ScheduledRow:
         row.num_unknown -= self.is_sampled
         row.is_bound = row.is_decoding = False
         row.num_bound_pages = row.num_forced = 0
-        if row.guide is not None:
-            row.guide.is_ready = True
+        if row.grammar is not None:
+            row.grammar.is_ready = True
 
 
 class TokenProgress(NamedTuple):

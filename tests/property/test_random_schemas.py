@@ -130,14 +130,14 @@ def walk(compiler: GrammarCompiler, schema: Any, seed: int) -> tuple[list[int], 
     """The tokens of one answer, and why it ended: each drawn by the sampler from random logits."""
     params = SamplingParams(seed=seed, stop_token_ids=(EOS,), max_tokens=_MAX_TOKENS)
     grammar = to_grammar("json_schema", json.dumps(schema))
-    guide = TokenMatcher(
+    state = TokenMatcher(
         compiler.compile(grammar), compiler.vocabulary, params, is_jumping=seed % 2 == 0
     )
     sampler = Sampler(vocab_size=VOCAB_SIZE, max_batch_size=1, device=torch.device("cpu"))
     sampler.bind(bound_row(0, params, (1,)))
     logits = torch.Generator().manual_seed(seed)
     ids: list[int] = []
-    found = guide.follow((), 0, _MAX_TOKENS)
+    found = state.follow((), 0, _MAX_TOKENS)
     while True:
         ids += found.forced_ids
         if found.is_complete:
@@ -150,7 +150,7 @@ def walk(compiler: GrammarCompiler, schema: Any, seed: int) -> tuple[list[int], 
         if int(drawn) == EOS:
             return ids, "stop"
         ids.append(int(drawn))
-        found = guide.follow((int(drawn),), len(ids), _MAX_TOKENS - len(ids))
+        found = state.follow((int(drawn),), len(ids), _MAX_TOKENS - len(ids))
 
 
 NOT_TAKEN = {"emoji": "look-ahead"}

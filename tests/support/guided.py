@@ -20,7 +20,7 @@ from triptych.core.grammar.source import ConstraintKind, to_grammar
 from triptych.core.grammar.vocabulary import GrammarVocabulary
 from triptych.core.kv.pages import PagePool
 from triptych.core.options.config import ScheduleOptions
-from triptych.schedulers.tokens.guides import Guides
+from triptych.schedulers.tokens.grammar_worker import GrammarWorker
 from triptych.schedulers.tokens.scheduler import TokenScheduler
 
 VOCAB_SIZE = 300
@@ -106,7 +106,9 @@ class GuidedWorld(SchedulerDriver):
         super().__init__(scheduler, MaskedRunner(page_size=page_size), model="guided", depth=depth)
         self.calls: deque[Callable[[], None]] = deque()
         self.posted: deque[Callable[[], None]] = deque()
-        scheduler.guides = Guides(lambda: VOCABULARY, start=lambda name: _Queue(self.calls))
+        scheduler.grammar_worker = GrammarWorker(
+            lambda: VOCABULARY, start=lambda name: _Queue(self.calls)
+        )
         scheduler.connect(self.posted.append)
 
     def find(self) -> bool:

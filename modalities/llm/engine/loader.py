@@ -36,7 +36,7 @@ from triptych.core.weights.resolve import ResolvedModel
 from triptych.schedulers.base import LoadedModel
 from triptych.schedulers.health import crash
 from triptych.schedulers.roles.pipeline_roles import open_exchange
-from triptych.schedulers.tokens.guides import Guides
+from triptych.schedulers.tokens.grammar_worker import GrammarWorker
 from triptych.schedulers.tokens.scheduler import TokenScheduler
 
 if TYPE_CHECKING:
@@ -216,16 +216,16 @@ class LlmLoader(TokenLoader):
     ) -> LoadedModel:
         """The model, whose answers may have to follow grammars; `stack` releases it."""
         open_vocabulary = partial(GrammarVocabulary.open, self._folder, self.name, vocab_size)
-        scheduler.guides = guides = Guides(open_vocabulary)
+        scheduler.grammar_worker = grammar_worker = GrammarWorker(open_vocabulary)
         scheduler.tokens.vocab_size = vocab_size
-        stack.callback(guides.close)
+        stack.callback(grammar_worker.close)
         return LoadedModel(
             name=self.name,
             scheduler=scheduler,
             runner=runner,
             close=stack.pop_all().close,
             connect=partial(_connect, scheduler, ranks),
-            warm=guides.warm,
+            warm=grammar_worker.warm,
             attach=scheduler.exchange.attach,
         )
 

@@ -20,7 +20,7 @@ from triptych.modalities.vlm.scheduling.features import FEATURE_PREFIX, Arriving
 from triptych.schedulers.base import SchedulerStats
 from triptych.schedulers.roles.order_jobs import exchange_stats
 from triptych.schedulers.roles.page_exchange import PageSource
-from triptych.schedulers.tokens.guides import Post
+from triptych.schedulers.tokens.grammar_worker import Post
 
 
 class ImageExchange:

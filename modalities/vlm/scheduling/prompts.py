@@ -30,7 +30,7 @@ from triptych.modalities.vlm.plan import EncodePlan
 from triptych.modalities.vlm.scheduling.fetching import ImageExchange
 from triptych.schedulers.base import SchedulerStats
 from triptych.schedulers.batcher import Unit
-from triptych.schedulers.tokens.guides import Post
+from triptych.schedulers.tokens.grammar_worker import Post
 from triptych.schedulers.tokens.policy import TokenLimits, TokenStep
 from triptych.schedulers.tokens.scheduler import TokenScheduler
 from triptych.schedulers.tokens.state import SequenceState

@@ -33,10 +33,10 @@ def matcher(
     return TokenMatcher(compiled, VOCABULARY, given, is_jumping=jumps)
 
 
-def walk(guide: TokenMatcher, seed: int, most: int = 200) -> tuple[list[int], str]:
+def walk(state: TokenMatcher, seed: int, most: int = 200) -> tuple[list[int], str]:
     """A row that draws at random what is allowed, the same at the same position."""
     ids: list[int] = []
-    allowance = guide.follow((), 0, most)
+    allowance = state.follow((), 0, most)
     while True:
         ids += allowance.forced_ids
         if allowance.is_complete:
@@ -48,7 +48,7 @@ def walk(guide: TokenMatcher, seed: int, most: int = 200) -> tuple[list[int], st
         if drawn == EOS:
             return ids, "stop"
         ids.append(drawn)
-        allowance = guide.follow((drawn,), len(ids), most - len(ids))
+        allowance = state.follow((drawn,), len(ids), most - len(ids))
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -71,25 +71,25 @@ def test_forced_tokens_are_the_same_drawn_or_skipped_over(seed: int) -> None:
 
 
 def test_a_row_may_stop_just_where_its_text_may_end() -> None:
-    guide = matcher("ab?")
-    assert allowed_ids(guide.follow((), 0, 9).allowed) == ids_of("a")
-    after_a = guide.follow(ids_of("a"), 1, 8)
+    state = matcher("ab?")
+    assert allowed_ids(state.follow((), 0, 9).allowed) == ids_of("a")
+    after_a = state.follow(ids_of("a"), 1, 8)
     assert sorted(allowed_ids(after_a.allowed)) == sorted([EOS, *ids_of("b")])
-    assert guide.follow(ids_of("b"), 2, 7).is_complete
+    assert state.follow(ids_of("b"), 2, 7).is_complete
 
 
 def test_a_row_without_stop_tokens_ends_when_nothing_may_follow() -> None:
-    guide = matcher("ab?", stop_token_ids=())
-    guide.follow((), 0, 9)
-    assert allowed_ids(guide.follow(ids_of("a"), 1, 8).allowed) == ids_of("b")
-    assert guide.follow(ids_of("b"), 2, 7).is_complete
+    state = matcher("ab?", stop_token_ids=())
+    state.follow((), 0, 9)
+    assert allowed_ids(state.follow(ids_of("a"), 1, 8).allowed) == ids_of("b")
+    assert state.follow(ids_of("b"), 2, 7).is_complete
 
 
 def test_stop_tokens_wait_for_min_tokens_but_a_whole_text_does_not() -> None:
-    guide = matcher("a*b?", min_tokens=3)
-    assert EOS not in allowed_ids(guide.follow((), 0, 9).allowed)
-    assert EOS not in allowed_ids(guide.follow(ids_of("a"), 1, 8).allowed)
-    assert EOS in allowed_ids(guide.follow(ids_of("aa"), 3, 6).allowed)
+    state = matcher("a*b?", min_tokens=3)
+    assert EOS not in allowed_ids(state.follow((), 0, 9).allowed)
+    assert EOS not in allowed_ids(state.follow(ids_of("a"), 1, 8).allowed)
+    assert EOS in allowed_ids(state.follow(ids_of("aa"), 3, 6).allowed)
     short = matcher("ab", min_tokens=5)
     short.follow((), 0, 9)
     assert short.follow(ids_of("a"), 1, 8).forced_ids == tuple(ids_of("b"))
@@ -97,9 +97,13 @@ def test_stop_tokens_wait_for_min_tokens_but_a_whole_text_does_not() -> None:
 
 def test_a_stop_token_that_is_text_only_stops() -> None:
     comma = ids_of(",")[0]
-    guide = matcher("a+(,b)?", stop_token_ids=(EOS, comma))
-    assert allowed_ids(guide.follow((), 0, 9).allowed) == ids_of("a")
-    assert set(allowed_ids(guide.follow(ids_of("a"), 1, 8).allowed)) == {EOS, comma, *ids_of("a")}
+    state = matcher("a+(,b)?", stop_token_ids=(EOS, comma))
+    assert allowed_ids(state.follow((), 0, 9).allowed) == ids_of("a")
+    assert set(allowed_ids(state.follow(ids_of("a"), 1, 8).allowed)) == {
+        EOS,
+        comma,
+        *ids_of("a"),
+    }
     needed = matcher("a,b", stop_token_ids=(comma,))
     needed.follow((), 0, 9)
     with pytest.raises(InvalidRequest, match="stop token"):
@@ -107,24 +111,24 @@ def test_a_stop_token_that_is_text_only_stops() -> None:
 
 
 def test_special_tokens_are_no_text() -> None:
-    guide = matcher("(.|\n)*")
+    state = matcher("(.|\n)*")
     specials = {token for token in range(3) if token != EOS}
-    assert not specials & set(allowed_ids(guide.follow((), 0, 9).allowed))
+    assert not specials & set(allowed_ids(state.follow((), 0, 9).allowed))
     spelled = matcher(r"<\|im_end\|>!", stop_token_ids=())
     spelled.follow((), 0, 99)
     assert text_of(spelled.follow(ids_of("<"), 1, 98).forced_ids) == "|im_end|>!"
 
 
 def test_forced_tokens_end_with_the_room_for_them() -> None:
-    guide = matcher("a long text that is forced")
-    assert guide.follow((), 0, 9).forced_ids == ()  # the first is drawn
-    assert text_of(guide.follow(ids_of("a"), 1, 5).forced_ids) == " long"
+    state = matcher("a long text that is forced")
+    assert state.follow((), 0, 9).forced_ids == ()  # the first is drawn
+    assert text_of(state.follow(ids_of("a"), 1, 5).forced_ids) == " long"
 
 
 def test_a_long_text_is_forced_to_its_end() -> None:
-    guide = matcher("x{3000}yz?", stop_token_ids=())
-    guide.follow((), 0, 9999)
-    forced = guide.follow(ids_of("x"), 1, 9998).forced_ids
+    state = matcher("x{3000}yz?", stop_token_ids=())
+    state.follow((), 0, 9999)
+    forced = state.follow(ids_of("x"), 1, 9998).forced_ids
     assert text_of(forced) == "x" * 2999 + "y"
 
 

@@ -57,9 +57,9 @@ def test_forced_tokens_are_the_tokenizers_own() -> None:
     tokenizer = sentencepiece_like()
     vocabulary = GrammarVocabulary(tokenizer, 400)
     compiled = GrammarCompiler(vocabulary).compile(to_grammar("regex", "a red"))
-    guide = TokenMatcher(compiled, vocabulary, SamplingParams(), is_jumping=True)
-    guide.follow((), 0, 9)
-    forced = guide.follow((tokenizer.token_to_id("a"),), 1, 8).forced_ids
+    state = TokenMatcher(compiled, vocabulary, SamplingParams(), is_jumping=True)
+    state.follow((), 0, 9)
+    forced = state.follow((tokenizer.token_to_id("a"),), 1, 8).forced_ids
     assert b"".join(map(TokenBytes(tokenizer), forced)) == b" red"
     assert list(forced) == vocabulary.tokenize(" red")
 
@@ -68,9 +68,9 @@ def test_a_tokenizer_that_changes_texts_forces_nothing() -> None:
     vocabulary = GrammarVocabulary(lower_cased(), 300)
     assert not vocabulary.is_canonical
     compiled = GrammarCompiler(vocabulary).compile(to_grammar("regex", "red"))
-    guide = TokenMatcher(compiled, vocabulary, SamplingParams(), is_jumping=True)
-    assert len(allowed_ids(guide.follow((), 0, 9).allowed)) == 1
-    assert guide.follow(allowed_ids(guide.follow((), 0, 9).allowed), 1, 8).forced_ids == ()
+    state = TokenMatcher(compiled, vocabulary, SamplingParams(), is_jumping=True)
+    assert len(allowed_ids(state.follow((), 0, 9).allowed)) == 1
+    assert state.follow(allowed_ids(state.follow((), 0, 9).allowed), 1, 8).forced_ids == ()
 
 
 @pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 300])

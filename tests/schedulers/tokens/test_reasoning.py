@@ -216,7 +216,7 @@ def test_thoughts_without_an_end_have_no_form() -> None:
 def test_a_model_without_masks_refuses() -> None:
     (case,) = cases(1)
     made = world()
-    made.scheduler.guides = None  # type: ignore[attr-defined]
+    made.scheduler.grammar_worker = None  # type: ignore[attr-defined]
     with pytest.raises(UnsupportedOption):
         made.submit("job", case.request)
 

@@ -14,7 +14,7 @@ from triptych.core.engine_api.plan import TokenPlan
 from triptych.core.errors import InternalError, InvalidRequest
 from triptych.core.grammar.source import to_grammar
 from triptych.modalities.vlm.scheduling.prompts import VisionLimits
-from triptych.schedulers.tokens.guides import Guides
+from triptych.schedulers.tokens.grammar_worker import GrammarWorker
 
 
 def check_answers(world: VisionWorld, *job_ids: str) -> None:
@@ -206,7 +206,7 @@ def test_a_model_of_text_refuses_images() -> None:
 
 def test_an_answer_about_an_image_follows_a_grammar() -> None:
     world = VisionWorld(num_pages=80, max_batch_size=4)
-    guides = world.scheduler.guides = Guides(lambda: VOCABULARY)
+    grammar_worker = world.scheduler.grammar_worker = GrammarWorker(lambda: VOCABULARY)
     posted: SimpleQueue[Callable[[], None]] = SimpleQueue()
     world.scheduler.connect(posted.put)
     grammar = to_grammar("regex", r"(?s:.)*")
@@ -219,7 +219,7 @@ def test_an_answer_about_an_image_follows_a_grammar() -> None:
         ended = sum(map(world.has_ended, world.jobs))
         if ended < len(world.jobs):  # a row waits for a mask, which a thread finds
             posted.get(timeout=30)()
-    guides.close()
+    grammar_worker.close()
     errors = [world.outputs.error_code(job_id) for job_id in world.jobs]
     followed = [job_id for job_id, code in zip(world.jobs, errors, strict=True) if code is None]
     assert len(followed) >= 4

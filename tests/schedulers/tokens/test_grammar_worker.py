@@ -18,7 +18,7 @@ from triptych.core.engine_api.plan import TokenPlan
 from triptych.core.engine_api.tokens import TokenRequest
 from triptych.core.errors import EngineDown, OutOfMemory, WeightsError
 from triptych.core.grammar.vocabulary import GrammarVocabulary
-from triptych.schedulers.tokens.guides import COOL_DOWN_S, NUM_PROVEN, Guides
+from triptych.schedulers.tokens.grammar_worker import COOL_DOWN_S, NUM_PROVEN, GrammarWorker
 
 PATTERN = r"(0|[1-9][0-9]{0,2})(, und so weiter)*"
 SCHEMA = {
@@ -132,23 +132,27 @@ def test_the_first_mask_of_a_grammar_is_kept_for_the_next_row() -> None:
 def test_masks_that_were_quick_so_far_are_found_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until one is slow after all: then all masks come from threads again, for a while."""
     world = GuidedWorld()
-    guides = world.scheduler.guides  # type: ignore[attr-defined]
+    grammar_worker = world.scheduler.grammar_worker  # type: ignore[attr-defined]
     now_s = 1000.0
-    monkeypatch.setattr(guides, "_clock", lambda: now_s)
+    monkeypatch.setattr(grammar_worker, "_clock", lambda: now_s)
     put: list[int] = []
-    monkeypatch.setattr(guides, "_report", lambda rows: put.append(len(rows)) or report(rows))
-    report = partial(Guides._report, guides)
+    monkeypatch.setattr(
+        grammar_worker, "_report", lambda rows: put.append(len(rows)) or report(rows)
+    )
+    report = partial(GrammarWorker._report, grammar_worker)
     for name in ("first", "second"):
         world.submit(name, guided_request(name, "[a-z]{60}", max_tokens=60))
     while len(world.ids("second")) < NUM_PROVEN + 8:
         world.step()
     assert len(put) == NUM_PROVEN - 1, "those of both together, after their first"
-    monkeypatch.setattr("triptych.schedulers.tokens.guides.SLOW_S", -1.0)
+    monkeypatch.setattr("triptych.schedulers.tokens.grammar_worker.SLOW_S", -1.0)
     world.step()
     monkeypatch.undo()
     num_put = len(put)
-    monkeypatch.setattr(guides, "_report", lambda rows: put.append(len(rows)) or report(rows))
-    monkeypatch.setattr(guides, "_clock", lambda: now_s)
+    monkeypatch.setattr(
+        grammar_worker, "_report", lambda rows: put.append(len(rows)) or report(rows)
+    )
+    monkeypatch.setattr(grammar_worker, "_clock", lambda: now_s)
     world.submit("third", guided_request("third", "[a-z]{30}", max_tokens=30))
     world.run()
     assert len(put) > num_put + 30, "also of a row that has always been quick"
@@ -162,7 +166,7 @@ def test_masks_that_were_quick_so_far_are_found_at_once(monkeypatch: pytest.Monk
 
 
 def test_a_slow_grammar_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triptych.schedulers.tokens.guides.SLOW_S", -1.0)
+    monkeypatch.setattr("triptych.schedulers.tokens.grammar_worker.SLOW_S", -1.0)
     world = GuidedWorld(depth=1)
     for n in range(2):
         world.submit(f"{n}", guided_request(f"p{n}", "[a-e]{20}", max_tokens=12))
@@ -187,10 +191,10 @@ def test_what_the_first_grammar_needs_is_made_ahead() -> None:
     """On the thread that compiles, once the engine says so: the first grammar waits no more."""
     world = GuidedWorld()
     opened: list[GrammarVocabulary] = []
-    guides = world.scheduler.guides  # type: ignore[attr-defined]
-    guides._open_vocabulary = lambda: opened.append(VOCABULARY) or VOCABULARY
+    grammar_worker = world.scheduler.grammar_worker  # type: ignore[attr-defined]
+    grammar_worker._open_vocabulary = lambda: opened.append(VOCABULARY) or VOCABULARY
     assert not world.calls, "nothing is made before"
-    guides.warm()
+    grammar_worker.warm()
     assert (len(world.calls), opened) == (1, [])
     assert world.find()
     assert opened == [VOCABULARY]
@@ -200,13 +204,13 @@ def test_what_the_first_grammar_needs_is_made_ahead() -> None:
 
 def test_what_cannot_be_made_ahead_is_told_to_who_needs_it() -> None:
     world = GuidedWorld()
-    guides = world.scheduler.guides  # type: ignore[attr-defined]
+    grammar_worker = world.scheduler.grammar_worker  # type: ignore[attr-defined]
 
     def damaged() -> GrammarVocabulary:
         raise WeightsError("The tokenizer is damaged.")
 
-    guides._open_vocabulary = damaged
-    guides.warm()
+    grammar_worker._open_vocabulary = damaged
+    grammar_worker.warm()
     assert world.find()
     world.submit("job", guided_request("p", PATTERN))
     world.run()
@@ -221,12 +225,12 @@ def test_a_model_without_guides_refuses_by_name() -> None:
     world.submit("job", "chat", guided_request("p", PATTERN))
     world.finish("job")
     assert world.outputs.error_code("job") == "unsupported_option"
-    assert chat.scheduler.guides is None
+    assert chat.scheduler.grammar_worker is None
 
 
 def test_an_engine_in_virtual_time_follows_grammars() -> None:
     chat = Chat()
-    chat.scheduler.guides = Guides(lambda: VOCABULARY, start=lambda name: _InPlace())
+    chat.scheduler.grammar_worker = GrammarWorker(lambda: VOCABULARY, start=lambda name: _InPlace())
     world = World([chat.loader])
     connected = []
     load = chat.loader.load
@@ -271,7 +275,7 @@ def test_a_fault_of_ours_ends_the_job_and_not_the_thread(caplog: pytest.LogCaptu
         raise RuntimeError("broken")
 
     world = GuidedWorld()
-    world.scheduler.guides = Guides(broken, start=lambda name: _InPlace())
+    world.scheduler.grammar_worker = GrammarWorker(broken, start=lambda name: _InPlace())
     world.scheduler.connect(world.posted.append)
     world.submit("job", guided_request("p", PATTERN))
     world.posted.popleft()()
@@ -281,7 +285,7 @@ def test_a_fault_of_ours_ends_the_job_and_not_the_thread(caplog: pytest.LogCaptu
 
 def test_threads_find_masks_and_end() -> None:
     world = GuidedWorld()
-    guides = world.scheduler.guides = Guides(lambda: VOCABULARY)
+    grammar_worker = world.scheduler.grammar_worker = GrammarWorker(lambda: VOCABULARY)
     world.scheduler.connect(world.posted.append)
     world.submit("job", guided_request("p", PATTERN, max_tokens=8))
     while world.outputs.final("job") is None:
@@ -289,7 +293,7 @@ def test_threads_find_masks_and_end() -> None:
             world.posted.popleft()()
         world.turn()
     check(world.text("job"), world.reason("job"), guided_request("p", PATTERN))
-    guides.close()
+    grammar_worker.close()
 
 
 def _requests(rng: random.Random) -> list[TokenRequest]:

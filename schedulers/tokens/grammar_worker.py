@@ -25,7 +25,7 @@ from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.engine_api.tokens import TokenRequest
 from triptych.core.errors import InternalError, TriptychError
 from triptych.core.grammar.compiler import GrammarCompiler
-from triptych.core.grammar.matcher import Allowance, TokenMatcher
+from triptych.core.grammar.matcher import TokenMask, TokenMatcher
 from triptych.core.grammar.vocabulary import GrammarVocabulary
 from triptych.core.process.logs import fields
 from triptych.schedulers.executors import Clock, Executor
@@ -48,7 +48,7 @@ Post = Callable[[Callable[[], None]], None]
 
 
 @dataclass(slots=True, eq=False)
-class Guide:
+class GrammarState:
     """What the loop knows of one row's way through its grammar.
 
     While it `is_ready`, `allowed` is the mask of the row's next token.
@@ -75,10 +75,10 @@ class Guide:
 
 
 @dataclass(frozen=True, slots=True)
-class Followed:
-    """A row's guide, the tokens it has drawn since, and how many it has drawn and may draw."""
+class MaskRequest:
+    """A row whose next mask is needed: its new tokens, its output so far and what is left of it."""
 
-    guide: Guide
+    grammar: GrammarState
     token_ids: tuple[int, ...]
     num_outputs: int
     num_left: int
@@ -86,7 +86,7 @@ class Followed:
 
 _First = tuple[str, tuple[int, ...], bool]
 
-Found = Sequence[tuple[Guide, Allowance | TriptychError]]
+MaskResults = Sequence[tuple[GrammarState, TokenMask | TriptychError]]
 """What may come next in some rows, or why nothing can."""
 
 
@@ -102,8 +102,8 @@ class SideThread(Protocol):
         ...
 
 
-class Guides:
-    """The guides of one model's rows. All methods belong to the loop's thread.
+class GrammarWorker:
+    """Computes the token masks of one model's rows. All methods belong to the loop's thread.
 
     `found` gets what is found, on that thread, too. Nothing is made before the first grammar comes:
     neither the threads, by `start`, nor the vocabulary; or before `warm` asks for it.
@@ -116,12 +116,12 @@ class Guides:
         start: Callable[[str], SideThread] = Executor,
         clock: Clock = time.monotonic,
     ) -> None:
-        self.found: Callable[[Found], None] = lambda found: None
+        self.found: Callable[[MaskResults], None] = lambda found: None
         self._open_vocabulary = open_vocabulary
         self._start = start
         self._clock = clock
         self._at_once_from_s = -math.inf
-        self._firsts: OrderedDict[_First, Allowance] = OrderedDict()
+        self._firsts: OrderedDict[_First, TokenMask] = OrderedDict()
         self._post: Post = lambda call: call()
         self._compiler: GrammarCompiler | None = None
         self._threads: tuple[SideThread, SideThread] | None = None
@@ -135,23 +135,23 @@ class Guides:
         _, slow = self._open_threads()
         slow.put(self._open_compiler)
 
-    def begin(self, row: Followed) -> None:
+    def begin(self, row: MaskRequest) -> None:
         """Compile a row's grammar, and find its first mask."""
         quick, slow = self._open_threads()
-        is_known = self._compiler is not None and self._compiler.holds(row.guide.request.grammar)
+        is_known = self._compiler is not None and self._compiler.holds(row.grammar.request.grammar)
         key = _first_of(row)
         if is_known and not row.num_outputs and key in self._firsts:
             self._firsts.move_to_end(key)
-            self.found([(row.guide, self._firsts[key])])
+            self.found([(row.grammar, self._firsts[key])])
             return
         (quick if is_known else slow).put(partial(self._report_first, row))
 
-    def follow(self, rows: Iterable[Followed]) -> None:
+    def follow(self, rows: Iterable[MaskRequest]) -> None:
         """Find the next masks of rows that have drawn a token."""
         quick_rows = []
         quick, slow = self._open_threads()
         for row in rows:
-            if row.guide.is_slow:
+            if row.grammar.is_slow:
                 slow.put(partial(self._report, [row]))
             else:
                 quick_rows.append(row)
@@ -162,16 +162,16 @@ class Guides:
         else:
             quick.put(partial(self._report, quick_rows))
 
-    def _are_instant(self, rows: Sequence[Followed]) -> bool:
+    def _are_instant(self, rows: Sequence[MaskRequest]) -> bool:
         """Whether masks are found sooner here than a thread takes to begin."""
-        guides = [row.guide for row in rows]
-        are_proven = all(guide.is_proven for guide in guides)
+        grammars = [row.grammar for row in rows]
+        are_proven = all(grammar.is_proven for grammar in grammars)
         is_cool = self._clock() >= self._at_once_from_s
-        return are_proven and is_cool and sum(guide.last_s for guide in guides) <= AT_ONCE_S
+        return are_proven and is_cool and sum(grammar.last_s for grammar in grammars) <= AT_ONCE_S
 
-    def _look_at_once(self, rows: Sequence[Followed]) -> None:
-        found = [(row.guide, self._look(row)) for row in rows]
-        if any(isinstance(each, Allowance) and each.elapsed_s > SLOW_S for _, each in found):
+    def _look_at_once(self, rows: Sequence[MaskRequest]) -> None:
+        found = [(row.grammar, self._look(row)) for row in rows]
+        if any(isinstance(each, TokenMask) and each.elapsed_s > SLOW_S for _, each in found):
             self._at_once_from_s = self._clock() + COOL_DOWN_S
         self.found(found)
 
@@ -186,10 +186,10 @@ class Guides:
             self._threads = self._start("triptych-masks"), self._start("triptych-grammars")
         return self._threads
 
-    def _keep_first(self, row: Followed, found: Found) -> None:
+    def _keep_first(self, row: MaskRequest, found: MaskResults) -> None:
         """Let other rows begin with what one has begun with; nothing if that was its end."""
         ((_, first),) = found
-        if not row.num_outputs and isinstance(first, Allowance) and not first.is_complete:
+        if not row.num_outputs and isinstance(first, TokenMask) and not first.is_complete:
             self._firsts[_first_of(row)] = first
             if len(self._firsts) > MAX_FIRSTS:
                 self._firsts.popitem(last=False)
@@ -197,20 +197,20 @@ class Guides:
 
     # On the threads.
 
-    def _report_first(self, row: Followed) -> None:
-        found = [(row.guide, self._look(row))]
+    def _report_first(self, row: MaskRequest) -> None:
+        found = [(row.grammar, self._look(row))]
         self._post(lambda: self._keep_first(row, found))
 
-    def _report(self, rows: Sequence[Followed]) -> None:
-        found = [(row.guide, self._look(row)) for row in rows]
+    def _report(self, rows: Sequence[MaskRequest]) -> None:
+        found = [(row.grammar, self._look(row)) for row in rows]
         self._post(lambda: self.found(found))
 
-    def _look(self, row: Followed) -> Allowance | TriptychError:
-        guide = row.guide
+    def _look(self, row: MaskRequest) -> TokenMask | TriptychError:
+        grammar = row.grammar
         try:
-            if guide.matcher is None:
-                guide.matcher = self._match(guide.request)
-            return guide.matcher.follow(row.token_ids, row.num_outputs, row.num_left)
+            if grammar.matcher is None:
+                grammar.matcher = self._match(grammar.request)
+            return grammar.matcher.follow(row.token_ids, row.num_outputs, row.num_left)
         except TriptychError as error:
             return error
         except Exception:  # a fault of ours must not end the thread
@@ -239,9 +239,9 @@ class Guides:
         return TokenMatcher(matcher, compiler.vocabulary, sampling, is_jumping=_may_jump(sampling))
 
 
-def _first_of(row: Followed) -> _First:
+def _first_of(row: MaskRequest) -> _First:
     """What the first mask of an answer follows from."""
-    request = row.guide.request
+    request = row.grammar.request
     return request.grammar, request.sampling.stop_token_ids, request.sampling.min_tokens > 0
 
 
