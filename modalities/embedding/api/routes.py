@@ -28,7 +28,7 @@ from triptych.modalities.embedding.api.service import EmbedCall, EmbeddingServic
 from triptych.modalities.embedding.api.tei import tei_router
 from triptych.modalities.embedding.api.text import EmbeddingModel
 from triptych.modalities.llm.api.generation import for_template
-from triptych.modalities.llm.api.tools.schema import Offer
+from triptych.modalities.llm.api.tools.schema import ToolSet
 from triptych.modalities.modality import ApiPart, ApiSetup, EncodeChat
 
 
@@ -123,7 +123,7 @@ async def _encoded(
         raise UnsupportedOption(
             f"{body.model} has no chat template: send texts as input.", param="messages"
         )
-    messages, _ = await for_template(request, body.messages or (), Offer.of((), None))
+    messages, _ = await for_template(request, body.messages or (), ToolSet.of((), None))
     prompt = await encode(body.model, messages, **body.template_options())
     return prompt.prompt_ids
 

@@ -35,7 +35,7 @@ from triptych.modalities.llm.api.replies import UsageTotals
 from triptych.modalities.llm.api.samples import SampleDelta, TextCall
 from triptych.modalities.llm.api.service import LlmService
 from triptych.modalities.llm.api.text import TextModel
-from triptych.modalities.llm.api.tools.schema import Offer
+from triptych.modalities.llm.api.tools.schema import ToolSet
 from triptych.modalities.modality import FindLink
 
 Fields = list[dict[str, Any]]
@@ -87,7 +87,7 @@ async def encode_conversation(
             if isinstance(part, ImageFilePart):
                 await kept.read(part.url, part.image_file.file_id)
         files = {part.url: find(part.url) for part in images}
-        messages, tools = await for_template(request, body.messages, body.offer, files)
+        messages, tools = await for_template(request, body.messages, body.tool_set, files)
         tenant = Context.of(request).principal.tenant
         return await service.encode_chat(
             body.model, messages, tools=tools, tenant=tenant, **body.template_options()
@@ -100,13 +100,13 @@ async def encode_conversation(
 async def for_template(
     request: Request,
     messages: Sequence[Message],
-    offer: Offer,
+    tool_set: ToolSet,
     files: Mapping[str, Fetched | None] = MappingProxyType({}),
 ) -> tuple[Fields, Fields]:
     """Messages, with the `files` in their URLs, and tools of a request as encoders take them."""
 
     def work() -> tuple[Fields, Fields]:
-        return [message.for_template(files.get) for message in messages], offer.for_template()
+        return [message.for_template(files.get) for message in messages], tool_set.for_template()
 
     return await on_text_thread_if_long(len(await request.body()), work)
 
@@ -145,10 +145,12 @@ async def begin(
     service: LlmService, body: SamplingFields, context: Context, prompts: Sequence[TokenRequest]
 ) -> Generation:
     """Answer `prompts` as `body` asks. Raises what is wrong with it before anything runs."""
-    offer, form = None, body.constraint()
+    tool_set, form = None, body.constraint()
     if isinstance(body, ChatRequest):
-        offer = body.offer
-        prompts = await service.calling(body.model, prompts, offer, form, body.max_thinking_tokens)
+        tool_set = body.tool_set
+        prompts = await service.calling(
+            body.model, prompts, tool_set, form, body.max_thinking_tokens
+        )
     else:
         prompts = await service.constrained(body.model, prompts, form)
     requests = service.sampled(
@@ -168,7 +170,7 @@ async def begin(
         has_answer=body.has_answer,
         shows_special=body.skip_special_tokens is False,
         shows_stop=bool(body.include_stop_str_in_output),
-        offer=offer,
+        tool_set=tool_set,
         has_form=form is not None,
         caller=context.caller,
     )

@@ -32,7 +32,7 @@ from triptych.modalities.llm.api.samples import (
 from triptych.modalities.llm.api.service import LlmService
 from triptych.modalities.llm.api.text import TextModel
 from triptych.modalities.llm.api.tools.pieces import Answer, ToolUse, Words
-from triptych.modalities.llm.api.tools.schema import NamedTool, Offer, Tool, ToolCall
+from triptych.modalities.llm.api.tools.schema import NamedTool, Tool, ToolCall, ToolSet
 from triptych.modalities.llm.modality import CHAT
 from triptych.modalities.modality import Modality
 from triptych.modalities.pipeline import Pipeline
@@ -199,8 +199,8 @@ class ChatPipeline(Pipeline[LlmService]):
     ) -> tuple[TextCall, Sequence[TokenRequest]]:
         """What the service is asked."""
         own = _call_options(options)
-        offer = Offer.of(own.tools, own.tool_choice)
-        described = offer.for_template()
+        tool_set = ToolSet.of(own.tools, own.tool_choice)
+        described = tool_set.for_template()
         plain = [
             await self._service.encode_chat(
                 self._model, self._messages(conversation), tools=described
@@ -208,7 +208,9 @@ class ChatPipeline(Pipeline[LlmService]):
             for conversation in conversations
         ]
         form = constraint_of(options)
-        prompts = await self._service.calling(self._model, plain, offer, form, own.thinking_budget)
+        prompts = await self._service.calling(
+            self._model, plain, tool_set, form, own.thinking_budget
+        )
         taken = {*own.__struct_fields__, *ConstraintFields.model_fields}
         given = {k: v for k, v in options.items() if k not in taken}
         given["max_tokens"] = own.max_tokens
@@ -217,7 +219,7 @@ class ChatPipeline(Pipeline[LlmService]):
             stop=stop_strings(own.stop),
             num_samples=own.n,
             seed=own.seed,
-            offer=offer,
+            tool_set=tool_set,
             has_form=form is not None,
         )
         return call, self._service.sampled(self._model, prompts, given, ignore_eos=own.ignore_eos)

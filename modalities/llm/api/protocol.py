@@ -41,7 +41,7 @@ from triptych.modalities.llm.api.messages import (
     few_parts,
     is_list,
 )
-from triptych.modalities.llm.api.tools.schema import Offer, ToolChoice, Tools
+from triptych.modalities.llm.api.tools.schema import ToolChoice, Tools, ToolSet
 from triptych.modalities.llm.api.unsupported import CHAT, CHOSEN_AWAY, COMMON, COMPLETION, IGNORED
 
 _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
@@ -332,14 +332,14 @@ class ChatRequest(SamplingFields, TemplateFields):
     def _check(self) -> Self:
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs.", param="top_logprobs")
-        Offer.of(self.tools or (), self.tool_choice)  # raises where the choice is not there
+        ToolSet.of(self.tools or (), self.tool_choice)  # raises where the choice is not there
         return self
 
     @property
-    def offer(self) -> Offer:
+    def tool_set(self) -> ToolSet:
         """The tools that the model may or must call. Raises `InvalidRequest`."""
         is_parallel = self.parallel_tool_calls is not False
-        return Offer.of(self.tools or (), self.tool_choice, is_parallel=is_parallel)
+        return ToolSet.of(self.tools or (), self.tool_choice, is_parallel=is_parallel)
 
     @property
     def echoed(self) -> str:

@@ -30,6 +30,12 @@ from triptych.core.text.threads import on_text_thread
 from triptych.core.weights.resolve import opening
 from triptych.modalities.llm.api.anthropic.dialect import ANTHROPIC
 from triptych.modalities.llm.api.anthropic.routes import anthropic_router
+from triptych.modalities.llm.api.formatters import (
+    AnswerDetails,
+    ChatFormatter,
+    CompletionFormatter,
+    ResponseFormatter,
+)
 from triptych.modalities.llm.api.generation import (
     Generation,
     begin,
@@ -57,7 +63,6 @@ from triptych.modalities.llm.api.responses.replies import InputTokens
 from triptych.modalities.llm.api.responses.routes import responses_router
 from triptych.modalities.llm.api.samples import SampleDelta
 from triptych.modalities.llm.api.service import LlmService
-from triptych.modalities.llm.api.shapes import AnswerDetails, ChatShape, CompletionShape, Shape
 from triptych.modalities.llm.api.text import TextModel
 from triptych.modalities.llm.api.tokenizer_routes import add_tokenizer, encode_prompt
 from triptych.modalities.llm.api.unsupported import ROUTES
@@ -124,9 +129,9 @@ def add_generation(router: APIRouter, service: LlmService, find_link: FindLink) 
         model = service.model(body.model)
         note_thinking(request, model, body.thinking_fields)
         prompt = await encode_conversation(service, body, request, find_link)
-        shape = ChatShape(model, context.call_id, AnswerDetails.of(body))
+        formatter = ChatFormatter(model, context.call_id, AnswerDetails.of(body))
         generation = await begin(service, body, context, [prompt])
-        return await _answer(generation, body, shape, context.options)
+        return await _answer(generation, body, formatter, context.options)
 
     router.add_api_route(
         "/v1/chat/completions",
@@ -163,9 +168,9 @@ def add_generation(router: APIRouter, service: LlmService, find_link: FindLink) 
             for prompt in body.prompts
         ]
         model = service.model(body.model)
-        shape = CompletionShape(model, context.call_id, AnswerDetails.of(body))
+        formatter = CompletionFormatter(model, context.call_id, AnswerDetails.of(body))
         generation = await begin(service, body, context, prompts)
-        return await _answer(generation, body, shape, context.options)
+        return await _answer(generation, body, formatter, context.options)
 
 
 def _streaming(reply: type[BaseModel], chunk: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
@@ -189,22 +194,27 @@ async def _prompt_ids(
 
 
 async def _answer(
-    generation: Generation, body: SamplingFields, shape: Shape, options: ServerOptions
+    generation: Generation,
+    body: SamplingFields,
+    formatter: ResponseFormatter,
+    options: ServerOptions,
 ) -> Response:
     if body.stream:
-        return EventStream(_documents(generation, shape, body), heartbeat_s=options.heartbeat_s)
+        return EventStream(_documents(generation, formatter, body), heartbeat_s=options.heartbeat_s)
     samples, usage = await generation.samples(), generation.usage.total()
     # Log-probabilities of a long prompt take long to write.
-    document = await on_text_thread(usage.total_tokens, _document, shape, samples, usage)
+    document = await on_text_thread(usage.total_tokens, _document, formatter, samples, usage)
     return Response(document, media_type="application/json")
 
 
-def _document(shape: Shape, samples: list[list[SampleDelta]], usage: UsageReply) -> bytes:
-    return write_json(shape.reply(samples, usage))
+def _document(
+    formatter: ResponseFormatter, samples: list[list[SampleDelta]], usage: UsageReply
+) -> bytes:
+    return write_json(formatter.reply(samples, usage))
 
 
 async def _documents(
-    generation: Generation, shape: Shape, body: SamplingFields
+    generation: Generation, formatter: ResponseFormatter, body: SamplingFields
 ) -> AsyncGenerator[BaseModel, None]:
     usage = generation.usage
     async with aclosing(generation.deltas) as stream:
@@ -212,23 +222,29 @@ async def _documents(
             running = usage.total() if body.has_running_usage else None
             if delta.prompt is not None and delta.has_echo:
                 num_tokens = len(delta.prompt.token_ids)
-                for written in await on_text_thread(num_tokens, _written, shape, delta, running):
+                for written in await on_text_thread(
+                    num_tokens, _written, formatter, delta, running
+                ):
                     yield written
             else:
-                for chunk in _chunks(shape, delta, running):
+                for chunk in _chunks(formatter, delta, running):
                     yield chunk
     if body.has_usage_chunk:
-        yield shape.usage_chunk(usage.total())
+        yield formatter.usage_chunk(usage.total())
 
 
-def _chunks(shape: Shape, delta: SampleDelta, running: UsageReply | None) -> Iterator[Chunk]:
-    for chunk in shape.chunks(delta):
+def _chunks(
+    formatter: ResponseFormatter, delta: SampleDelta, running: UsageReply | None
+) -> Iterator[Chunk]:
+    for chunk in formatter.chunks(delta):
         if running is not None:
             chunk.usage = running
         yield chunk
 
 
-def _written(shape: Shape, delta: SampleDelta, running: UsageReply | None) -> list[WrittenDocument]:
+def _written(
+    formatter: ResponseFormatter, delta: SampleDelta, running: UsageReply | None
+) -> list[WrittenDocument]:
     return [
-        WrittenDocument(json_line=write_json(chunk)) for chunk in _chunks(shape, delta, running)
+        WrittenDocument(json_line=write_json(chunk)) for chunk in _chunks(formatter, delta, running)
     ]

@@ -21,7 +21,7 @@ from triptych.modalities.llm.api.detokenizer import Detokenizer
 from triptych.modalities.llm.api.text import TextModel
 from triptych.modalities.llm.api.tools.json_text import loaded
 from triptych.modalities.llm.api.tools.pieces import AnswerPiece, CallArguments, CallStart, Words
-from triptych.modalities.llm.api.tools.schema import Offer
+from triptych.modalities.llm.api.tools.schema import ToolSet
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 _NO_ANSWER: Mapping[str, Any] = MappingProxyType(
@@ -32,13 +32,13 @@ _NO_ANSWER: Mapping[str, Any] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextCall:
-    """What is a call's own, beside its requests: each of those is sampled `num_samples` times.
+    """Settings of one API call. Each prompt is sampled `num_samples` times.
 
-    The service sets the requests' `seed` (without one here it draws one) and `sample_index`. With
-    `echo` each sample begins with its prompt, and ends with it unless it `has_answer`. Where there
-    is an `offer` of tools, even of none, the text is taken apart into thoughts, words and calls; if
-    it `has_form`, JSON in it is a call only between marks. The text has special tokens and what
-    ended it only where the call `shows` them.
+    The service sets the requests' `seed` (a random one where `seed` is None) and `sample_index`.
+    With `echo` a sample begins with its prompt; it ends there unless the call `has_answer`. With a
+    `tool_set`, even an empty one, the text is parsed into reasoning, words and calls; with
+    `has_form`, JSON is a call only between marks. The text has special tokens and the stop string
+    only where the call `shows` them.
     """
 
     model: str
@@ -49,7 +49,7 @@ class TextCall:
     has_answer: bool = True
     shows_special: bool = False
     shows_stop: bool = False
-    offer: Offer | None = None
+    tool_set: ToolSet | None = None
     has_form: bool = False
     caller: Caller = field(default_factory=Caller)
 
@@ -149,8 +149,8 @@ class SampleText:
         self._num_output_tokens = 0
         self._parser = (
             None
-            if call.offer is None
-            else model.answer_parser(request.prompt_ids, call.offer, has_form=call.has_form)
+            if call.tool_set is None
+            else model.answer_parser(request.prompt_ids, call.tool_set, has_form=call.has_form)
         )
         has_special_marks = self._parser is not None and model.answers.has_special_marks
         self._detokenizer: Detokenizer = model.detokenizer(
@@ -160,7 +160,7 @@ class SampleText:
             shows_stop=call.shows_stop,
         )
         self._call = call
-        self._most_calls = 1 if call.offer and call.offer.has_one_call else math.inf
+        self._most_calls = 1 if call.tool_set and call.tool_set.has_one_call else math.inf
         self._num_calls = 0
         self._arguments: list[str] = []  # of the latest call
         self._has_broken_call = False

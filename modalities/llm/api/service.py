@@ -26,7 +26,7 @@ from triptych.modalities.llm.api.samples import SampleDelta, SampleText, TextCal
 from triptych.modalities.llm.api.text import TextModel, text_size
 from triptych.modalities.llm.api.tools.faults import blamed
 from triptych.modalities.llm.api.tools.prompt import in_words
-from triptych.modalities.llm.api.tools.schema import Offer
+from triptych.modalities.llm.api.tools.schema import ToolSet
 from triptych.modalities.service import HoldLimit, ModelService, default_seed, merge
 from triptych.schedulers.admission import Admission
 
@@ -94,7 +94,7 @@ class LlmService(ModelService[TextModel]):
         """
         text = self.model(model)
         encoder: PromptEncoder = text
-        if not text.answers.is_told:
+        if not text.answers.template_supports_tools:
             messages, tools = await _told(messages, tools), ()
         if self.sees(model):
             encoder = self._encoders[text.name]
@@ -123,7 +123,7 @@ class LlmService(ModelService[TextModel]):
     ) -> str:
         """A conversation without images as `model` reads it."""
         text = self.model(model)
-        if not text.answers.is_told:
+        if not text.answers.template_supports_tools:
             messages, tools = await _told(messages, tools), ()
         plain = [{**each, "content": words_of(each.get("content"))} for each in messages]
         return await text.render(plain, tools=tools, **template_kwargs)
@@ -154,7 +154,7 @@ class LlmService(ModelService[TextModel]):
         self,
         model: str,
         prompts: Sequence[TokenRequest],
-        offer: Offer,
+        tool_set: ToolSet,
         form: Constraint | None = None,
         max_thinking_tokens: int | None = None,
     ) -> Sequence[TokenRequest]:
@@ -163,15 +163,15 @@ class LlmService(ModelService[TextModel]):
         Thoughts end after `max_thinking_tokens`, if they are bounded.
         """
         text = self.model(model)
-        size = text_size(list(offer.schemas.values()))
+        size = text_size(list(tool_set.schemas.values()))
         requests: list[TokenRequest] = []
         for prompt in prompts:
             ids = prompt.prompt_ids
             try:
-                constraint = await on_text_thread(size, text.answer_constraint, ids, offer, form)
+                constraint = await on_text_thread(size, text.answer_constraint, ids, tool_set, form)
                 (request,) = await self.constrained(model, [prompt], constraint)
             except RequestError as error:
-                raise await blamed(error, offer, text.grammars.check) from error
+                raise await blamed(error, tool_set, text.grammars.check) from error
             rules = text.thinking_rules(ids, max_thinking_tokens, has_form=constraint is not None)
             requests.append(msgspec.structs.replace(request, thinking=rules))
         return requests

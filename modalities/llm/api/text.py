@@ -49,7 +49,7 @@ from triptych.modalities.llm.api.template import ChatTemplate, cut, marked
 from triptych.modalities.llm.api.tools.forced import answer_constraint
 from triptych.modalities.llm.api.tools.formats import AnswerSyntax
 from triptych.modalities.llm.api.tools.parser import AnswerParser
-from triptych.modalities.llm.api.tools.schema import Offer
+from triptych.modalities.llm.api.tools.schema import ToolSet
 from triptych.modalities.llm.api.tools.thinking import thinking_rules
 from triptych.modalities.llm.api.tools.traits import TemplateTraits
 
@@ -153,7 +153,7 @@ class TextModel:
 
         It takes memory for good, so a model whose template knows no tools waits to be asked.
         """
-        if self.answers.is_told:
+        if self.answers.template_supports_tools:
             self.grammars.start()
 
     async def close(self) -> None:
@@ -259,21 +259,21 @@ class TextModel:
         return Detokenizer(self.tokenizer, end, stops, **shows)
 
     def answer_parser(
-        self, prompt_ids: Sequence[int], offer: Offer, *, has_form: bool = False
+        self, prompt_ids: Sequence[int], tool_set: ToolSet, *, has_form: bool = False
     ) -> AnswerParser | None:
         """What takes an answer to this prompt apart; `None` where it is all text.
 
         Where a request asked for a form, JSON without marks is the answer.
         """
-        if not self.answers.reads(offer.schemas):
+        if not self.answers.reads(tool_set.schemas):
             return None
         end = self._end_of(prompt_ids)
         return self.answers.parser(
-            offer.schemas, end, is_forced=offer.is_required, has_form=has_form
+            tool_set.schemas, end, is_forced=tool_set.is_required, has_form=has_form
         )
 
     def answer_constraint(
-        self, prompt_ids: Sequence[int], offer: Offer, form: Constraint | None
+        self, prompt_ids: Sequence[int], tool_set: ToolSet, form: Constraint | None
     ) -> Constraint | None:
         """The form of answers to this prompt, where `form` or tools ask for one.
 
@@ -282,7 +282,7 @@ class TextModel:
         thoughts_end = self.answers.thoughts_end(self._end_of(prompt_ids))
         if self.thinking is not None:
             thoughts_end = ""
-        return answer_constraint(offer, self.answers, thoughts_end, form)
+        return answer_constraint(tool_set, self.answers, thoughts_end, form)
 
     def thinking_rules(
         self, prompt_ids: Sequence[int], max_tokens: int | None, *, has_form: bool

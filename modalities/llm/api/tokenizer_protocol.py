@@ -20,7 +20,7 @@ from triptych.modalities.llm.api.protocol import (
     TokenId,
     reading_of,
 )
-from triptych.modalities.llm.api.tools.schema import Offer, Tools
+from triptych.modalities.llm.api.tools.schema import Tools, ToolSet
 from triptych.modalities.llm.api.unsupported import CHAT
 
 
@@ -31,9 +31,9 @@ class _PromptFields(TemplateFields):
     tools: Tools | None = None
 
     @property
-    def offer(self) -> Offer:
+    def tool_set(self) -> ToolSet:
         """The tools that the prompt names."""
-        return Offer.of(self.tools or (), None)
+        return ToolSet.of(self.tools or (), None)
 
 
 class TemplateRequest(_PromptFields):

@@ -41,7 +41,7 @@ def add_tokenizer(router: APIRouter, service: LlmService, *, has_info: bool) -> 
         if body.messages is None:
             ids = await encode_prompt(service, body, body.prompt or body.content or "")
         else:
-            messages, tools = await for_template(request, body.messages, body.offer)
+            messages, tools = await for_template(request, body.messages, body.tool_set)
             options = body.template_options()
             prompt = await service.encode_chat(model.name, messages, tools=tools, **options)
             ids = prompt.prompt_ids
@@ -60,7 +60,7 @@ def add_tokenizer(router: APIRouter, service: LlmService, *, has_info: bool) -> 
     @router.post("/apply-template")
     async def apply_template(body: TemplateRequest, request: Request) -> Prompt:
         """A conversation as one text, as the model would read it."""
-        messages, tools = await for_template(request, body.messages, body.offer)
+        messages, tools = await for_template(request, body.messages, body.tool_set)
         if images_of(messages):
             raise InvalidRequest("An image cannot be written as text.", param="messages")
         prompt = await service.render_chat(

@@ -204,7 +204,7 @@ class TokenCount(BaseModel):
     input_tokens: int
 
 
-class MessageShape:
+class MessageFormatter:
     """Dresses the deltas of one answer.
 
     `is_cut`: what ends the answer at its greatest length is the context.

@@ -34,8 +34,8 @@ from triptych.modalities.llm.api.anthropic.replies import (
     BlockStart,
     BlockStop,
     MessageEnd,
+    MessageFormatter,
     MessageReply,
-    MessageShape,
     MessageStart,
     MessageStop,
     Ping,
@@ -100,10 +100,10 @@ def anthropic_router(service: LlmService, find_link: FindLink = no_link) -> APIR
             chat = fitted(service, chat, prompt, most=body.max_tokens)
             generation = await begin(service, chat, context, [prompt])
         is_cut = chat.max_tokens != body.max_tokens
-        shape = MessageShape(
+        formatter = MessageFormatter(
             body.model, context.call_id, thoughts=body.shown_thoughts, is_cut=is_cut
         )
-        events = shape.events(generation)
+        events = formatter.events(generation)
         if body.stream:
             heartbeat_s = context.options.heartbeat_s
             return EventStream(

@@ -138,7 +138,7 @@ class AnswerPart:
         )
 
 
-class AnswerShape(ABC):
+class OllamaFormatter(ABC):
     """Dresses the deltas of one answer. `model` is what the client calls it.
 
     `context` are the tokens before it, where the client gets them all to go on from.
@@ -238,7 +238,7 @@ class AnswerShape(ABC):
         return {"model": self._model, "created_at": now_text(), **logprobs}
 
 
-class ChatLines(AnswerShape):
+class ChatLines(OllamaFormatter):
     """Answers of `/api/chat`."""
 
     def _line(self, part: AnswerPart, **more: Any) -> ChatLine:
@@ -250,7 +250,7 @@ class ChatLines(AnswerShape):
         return ChatLine(**self._head(part), message=OllamaMessageReply(**message), **more)
 
 
-class GenerateLines(AnswerShape):
+class GenerateLines(OllamaFormatter):
     """Answers of `/api/generate`."""
 
     def _line(self, part: AnswerPart, **more: Any) -> GenerateLine:

@@ -59,11 +59,11 @@ from triptych.modalities.llm.api.ollama.protocol import (
     ShowRequest,
 )
 from triptych.modalities.llm.api.ollama.replies import (
-    AnswerShape,
     ChatLine,
     ChatLines,
     GenerateLine,
     GenerateLines,
+    OllamaFormatter,
     Timing,
 )
 from triptych.modalities.llm.api.protocol import ChatRequest
@@ -172,7 +172,7 @@ class _TextRoutes:
         return model
 
     async def _loaded(
-        self, body: AnswerFields, model: str, kind: type[AnswerShape], request: Request
+        self, body: AnswerFields, model: str, kind: type[OllamaFormatter], request: Request
     ) -> Response:
         """Load a model, and do no more; one to unload goes when its memory is needed."""
         self.service.model(model)
@@ -188,7 +188,7 @@ class _TextRoutes:
         body: AnswerFields,
         chat: ChatRequest,
         prompt: TokenRequest,
-        kind: type[AnswerShape],
+        kind: type[OllamaFormatter],
         request: Request,
     ) -> Response:
         options = body.options or OllamaOptions()
@@ -197,15 +197,15 @@ class _TextRoutes:
         generation = await begin(self.service, chat, Context.of(request), [prompt])
         timing = await self._timing(chat.model, request)
         has_context = isinstance(body, GenerateRequest) and not body.raw and not prompt.contents
-        shape = kind(
+        formatter = kind(
             body.model,
             timing,
             shows_thoughts=body.think is not False,
             context=prompt.prompt_ids if has_context else None,
         )
         if body.is_streamed:
-            return LineStream(shape.lines(generation))
-        return _document(await shape.whole(generation))
+            return LineStream(formatter.lines(generation))
+        return _document(await formatter.whole(generation))
 
     async def _timing(self, model: str, request: Request) -> Timing:
         """The times of a request, with its model in memory."""

@@ -173,7 +173,7 @@ class Answering:
         self, body: ResponseInput, request: Request, *, is_kept: bool = False
     ) -> PreparedInput:
         """The prompt of a request, and its images if it is kept. Raises what is wrong with it."""
-        note_ignored(request, *body.offer.left_out)
+        note_ignored(request, *body.tool_set.left_out)
         note_thinking(request, self._service.model(body.model), body.thinking_fields)
         history = await self._history(body, Context.of(request).principal.owner)
         num_bytes = len(await request.body()) + history.num_bytes
@@ -197,7 +197,7 @@ class Answering:
         model = self._service.model(body.model)
         response_id = f"resp_{context.call_id}"
         fields = begun(body, response_id, model.default_sampling, is_kept=is_stored)
-        builder = ResponseBuilder(fields, body.offer.places, has_logprobs=body.has_logprobs)
+        builder = ResponseBuilder(fields, body.tool_set.places, has_logprobs=body.has_logprobs)
         if body.background:  # no client waits for it
             context = replace(context, limit_s=None)
         with with_own_names():

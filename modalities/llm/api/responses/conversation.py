@@ -59,7 +59,7 @@ def chat_fields(body: ResponseInput, items: Sequence[KeptItem]) -> Fields:
     fields = {
         "model": body.model,
         "messages": _messages(body.instructions, items),
-        **body.offer.for_chat(body.tool_choice),
+        **body.tool_set.for_chat(body.tool_choice),
         "parallel_tool_calls": body.parallel_tool_calls,
         "chat_template_kwargs": body.chat_template_kwargs,
     }

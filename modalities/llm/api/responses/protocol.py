@@ -28,7 +28,7 @@ from triptych.modalities.llm.api.messages import TemplateOptions, few_parts, is_
 from triptych.modalities.llm.api.protocol import Stop, within
 from triptych.modalities.llm.api.responses import unsupported
 from triptych.modalities.llm.api.responses.items import InputItem, KeptItem
-from triptych.modalities.llm.api.responses.tools import ResponseTools, ToolChoices, ToolOffer
+from triptych.modalities.llm.api.responses.tools import ResponseTools, ResponseToolSet, ToolChoices
 
 _MAX_NEW_ITEMS = 20
 """Of a conversation at once, as OpenAI's."""
@@ -189,9 +189,9 @@ class ResponseInput(NamesModel, IgnoresHints, NullIsAbsent):
         return [] if effort in (None, "none") else ["reasoning.effort"]
 
     @property
-    def offer(self) -> ToolOffer:
+    def tool_set(self) -> ResponseToolSet:
         """The functions that may be called."""
-        return ToolOffer(self.tools or ())
+        return ResponseToolSet(self.tools or ())
 
     @property
     def conversation_id(self) -> str | None:

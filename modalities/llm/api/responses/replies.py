@@ -229,7 +229,7 @@ def begun(
         "temperature": _said(body.temperature, sampling.get("temperature", 1.0)),
         "text": {"format": {"type": "text"} if form is None else _plain(form)},
         "tool_choice": choice if isinstance(choice, str) else _plain(choice),
-        "tools": body.offer.shown(),
+        "tools": body.tool_set.shown(),
         "top_logprobs": body.top_logprobs or 0,
         "top_p": _said(body.top_p, sampling.get("top_p", 1.0)),
         "truncation": "disabled",

@@ -170,7 +170,7 @@ ToolChoices: TypeAlias = Annotated[
 ]
 
 
-class ToolOffer:
+class ResponseToolSet:
     """The functions that a request has, in namespaces or not, and how chat offers them."""
 
     def __init__(self, tools: Sequence[FunctionTool | NamespaceTool | HostedTool]) -> None:

@@ -13,7 +13,7 @@ from typing import Final
 
 from triptych.core.errors import RequestError
 from triptych.core.grammar.source import Constraint
-from triptych.modalities.llm.api.tools.schema import Offer
+from triptych.modalities.llm.api.tools.schema import ToolSet
 
 _SEARCH_S: Final = 2.0
 
@@ -21,11 +21,11 @@ Check = Callable[[Constraint], Awaitable[object]]
 """Raises `RequestError` for a form that cannot be followed."""
 
 
-async def blamed(error: RequestError, offer: Offer, check: Check) -> RequestError:
+async def blamed(error: RequestError, tool_set: ToolSet, check: Check) -> RequestError:
     """`error`, or that of the tool whose schema is its cause, which it names."""
     try:
         async with asyncio.timeout(_SEARCH_S):
-            for tool in offer.tools:
+            for tool in tool_set.tools:
                 schema = tool.function.parameters or {}
                 try:
                     await check(Constraint("json_schema", json.dumps(schema), "tools"))

@@ -16,7 +16,7 @@ from typing import Any
 
 from triptych.core.grammar.source import Constraint
 from triptych.modalities.llm.api.tools.formats import AnswerSyntax
-from triptych.modalities.llm.api.tools.schema import Offer
+from triptych.modalities.llm.api.tools.schema import ToolSet
 
 _OPEN, _NEXT, _CLOSE = "<tool_call>", "\n<tool_call>", "\n</tool_call>"
 _ANYTHING = "/(?s:.*)/"
@@ -29,7 +29,7 @@ _NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({"properties": {}})
 
 
 def answer_constraint(
-    offer: Offer, syntax: AnswerSyntax, thoughts_end: str, form: Constraint | None = None
+    tool_set: ToolSet, syntax: AnswerSyntax, thoughts_end: str, form: Constraint | None = None
 ) -> Constraint | None:
     """The form of an answer that may call what is offered; `None` where any text will do.
 
@@ -37,54 +37,54 @@ def answer_constraint(
     call has the `form`, if there is one: agents ask for it in every step, where a call is required,
     too.
     """
-    form = None if offer.is_required else form
+    form = None if tool_set.is_required else form
     is_marked = syntax.calls == "hermes"
-    is_strict = any(tool.function.strict for tool in offer.tools)
-    may_call = bool(offer.tools) and is_marked if form else syntax.calls in _WORDS_OR_CALLS
-    has_calls = offer.is_required or (may_call and (form is not None or is_strict))
+    is_strict = any(tool.function.strict for tool in tool_set.tools)
+    may_call = bool(tool_set.tools) and is_marked if form else syntax.calls in _WORDS_OR_CALLS
+    has_calls = tool_set.is_required or (may_call and (form is not None or is_strict))
     if not has_calls and not (form is not None and thoughts_end):
         return form
     rules = [f"start: {'thoughts ' if thoughts_end else ''}answer"]
     if has_calls:
-        if not (offer.is_required or form):
-            rules += _words_or_calls(offer, is_marked=is_marked)
+        if not (tool_set.is_required or form):
+            rules += _words_or_calls(tool_set, is_marked=is_marked)
         elif is_marked:
-            rules += _marked(offer, has_form=form is not None)
+            rules += _marked(tool_set, has_form=form is not None)
         else:
-            rules += _listed(offer)
-        rules += _calls(offer)
+            rules += _listed(tool_set)
+        rules += _calls(tool_set)
     else:
         rules.append("answer: @form")
     if thoughts_end:
         rules.append(f"thoughts[suffix={_quoted(thoughts_end)}]: {_ANYTHING}")
     grammar = "\n".join(rules)
-    schemas = [*_schemas(offer)] if has_calls else []
+    schemas = [*_schemas(tool_set)] if has_calls else []
     if form is not None:
         return replace(form, around=grammar, schemas=schemas)
     return Constraint("grammar", grammar, "tools", schemas=schemas)
 
 
-def _marked(offer: Offer, *, has_form: bool) -> Sequence[str]:
+def _marked(tool_set: ToolSet, *, has_form: bool) -> Sequence[str]:
     """Calls between marks, or what has the form."""
     form = "@form | " if has_form else ""
-    return (f"answer: {form}{_quoted(_OPEN)} marked", *_between_marks(offer))
+    return (f"answer: {form}{_quoted(_OPEN)} marked", *_between_marks(tool_set))
 
 
-def _between_marks(offer: Offer) -> Sequence[str]:
+def _between_marks(tool_set: ToolSet) -> Sequence[str]:
     """What follows the first mark."""
-    calls = "body" if offer.has_one_call else f"body ({_quoted(_NEXT)} body)*"
+    calls = "body" if tool_set.has_one_call else f"body ({_quoted(_NEXT)} body)*"
     return (f"marked: {calls}", f'body: "\\n" call {_quoted(_CLOSE)}')
 
 
-def _words_or_calls(offer: Offer, *, is_marked: bool) -> Iterator[str]:
+def _words_or_calls(tool_set: ToolSet, *, is_marked: bool) -> Iterator[str]:
     """Calls, with or without marks, or words that do not begin with one."""
-    heads = _heads(offer, has_fence=is_marked)
+    heads = _heads(tool_set, has_fence=is_marked)
     unlike = f"~(/{'|'.join(heads)}/ {_ANYTHING})"
     separator = _SPACES if is_marked else f"{_SPACES};?{_SPACES}"
-    more = "" if offer.has_one_call else f"(/{separator}/ bare)*"
+    more = "" if tool_set.has_one_call else f"(/{separator}/ bare)*"
     if is_marked:
         yield "answer: WORDS | words_before marked | calls"
-        yield from _between_marks(offer)
+        yield from _between_marks(tool_set)
         yield f"words_before[suffix={_quoted(_OPEN)}]: UNLIKE"
         yield f"WORDS: ~({_ANYTHING} {_quoted(_OPEN)} {_ANYTHING}) & UNLIKE"
     else:
@@ -93,8 +93,8 @@ def _words_or_calls(offer: Offer, *, is_marked: bool) -> Iterator[str]:
     yield f"calls: bare {more}"
     yield "bare: " + " | ".join(f"bare_{index}" for index in range(len(heads)))
     for index, head in enumerate(heads):
-        number = index % len(offer.tools)
-        end = "FENCE_END" if index >= len(offer.tools) else ""
+        number = index % len(tool_set.tools)
+        end = "FENCE_END" if index >= len(tool_set.tools) else ""
         yield f"bare_{index}: head_{index} ARGUMENTS arguments_{number} END {end}"
         yield f"head_{index}[lazy]: /{head}/"
     yield rf'ARGUMENTS: /{_SPACES},{_SPACES}"(arguments|parameters)"{_SPACES}:{_SPACES}/'
@@ -103,35 +103,35 @@ def _words_or_calls(offer: Offer, *, is_marked: bool) -> Iterator[str]:
         yield rf"FENCE_END: /{_SPACES}(```|<\/tools>)/"
 
 
-def _heads(offer: Offer, *, has_fence: bool) -> Sequence[str]:
+def _heads(tool_set: ToolSet, *, has_fence: bool) -> Sequence[str]:
     """How a call without marks begins, for each tool, alone and then in a fence."""
     alone = [
-        rf'{_OBJECT}{_SPACES}:{_SPACES}"{re.escape(tool.function.name)}"' for tool in offer.tools
+        rf'{_OBJECT}{_SPACES}:{_SPACES}"{re.escape(tool.function.name)}"' for tool in tool_set.tools
     ]
     openings = ("", _FENCE) if has_fence else ("",)
     return [f"{_SPACES}{opening}{head}" for opening in openings for head in alone]
 
 
-def _listed(offer: Offer) -> Sequence[str]:
-    calls = "call" if offer.has_one_call else 'call (", " call)*'
+def _listed(tool_set: ToolSet) -> Sequence[str]:
+    calls = "call" if tool_set.has_one_call else 'call (", " call)*'
     return (f'answer: "[" {calls} "]"',)
 
 
-def _calls(offer: Offer) -> Iterator[str]:
-    yield "call: " + " | ".join(f"call_{index}" for index in range(len(offer.tools)))
-    for index, tool in enumerate(offer.tools):
+def _calls(tool_set: ToolSet) -> Iterator[str]:
+    yield "call: " + " | ".join(f"call_{index}" for index in range(len(tool_set.tools)))
+    for index, tool in enumerate(tool_set.tools):
         before = f'{{"name": {json.dumps(tool.function.name)}, "arguments": '
         yield f'call_{index}: {_quoted(before)} arguments_{index} "}}"'
         yield f"arguments_{index}: %json @{index}"
 
 
-def _schemas(offer: Offer) -> Iterator[str]:
+def _schemas(tool_set: ToolSet) -> Iterator[str]:
     """What arguments of each tool follow: any object's where they need not follow its own.
 
     A schema's references begin at its own root.
     """
-    for tool in offer.tools:
-        follows = offer.is_required or tool.function.strict
+    for tool in tool_set.tools:
+        follows = tool_set.is_required or tool.function.strict
         own = (tool.function.parameters or _NO_ARGUMENTS) if follows else {}
         yield json.dumps({"type": "object", **own})
 

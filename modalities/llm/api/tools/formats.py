@@ -21,7 +21,7 @@ from triptych.modalities.llm.api.tools.json_calls import (
 )
 from triptych.modalities.llm.api.tools.parser import AnswerParser, Thinking, words_alone
 from triptych.modalities.llm.api.tools.pieces import ReadCalls, ToolSchemas
-from triptych.modalities.llm.api.tools.traits import told_by
+from triptych.modalities.llm.api.tools.traits import supports_tools
 from triptych.modalities.llm.api.tools.written_calls import TaggedParameters, pythonic
 
 _DEEPSEEK = "<｜tool▁{}｜>".format  # noqa: RUF001 - DeepSeek's tokens have these characters
@@ -137,13 +137,13 @@ _MARKS: tuple[tuple[tuple[str, ...], str], ...] = (
 class AnswerSyntax:
     """How one model writes `calls` and marks `thinking` (empty: not at all).
 
-    `is_told`: its chat template tells it of tools. `has_special_marks`: marks may be special
-    tokens, which answers do not show otherwise.
+    `template_supports_tools`: its chat template renders `tools`. `has_special_marks`: marks may be
+    special tokens, which answers do not show otherwise.
     """
 
     calls: str = "hermes"
     thinking: str = ""
-    is_told: bool = False
+    template_supports_tools: bool = False
     has_special_marks: bool = False
 
     @classmethod
@@ -151,17 +151,18 @@ class AnswerSyntax:
         """What the operator says, or else the chat template. Raises `ConfigError`."""
         calls = _named("--tool-call-parser", options.tool_call_parser, CALL_FORMATS)
         thinking = _named("--reasoning-parser", options.reasoning_parser, THINKING_FORMATS)
-        is_told = told_by(template)
+        template_supports_tools = supports_tools(template)
         if calls is None:
             calls = call_format_of(template)
-            if not is_told and calls != "harmony":  # which is the form of all that gpt-oss says
+            # Harmony is the format of everything that gpt-oss writes.
+            if not template_supports_tools and calls != "harmony":
                 calls = "hermes"
         thinking = thinking_format_of(template) if thinking is None else thinking
         thought_marks = {THINKING_FORMATS[thinking].open} if thinking else set()
         return cls(
             calls,
             thinking,
-            is_told=is_told,
+            template_supports_tools=template_supports_tools,
             has_special_marks=calls not in _PLAIN or not thought_marks.isdisjoint(specials),
         )
 

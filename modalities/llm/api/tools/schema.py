@@ -174,7 +174,7 @@ class ToolCall(Strict):
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class ToolSet:
     """The tools that an answer may call, or must if that `is_required`; once, if `has_one_call`."""
 
     tools: tuple[Tool, ...] = ()
@@ -188,7 +188,7 @@ class Offer:
         choice: str | NamedTool | ToolSubset | None,
         *,
         is_parallel: bool = True,
-    ) -> Offer:
+    ) -> ToolSet:
         """What a request offers. Raises `InvalidRequest` for a choice that is not there."""
         if len({tool.function.name for tool in tools}) < len(tools):
             raise InvalidRequest("Two tools have one name.", param="tools")

@@ -36,7 +36,7 @@ _KIMI_CALLS = "<|tool_calls_section_begin|>{}<|tool_calls_section_end|>".format
 _KIMI_CALL = "<|tool_call_begin|>{}<|tool_call_argument_begin|>{}<|tool_call_end|>".format
 
 
-def told_by(template: str) -> bool:
+def supports_tools(template: str) -> bool:
     """Whether a template can tell its model of tools."""
     return _SYSTEM_TOOLS.search(template) is not None or _reads_tools(template)
 
@@ -59,7 +59,7 @@ class TemplateTraits:
         self._calls = calls
         self._has_own_thoughts = _OWN_THOUGHTS.search(template) is not None
         self._joins_arguments = _TEXT_ARGUMENTS.search(template) is not None
-        self._has_system_tools = not _reads_tools(template) and told_by(template)
+        self._has_system_tools = not _reads_tools(template) and supports_tools(template)
         self._shows_calls = "tool_calls" in template
         self._has_one_call = _ONE_CALL in template
         self._new_id: Callable[[str, str, int], str] | None = None

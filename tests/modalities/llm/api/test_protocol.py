@@ -330,8 +330,8 @@ def test_other_servers_spellings_are_honoured() -> None:
 
 def test_tools_that_shall_not_be_called_pass() -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
-    assert not chat(tools=tools, tool_choice="none").offer.tools
-    assert len(chat(tools=tools).offer.tools) == 1
+    assert not chat(tools=tools, tool_choice="none").tool_set.tools
+    assert len(chat(tools=tools).tool_set.tools) == 1
     assert chat(functions=tools, function_call="none") == chat()
     assert refusal(chat, functions=tools).param == "functions"
 

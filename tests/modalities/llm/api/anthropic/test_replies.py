@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych.modalities.llm.api.anthropic.replies import Event, MessageShape, whole_message
+from triptych.modalities.llm.api.anthropic.replies import Event, MessageFormatter, whole_message
 from triptych.modalities.llm.api.generation import Generation
 from triptych.modalities.llm.api.replies import UsageTotals
 from triptych.modalities.llm.api.samples import FinishReason, SampleDelta
@@ -104,12 +104,12 @@ async def test_any_split_gives_the_same_message(
     is_done = is_whole and answer.count("<tool_call>") == answer.count("</tool_call>")
     reason: FinishReason = ("tool_calls" if has_call else "stop") if is_done else "length"
 
-    def shape() -> MessageShape:
-        return MessageShape("tiny", "1")
+    def formatter() -> MessageFormatter:
+        return MessageFormatter("tiny", "1")
 
-    streamed = [event async for event in shape().events(generation(texts, reason, None))]
-    in_one = await whole_message(shape().events(generation([answer], reason, None)))
-    in_pieces = await whole_message(shape().events(generation(texts, reason, None)))
+    streamed = [event async for event in formatter().events(generation(texts, reason, None))]
+    in_one = await whole_message(formatter().events(generation([answer], reason, None)))
+    in_pieces = await whole_message(formatter().events(generation(texts, reason, None)))
     one, pieces = in_one.model_dump(), in_pieces.model_dump()
     assert without_ids(pieces.pop("content")) == without_ids(one.pop("content"))
     assert pieces == one
@@ -124,6 +124,6 @@ async def test_any_split_gives_the_same_message(
 
 async def test_a_call_that_broke_off_keeps_what_it_has() -> None:
     texts = ['<tool_call>\n{"name": "f", "arguments": {"a": "x", "b": "y']
-    events = MessageShape("tiny", "1").events(generation(texts, "length", None))
+    events = MessageFormatter("tiny", "1").events(generation(texts, "length", None))
     (block,) = (await whole_message(events)).content
     assert block.model_dump()["input"] == {"a": "x"}

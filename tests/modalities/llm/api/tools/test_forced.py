@@ -12,7 +12,7 @@ from triptych.core.limits import MAX_TOOLS
 from triptych.modalities.llm.api.tools.forced import answer_constraint
 from triptych.modalities.llm.api.tools.formats import AnswerSyntax
 from triptych.modalities.llm.api.tools.pieces import Answer
-from triptych.modalities.llm.api.tools.schema import NamedTool, Offer, Tool
+from triptych.modalities.llm.api.tools.schema import NamedTool, Tool, ToolSet
 
 CITY = {
     "type": "object",
@@ -39,13 +39,13 @@ def hermes(*calls: str) -> str:
 
 def fits(
     text: str,
-    offer: Offer,
+    tool_set: ToolSet,
     syntax: AnswerSyntax,
     thoughts_end: str = "",
     form: Constraint | None = None,
 ) -> bool:
     """Whether the grammar takes a text, and may end there."""
-    constraint = answer_constraint(offer, syntax, thoughts_end, form)
+    constraint = answer_constraint(tool_set, syntax, thoughts_end, form)
     assert constraint is not None
     tokenizer = LLTokenizer("byte")
     grammar = to_grammar(constraint.kind, *constraint.parts[:2], constraint.schemas)
@@ -55,8 +55,8 @@ def fits(
     return bool(matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting())
 
 
-def read(text: str, offer: Offer, syntax: AnswerSyntax) -> Answer:
-    parser = syntax.parser(offer.schemas, "", is_forced=False)
+def read(text: str, tool_set: ToolSet, syntax: AnswerSyntax) -> Answer:
+    parser = syntax.parser(tool_set.schemas, "", is_forced=False)
     return Answer.of([*parser.push(text), *parser.finish()])
 
 
@@ -82,10 +82,10 @@ WORDS = (
     ],
 )
 def test_a_required_call_is_all_that_is_written(text: str, is_fit: bool) -> None:
-    offer = Offer.of(TOOLS, "required")
-    assert fits(text, offer, AnswerSyntax()) is is_fit
+    tool_set = ToolSet.of(TOOLS, "required")
+    assert fits(text, tool_set, AnswerSyntax()) is is_fit
     thought = f"Hm, {hermes(BERLIN)}?</think>{text}"
-    assert fits(thought, offer, AnswerSyntax(thinking="think"), "</think>") is is_fit
+    assert fits(thought, tool_set, AnswerSyntax(thinking="think"), "</think>") is is_fit
 
 
 def test_schemas_that_multiply_do_so_in_the_child_alone() -> None:
@@ -93,7 +93,7 @@ def test_schemas_that_multiply_do_so_in_the_child_alone() -> None:
     parameters = {"$defs": {"all": {"enum": [*range(5000)]}}, "allOf": parts}
     function = {"name": "f", "parameters": parameters}
     tool = Tool.model_validate({"type": "function", "function": function})
-    constraint = answer_constraint(Offer.of([tool], "required"), AnswerSyntax(), "")
+    constraint = answer_constraint(ToolSet.of([tool], "required"), AnswerSyntax(), "")
     assert constraint is not None
     assert sum(map(len, constraint.parts)) < 2 * len(json.dumps(parameters))
 
@@ -125,35 +125,35 @@ FENCED = f"```json\n{PARIS}\n```"
 def test_what_begins_like_a_call_without_marks_follows_its_schema(
     syntax: AnswerSyntax, text: str, is_fit: bool, separator: str
 ) -> None:
-    offer = Offer.of(TOOLS, "auto")
-    assert fits(separator + text, offer, syntax) is is_fit
+    tool_set = ToolSet.of(TOOLS, "auto")
+    assert fits(separator + text, tool_set, syntax) is is_fit
     if text.startswith("{") and '"get_time"' not in text:
-        called = read(separator + text, offer, syntax)
+        called = read(separator + text, tool_set, syntax)
         assert bool(called.calls) is (text not in WORDS), "what is held is what is read as a call"
 
 
 def test_several_calls_without_marks_follow_their_schemas() -> None:
-    offer = Offer.of(TOOLS, "auto")
+    tool_set = ToolSet.of(TOOLS, "auto")
     for syntax, text in ((AnswerSyntax(), f"{TIME}\n{PARIS}"), (LLAMA, f"{TIME}; {PARIS}")):
-        assert fits(text, offer, syntax)
-        assert not fits(text.replace("Paris", "Berlin"), offer, syntax)
-        assert len(read(text, offer, syntax).calls) == 2
-        assert not fits(text, Offer.of(TOOLS, "auto", is_parallel=False), syntax)
+        assert fits(text, tool_set, syntax)
+        assert not fits(text.replace("Paris", "Berlin"), tool_set, syntax)
+        assert len(read(text, tool_set, syntax).calls) == 2
+        assert not fits(text, ToolSet.of(TOOLS, "auto", is_parallel=False), syntax)
 
 
 def test_a_call_in_a_fence_follows_its_schema() -> None:
-    offer = Offer.of(TOOLS, "auto")
-    assert fits(FENCED, offer, AnswerSyntax())
-    assert not fits(FENCED.replace("Paris", "Berlin"), offer, AnswerSyntax())
-    assert not fits(f"{FENCED} So.", offer, AnswerSyntax())
-    assert fits("```json\n{}\n``` So.", offer, AnswerSyntax())
-    assert fits(FENCED.replace("Paris", "Berlin"), offer, LLAMA), "it reads none there"
+    tool_set = ToolSet.of(TOOLS, "auto")
+    assert fits(FENCED, tool_set, AnswerSyntax())
+    assert not fits(FENCED.replace("Paris", "Berlin"), tool_set, AnswerSyntax())
+    assert not fits(f"{FENCED} So.", tool_set, AnswerSyntax())
+    assert fits("```json\n{}\n``` So.", tool_set, AnswerSyntax())
+    assert fits(FENCED.replace("Paris", "Berlin"), tool_set, LLAMA), "it reads none there"
 
 
 def test_a_call_between_marks_does_not_excuse_one_before_it() -> None:
-    offer = Offer.of(TOOLS, "auto")
-    assert not fits(f"{BERLIN}\n{hermes(PARIS)}", offer, AnswerSyntax())
-    assert fits(f"I look. {hermes(PARIS)}", offer, AnswerSyntax())
+    tool_set = ToolSet.of(TOOLS, "auto")
+    assert not fits(f"{BERLIN}\n{hermes(PARIS)}", tool_set, AnswerSyntax())
+    assert fits(f"I look. {hermes(PARIS)}", tool_set, AnswerSyntax())
 
 
 def test_many_strict_tools_are_followed() -> None:
@@ -164,24 +164,24 @@ def test_many_strict_tools_are_followed() -> None:
     ]
     text = PARIS.replace("get_weather", "tool.no-99")
     for syntax in (AnswerSyntax(), LLAMA):
-        assert fits(text, Offer.of(tools, "auto"), syntax)
-        assert not fits(text.replace("Paris", "Rom"), Offer.of(tools, "auto"), syntax)
+        assert fits(text, ToolSet.of(tools, "auto"), syntax)
+        assert not fits(text.replace("Paris", "Rom"), ToolSet.of(tools, "auto"), syntax)
 
 
 def test_a_named_tool_is_called_once() -> None:
-    offer = Offer.of(TOOLS, NAMED)
-    assert fits(hermes(PARIS), offer, AnswerSyntax())
-    assert not fits(hermes(TIME), offer, AnswerSyntax())
-    assert not fits(hermes(PARIS, PARIS), offer, AnswerSyntax())
+    tool_set = ToolSet.of(TOOLS, NAMED)
+    assert fits(hermes(PARIS), tool_set, AnswerSyntax())
+    assert not fits(hermes(TIME), tool_set, AnswerSyntax())
+    assert not fits(hermes(PARIS, PARIS), tool_set, AnswerSyntax())
 
 
 def test_families_with_special_marks_write_a_list() -> None:
     syntax = AnswerSyntax(calls="mistral", has_special_marks=True)
-    offer = Offer.of(TOOLS, "required")
+    tool_set = ToolSet.of(TOOLS, "required")
     text = f"[{PARIS}, {TIME}]"
-    assert fits(text, offer, syntax)
-    assert not fits(f"[{BERLIN}]", offer, syntax)
-    parser = syntax.parser(offer.schemas, "", is_forced=True)
+    assert fits(text, tool_set, syntax)
+    assert not fits(f"[{BERLIN}]", tool_set, syntax)
+    parser = syntax.parser(tool_set.schemas, "", is_forced=True)
     answer = Answer.of([*parser.push(text), *parser.finish()])
     assert [(call.name, json.loads(call.arguments)) for call in answer.calls] == [
         ("get_weather", {"city": "Paris"}),
@@ -200,12 +200,12 @@ def test_families_with_special_marks_write_a_list() -> None:
     ],
 )
 def test_strict_tools_that_are_called_freely_follow_their_schema(text: str, is_fit: bool) -> None:
-    assert fits(text, Offer.of(TOOLS, "auto"), AnswerSyntax()) is is_fit
+    assert fits(text, ToolSet.of(TOOLS, "auto"), AnswerSyntax()) is is_fit
 
 
 def test_a_tool_without_parameters_takes_no_arguments() -> None:
-    offer = Offer.of(TOOLS, "required")
-    assert not fits(hermes(TIME.replace("{}", '{"zone": "UTC"}')), offer, AnswerSyntax())
+    tool_set = ToolSet.of(TOOLS, "required")
+    assert not fits(hermes(TIME.replace("{}", '{"zone": "UTC"}')), tool_set, AnswerSyntax())
 
 
 FORMS: dict[ConstraintKind, tuple[str, str]] = {
@@ -220,26 +220,26 @@ FORMS: dict[ConstraintKind, tuple[str, str]] = {
 def test_thoughts_go_before_an_answer_of_a_form(kind: ConstraintKind) -> None:
     text, answer = FORMS[kind]
     form, syntax = Constraint(kind, text, "param"), AnswerSyntax(thinking="think")
-    assert fits(f"Hm.\n</think>{answer}", Offer(), syntax, "</think>", form)
-    assert not fits("Hm.\n</think>Well.", Offer(), syntax, "</think>", form)
-    assert not fits(answer, Offer(), syntax, "</think>", form), "a thought without an end"
-    assert answer_constraint(Offer(), syntax, "", form) is form
+    assert fits(f"Hm.\n</think>{answer}", ToolSet(), syntax, "</think>", form)
+    assert not fits("Hm.\n</think>Well.", ToolSet(), syntax, "</think>", form)
+    assert not fits(answer, ToolSet(), syntax, "</think>", form), "a thought without an end"
+    assert answer_constraint(ToolSet(), syntax, "", form) is form
 
 
 @pytest.mark.parametrize("kind", FORMS)
 def test_an_answer_has_its_form_or_is_a_call(kind: ConstraintKind) -> None:
     text, answer = FORMS[kind]
-    form, offer = Constraint(kind, text, "param"), Offer.of(TOOLS, "auto")
-    assert fits(answer, offer, AnswerSyntax(), form=form)
-    assert fits(hermes(PARIS, TIME), offer, AnswerSyntax(), form=form)
-    assert not fits(hermes(BERLIN), offer, AnswerSyntax(), form=form), "the tool is strict"
-    assert not fits(f"I look. {hermes(PARIS)}", offer, AnswerSyntax(), form=form)
-    required = Offer.of(TOOLS, "required")
+    form, tool_set = Constraint(kind, text, "param"), ToolSet.of(TOOLS, "auto")
+    assert fits(answer, tool_set, AnswerSyntax(), form=form)
+    assert fits(hermes(PARIS, TIME), tool_set, AnswerSyntax(), form=form)
+    assert not fits(hermes(BERLIN), tool_set, AnswerSyntax(), form=form), "the tool is strict"
+    assert not fits(f"I look. {hermes(PARIS)}", tool_set, AnswerSyntax(), form=form)
+    required = ToolSet.of(TOOLS, "required")
     calls_alone = answer_constraint(required, AnswerSyntax(), "")
     assert answer_constraint(required, AnswerSyntax(), "", form) == calls_alone
 
 
 def test_other_answers_have_no_form() -> None:
-    assert answer_constraint(Offer.of(TOOLS[1:], None), AnswerSyntax(), "") is None
-    assert answer_constraint(Offer.of(TOOLS, "none"), AnswerSyntax(), "") is None
-    assert answer_constraint(Offer.of(TOOLS, "auto"), AnswerSyntax(calls="mistral"), "") is None
+    assert answer_constraint(ToolSet.of(TOOLS[1:], None), AnswerSyntax(), "") is None
+    assert answer_constraint(ToolSet.of(TOOLS, "none"), AnswerSyntax(), "") is None
+    assert answer_constraint(ToolSet.of(TOOLS, "auto"), AnswerSyntax(calls="mistral"), "") is None

@@ -475,7 +475,7 @@ def test_a_model_has_the_format_of_its_template(template: str, name: str) -> Non
     """One that its template tells of no tools is told of Hermes's, and writes them."""
     syntax = AnswerSyntax.of(template, ModelOptions(), ())
     assert syntax.calls == name
-    assert syntax.is_told is not template.startswith("{% for")
+    assert syntax.template_supports_tools is not template.startswith("{% for")
 
 
 def test_formats_are_known_by_templates() -> None:

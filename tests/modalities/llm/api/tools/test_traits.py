@@ -9,7 +9,7 @@ import pytest
 
 from triptych.modalities.llm.api import template_child
 from triptych.modalities.llm.api.template_child import environment
-from triptych.modalities.llm.api.tools.traits import TemplateTraits, told_by
+from triptych.modalities.llm.api.tools.traits import TemplateTraits, supports_tools
 
 CALL = {
     "id": "a",
@@ -179,7 +179,7 @@ def test_tools_are_in_the_system_message_where_phi_looks_for_them(system: list[A
 
 
 @pytest.mark.parametrize(
-    ("template", "is_told"),
+    ("template", "template_supports_tools"),
     [
         ("{% if tools %}{% endif %}", True),
         ("{%- if not tools is defined %}{%- set tools = none %}{%- endif %}{{ tools }}", True),
@@ -188,8 +188,10 @@ def test_tools_are_in_the_system_message_where_phi_looks_for_them(system: list[A
         ("{# tools #}{{ 'tools' }}", False),
     ],
 )
-def test_a_template_that_reads_tools_tells_of_them(template: str, is_told: bool) -> None:
-    assert told_by(template) is is_told
+def test_a_template_that_reads_tools_tells_of_them(
+    template: str, template_supports_tools: bool
+) -> None:
+    assert supports_tools(template) is template_supports_tools
 
 
 def test_nothing_of_a_template_is_computed_here(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,6 +199,6 @@ def test_nothing_of_a_template_is_computed_here(monkeypatch: pytest.MonkeyPatch)
     computed: list[object] = []
     monkeypatch.setattr(template_child, "_to_json", computed.append)
     template = "{{ [1] | tojson }}{{ 1 | no_such_filter }}" + "{{ a" + " + a" * 2000 + " }}"
-    assert not told_by(template)
-    assert told_by(template + "{{ tools }}")
+    assert not supports_tools(template)
+    assert supports_tools(template + "{{ tools }}")
     assert not computed

@@ -99,7 +99,7 @@ class _Offsets:
         return offset
 
 
-class Shape(ABC):
+class ResponseFormatter(ABC):
     """How one route dresses deltas. Nothing but `usage_chunk` and `reply` holds token counts."""
 
     _id: ClassVar[str]
@@ -169,7 +169,7 @@ class Shape(ABC):
         return {"token_ids": [token_id for delta in deltas for token_id in delta.drawn_ids]}
 
 
-class ChatShape(Shape):
+class ChatFormatter(ResponseFormatter):
     """Chat answers."""
 
     _id, _reply, _chunk = "chatcmpl", ChatReply, ChatChunk
@@ -243,7 +243,7 @@ class ChatShape(Shape):
         return ChatLogprobs(content=content, refusal=None)
 
 
-class CompletionShape(Shape):
+class CompletionFormatter(ResponseFormatter):
     """Text completions."""
 
     _id, _reply, _chunk = "cmpl", CompletionReply, CompletionReply
