@@ -17,13 +17,13 @@ from triptych.core.engine_api.sampling_params import SamplingParams
 FinishReason = Literal["stop", "length", "cancelled"]
 
 
-class ThinkingRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Which tokens a row's thoughts lie between, and how many they may be.
+class ReasoningRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Which tokens a row's reasoning lies between, and how many they may be.
 
     The prompt ends within them if they are `open_at_start`. Else the answer may begin with `opens`,
-    behind any `blanks`; where they `reopen`, those tokens open thoughts wherever they stand. Each
-    of `closes` ends them. After `max_tokens` of thoughts (`None`: of any number) come `ending`,
-    drawn from nothing else. What the row's grammar prescribes begins where thoughts that were
+    behind any `blanks`; where they `reopen`, those tokens open reasoning wherever they stand. Each
+    of `closes` ends them. After `max_tokens` of reasoning (`None`: of any number) come `ending`,
+    drawn from nothing else. What the row's grammar prescribes begins where reasoning that was
     `open_at_start` end.
     """
 
@@ -51,7 +51,7 @@ class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     prompt_frames: tuple[StepCodes, ...] = ()
     contents: tuple[PromptContent, ...] = ()
     grammar: str = ""
-    thinking: ThinkingRules | None = None
+    reasoning: ReasoningRules | None = None
     priority: int = 0
     tenant: str = ""
     adapter: str = ""

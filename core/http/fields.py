@@ -161,7 +161,7 @@ _CACHED = "equal beginnings of prompts are cached by themselves"
 _PLACED = "the operator says how models are placed"
 _DUMPED = "clients add it to earlier answers that they send back"
 _LABEL = "a label, which no answer depends on"
-_SUMMARY = "thoughts are returned whole"
+_SUMMARY = "reasoning is returned whole"
 INERT: Mapping[str, str] = MappingProxyType(
     {
         "cache_control": _CACHED,

@@ -116,13 +116,13 @@ class ModelOptions:
     )
     reasoning_parser: str = option(
         "auto",
-        "Format in which a model marks its thoughts, which answers have apart from their text; auto"
-        " goes by its chat template, none leaves them in the text.",
+        "Format in which a model marks its reasoning, which answers return apart from their text:"
+        " auto follows the chat template, none leaves reasoning in the text.",
         roles=("chat", "vision"),
     )
     reasoning_budget: int = option(
         -1,
-        "Most tokens of thoughts where a request has no `thinking_budget`; -1: any number.",
+        "Most reasoning tokens where a request has no `thinking_budget`; -1: any number.",
         within=Range(low=-1),
         roles=("chat", "vision"),
     )

@@ -28,7 +28,7 @@ from triptych.core.options.config import ScheduleOptions
 from triptych.schedulers.base import SchedulerStats
 from triptych.schedulers.tokens.grammar_worker import GrammarState, MaskRequest
 from triptych.schedulers.tokens.policy import TokenLimits, TokenStep, choose_step
-from triptych.schedulers.tokens.reasoning import ThoughtCounter
+from triptych.schedulers.tokens.reasoning import ReasoningCounter
 from triptych.schedulers.tokens.state import ScheduledRow, SequenceState, TokenProgress, TokenState
 
 COUNTERS = (
@@ -63,7 +63,7 @@ class TokenBatch:
         self.mask_requests: list[MaskRequest] = []
         """Requests for the grammar worker, since it last took them."""
         self.begun: list[SequenceState] = []
-        """Rows whose thoughts have ended, and whose grammars begin."""
+        """Rows whose reasoning has ended, and whose grammars begin."""
         self.vocab_size = 0
         """Tokens that have a bit in a mask; set before sequences come, where there are masks."""
         self._max_length = max_length
@@ -76,10 +76,10 @@ class TokenBatch:
     ) -> SequenceState:
         """A sequence of its own rank. Raises InvalidRequest or ContextLengthExceeded."""
         max_outputs = self.max_outputs(request)
-        thoughts = None
-        if request.thinking is not None:
-            thoughts = ThoughtCounter(request.thinking, request, self.vocab_size)
-        has_grammar = request.grammar and not (thoughts and thoughts.holds_form)
+        reasoning = None
+        if request.reasoning is not None:
+            reasoning = ReasoningCounter(request.reasoning, request, self.vocab_size)
+        has_grammar = request.grammar and not (reasoning and reasoning.holds_form)
         is_ranked = self.options.schedule_policy == "priority"
         self._num_opened += 1
         return SequenceState(
@@ -92,7 +92,7 @@ class TokenBatch:
             root=root_key(self._namespace, adapter=request.adapter, tenant=request.tenant),
             is_paused=job.is_paused,
             grammar=GrammarState(request) if has_grammar else None,
-            thoughts=thoughts,
+            reasoning=reasoning,
         )
 
     def add(self, row: SequenceState) -> None:
@@ -250,7 +250,7 @@ class TokenBatch:
         self._counters["output_tokens_total"] += 1
         row.last_token_s = now_s
         is_end = token_id in sampling.stop_token_ids and len(row.output_ids) >= sampling.min_tokens
-        if is_end and not (row.thoughts is not None and row.thoughts.is_unanswered):
+        if is_end and not (row.reasoning is not None and row.reasoning.is_unanswered):
             return self.delta(row, finish_reason="stop", stop_token_id=token_id)
         row.append((token_id,))
         if result.codes:
@@ -258,7 +258,7 @@ class TokenBatch:
         if row.grammar is not None:  # it says whether that was the last
             self.mask_requests.append(row.mask_request(token_id))
             return self.delta(row, result)
-        if row.request.grammar and row.thoughts is not None and not row.thoughts.holds_form:
+        if row.request.grammar and row.reasoning is not None and not row.reasoning.holds_form:
             row.grammar = GrammarState(row.request)
             self.begun.append(row)
         is_last = len(row.output_ids) >= row.max_outputs

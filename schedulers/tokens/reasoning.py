@@ -1,7 +1,7 @@
-"""A row's thoughts: whether it is thinking, and what comes when its budget is spent.
+"""A row's reasoning: whether it is reasoning, and what comes when its budget is spent.
 
 Owns the count. A row goes on before it is known what it has drawn, so `num_free` says for how many
-tokens nothing can be prescribed yet. Knows no text: thoughts lie between tokens.
+tokens nothing can be prescribed yet. Knows no text: reasoning lies between tokens.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from functools import lru_cache
 import numpy as np
 from msgspec import structs
 
-from triptych.core.engine_api.tokens import ThinkingRules, TokenRequest
+from triptych.core.engine_api.tokens import ReasoningRules, TokenRequest
 
 
-class ThoughtCounter:
+class ReasoningCounter:
     """Follows one row's tokens, as they become known.
 
     `vocab_size` tokens have a bit in its masks (see `core.engine_api.plan.TokenRow`).
     """
 
-    def __init__(self, rules: ThinkingRules, request: TokenRequest, vocab_size: int) -> None:
+    def __init__(self, rules: ReasoningRules, request: TokenRequest, vocab_size: int) -> None:
         self._rules = rules
         self._vocab_size = vocab_size
         self._left = sys.maxsize if rules.max_tokens is None else rules.max_tokens
         closing = {*rules.closes, *rules.ending}
-        # A row must be able to end its thoughts, even with a token that ends an answer.
+        # A row must be able to end its reasoning, even with a token that ends an answer.
         self._held_ids = tuple(
             each for each in request.sampling.stop_token_ids if each not in closing
         )
@@ -46,7 +46,7 @@ class ThoughtCounter:
 
     @property
     def is_unanswered(self) -> bool:
-        """Whether an answer is still due: what is drawn now ends thoughts at most."""
+        """Whether an answer is still due: what is drawn now ends reasoning at most."""
         return self.holds_form or self._is_spent
 
     @property

@@ -96,7 +96,7 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
         assert isinstance(request, TokenRequest), "the API sends this model token requests"
         if request.contents and not self._takes_content:
             raise InvalidRequest("This model takes no images.", param="messages")
-        if (request.grammar or request.thinking) and self.grammar_worker is None:
+        if (request.grammar or request.reasoning) and self.grammar_worker is None:
             raise UnsupportedOption("This model's answers cannot be given a form.")
         return self.tokens.open(job.job_id, job, request, arrival_s=job.arrival_s)
 

@@ -22,7 +22,7 @@ from triptych.core.options.config import ScheduleOptions
 from triptych.schedulers.batcher import Unit
 from triptych.schedulers.shares import ServiceShares
 from triptych.schedulers.tokens.grammar_worker import GrammarState, MaskRequest
-from triptych.schedulers.tokens.reasoning import ThoughtCounter
+from triptych.schedulers.tokens.reasoning import ReasoningCounter
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -35,7 +35,7 @@ class SequenceState(Unit):
     `lease` it also holds a `slot`; `is_bound` says whether the runner knows of both, and
     `num_bound_pages` how many of its pages the runner knows. One that `is_over` may still be in
     flight. `num_forced` of its last tokens were not drawn but
-    follow from its `grammar` and are yet to be computed together. Its `thoughts` may
+    follow from its `grammar` and are yet to be computed together. Its `reasoning` may
     go before what the grammar prescribes. `num_fetched_pages` were computed for it elsewhere.
     """
 
@@ -47,7 +47,7 @@ class SequenceState(Unit):
     max_outputs: int
     root: bytes
     grammar: GrammarState | None = None
-    thoughts: ThoughtCounter | None = None
+    reasoning: ReasoningCounter | None = None
     keys: list[bytes] = field(default_factory=list)
     output_ids: list[int] = field(default_factory=list)
     output_frames: list[StepCodes] = field(default_factory=list)
@@ -115,23 +115,23 @@ class SequenceState(Unit):
             and len(self.output_ids) + self.num_unknown < self.max_outputs
             and (self.is_bound or not self.num_in_flight)
             and (self.grammar is None or self.grammar.is_ready)
-            and (not self.num_unknown or self.thoughts is None or self._is_free(self.thoughts))
+            and (not self.num_unknown or self.reasoning is None or self._is_free(self.reasoning))
         )
 
-    def _is_free(self, thoughts: ThoughtCounter) -> bool:
+    def _is_free(self, reasoning: ReasoningCounter) -> bool:
         """Whether its next token may be any, whatever those in flight turn out to be."""
-        return self.num_unknown < thoughts.num_free
+        return self.num_unknown < reasoning.num_free
 
     def append(self, token_ids: Sequence[int]) -> None:
         """Its answer goes on with these."""
         self.output_ids += token_ids
-        if self.thoughts is not None:
-            self.thoughts.take(token_ids)
+        if self.reasoning is not None:
+            self.reasoning.take(token_ids)
 
     @property
     def allowed(self) -> bytes:
         """The mask of its next token, if that may not be any."""
-        mask = self.thoughts.mask() if self.thoughts is not None and not self.num_unknown else b""
+        mask = self.reasoning.mask() if self.reasoning is not None and not self.num_unknown else b""
         return mask or (self.grammar.allowed if self.grammar is not None else b"")
 
     @property
@@ -174,7 +174,7 @@ class SequenceState(Unit):
     def binding(self) -> dict[str, Any]:
         """What a `TokenRow` says of it as it takes its slot."""
         return {
-            "sampling": (self.thoughts or self.request).sampling,
+            "sampling": (self.reasoning or self.request).sampling,
             "history_ids": self.token_ids(0, self.num_known),
             "num_prompt_tokens": self.num_prompt_tokens,
             "frames": (*self.request.prompt_frames, *self.output_frames),

@@ -50,7 +50,7 @@ HAS: Mapping[str, tuple[str, str]] = {
     "recognition": (r"recogni[sz]\w*|transcri\w*|translat\w*", "/v1/audio/transcriptions"),
     "batches": (r"batch\w*", "/v1/batches"),
     "adapters": (r"adapters?|lora\w*", "--lora-paths"),
-    "thoughts": (r"thoughts?|reasoning|thinking", "reasoning_effort"),
+    "reasoning": (r"reasoning?|reasoning|thinking", "reasoning_effort"),
     "answers that are kept": (r"conversations?|answers?|responses?", "/v1/conversations"),
     "fetching": (r"fetch\w*", "--allowed-media-domains"),
     "probabilities": (r"logprobs|log-probabilities", "logprobs"),

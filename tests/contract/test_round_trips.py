@@ -38,11 +38,11 @@ def called(arguments: str) -> str:
 
 ANSWERS: Mapping[str, tuple[str, str]] = {
     "words": ("It is sunny.", "It is sunny."),
-    "thoughts": ("<think>\nHm.\n</think>\n\nIt is sunny.", "It is sunny."),
+    "reasoning": ("<think>\nHm.\n</think>\n\nIt is sunny.", "It is sunny."),
     "call": (called('{"city": "Paris"}'), "Paris"),
     "no arguments": (called("{}"), NAME),
     "words and two calls": (f"I look.\n{called('{}')}\n{called('[]')}", "I look."),
-    "thoughts and a call": (f"<think>\nHm.\n</think>\n\n{called('{}')}", NAME),
+    "reasoning and a call": (f"<think>\nHm.\n</think>\n\n{called('{}')}", NAME),
     "big integer": (called(f'{{"n": {BIG}}}'), BIG),
     "big negative integer": (called(f'{{"n": [-{BIG}]}}'), BIG),
     "int64": (called('{"n": 9223372036854775807}'), "9223372036854775807"),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from triptych.modalities.llm.api.tools.formats import CALL_FORMATS, THINKING_FORMATS
+from triptych.modalities.llm.api.tools.formats import CALL_FORMATS, REASONING_FORMATS
 from triptych.modalities.llm.api.tools.parser import AnswerParser
 from triptych.modalities.llm.api.tools.pieces import Answer
 
@@ -22,8 +22,8 @@ def loaded(answer: Answer) -> list[tuple[str, Any]]:
 
 
 def read(text: str, family: str, cuts: Sequence[int] = (), **options: Any) -> Answer:
-    thinking = THINKING_FORMATS.get(options.pop("thinking", ""))
-    parser = AnswerParser(thinking, CALL_FORMATS[family], TOOLS, **options)
+    reasoning = REASONING_FORMATS.get(options.pop("thinking", ""))
+    parser = AnswerParser(reasoning, CALL_FORMATS[family], TOOLS, **options)
     ends = [0, *sorted(cuts), len(text)]
     pieces = [piece for start, end in pairwise(ends) for piece in parser.push(text[start:end])]
     return Answer.of([*pieces, *parser.finish()])

@@ -70,7 +70,7 @@ def check_request(request: TokenRequest, seed: int, model: TextModel) -> None:
             f" prompt and {request.sampling.max_tokens} of output do not fit. Shorten the prompt or"
             " lower max_tokens."
         )
-    _check_thoughts(request)
+    _check_reasoning(request)
     words: Sequence[int] = prompt_ids
     if request.contents:
         words = [token_id for token_id in prompt_ids if token_id < FIRST_FRAME_ID]
@@ -78,14 +78,14 @@ def check_request(request: TokenRequest, seed: int, model: TextModel) -> None:
         raise InvalidRequest(f"Token ids lie between 0 and {model.vocab_size - 1}.", param="prompt")
 
 
-def _check_thoughts(request: TokenRequest) -> None:
-    """Where thoughts are ended, nothing may keep their end from being drawn."""
-    rules, sampling = request.thinking, request.sampling
+def _check_reasoning(request: TokenRequest) -> None:
+    """Where reasoning is ended, nothing may prevent its end from being sampled."""
+    rules, sampling = request.reasoning, request.sampling
     if rules is None or rules.max_tokens is None or not sampling.min_tokens:
         return
     if {*rules.closes, *rules.ending} & set(sampling.stop_token_ids):
         raise InvalidRequest(
-            "stop_token_ids has a token that ends thoughts, and min_tokens keeps such tokens from"
-            " being drawn, but there is a budget of thoughts: leave one of the three out.",
+            "stop_token_ids has a token that ends reasoning, and min_tokens keeps such tokens from"
+            " being drawn, but there is a budget of reasoning: leave one of the three out.",
             param="min_tokens",
         )

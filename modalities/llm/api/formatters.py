@@ -49,7 +49,7 @@ from triptych.modalities.llm.api.tools.pieces import (
     AnswerPiece,
     CallArguments,
     CallStart,
-    Thought,
+    Reasoning,
     Words,
 )
 
@@ -221,7 +221,7 @@ class ChatFormatter(ResponseFormatter):
         match piece:
             case Words(text):
                 return MessageDelta(content=text)
-            case Thought(text):
+            case Reasoning(text):
                 return MessageDelta(reasoning_content=text, reasoning=text)
             case CallStart(name):
                 self._num_calls[index] += 1

@@ -111,9 +111,9 @@ async def for_template(
     return await on_text_thread_if_long(len(await request.body()), work)
 
 
-def note_thinking(request: Request, model: TextModel, names: Iterable[str]) -> None:
-    """Name the fields that ask for thoughts as ignored, where the model has none."""
-    if not model.answers.thinks:
+def note_reasoning(request: Request, model: TextModel, names: Iterable[str]) -> None:
+    """Name the fields that ask for reasoning as ignored, where the model has none."""
+    if not model.answers.has_reasoning:
         note_ignored(request, *names)
 
 
@@ -149,7 +149,7 @@ async def begin(
     if isinstance(body, ChatRequest):
         tool_set = body.tool_set
         prompts = await service.calling(
-            body.model, prompts, tool_set, form, body.max_thinking_tokens
+            body.model, prompts, tool_set, form, body.max_reasoning_tokens
         )
     else:
         prompts = await service.constrained(body.model, prompts, form)

@@ -207,7 +207,7 @@ class Message(Strict):
         Annotated[list[ToolCall], Field(max_length=limits.MAX_TOOL_CALLS, fail_fast=True)] | None
     ) = Field(default=None, description="What an earlier answer called.")
     reasoning_content: Text | None = Field(
-        default=None, description="What was thought before the answer: the template may show it."
+        default=None, description="Reasoning before the answer; the template may render it."
     )
     reasoning: Text | None = Field(default=None, description="As reasoning_content.")
     cache_control: CacheControl | None = inert("cache_control")
@@ -323,7 +323,7 @@ class TemplateFields(Strict):
     )
     thinking_budget: ThinkingBudget | None = Field(
         default=None,
-        description="Most tokens of thoughts, after which they are ended; -1: any number.",
+        description="Most reasoning tokens, after which reasoning ends; -1: any number.",
     )
     thinking_token_budget: ThinkingBudget | None = Field(
         default=None, description="As thinking_budget, its name in vLLM."
@@ -377,8 +377,8 @@ class TemplateFields(Strict):
         return {*named, own, thinking and thinking.budget_tokens} - {None}
 
     @property
-    def max_thinking_tokens(self) -> int | None:
-        """Most tokens of thoughts; -1 for any number, `None` where nothing is said."""
+    def max_reasoning_tokens(self) -> int | None:
+        """Most reasoning tokens; -1 for any number, `None` where nothing is said."""
         return next(iter(self._budgets), None)
 
     @property
@@ -393,7 +393,7 @@ class TemplateFields(Strict):
 
     @property
     def thinking_fields(self) -> list[str]:
-        """The fields that ask for thoughts, or bound them."""
+        """The fields that ask for reasoning, or bound them."""
         given = {name: getattr(self, name) for name in _THINKING}
         given["thinking"] = self._thinks
         return [name for name, value in given.items() if value not in (None, False, "none")]
@@ -403,7 +403,7 @@ class TemplateFields(Strict):
         thinks = False if self._thinks is None and self.reasoning_effort == "none" else self._thinks
         switches: dict[str, Any] = dict.fromkeys(_SWITCHES, thinks)
         switches["reasoning_effort"] = self.reasoning_effort
-        switches["thinking_budget"] = self.max_thinking_tokens
+        switches["thinking_budget"] = self.max_reasoning_tokens
         if self.enable_thinking is not None:
             switches["enable_thinking"] = self.enable_thinking
         opens = self.add_generation_prompt

@@ -42,7 +42,7 @@ Conversation = str | Sequence[Message]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatSample:
-    """One finished answer: its text, what was thought before, and which tools are called."""
+    """One finished answer: its text, the reasoning before it, and its tool calls."""
 
     text: str
     reasoning: str = ""

@@ -265,8 +265,8 @@ class UsageTotals:
             total_tokens=prompt + output,
             prompt_tokens_details=details,
         )
-        if thought := sum(use.num_reasoning_tokens for use in self._last.values()):
-            usage.completion_tokens_details = OutputDetails(reasoning_tokens=thought)
+        if num_reasoning := sum(use.num_reasoning_tokens for use in self._last.values()):
+            usage.completion_tokens_details = OutputDetails(reasoning_tokens=num_reasoning)
         return usage
 
 

@@ -40,7 +40,7 @@ from triptych.modalities.llm.api.generation import (
     Generation,
     begin,
     encode_conversation,
-    note_thinking,
+    note_reasoning,
 )
 from triptych.modalities.llm.api.ollama.dialect import OLLAMA
 from triptych.modalities.llm.api.ollama.routes import ollama_router
@@ -127,7 +127,7 @@ def add_generation(router: APIRouter, service: LlmService, find_link: FindLink) 
         """Answer a conversation, with images where the model sees."""
         context = Context.of(request)
         model = service.model(body.model)
-        note_thinking(request, model, body.thinking_fields)
+        note_reasoning(request, model, body.thinking_fields)
         prompt = await encode_conversation(service, body, request, find_link)
         formatter = ChatFormatter(model, context.call_id, AnswerDetails.of(body))
         generation = await begin(service, body, context, [prompt])

@@ -75,7 +75,7 @@ class TokenUsage:
 
     Prompt tokens count those that images fill, which are `num_image_tokens`. Of the images
     `num_cached_images` did not have to be encoded, and `num_reasoning_tokens` of the output are
-    thoughts.
+    reasoning.
     """
 
     num_prompt_tokens: int
@@ -189,7 +189,7 @@ class SampleText:
             rest, rest_logprobs = self._detokenizer.flush()
             text, logprobs = text + rest, logprobs + rest_logprobs
         pieces, finish = self._parsed(text, finish)
-        if self._parser is not None and self._parser.is_in_thoughts:
+        if self._parser is not None and self._parser.is_in_reasoning:
             self._num_reasoning_tokens += num_tokens
         return SampleDelta(
             index=self._index,

@@ -156,11 +156,11 @@ class LlmService(ModelService[TextModel]):
         prompts: Sequence[TokenRequest],
         tool_set: ToolSet,
         form: Constraint | None = None,
-        max_thinking_tokens: int | None = None,
+        max_reasoning_tokens: int | None = None,
     ) -> Sequence[TokenRequest]:
-        """`prompts` with a form for what is no thought, and for calls, as `constrained` does it.
+        """`prompts` with a form for what is not reasoning, and for calls, as `constrained` does it.
 
-        Thoughts end after `max_thinking_tokens`, if they are bounded.
+        Reasoning ends after `max_reasoning_tokens`, if they are bounded.
         """
         text = self.model(model)
         size = text_size(list(tool_set.schemas.values()))
@@ -172,8 +172,8 @@ class LlmService(ModelService[TextModel]):
                 (request,) = await self.constrained(model, [prompt], constraint)
             except RequestError as error:
                 raise await blamed(error, tool_set, text.grammars.check) from error
-            rules = text.thinking_rules(ids, max_thinking_tokens, has_form=constraint is not None)
-            requests.append(msgspec.structs.replace(request, thinking=rules))
+            rules = text.reasoning_rules(ids, max_reasoning_tokens, has_form=constraint is not None)
+            requests.append(msgspec.structs.replace(request, reasoning=rules))
         return requests
 
     def sampled(

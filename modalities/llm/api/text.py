@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer
 
-from triptych.core.engine_api.tokens import ThinkingRules, TokenRequest
+from triptych.core.engine_api.tokens import ReasoningRules, TokenRequest
 from triptych.core.errors import (
     ConfigError,
     ContextLengthExceeded,
@@ -49,11 +49,11 @@ from triptych.modalities.llm.api.template import ChatTemplate, cut, marked
 from triptych.modalities.llm.api.tools.forced import answer_constraint
 from triptych.modalities.llm.api.tools.formats import AnswerSyntax
 from triptych.modalities.llm.api.tools.parser import AnswerParser
+from triptych.modalities.llm.api.tools.reasoning_rules import reasoning_rules
 from triptych.modalities.llm.api.tools.schema import ToolSet
-from triptych.modalities.llm.api.tools.thinking import thinking_rules
 from triptych.modalities.llm.api.tools.traits import TemplateTraits
 
-_PROMPT_END = 16  # tokens: enough to see whether the prompt has opened the thoughts
+_PROMPT_END = 16  # tokens: enough to see whether the prompt has opened the reasoning
 _MANY_CHARS = 2**17
 _ENTRY_CHARS = 16
 _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -75,10 +75,10 @@ class TextModel:
     tokenizer_info: Mapping[str, Any]
     """What tokenizer_config.json says, but for places of files, and the chat template."""
     answers: AnswerSyntax
-    thinking: ThinkingRules | None
-    """How its thoughts are counted; `None` where it has none, or their marks are no tokens."""
+    reasoning: ReasoningRules | None
+    """How its reasoning is counted; `None` where it has none, or their marks are no tokens."""
     reasoning_budget: int
-    """Most tokens of thoughts where a request says nothing; -1 for any number."""
+    """Most reasoning tokens where a request says nothing; -1 for any number."""
     tokenizer: Tokenizer
     literal_tokenizer: Tokenizer
     """Reads special tokens as the characters they are spelled with."""
@@ -133,7 +133,7 @@ class TextModel:
             traits=TemplateTraits(source, answers.calls),
             tokenizer_info=_tokenizer_info(tokenizer_config, source),
             answers=answers,
-            thinking=_thinking(answers, tokenizer, options, resolved.name),
+            reasoning=_reasoning_rules(answers, tokenizer, options, resolved.name),
             reasoning_budget=options.reasoning_budget,
             tokenizer=tokenizer,
             literal_tokenizer=literal_copy(tokenizer),
@@ -277,37 +277,37 @@ class TextModel:
     ) -> Constraint | None:
         """The form of answers to this prompt, where `form` or tools ask for one.
 
-        It is that of whole answers where the engine does not know the end of their thoughts.
+        It is that of whole answers where the engine does not know the end of their reasoning.
         """
-        thoughts_end = self.answers.thoughts_end(self._end_of(prompt_ids))
-        if self.thinking is not None:
-            thoughts_end = ""
-        return answer_constraint(tool_set, self.answers, thoughts_end, form)
+        reasoning_end = self.answers.reasoning_end(self._end_of(prompt_ids))
+        if self.reasoning is not None:
+            reasoning_end = ""
+        return answer_constraint(tool_set, self.answers, reasoning_end, form)
 
-    def thinking_rules(
+    def reasoning_rules(
         self, prompt_ids: Sequence[int], max_tokens: int | None, *, has_form: bool
-    ) -> ThinkingRules | None:
-        """What the engine is to know of the thoughts in an answer to this prompt, if anything.
+    ) -> ReasoningRules | None:
+        """What the engine is to know of the reasoning in an answer to this prompt, if anything.
 
         They are `max_tokens` at most: -1 stands for any number, `None` for what the operator says.
         Raises `UnsupportedOption` where they cannot be counted.
         """
         budget = self.reasoning_budget if max_tokens is None else max_tokens
-        if self.thinking is None:
-            if budget >= 0 and self.answers.thinks:
+        if self.reasoning is None:
+            if budget >= 0 and self.answers.has_reasoning:
                 raise UnsupportedOption(
-                    f"{self.name} marks its thoughts by words and not by tokens of their own, so"
-                    " they cannot be counted: ask for no budget of thoughts.",
+                    f"{self.name} marks its reasoning by words and not by tokens of their own, so"
+                    " they cannot be counted: ask for no budget of reasoning.",
                     param="thinking_budget",
                 )
             return None
-        is_open = bool(self.answers.thoughts_end(self._end_of(prompt_ids)))
+        is_open = bool(self.answers.reasoning_end(self._end_of(prompt_ids)))
         if budget < 0 and not (is_open and has_form):
             return None
-        if has_form and not is_open and not self._may_be_text(self.thinking.ending):
+        if has_form and not is_open and not self._may_be_text(self.reasoning.ending):
             return None  # no grammar lets such a mark pass
         return msgspec.structs.replace(
-            self.thinking, max_tokens=None if budget < 0 else budget, open_at_start=is_open
+            self.reasoning, max_tokens=None if budget < 0 else budget, open_at_start=is_open
         )
 
     def _may_be_text(self, token_ids: Sequence[int]) -> bool:
@@ -358,14 +358,14 @@ def text_size(given: Any) -> int:
     return size
 
 
-def _thinking(
+def _reasoning_rules(
     answers: AnswerSyntax, tokenizer: Tokenizer, options: ModelOptions, name: str
-) -> ThinkingRules | None:
+) -> ReasoningRules | None:
     """Raises `ConfigError` for a budget of what cannot be counted."""
-    rules = thinking_rules(answers, tokenizer)
-    if rules is None and answers.thinks and options.reasoning_budget >= 0:
+    rules = reasoning_rules(answers, tokenizer)
+    if rules is None and answers.has_reasoning and options.reasoning_budget >= 0:
         raise ConfigError(
-            f"--reasoning-budget: {name} marks its thoughts by words and not by tokens of their"
+            f"--reasoning-budget: {name} marks its reasoning by words and not by tokens of their"
             " own, so they cannot be counted; leave it out."
         )
     return rules

@@ -54,7 +54,7 @@ def written_arguments(text: str) -> Fields:
 
 def check_thinks(model: TextModel, field: str) -> None:
     """Raise `InvalidRequest` where a model that does not think is told to, by `field`."""
-    if not model.answers.thinks:
+    if not model.answers.has_reasoning:
         raise InvalidRequest(f"{model.name} does not think: leave {field} out.", param=field)
 
 

@@ -34,7 +34,7 @@ COMMON: Mapping[str, RefusedField] = MappingProxyType(
 IGNORED: Mapping[str, str] = MappingProxyType(
     {
         "id_slot": "requests are placed by the scheduler",
-        "include_reasoning": "thoughts have a field of their own, which clients may skip",
+        "include_reasoning": "reasoning has a field of their own, which clients may skip",
         "provider": "this server is the only one that answers",
         "repeat_last_n": "penalties count the whole text",
         "return_progress": "a prompt's progress is not reported",

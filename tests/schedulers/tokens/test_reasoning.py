@@ -1,4 +1,4 @@
-"""Thoughts that are counted: never more than the budget, whatever else happens to a row."""
+"""Reasoning that are counted: never more than the budget, whatever else happens to a row."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from support.guided import (
 )
 from triptych.core.engine_api.plan import TokenRow
 from triptych.core.engine_api.sampling_params import SamplingParams
-from triptych.core.engine_api.tokens import ThinkingRules, TokenRequest
+from triptych.core.engine_api.tokens import ReasoningRules, TokenRequest
 from triptych.core.errors import OutOfMemory, UnsupportedOption
-from triptych.schedulers.tokens.reasoning import ThoughtCounter
+from triptych.schedulers.tokens.reasoning import ReasoningCounter
 
 (OPEN, CLOSE, BLANK) = ids_of("{h ")
-OPENED = ThinkingRules(opens=(OPEN,), closes=(CLOSE,), ending=(CLOSE,), open_at_start=True)
-HARMONY = ThinkingRules(
+OPENED = ReasoningRules(opens=(OPEN,), closes=(CLOSE,), ending=(CLOSE,), open_at_start=True)
+HARMONY = ReasoningRules(
     opens=tuple(ids_of("[a]")),
     closes=tuple(ids_of(".!")),
     ending=tuple(ids_of(".[f]")),
@@ -37,23 +37,23 @@ HARMONY = ThinkingRules(
 )
 
 
-def budgeted(rules: ThinkingRules, max_tokens: int | None) -> ThinkingRules:
+def budgeted(rules: ReasoningRules, max_tokens: int | None) -> ReasoningRules:
     return msgspec.structs.replace(rules, max_tokens=max_tokens)
 
 
-def counter(rules: ThinkingRules) -> ThoughtCounter:
-    return ThoughtCounter(rules, TokenRequest(prompt_ids=(1,)), VOCAB_SIZE)
+def counter(rules: ReasoningRules) -> ReasoningCounter:
+    return ReasoningCounter(rules, TokenRequest(prompt_ids=(1,)), VOCAB_SIZE)
 
 
-def forced_text(rules: ThinkingRules, text: str) -> str:
+def forced_text(rules: ReasoningRules, text: str) -> str:
     """What becomes of `text` where the counter has a say."""
-    thoughts, said = counter(rules), ""
+    reasoning, said = counter(rules), ""
     for token_id in ids_of(text):
-        while mask := thoughts.mask():
+        while mask := reasoning.mask():
             (forced,) = allowed_ids(mask)
-            thoughts.take([forced])
+            reasoning.take([forced])
             said += text_of([forced])
-        thoughts.take([token_id])
+        reasoning.take([token_id])
         said += text_of([token_id])
     return said
 
@@ -72,7 +72,7 @@ def forced_text(rules: ThinkingRules, text: str) -> str:
     ],
 )
 def test_the_end_is_forced_when_the_budget_is_spent(
-    rules: ThinkingRules, budget: int | None, text: str, said: str
+    rules: ReasoningRules, budget: int | None, text: str, said: str
 ) -> None:
     assert forced_text(budgeted(rules, budget), text) == said
 
@@ -87,7 +87,7 @@ def test_the_end_is_forced_when_the_budget_is_spent(
     ],
 )
 def test_thoughts_that_an_answer_opens_are_at_its_beginning(text: str, said: str) -> None:
-    rules = ThinkingRules(
+    rules = ReasoningRules(
         opens=(OPEN,), closes=(CLOSE,), ending=(CLOSE,), blanks=(BLANK,), max_tokens=1
     )
     assert forced_text(rules, text) == said
@@ -98,19 +98,19 @@ def test_nothing_is_prescribed_for_tokens_that_are_free() -> None:
     draw = random.Random(5)
     for _ in range(400):
         rules = draw.choice([OPENED, HARMONY, msgspec.structs.replace(OPENED, open_at_start=False)])
-        thoughts = counter(budgeted(rules, draw.randrange(6)))
+        reasoning = counter(budgeted(rules, draw.randrange(6)))
         for _ in range(12):
-            num_free = thoughts.num_free
+            num_free = reasoning.num_free
             for _ in range(min(num_free, 8)):
-                assert not thoughts.mask()
-                thoughts.take(ids_of(draw.choice("[a].!hx{")))
-            if mask := thoughts.mask():
-                thoughts.take(allowed_ids(mask))
+                assert not reasoning.mask()
+                reasoning.take(ids_of(draw.choice("[a].!hx{")))
+            if mask := reasoning.mask():
+                reasoning.take(allowed_ids(mask))
     assert counter(OPENED).num_free == sys.maxsize
 
 
 class ThinkingRunner(MaskedRunner):
-    """Its thoughts are letters, of which one ends them."""
+    """Its reasoning is letters, of which one ends them."""
 
     def draw(self, row: TokenRow, context: Sequence[int]) -> int:
         if row.allowed and len(allowed_ids(row.allowed)) > VOCAB_SIZE // 2:
@@ -134,7 +134,7 @@ def cases(num: int, *, form: str = "", **sampling: object) -> list[Case]:
         request = guided_request(f"prompt {n % 7}", form, **sampling)
         budget = n % 9
         rules = budgeted(OPENED, budget)
-        found.append(Case(f"job{n}", msgspec.structs.replace(request, thinking=rules), budget))
+        found.append(Case(f"job{n}", msgspec.structs.replace(request, reasoning=rules), budget))
     return found
 
 
@@ -160,11 +160,11 @@ def test_rows_keep_their_budget_beside_each_other(sampling: dict[str, object]) -
     spent = set()
     for case in asked:
         text = together.text(case.name)
-        thoughts, end, _ = text.partition("h")
+        reasoning, end, _ = text.partition("h")
         assert len(text) == 24
         assert end
-        assert len(thoughts) <= case.budget
-        spent.add(len(thoughts) == case.budget)
+        assert len(reasoning) <= case.budget
+        spent.add(len(reasoning) == case.budget)
         assert text == alone(case)
     assert spent == {True, False}
     together.scheduler.check()
@@ -198,8 +198,8 @@ def test_a_form_begins_where_thoughts_end() -> None:
         together.submit(case.name, case.request)
     together.run()
     for case in asked:
-        thoughts, _, form = together.text(case.name).partition("h")
-        assert len(thoughts) <= case.budget
+        reasoning, _, form = together.text(case.name).partition("h")
+        assert len(reasoning) <= case.budget
         assert re.fullmatch(pattern, form)
         assert together.reason(case.name) == "stop"
         assert together.text(case.name) == alone(case)
@@ -207,7 +207,7 @@ def test_a_form_begins_where_thoughts_end() -> None:
 
 def test_thoughts_without_an_end_have_no_form() -> None:
     (case,) = cases(1, form="[0-9]{3}", max_tokens=5)
-    request = msgspec.structs.replace(case.request, thinking=budgeted(OPENED, 5))
+    request = msgspec.structs.replace(case.request, reasoning=budgeted(OPENED, 5))
     made = world()
     made.runner.draw = lambda row, context: ids_of("a")[0]  # type: ignore[method-assign]
     assert made.answer(request) == ("aaaaa", "length")
@@ -222,21 +222,21 @@ def test_a_model_without_masks_refuses() -> None:
 
 
 def test_a_token_that_ends_thoughts_may_be_one_that_ends_an_answer() -> None:
-    """Under a form it ends the thoughts alone: it must be there to be drawn."""
+    """Under a form it ends the reasoning alone: it must be there to be drawn."""
     sampling = SamplingParams(stop_token_ids=(EOS, CLOSE))
     request = TokenRequest(prompt_ids=(1,), grammar="form", sampling=sampling)
-    thoughts = ThoughtCounter(OPENED, request, VOCAB_SIZE)
-    allowed = set(allowed_ids(thoughts.mask()))
+    reasoning = ReasoningCounter(OPENED, request, VOCAB_SIZE)
+    allowed = set(allowed_ids(reasoning.mask()))
     assert CLOSE in allowed
     assert EOS not in allowed
-    thoughts.take([CLOSE])
-    assert not thoughts.is_open
+    reasoning.take([CLOSE])
+    assert not reasoning.is_open
 
 
 def test_an_ending_that_is_a_stop_token_is_followed_by_the_answer() -> None:
     """And a runner that holds stop tokens off for a while can draw it."""
     request = guided_request("prompt", max_tokens=8, min_tokens=6, stop_token_ids=(EOS, CLOSE))
-    request = msgspec.structs.replace(request, thinking=budgeted(OPENED, 3))
+    request = msgspec.structs.replace(request, reasoning=budgeted(OPENED, 3))
     made = world()
     made.runner.draw = lambda row, context: (  # type: ignore[method-assign]
         allowed_ids(row.allowed)[0] if row.allowed else ids_of("a")[0]
@@ -248,7 +248,7 @@ def test_an_ending_that_is_a_stop_token_is_followed_by_the_answer() -> None:
 
 def test_a_stop_token_that_is_not_prescribed_ends_the_answer() -> None:
     request = guided_request("prompt", max_tokens=8, stop_token_ids=(EOS, CLOSE))
-    request = msgspec.structs.replace(request, thinking=budgeted(OPENED, 3))
+    request = msgspec.structs.replace(request, reasoning=budgeted(OPENED, 3))
     made = world()
     made.runner.draw = lambda row, context: CLOSE  # type: ignore[method-assign]
     assert made.answer(request) == ("", "stop")

@@ -169,7 +169,7 @@ class DocumentBlock(Strict):
 
 
 class ThinkingBlock(Strict):
-    """What was thought in an earlier answer: the template may show it. No signature is checked."""
+    """Reasoning in an earlier answer; the template may render it. No signature is checked."""
 
     type: Literal["thinking"]
     thinking: Text
@@ -177,7 +177,7 @@ class ThinkingBlock(Strict):
 
 
 class RedactedThinkingBlock(Strict):
-    """Thoughts that cannot be read here: they are left out of the prompt."""
+    """Reasoning that cannot be read here: it is left out of the prompt."""
 
     type: Literal["redacted_thinking"]
     data: Text

@@ -99,15 +99,15 @@ def _system(body: ConversationFields) -> str:
 
 def _assistant(blocks: Sequence[Block]) -> Fields:
     texts = [block.text for block in blocks if isinstance(block, TextBlock)]
-    thoughts = [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]
+    reasoning = [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]
     calls = [
         call_fields(block.id, block.name, block.input)
         for block in blocks
         if isinstance(block, ToolUseBlock)
     ]
     message: Fields = {"role": "assistant", "content": BETWEEN_BLOCKS.join(texts)}
-    if thoughts:
-        message["reasoning_content"] = BETWEEN_BLOCKS.join(thoughts)
+    if reasoning:
+        message["reasoning_content"] = BETWEEN_BLOCKS.join(reasoning)
     if calls:
         message["tool_calls"] = calls
     return message

@@ -36,8 +36,8 @@ from triptych.modalities.llm.api.messages import CacheControl, TextOrParts, few_
 from triptych.modalities.llm.api.protocol import StopString, within
 from triptych.modalities.llm.api.tools.schema import ToolName
 
-ShownThoughts = Literal["whole", "omitted", "hidden"]
-"""What is shown of thoughts: all, blocks without text, or nothing."""
+ShownReasoning = Literal["whole", "omitted", "hidden"]
+"""What is shown of reasoning: all, blocks without text, or nothing."""
 _OF_ROLE = {
     "user": {"text", "image", "document", "tool_result"},
     "assistant": {"text", "thinking", "redacted_thinking", "tool_use"},
@@ -169,10 +169,10 @@ class ThinkingConfig(Strict):
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int, Field(ge=1, le=SAMPLING_RANGES["max_tokens"][1])] | None = Field(
-        default=None, description="Most tokens of thoughts."
+        default=None, description="Most tokens of reasoning."
     )
     display: Literal["summarized", "omitted"] | None = Field(
-        default=None, description="`omitted`: thoughts are counted, and not shown."
+        default=None, description="`omitted`: reasoning is counted, and not shown."
     )
 
     @model_validator(mode="before")
@@ -321,14 +321,14 @@ class MessagesRequest(ConversationFields):
     diagnostics: Diagnosis | None = inert("diagnostics")
 
     @property
-    def shown_thoughts(self) -> ShownThoughts:
-        """What is shown of thoughts: nothing where none are asked for."""
+    def shown_reasoning(self) -> ShownReasoning:
+        """What is shown of reasoning: nothing unless requested."""
         if self.thinking is None or self.thinking.type == "disabled":
             return "hidden"
         return "omitted" if self.thinking.display == "omitted" else "whole"
 
     @model_validator(mode="after")
-    def _check_thoughts(self) -> Self:
+    def _check_reasoning(self) -> Self:
         budget = self.thinking.budget_tokens if self.thinking else None
         if budget is not None and budget >= self.max_tokens:
             raise InvalidRequest(

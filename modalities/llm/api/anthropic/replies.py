@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel
 
-from triptych.modalities.llm.api.anthropic.protocol import ShownThoughts
+from triptych.modalities.llm.api.anthropic.protocol import ShownReasoning
 from triptych.modalities.llm.api.generation import Generation
 from triptych.modalities.llm.api.replies import UsageReply, new_call_id
 from triptych.modalities.llm.api.samples import SampleDelta
@@ -23,7 +23,7 @@ from triptych.modalities.llm.api.tools.pieces import (
     AnswerPiece,
     CallArguments,
     CallStart,
-    Thought,
+    Reasoning,
     Words,
 )
 from triptych.modalities.llm.api.translation import written_arguments
@@ -41,7 +41,7 @@ class TextReply(BaseModel):
 
 
 class ThinkingReply(BaseModel):
-    """A block of thoughts. Its signature is a digest, which is not checked."""
+    """A block of reasoning. Its signature is a digest, which is not checked."""
 
     type: Literal["thinking"]
     thinking: str
@@ -80,9 +80,9 @@ class MessageUsage(BaseModel):
         """The counts of chat in other words."""
         cached = usage.prompt_tokens_details.cached_tokens
         details = usage.completion_tokens_details
-        thought: dict[str, Any] = {}
+        reasoning: dict[str, Any] = {}
         if details is not None:
-            thought = {
+            reasoning = {
                 "output_tokens_details": ThinkingTokens(thinking_tokens=details.reasoning_tokens)
             }
         return cls(
@@ -90,7 +90,7 @@ class MessageUsage(BaseModel):
             cache_creation_input_tokens=0,
             cache_read_input_tokens=cached,
             output_tokens=usage.completion_tokens,
-            **thought,
+            **reasoning,
         )
 
 
@@ -130,14 +130,14 @@ class TextPiece(BaseModel):
 
 
 class ThinkingPiece(BaseModel):
-    """More thoughts."""
+    """More reasoning."""
 
     type: Literal["thinking_delta"]
     thinking: str
 
 
 class SignaturePiece(BaseModel):
-    """The signature of a block of thoughts, at its end."""
+    """The signature of a block of reasoning, at its end."""
 
     type: Literal["signature_delta"]
     signature: str
@@ -211,7 +211,7 @@ class MessageFormatter:
     """
 
     def __init__(
-        self, model: str, call_id: str, *, thoughts: ShownThoughts = "whole", is_cut: bool = False
+        self, model: str, call_id: str, *, reasoning: ShownReasoning = "whole", is_cut: bool = False
     ) -> None:
         self._head: dict[str, Any] = {
             "id": f"msg_{call_id}",
@@ -222,11 +222,11 @@ class MessageFormatter:
             "stop_reason": None,
             "stop_sequence": None,
         }
-        self._shown_thoughts = thoughts
+        self._shown_reasoning = reasoning
         self._is_cut = is_cut
         self._index = -1
         self._open: type[AnswerPiece] | None = None
-        self._thoughts = hashlib.sha256()
+        self._reasoning = hashlib.sha256()
 
     async def events(self, generation: Generation) -> AsyncGenerator[Event, None]:
         """The events of an answer, while it is made."""
@@ -251,14 +251,14 @@ class MessageFormatter:
                 if self._open is not Words:
                     yield from self._next(Words, TextReply(type="text", text=""))
                 yield self._delta(TextPiece(type="text_delta", text=text))
-            case Thought() if self._shown_thoughts == "hidden":
+            case Reasoning() if self._shown_reasoning == "hidden":
                 return
-            case Thought(text):
-                if self._open is not Thought:
+            case Reasoning(text):
+                if self._open is not Reasoning:
                     block = ThinkingReply(type="thinking", thinking="", signature="")
-                    yield from self._next(Thought, block)
-                self._thoughts.update(text.encode())
-                if self._shown_thoughts == "whole":
+                    yield from self._next(Reasoning, block)
+                self._reasoning.update(text.encode())
+                if self._shown_reasoning == "whole":
                     yield self._delta(ThinkingPiece(type="thinking_delta", thinking=text))
             case CallStart(name):
                 call = ToolUseReply(type="tool_use", id=new_call_id(), name=name, input={})
@@ -277,10 +277,10 @@ class MessageFormatter:
         """End the block that is open, if one is."""
         if self._open is None:
             return
-        if self._open is Thought:
-            signature = base64.b64encode(self._thoughts.digest()).decode()
+        if self._open is Reasoning:
+            signature = base64.b64encode(self._reasoning.digest()).decode()
             yield self._delta(SignaturePiece(type="signature_delta", signature=signature))
-            self._thoughts = hashlib.sha256()
+            self._reasoning = hashlib.sha256()
         self._open = None
         yield BlockStop(type="content_block_stop", index=self._index)
 

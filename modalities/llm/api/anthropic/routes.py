@@ -46,7 +46,7 @@ from triptych.modalities.llm.api.generation import (
     begin,
     encode_conversation,
     fitted,
-    note_thinking,
+    note_reasoning,
 )
 from triptych.modalities.llm.api.protocol import ChatRequest
 from triptych.modalities.llm.api.service import LlmService
@@ -87,7 +87,7 @@ def anthropic_router(service: LlmService, find_link: FindLink = no_link) -> APIR
     ) -> tuple[ChatRequest, TokenRequest]:
         check_version(request)
         if body.thinking and body.thinking.type == "enabled":
-            note_thinking(request, service.model(body.model), ["thinking"])
+            note_reasoning(request, service.model(body.model), ["thinking"])
         chat = await translated(request, partial(chat_fields, body))
         return chat, await encode_conversation(service, chat, request, find_link)
 
@@ -101,7 +101,7 @@ def anthropic_router(service: LlmService, find_link: FindLink = no_link) -> APIR
             generation = await begin(service, chat, context, [prompt])
         is_cut = chat.max_tokens != body.max_tokens
         formatter = MessageFormatter(
-            body.model, context.call_id, thoughts=body.shown_thoughts, is_cut=is_cut
+            body.model, context.call_id, reasoning=body.shown_reasoning, is_cut=is_cut
         )
         events = formatter.events(generation)
         if body.stream:

@@ -127,7 +127,7 @@ class OllamaMessage(Strict):
     role: Literal["system", "user", "assistant", "tool"]
     content: Text | None = None
     thinking: Text | None = Field(
-        default=None, description="What was thought before the answer: the template may show it."
+        default=None, description="Reasoning before the answer; the template may render it."
     )
     images: Images | None = Field(default=None, description="Images in base64.")
     tool_calls: (

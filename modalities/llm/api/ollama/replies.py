@@ -24,7 +24,7 @@ from triptych.modalities.llm.api.replies import (
     new_call_id,
 )
 from triptych.modalities.llm.api.samples import SampleDelta
-from triptych.modalities.llm.api.tools.pieces import CallArguments, CallStart, Thought, Words
+from triptych.modalities.llm.api.tools.pieces import CallArguments, CallStart, Reasoning, Words
 from triptych.modalities.llm.api.translation import written_arguments
 
 DoneReason = Literal["stop", "length", "load", "unload"]
@@ -149,12 +149,12 @@ class OllamaFormatter(ABC):
         model: str,
         timing: Timing,
         *,
-        shows_thoughts: bool = True,
+        shows_reasoning: bool = True,
         context: Sequence[int] | None = None,
     ) -> None:
         self._model = model
         self._context = None if context is None else list(context)
-        self._shows_thoughts = shows_thoughts
+        self._shows_reasoning = shows_reasoning
         self._timing = timing
         self._call: tuple[str, list[str]] | None = None
         self._num_calls = 0
@@ -215,7 +215,7 @@ class OllamaFormatter(ABC):
             match piece:
                 case Words(text):
                     yield AnswerPart(text=text)
-                case Thought(text) if self._shows_thoughts:
+                case Reasoning(text) if self._shows_reasoning:
                     yield AnswerPart(thinking=text)
                 case CallStart(name):
                     self._call = (name, [])

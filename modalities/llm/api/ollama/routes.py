@@ -200,7 +200,7 @@ class _TextRoutes:
         formatter = kind(
             body.model,
             timing,
-            shows_thoughts=body.think is not False,
+            shows_reasoning=body.think is not False,
             context=prompt.prompt_ids if has_context else None,
         )
         if body.is_streamed:
@@ -219,7 +219,7 @@ def _document(reply: BaseModel) -> Response:
 def _abilities(service: LlmService) -> dict[str, Abilities]:
     found = {}
     for name, model in service.models.items():
-        special = {"vision": service.sees(name), "thinking": model.answers.thinks}
+        special = {"vision": service.sees(name), "thinking": model.answers.has_reasoning}
         able = [word for word, is_able in special.items() if is_able]
         found[name] = Abilities(
             capabilities=["completion", "tools", *able],

@@ -38,7 +38,7 @@ from triptych.modalities.llm.api.generation import (
     begin,
     chat_request,
     encode_conversation,
-    note_thinking,
+    note_reasoning,
 )
 from triptych.modalities.llm.api.protocol import ChatRequest
 from triptych.modalities.llm.api.responses.archive import Archive, KeptRequest, ReplyFields
@@ -174,7 +174,7 @@ class Answering:
     ) -> PreparedInput:
         """The prompt of a request, and its images if it is kept. Raises what is wrong with it."""
         note_ignored(request, *body.tool_set.left_out)
-        note_thinking(request, self._service.model(body.model), body.thinking_fields)
+        note_reasoning(request, self._service.model(body.model), body.thinking_fields)
         history = await self._history(body, Context.of(request).principal.owner)
         num_bytes = len(await request.body()) + history.num_bytes
         with with_own_names():

@@ -50,7 +50,7 @@ from triptych.modalities.llm.api.tools.pieces import (
     AnswerPiece,
     CallArguments,
     CallStart,
-    Thought,
+    Reasoning,
     Words,
 )
 
@@ -102,7 +102,7 @@ class ResponseBuilder:
         for piece in delta.shown:
             yield from self._piece(piece)
         if self._open is not None and not isinstance(self._open, _GrowingMessage):
-            self._logprobs = []  # of thoughts and calls
+            self._logprobs = []  # of reasoning and calls
 
     def close(self, usage: UsageReply) -> Events:
         """End an answer that is whole, or as long as it may be; `last` ends its stream."""
@@ -166,7 +166,7 @@ class ResponseBuilder:
             case Words(text):
                 yield from self._in(_GrowingMessage)
                 yield from self._grow(text)
-            case Thought(text):
+            case Reasoning(text):
                 self._logprobs = []
                 yield from self._in(_GrowingReasoning)
                 yield from self._grow(text)

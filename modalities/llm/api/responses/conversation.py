@@ -134,14 +134,14 @@ class _Answer:
     """An earlier answer, put together of its items."""
 
     text: str | None = None
-    thoughts: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
     calls: list[Fields] = field(default_factory=list)
 
     def add(self, item: KeptItem) -> bool:
         """Add an item of the same answer; not one that begins another."""
         match item:
             case ReasoningItem() if self.text is None and not self.calls:
-                self.thoughts.append(item.text)
+                self.reasoning.append(item.text)
             case MessageItem(role="assistant") if self.text is None and not self.calls:
                 self.text = item.text
             case FunctionCallItem():
@@ -157,8 +157,8 @@ class _Answer:
         message: Fields = {"role": "assistant", "content": self.text or ""}
         if self.calls:
             message["tool_calls"] = self.calls
-        if any(self.thoughts):
-            message["reasoning_content"] = _BETWEEN.join(self.thoughts)
+        if any(self.reasoning):
+            message["reasoning_content"] = _BETWEEN.join(self.reasoning)
         return message
 
 

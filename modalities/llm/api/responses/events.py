@@ -87,14 +87,14 @@ class OutputTextDone(_InContent):
 
 
 class ReasoningTextDelta(_InContent):
-    """More thoughts."""
+    """More reasoning."""
 
     type: Literal["response.reasoning_text.delta"]
     delta: str
 
 
 class ReasoningTextDone(_InContent):
-    """All of the thoughts."""
+    """All of the reasoning."""
 
     type: Literal["response.reasoning_text.done"]
     text: str

@@ -260,21 +260,21 @@ class FunctionOutputItem(Item):
 
 
 class SummaryContent(Entry):
-    """A part of the summary of thoughts."""
+    """A part of the summary of reasoning."""
 
     type: Literal["summary_text"]
     text: Text
 
 
 class ReasoningContent(Entry):
-    """A part of thoughts."""
+    """A part of reasoning."""
 
     type: Literal["reasoning_text"]
     text: Text
 
 
 class ReasoningItem(Item):
-    """What was thought before an earlier answer: the template may show it."""
+    """Reasoning before an earlier answer; the template may render it."""
 
     prefix = "rs"
 
@@ -295,7 +295,7 @@ class ReasoningItem(Item):
 
     @property
     def text(self) -> str:
-        """The thoughts, or else their summary."""
+        """The reasoning, or else their summary."""
         return "\n\n".join(part.text for part in self.content or self.summary or ())
 
     def shown(self) -> dict[str, Any]:

@@ -184,7 +184,7 @@ class ResponseInput(NamesModel, IgnoresHints, NullIsAbsent):
 
     @property
     def thinking_fields(self) -> list[str]:
-        """The fields that ask for thoughts."""
+        """The fields that ask for reasoning."""
         effort = self.reasoning and self.reasoning.effort
         return [] if effort in (None, "none") else ["reasoning.effort"]
 
@@ -211,7 +211,7 @@ class ResponseRequest(ResponseInput):
     """Body of `/v1/responses`."""
 
     max_output_tokens: Annotated[int, Field(ge=1, le=SAMPLING_RANGES["max_tokens"][1])] | None = (
-        Field(default=None, description="Most tokens of the answer, thoughts included.")
+        Field(default=None, description="Most tokens of the answer, reasoning included.")
     )
     temperature: float | None = within("temperature", "0 is greedy.")
     top_p: float | None = within("top_p", "Nucleus sampling; 1 is off.")

@@ -40,7 +40,7 @@ class OutputText(BaseModel):
 
 
 class ReasoningText(BaseModel):
-    """Text of thoughts."""
+    """Text of reasoning."""
 
     type: Literal["reasoning_text"] = "reasoning_text"
     text: str
@@ -57,7 +57,7 @@ class MessageOutput(BaseModel):
 
 
 class ReasoningOutput(BaseModel):
-    """What was thought before an answer, without a summary."""
+    """The reasoning before an answer, without a summary."""
 
     id: str
     type: Literal["reasoning"] = "reasoning"
@@ -109,13 +109,13 @@ class ResponseUsage(BaseModel):
     def of(cls, usage: UsageReply) -> ResponseUsage:
         """The counts as this API has them."""
         details = usage.completion_tokens_details
-        thought = 0 if details is None else details.reasoning_tokens
+        num_reasoning = 0 if details is None else details.reasoning_tokens
         cached = usage.prompt_tokens_details.cached_tokens
         return cls(
             input_tokens=usage.prompt_tokens,
             input_tokens_details=InputDetails(cached_tokens=cached, cache_write_tokens=0),
             output_tokens=usage.completion_tokens,
-            output_tokens_details=ReasoningDetails(reasoning_tokens=thought),
+            output_tokens_details=ReasoningDetails(reasoning_tokens=num_reasoning),
             total_tokens=usage.total_tokens,
         )
 

@@ -29,11 +29,11 @@ _NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({"properties": {}})
 
 
 def answer_constraint(
-    tool_set: ToolSet, syntax: AnswerSyntax, thoughts_end: str, form: Constraint | None = None
+    tool_set: ToolSet, syntax: AnswerSyntax, reasoning_end: str, form: Constraint | None = None
 ) -> Constraint | None:
     """The form of an answer that may call what is offered; `None` where any text will do.
 
-    The answer begins within thoughts that end with `thoughts_end`, if that is given. What is no
+    The answer begins within reasoning that end with `reasoning_end`, if that is given. What is no
     call has the `form`, if there is one: agents ask for it in every step, where a call is required,
     too.
     """
@@ -42,9 +42,9 @@ def answer_constraint(
     is_strict = any(tool.function.strict for tool in tool_set.tools)
     may_call = bool(tool_set.tools) and is_marked if form else syntax.calls in _WORDS_OR_CALLS
     has_calls = tool_set.is_required or (may_call and (form is not None or is_strict))
-    if not has_calls and not (form is not None and thoughts_end):
+    if not has_calls and not (form is not None and reasoning_end):
         return form
-    rules = [f"start: {'thoughts ' if thoughts_end else ''}answer"]
+    rules = [f"start: {'reasoning ' if reasoning_end else ''}answer"]
     if has_calls:
         if not (tool_set.is_required or form):
             rules += _words_or_calls(tool_set, is_marked=is_marked)
@@ -55,8 +55,8 @@ def answer_constraint(
         rules += _calls(tool_set)
     else:
         rules.append("answer: @form")
-    if thoughts_end:
-        rules.append(f"thoughts[suffix={_quoted(thoughts_end)}]: {_ANYTHING}")
+    if reasoning_end:
+        rules.append(f"reasoning[suffix={_quoted(reasoning_end)}]: {_ANYTHING}")
     grammar = "\n".join(rules)
     schemas = [*_schemas(tool_set)] if has_calls else []
     if form is not None:

@@ -1,4 +1,4 @@
-"""The formats in which families write calls and thoughts, and which of them a model has.
+"""The formats in which families write calls and reasoning, and which of them a model has.
 
 Owns their names, as `--tool-call-parser` and `--reasoning-parser` take them (peers' names count,
 too), and how a chat template gives a format away.
@@ -19,7 +19,7 @@ from triptych.modalities.llm.api.tools.json_calls import (
     bare_json,
     listed_json,
 )
-from triptych.modalities.llm.api.tools.parser import AnswerParser, Thinking, words_alone
+from triptych.modalities.llm.api.tools.parser import AnswerParser, ReasoningMarks, words_alone
 from triptych.modalities.llm.api.tools.pieces import ReadCalls, ToolSchemas
 from triptych.modalities.llm.api.tools.traits import supports_tools
 from triptych.modalities.llm.api.tools.written_calls import TaggedParameters, pythonic
@@ -79,13 +79,13 @@ CALL_FORMATS: Mapping[str, ReadCalls] = MappingProxyType(
     }
 )
 
-THINKING_FORMATS: Mapping[str, Thinking] = MappingProxyType(
+REASONING_FORMATS: Mapping[str, ReasoningMarks] = MappingProxyType(
     {
-        "think": Thinking("<think>", "</think>"),
-        "mistral": Thinking("[THINK]", "[/THINK]"),
-        "kimi": Thinking("◁think▷", "◁/think▷"),
-        "seed": Thinking("<seed:think>", "</seed:think>"),
-        "granite": Thinking("Here is my thought process:", "Here is my response:"),
+        "think": ReasoningMarks("<think>", "</think>"),
+        "mistral": ReasoningMarks("[THINK]", "[/THINK]"),
+        "kimi": ReasoningMarks("◁think▷", "◁/think▷"),
+        "seed": ReasoningMarks("<seed:think>", "</seed:think>"),
+        "granite": ReasoningMarks("Here is my thought process:", "Here is my response:"),
     }
 )
 
@@ -142,7 +142,7 @@ class AnswerSyntax:
     """
 
     calls: str = "hermes"
-    thinking: str = ""
+    reasoning: str = ""
     template_supports_tools: bool = False
     has_special_marks: bool = False
 
@@ -150,36 +150,36 @@ class AnswerSyntax:
     def of(cls, template: str, options: ModelOptions, specials: Collection[str]) -> AnswerSyntax:
         """What the operator says, or else the chat template. Raises `ConfigError`."""
         calls = _named("--tool-call-parser", options.tool_call_parser, CALL_FORMATS)
-        thinking = _named("--reasoning-parser", options.reasoning_parser, THINKING_FORMATS)
+        reasoning = _named("--reasoning-parser", options.reasoning_parser, REASONING_FORMATS)
         template_supports_tools = supports_tools(template)
         if calls is None:
             calls = call_format_of(template)
             # Harmony is the format of everything that gpt-oss writes.
             if not template_supports_tools and calls != "harmony":
                 calls = "hermes"
-        thinking = thinking_format_of(template) if thinking is None else thinking
-        thought_marks = {THINKING_FORMATS[thinking].open} if thinking else set()
+        reasoning = reasoning_format_of(template) if reasoning is None else reasoning
+        reasoning_marks = {REASONING_FORMATS[reasoning].open} if reasoning else set()
         return cls(
             calls,
-            thinking,
+            reasoning,
             template_supports_tools=template_supports_tools,
-            has_special_marks=calls not in _PLAIN or not thought_marks.isdisjoint(specials),
+            has_special_marks=calls not in _PLAIN or not reasoning_marks.isdisjoint(specials),
         )
 
     def reads(self, tools: ToolSchemas) -> bool:
-        """Whether an answer has to be read for thoughts, or calls of `tools`."""
-        return bool(tools) or self.thinks
+        """Whether an answer has to be read for reasoning, or calls of `tools`."""
+        return bool(tools) or self.has_reasoning
 
     @property
-    def thinks(self) -> bool:
-        """Whether thoughts are told from the rest."""
-        return bool(self.thinking or self.calls == "harmony")
+    def has_reasoning(self) -> bool:
+        """Whether reasoning is told from the rest."""
+        return bool(self.reasoning or self.calls == "harmony")
 
-    def thoughts_end(self, prompt_end: str) -> str:
-        """What ends the thoughts that a prompt which ends so has opened; nothing if it has not."""
-        thinking = THINKING_FORMATS.get(self.thinking)
-        has_begun = thinking is not None and prompt_end.rstrip().endswith(thinking.open)
-        return thinking.close if thinking is not None and has_begun else ""
+    def reasoning_end(self, prompt_end: str) -> str:
+        """What ends the reasoning that a prompt which ends so has opened; nothing if it has not."""
+        reasoning = REASONING_FORMATS.get(self.reasoning)
+        has_begun = reasoning is not None and prompt_end.rstrip().endswith(reasoning.open)
+        return reasoning.close if reasoning is not None and has_begun else ""
 
     def parser(
         self, tools: ToolSchemas, prompt_end: str, *, is_forced: bool, has_form: bool = False
@@ -196,10 +196,10 @@ class AnswerSyntax:
             if has_form and not is_forced:
                 read_calls = _marks_alone(read_calls)
         return AnswerParser(
-            THINKING_FORMATS.get(self.thinking),
+            REASONING_FORMATS.get(self.reasoning),
             read_calls,
             tools,
-            is_thinking=bool(self.thoughts_end(prompt_end)),
+            is_reasoning=bool(self.reasoning_end(prompt_end)),
             is_forced=is_forced,
         )
 
@@ -216,7 +216,7 @@ def _named(option: str, value: str, known: Mapping[str, object]) -> str | None:
     if value == "auto":
         return None
     name = ALIASES.get(value, value)
-    if name == "none" and known is THINKING_FORMATS:
+    if name == "none" and known is REASONING_FORMATS:
         return ""
     if name not in known:
         raise ConfigError(f"{option} {value}: not known. Use auto or one of {', '.join(known)}.")
@@ -231,9 +231,9 @@ def call_format_of(template: str) -> str:
     return "hermes"
 
 
-def thinking_format_of(template: str) -> str:
-    """The format of the thoughts that a template knows; nothing if none."""
-    for name, thinking in THINKING_FORMATS.items():
-        if thinking.close in template or thinking.open in template:
+def reasoning_format_of(template: str) -> str:
+    """The format of the reasoning that a template knows; nothing if none."""
+    for name, reasoning in REASONING_FORMATS.items():
+        if reasoning.close in template or reasoning.open in template:
             return name
     return ""

@@ -1,6 +1,6 @@
 """Answers of gpt-oss: messages on channels, by OpenAI's harmony format.
 
-Owns the format: the channel `analysis` is thought, a message to `functions.<name>` is a call, and
+Owns the format: the channel `analysis` is reasoning, a message to `functions.<name>` is a call, and
 what else is said on `commentary` and `final` is the answer.
 """
 
@@ -13,7 +13,7 @@ from triptych.modalities.llm.api.tools.pieces import (
     CallArguments,
     CallStart,
     Reading,
-    Thought,
+    Reasoning,
     ToolSchemas,
     Words,
 )
@@ -22,9 +22,9 @@ from triptych.modalities.llm.api.tools.source import TextSource
 _MESSAGE = "<|message|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
 ANALYSIS = "<|channel|>analysis<|message|>"
-"""What opens thoughts."""
+"""What opens reasoning."""
 FINAL = "<|end|><|start|>assistant<|channel|>final<|message|>"
-"""What ends thoughts, and opens the answer."""
+"""What ends reasoning, and opens the answer."""
 _TOOL = re.compile(r"to=functions\.([\w.-]+)")
 
 
@@ -44,6 +44,6 @@ def harmony(source: TextSource, tools: ToolSchemas) -> Reading:
                 yield from json_text(source, CallArguments)
             yield from source.before(ENDS)
         elif "<|channel|>analysis" in head:
-            yield from source.thoughts(ENDS, Thought)
+            yield from source.reasoning(ENDS, Reasoning)
         else:
             yield from source.until(ENDS, Words)

@@ -1,4 +1,4 @@
-"""An answer as it arrives, taken apart: thoughts, words, calls.
+"""An answer as it arrives, taken apart: reasoning, words, calls.
 
 Owns the order of the parts and the white space between them, which belongs to none.
 """
@@ -12,7 +12,7 @@ from triptych.modalities.llm.api.tools.pieces import (
     AnswerPiece,
     ReadCalls,
     Reading,
-    Thought,
+    Reasoning,
     ToolSchemas,
     Words,
 )
@@ -20,8 +20,8 @@ from triptych.modalities.llm.api.tools.source import TextSource
 
 
 @dataclass(frozen=True, slots=True)
-class Thinking:
-    """What a family writes around its thoughts."""
+class ReasoningMarks:
+    """What a family writes around its reasoning."""
 
     open: str
     close: str
@@ -35,31 +35,31 @@ def words_alone(source: TextSource, tools: ToolSchemas) -> Reading:
 class AnswerParser:
     """Takes one answer's text in, and gives its pieces out.
 
-    With `is_thinking` the prompt has opened the thoughts already. An answer that `is_forced` has
+    With `is_reasoning` the prompt has opened the reasoning already. An answer that `is_forced` has
     calls alone: what is no call is the beginning of one that was cut off, and not shown. However
     the text is cut, the pieces joined are the same.
     """
 
     def __init__(
         self,
-        thinking: Thinking | None = None,
+        reasoning: ReasoningMarks | None = None,
         read_calls: ReadCalls = words_alone,
         tools: ToolSchemas | None = None,
         *,
-        is_thinking: bool = False,
+        is_reasoning: bool = False,
         is_forced: bool = False,
     ) -> None:
         self._is_forced = is_forced
         self._source = TextSource()
-        self._reading = _reading(self._source, thinking, read_calls, tools or {}, is_thinking)
+        self._reading = _reading(self._source, reasoning, read_calls, tools or {}, is_reasoning)
         self._kind: type[AnswerPiece] | None = None
-        self._has_thought = False
+        self._has_reasoning = False
         self._held = ""  # white space that is shown only if more of its kind follows
 
     @property
-    def is_in_thoughts(self) -> bool:
-        """Whether what comes next is a thought."""
-        return self._source.is_thought
+    def is_in_reasoning(self) -> bool:
+        """Whether what comes next is reasoning."""
+        return self._source.is_reasoning
 
     def push(self, text: str) -> list[AnswerPiece]:
         """What further text adds."""
@@ -80,21 +80,21 @@ class AnswerParser:
                 return
             if self._is_forced and isinstance(piece, Words):
                 continue
-            if isinstance(piece, Words | Thought):
+            if isinstance(piece, Words | Reasoning):
                 yield from self._trimmed(piece)
             else:
                 self._held = ""
                 self._kind = type(piece)
                 yield piece
 
-    def _trimmed(self, piece: Words | Thought) -> Iterator[AnswerPiece]:
+    def _trimmed(self, piece: Words | Reasoning) -> Iterator[AnswerPiece]:
         """Without white space at the edges of a part, but for those of the whole answer."""
         kind, text = type(piece), piece.text
-        self._has_thought = self._has_thought or kind is Thought
+        self._has_reasoning = self._has_reasoning or kind is Reasoning
         is_new = self._kind is not kind
         if is_new:
             self._held = ""
-            if self._kind is not None or self._has_thought:
+            if self._kind is not None or self._has_reasoning:
                 text = text.lstrip()
                 if not text:
                     return
@@ -108,17 +108,17 @@ class AnswerParser:
 
 def _reading(
     source: TextSource,
-    thinking: Thinking | None,
+    reasoning: ReasoningMarks | None,
     read_calls: ReadCalls,
     tools: ToolSchemas,
-    is_thinking: bool,
+    is_reasoning: bool,
 ) -> Reading:
-    if thinking is not None:
-        if not is_thinking:
+    if reasoning is not None:
+        if not is_reasoning:
             spaces = yield from source.spaces()
-            is_thinking = yield from source.begins(thinking.open)
-            source.text = source.text if is_thinking else spaces + source.text
-        if is_thinking:
-            yield Thought("")  # thoughts that are empty part the white space, too
-            yield from source.thoughts((thinking.close,), Thought)
+            is_reasoning = yield from source.begins(reasoning.open)
+            source.text = source.text if is_reasoning else spaces + source.text
+        if is_reasoning:
+            yield Reasoning("")  # reasoning that are empty part the white space, too
+            yield from source.reasoning((reasoning.close,), Reasoning)
     yield from read_calls(source, tools)

@@ -1,4 +1,4 @@
-"""What an answer is made of: words, thoughts and calls, as they arrive.
+"""What an answer is made of: words, reasoning and calls, as they arrive.
 
 Owns these pieces alone.
 """
@@ -20,7 +20,7 @@ class Words:
 
 
 @dataclass(frozen=True, slots=True)
-class Thought:
+class Reasoning:
     """Text that the model wrote for itself before the answer."""
 
     text: str
@@ -48,7 +48,7 @@ class ToolUse:
     arguments: str
 
 
-AnswerPiece: TypeAlias = Words | Thought | CallStart | CallArguments
+AnswerPiece: TypeAlias = Words | Reasoning | CallStart | CallArguments
 ToolSchemas: TypeAlias = Mapping[str, Mapping[str, Any]]
 """The JSON schemas of the parameters of the tools that may be called, by name."""
 Reading: TypeAlias = Generator[AnswerPiece | None, None, None]
@@ -72,7 +72,7 @@ class Answer:
             match piece:
                 case Words(text):
                     answer.text += text
-                case Thought(text):
+                case Reasoning(text):
                     answer.reasoning += text
                 case CallStart(name):
                     answer.calls.append(ToolUse(name, ""))

@@ -19,13 +19,13 @@ FoundT = TypeVar("FoundT")
 class TextSource:
     """Unread `text`; when it `is_over`, no more comes. `taken` was read since it was last reset.
 
-    What is read now `is_thought` until a mark ends it.
+    What is read now `is_reasoning` until a mark ends it.
     """
 
     text: str = ""
     is_over: bool = False
     taken: str = ""
-    is_thought: bool = False
+    is_reasoning: bool = False
 
     def take(self, length: int) -> str:
         """Read the next characters, which are there."""
@@ -60,13 +60,13 @@ class TextSource:
                 return end
             yield None
 
-    def thoughts(
+    def reasoning(
         self, ends: Sequence[str], found: Callable[[str], FoundT]
     ) -> Generator[FoundT | None, None, str]:
-        """As `until`, of text that is thought."""
-        self.is_thought = True
+        """As `until`, of text of reasoning."""
+        self.is_reasoning = True
         end = yield from self.until(ends, found)
-        self.is_thought = False
+        self.is_reasoning = False
         return end
 
     def before(self, ends: Sequence[str]) -> Generator[None, None, tuple[str, str]]:

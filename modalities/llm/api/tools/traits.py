@@ -1,7 +1,7 @@
-"""A conversation with calls and thoughts, in the fields that a chat template reads.
+"""A conversation with calls and reasoning, in the fields that a chat template reads.
 
 Owns what published templates differ in: how they are told of tools, whether they show calls at all
-or several in one message, which ids they take, and what they call thoughts. What is written here
+or several in one message, which ids they take, and what they call reasoning. What is written here
 goes into the prompt as the template's own text, whose marks are special tokens; text of callers has
 been escaped before.
 """
@@ -21,7 +21,7 @@ from triptych.modalities.llm.api.tools.prompt import call_in_words
 
 _Fields: TypeAlias = Mapping[str, Any]
 
-_OWN_THOUGHTS = re.compile(r"""message(\.|\[['"])thinking\b""")
+_OWN_REASONING = re.compile(r"""message(\.|\[['"])reasoning\b""")
 _TEXT_ARGUMENTS = re.compile(
     r"""\+ *\w+((\.|\[['"])\w+(['"]\])?)*(\.|\[['"])arguments(['"]\])? *(\+|[-}])"""
 )
@@ -57,7 +57,7 @@ class TemplateTraits:
 
     def __init__(self, template: str, calls: str = "hermes") -> None:
         self._calls = calls
-        self._has_own_thoughts = _OWN_THOUGHTS.search(template) is not None
+        self._has_own_reasoning = _OWN_REASONING.search(template) is not None
         self._joins_arguments = _TEXT_ARGUMENTS.search(template) is not None
         self._has_system_tools = not _reads_tools(template) and supports_tools(template)
         self._shows_calls = "tool_calls" in template
@@ -82,14 +82,14 @@ class TemplateTraits:
         return taken, tools
 
     def _message(self, message: _Fields) -> _Fields:
-        """One that names thoughts `thinking` shows thoughts or words before a call, not both."""
+        """One that names reasoning `thinking` shows reasoning or words before a call, not both."""
         calls = message.get("tool_calls")
         if not self._shows_calls:
             message = self._shown(message)
         elif calls and self._joins_arguments:
             message = {**message, "tool_calls": [_with_text(call) for call in calls]}
-        if self._has_own_thoughts and (thoughts := message.get("reasoning_content")):
-            message = {**message, "thinking": thoughts, **({"content": ""} if calls else {})}
+        if self._has_own_reasoning and (reasoning := message.get("reasoning_content")):
+            message = {**message, "thinking": reasoning, **({"content": ""} if calls else {})}
         return message
 
     def _shown(self, message: _Fields) -> _Fields:

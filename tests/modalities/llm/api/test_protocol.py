@@ -351,10 +351,10 @@ def test_what_no_answer_depends_on_is_let_pass() -> None:
 def test_marks_of_caches_are_not_shown_to_templates() -> None:
     mark = {"cache_control": {"type": "ephemeral", "ttl": "5m"}}
     part = {"type": "text", "text": "a"}
-    thought = {"role": "assistant", "content": "b", "reasoning_content": "c"}
-    messages = [{"role": "user", "content": [{**part, **mark}], **mark}, thought]
+    reasoning = {"role": "assistant", "content": "b", "reasoning_content": "c"}
+    messages = [{"role": "user", "content": [{**part, **mark}], **mark}, reasoning]
     shown = [message.for_template() for message in chat(messages=messages).messages]
-    assert shown == [{"role": "user", "content": ["a"]}, thought]
+    assert shown == [{"role": "user", "content": ["a"]}, reasoning]
 
 
 def test_stops_and_biases_are_normalised() -> None:

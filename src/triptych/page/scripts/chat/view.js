@@ -61,12 +61,12 @@ export class AssistantView {
     this.turn = turn;
     this.actions = actions;
     this.text = el("div", { class: "markdown" });
-    this.thoughts = el("div", { class: "markdown" });
+    this.reasoning = el("div", { class: "markdown" });
     this.reasoning = el(
       "details",
       { class: "fold", hidden: true },
       el("summary", {}, "Reasoning"),
-      this.thoughts,
+      this.reasoning,
     );
     this.calls = el("div", { class: "calls" });
     this.foot = el("div", { class: "turn-foot" });
@@ -93,7 +93,7 @@ export class AssistantView {
     this.#frame = 0;
     const { text, reasoning, calls } = this.turn;
     if (text) showMarkdown(this.text, text);
-    if (reasoning) showMarkdown(this.thoughts, reasoning);
+    if (reasoning) showMarkdown(this.reasoning, reasoning);
     show(this.reasoning, Boolean(reasoning));
     if (reasoning || calls.length) this.text.querySelector(".waiting")?.remove();
     calls.forEach((made, index) => this.#showCall(made, index));

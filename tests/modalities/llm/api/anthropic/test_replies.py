@@ -14,7 +14,7 @@ from triptych.modalities.llm.api.anthropic.replies import Event, MessageFormatte
 from triptych.modalities.llm.api.generation import Generation
 from triptych.modalities.llm.api.replies import UsageTotals
 from triptych.modalities.llm.api.samples import FinishReason, SampleDelta
-from triptych.modalities.llm.api.tools.formats import CALL_FORMATS, THINKING_FORMATS
+from triptych.modalities.llm.api.tools.formats import CALL_FORMATS, REASONING_FORMATS
 from triptych.modalities.llm.api.tools.parser import AnswerParser
 
 TOOLS = {"f": {"type": "object"}}
@@ -24,7 +24,7 @@ WORDS = st.text("ab \n<é", max_size=12)
 
 @st.composite
 def answers(draw: st.DrawFn) -> str:
-    """Thoughts, words and calls, perhaps broken off."""
+    """Reasoning, words and calls, perhaps broken off."""
     thought = draw(st.none() | WORDS)
     parts = ["" if thought is None else f"<think>{thought}</think>"]
     for words, call in draw(st.lists(st.tuples(WORDS, st.none() | VALUES), max_size=3)):
@@ -38,7 +38,7 @@ def answers(draw: st.DrawFn) -> str:
 
 def generation(texts: Sequence[str], reason: FinishReason, stop: str | None) -> Generation:
     """A call that answers with these texts."""
-    parser = AnswerParser(THINKING_FORMATS["think"], CALL_FORMATS["hermes"], TOOLS)
+    parser = AnswerParser(REASONING_FORMATS["think"], CALL_FORMATS["hermes"], TOOLS)
     usage = UsageTotals(1)
 
     async def deltas() -> AsyncGenerator[SampleDelta, None]:

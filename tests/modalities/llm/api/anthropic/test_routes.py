@@ -154,7 +154,7 @@ async def test_thoughts_may_be_left_out(thinker: httpx.AsyncClient) -> None:
 
 
 async def test_a_budget_that_cannot_be_kept_is_refused(thinker: httpx.AsyncClient) -> None:
-    """The model here marks its thoughts by words."""
+    """The model here marks its reasoning by words."""
     thinking = {"type": "enabled", "budget_tokens": 1024}
     reply = await thinker.post(PATH, json=message(thinking=thinking, max_tokens=2000))
     assert reply.json()["error"]["message"].startswith("thinking.budget_tokens: tiny marks its")
@@ -193,7 +193,7 @@ async def test_what_is_said_of_thinking(
 ) -> None:
     chat = chat_request(chat_fields(MessagesRequest.model_validate(message(thinking=thinking))))
     assert chat.template_options().get("enable_thinking") is is_on
-    assert chat.max_thinking_tokens == most
+    assert chat.max_reasoning_tokens == most
 
 
 CALLED = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
@@ -300,7 +300,7 @@ async def test_what_the_model_is_told(client: httpx.AsyncClient, engine: FakeEng
         {"type": "tool_use", "id": name, "name": "get_weather", "input": {"city": name}}
         for name in "ab"
     ]
-    thoughts = [
+    reasoning = [
         {"type": "thinking", "thinking": "Hm.", "signature": "x"},
         {"type": "redacted_thinking", "data": "AAAA"},
     ]
@@ -314,7 +314,7 @@ async def test_what_the_model_is_told(client: httpx.AsyncClient, engine: FakeEng
         messages=[
             {"role": "user", "content": "Where"},
             {"role": "user", "content": "is sun?"},
-            {"role": "assistant", "content": [*thoughts, said, *calls]},
+            {"role": "assistant", "content": [*reasoning, said, *calls]},
             {"role": "user", "content": results},
         ],
     )

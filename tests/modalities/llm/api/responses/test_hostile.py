@@ -39,7 +39,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "references": ask_for([{"type": "item_reference", "id": "msg_a"}] * MAX_MESSAGES),
     "parts": ask_for([{**USER, "content": [TEXT] * (MAX_CONTENT_PARTS + 1)}]),
     "parts of all items": ask_for([{**USER, "content": [TEXT] * 1000}] * 17),
-    "parts of thoughts": ask_for([{"type": "reasoning", "summary": [SUMMARY] * 1000}] * 17),
+    "parts of reasoning": ask_for([{"type": "reasoning", "summary": [SUMMARY] * 1000}] * 17),
     "containers": ask_for([{**USER, "content": [[]] * MAX_JSON_CONTAINERS}]),
     "tools": ask_for(tools=[{**TOOL, "name": f"f{n}"} for n in range(10_000)]),
     "one tool too many": ask_for(tools=[{**TOOL, "name": f"f{n}"} for n in range(MAX_TOOLS + 1)]),
@@ -56,7 +56,7 @@ WORDS = {
     "references": "no item 'msg_a'",
     "parts": f"at most {MAX_CONTENT_PARTS} items",
     "parts of all items": "parts",
-    "parts of thoughts": "parts",
+    "parts of reasoning": "parts",
     "containers": "objects and arrays",
     "one tool too many": f"at most {MAX_TOOLS} items",
 }

@@ -41,11 +41,11 @@ def fits(
     text: str,
     tool_set: ToolSet,
     syntax: AnswerSyntax,
-    thoughts_end: str = "",
+    reasoning_end: str = "",
     form: Constraint | None = None,
 ) -> bool:
     """Whether the grammar takes a text, and may end there."""
-    constraint = answer_constraint(tool_set, syntax, thoughts_end, form)
+    constraint = answer_constraint(tool_set, syntax, reasoning_end, form)
     assert constraint is not None
     tokenizer = LLTokenizer("byte")
     grammar = to_grammar(constraint.kind, *constraint.parts[:2], constraint.schemas)
@@ -85,7 +85,7 @@ def test_a_required_call_is_all_that_is_written(text: str, is_fit: bool) -> None
     tool_set = ToolSet.of(TOOLS, "required")
     assert fits(text, tool_set, AnswerSyntax()) is is_fit
     thought = f"Hm, {hermes(BERLIN)}?</think>{text}"
-    assert fits(thought, tool_set, AnswerSyntax(thinking="think"), "</think>") is is_fit
+    assert fits(thought, tool_set, AnswerSyntax(reasoning="think"), "</think>") is is_fit
 
 
 def test_schemas_that_multiply_do_so_in_the_child_alone() -> None:
@@ -219,7 +219,7 @@ FORMS: dict[ConstraintKind, tuple[str, str]] = {
 @pytest.mark.parametrize("kind", FORMS)
 def test_thoughts_go_before_an_answer_of_a_form(kind: ConstraintKind) -> None:
     text, answer = FORMS[kind]
-    form, syntax = Constraint(kind, text, "param"), AnswerSyntax(thinking="think")
+    form, syntax = Constraint(kind, text, "param"), AnswerSyntax(reasoning="think")
     assert fits(f"Hm.\n</think>{answer}", ToolSet(), syntax, "</think>", form)
     assert not fits("Hm.\n</think>Well.", ToolSet(), syntax, "</think>", form)
     assert not fits(answer, ToolSet(), syntax, "</think>", form), "a thought without an end"

@@ -1,4 +1,4 @@
-"""Answers with calls and thoughts, in every family's format, however the text is cut."""
+"""Answers with calls and reasoning, in every family's format, however the text is cut."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from triptych.core.options.config import ModelOptions
 from triptych.modalities.llm.api.tools.formats import (
     ALIASES,
     CALL_FORMATS,
-    THINKING_FORMATS,
+    REASONING_FORMATS,
     AnswerSyntax,
     call_format_of,
-    thinking_format_of,
+    reasoning_format_of,
 )
 from triptych.modalities.llm.api.tools.parser import AnswerParser
 from triptych.modalities.llm.api.tools.pieces import Answer, ToolUse
@@ -239,8 +239,8 @@ MARKS = sorted(
 @settings(max_examples=1000, deadline=None)
 def test_no_text_breaks_a_parser(family: str, parts: list[str]) -> None:
     text = "".join(parts)
-    whole = read(text, family, thinking="think")
-    assert read(text, family, range(len(text)), thinking="think") == whole
+    whole = read(text, family, reasoning="think")
+    assert read(text, family, range(len(text)), reasoning="think") == whole
     assert all(call.name for call in whole.calls)
 
 
@@ -269,10 +269,10 @@ def test_damaged_answers_break_no_parser(family: str) -> None:
     for seed in range(NUM_DAMAGED):
         rng = random.Random(f"{family} {seed}")
         text = damaged(rng, family)
-        thinking = rng.choice(["", "think"])
-        whole = read(text, family, thinking=thinking)
+        reasoning = rng.choice(["", "think"])
+        whole = read(text, family, reasoning=reasoning)
         cuts = rng.choices(range(len(text) + 1), k=rng.randrange(20))
-        assert read(text, family, cuts, thinking=thinking) == whole, (seed, text)
+        assert read(text, family, cuts, reasoning=reasoning) == whole, (seed, text)
         assert all(call.name and call.arguments[:1] in ("", "{") for call in whole.calls), text
 
 
@@ -410,20 +410,22 @@ def test_values_follow_the_schema() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", THINKING_FORMATS)
+@pytest.mark.parametrize("name", REASONING_FORMATS)
 @pytest.mark.parametrize("is_open", [False, True])
 def test_thoughts_come_before_the_answer(name: str, is_open: bool) -> None:
-    thinking = THINKING_FORMATS[name]
-    begin = "" if is_open else thinking.open
-    text = f'{begin}\nHm <tool_call>?\n\n{thinking.close}\n\nSo.\n<tool_call>{{"name": "get_time"}}'
+    reasoning = REASONING_FORMATS[name]
+    begin = "" if is_open else reasoning.open
+    text = (
+        f'{begin}\nHm <tool_call>?\n\n{reasoning.close}\n\nSo.\n<tool_call>{{"name": "get_time"}}'
+    )
     for cuts in ((), range(len(text))):
-        answer = read(text, "hermes", cuts, thinking=name, is_thinking=is_open)
+        answer = read(text, "hermes", cuts, reasoning=name, is_reasoning=is_open)
         assert (answer.reasoning, answer.text) == ("Hm <tool_call>?", "So.")
         assert loaded(answer) == [TIME]
 
 
 def test_an_answer_without_thoughts_keeps_its_white_space() -> None:
-    assert read("\n  Yes. \n", "hermes", thinking="think") == Answer(text="\n  Yes. \n")
+    assert read("\n  Yes. \n", "hermes", reasoning="think") == Answer(text="\n  Yes. \n")
 
 
 @pytest.mark.parametrize(
@@ -479,13 +481,13 @@ def test_a_model_has_the_format_of_its_template(template: str, name: str) -> Non
 
 
 def test_formats_are_known_by_templates() -> None:
-    assert set(ALIASES.values()) <= CALL_FORMATS.keys() | THINKING_FORMATS.keys()
+    assert set(ALIASES.values()) <= CALL_FORMATS.keys() | REASONING_FORMATS.keys()
     assert call_format_of("{% for tool in tools %}<tool_call>{% endfor %}") == "hermes"
     assert call_format_of("<tool_call>\n<function=example>") == "qwen3-coder"
     assert call_format_of("no tools at all") == "hermes"
     assert call_format_of("{{ '[TOOL_CALLS]' + name + '[ARGS]' }}") == "mistral-named"
-    assert thinking_format_of("{{ content.split('</think>') }}") == "think"
-    assert thinking_format_of("plain") == ""
+    assert reasoning_format_of("{{ content.split('</think>') }}") == "think"
+    assert reasoning_format_of("plain") == ""
 
 
 def test_an_answer_in_json_that_is_no_call_is_not_held_back() -> None:

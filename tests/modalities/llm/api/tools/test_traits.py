@@ -1,4 +1,4 @@
-"""Conversations with calls and thoughts, in the fields that a template reads."""
+"""Conversations with calls and reasoning, in the fields that a template reads."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The tokens between which a model's thoughts lie, for the engine that counts them.
+"""The tokens between which a model's reasoning lies, for the engine that counts them.
 
-Owns how the marks of a family become tokens. Where a mark that ends thoughts is no token of its
+Owns how the marks of a family become tokens. Where a mark that ends reasoning is no token of its
 own, the engine cannot see it, and there are no rules.
 """
 
@@ -8,33 +8,33 @@ from __future__ import annotations
 
 from tokenizers import Tokenizer
 
-from triptych.core.engine_api.tokens import ThinkingRules
+from triptych.core.engine_api.tokens import ReasoningRules
 from triptych.core.text.tokenizer import encode
-from triptych.modalities.llm.api.tools.formats import THINKING_FORMATS, AnswerSyntax
+from triptych.modalities.llm.api.tools.formats import REASONING_FORMATS, AnswerSyntax
 from triptych.modalities.llm.api.tools.harmony import ANALYSIS, ENDS, FINAL
 
 _BLANKS = (" ", "\n", "\n\n", "\r\n")
 
 
-def thinking_rules(syntax: AnswerSyntax, tokenizer: Tokenizer) -> ThinkingRules | None:
+def reasoning_rules(syntax: AnswerSyntax, tokenizer: Tokenizer) -> ReasoningRules | None:
     """How answers in `syntax` think; `None` where they do not, or not between tokens."""
     if syntax.calls == "harmony":
         return _rules(tokenizer, ANALYSIS, ENDS, FINAL, reopen=True)
-    thinking = THINKING_FORMATS.get(syntax.thinking)
-    if thinking is None:
+    reasoning = REASONING_FORMATS.get(syntax.reasoning)
+    if reasoning is None:
         return None
-    return _rules(tokenizer, thinking.open, (thinking.close,), thinking.close, reopen=False)
+    return _rules(tokenizer, reasoning.open, (reasoning.close,), reasoning.close, reopen=False)
 
 
 def _rules(
     tokenizer: Tokenizer, opens: str, closes: tuple[str, ...], ending: str, *, reopen: bool
-) -> ThinkingRules | None:
+) -> ReasoningRules | None:
     found = [tokenizer.token_to_id(mark) for mark in closes]
     close_ids = tuple(token_id for token_id in found if token_id is not None)
     if len(close_ids) < len(closes):
         return None
     blanks = [_ids(tokenizer, text) for text in _BLANKS]
-    return ThinkingRules(
+    return ReasoningRules(
         opens=_ids(tokenizer, opens),
         closes=close_ids,
         ending=_ids(tokenizer, ending),

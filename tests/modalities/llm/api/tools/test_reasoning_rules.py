@@ -1,4 +1,4 @@
-"""A budget of thoughts, from the fields of a request to the answer of a real model."""
+"""A reasoning budget, from the fields of a request to the answer of a real model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tokenizers import AddedToken
 from support.http import FakeEngine, chat, in_process, refused
 from support.text_models import byte_tokenizer, write_text_folder
 from triptych import ChatPipeline
-from triptych.core.engine_api.tokens import ThinkingRules
+from triptych.core.engine_api.tokens import ReasoningRules
 from triptych.core.errors import ConfigError, InvalidRequest
 from triptych.core.http.app import create_app
 from triptych.core.options.config import Config, ModelOptions, ScheduleOptions
@@ -59,26 +59,26 @@ async def asked(model: TextModel, engine: FakeEngine, **fields: Any) -> httpx.Re
         return await client.post(PATH, json=chat(max_tokens=1, **fields))
 
 
-async def submitted(model: TextModel, **fields: Any) -> ThinkingRules | None:
-    """What the engine is told of thoughts for a request with these fields."""
+async def submitted(model: TextModel, **fields: Any) -> ReasoningRules | None:
+    """What the engine is told of reasoning for a request with these fields."""
     engine = FakeEngine()
     reply = await asked(model, engine, **fields)
     assert reply.status_code == 200, reply.text
     (request,) = engine.submitted.values()
-    return request.thinking
+    return request.reasoning
 
 
 async def test_the_messages_api_has_a_budget(tmp_path: Path) -> None:
     model, engine = open_model(tmp_path, OPENING, MARKS["think"]), FakeEngine()
     service = LlmService(engine, [model], Admission(options=ScheduleOptions()))
     app = create_app(Config(), engine, [anthropic_router(service)])
-    thinking = {"type": "enabled", "budget_tokens": 1024}
+    reasoning = {"type": "enabled", "budget_tokens": 1024}
     async with in_process(app) as client:
-        body = chat(max_tokens=2048, thinking=thinking)
+        body = chat(max_tokens=2048, reasoning=reasoning)
         assert (await client.post("/v1/messages", json=body)).status_code == 200
     (request,) = engine.submitted.values()
-    assert request.thinking is not None
-    assert request.thinking.max_tokens == 1024
+    assert request.reasoning is not None
+    assert request.reasoning.max_tokens == 1024
 
 
 def chat_request(**fields: Any) -> ChatRequest:
@@ -98,13 +98,13 @@ def chat_request(**fields: Any) -> ChatRequest:
 )
 def test_a_budget_has_many_names(fields: dict[str, Any]) -> None:
     body = chat_request(**fields)
-    assert body.max_thinking_tokens == 5
+    assert body.max_reasoning_tokens == 5
     assert body.template_options()["thinking_budget"] == 5
 
 
 def test_without_a_budget_templates_are_told_of_none() -> None:
     body = chat_request(thinking={"type": "enabled"})
-    assert body.max_thinking_tokens is None
+    assert body.max_reasoning_tokens is None
     assert "thinking_budget" not in body.template_options()
 
 
@@ -129,7 +129,7 @@ async def test_the_engine_counts_thoughts_that_the_prompt_opens(tmp_path: Path) 
     newline = model.encode_text("\n")[0]
     rules = await submitted(model, thinking_budget=7)
     assert rules is not None
-    assert rules == ThinkingRules(
+    assert rules == ReasoningRules(
         opens=(259,),
         closes=(260,),
         ending=(260,),
@@ -153,7 +153,7 @@ async def test_nothing_keeps_thoughts_from_their_end(tmp_path: Path) -> None:
 
 
 async def test_a_form_waits_for_the_end_of_thoughts(tmp_path: Path) -> None:
-    """Its grammar has no thoughts in it: they may end with a special token."""
+    """Its grammar has no reasoning in it: they may end with a special token."""
     model = open_model(tmp_path, OPENING, MARKS["think"], is_special=True)
     rules = await submitted(model, guided_regex="[0-9]+")
     assert rules is not None
