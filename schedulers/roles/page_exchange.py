@@ -5,7 +5,7 @@ that computes prompts for it. Both stand on the prefix index alone. What arrives
 as if a row of this engine had computed it; a row waits for a page that is coming as it waits for
 one that another row computes; what does not come is computed here. Knows no sockets, no tensors.
 
-All methods are called on the loop's thread, but for those of `PageOrders`.
+All methods are called on the loop's thread, but for those of `PageTransferHandler`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.engine_api.tokens import TokenRequest
 from triptych.core.kv.pages import Lease
 from triptych.core.kv.transfer.client import PageFetch
-from triptych.core.kv.transfer.server import PageOrder
+from triptych.core.kv.transfer.server import PageTransferRequest
 from triptych.schedulers.base import SchedulerStats
-from triptych.schedulers.roles.order_jobs import OrderJobs, PageSink, exchange_stats
+from triptych.schedulers.roles.transfer_jobs import PageSink, TransferJobs, exchange_stats
 from triptych.schedulers.tokens.batch import TokenBatch
 from triptych.schedulers.tokens.grammar_worker import Post
 from triptych.schedulers.tokens.page_exchange import PageExchange
@@ -176,37 +176,37 @@ class FetchedPages(PageExchange):
 
 @dataclass(eq=False, slots=True)
 class _Sent:
-    """An order, the job that computes its prompt, and the pages that are held for it."""
+    """A transfer, the job that computes its prompt, and the pages that are held for it."""
 
-    order: PageOrder
+    transfer: PageTransferRequest
     job_id: str
     lease: Lease
     keys: list[bytes] = field(default_factory=list)
     is_over: bool = False
 
 
-class SentPages(OrderJobs, PageExchange):
+class SentPages(TransferJobs, PageExchange):
     """Computes prompts for others."""
 
     def __init__(self, scheduler: ExchangingScheduler, sink: PageSink, model: str) -> None:
         super().__init__(sink, model, "pages")
-        self._counts = Counter(page_orders_total=0)
+        self._counts = Counter(page_transfers_total=0)
         self._scheduler = scheduler
         self._tokens = scheduler.tokens
         self._state = scheduler.tokens.state
-        self._sent: dict[PageOrder, _Sent] = {}
+        self._sent: dict[PageTransferRequest, _Sent] = {}
 
-    def open(self, order: PageOrder) -> None:
+    def open(self, transfer: PageTransferRequest) -> None:
         """On the server's thread: check a prompt, and have it computed."""
-        request, limit = order.wanted.request, self._tokens.vocab_size
+        request, limit = transfer.wanted.request, self._tokens.vocab_size
         if not isinstance(request, TokenRequest):
-            order.end("no prompt")
+            transfer.end("no prompt")
             return
         first_free = FIRST_FRAME_ID if request.contents else sys.maxsize
         if all(0 <= token < limit or token >= first_free for token in request.prompt_ids):
-            self._post(partial(self._open, order, request))
+            self._post(partial(self._open, transfer, request))
         else:
-            order.end("a prompt of other tokens than the model's")
+            transfer.end("a prompt of other tokens than the model's")
 
     def committed(self) -> None:
         """Send what the step has completed."""
@@ -217,44 +217,44 @@ class SentPages(OrderJobs, PageExchange):
         """`stats` with what was sent."""
         return exchange_stats(stats, self._counts, self._sink.counts)
 
-    def _open(self, order: PageOrder, request: TokenRequest) -> None:
-        self._counts["page_orders_total"] += 1
+    def _open(self, transfer: PageTransferRequest, request: TokenRequest) -> None:
+        self._counts["page_transfers_total"] += 1
         job_id = self._new_id()
-        sent = self._sent[order] = _Sent(order, job_id, self._state.pool.acquire())
+        sent = self._sent[transfer] = _Sent(transfer, job_id, self._state.pool.acquire())
         self._state.carried.add(sent.lease)
         self._run(job_id, _prompt_of(request), partial(self._take, sent))
         row = self._scheduler.row_of(job_id)
         if row is None:
             return  # refused: the sink was told
         keys = row.lookup_keys(self._state.pool.page_size)
-        first = order.wanted.first
-        sent.keys = keys[first : first + order.wanted.num_pages]
-        if len(sent.keys) != order.wanted.num_pages or first < 0:
-            order.end("pages that the prompt does not have")
+        first = transfer.wanted.first
+        sent.keys = keys[first : first + transfer.wanted.num_pages]
+        if len(sent.keys) != transfer.wanted.num_pages or first < 0:
+            transfer.end("pages that the prompt does not have")
         else:
             self._send(sent)
 
     def _send(self, sent: _Sent) -> None:
-        """Hold those next pages that are there, and hand them to the order."""
+        """Hold those next pages that are there, and hand them to the transfer."""
         num_before = len(sent.lease)
         self._state.pool.follow(sent.lease, sent.keys[num_before:])
         page_ids = sent.lease.page_ids[num_before:]
         if page_ids:
-            sent.order.add(list(zip(sent.keys[num_before:], page_ids, strict=False)))
+            sent.transfer.add(list(zip(sent.keys[num_before:], page_ids, strict=False)))
 
     def _take(self, sent: _Sent, output: Output) -> None:
-        """How the job of an order ends; its token is of no use."""
+        """How the job of a transfer ends; its token is of no use."""
         if not output.is_final:
             return
         sent.is_over = True
         self._send(sent)
         if output.error is not None:
-            sent.order.end(f"{output.error.code}: {output.error.message}")
+            sent.transfer.end(f"{output.error.code}: {output.error.message}")
         elif len(sent.lease) < len(sent.keys):
-            sent.order.end("pages had to give way")
+            sent.transfer.end("pages had to give way")
 
-    def _close(self, order: PageOrder) -> None:
-        sent = self._sent.pop(order, None)
+    def _close(self, transfer: PageTransferRequest) -> None:
+        sent = self._sent.pop(transfer, None)
         if sent is None:
             return  # its prompt was not taken
         self._state.carried.remove(sent.lease)

@@ -20,8 +20,8 @@ from triptych.schedulers.roles.page_exchange import FetchedPages, SentPages
 
 
 @dataclass(eq=False)
-class HandOrder:
-    """A `PageOrder` whose pages wait for a test to carry them."""
+class ManualTransfer:
+    """A `PageTransferRequest` whose pages wait for a test to carry them."""
 
     wanted: FetchPages
     fetch: PageFetch | None = None
@@ -42,8 +42,8 @@ class HandLink:
         self.decode, self.prefill = decode, prefill
         self.counts: Counter[str] = new_counts(4)
         self.is_connected = True
-        self.open: list[HandOrder] = []
-        self.orders: SentPages | None = None
+        self.open: list[ManualTransfer] = []
+        self.transfers: SentPages | None = None
         decode.scheduler.exchange = FetchedPages(decode.scheduler, self)
         sent = SentPages(prefill.scheduler, self, MODEL)
         prefill.scheduler.exchange = sent
@@ -54,9 +54,9 @@ class HandLink:
 
     def start(self, what: Any) -> None:
         if isinstance(what, SentPages):
-            self.orders = what
+            self.transfers = what
             return
-        order = HandOrder(
+        transfer = ManualTransfer(
             FetchPages(
                 fetch_id=what.fetch_id,
                 request=what.request,
@@ -65,12 +65,12 @@ class HandLink:
             ),
             what,
         )
-        self.open.append(order)
-        self.place(order)
+        self.open.append(transfer)
+        self.place(transfer)
 
     def stop(self, fetch: PageFetch) -> None:
-        (order,) = (order for order in self.open if order.fetch is fetch)
-        self.end(order)
+        (transfer,) = (transfer for transfer in self.open if transfer.fetch is fetch)
+        self.end(transfer)
 
     def _submit(self, job: Job) -> None:
         world, sink = self.prefill, job.sink
@@ -89,15 +89,15 @@ class HandLink:
 
     # As a test moves it.
 
-    def place(self, order: HandOrder) -> None:
-        assert self.orders is not None
-        self.orders.open(order)  # type: ignore[arg-type]
+    def place(self, transfer: ManualTransfer) -> None:
+        assert self.transfers is not None
+        self.transfers.open(transfer)  # type: ignore[arg-type]
 
-    def carry(self, order: HandOrder, num_pages: int = 1) -> None:
+    def carry(self, transfer: ManualTransfer, num_pages: int = 1) -> None:
         """The next pages that are ready reach the other cache."""
-        fetch = order.fetch
+        fetch = transfer.fetch
         assert fetch is not None
-        for key, page_id in order.pages[:num_pages]:
+        for key, page_id in transfer.pages[:num_pages]:
             assert key == fetch.keys[fetch.num_arrived]
             source = self.prefill.runner.pages[page_id]
             assert self.prefill.pool.num_holders(page_id), "a page that is sent is held"
@@ -106,37 +106,37 @@ class HandLink:
             self.decode.runner.pages[target] = Page(list(source.digests), steps)
             fetch.num_arrived += 1
             fetch.arrived(fetch.num_arrived)
-        del order.pages[:num_pages]
+        del transfer.pages[:num_pages]
         if fetch.num_arrived == len(fetch.keys):
-            self.end(order)
+            self.end(transfer)
 
-    def end(self, order: HandOrder) -> None:
-        """Nothing more of an order is carried."""
-        self.open.remove(order)
-        assert self.orders is not None
-        self.orders.close(order)  # type: ignore[arg-type]
-        assert order.fetch is not None
-        order.fetch.ended()
+    def end(self, transfer: ManualTransfer) -> None:
+        """Nothing more of a transfer is carried."""
+        self.open.remove(transfer)
+        assert self.transfers is not None
+        self.transfers.close(transfer)  # type: ignore[arg-type]
+        assert transfer.fetch is not None
+        transfer.fetch.ended()
 
     def carry_all(self) -> None:
         """Have prompts computed and pages carried until nothing is left to do."""
         while self.open:
             self.prefill.book()
             self.prefill.commit()
-            for order in tuple(self.open):
-                self.carry(order, 99)
-                if order in self.open and order.reason:
-                    self.end(order)
+            for transfer in tuple(self.open):
+                self.carry(transfer, 99)
+                if transfer in self.open and transfer.reason:
+                    self.end(transfer)
 
     def act(self, rng: random.Random) -> None:
         """Something happens to some fetch."""
         if not self.open:
             return
-        order = rng.choice(self.open)
-        if order.reason or rng.random() < 0.03:
-            self.end(order)
+        transfer = rng.choice(self.open)
+        if transfer.reason or rng.random() < 0.03:
+            self.end(transfer)
         else:
-            self.carry(order, rng.choice((1, 1, 2, 9)))
+            self.carry(transfer, rng.choice((1, 1, 2, 9)))
 
 
 def drive_pair(seed: int, num_actions: int, link: HandLink) -> None:
@@ -153,12 +153,12 @@ def drive_pair(seed: int, num_actions: int, link: HandLink) -> None:
             link.act(rng)
         else:
             link.is_connected = not link.is_connected
-            for order in tuple(link.open):
-                link.end(order)
+            for transfer in tuple(link.open):
+                link.end(transfer)
         link.decode.check()
         link.prefill.check()
-    for order in tuple(link.open):
-        link.end(order)
+    for transfer in tuple(link.open):
+        link.end(transfer)
     decode.finish()
     prefill.finish()
     assert not link.decode.scheduler.tokens.state.carried

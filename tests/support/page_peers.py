@@ -30,12 +30,12 @@ from triptych.core.kv.transfer.messages import (
     encode,
     proof,
 )
-from triptych.core.kv.transfer.server import PageOrder, PageServer
+from triptych.core.kv.transfer.server import PageServer, PageTransferRequest
 
 PAGE_BYTES = 1024
 SECRET = b"sixteen bytes or more"
 FORMAT = PageFormat(
-    weights="00", layout="tiny", order="torch", compute="float32", max_length=64, page_bytes=1024
+    weights="00", layout="tiny", transfer="torch", compute="float32", max_length=64, page_bytes=1024
 )
 KEYS = [page_key(root_key(b"weights"), (n,)) for n in range(200)]
 _ids = itertools.count()
@@ -65,28 +65,28 @@ class ByteMemory:
 
 
 @dataclass
-class Orders:
-    """Prompts that are computed when a test says so. Implements `PageOrders`."""
+class ManualTransfers:
+    """Prompts that are computed when a test says so. Implements `PageTransferHandler`."""
 
     memory: ByteMemory
     is_instant: bool = True
-    opened: list[PageOrder] = field(default_factory=list)
-    closed: list[PageOrder] = field(default_factory=list)
+    opened: list[PageTransferRequest] = field(default_factory=list)
+    closed: list[PageTransferRequest] = field(default_factory=list)
 
-    def open(self, order: PageOrder) -> None:
-        self.opened.append(order)
+    def open(self, transfer: PageTransferRequest) -> None:
+        self.opened.append(transfer)
         if self.is_instant:
-            self.compute(order, order.wanted.num_pages)
+            self.compute(transfer, transfer.wanted.num_pages)
 
-    def close(self, order: PageOrder) -> None:
-        self.closed.append(order)
+    def close(self, transfer: PageTransferRequest) -> None:
+        self.closed.append(transfer)
 
-    def compute(self, order: PageOrder, num_pages: int) -> None:
+    def compute(self, transfer: PageTransferRequest, num_pages: int) -> None:
         """The first pages are there; a page's number is its place in the prompt."""
-        first = order.wanted.first
+        first = transfer.wanted.first
         for n in range(first, first + num_pages):
             self.memory.pages[n] = content(KEYS[n])
-        order.add([(KEYS[n], n) for n in range(first, first + num_pages)])
+        transfer.add([(KEYS[n], n) for n in range(first, first + num_pages)])
 
 
 class Fetched:
@@ -143,12 +143,12 @@ def unix_address(folder: Path) -> str:
 
 
 class Pair:
-    """A server with its orders, and a client, connected."""
+    """A server with its transfers, and a client, connected."""
 
     def __init__(self, address: str, timeout_s: float = 5.0, transport: str = "sockets") -> None:
         self.server = open_server(address, ByteMemory(), timeout_s=timeout_s, transport=transport)
-        self.orders = Orders(self.server.memory)  # type: ignore[arg-type]
-        self.server.start(self.orders)
+        self.transfers = ManualTransfers(self.server.memory)  # type: ignore[arg-type]
+        self.server.start(self.transfers)
         address = address.replace(":0", f":{self.server.port}") if ":0" in address else address
         self.memory = ByteMemory()
         met = self.server.format
@@ -267,6 +267,6 @@ class RawServer(RawPeer):
         self.send(PageWelcome(proof(SECRET, "prefill", (nonce, greeting.nonce)), region))
 
 
-def order(fetch_id: int = 0, num_pages: int = 20) -> FetchPages:
+def transfer(fetch_id: int = 0, num_pages: int = 20) -> FetchPages:
     request = TokenRequest(prompt_ids=(1, 2, 3))
     return FetchPages(fetch_id=fetch_id, request=request, first=0, num_pages=num_pages)

@@ -23,8 +23,8 @@ from triptych.core.kv.transfer.channel import BadPeer, LinkRefused, PageChannel,
 from triptych.core.kv.transfer.memory import PageMemory, new_counts, num_credits
 from triptych.core.kv.transfer.messages import (
     MAX_GREETING_BYTES,
-    MAX_ORDERS,
     MAX_REQUEST_BYTES,
+    MAX_TRANSFERS,
     NONCE_BYTES,
     VERSION,
     DropFetch,
@@ -144,7 +144,7 @@ class _PageLink:
         self._client = client
         self._address = address
         self._fetches: dict[int, PageFetch] = {}
-        self._orders: set[int] = set()  # those that the other end has not ended
+        self._transfers: set[int] = set()  # those that the other end has not ended
         self._is_useful = False
         self._num_frames = 0
         self._rest_s = 0.0
@@ -164,8 +164,8 @@ class _PageLink:
     @property
     def takes_fetches(self) -> bool:
         """Whether the other end would take one more; of one that was late, one at a time."""
-        most = 1 if self._rest_s else MAX_ORDERS
-        return self.is_willing and len(self._orders) < most
+        most = 1 if self._rest_s else MAX_TRANSFERS
+        return self.is_willing and len(self._transfers) < most
 
     @property
     def num_awaited(self) -> int:
@@ -199,7 +199,7 @@ class _PageLink:
             fetch.ended()
             return
         self._fetches[fetch.fetch_id] = fetch
-        self._orders.add(fetch.fetch_id)
+        self._transfers.add(fetch.fetch_id)
         self._await_next(fetch)
         spawn(self._group, self._channel.send_frame(frame))
 
@@ -244,7 +244,7 @@ class _PageLink:
     def _lose_all(self) -> None:
         """Nothing is read any more."""
         self.is_up = False
-        self._orders.clear()
+        self._transfers.clear()
         for fetch in tuple(self._fetches.values()):
             self._end(fetch)
 
@@ -299,7 +299,7 @@ class _PageLink:
                 case PageHeader():
                     await self._take_page(message, slots)
                 case FetchEnded():
-                    self._orders.discard(message.fetch_id)
+                    self._transfers.discard(message.fetch_id)
                     if (fetch := self._fetches.get(message.fetch_id)) is not None:
                         _log.info(
                             "%s did not come: %.300s", self._client.format.content, message.reason

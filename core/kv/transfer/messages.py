@@ -30,7 +30,7 @@ MAX_GREETING_BYTES = 64 * 2**10
 """Of a frame of somebody who has proved nothing yet, and of any frame of one that listens."""
 MAX_REQUEST_BYTES = 64 * 2**20
 """Of a frame of one that connects: a prompt, and the images in it."""
-MAX_ORDERS = 1024
+MAX_TRANSFERS = 1024
 """Fetches of a connection that the other end has not ended."""
 CACHE, FEATURES = "pages", "features"
 """What pages are of: a prompt's cache, the features of an image."""

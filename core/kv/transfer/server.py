@@ -1,9 +1,9 @@
 """The listening end: sends pages to engines that ask, while the rest is computed.
 
-Owns the listening socket, who may connect, and the order of pages on each connection, all on a
-thread of its own. Knows no scheduler: `PageOrders` has prompts computed and images encoded, and
-tells an order of pages that are there. What a peer does costs its own connection only: frames,
-orders and time are bounded, and a peer that takes no pages is let go of.
+Owns the listening socket, authentication, and the order of pages on each connection, all on its own
+thread. Knows no scheduler: a `PageTransferHandler` computes prompts or encodes images and adds pages
+to a transfer as they come. A misbehaving peer costs only its own connection: frames, transfers and
+time are bounded, and peers that stop reading are disconnected.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from triptych.core.kv.transfer.channel import BadPeer, LinkRefused, PageChannel,
 from triptych.core.kv.transfer.memory import PageMemory, new_counts, num_credits
 from triptych.core.kv.transfer.messages import (
     MAX_GREETING_BYTES,
-    MAX_ORDERS,
     MAX_REQUEST_BYTES,
+    MAX_TRANSFERS,
     NONCE_BYTES,
     VERSION,
     DropFetch,
@@ -54,7 +54,7 @@ _MAX_UNAUTHENTICATED = 32
 _log = logging.getLogger(__name__)
 
 
-class PageOrder:
+class PageTransferRequest:
     """Pages that an engine wants. `add` and `end` may be called from any thread."""
 
     def __init__(self, wanted: FetchPages) -> None:
@@ -88,15 +88,15 @@ class PageOrder:
             self._loop.call_soon_threadsafe(self._ready.put_nowait, page)
 
 
-class PageOrders(Protocol):
+class PageTransferHandler(Protocol):
     """Has prompts computed, or images encoded. Called from the server's thread."""
 
-    def open(self, order: PageOrder) -> None:
-        """Have pages computed, and add them to `order`; they stay as they are until `close`."""
+    def open(self, transfer: PageTransferRequest) -> None:
+        """Have pages computed, and add them to `transfer`; they stay as they are until `close`."""
         ...
 
-    def close(self, order: PageOrder) -> None:
-        """An order that was opened is over: its pages are read no more."""
+    def close(self, transfer: PageTransferRequest) -> None:
+        """A transfer that was opened is over: its pages are read no more."""
         ...
 
 
@@ -128,9 +128,9 @@ class PageServer:
         """Connections without a proof, in the order they came, and their hosts."""
         self._thread = LoopThread("triptych-pages")
 
-    def start(self, orders: PageOrders) -> None:
+    def start(self, transfers: PageTransferHandler) -> None:
         """Take connections from now on."""
-        self._thread.run(self._start(orders))
+        self._thread.run(self._start(transfers))
         _log.info("%s are sent from %s", self.format.content, self._address)
 
     @property
@@ -144,8 +144,8 @@ class PageServer:
         self._address.forget()
         self._listener.close()
 
-    async def _start(self, orders: PageOrders) -> None:
-        self._spawn(self._accept(orders))
+    async def _start(self, transfers: PageTransferHandler) -> None:
+        self._spawn(self._accept(transfers))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -153,7 +153,7 @@ class PageServer:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _accept(self, orders: PageOrders) -> None:
+    async def _accept(self, transfers: PageTransferHandler) -> None:
         while True:
             await readable(self._listener)
             try:  # not awaited: a task that is cancelled would lose what it has accepted
@@ -168,7 +168,7 @@ class PageServer:
                 connected.close()
             else:
                 self._make_way()
-                task = self._spawn(self._serve(connected, orders))
+                task = self._spawn(self._serve(connected, transfers))
                 self._unauthenticated[task] = peer[0] if isinstance(peer, tuple) else ""
                 task.add_done_callback(partial(_hang_up, connected))  # it may end before it begins
                 task.add_done_callback(self._set_authenticated)
@@ -186,7 +186,7 @@ class PageServer:
         if task is not None:
             self._unauthenticated.pop(task, None)
 
-    async def _serve(self, connected: socket.socket, orders: PageOrders) -> None:
+    async def _serve(self, connected: socket.socket, transfers: PageTransferHandler) -> None:
         """One connection, to its end."""
         connected.setblocking(False)
         make_prompt(connected)
@@ -197,7 +197,7 @@ class PageServer:
             self._set_authenticated(asyncio.current_task())
             self.counts["page_links"] += 1
             try:
-                await _Connection(self, channel, orders, greeting.num_credits, slots).run()
+                await _Connection(self, channel, transfers, greeting.num_credits, slots).run()
             finally:
                 self.counts["page_links"] -= 1
         except* (BadPeer, LinkRefused, OSError) as group:  # TimeoutError is one of OSError's
@@ -268,15 +268,15 @@ class _Connection:
         self,
         server: PageServer,
         channel: PageChannel,
-        orders: PageOrders,
+        transfers: PageTransferHandler,
         num_credits: int,
         slots: SentSlots | None,
     ) -> None:
         self._server = server
         self._channel = channel
-        self._orders = orders
+        self._transfers = transfers
         self._slots = slots
-        self._open: dict[int, PageOrder] = {}
+        self._open: dict[int, PageTransferRequest] = {}
         self._free: asyncio.Queue[int] = asyncio.Queue()
         for index in range(num_credits):
             self._free.put_nowait(-1 if slots is None else index)
@@ -297,10 +297,10 @@ class _Connection:
     def _take(self, message: FromDecode, group: asyncio.TaskGroup) -> None:
         match message:
             case FetchPages():
-                if message.fetch_id in self._open or len(self._open) >= MAX_ORDERS:
-                    raise BadPeer("an order that cannot be")
-                order = self._open[message.fetch_id] = PageOrder(message)
-                spawn(group, self._fill(order))
+                if message.fetch_id in self._open or len(self._open) >= MAX_TRANSFERS:
+                    raise BadPeer("a transfer that cannot be")
+                transfer = self._open[message.fetch_id] = PageTransferRequest(message)
+                spawn(group, self._fill(transfer))
             case DropFetch():
                 if (dropped := self._open.get(message.fetch_id)) is not None:
                     dropped.drop()
@@ -315,21 +315,21 @@ class _Connection:
             case _:
                 raise BadPeer("a second greeting")
 
-    async def _fill(self, order: PageOrder) -> None:
-        """Send an order's pages as they come."""
-        wanted = order.wanted
+    async def _fill(self, transfer: PageTransferRequest) -> None:
+        """Send a transfer's pages as they come."""
+        wanted = transfer.wanted
         try:
-            self._orders.open(order)
+            self._transfers.open(transfer)
             for _ in range(wanted.num_pages):
-                page = await order.next()
-                if page is None or order.is_dropped:
+                page = await transfer.next()
+                if page is None or transfer.is_dropped:
                     break
                 await self._send_page(wanted.fetch_id, *page)
             del self._open[wanted.fetch_id]
             async with asyncio.timeout(self._server.timeout_s):
-                await self._channel.send(FetchEnded(wanted.fetch_id, order.reason))
+                await self._channel.send(FetchEnded(wanted.fetch_id, transfer.reason))
         finally:
-            self._orders.close(order)
+            self._transfers.close(transfer)
 
     async def _send_page(self, fetch_id: int, key: bytes, page_id: int) -> None:
         memory, counts = self._server.memory, self._server.counts

@@ -1,6 +1,6 @@
 """Images that this engine encodes for others, and nothing else.
 
-Owns the jobs of an engine of role encode, one for each image, and whose orders wait for which.
+Owns the jobs of an engine of role encode, one for each image, and whose transfers wait for which.
 Features are kept by the image's digest, so that one which many ask for is encoded once. Knows no
 sockets, no tensors.
 """
@@ -16,11 +16,11 @@ from triptych.core.engine_api.job import Job, Output
 from triptych.core.engine_api.prompt_content import PromptContent
 from triptych.core.engine_api.staged_plan import Stage
 from triptych.core.errors import WrongModel
-from triptych.core.kv.transfer.server import PageOrder
+from triptych.core.kv.transfer.server import PageTransferRequest
 from triptych.modalities.vlm.scheduling.features import FEATURE_PREFIX, LeavingMemory, page_keys
 from triptych.modalities.vlm.scheduling.prompts import num_patches_of
 from triptych.schedulers.base import SchedulerStats
-from triptych.schedulers.roles.order_jobs import OrderJobs, PageSink, exchange_stats
+from triptych.schedulers.roles.transfer_jobs import PageSink, TransferJobs, exchange_stats
 from triptych.schedulers.staged import JobPace, StagedScheduler, StageLimits
 
 _MAX_STEP_IMAGES = 64
@@ -55,70 +55,70 @@ def _open_pace(job: Job) -> JobPace:
 
 @dataclass(eq=False, slots=True)
 class _SentImage:
-    """What is held for an order: pages of an image's features, once they are there."""
+    """What is held for a transfer: pages of an image's features, once they are there."""
 
     image: PromptContent
     num_bytes: int
     page_ids: Sequence[int] = ()
 
 
-class SentFeatures(OrderJobs):
+class SentFeatures(TransferJobs):
     """Has images encoded."""
 
     def __init__(
         self, scheduler: EncodeScheduler, memory: LeavingMemory, sink: PageSink, model: str
     ) -> None:
         super().__init__(sink, model, "features")
-        self._counts = Counter(feature_orders_total=0, images_encoded_total=0)
+        self._counts = Counter(feature_transfers_total=0, images_encoded_total=0)
         self._scheduler = scheduler
         self._memory = memory
-        self._sent: dict[PageOrder, _SentImage] = {}
+        self._sent: dict[PageTransferRequest, _SentImage] = {}
         self._jobs: dict[bytes, str] = {}
         scheduler.counted = self.counted
 
-    def open(self, order: PageOrder) -> None:
+    def open(self, transfer: PageTransferRequest) -> None:
         """On the server's thread: check an image, and have it encoded."""
-        image = order.wanted.request
-        if isinstance(image, PromptContent) and self._can_be(image, order):
-            self._post(partial(self._open, order, image))
+        image = transfer.wanted.request
+        if isinstance(image, PromptContent) and self._can_be(image, transfer):
+            self._post(partial(self._open, transfer, image))
         else:
-            order.end("no image that can be encoded here")
+            transfer.end("no image that can be encoded here")
 
     def counted(self, stats: SchedulerStats) -> SchedulerStats:
         """`stats` with what was sent."""
         return exchange_stats(stats, self._counts, self._sink.counts, FEATURE_PREFIX)
 
-    def _can_be(self, image: PromptContent, order: PageOrder) -> bool:
+    def _can_be(self, image: PromptContent, transfer: PageTransferRequest) -> bool:
         lengths = [length for _, length in image.span.runs]
         if not lengths or min(lengths) < 1:
             return False
         num_pages = self._memory.num_pages_of(sum(lengths))
         are_whole = bool(image.inputs) and all(a.is_whole for a in image.inputs.values())
-        return are_whole and (order.wanted.first, order.wanted.num_pages) == (0, num_pages)
+        return are_whole and (transfer.wanted.first, transfer.wanted.num_pages) == (0, num_pages)
 
-    def _open(self, order: PageOrder, image: PromptContent) -> None:
-        self._counts["feature_orders_total"] += 1
+    def _open(self, transfer: PageTransferRequest, image: PromptContent) -> None:
+        self._counts["feature_transfers_total"] += 1
         span = image.span
         num_bytes = self._memory.num_bytes_of(span.num_features)
         num_held = sum(sent.num_bytes for sent in self._sent.values())
         if num_held + num_bytes > self._memory.capacity_bytes:
-            order.end("too many images at once")
+            transfer.end("too many images at once")
             return
-        sent = self._sent[order] = _SentImage(image, num_bytes)
-        if self._send(order, sent) or span.digest in self._jobs:
+        sent = self._sent[transfer] = _SentImage(image, num_bytes)
+        if self._send(transfer, sent) or span.digest in self._jobs:
             return
         job_id = self._jobs[span.digest] = self._new_id()
         self._run(job_id, image, partial(self._take, span.digest))
 
-    def _send(self, order: PageOrder, sent: _SentImage) -> bool:
-        """Hand an image's pages to its order; false if they are not there."""
+    def _send(self, transfer: PageTransferRequest, sent: _SentImage) -> bool:
+        """Hand an image's pages to its transfer; false if they are not there."""
         span = sent.image.span
         sent.page_ids = self._memory.lend(span.digest)
-        if len(sent.page_ids) == order.wanted.num_pages:
+        if len(sent.page_ids) == transfer.wanted.num_pages:
             keys = page_keys(span, len(sent.page_ids))
-            order.add(list(zip(keys, sent.page_ids, strict=True)))
+            transfer.add(list(zip(keys, sent.page_ids, strict=True)))
         elif sent.page_ids:
-            order.end("its features are not of the size that was asked for")
+            transfer.end("its features are not of the size that was asked for")
         return bool(sent.page_ids)
 
     def _take(self, digest: bytes, output: Output) -> None:
@@ -127,17 +127,17 @@ class SentFeatures(OrderJobs):
         waiting = self._waiting_for(digest)
         if output.payload is None:
             error = output.error
-            for order, _ in waiting:
-                order.end(f"{error.code}: {error.message}" if error else "not encoded")
+            for transfer, _ in waiting:
+                transfer.end(f"{error.code}: {error.message}" if error else "not encoded")
             return
         self._counts["images_encoded_total"] += 1
         self._memory.keep(digest, output.payload)
-        for order, sent in waiting:
-            self._send(order, sent)
+        for transfer, sent in waiting:
+            self._send(transfer, sent)
         self._memory.release(digest)
 
-    def _close(self, order: PageOrder) -> None:
-        sent = self._sent.pop(order, None)
+    def _close(self, transfer: PageTransferRequest) -> None:
+        sent = self._sent.pop(transfer, None)
         if sent is None:
             return  # its image was not taken
         self._memory.drop(sent.page_ids)
@@ -145,9 +145,9 @@ class SentFeatures(OrderJobs):
         if digest in self._jobs and not self._waiting_for(digest):
             self._scheduler.cancel(self._jobs[digest])
 
-    def _waiting_for(self, digest: bytes) -> list[tuple[PageOrder, _SentImage]]:
+    def _waiting_for(self, digest: bytes) -> list[tuple[PageTransferRequest, _SentImage]]:
         return [
-            (order, sent)
-            for order, sent in self._sent.items()
+            (transfer, sent)
+            for transfer, sent in self._sent.items()
             if sent.image.span.digest == digest and not sent.page_ids
         ]

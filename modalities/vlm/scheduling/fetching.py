@@ -18,8 +18,8 @@ from triptych.core.engine_api.prompt_content import PromptContent
 from triptych.core.kv.transfer.client import PageFetch
 from triptych.modalities.vlm.scheduling.features import FEATURE_PREFIX, ArrivingMemory, page_keys
 from triptych.schedulers.base import SchedulerStats
-from triptych.schedulers.roles.order_jobs import exchange_stats
 from triptych.schedulers.roles.page_exchange import PageSource
+from triptych.schedulers.roles.transfer_jobs import exchange_stats
 from triptych.schedulers.tokens.grammar_worker import Post
 
 

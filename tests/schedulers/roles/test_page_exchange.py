@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from support.page_link import HandLink, HandOrder, drive_pair
+from support.page_link import HandLink, ManualTransfer, drive_pair
 from support.token_driver import random_world
 from support.token_steps import prompt, step
 from support.token_world import World, token_request
@@ -34,18 +34,18 @@ def test_a_prompt_is_computed_elsewhere_but_for_its_last_page() -> None:
     assert link.prefill.runner.num_computed_tokens == 16
     assert counter(link.decode, "page_fetches_total") == 1
     assert counter(link.decode, "page_fallbacks_total") == 0
-    assert counter(link.prefill, "page_orders_total") == 1
+    assert counter(link.prefill, "page_transfers_total") == 1
 
 
 def test_pages_are_sent_as_they_are_computed() -> None:
     link = linked()
     link.decode.submit("a", token_request(prompt(18), max_tokens=1))
-    (order,) = link.open
+    (transfer,) = link.open
     sent = []
     for _ in range(3):
         link.prefill.book()
         link.prefill.commit()
-        sent.append(len(order.pages))
+        sent.append(len(transfer.pages))
     assert sent == [2, 4, 4]
 
 
@@ -65,8 +65,8 @@ def test_only_missing_pages_are_fetched() -> None:
     link.carry_all()
     link.decode.finish_all()
     link.decode.submit("b", token_request((*prompt(8), *prompt(9, 7)), max_tokens=1))
-    (order,) = link.open
-    assert (order.wanted.first, order.wanted.num_pages) == (2, 2)
+    (transfer,) = link.open
+    assert (transfer.wanted.first, transfer.wanted.num_pages) == (2, 2)
 
 
 def test_equal_beginnings_are_fetched_once() -> None:
@@ -103,12 +103,12 @@ def test_others_go_on_while_a_prompt_is_waited_for() -> None:
 def test_what_does_not_come_is_computed_here() -> None:
     link = linked()
     link.decode.submit("a", token_request(prompt(18), max_tokens=3))
-    (order,) = link.open
+    (transfer,) = link.open
     for _ in range(2):
         link.prefill.book()
         link.prefill.commit()
-    link.carry(order, 2)
-    link.end(order)  # the prefill engine has died
+    link.carry(transfer, 2)
+    link.end(transfer)  # the prefill engine has died
     assert step(link.decode) == [("a", 8)], "from the third page on"
     link.decode.finish_all()
     assert counter(link.decode, "page_fallbacks_total") == 1
@@ -160,11 +160,12 @@ def test_an_order_that_cannot_be_is_refused_by_itself(
 ) -> None:
     link = linked()
     request = TokenRequest(prompt_ids=ids, sampling=SamplingParams(max_tokens=10**9))
-    order = HandOrder(FetchPages(fetch_id=0, request=request, first=first, num_pages=num_pages))
-    link.place(order)
-    assert reason in order.reason
-    assert link.orders is not None
-    link.orders.close(order)  # type: ignore[arg-type]
+    wanted = FetchPages(fetch_id=0, request=request, first=first, num_pages=num_pages)
+    transfer = ManualTransfer(wanted)
+    link.place(transfer)
+    assert reason in transfer.reason
+    assert link.transfers is not None
+    link.transfers.close(transfer)  # type: ignore[arg-type]
     link.prefill.finish_all()
 
 
@@ -174,8 +175,8 @@ def test_an_order_ends_with_its_job() -> None:
     link.prefill.book()
     link.prefill.commit()
     link.prefill.scheduler.cancel("pages-shadow-0")
-    (order,) = link.open
-    assert order.reason == "pages had to give way"
+    (transfer,) = link.open
+    assert transfer.reason == "pages had to give way"
     link.carry_all()
     assert step(link.decode) == [("a", 8)]
     link.decode.finish_all()

@@ -15,7 +15,7 @@ from support import fake_nixl
 from support.page_peers import (
     FORMAT,
     ByteMemory,
-    Orders,
+    ManualTransfers,
     Pair,
     RawClient,
     RawServer,
@@ -70,14 +70,14 @@ async def test_no_progress_is_made_while_nothing_is_lent() -> None:
 
 async def test_an_agent_that_dies_ends_the_fetch_and_the_next_connection_serves() -> None:
     with closing(Pair("127.0.0.1:0", transport="nixl")) as pair:
-        pair.orders.is_instant = False
+        pair.transfers.is_instant = False
         fetched = await pair.fetch(3)
-        await until(lambda: pair.orders.opened)
+        await until(lambda: pair.transfers.opened)
         fake_nixl.DEAD.update(fake_nixl.AGENTS)
-        pair.orders.compute(pair.orders.opened[0], 3)
+        pair.transfers.compute(pair.transfers.opened[0], 3)
         await until(lambda: fetched.num_ended)
         assert fetched.num_arrived == 0
-        pair.orders.is_instant = True
+        pair.transfers.is_instant = True
         again = await pair.fetch(3)
         await until(lambda: again.num_ended)
         assert again.num_arrived == 3
@@ -112,7 +112,7 @@ async def test_slots_that_cannot_be_told_of_are_given_back(
     monkeypatch.setattr(fake_nixl.nixl_agent, "get_agent_metadata", fail)
     server = open_server("127.0.0.1:0", ByteMemory(), transport="nixl")
     with closing(server), RawClient() as peer:
-        server.start(Orders(server.memory))  # type: ignore[arg-type]
+        server.start(ManualTransfers(server.memory))  # type: ignore[arg-type]
         peer.greet(server.port, format=MET)
         assert await asyncio.to_thread(peer.is_closed)
         assert not fake_nixl.AGENTS

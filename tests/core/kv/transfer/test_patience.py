@@ -20,8 +20,8 @@ from support.page_peers import (
     RawClient,
     RawServer,
     open_client,
-    order,
     started,
+    transfer,
     unix_address,
     until,
 )
@@ -76,16 +76,16 @@ async def test_who_is_late_is_asked_again_after_twice_as_long_each_time(
     rests: Callable[[], list[str]],
 ) -> None:
     with closing(Pair("127.0.0.1:0", timeout_s=0.4)) as pair:
-        pair.orders.is_instant = False
+        pair.transfers.is_instant = False
         for _ in range(3):
             await _late(pair)
             assert not pair.client.is_connected, "it rests"
         assert rests() == ["0.4 s", "0.8 s", "1.6 s"]
-        pair.orders.is_instant = True
+        pair.transfers.is_instant = True
         came = await pair.fetch(3)
         await until(lambda: came.num_ended)
         assert came.num_arrived == 3
-        pair.orders.is_instant = False
+        pair.transfers.is_instant = False
         await _late(pair)
         assert rests()[3:] == ["0.4 s"], "what came made up for it"
 
@@ -93,7 +93,7 @@ async def test_who_is_late_is_asked_again_after_twice_as_long_each_time(
 async def test_who_was_late_is_tried_with_one(tmp_path: Path) -> None:
     late, prompt = Pair(unix_address(tmp_path), timeout_s=30.0), Pair("127.0.0.1:0")
     with closing(late), closing(prompt):
-        late.orders.is_instant = prompt.orders.is_instant = False
+        late.transfers.is_instant = prompt.transfers.is_instant = False
         addresses = unix_address(tmp_path), f"127.0.0.1:{prompt.server.port}"
         with closing(open_client(*addresses, timeout_s=1.0)) as both:
             await until(lambda: both.counts["page_links"] == 2)
@@ -103,22 +103,22 @@ async def test_who_was_late_is_tried_with_one(tmp_path: Path) -> None:
                 fetched = [Fetched(3, first=3 * n) for n in range(8)]
                 for each in fetched:
                     both.start(each.fetch)
-                if not prompt.orders.is_instant:  # both are asked before either answers
-                    await until(lambda: len(late.orders.opened + prompt.orders.opened) == 8)
-                    prompt.orders.is_instant = True
-                    for asked in prompt.orders.opened:
-                        prompt.orders.compute(asked, asked.wanted.num_pages)
+                if not prompt.transfers.is_instant:  # both are asked before either answers
+                    await until(lambda: len(late.transfers.opened + prompt.transfers.opened) == 8)
+                    prompt.transfers.is_instant = True
+                    for asked in prompt.transfers.opened:
+                        prompt.transfers.compute(asked, asked.wanted.num_pages)
                 await until(lambda: all(each.num_ended for each in fetched))
                 return sum(each.num_arrived == 3 for each in fetched)
 
             num_came = await fetch_all()
-            num_late = len(late.orders.opened)
+            num_late = len(late.transfers.opened)
             assert (num_came, num_late > 1) == (8 - num_late, True), "both are asked"
             assert await fetch_all() == 8, "one rests"
-            assert len(late.orders.opened) == num_late
+            assert len(late.transfers.opened) == num_late
             await asyncio.sleep(1.0)
             assert await fetch_all() == 7, "one is tried"
-            assert len(late.orders.opened) == num_late + 1
+            assert len(late.transfers.opened) == num_late + 1
 
 
 async def test_who_connects_again_and_still_hangs_is_asked_ever_less(
@@ -170,17 +170,17 @@ def test_who_floods_makes_way_before_others(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def test_a_client_that_takes_pages_slowly_keeps_its_connection() -> None:
-    """The last of five orders waits longer for a credit than a page may take."""
+    """The last of five transfers waits longer for a credit than a page may take."""
     with closing(Pair("127.0.0.1:0", timeout_s=1.5)) as pair, RawClient() as peer:
         peer.greet(pair.server.port, num_credits=1)
         peer.receive(PageWelcome)
         for fetch_id in range(5):
-            peer.send(order(fetch_id, num_pages=1))
+            peer.send(transfer(fetch_id, num_pages=1))
         for _ in range(5):
             await asyncio.to_thread(peer.receive_page)
             await asyncio.sleep(0.4)
             peer.send(PageCredit())
-        await until(lambda: len(pair.orders.closed) == 5)
+        await until(lambda: len(pair.transfers.closed) == 5)
         assert pair.server.counts["pages_sent_total"] == 5
         await until(lambda: pair.server.counts["page_links"] == 2)
 
@@ -188,14 +188,14 @@ async def test_a_client_that_takes_pages_slowly_keeps_its_connection() -> None:
 async def test_no_more_is_asked_for_than_the_other_end_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(client_module, "MAX_ORDERS", 2)
+    monkeypatch.setattr(client_module, "MAX_TRANSFERS", 2)
     with closing(Pair("127.0.0.1:0")) as pair:
-        pair.orders.is_instant = False
+        pair.transfers.is_instant = False
         first, second, third = [await pair.fetch(3) for _ in range(3)]
         await until(lambda: third.num_ended)
         assert not first.num_ended + second.num_ended
         pair.client.stop(first.fetch)
-        await until(lambda: pair.orders.closed)
+        await until(lambda: pair.transfers.closed)
         taken: list[Fetched] = []
 
         async def is_taken() -> bool:
@@ -213,15 +213,15 @@ async def test_a_request_that_is_too_large_costs_itself_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with closing(Pair("127.0.0.1:0")) as pair:
-        pair.orders.is_instant = False
+        pair.transfers.is_instant = False
         other = await pair.fetch(3)
-        await until(lambda: pair.orders.opened)
+        await until(lambda: pair.transfers.opened)
         monkeypatch.setattr(client_module, "MAX_REQUEST_BYTES", 8)
         large = await pair.fetch(3)
         await until(lambda: large.num_ended)
-        pair.orders.compute(pair.orders.opened[0], 3)
+        pair.transfers.compute(pair.transfers.opened[0], 3)
         await until(lambda: other.num_ended)
-        assert (large.num_arrived, other.num_arrived, len(pair.orders.opened)) == (0, 3, 1)
+        assert (large.num_arrived, other.num_arrived, len(pair.transfers.opened)) == (0, 3, 1)
 
 
 @pytest.mark.skipif(not IS_OFFERED, reason="Linux's")

@@ -23,15 +23,15 @@ from support.page_peers import (
     SECRET,
     ByteMemory,
     Fetched,
-    Orders,
+    ManualTransfers,
     Pair,
     RawClient,
     RawServer,
     content,
     open_client,
     open_server,
-    order,
     started,
+    transfer,
     unix_address,
     until,
 )
@@ -72,15 +72,15 @@ async def test_pages_arrive_as_they_are_and_where_they_belong(pair: Pair) -> Non
     assert fetched.num_arrived == 150
     assert pair.memory.pages[7:157] == [content(key) for key in KEYS[7:157]]
     assert pair.memory.pages[6] == pair.memory.pages[157] == bytes(PAGE_BYTES)
-    await until(lambda: pair.orders.closed)
-    assert pair.orders.closed == pair.orders.opened
+    await until(lambda: pair.transfers.closed)
+    assert pair.transfers.closed == pair.transfers.opened
 
 
 async def test_bytes_on_the_wire_are_those_of_pages_and_little_else(pair: Pair) -> None:
     fetched = await pair.fetch(150)
-    await until(lambda: fetched.num_ended and pair.orders.closed)
+    await until(lambda: fetched.num_ended and pair.transfers.closed)
     server, client = pair.server.counts, pair.client.counts
-    num_bytes = server["page_sent_bytes_total"]  # nothing more is sent once an order is closed
+    num_bytes = server["page_sent_bytes_total"]  # nothing more is sent once a transfer is closed
     await until(lambda: client["page_received_bytes_total"] >= num_bytes)  # the end of the order
     assert client["page_received_bytes_total"] == num_bytes
     assert server["pages_sent_total"] == client["pages_received_total"] == 150
@@ -88,11 +88,11 @@ async def test_bytes_on_the_wire_are_those_of_pages_and_little_else(pair: Pair) 
 
 
 async def test_pages_are_sent_while_the_rest_is_computed(pair: Pair) -> None:
-    pair.orders.is_instant = False
+    pair.transfers.is_instant = False
     fetched = await pair.fetch(5)
-    await until(lambda: pair.orders.opened)
-    (taken,) = pair.orders.opened
-    pair.orders.compute(taken, 2)
+    await until(lambda: pair.transfers.opened)
+    (taken,) = pair.transfers.opened
+    pair.transfers.compute(taken, 2)
     await until(lambda: fetched.num_arrived == 2)
     assert not fetched.num_ended
     taken.end("overloaded")
@@ -108,14 +108,14 @@ async def test_several_fetches_share_a_connection(pair: Pair) -> None:
 
 
 async def test_a_fetch_that_is_stopped_ends_and_writes_nothing_more(pair: Pair) -> None:
-    pair.orders.is_instant = False
+    pair.transfers.is_instant = False
     stopped, other = await pair.fetch(5), await pair.fetch(5, first=50)
-    await until(lambda: len(pair.orders.opened) == 2)
+    await until(lambda: len(pair.transfers.opened) == 2)
     pair.client.stop(stopped.fetch)
     await until(lambda: stopped.num_ended)
-    await until(lambda: len(pair.orders.closed) == 1)
-    for each in pair.orders.opened:
-        pair.orders.compute(each, 5)
+    await until(lambda: len(pair.transfers.closed) == 1)
+    for each in pair.transfers.opened:
+        pair.transfers.compute(each, 5)
     await until(lambda: other.num_ended)
     assert (stopped.num_arrived, other.num_arrived) == (0, 5)
     assert pair.memory.pages[0] == bytes(PAGE_BYTES)
@@ -126,21 +126,21 @@ async def test_a_server_that_dies_ends_fetches_and_one_that_returns_is_used(
 ) -> None:
     address = unix_address(tmp_path)
     with closing(Pair(address)) as pair:
-        pair.orders.is_instant = False
+        pair.transfers.is_instant = False
         fetched = await pair.fetch(5)
-        await until(lambda: pair.orders.opened)
-        pair.orders.compute(pair.orders.opened[0], 3)
+        await until(lambda: pair.transfers.opened)
+        pair.transfers.compute(pair.transfers.opened[0], 3)
         await until(lambda: fetched.num_arrived == 3)
         pair.server.close()
         await until(lambda: fetched.num_ended)
         assert fetched.num_arrived == 3
-        assert pair.orders.closed == pair.orders.opened
+        assert pair.transfers.closed == pair.transfers.opened
         await until(lambda: not pair.client.is_connected)
         late = Fetched(2)
         pair.client.start(late.fetch)
         await until(lambda: late.num_ended)
         pair.server = open_server(address, pair.server.memory)  # type: ignore[arg-type]
-        pair.server.start(Orders(pair.server.memory))  # type: ignore[arg-type]
+        pair.server.start(ManualTransfers(pair.server.memory))  # type: ignore[arg-type]
         again = await pair.fetch(5)
         await until(lambda: again.num_ended)
         assert again.num_arrived == 5
@@ -151,10 +151,10 @@ async def test_a_fault_at_the_end_of_a_fetch_is_not_that_of_others(tmp_path: Pat
         raise LookupError("a fault")
 
     with closing(Pair(unix_address(tmp_path), timeout_s=600.0)) as pair:
-        pair.orders.is_instant = False
+        pair.transfers.is_instant = False
         bad, good = await pair.fetch(2), await pair.fetch(2, first=9)
         bad.fetch.ended = fail
-        await until(lambda: len(pair.orders.opened) == 2)
+        await until(lambda: len(pair.transfers.opened) == 2)
         pair.server.close()
         await until(lambda: good.num_ended)
 
@@ -164,10 +164,10 @@ async def test_the_engine_with_the_least_to_send_is_asked(tmp_path: Path) -> Non
         both = open_client(unix_address(tmp_path), f"127.0.0.1:{two.server.port}")
         with closing(both):
             await until(lambda: both.counts["page_links"] == 2)
-            one.orders.is_instant = two.orders.is_instant = False
+            one.transfers.is_instant = two.transfers.is_instant = False
             for _ in range(4):
                 both.start(Fetched(3).fetch)
-            await until(lambda: len(one.orders.opened) == len(two.orders.opened) == 2)
+            await until(lambda: len(one.transfers.opened) == len(two.transfers.opened) == 2)
 
 
 # Who may connect.
@@ -179,7 +179,10 @@ async def test_the_engine_with_the_least_to_send_is_asked(tmp_path: Path) -> Non
         ({"secret": b"another secret of theirs"}, "secret"),
         ({"page_format": msgspec.structs.replace(FORMAT, weights="11")}, "weights: 00 here"),
         ({"page_format": msgspec.structs.replace(FORMAT, layout="fp8")}, "layout: tiny here"),
-        ({"page_format": msgspec.structs.replace(FORMAT, order="native")}, "order: torch here"),
+        (
+            {"page_format": msgspec.structs.replace(FORMAT, transfer="native")},
+            "transfer: torch here",
+        ),
         ({"page_format": msgspec.structs.replace(FORMAT, transport="nixl")}, "transport: sockets"),
         ({"page_format": msgspec.structs.replace(FORMAT, content="features")}, "content: pages"),
     ],
@@ -252,21 +255,21 @@ RUBBISH = {
     "another's message": [FetchEnded(0)],
     "a credit too many": [PageCredit()],
     "a slot": [PageCredit(3)],
-    "twice the same fetch": [order(), order()],
+    "twice the same fetch": [transfer(), transfer()],
 }
 
 
 @pytest.mark.parametrize("sent", RUBBISH.values(), ids=RUBBISH)
 async def test_a_client_that_breaks_the_rules_is_let_go_of_alone(sent: list[object]) -> None:
     with closing(Pair("127.0.0.1:0")) as pair, RawClient() as peer:
-        pair.orders.is_instant = False
+        pair.transfers.is_instant = False
         peer.greet(pair.server.port)
         peer.receive(PageWelcome)
         for each in sent:
             peer.send_raw(each) if isinstance(each, bytes) else peer.send(each)
         assert await asyncio.to_thread(peer.is_closed)
-        await until(lambda: len(pair.orders.closed) == len(pair.orders.opened))
-        pair.orders.is_instant = True
+        await until(lambda: len(pair.transfers.closed) == len(pair.transfers.opened))
+        pair.transfers.is_instant = True
         fetched = await pair.fetch(2)
         await until(lambda: fetched.num_ended)
         assert fetched.num_arrived == 2
@@ -276,22 +279,22 @@ async def test_a_client_that_takes_nothing_gets_its_credits_and_is_let_go_of() -
     with closing(Pair("127.0.0.1:0", timeout_s=0.3)) as pair, RawClient() as peer:
         peer.greet(pair.server.port, num_credits=4)
         peer.receive(PageWelcome)
-        peer.send(order())
+        peer.send(transfer())
         assert await asyncio.to_thread(peer.is_closed)
         assert pair.server.counts["pages_sent_total"] == 4
-        await until(lambda: pair.orders.closed == pair.orders.opened)
+        await until(lambda: pair.transfers.closed == pair.transfers.opened)
 
 
 async def test_an_order_that_is_dropped_is_closed() -> None:
     with closing(Pair("127.0.0.1:0")) as pair, RawClient() as peer:
-        pair.orders.is_instant = False
+        pair.transfers.is_instant = False
         peer.greet(pair.server.port)
         peer.receive(PageWelcome)
-        peer.send(order(7))
+        peer.send(transfer(7))
         peer.send(DropFetch(7))
         peer.send(DropFetch(8))
         assert peer.receive(FetchEnded) == FetchEnded(7, "dropped")
-        await until(lambda: pair.orders.closed == pair.orders.opened)
+        await until(lambda: pair.transfers.closed == pair.transfers.opened)
 
 
 @pytest.mark.parametrize("num_credits", [0, -1, 10**9])

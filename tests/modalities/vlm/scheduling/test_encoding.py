@@ -1,4 +1,4 @@
-"""What an engine of role encode does with orders: one image at a time for all who want it."""
+"""What an engine of role encode does with transfers: one image at a time for all who want it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from triptych.modalities.vlm.scheduling.encoding import EncodeScheduler, SentFea
 
 
 @dataclass(eq=False)
-class Order:
-    """A `PageOrder` that keeps what it gets."""
+class Transfer:
+    """A `PageTransferRequest` that keeps what it gets."""
 
     wanted: FetchPages
     pages: list[tuple[bytes, int]] = field(default_factory=list)
@@ -77,7 +77,7 @@ class Memory:
 
 
 class Rig(SchedulerDriver):
-    """The scheduler of an encoder with its orders; an image called `bad` cannot be encoded."""
+    """The scheduler of an encoder with its transfers; an image called `bad` cannot be encoded."""
 
     def __init__(self) -> None:
         scheduler = EncodeScheduler(model="eyes", max_jobs=4, max_step_patches=8)
@@ -88,8 +88,8 @@ class Rig(SchedulerDriver):
         self.sent.attach(self._submit)
         self.steps: list[int] = []
 
-    def start(self, orders: SentFeatures) -> None:
-        assert orders is self.sent
+    def start(self, transfers: SentFeatures) -> None:
+        assert transfers is self.sent
 
     def _submit(self, job: Job) -> None:
         try:
@@ -111,15 +111,15 @@ class Rig(SchedulerDriver):
             ]
         )
 
-    def order(self, wanted: PromptContent, **more: int) -> Order:
+    def transfer(self, wanted: PromptContent, **more: int) -> Transfer:
         given = {"first": 0, "num_pages": 2} | more
-        order = Order(FetchPages(fetch_id=0, request=wanted, **given))
-        self.sent.open(order)  # type: ignore[arg-type]
-        return order
+        transfer = Transfer(FetchPages(fetch_id=0, request=wanted, **given))
+        self.sent.open(transfer)  # type: ignore[arg-type]
+        return transfer
 
-    def close(self, *orders: Order) -> None:
-        for order in orders:
-            self.sent.close(order)  # type: ignore[arg-type]
+    def close(self, *transfers: Transfer) -> None:
+        for transfer in transfers:
+            self.sent.close(transfer)  # type: ignore[arg-type]
 
     def check_nothing_is_held(self) -> None:
         assert not self.memory.lent
@@ -135,32 +135,32 @@ def image(name: str, num_features: int = 4) -> PromptContent:
 
 def test_an_image_is_encoded_once_for_all_who_want_it_and_sent_to_each() -> None:
     rig = Rig()
-    first, second = rig.order(image("x")), rig.order(image("x"))
+    first, second = rig.transfer(image("x")), rig.transfer(image("x"))
     rig.run()
-    third = rig.order(image("x"))
+    third = rig.transfer(image("x"))
     assert rig.steps == [1]
-    for order in (first, second, third):
+    for transfer in (first, second, third):
         digest = image("x").span.digest
-        assert [key for key, _ in order.pages] == [digest + b"\0" * 4, digest + b"\1\0\0\0"]
+        assert [key for key, _ in transfer.pages] == [digest + b"\0" * 4, digest + b"\1\0\0\0"]
     assert len({page_id for each in (first, second, third) for _, page_id in each.pages}) == 6
     rig.close(first, second, third)
     rig.check_nothing_is_held()
     counters = rig.scheduler.stats().counters
-    assert (counters["feature_orders_total"], counters["images_encoded_total"]) == (3, 1)
+    assert (counters["feature_transfers_total"], counters["images_encoded_total"]) == (3, 1)
 
 
 def test_images_share_a_step_within_its_size() -> None:
     rig = Rig()
-    orders = [rig.order(image(name)) for name in "abc"]
+    transfers = [rig.transfer(image(name)) for name in "abc"]
     rig.run()
     assert rig.steps == [2, 1]
-    assert all(order.pages for order in orders)
-    rig.close(*orders)
+    assert all(transfer.pages for transfer in transfers)
+    rig.close(*transfers)
 
 
 def test_an_image_that_cannot_be_encoded_is_told_to_those_who_want_it_alone() -> None:
     rig = Rig()
-    bad, good = rig.order(image("bad")), rig.order(image("x"))
+    bad, good = rig.transfer(image("bad")), rig.transfer(image("x"))
     rig.run()
     assert "does not fit" in bad.reason
     assert good.pages
@@ -170,7 +170,7 @@ def test_an_image_that_cannot_be_encoded_is_told_to_those_who_want_it_alone() ->
 
 def test_an_image_that_nobody_wants_any_more_is_not_encoded() -> None:
     rig = Rig()
-    first, second = rig.order(image("x")), rig.order(image("x"))
+    first, second = rig.transfer(image("x")), rig.transfer(image("x"))
     rig.close(first)
     assert rig.scheduler.stats().num_waiting == 1
     rig.close(second)
@@ -181,10 +181,10 @@ def test_an_image_that_nobody_wants_any_more_is_not_encoded() -> None:
 
 def test_one_that_is_dropped_while_it_is_encoded_leaves_nothing() -> None:
     rig = Rig()
-    order = rig.order(image("x"))
+    transfer = rig.transfer(image("x"))
     rig.book()
-    rig.close(order)
-    again = rig.order(image("x"))
+    rig.close(transfer)
+    again = rig.transfer(image("x"))
     rig.run()
     assert again.pages
     rig.close(again)
@@ -194,7 +194,7 @@ def test_one_that_is_dropped_while_it_is_encoded_leaves_nothing() -> None:
 def test_orders_beyond_what_is_kept_for_them_are_refused() -> None:
     rig = Rig()
     rig.memory.capacity_bytes = 10
-    first, second, third = (rig.order(image(name)) for name in "abc")
+    first, second, third = (rig.transfer(image(name)) for name in "abc")
     assert [each.reason for each in (first, second)] == ["", ""]
     assert third.reason == "too many images at once"
     rig.close(third, first, second)
@@ -203,10 +203,10 @@ def test_orders_beyond_what_is_kept_for_them_are_refused() -> None:
 
 def test_features_of_another_size_than_asked_for_are_not_sent() -> None:
     rig = Rig()
-    first = rig.order(image("x"))
+    first = rig.transfer(image("x"))
     rig.run()
     longer = replace(image("x", 6), span=replace(image("x").span, runs=((0, 6),)))
-    second = rig.order(longer, num_pages=3)
+    second = rig.transfer(longer, num_pages=3)
     assert second.pages == []
     assert "not of the size" in second.reason
     rig.close(first, second)
@@ -215,9 +215,9 @@ def test_features_of_another_size_than_asked_for_are_not_sent() -> None:
 
 def test_a_full_queue_is_told() -> None:
     rig = Rig()
-    orders = [rig.order(image(str(n))) for n in range(5)]
-    assert "overloaded" in orders[-1].reason
-    rig.close(*orders)
+    transfers = [rig.transfer(image(str(n))) for n in range(5)]
+    assert "overloaded" in transfers[-1].reason
+    rig.close(*transfers)
     rig.check_nothing_is_held()
 
 
@@ -236,9 +236,9 @@ def test_a_full_queue_is_told() -> None:
 )
 def test_an_order_that_cannot_be_is_refused_by_itself(wanted: Any, more: dict[str, int]) -> None:
     rig = Rig()
-    order = rig.order(wanted, **more)
-    assert order.reason == "no image that can be encoded here"
-    rig.close(order)
+    transfer = rig.transfer(wanted, **more)
+    assert transfer.reason == "no image that can be encoded here"
+    rig.close(transfer)
     rig.check_nothing_is_held()
 
 

@@ -1,6 +1,6 @@
-"""Orders of other engines that jobs of this one work off.
+"""Transfer requests of other engines that jobs of this one work off.
 
-Owns what prompts and images have in common: how an order reaches the loop, becomes a job, and is
+Owns what prompts and images have in common: how a transfer reaches the loop, becomes a job, and is
 let go; and what both ends of an exchange count. Knows no sockets, no tensors.
 """
 
@@ -16,7 +16,7 @@ from itertools import count
 from typing import Any, Protocol
 
 from triptych.core.engine_api.job import Job, Output
-from triptych.core.kv.transfer.server import PageOrder, PageOrders
+from triptych.core.kv.transfer.server import PageTransferHandler, PageTransferRequest
 from triptych.schedulers.base import SchedulerStats
 from triptych.schedulers.tokens.grammar_worker import Post
 
@@ -28,13 +28,13 @@ class PageSink(Protocol):
 
     counts: Counter[str]
 
-    def start(self, orders: PageOrders) -> None:
-        """Take orders from now on."""
+    def start(self, transfers: PageTransferHandler) -> None:
+        """Take transfers from now on."""
         ...
 
 
-class OrderJobs(ABC):
-    """Works orders off. Implements `core.kv.transfer.server.PageOrders`.
+class TransferJobs(ABC):
+    """Serves transfer requests. Implements `core.kv.transfer.server.PageTransferHandler`.
 
     All methods are called on the loop's thread, but for `open` and `close`: on the server's.
     """
@@ -52,21 +52,21 @@ class OrderJobs(ABC):
         self._post = post
 
     def attach(self, submit: Callable[[Job], None]) -> None:
-        """Take orders from now on; `submit` runs a job of the engine's own."""
+        """Take transfers from now on; `submit` runs a job of the engine's own."""
         self._submit = submit
         self._sink.start(self)
 
     @abstractmethod
-    def open(self, order: PageOrder) -> None:
-        """Check an order, and have it worked off."""
+    def open(self, transfer: PageTransferRequest) -> None:
+        """Check a transfer, and have it worked off."""
 
-    def close(self, order: PageOrder) -> None:
-        """Let go of an order's pages."""
-        self._post(partial(self._close, order))
+    def close(self, transfer: PageTransferRequest) -> None:
+        """Let go of a transfer's pages."""
+        self._post(partial(self._close, transfer))
 
     @abstractmethod
-    def _close(self, order: PageOrder) -> None:
-        """Let go of an order's pages, if it was taken."""
+    def _close(self, transfer: PageTransferRequest) -> None:
+        """Let go of a transfer's pages, if it was taken."""
 
     def _new_id(self) -> str:
         return f"{self._kind}-{self._model}-{next(self._ids)}"
