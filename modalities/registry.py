@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from triptych.modalities.asr.modality import ASR
 from triptych.modalities.diffusion.modality import IMAGES
 from triptych.modalities.embedding.modality import EMBEDDING
 from triptych.modalities.llm.modality import CHAT
 from triptych.modalities.modality import Modality, modality_of
-from triptych.modalities.recognition.modality import RECOGNITION
 from triptych.modalities.tts.modality import SPEECH
 from triptych.modalities.vlm.modality import VISION
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from triptych.core.weights.progress import Progress
     from triptych.core.weights.resolve import ResolvedModel, Source
 
-MODALITIES: tuple[Modality, ...] = (IMAGES, RECOGNITION, SPEECH, VISION, EMBEDDING, CHAT)
+MODALITIES: tuple[Modality, ...] = (IMAGES, ASR, SPEECH, VISION, EMBEDDING, CHAT)
 """In the order in which they are asked whether a model is theirs, and in which they are opened."""
 
 

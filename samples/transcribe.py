@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 
 from triptych import SpeechPipeline, TranscriptionPipeline
-from triptych.modalities.recognition.api.formats import as_srt
-from triptych.modalities.recognition.api.pipeline import Audio, resample
+from triptych.modalities.asr.api.formats import as_srt
+from triptych.modalities.asr.api.pipeline import Audio, resample
 
 SPOKEN = "The quick brown fox jumps over the lazy dog. Then it sits down and waits for dinner."
 

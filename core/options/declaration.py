@@ -19,7 +19,7 @@ Details = ParamSpec("Details")
 Role = str
 """What a model is for, by its modality: `chat`, `vision`, ... Options name their readers by it."""
 
-ROLES: tuple[Role, ...] = ("chat", "vision", "embedding", "speech", "recognition", "image")
+ROLES: tuple[Role, ...] = ("chat", "vision", "embedding", "speech", "asr", "image")
 """Those that read any option. One for vision is one for chat that takes images, too."""
 TEXT: tuple[Role, ...] = ("chat", "vision", "embedding")
 """Models of text; those that embed may be decoders, too."""

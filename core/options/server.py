@@ -120,7 +120,7 @@ class ServerOptions:
     log_prompts: bool = option(
         False,
         "Write prompts and answers to the log.",
-        roles=("chat", "vision", "speech", "recognition", "image"),
+        roles=("chat", "vision", "speech", "asr", "image"),
         is_for_server=True,
     )
     min_stall_budget_s: float = option(

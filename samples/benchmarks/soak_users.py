@@ -24,7 +24,7 @@ VISION = "triptych-vision"
 SPEECH = "triptych-voice"
 IMAGES = "triptych-images"
 EMBEDDINGS = "all-minilm-l6-v2"
-RECOGNITION = "whisper-tiny.en"
+ASR = "whisper-tiny.en"
 COLOURS = ("red", "green", "blue", "yellow", "white", "black", "orange", "purple")
 THINGS = ("house", "frog", "apple", "car")
 
@@ -134,7 +134,7 @@ class Users:
     async def transcribe(self) -> None:
         """Transcribe a recording."""
         files = {"file": ("sound.wav", self._random.choice(self._sounds), "audio/wav")}
-        data = {"model": RECOGNITION}
+        data = {"model": ASR}
         reply = await self._http.post("/v1/audio/transcriptions", files=files, data=data)
         reply.raise_for_status()
 

@@ -7,10 +7,10 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from triptych.modalities.asr.api.pipeline import TranscriptionPipeline
     from triptych.modalities.diffusion.api.pipeline import ImagePipeline
     from triptych.modalities.embedding.api.pipeline import EmbeddingPipeline
     from triptych.modalities.llm.api.pipeline import ChatPipeline
-    from triptych.modalities.recognition.api.pipeline import TranscriptionPipeline
     from triptych.modalities.tts.api.pipeline import SpeechPipeline
     from triptych.modalities.vlm.api.pipeline import VisionPipeline
 

@@ -9,6 +9,7 @@ from triptych.compose import build_app
 from triptych.core import limits
 from triptych.core.http.fields import INERT
 from triptych.core.options.config import Config
+from triptych.modalities.asr.api.protocol import REFUSED, TranscriptionFields
 from triptych.modalities.embedding.api.protocol import EmbeddingsRequest
 from triptych.modalities.llm.api.anthropic import unsupported as of_anthropic
 from triptych.modalities.llm.api.ollama import unsupported as of_ollama
@@ -16,7 +17,6 @@ from triptych.modalities.llm.api.protocol import ChatRequest, CompletionRequest
 from triptych.modalities.llm.api.responses import unsupported as of_responses
 from triptych.modalities.llm.api.tokenizer_protocol import DetokenizeRequest, TokenizeRequest
 from triptych.modalities.llm.api.unsupported import CHAT, COMMON, COMPLETION, IGNORED, MESSAGE
-from triptych.modalities.recognition.api.protocol import REFUSED, TranscriptionFields
 
 OPENAIS = {
     *("best_of", "echo", "frequency_penalty", "logit_bias", "logprobs", "max_completion_tokens"),

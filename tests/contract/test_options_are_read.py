@@ -20,12 +20,12 @@ import transformers
 from msgspec import structs
 
 from support import lora_files
+from support.asr import noise, wav, write_folder
 from support.embedding_models import save, save_decoder
 from support.http import in_process
 from support.image_folders import save_pipeline
 from support.image_runner import PIPELINE
 from support.images import image, saved
-from support.recognition import noise, wav, write_folder
 from support.speech_models import orpheus
 from support.text_models import byte_tokenizer, write_text_folder
 from support.vision_folders import data_url, shown, write_vision_folder
@@ -123,7 +123,7 @@ CASES: Mapping[Role, tuple[Case, ...]] = {
             save=_save_orpheus,
         ),
     ),
-    "recognition": (
+    "asr": (
         Case(
             path="/v1/audio/transcriptions",
             body={"files": {"file": ("a.wav", wav(noise(2.0)))}, "data": {}},

@@ -40,8 +40,8 @@ def loaded_by(*modules, **environment):
                 "triptych.core.http.server",
                 "triptych.modalities.llm.api.routes",
                 "triptych.modalities.diffusion.api.routes",
-                "triptych.modalities.recognition.api.routes",
-                "triptych.modalities.recognition.source",
+                "triptych.modalities.asr.api.routes",
+                "triptych.modalities.asr.source",
             ],
             {"torch", "transformers", "ray"},
         ),
@@ -58,7 +58,7 @@ def loaded_by(*modules, **environment):
         ),
         (
             [
-                "triptych.modalities.recognition.engine.loader",
+                "triptych.modalities.asr.engine.loader",
                 "triptych.modalities.vlm.engine.loader",
                 "triptych.modalities.diffusion.engine.loader",
             ],

@@ -53,7 +53,7 @@ def test_importing_the_face_loads_nothing_heavy(code: str) -> None:
         "triptych.modalities.llm.api.bench.cli",
         "triptych.modalities.llm.api.cli",
         "triptych.modalities.llm.api.routes",
-        "triptych.modalities.recognition.api.routes",
+        "triptych.modalities.asr.api.routes",
         "triptych.modalities.tts.api.routes",
         "triptych.modalities.tts.api.voices.routes",
         "triptych.models_cli",

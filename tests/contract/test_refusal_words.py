@@ -47,7 +47,7 @@ HAS: Mapping[str, tuple[str, str]] = {
     "quantised weights": (r"quanti[sz]\w*", "--quantization-encoding"),
     "images": (r"images?|images?|vision", "/v1/images/generations"),
     "speech": (r"speech|voices?|spoken|audio|sounds?", "/v1/audio/speech"),
-    "recognition": (r"recogni[sz]\w*|transcri\w*|translat\w*", "/v1/audio/transcriptions"),
+    "asr": (r"recogni[sz]\w*|transcri\w*|translat\w*", "/v1/audio/transcriptions"),
     "batches": (r"batch\w*", "/v1/batches"),
     "adapters": (r"adapters?|lora\w*", "--lora-paths"),
     "reasoning": (r"reasoning?|reasoning|thinking", "reasoning_effort"),

@@ -9,31 +9,31 @@ import httpx
 import numpy as np
 import pytest
 
+from support.asr import FakeAsrEngine, noise, timed_tokens, wav, whisper_model
 from support.http import in_process
-from support.recognition import FakeRecognitionEngine, noise, timed_tokens, wav, whisper_model
 from triptych.core.http.app import create_app
 from triptych.core.media.audio import decode
 from triptych.core.media.audio.containers import encode_clip
 from triptych.core.media.child import DecodePool
 from triptych.core.options.config import Config, ScheduleOptions
-from triptych.modalities.recognition.api import service
-from triptych.modalities.recognition.api.routes import recognition_router
-from triptych.modalities.recognition.api.service import RecognitionService
-from triptych.modalities.recognition.spec import SAMPLE_RATE
+from triptych.modalities.asr.api import service
+from triptych.modalities.asr.api.routes import asr_router
+from triptych.modalities.asr.api.service import AsrService
+from triptych.modalities.asr.spec import SAMPLE_RATE
 from triptych.schedulers.admission import Admission
 
 
 @pytest.fixture
-def engine() -> FakeRecognitionEngine:
-    return FakeRecognitionEngine([(2.0, (timed_tokens(" Hello.", 0.0, 2.0),))])
+def engine() -> FakeAsrEngine:
+    return FakeAsrEngine([(2.0, (timed_tokens(" Hello.", 0.0, 2.0),))])
 
 
 @pytest.fixture
-async def client(engine: FakeRecognitionEngine) -> AsyncIterator[httpx.AsyncClient]:
+async def client(engine: FakeAsrEngine) -> AsyncIterator[httpx.AsyncClient]:
     pool = DecodePool([decode.__name__])
     models, admission = [whisper_model()], Admission(options=ScheduleOptions())
-    recognition = RecognitionService(engine, models, admission, decode.ClipReader(pool))
-    app = create_app(Config(), engine, [recognition_router(recognition)])
+    asr = AsrService(engine, models, admission, decode.ClipReader(pool))
+    app = create_app(Config(), engine, [asr_router(asr)])
     async with in_process(app) as client:
         yield client
     await pool.close()
@@ -46,7 +46,7 @@ async def send(client: httpx.AsyncClient, file: bytes) -> httpx.Response:
 
 
 async def test_hostile_files_cost_their_request_alone(
-    client: httpx.AsyncClient, engine: FakeRecognitionEngine, monkeypatch: pytest.MonkeyPatch
+    client: httpx.AsyncClient, engine: FakeAsrEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = replace(service.TRANSCRIPTION_LIMITS, max_seconds=30)
     monkeypatch.setattr(service, "TRANSCRIPTION_LIMITS", limits)

@@ -59,7 +59,7 @@ def test_options_of_other_pipelines(folder: str, options: dict[str, Any]) -> Non
         ({"model_type": "kokoro"}, "speech"),
         ({"model_type": "triptych_voice"}, "speech"),
         ({"model_type": "csm"}, "speech"),
-        ({"model_type": "whisper"}, "recognition"),
+        ({"model_type": "whisper"}, "asr"),
         ({"model_type": "llama", "speech": {"kind": "orpheus"}}, "speech"),
         ({"model_type": "bert"}, "embedding"),
         ({"model_type": "idefics3", "vision_config": {}}, "vision"),

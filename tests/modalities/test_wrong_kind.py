@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import save_file
 
 import triptych
-from support import decoder_families, embedding_models, recognition, vision_models
+from support import asr, decoder_families, embedding_models, vision_models
 from support.text_models import write_text_folder
 from triptych.core.errors import ConfigError, SetupError, WeightsError
+from triptych.modalities.asr.spec import WhisperSpec
 from triptych.modalities.llm.engine.fallback import FallbackBlueprint
-from triptych.modalities.recognition.spec import WhisperSpec
 from triptych.modalities.registry import MODALITIES
 
 PIPELINES = {name: each.role for each in MODALITIES for name in each.pipelines}
@@ -23,13 +23,13 @@ PIPELINES = {name: each.role for each in MODALITIES for name in each.pipelines}
 def folder_of(kind: str, folder: Path) -> None:
     if kind == "vision":
         vision_models.save_model("qwen3_vl", folder)
-    elif kind == "recognition":
-        recognition.write_folder(folder)
+    elif kind == "asr":
+        asr.write_folder(folder)
     else:
         embedding_models.save(folder)
 
 
-@pytest.mark.parametrize("kind", ["vision", "recognition", "embedding"])
+@pytest.mark.parametrize("kind", ["vision", "asr", "embedding"])
 @pytest.mark.parametrize("name", ["ChatPipeline", "TranscriptionPipeline", "SpeechPipeline"])
 def test_a_pipeline_names_the_one_that_runs_the_model(name: str, kind: str, tmp_path: Path) -> None:
     folder_of(kind, tmp_path)

@@ -11,18 +11,18 @@ import torch
 from tokenizers import Tokenizer
 from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
 
-from support.recognition import run, text_ids, transcribe_request
+from support.asr import run, text_ids, transcribe_request
 from triptych.core.media.audio.resampling import Pcm
 from triptych.core.options.config import ModelOptions
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.weights.progress import SilentProgress
 from triptych.core.weights.resolve import resolve
-from triptych.modalities.recognition import windows
-from triptych.modalities.recognition.api.pipeline import TranscriptionPipeline, resample
-from triptych.modalities.recognition.engine.model import WhisperNetwork
-from triptych.modalities.recognition.engine.recognizer import SpeechRecognizer, TranscriptionJob
-from triptych.modalities.recognition.source import WHISPER_TINY
-from triptych.modalities.recognition.spec import SAMPLE_RATE, WhisperSpec
+from triptych.modalities.asr import windows
+from triptych.modalities.asr.api.pipeline import TranscriptionPipeline, resample
+from triptych.modalities.asr.engine.model import WhisperNetwork
+from triptych.modalities.asr.engine.recognizer import SpeechRecognizer, TranscriptionJob
+from triptych.modalities.asr.source import WHISPER_TINY
+from triptych.modalities.asr.spec import SAMPLE_RATE, WhisperSpec
 from triptych.modalities.tts.api.pipeline import SpeechPipeline
 
 pytestmark = [pytest.mark.embedded, pytest.mark.timeout(900)]

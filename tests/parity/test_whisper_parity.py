@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
 from transformers.models.whisper.generation_whisper import _dynamic_time_warping, _median_filter
 
-from support.recognition import (
+from support.asr import (
     CONFIG,
     MULTILINGUAL,
     WINDOW_S,
@@ -27,11 +27,11 @@ from support.recognition import (
     write_folder,
 )
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
-from triptych.modalities.recognition import windows
-from triptych.modalities.recognition.engine.features import LogMel, Spectrogram
-from triptych.modalities.recognition.engine.model import WhisperNetwork, median_filter, warp
-from triptych.modalities.recognition.engine.recognizer import SpeechRecognizer, TranscriptionJob
-from triptych.modalities.recognition.spec import SAMPLE_RATE, WhisperSpec
+from triptych.modalities.asr import windows
+from triptych.modalities.asr.engine.features import LogMel, Spectrogram
+from triptych.modalities.asr.engine.model import WhisperNetwork, median_filter, warp
+from triptych.modalities.asr.engine.recognizer import SpeechRecognizer, TranscriptionJob
+from triptych.modalities.asr.spec import SAMPLE_RATE, WhisperSpec
 
 CPU = torch.device("cpu")
 WINDOW_FRAMES = 100 * WINDOW_S

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from fastapi import FastAPI
 
+from support.asr import FakeAsrEngine, asr_service, timed_tokens
 from support.embedding_models import WORDS, save_tokenizer, write
 from support.http import READY, FakeEngine, make_service
 from support.image_app import FakeImageEngine, image_model, make_image_service
 from support.other_apis import DIALECTS, other_api_routers
-from support.recognition import FakeRecognitionEngine, recognition_service, timed_tokens
 from support.speech_app import FakeSpeechEngine, SpellingFrontEnd
 from support.voices_app import PARROT
 from triptych.core.engine_api.client import EngineStatus
@@ -30,6 +30,7 @@ from triptych.core.media.audio.decode import DECODERS
 from triptych.core.options.config import Config, ModelOptions, ScheduleOptions, ServerOptions
 from triptych.core.store.store import DocumentStore
 from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.asr.api.routes import asr_cards, asr_router
 from triptych.modalities.diffusion.api.routes import image_cards, image_links, images_router
 from triptych.modalities.embedding.api.cohere import cohere_router
 from triptych.modalities.embedding.api.ollama import ollama_embeddings_router
@@ -44,7 +45,6 @@ from triptych.modalities.llm.api.responses.answering import Answering
 from triptych.modalities.llm.api.responses.conversations import conversations_router
 from triptych.modalities.llm.api.responses.routes import responses_router
 from triptych.modalities.llm.api.routes import llm_router
-from triptych.modalities.recognition.api.routes import recognition_cards, recognition_router
 from triptych.modalities.registry import MODALITIES
 from triptych.modalities.tts.api.routes import speech_cards, speech_models_router, speech_router
 from triptych.modalities.tts.api.service import SpeechService
@@ -111,7 +111,7 @@ class FullApp:
     chat: FakeEngine
     embedding: VectorEngine
     speech: FakeSpeechEngine
-    transcription: FakeRecognitionEngine
+    transcription: FakeAsrEngine
     image: FakeImageEngine
 
     @property
@@ -139,7 +139,7 @@ def open_full_app(folder: Path, **server: Any) -> FullApp:
         chat=FakeEngine(answer="hi"),
         embedding=VectorEngine(),
         speech=FakeSpeechEngine(step_samples=20_000),
-        transcription=FakeRecognitionEngine([(2.0, (timed_tokens(" Hello.", 0.0, 1.0),))]),
+        transcription=FakeAsrEngine([(2.0, (timed_tokens(" Hello.", 0.0, 1.0),))]),
         image=FakeImageEngine(),
     )
     config = Config(server=ServerOptions(**server))
@@ -153,14 +153,14 @@ def open_full_app(folder: Path, **server: Any) -> FullApp:
     voices = VoiceService(store, [front, PARROT], OwnPool())  # type: ignore[arg-type]
     admission = Admission(options=ScheduleOptions())
     speech = SpeechService(full_app.speech, [front], admission, max_characters=4096)
-    transcriptions = recognition_service(full_app.transcription, is_multilingual=True)
+    transcriptions = asr_service(full_app.transcription, is_multilingual=True)
     images = make_image_service(full_app.image, image_model(max_references=16))
     cards = [card_of(model) for model in text.models.values()]
     cards += embedding_cards(words) + speech_cards(speech)
-    cards += recognition_cards(transcriptions) + image_cards(images)
+    cards += asr_cards(transcriptions) + image_cards(images)
     routers = [llm_router(text, links.find), embeddings_router(words), speech_router(speech)]
     routers += [speech_models_router(speech_cards(speech)), voices_router(voices)]
-    routers += [recognition_router(transcriptions), images_router(images, links)]
+    routers += [asr_router(transcriptions), images_router(images, links)]
     shelf = FileShelf(DocumentStore("memory", max_bytes=2**24, ttl_s=3600.0))
     batches = BatchRunner(shelf)
     routers += [score_router(words), cohere_router(words), tei_router(words)]

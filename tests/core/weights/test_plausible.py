@@ -18,10 +18,10 @@ import transformers
 from safetensors.torch import save_file
 
 from support import (
+    asr,
     decoder_families,
     denoiser_families,
     embedding_models,
-    recognition,
     vision_models,
 )
 from triptych.core.errors import WeightsError
@@ -62,7 +62,7 @@ def _denoiser(name: str) -> tuple[Fields, Build]:
 
 def _whisper(name: str) -> tuple[Fields, Build]:
     kind, model = transformers.WhisperConfig, transformers.WhisperForConditionalGeneration
-    return recognition.CONFIG, lambda f: model(kind.from_dict(f))
+    return asr.CONFIG, lambda f: model(kind.from_dict(f))
 
 
 def _gpt2(name: str) -> tuple[Fields, Build]:

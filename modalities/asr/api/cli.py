@@ -1,0 +1,222 @@
+"""`triptych transcribe`: the transcription pipeline at a terminal.
+
+Owns what the command prints and writes. Everything else is the pipeline's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from triptych.core.bulk.results import ResultFile
+from triptych.core.bulk.rows import BulkRow, Record, read_rows, refuse_shared_names, with_keys
+from triptych.core.bulk.run import BulkRun, add_cluster_options, cluster_of, model_of
+from triptych.core.bulk.work import Cluster, RowWork
+from triptych.core.errors import ConfigError, RequestError
+from triptych.core.options.table import add_options
+from triptych.core.process.atomic_files import write_whole
+from triptych.core.process.cli_io import STDIN, writing
+from triptych.modalities.asr.api.pipeline import TranscribeOptions, TranscriptionPipeline
+from triptych.modalities.asr.api.rows import SUFFIXES, render
+from triptych.modalities.asr.api.transcript import Transcript, gather
+from triptych.modalities.asr.spec import Task
+
+_SOUNDS = (
+    *(".aac", ".aif", ".aiff", ".amr", ".flac", ".m4a", ".mka", ".mkv", ".mov", ".mp3", ".mp4"),
+    *(".mpga", ".oga", ".ogg", ".opus", ".wav", ".webm", ".wma"),
+)
+"""What in a folder is taken for sound."""
+_BLOCK = 4  # files that an engine of a cluster is handed together
+_TASKS: tuple[Task, Task] = ("transcribe", "translate")
+
+
+def add_transcribe_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `triptych transcribe`."""
+    parser.add_argument(
+        "file", nargs="*", help='files with sound, or folders of them; "-" or none: stdin'
+    )
+    parser.add_argument(
+        "-i",
+        "--input",
+        metavar="FILE",
+        help='JSONL: one {"file": ...} per line, with a language, prompt, task, temperature or'
+        ' seed of its own; "id" and "custom_id" come back as they are',
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        help="file to write, or folder for several files' transcripts, where a second run over"
+        " --input or a folder goes on; default stdout",
+    )
+    parser.add_argument("--format", choices=tuple(SUFFIXES), default="text", help="what to write")
+    parser.add_argument("--words", action="store_true", help="times of words, in verbose_json")
+    parser.add_argument("--language", default="", help="spoken language; default: found out")
+    parser.add_argument("--translate", action="store_true", help="write English, whatever is said")
+    parser.add_argument("--prompt", default="", help="what was said before, or names to expect")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0: likeliest tokens first")
+    parser.add_argument("--request-seed", type=int, metavar="SEED", help="repeat a past transcript")
+    add_cluster_options(parser)
+    add_options(parser, sections=("models", "device", "schedule"), roles=("asr",))
+
+
+def run_transcribe(args: argparse.Namespace) -> int:
+    """Write down every file. One that cannot be is reported, and harms no other."""
+    if args.words and args.format != "verbose_json":
+        raise ConfigError("--words goes with --format verbose_json.")
+    if not 0 <= args.temperature <= 1:
+        raise ConfigError("--temperature lies between 0 and 1.")
+    cluster = cluster_of(args)
+    if args.input or cluster or any(Path(file).is_dir() for file in args.file):
+        return _bulk(args, cluster).run("transcribed")
+    files = args.file or [STDIN]
+    if files == [STDIN] and sys.stdin.isatty():
+        raise ConfigError("Nothing to hear: give files, or pipe one in.")
+    _check_targets(files, args)
+    num_failed = 0
+    console = Console(stderr=True)
+    with TranscriptionPipeline.from_arguments(args) as pipeline, _bar(console) as bar:
+        for file in files:
+            task = bar.add_task(Path(file).name, total=None)
+            try:
+                transcript = _transcribe(pipeline, file, args, (bar, task))
+                text = render(transcript, args.format, _TASKS[args.translate], has_words=args.words)
+                _write(text, file, args)
+            except RequestError as error:
+                num_failed += 1
+                console.print(f"[red]{escape(file)}: {escape(error.message)}[/]")
+            bar.remove_task(task)
+    return 1 if num_failed else 0
+
+
+def _transcribe(
+    pipeline: TranscriptionPipeline,
+    file: str,
+    args: argparse.Namespace,
+    progress: tuple[Progress, TaskID],
+) -> Transcript:
+    bar, task = progress
+    deltas = []
+    audio = sys.stdin.buffer.read() if file == STDIN else Path(file)
+    for delta in pipeline.deltas(audio, **_call_options(args)):
+        deltas.append(delta)
+        bar.update(task, total=delta.duration_s, completed=delta.heard_s)
+    return gather(deltas)
+
+
+def _call_options(args: argparse.Namespace) -> TranscribeOptions:
+    return TranscribeOptions(
+        language=args.language,
+        task=_TASKS[args.translate],
+        prompt=args.prompt,
+        temperature=args.temperature,
+        seed=args.request_seed,
+        has_word_times=args.words,
+    )
+
+
+def _bulk(args: argparse.Namespace, cluster: Cluster | None) -> BulkRun:
+    """Every file of folders and lines as a row of its own."""
+    folder = Path(args.output or "").expanduser()
+    if not args.output or folder.is_file():
+        raise ConfigError("Many files are written down in a folder: name one, as in -o texts.")
+    rows = _rows(args)
+    refuse_shared_names(rows)
+    with writing(folder):
+        folder.mkdir(exist_ok=True)
+    options = {**_call_options(args), "format": args.format}
+    return BulkRun(
+        rows=with_keys(rows, {"model": model_of(args), "options": options}),
+        work=RowWork(
+            pipeline="triptych.modalities.asr.api.pipeline:TranscriptionPipeline",
+            answer="triptych.modalities.asr.api.rows:answer_rows",
+            options=options,
+            num_at_once=_BLOCK,
+        ),
+        sink=ResultFile(folder / "results.jsonl"),
+        open_pipeline=lambda: TranscriptionPipeline.from_arguments(args),
+        cluster=cluster,
+        folder=folder,
+    )
+
+
+def _rows(args: argparse.Namespace) -> list[BulkRow]:
+    """The sounds that were named, those in folders by their places there, those of lines."""
+    named: list[tuple[Path, str]] = []
+    for given in map(Path, args.file):
+        inside = sorted(each for each in given.rglob("*") if each.suffix.lower() in _SOUNDS)
+        places = [(each, str(each.relative_to(given).with_suffix(""))) for each in inside]
+        named += places if given.is_dir() else [(given, given.stem)]
+    rows = [_row(number, {"file": str(file)}, stem) for number, (file, stem) in enumerate(named, 1)]
+    if args.input:
+        for row in read_rows("--input", args.input, "/v1/audio/transcriptions"):
+            file = str(row.asked.get("file", ""))
+            stem = Path(file).stem or f"line-{row.number}"
+            number = len(named) + row.number
+            rows.append(replace(row, number=number, stem=stem, version=_version(file)))
+    if not rows:
+        raise ConfigError("Nothing to hear: there is no sound in what was named.")
+    return rows
+
+
+def _row(number: int, entry: Record, stem: str) -> BulkRow:
+    return BulkRow(
+        number=number, entry=entry, asked=entry, stem=stem, version=_version(entry["file"])
+    )
+
+
+def _version(file: str) -> str:
+    """What changes when a file does; a file that is not there is an error of its row."""
+    try:
+        found = Path(file).stat()
+    except OSError:
+        return ""
+    return f"{found.st_size} {found.st_mtime_ns}"
+
+
+def _target(file: str, args: argparse.Namespace) -> Path:
+    """Where the transcript of `file` is written."""
+    output = Path(args.output)
+    if len(args.file) > 1 or output.is_dir():
+        return output / (Path(file).stem + SUFFIXES[args.format])
+    return output
+
+
+def _check_targets(files: Sequence[str], args: argparse.Namespace) -> None:
+    """Refuse files of one name, of whose transcripts but the last would be left."""
+    if args.output is None:
+        return
+    sources: dict[Path, str] = {}
+    for file in files:
+        if (other := sources.setdefault(_target(file, args), file)) != file:
+            raise ConfigError(f"{other} and {file} would be written to one file; do them apart.")
+
+
+def _write(text: str, file: str, args: argparse.Namespace) -> None:
+    if args.output is None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        return
+    target = _target(file, args)
+    with writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(target, (text.encode(),))
+
+
+def _bar(console: Console) -> Progress:
+    """Seconds transcribed, of those there are."""
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.completed:.0f} s"),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )

@@ -1,0 +1,169 @@
+"""Transcription from Python: load a model, call it, stream it.
+
+Owns the `TranscriptionPipeline` object: the same engine and recognition service as the server, in
+this process. Sound is the caller's own here, and is decoded in this process too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, ClassVar, TypeAlias, TypedDict, Unpack
+
+import numpy as np
+
+from triptych.core.engine_api.client import EngineClient
+from triptych.core.errors import InvalidRequest, TriptychError
+from triptych.core.media.audio.decode import ClipReader
+from triptych.core.media.audio.intake import ClipLimits
+from triptych.core.media.audio.resampling import Pcm, Resampler
+from triptych.core.options.config import Config
+from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.asr.api.service import (
+    MAX_HELD_S,
+    AsrService,
+    TranscribeCall,
+    check_sound,
+)
+from triptych.modalities.asr.api.transcript import (
+    Transcript,
+    TranscriptDelta,
+    TranscriptSegment,
+    WhisperTokenizer,
+    gather,
+)
+from triptych.modalities.asr.modality import ASR
+from triptych.modalities.asr.spec import SAMPLE_RATE, Task
+from triptych.modalities.modality import Modality
+from triptych.modalities.pipeline import Pipeline
+from triptych.schedulers.admission import Admission
+
+Audio: TypeAlias = "str | Path | bytes | Pcm"
+"""A file's path or its bytes, or mono samples [S] at 16 kHz."""
+OWN_LIMITS = ClipLimits(max_bytes=4 * 2**30, max_seconds=MAX_HELD_S)
+
+
+class TranscribeOptions(TypedDict, total=False):
+    """How sound is written down: as the fields of `TranscribeCall`."""
+
+    language: str
+    task: Task
+    prompt: str
+    temperature: float
+    seed: int | None
+    has_word_times: bool
+
+
+class TranscriptionPipeline(Pipeline[AsrService]):
+    """A recogniser in this process.
+
+        with TranscriptionPipeline.from_pretrained() as hear:
+            print(hear("meeting.mp3").text)
+            for segment in hear.stream("lecture.m4a", language="en"):
+                print(segment.start_s, segment.text)
+
+    Every call has an async twin that may be awaited on any loop.
+    """
+
+    _modalities: ClassVar[tuple[Modality, ...]] = (ASR,)
+
+    @classmethod
+    def _open_service(
+        cls, resolved: ResolvedModel, config: Config
+    ) -> Callable[[EngineClient], AsrService]:
+        model = WhisperTokenizer.open(resolved)
+        admission, reader = Admission(options=config.schedule), ClipReader(None)
+        return lambda client: AsrService(client, [model], admission, reader)
+
+    def __call__(self, audio: Audio, **options: Unpack[TranscribeOptions]) -> Transcript:
+        """Write down a recording.
+
+        Raises errors of `core.errors.RequestError`: no sound in it, an unknown language.
+        """
+        return self._loop.run(self._whole(audio, options))
+
+    async def acall(self, audio: Audio, **options: Unpack[TranscribeOptions]) -> Transcript:
+        """Async twin of calling the pipeline."""
+        return await self._loop.run_async(self._whole(audio, options))
+
+    def stream(
+        self, audio: Audio, **options: Unpack[TranscribeOptions]
+    ) -> Iterator[TranscriptSegment]:
+        """Write down a recording segment by segment. Leaving the loop early ends the work."""
+        return self._loop.iterate(lambda: self._segments(audio, options))
+
+    def astream(
+        self, audio: Audio, **options: Unpack[TranscribeOptions]
+    ) -> AsyncGenerator[TranscriptSegment, None]:
+        """Async twin of `stream`."""
+        return self._loop.iterate_async(lambda: self._segments(audio, options))
+
+    def deltas(
+        self, audio: Audio, **options: Unpack[TranscribeOptions]
+    ) -> Iterator[TranscriptDelta]:
+        """As `stream`, window by window, telling how far each is; `gather` makes a transcript."""
+        return self._loop.iterate(lambda: self._deltas(audio, options))
+
+    def map(
+        self, entries: Iterable[Mapping[str, Any]], *, num_in_flight: int = 8
+    ) -> Iterator[Transcript | TriptychError]:
+        """The transcripts of many entries, in order, `num_in_flight` at a time.
+
+        An entry holds `audio` and options of a call; a `model` must be this one. One that cannot be
+        answered yields its error and harms no other.
+        """
+
+        async def transcribe(entry: Mapping[str, Any]) -> Transcript:
+            self._check_model(entry.get("model"))
+            options: Any = {k: v for k, v in entry.items() if k not in ("audio", "model")}
+            return await self._whole(entry["audio"], options)
+
+        return self._map_entries(transcribe, entries, min(num_in_flight, self._service.max_jobs))
+
+    async def _whole(self, audio: Audio, options: TranscribeOptions) -> Transcript:
+        async with aclosing(self._deltas(audio, options)) as deltas:
+            return gather([delta async for delta in deltas])
+
+    async def _segments(
+        self, audio: Audio, options: TranscribeOptions
+    ) -> AsyncGenerator[TranscriptSegment, None]:
+        async with aclosing(self._deltas(audio, options)) as deltas:
+            async for delta in deltas:
+                for segment in delta.segments:
+                    yield segment
+
+    async def _deltas(
+        self, audio: Audio, options: TranscribeOptions
+    ) -> AsyncGenerator[TranscriptDelta, None]:
+        pcm_S = await self._read(audio)
+        call = TranscribeCall(model=self._model, **options)
+        async with aclosing(self._service.transcribe(call, pcm_S)) as deltas:
+            async for delta in deltas:
+                yield delta
+
+    async def _read(self, audio: Audio) -> Pcm:
+        if isinstance(audio, np.ndarray):
+            if audio.ndim != 1 or audio.dtype.kind != "f" or not np.isfinite(audio).all():
+                raise InvalidRequest(
+                    "Samples are one finite float each, mono at 16 kHz: an array of one dimension."
+                )
+            check_sound(audio)
+            return audio
+        if isinstance(audio, str | Path):
+            audio = await asyncio.to_thread(_file_bytes, Path(audio))
+        return await self._service.read(audio, OWN_LIMITS)
+
+
+def resample(pcm_S: Pcm, sample_rate: int) -> Pcm:
+    """Mono samples at `sample_rate` (Hz) as a recogniser takes them, at 16 kHz."""
+    resampler = Resampler(sample_rate, SAMPLE_RATE)
+    return np.concatenate([resampler.push(pcm_S), resampler.flush()])
+
+
+def _file_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidRequest(f"{path.name} cannot be read ({error.strerror}).") from error

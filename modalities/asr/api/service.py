@@ -1,0 +1,186 @@
+"""Sound in, transcripts out: what HTTP routes and the Python pipeline share.
+
+Owns the way of a recording: decoding, admission, engine jobs part by part, segments, the bound on
+how much sound is held. Knows nothing of HTTP or torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from itertools import count
+
+import numpy as np
+
+from triptych.core.engine_api.caller import Caller
+from triptych.core.engine_api.client import EngineClient
+from triptych.core.errors import InvalidRequest
+from triptych.core.media.audio.decode import ClipReader
+from triptych.core.media.audio.intake import TRANSCRIPTION_LIMITS, ClipLimits
+from triptych.core.media.audio.resampling import Pcm
+from triptych.modalities.asr.api.transcript import TranscriptDelta, WhisperTokenizer
+from triptych.modalities.asr.spec import MAX_PART_S, SAMPLE_RATE, Task
+from triptych.modalities.asr.windows import MAX_PROMPT_TEMPERATURE
+from triptych.modalities.asr.wire import TranscribeDelta, TranscribeRequest
+from triptych.modalities.service import HoldLimit, ModelService
+from triptych.schedulers.admission import Admission
+
+MIN_SECONDS = 0.1
+MAX_HELD_S = 4 * 3600
+"""Seconds of decoded sound that all requests together may hold: a gigabyte."""
+_SILENCE = 10 ** (-70 / 20)
+_TOKENS_PER_SECOND = 8
+"""What admission counts a second of sound for: more than speech has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranscribeCall:
+    """One call. `temperature` 0 starts greedy and rises where that fails."""
+
+    model: str
+    language: str = ""
+    task: Task = "transcribe"
+    prompt: str = ""
+    temperature: float = 0.0
+    seed: int | None = (
+        None  # without one it is 0, so that equal requests give equal texts; -1 draws one
+    )
+    has_word_times: bool = False
+    caller: Caller = field(default_factory=Caller)
+
+
+class AsrService(ModelService[WhisperTokenizer]):
+    """Serves transcription from an engine client."""
+
+    kind = "transcription model"
+
+    def __init__(
+        self,
+        client: EngineClient,
+        models: Sequence[WhisperTokenizer],
+        admission: Admission,
+        reader: ClipReader,
+    ) -> None:
+        super().__init__(client, models, admission)
+        self._reader = reader
+        self._held = HoldLimit("Too much sound is being transcribed; try later.")
+
+    def check(self, call: TranscribeCall) -> WhisperTokenizer:
+        """The call's model, once it can do what is asked. Raises `RequestError`s."""
+        model = self.model(call.model)
+        model.check_task(call.task)
+        model.check_language(call.language)
+        if not 0 <= call.temperature <= 1:
+            raise InvalidRequest("temperature must be between 0 and 1.", param="temperature")
+        return model
+
+    async def read(
+        self, data: bytes | bytearray | memoryview, limits: ClipLimits | None = None
+    ) -> Pcm:
+        """Decode a file, by default within the limits of uploads.
+
+        Raises what the reader does, and `InvalidRequest` for silence.
+        """
+        pcm_S = await self._reader.read(
+            data, sample_rate=SAMPLE_RATE, limits=limits or TRANSCRIPTION_LIMITS
+        )
+        check_sound(pcm_S)
+        return pcm_S
+
+    async def transcribe(
+        self, call: TranscribeCall, pcm_S: Pcm
+    ) -> AsyncGenerator[TranscriptDelta, None]:
+        """Write down mono samples at 16 kHz, window by window. Closing it cancels the work."""
+        model, caller = self.check(call), call.caller
+        duration_s = len(pcm_S) / SAMPLE_RATE
+        num_tokens = int(duration_s * _TOKENS_PER_SECOND) + 1
+        ticket = self._admission.admit(key=caller.principal.key, num_jobs=1, num_tokens=num_tokens)
+        with ticket, self._held.holding(duration_s, MAX_HELD_S):
+            recording = _Recording(model, call, self._seed(call.seed or 0), duration_s)
+            for part in count():
+                request = recording.next_request(pcm_S, part)
+                outputs = self.client.submit(
+                    call.model,
+                    request,
+                    job_id=f"{caller.call_id}.{part}",
+                    deadline_s=caller.deadline_s,
+                    client=caller.client,
+                )
+                async with aclosing(outputs) as stream:
+                    async for output in stream:
+                        if isinstance(output.payload, TranscribeDelta):
+                            yield recording.take(output.payload)
+                recording.end_part(request)
+                if request.is_last:
+                    return
+
+
+def check_sound(pcm_S: Pcm) -> None:
+    """Refuse, with `InvalidRequest`, what is too short or silent to be heard (-70 dBFS)."""
+    if len(pcm_S) < MIN_SECONDS * SAMPLE_RATE:
+        raise InvalidRequest(f"The audio is shorter than {MIN_SECONDS:g} s.", param="file")
+    if float(np.ptp(pcm_S)) < 2 * _SILENCE:
+        raise InvalidRequest("The audio is silent.", param="file")
+
+
+class _Recording:
+    """One recording on its way through the engine, in parts that a message can hold."""
+
+    def __init__(
+        self, model: WhisperTokenizer, call: TranscribeCall, seed: int, duration_s: float
+    ) -> None:
+        self._model = model
+        self._call = call
+        self._duration_s = duration_s
+        self._seed = seed
+        self._context = list(model.prompt_ids(call.prompt))
+        self._language = model.check_language(call.language)
+        self._num_segments = self._start = self._heard = 0
+        self._has_text = False
+
+    def next_request(self, pcm_S: Pcm, part: int) -> TranscribeRequest:
+        """What the engine is asked next."""
+        part_S = pcm_S[self._start : self._start + MAX_PART_S * SAMPLE_RATE]
+        return TranscribeRequest(
+            pcm=part_S.astype("<f4").tobytes(),
+            language=self._language,
+            task=self._call.task,
+            prompt_ids=tuple(self._context[-self._model.spec.max_prompt_tokens :]),
+            temperature=self._call.temperature,
+            seed=self._seed + part,
+            has_word_times=self._call.has_word_times,
+            is_last=self._start + len(part_S) == len(pcm_S),
+            tenant=self._call.caller.principal.tenant,
+        )
+
+    def take(self, delta: TranscribeDelta) -> TranscriptDelta:
+        """The engine's transcript, in the caller's terms. The whole text begins without a space."""
+        self._heard = round(delta.heard_s * SAMPLE_RATE)
+        self._language = delta.language or self._language
+        offset_s = self._start / SAMPLE_RATE
+        segments = tuple(
+            self._model.segment(timed, self._num_segments + n, offset_s, self._language)
+            for n, timed in enumerate(delta.segments)
+        )
+        self._num_segments += len(segments)
+        for segment in segments:
+            self._context.extend(segment.token_ids)
+            if segment.temperature > MAX_PROMPT_TEMPERATURE:
+                self._context.clear()
+        text = "".join(segment.text for segment in segments)
+        text = text if self._has_text else text.lstrip()
+        self._has_text |= bool(text)
+        return TranscriptDelta(
+            text=text,
+            segments=segments,
+            language=self._language,
+            heard_s=min(offset_s + delta.heard_s, self._duration_s),
+            duration_s=self._duration_s,
+        )
+
+    def end_part(self, request: TranscribeRequest) -> None:
+        """The engine is done with a part; the next begins where it stopped."""
+        assert self._heard or request.is_last, "a whole part has at least a window"
+        self._start += self._heard
+        self._heard = 0

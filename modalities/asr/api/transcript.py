@@ -1,0 +1,168 @@
+"""What a recogniser's answers say: text, segments, words.
+
+Owns what the API process knows of a model (tokenizer, languages) and how timed tokens become a
+transcript. Knows nothing of HTTP or torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec.structs import replace
+from tokenizers import Tokenizer
+
+from triptych.core.errors import InvalidRequest, UnsupportedOption
+from triptych.core.text.byte_level import unspell
+from triptych.core.text.tokenizer import encode, read_tokenizer
+from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.asr.api.languages import LANGUAGES, language_code
+from triptych.modalities.asr.api.words import BROKEN, WordTiming, words_of
+from triptych.modalities.asr.spec import Task, WhisperSpec
+from triptych.modalities.asr.wire import TimedTokens
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredToken:
+    """A token's text and bytes, and how sure the model was of it."""
+
+    text: str
+    data: bytes
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranscriptSegment:
+    """A stretch of a transcript. `text` keeps the space before it; times are seconds."""
+
+    index: int
+    start_s: float
+    end_s: float
+    text: str
+    token_ids: tuple[int, ...]
+    tokens: tuple[ScoredToken, ...]
+    words: tuple[WordTiming, ...]
+    avg_logprob: float
+    no_speech_prob: float
+    compression_ratio: float
+    temperature: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transcript:
+    """A whole recording in writing. `language` is a code."""
+
+    text: str
+    segments: tuple[TranscriptSegment, ...]
+    language: str
+    duration_s: float
+
+    @property
+    def words(self) -> tuple[WordTiming, ...]:
+        """All words in order, where their times were asked for."""
+        return tuple(word for segment in self.segments for word in segment.words)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranscriptDelta:
+    """What one window added: finished segments. `text` deltas together are the transcript's."""
+
+    text: str
+    segments: tuple[TranscriptSegment, ...]
+    language: str
+    heard_s: float
+    duration_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhisperTokenizer:
+    """What the API process knows of one recogniser."""
+
+    name: str
+    spec: WhisperSpec
+    tokenizer: Tokenizer
+
+    def __post_init__(self) -> None:
+        self.tokenizer.encode_special_tokens = True  # a caller's prompt spells none
+
+    @classmethod
+    def open(cls, resolved: ResolvedModel) -> WhisperTokenizer:
+        """Read a resolved model's folder. Raises `WeightsError` when it lacks something."""
+        folder = Path(resolved.folder)
+        tokenizer = read_tokenizer(folder, resolved.name)
+        return cls(name=resolved.name, spec=WhisperSpec.read(folder), tokenizer=tokenizer)
+
+    def check_language(self, language: str) -> str:
+        """The code of a language the model knows; empty to find out. Raises `InvalidRequest`."""
+        if language.strip().lower() in ("", "auto"):
+            return ""
+        code = language_code(language)
+        known = self.spec.languages or ("en",)
+        if code not in known:
+            some = ", ".join(LANGUAGES[code] for code in known if code in LANGUAGES)
+            raise InvalidRequest(
+                f"{self.name} does not know the language {language[:40]!r}. It knows: {some}.",
+                param="language",
+            )
+        return code
+
+    def check_task(self, task: Task) -> None:
+        """Raises `UnsupportedOption` where the model cannot do `task`."""
+        if task == "translate" and "translate" not in self.spec.tasks:
+            raise UnsupportedOption(
+                f"{self.name} knows English alone and cannot translate: serve a multilingual"
+                " Whisper, such as --model openai/whisper-tiny, and name it here.",
+                param="model",
+            )
+
+    def prompt_ids(self, prompt: str) -> tuple[int, ...]:
+        """The tokens of what came before; of a long text, the latest."""
+        text = prompt.strip()
+        if not text:
+            return ()
+        (encoding,) = encode(self.tokenizer, [f" {text}"], add_special_tokens=False)
+        return tuple(encoding.ids[-self.spec.max_prompt_tokens :])
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens."""
+        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+    def segment(
+        self, timed: TimedTokens, index: int, offset_s: float, language: str
+    ) -> TranscriptSegment:
+        """A segment in words, of a part that begins at `offset_s` of the recording."""
+        tokens = [
+            replace(token, start_s=token.start_s + offset_s, end_s=token.end_s + offset_s)
+            for token in timed.tokens
+        ]
+        ids = tuple(token.token_id for token in tokens)
+        data = [unspell(self.tokenizer.id_to_token(token_id) or "") for token_id in ids]
+        has_times = all(token.end_s >= 0 for token in timed.tokens)
+        return TranscriptSegment(
+            index=index,
+            start_s=timed.start_s + offset_s,
+            end_s=timed.end_s + offset_s,
+            text=self.decode(ids).replace(BROKEN, ""),
+            token_ids=ids,
+            tokens=tuple(
+                ScoredToken(spelled.decode("utf-8", errors="replace"), spelled, token.logprob)
+                for spelled, token in zip(data, tokens, strict=True)
+            ),
+            words=words_of(tokens, self.decode, language) if has_times else (),
+            avg_logprob=timed.avg_logprob,
+            no_speech_prob=timed.no_speech_prob,
+            compression_ratio=timed.compression_ratio,
+            temperature=timed.temperature,
+        )
+
+
+def gather(deltas: Sequence[TranscriptDelta]) -> Transcript:
+    """The transcript that all deltas of a recording make."""
+    assert deltas, "a recording ends with a delta"
+    return Transcript(
+        text="".join(delta.text for delta in deltas),
+        segments=tuple(segment for delta in deltas for segment in delta.segments),
+        language=deltas[-1].language,
+        duration_s=deltas[-1].duration_s,
+    )

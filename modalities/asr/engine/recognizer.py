@@ -1,0 +1,337 @@
+"""One recording on its way to text, stage by stage.
+
+Owns the order of the work (spectrogram, encode, decode, align, the next window), the decoding of a
+window with its fallbacks, and which tokens may follow: the grammar of timestamps after OpenAI's
+`decoding.py` (`ApplyTimestampRules`). A window's prompt and where it is cut are `windows`'
+business, when a stage runs is the scheduler's. Shape suffixes: V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from triptych.core.engine_api.staged_plan import Stage
+from triptych.core.errors import NonFinite
+from triptych.core.runtime.devices.transfer import sent
+from triptych.core.runtime.engine.staged_runner import Yield, advance_each
+from triptych.core.runtime.sampling.host_copy import HostCopy
+from triptych.core.runtime.sampling.randomness import stream_key, uniforms
+from triptych.modalities.asr.engine.features import LogMel, Spectrogram
+from triptych.modalities.asr.engine.model import (
+    WhisperNetwork,
+    WhisperWindow,
+    token_positions,
+)
+from triptych.modalities.asr.spec import FRAMES_PER_POSITION, FRAMES_PER_S, WhisperSpec
+from triptych.modalities.asr.windows import (
+    Attempt,
+    Stretch,
+    TranscriptCursor,
+    best_attempt,
+    compression_ratio,
+    has_words,
+    temperatures,
+)
+from triptych.modalities.asr.wire import (
+    TimedTokens,
+    TranscribeDelta,
+    TranscribeRequest,
+    TranscriptToken,
+)
+
+
+class TokenRules:
+    """The grammar of one model, with its masks on the device."""
+
+    def __init__(self, spec: WhisperSpec, device: torch.device) -> None:
+        self._spec = spec
+        never = (*spec.suppressed_ids, spec.no_timestamps_id)
+        self._never, self._never_first = (
+            torch.tensor(ids, dtype=torch.long, device=device)
+            for ids in (never, spec.suppressed_first_ids)
+        )
+
+    def apply(self, logits_V: Tensor, token_ids: Sequence[int]) -> Tensor:
+        """`logits_V` (float32, changed in place) without what may not follow `token_ids`."""
+        logits_V.index_fill_(0, self._never, -torch.inf)
+        if token_ids:
+            self._continue(logits_V, token_ids)
+        else:
+            self._begin(logits_V)
+        first = self._spec.first_timestamp_id
+        is_time = logits_V[first:].logsumexp(0) > logits_V[:first].max()
+        # Not an `if`: the answer would have to come from the device first.
+        logits_V[:first].masked_fill_(is_time, -torch.inf)
+        return logits_V
+
+    def _begin(self, logits_V: Tensor) -> None:
+        first = self._spec.first_timestamp_id
+        logits_V.index_fill_(0, self._never_first, -torch.inf)
+        logits_V[:first] = -torch.inf
+        if self._spec.max_first_timestamp is not None:
+            logits_V[first + self._spec.max_first_timestamp + 1 :] = -torch.inf
+
+    def _continue(self, logits_V: Tensor, token_ids: Sequence[int]) -> None:
+        spec = self._spec
+        first = spec.first_timestamp_id
+        is_after_time = spec.is_timestamp(token_ids[-1])
+        is_second = is_after_time and (len(token_ids) < 2 or spec.is_timestamp(token_ids[-2]))
+        times = [token_id for token_id in token_ids if spec.is_timestamp(token_id)]
+        if is_second:  # a pair is complete, or the window's first time is: text must follow
+            logits_V[first:] = -torch.inf
+        elif is_after_time:  # half a pair: the other half, or the end
+            logits_V[: spec.end_id] = -torch.inf
+        if times:
+            earliest = times[-1] if is_after_time and not is_second else times[-1] + 1
+            logits_V[first:earliest] = -torch.inf
+
+
+TOKENS_PER_STAGE = 8
+"""So few that chat beside it hardly notices, so many that a stage's own cost does not count."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeechRecognizer:
+    """What all recordings share; implements `core.runtime.engine.staged_runner.StagedModel`."""
+
+    network: WhisperNetwork
+    mel: LogMel
+    rules: TokenRules
+    tokenizer: Tokenizer
+
+    @classmethod
+    def of(cls, network: WhisperNetwork, tokenizer: Tokenizer) -> SpeechRecognizer:
+        """The recognizer that a network makes."""
+        return cls(
+            network=network,
+            mel=LogMel(network.spec, network.device),
+            rules=TokenRules(network.spec, network.device),
+            tokenizer=tokenizer,
+        )
+
+    def begin(self, request: TranscribeRequest, unit: int) -> TranscriptionJob:
+        """Take up a recording, which is one unit."""
+        return TranscriptionJob(self, request)
+
+    def advance(self, works: Sequence[TranscriptionJob]) -> list[Yield]:
+        """The next stage of each."""
+        return advance_each(TranscriptionJob.advance, works)
+
+
+class TranscriptionJob:
+    """One request under way (`core.runtime.engine.staged_runner.Work`)."""
+
+    def __init__(self, recognizer: SpeechRecognizer, request: TranscribeRequest) -> None:
+        self._recognizer = recognizer
+        self._spec = recognizer.network.spec
+        self._request = request
+        pcm_S = np.frombuffer(request.pcm, np.dtype("<f4"))
+        self._spectrogram = Spectrogram(recognizer.mel, torch.from_numpy(pcm_S.copy()))
+        self._cursor = TranscriptCursor(self._spec, request.prompt_ids)
+        self._language = request.language or ("" if self._spec.languages else "en")
+        self._num_drawn = 0
+        self._delta: TranscribeDelta | None = None
+        self._stages = self._run()
+        self.next_stage = next(self._stages, None)
+
+    def advance(self) -> TranscribeDelta | None:
+        """Do the next stage. Raises `NonFinite` where the network computes no number."""
+        self.next_stage = next(self._stages, None)
+        delta, self._delta = self._delta, None
+        return delta
+
+    def _run(self) -> Iterator[Stage]:
+        while not self._spectrogram.is_made:
+            yield Stage("listen", self._recognizer.mel.window_frames)
+            self._spectrogram.make()
+        while not self._is_over:
+            yield from self._window()
+
+    @property
+    def _is_over(self) -> bool:
+        left = self._spectrogram.num_frames - self._cursor.frame
+        return left <= 0 or (not self._request.is_last and left < self._spec.window_frames)
+
+    def _window(self) -> Iterator[Stage]:
+        start = self._cursor.frame
+        num_frames = min(self._spec.window_frames, self._spectrogram.num_frames - start)
+        network = self._recognizer.network
+        yield Stage("encode", 1)
+        hidden_1PD = network.embed(self._spectrogram.window(start))
+        for layer in range(self._spec.config.encoder_layers):
+            yield Stage("encode", 1)
+            hidden_1PD = network.encode(hidden_1PD, layer)
+        decoder = WhisperWindow(network, hidden_1PD)
+        if not self._language:
+            yield Stage("decode", 1)
+            self._language = self._detect(decoder)
+        attempt = yield from self._decode(decoder)
+        stretches = self._cursor.take(attempt, num_frames)
+        drawn = zip(attempt.token_ids, attempt.logprobs, strict=True)
+        tokens = [TranscriptToken(token_id, logprob=logprob) for token_id, logprob in drawn]
+        if self._request.has_word_times and stretches:
+            yield Stage("align", num_frames)
+            self._align(decoder, stretches, tokens, (start, num_frames))
+        self._finish(attempt, stretches, tokens, start)
+
+    def _finish(
+        self,
+        attempt: Attempt,
+        stretches: tuple[Stretch, ...],
+        tokens: list[TranscriptToken],
+        start: int,
+    ) -> None:
+        segments = tuple(
+            TimedTokens(
+                start_s=(start + stretch.start_frame) / FRAMES_PER_S,
+                end_s=(start + stretch.end_frame) / FRAMES_PER_S,
+                tokens=tuple(
+                    token
+                    for token in tokens[stretch.start : stretch.stop]
+                    if self._spec.is_text(token.token_id)
+                ),
+                avg_logprob=attempt.avg_logprob,
+                no_speech_prob=attempt.no_speech_prob,
+                compression_ratio=attempt.compression_ratio,
+                temperature=attempt.temperature,
+            )
+            for stretch in stretches
+        )
+        self._delta = TranscribeDelta(
+            segments=segments,
+            language=self._language,
+            heard_s=min(self._cursor.frame, self._spectrogram.num_frames) / FRAMES_PER_S,
+            finish_reason="stop" if self._is_over else None,
+        )
+
+    def _detect(self, decoder: WhisperWindow) -> str:
+        """The likeliest language, from what would follow the start token."""
+        logits_V = self._recognizer.network.logits(decoder.feed([self._spec.start_id]))[0]
+        decoder.rewind(0)
+        codes, ids = zip(*self._spec.languages.items(), strict=True)
+        scores = HostCopy(logits_V.index_select(0, sent(torch.tensor(ids), logits_V.device)))
+        language: str = codes[int(scores.get().argmax())]
+        return language
+
+    def _decode(self, decoder: WhisperWindow) -> Generator[Stage, None, Attempt]:
+        """Try temperatures until a result is good; where none is, the best stands."""
+        start_ids = self._spec.start_ids(self._language, self._request.task)
+        prompt_ids = (*self._cursor.prompt_ids, *start_ids)
+        start_at = len(prompt_ids) - len(start_ids)
+        yield Stage("decode", TOKENS_PER_STAGE)
+        hidden_TD = decoder.feed(prompt_ids)
+        ends_2D = torch.stack((hidden_TD[start_at], hidden_TD[-1]))
+        logits_TV = self._recognizer.network.logits(ends_2D)
+        no_speech = HostCopy(logits_TV[0].softmax(0)[self._spec.no_speech_id])
+        no_speech_prob = float(no_speech.get())
+        if not math.isfinite(no_speech_prob):
+            raise _no_number()
+        attempts: list[Attempt] = []
+        for temperature in temperatures(self._request.temperature):
+            decoder.rewind(len(prompt_ids))
+            attempt = yield from self._attempt(
+                decoder, logits_TV[1].clone(), temperature, len(prompt_ids), no_speech_prob
+            )
+            if attempt.is_good:
+                return attempt
+            attempts.append(attempt)
+        return best_attempt(attempts)
+
+    def _attempt(
+        self,
+        decoder: WhisperWindow,
+        logits_V: Tensor,
+        temperature: float,
+        num_prompt_tokens: int,
+        no_speech_prob: float,
+    ) -> Generator[Stage, None, Attempt]:
+        """Draw tokens until the end token or the bound, so many a stage."""
+        spec, shared = self._spec, self._recognizer
+        max_tokens = min(spec.max_new_tokens, spec.config.max_target_positions - num_prompt_tokens)
+        token_ids: list[int] = []
+        logprobs: list[float] = []
+        end_logprob, has_ended = 0.0, False
+        while len(token_ids) < max_tokens:
+            if token_ids:
+                if len(token_ids) % TOKENS_PER_STAGE == 0:
+                    yield Stage("decode", TOKENS_PER_STAGE)
+                logits_V = shared.network.logits(decoder.feed(token_ids[-1:]))[0]
+            shared.rules.apply(logits_V, token_ids)
+            token_id, logprob = self.draw(logits_V, temperature)
+            if token_id == spec.end_id:
+                end_logprob, has_ended = logprob, True
+                break
+            token_ids.append(token_id)
+            logprobs.append(logprob)
+        text = shared.tokenizer.decode([at for at in token_ids if spec.is_text(at)]).strip()
+        return Attempt(
+            token_ids=tuple(token_ids),
+            logprobs=tuple(logprobs),
+            avg_logprob=(sum(logprobs) + end_logprob) / (len(token_ids) + 1),
+            no_speech_prob=no_speech_prob,
+            compression_ratio=compression_ratio(text),
+            temperature=temperature,
+            has_ended=has_ended,
+            has_words=has_words(text),
+        )
+
+    def draw(self, logits_V: Tensor, temperature: float) -> tuple[int, float]:
+        """A token and its log-probability (of the undisturbed distribution).
+
+        They are waited for: what may follow depends on them. Raises `NonFinite` where that is no
+        number.
+        """
+        if temperature == 0:
+            token_1 = logits_V.argmax(0, keepdim=True)
+        else:
+            key = np.array([stream_key(self._request.seed, 0)], np.uint64)
+            draw = float(uniforms(key, np.array([self._num_drawn], np.int64))[0])
+            below_V = (logits_V - logits_V.max()).double()  # or tiny temperatures make infinities
+            mass_V = (below_V / temperature).softmax(0).cumsum(0)
+            token_1 = torch.searchsorted(mass_V, draw * mass_V[-1:], right=True)
+            token_1 = token_1.clamp(max=len(mass_V) - 1)  # beyond the last where there are NaN
+        self._num_drawn += 1
+        logprob_1 = logits_V.index_select(0, token_1) - logits_V.logsumexp(0)
+        token_id, logprob = HostCopy(torch.cat((token_1.double(), logprob_1.double()))).get()
+        if not logprob.isfinite():
+            raise _no_number()
+        return int(token_id), float(logprob)
+
+    def _align(
+        self,
+        decoder: WhisperWindow,
+        stretches: tuple[Stretch, ...],
+        tokens: list[TranscriptToken],
+        window: tuple[int, int],
+    ) -> None:
+        """Give every text token of the stretches its time, in place."""
+        spec, (start, num_frames) = self._spec, window
+        places = [
+            at
+            for stretch in stretches
+            for at in range(stretch.start, stretch.stop)
+            if spec.is_text(tokens[at].token_id)
+        ]
+        opening = (*spec.start_ids(self._language, self._request.task), spec.no_timestamps_id)
+        token_ids = (*opening, *(tokens[at].token_id for at in places), spec.end_id)
+        num_positions = max(num_frames // FRAMES_PER_POSITION, 1)
+        attention_HTP = decoder.attention(token_ids, num_positions)
+        spoken = slice(len(opening) - 1, -1)
+        positions = token_positions(attention_HTP, spoken, spec.config.median_filter_width)
+        times = [
+            (start + FRAMES_PER_POSITION * int(position)) / FRAMES_PER_S for position in positions
+        ]
+        for place, start_s, end_s in zip(places, times, times[1:], strict=False):
+            token = tokens[place]
+            tokens[place] = TranscriptToken(token.token_id, start_s, end_s, token.logprob)
+
+
+def _no_number() -> NonFinite:
+    return NonFinite("The model computed no finite numbers for this sound.")

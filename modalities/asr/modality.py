@@ -1,0 +1,50 @@
+"""Asr: models that write down speech.
+
+Owns how such a model is recognised and what opens its halves. Loads neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from triptych.core.options.command import Command
+from triptych.modalities.modality import Modality
+
+
+def _matches(folder: Path, config: Mapping[str, Any]) -> bool:
+    return config.get("model_type") == "whisper"
+
+
+_HERE = "triptych.modalities.asr"
+_COMMANDS = (
+    Command(
+        "transcribe",
+        "Transcribe audio files.",
+        f"{_HERE}.api.cli",
+        (
+            "triptych transcribe talk.mp3",
+            "triptych transcribe interview.wav --format srt -o interview.srt",
+        ),
+        operands="FILE ...",
+        is_named=True,
+    ),
+)
+
+ASR = Modality(
+    role="asr",
+    task=("transcription", "writes down what it hears", "/v1/audio/transcriptions"),
+    matches=_matches,
+    wire=(
+        f"{_HERE}.wire:TranscribeRequest",
+        f"{_HERE}.wire:TranscribeDelta",
+    ),
+    api=f"{_HERE}.api.routes:open_api",
+    engine=f"{_HERE}.engine.loader:AsrLoader",
+    default="whisper-tiny.en",
+    sources=(f"{_HERE}.source:WHISPER_TINY",),
+    decoders=("triptych.core.media.audio.decode",),
+    pipelines={"TranscriptionPipeline": f"{_HERE}.api.pipeline"},
+    commands=_COMMANDS,
+)
