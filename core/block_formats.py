@@ -1,6 +1,6 @@
 """Formats of weights in blocks of small integers: GGUF's (ggml's quants).
 
-Owns their names and sizes. What the bytes mean is said by `core.runtime.kernels.dequantise`
+Owns their names and sizes. What the bytes mean is said by `core.runtime.kernels.dequantize`
 (torch), core/runtime/kernels/native/blocks.c and `core.runtime.kernels.triton`. No torch here.
 
 Format: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h

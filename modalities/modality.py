@@ -48,7 +48,7 @@ def no_link(url: str, request: Request) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Modality:
-    """One kind of model: how it is recognised, its messages, what opens its halves.
+    """One kind of model: how it is recognized, its messages, what opens its halves.
 
     `task` says what it does (see `core.http.models.Task`), `more_tasks` what some of its models do
     instead. `matches` looks at a model's folder and

@@ -2,7 +2,7 @@
 
 Owns the wire types, and the ids of the positions that content fills. Content crosses as its model's
 processor left it, but for the last step: sizes, crops and tiles are done, values are still bytes
-(scaled and normalised beside the encoder, a quarter of the size). A position that content fills has
+(scaled and normalized beside the encoder, a quarter of the size). A position that content fills has
 an id made from the content's digest and its place in it, so that prompts with different content
 differ wherever ids are compared. Such ids are 2**62 and above, as those of frames
 (`core.engine_api.frames`). Knows no model and no kind of content.

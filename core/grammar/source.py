@@ -127,7 +127,7 @@ def _from_schema(text: str) -> str:
 
 
 def _to_lark(text: str) -> str:
-    """Lark's notation; GBNF is recognised by its arrows."""
+    """Lark's notation; GBNF is recognized by its arrows."""
     try:
         lark = str(any_to_lark(text))
     except (Exception, RecursionError) as error:  # the library raises `Exception` itself

@@ -116,7 +116,7 @@ class RequireKey:
 
 
 def _authorization(scope: Scope) -> str:
-    """What a request is authorised by; some clients send the bare key in a header of its own."""
+    """What a request is authorized by; some clients send the bare key in a header of its own."""
     headers = Headers(scope=scope)
     return headers.get("authorization") or f"Bearer {headers.get('x-api-key', '')}"
 

@@ -1,6 +1,6 @@
 """The APIs there are, as far as what surrounds the routes has to know them.
 
-Owns how one is recognised, before there is a route and where there is none, and what differs from
+Owns how one is recognized, before there is a route and where there is none, and what differs from
 OpenAI's: the errors, and the header with a request's id. Knows none by name: each comes with its
 routers.
 """

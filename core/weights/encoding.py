@@ -57,14 +57,14 @@ class WeightEncoding:
 
     @classmethod
     def of(
-        cls, wanted: str, tensors: Mapping[str, TensorInfo], quantised_by: str = ""
+        cls, wanted: str, tensors: Mapping[str, TensorInfo], quantized_by: str = ""
     ) -> WeightEncoding:
         """The wish for a checkpoint. Raises `ConfigError` where it has weights of others alone."""
         stored = {name: info.format for name, info in tensors.items() if info.format}
         num_bytes = sum(tensors[name].num_bytes for name in stored)
-        if wanted == AUTO and not quantised_by and num_bytes < MIN_BLOCK_BYTES:
+        if wanted == AUTO and not quantized_by and num_bytes < MIN_BLOCK_BYTES:
             return cls(_PLAIN, stored)
-        found = [quantised_by] if quantised_by else sorted(set(stored.values()))
+        found = [quantized_by] if quantized_by else sorted(set(stored.values()))
         if wanted in STORED_ONLY and found == [wanted]:
             return cls(wanted, stored)
         if wanted in STORED_ONLY or (wanted in FORMATS and found and wanted not in found):

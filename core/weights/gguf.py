@@ -2,8 +2,8 @@
 
 Owns the data path: take a few rows, undo llama.cpp's row order, append. Matrices in blocks of
 integers stay as they are (see `core.block_formats`), the rest of such a file becomes
-bfloat16; unquantised files keep their type. What the tensors and configs are called is
-`gguf_config`'s, the tokenizer `gguf_tokenizer`'s business. Dequantisation, here only to find what
+bfloat16; unquantized files keep their type. What the tensors and configs are called is
+`gguf_config`'s, the tokenizer `gguf_tokenizer`'s business. Dequantization, here only to find what
 is not finite, is the `gguf` library's; nothing of the file reaches it before `gguf_header` has
 proven the bounds.
 """
@@ -32,10 +32,10 @@ from triptych.core.weights.progress import Progress
 
 SUPPORTED_KINDS = frozenset({
     Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K,
-    Kind.Q5_0, Kind.Q5_1,  # what K-quantised files use for rows that are no multiple of 256
+    Kind.Q5_0, Kind.Q5_1,  # what K-quantized files use for rows that are no multiple of 256
 })  # fmt: skip
 CHUNK_VALUES = 1 << 21
-_UNQUANTISED = {Kind.F32: "F32", Kind.F16: "F16"}
+_UNQUANTIZED = {Kind.F32: "F32", Kind.F16: "F16"}
 _EXPONENT_BITS = {
     "F32": (np.uint32, 0x7F800000),
     "F16": (np.uint16, 0x7C00),
@@ -68,7 +68,7 @@ def convert_gguf(
 
 
 def output_dtype(file: GgufFile) -> str:
-    """The type of an unquantised file's matrices, or BF16.
+    """The type of an unquantized file's matrices, or BF16.
 
     Raises `WeightsError` where a tensor is of a type that cannot be read.
     """
@@ -79,7 +79,7 @@ def output_dtype(file: GgufFile) -> str:
                 f" supported are {', '.join(sorted(kind.name for kind in SUPPORTED_KINDS))}."
             )
     kinds = {tensor.kind for tensor in file.tensors.values() if len(tensor.shape) > 1}
-    return _UNQUANTISED.get(kinds.pop(), "BF16") if len(kinds) == 1 else "BF16"
+    return _UNQUANTIZED.get(kinds.pop(), "BF16") if len(kinds) == 1 else "BF16"
 
 
 def read_values(file: GgufFile, tensor: GgufTensor, dtype: str) -> Array:

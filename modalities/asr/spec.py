@@ -66,7 +66,7 @@ class _Generation(msgspec.Struct):
 def _check_family(config: Mapping[str, Any]) -> None:
     if (kind := config.get("model_type")) != "whisper":
         raise WeightsError(
-            f"config.json: model_type {kind!r} is not whisper; speech is recognised by models of"
+            f"config.json: model_type {kind!r} is not whisper; speech is recognized by models of"
             " that family alone."
         )
 

@@ -1,6 +1,6 @@
 """Images: models that draw.
 
-Owns how such a model is recognised, and what opens its two halves. Loads neither.
+Owns how such a model is recognized, and what opens its two halves. Loads neither.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Embeddings: models that turn texts into vectors.
 
-Owns how such a model is recognised and what opens its halves. Loads neither.
+Owns how such a model is recognized and what opens its halves. Loads neither.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ import triptych  # noqa: F401  # says how torch's threads wait, before torch is 
 import numpy as np
 import torch
 from native_step import CPU, PAGE_SIZE, PAGES_PER_ROW, make_step
-from quantised import load, read_text, score
+from quantized import load, read_text, score
 from torch.nn.functional import cross_entropy
 
 from triptych.core.process.threads import num_usable_cores

@@ -4,8 +4,8 @@
     python samples/benchmarks/first_requests.py --runs 60 --unguarded
 
 Each run is a fresh interpreter with the API process's objects for the embedded voice, in which four
-threads normalise and plan a text at once, as for the first four speech requests. `--unguarded`
-removes the locks of lazy initialisation, to show that the test detects crashes.
+threads normalize and plan a text at once, as for the first four speech requests. `--unguarded`
+removes the locks of lazy initialization, to show that the test detects crashes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def child(*, is_guarded: bool) -> None:
 
 
 def unguard() -> None:
-    """Remove the locks of lazy initialisation."""
+    """Remove the locks of lazy initialization."""
     from functools import cache
 
     from triptych.core.process import once, typed

@@ -32,7 +32,7 @@ if [ ! -x llama.cpp/bin/llama-server ]; then
   tools/bin/pip download -q --no-deps --no-binary :all: --no-build-isolation -d source \
     llama-cpp-python==0.3.36
   tar -xf source/llama_cpp_python-0.3.36.tar.gz -C source
-  # Its AMX build crashed on quantised files; bfloat16 takes no part in that.
+  # Its AMX build crashed on quantized files; bfloat16 takes no part in that.
   cmake -S source/llama_cpp_python-0.3.36/vendor/llama.cpp -B llama.cpp -G Ninja \
     -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DLLAMA_CURL=OFF -DLLAMA_BUILD_TESTS=OFF
   nice cmake --build llama.cpp -j2 --target llama-server llama-quantize

@@ -1,4 +1,4 @@
-"""Decode steps of llama.cpp, timed on request: a child process of quantised.py.
+"""Decode steps of llama.cpp, timed on request: a child process of quantized.py.
 
 Needs llama-cpp-python and nothing else. Reads lines "ROWS STEPS" and answers each with the seconds
 of a step of so many rows, a token each, over CONTEXT tokens of past: the mean of so many.

@@ -60,7 +60,7 @@ class Outcome:
     hit_rate: float
     wait_p50_s: float
     wait_p99_s: float
-    utilisation: float
+    utilization: float
     router_us: float
     keys_us: float
 
@@ -194,7 +194,7 @@ class World:
             hit_rate=self.num_held / self.num_asked,
             wait_p50_s=waits[len(waits) // 2],
             wait_p99_s=waits[int(0.99 * len(waits))],
-            utilisation=sum(each.busy_s for each in self.devices.values())
+            utilization=sum(each.busy_s for each in self.devices.values())
             / (now_s * len(self.devices)),
             router_us=1e6 * statistics.median(self.router_s),
             keys_us=1e6 * statistics.median(self.keys_s),
@@ -291,7 +291,7 @@ def table(found: list[Outcome]) -> str:
             f"{each.hit_rate:.1%}",
             f"{each.wait_p50_s:.3f} s",
             f"{each.wait_p99_s:.2f} s",
-            f"{each.utilisation:.0%}",
+            f"{each.utilization:.0%}",
             f"{each.router_us:.1f} us",
         ]
         for each in found

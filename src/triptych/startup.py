@@ -63,12 +63,12 @@ class Startup:
         for lookup in self._lookups:
             seconds[lookup.phase] = seconds.get(lookup.phase, 0.0) + lookup.seconds
         for phase, elapsed_s in seconds.items():
-            self.phase(phase, elapsed_s, summarise(self._lookups, phase))
+            self.phase(phase, elapsed_s, summarize(self._lookups, phase))
         self._lookups.clear()
         self.phase("ready", time.monotonic() - self._started_s, note)
 
 
-def summarise(lookups: Iterable[Lookup], phase: str) -> str:
+def summarize(lookups: Iterable[Lookup], phase: str) -> str:
     """Hits and misses of a phase in words, each miss with its reason."""
     found = [lookup for lookup in lookups if lookup.phase == phase]
     misses = [lookup for lookup in found if not lookup.is_hit]

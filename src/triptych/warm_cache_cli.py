@@ -36,7 +36,7 @@ from triptych.core.weights.cache import WeightsCache
 from triptych.core.weights.progress import RichProgress
 from triptych.core.weights.resolve import ResolvedModel, place_of
 from triptych.modalities.registry import default_models, resolve_models
-from triptych.startup import Startup, summarise
+from triptych.startup import Startup, summarize
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -200,7 +200,7 @@ class _WarmCache:
         with listening(lookups.append):
             yield
         self.phases[name] = time.monotonic() - started_s
-        found = {lookup.phase: summarise(lookups, lookup.phase) for lookup in lookups}
+        found = {lookup.phase: summarize(lookups, lookup.phase) for lookup in lookups}
         notes = (text if phase == name else f"{phase}: {text}" for phase, text in found.items())
         self.startup.phase(name, self.phases[name], "; ".join(notes))
 

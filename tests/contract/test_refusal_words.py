@@ -44,7 +44,7 @@ HAS: Mapping[str, tuple[str, str]] = {
     "scores": (r"scor(?:e|es|ed|ing)|rerank\w*", "/v1/score"),
     "embeddings": (r"embed\w*|vectors?", "/v1/embeddings"),
     "tools": (r"tools?|calls?", "tools"),
-    "quantised weights": (r"quanti[sz]\w*", "--quantization-encoding"),
+    "quantized weights": (r"quanti[sz]\w*", "--quantization-encoding"),
     "images": (r"images?|images?|vision", "/v1/images/generations"),
     "speech": (r"speech|voices?|spoken|audio|sounds?", "/v1/audio/speech"),
     "asr": (r"recogni[sz]\w*|transcri\w*|translat\w*", "/v1/audio/transcriptions"),
@@ -240,7 +240,7 @@ def test_what_was_read_is_still_said() -> None:
     [
         ("files are not stored; leave it out.", "files"),
         ("texts are not scored; embed them and compare.", "scores"),
-        ("other quantised weights are not offered yet: serve GGUF files.", "quantised weights"),
+        ("other quantized weights are not offered yet: serve GGUF files.", "quantized weights"),
         ("there are no tool calls", "tools"),
         ("a model stays until its memory is needed", "unloading"),
         ("there is no files API.", "files"),

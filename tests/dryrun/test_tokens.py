@@ -33,7 +33,7 @@ SAMPLINGS = {
     "edited": SamplingParams(
         logit_bias=((3, 1.0), (4, -1.0)), min_tokens=2, stop_token_ids=(9, 11), max_tokens=3
     ),
-    "penalised": SamplingParams(
+    "penalized": SamplingParams(
         repetition_penalty=1.1, frequency_penalty=0.2, presence_penalty=0.1, max_tokens=3
     ),
     "scored": SamplingParams(temperature=0.0, prompt_logprobs=True, top_logprobs=2, max_tokens=2),
@@ -89,7 +89,7 @@ def test_all_ways_in_one_batch(gpu: FakeCuda, llama: Path, config: Config) -> No
     wide = replace(config, schedule=replace(config.schedule, max_batch_size=8))
     run = dry_run(gpu, LlmLoader, llama, wide)
     run_together(run, *SAMPLINGS.values())
-    assert gpu.kernels >= {"add_rms_norm", "penalised", "sample_rows"}
+    assert gpu.kernels >= {"add_rms_norm", "penalized", "sample_rows"}
     assert gpu.faults == []
     assert all(isinstance(delta, TokenDelta) for delta in run.payloads("0"))
 

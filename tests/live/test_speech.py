@@ -1,4 +1,4 @@
-"""The loop closes: what the served voice says, the served recogniser writes down."""
+"""The loop closes: what the served voice says, the served recognizer writes down."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def counter(tmp_path: Path) -> ResolvedModel:
     return ResolvedModel(name="one-two", reference="x", folder=str(tmp_path), digest="0")
 
 
-def test_it_is_recognised_and_offered(counter: ResolvedModel) -> None:
+def test_it_is_recognized_and_offered(counter: ResolvedModel) -> None:
     assert registry.role_of(counter) == "counting"
     assert "" not in registry.default_models(), "one without a default is served when it is named"
 

@@ -43,10 +43,10 @@ def test_a_pipeline_names_the_one_that_runs_the_model(name: str, kind: str, tmp_
 @pytest.mark.parametrize(
     ("family", "said"),
     [
-        ("wav2vec2", "recognises speech, which models of the Whisper family do"),
-        ("hubert", "recognises speech"),
-        ("moonshine", "recognises speech"),
-        ("seamless_m4t", "recognises speech"),
+        ("wav2vec2", "recognizes speech, which models of the Whisper family do"),
+        ("hubert", "recognizes speech"),
+        ("moonshine", "recognizes speech"),
+        ("seamless_m4t", "recognizes speech"),
         ("qwen3_vl", "sees images"),
         ("vits", "speaks"),
         ("t5", "its decoder reads an encoder's states"),
@@ -63,13 +63,13 @@ def test_what_is_no_language_model_is_called_what_it_is(family: str | None, said
     assert said in caught.value.message
 
 
-def test_a_recogniser_that_is_no_whisper_says_so_first(tmp_path: Path) -> None:
+def test_a_recognizer_that_is_no_whisper_says_so_first(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "wav2vec2"}))
-    with pytest.raises(WeightsError, match="'wav2vec2' is not whisper; speech is recognised by"):
+    with pytest.raises(WeightsError, match="'wav2vec2' is not whisper; speech is recognized by"):
         WhisperSpec.read(tmp_path)
 
 
-def test_quantised_weights_of_a_family_that_is_not_ours_are_not_called_missing(
+def test_quantized_weights_of_a_family_that_is_not_ours_are_not_called_missing(
     tmp_path: Path,
 ) -> None:
     write_text_folder(
@@ -89,5 +89,5 @@ def test_quantised_weights_of_a_family_that_is_not_ours_are_not_called_missing(
         {f"{prefix}.{name}": tensor for name, tensor in tensors.items()},
         tmp_path / "model.safetensors",
     )
-    with pytest.raises(SetupError, match="quantised by gptq, which is read for the families of"):
+    with pytest.raises(SetupError, match="quantized by gptq, which is read for the families of"):
         triptych.ChatPipeline.from_pretrained(str(tmp_path), progress=False, device="cpu")

@@ -34,7 +34,7 @@ def pipeline() -> Iterator[EmbeddingPipeline]:
 
 @torch.inference_mode()
 def transformers_vectors() -> np.ndarray:
-    """Mean of a text's states, normalised, as sentence-transformers runs this model."""
+    """Mean of a text's states, normalized, as sentence-transformers runs this model."""
     resolved = resolve(
         MINILM.name, name=None, options=ModelOptions(), progress=SilentProgress(), sources=(MINILM,)
     )

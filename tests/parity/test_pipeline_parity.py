@@ -7,7 +7,7 @@ import torch
 from msgspec.structs import replace
 
 from support.diffusers_images import request_for, theirs
-from support.diffusers_pipelines import SCHEDULERS, components, randomised, their_pipeline
+from support.diffusers_pipelines import SCHEDULERS, components, randomized, their_pipeline
 from triptych.core.errors import InvalidRequest, WeightsError
 from triptych.modalities.diffusion.engine.caches.methods import first_block, planned
 from triptych.modalities.diffusion.engine.denoise import Denoiser, DenoiseRow
@@ -69,7 +69,7 @@ def test_the_medium_model_of_sd35_has_blocks_of_its_own() -> None:
     parts = {**components(name), "scheduler": SCHEDULERS[name][0]}
     config = {**parts["transformer"].config, "qk_norm": "rms_norm", "dual_attention_layers": (0, 1)}
     config.pop("_use_default_values")  # these are asked for
-    parts["transformer"] = randomised(type(parts["transformer"]).from_config(config))
+    parts["transformer"] = randomized(type(parts["transformer"]).from_config(config))
     recipe, pools = open_recipe(name, parts), TensorPools()
     row = recipe.prepare(REQUEST, pools)
     run(Denoiser(open_model(recipe.model)), [row])
@@ -82,7 +82,7 @@ def test_flux_without_guidance_embedding_runs_two_branches() -> None:
     name, scheduler = "FluxPipeline", SCHEDULERS["FluxPipeline"][0]
     parts = components(name)
     config = {**parts["transformer"].config, "guidance_embeds": False}
-    parts["transformer"] = randomised(type(parts["transformer"]).from_config(config))
+    parts["transformer"] = randomized(type(parts["transformer"]).from_config(config))
     recipe, pools = open_recipe(name, {**parts, "scheduler": scheduler}), TensorPools()
     row = recipe.prepare(replace(REQUEST, guidance_scale=2.5), pools)
     assert len(row.branches) == 2

@@ -1,4 +1,4 @@
-"""The embedded recogniser on the embedded voice, compared with transformers."""
+"""The embedded recognizer on the embedded voice, compared with transformers."""
 
 from __future__ import annotations
 

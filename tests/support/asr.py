@@ -1,4 +1,4 @@
-"""A recogniser small enough for tests: random weights, bytes for words, seconds for windows."""
+"""A recognizer small enough for tests: random weights, bytes for words, seconds for windows."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from triptych.core.block_formats import FORMATS
-from triptych.core.runtime.kernels.dequantise import PackedTensor
+from triptych.core.runtime.kernels.dequantize import PackedTensor
 
 _SCALE_OFFSETS = {"q6_k": (208,)}
 _WITH_MINIMA = ("q4_1", "q5_1", "q4_k", "q5_k")

@@ -125,11 +125,11 @@ def random_model(name: str, dtype: torch.dtype = torch.float64) -> nn.Module:
     """A tiny codec whose every weight matters: no zero codebook, no vanishing scale."""
     torch.manual_seed(0)
     model = MODELS[name]().eval()
-    randomise(model)
+    randomize(model)
     return model.to(dtype)
 
 
-def randomise(model: nn.Module) -> None:
+def randomize(model: nn.Module) -> None:
     """Draw every tensor again, where fresh models have zeros, ones or near-silent weights."""
     with torch.no_grad():
         for key, tensor in [*model.named_parameters(), *model.named_buffers()]:

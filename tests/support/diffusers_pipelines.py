@@ -98,23 +98,23 @@ def clip(*, projects: bool, length: int = 77) -> nn.Module:
         **_SIZES, projection_dim=12, max_position_embeddings=length, eos_token_id=2, bos_token_id=1
     )
     kind = transformers.CLIPTextModelWithProjection if projects else transformers.CLIPTextModel
-    return randomised(kind(config))
+    return randomized(kind(config))
 
 
 def t5() -> nn.Module:
     config = transformers.T5Config(
         vocab_size=300, d_model=WIDTH, d_kv=8, d_ff=24, num_layers=2, num_heads=2
     )
-    return randomised(transformers.T5EncoderModel(config))
+    return randomized(transformers.T5EncoderModel(config))
 
 
 def gemma() -> nn.Module:
-    return randomised(transformers.Gemma2Model(transformers.Gemma2Config(**_SIZES, **_KV)))
+    return randomized(transformers.Gemma2Model(transformers.Gemma2Config(**_SIZES, **_KV)))
 
 
 def qwen(num_layers: int = 2) -> nn.Module:
     sizes = {**_SIZES, **_KV, "num_hidden_layers": num_layers}
-    return randomised(transformers.Qwen3Model(transformers.Qwen3Config(**sizes)))
+    return randomized(transformers.Qwen3Model(transformers.Qwen3Config(**sizes)))
 
 
 def mistral() -> nn.Module:
@@ -125,7 +125,7 @@ def mistral() -> nn.Module:
         text_config={"model_type": "mistral", **_SIZES, **_KV, "num_hidden_layers": 30},
         vision_config={"model_type": "pixtral", **vision},
     )
-    return randomised(transformers.Mistral3ForConditionalGeneration(config))
+    return randomized(transformers.Mistral3ForConditionalGeneration(config))
 
 
 _VISION = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>")
@@ -158,7 +158,7 @@ def seeing() -> dict[str, Any]:
     return {
         "tokenizer": words,
         "processor": transformers.Qwen2VLImageProcessorPil(),
-        "text_encoder": randomised(transformers.Qwen2_5_VLForConditionalGeneration(config)),
+        "text_encoder": randomized(transformers.Qwen2_5_VLForConditionalGeneration(config)),
     }
 
 
@@ -175,11 +175,11 @@ class _Processor(transformers.Qwen2_5_VLProcessor):
 
 def llama() -> nn.Module:
     sizes = {**_SIZES, **_KV, "num_hidden_layers": 4, "attn_implementation": "eager"}
-    return randomised(transformers.LlamaModel(transformers.LlamaConfig(**sizes)))
+    return randomized(transformers.LlamaModel(transformers.LlamaConfig(**sizes)))
 
 
 def vae(shift: float | None = None, channels: int = 4) -> nn.Module:
-    return randomised(
+    return randomized(
         diffusers.AutoencoderKL(
             block_out_channels=(4, 4, 4, 4),
             down_block_types=("DownEncoderBlock2D",) * 4,
@@ -193,7 +193,7 @@ def vae(shift: float | None = None, channels: int = 4) -> nn.Module:
 
 
 def flux2_vae() -> nn.Module:
-    module: Any = randomised(
+    module: Any = randomized(
         diffusers.AutoencoderKLFlux2(
             block_out_channels=(4, 4, 4, 4), latent_channels=4, norm_num_groups=2
         )
@@ -204,7 +204,7 @@ def flux2_vae() -> nn.Module:
 
 
 def video_vae(kind: Any = diffusers.AutoencoderKLQwenImage) -> nn.Module:
-    return randomised(
+    return randomized(
         kind(
             base_dim=4,
             z_dim=4,
@@ -218,7 +218,7 @@ def video_vae(kind: Any = diffusers.AutoencoderKLQwenImage) -> nn.Module:
 
 
 def deep_vae() -> nn.Module:
-    return randomised(
+    return randomized(
         diffusers.AutoencoderDC(
             latent_channels=4,
             attention_head_dim=2,
@@ -235,7 +235,7 @@ def deep_vae() -> nn.Module:
     )
 
 
-def randomised(module: nn.Module) -> nn.Module:
+def randomized(module: nn.Module) -> nn.Module:
     generator = torch.Generator().manual_seed(len(list(module.parameters())))
     with torch.no_grad():
         for weight in module.parameters():
@@ -245,7 +245,7 @@ def randomised(module: nn.Module) -> nn.Module:
 
 
 def _unet(**extra: Any) -> nn.Module:
-    return randomised(
+    return randomized(
         diffusers.UNet2DConditionModel(
             sample_size=8,
             block_out_channels=(8, 16),
@@ -263,13 +263,13 @@ def _sized_pixart() -> nn.Module:
     module: Any = build("PixArtTransformer2DModel")
     sized = {"attention_head_dim": 12, "cross_attention_dim": 24, "sample_size": 128}
     sized["use_additional_conditions"] = True
-    return randomised(type(module).from_config({**module.config, **sized}))
+    return randomized(type(module).from_config({**module.config, **sized}))
 
 
 def _packed(name: str, **extra: Any) -> nn.Module:
     """The tiny transformer with channels for patches of 2 x 2 of four latents."""
     module: Any = build(name)
-    return randomised(type(module).from_config({**module.config, "in_channels": 16, **extra}))
+    return randomized(type(module).from_config({**module.config, "in_channels": 16, **extra}))
 
 
 def _one(encoder: Callable[[], nn.Module], length: int = 77) -> dict[str, Any]:
@@ -321,7 +321,7 @@ _COMPONENTS: dict[str, Callable[[], dict[str, Any]]] = {
         "text_encoder_3": t5(),
         "tokenizer_4": tokenizer(512),
         "text_encoder_4": llama(),
-        "transformer": randomised(
+        "transformer": randomized(
             diffusers.HiDreamImageTransformer2DModel.from_config(
                 {
                     **TINY["HiDreamImageTransformer2DModel"].config,
@@ -363,7 +363,7 @@ _COMPONENTS: dict[str, Callable[[], dict[str, Any]]] = {
     },
     "SanaSprintPipeline": lambda: {
         **_one(gemma, length=2000),
-        "transformer": randomised(
+        "transformer": randomized(
             diffusers.SanaTransformer2DModel.from_config(
                 {**TINY["SanaTransformer2DModel"].config, "guidance_embeds": True}
             )
@@ -373,7 +373,7 @@ _COMPONENTS: dict[str, Callable[[], dict[str, Any]]] = {
     "StableDiffusion3Pipeline": lambda: {
         **_clips(),
         "tokenizer_3": tokenizer(256),
-        "text_encoder_3": randomised(
+        "text_encoder_3": randomized(
             transformers.T5EncoderModel(
                 transformers.T5Config(
                     vocab_size=300, d_model=40, d_kv=8, d_ff=24, num_layers=2, num_heads=2

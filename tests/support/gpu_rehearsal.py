@@ -46,7 +46,7 @@ def rehearse_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         (moe, "moe_mlp", moe.launch_moe_mlp),
         (paged_decode, "paged_decode", paged_decode.launch_paged_decode),
         (paged_prefill, "paged_prefill", paged_prefill.launch_paged_prefill),
-        (penalties, "penalised", penalties.launch),
+        (penalties, "penalized", penalties.launch),
         (rope_write, "rope_write", rope_write.launch),
         (routing, "route", routing.launch_route),
         (sampling, "sample_rows", sampling.launch),

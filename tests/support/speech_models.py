@@ -10,7 +10,7 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-from support.codec_models import mimi, random_model, randomise
+from support.codec_models import mimi, random_model, randomize
 from triptych.core.options.config import SpeechOptions
 from triptych.modalities.tts.engine.models.blueprint import SpeechSetup
 
@@ -26,7 +26,7 @@ _TRANSFORMER = {
 def csm(folder: Path, *, vocab_size: int = 32) -> transformers.CsmForConditionalGeneration:
     """Saved in `folder`; four codebooks, of which Mimi has 32 codes each, and 48 words."""
     codec = mimi()
-    randomise(codec)
+    randomize(codec)
     config = transformers.CsmConfig(
         **_TRANSFORMER,
         hidden_size=32,

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import LlamaConfig, LlamaModel
 
-from support.codec_models import randomise
+from support.codec_models import randomize
 from triptych.modalities.tts.configs.voice import AcousticConfig, CodecConfig, VoiceConfig
 from triptych.modalities.tts.engine.models.voice.acoustic import AcousticInput, AcousticOutput
 from triptych.modalities.tts.engine.models.voice.codec import VoiceCodec
@@ -45,7 +45,7 @@ VOICE = VoiceConfig(codec=CODEC, acoustic=ACOUSTIC)
 
 def voice_codec() -> VoiceCodec:
     codec = VoiceCodec(CODEC)
-    randomise(codec)
+    randomize(codec)
     with torch.no_grad():
         codec.pitch.layers[-1].weight.normal_(0, 0.5)  # some frames voiced, some not
         codec.head.weight.mul_(0.3)
@@ -79,7 +79,7 @@ class ReferenceAcousticModel(nn.Module):
 def acoustic_model() -> ReferenceAcousticModel:
     torch.manual_seed(5)
     model = ReferenceAcousticModel().eval()
-    randomise(model)
+    randomize(model)
     return model
 
 

@@ -102,7 +102,7 @@ def write_gguf(
 ) -> Path:
     """A GGUF file; `metadata` overrides the tiny model's, `None` values drop a key.
 
-    `blocks` are raw rows of a quantised type that stand in for tensors.
+    `blocks` are raw rows of a quantized type that stand in for tensors.
     """
     writer = GGUFWriter(path, architecture)
     for key, value in (tiny_metadata(architecture) | dict(metadata or {})).items():

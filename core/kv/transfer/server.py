@@ -2,8 +2,8 @@
 
 Owns the listening socket, authentication, and the order of pages on each connection, all on its
 own thread. Knows no scheduler: a `PageTransferHandler` computes prompts or encodes images and
-adds pages to a transfer as they come. A misbehaving peer costs only its own connection: frames, transfers and
-time are bounded, and peers that stop reading are disconnected.
+adds pages to a transfer as they come. A misbehaving peer costs only its own connection: frames,
+transfers and time are bounded, and peers that stop reading are disconnected.
 """
 
 from __future__ import annotations

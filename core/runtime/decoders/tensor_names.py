@@ -23,7 +23,7 @@ from triptych.core.runtime.layers.norm import RMSNorm
 from triptych.core.runtime.layers.shards import HeadShards, Shard
 from triptych.core.runtime.tensors.checkpoint import Checkpoint, TensorSource
 from triptych.core.runtime.tensors.loading import Target, TensorTarget
-from triptych.core.runtime.tensors.quantise import quantise
+from triptych.core.runtime.tensors.quantize import quantize_blocks
 from triptych.core.weights.encoding import WeightEncoding
 
 _EMBEDDING = "embed_tokens.weight"
@@ -128,7 +128,7 @@ class ProjectionTarget:
         self.check_blocks()
         held = self._read_held(source)
         if held is None:
-            held = quantise(source.read(self.name)[part], form)
+            held = quantize_blocks(source.read(self.name)[part], form)
         elif self.shape != (self.rows.length, self.linear.num_inputs):
             held = self._part_of(held)
         self.linear.hold(self.first, held)

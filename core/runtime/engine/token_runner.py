@@ -227,7 +227,7 @@ class TokenRunner:
     def _lay_out(
         self, rows: Sequence[TokenRow], num_pages: int
     ) -> tuple[StepLayout, Sequence[Int64s]]:
-        """The step on the host, vectorised, and what the device needs of it."""
+        """The step on the host, vectorized, and what the device needs of it."""
         shape = np.array([(r.slot, r.start, r.num_tokens, r.is_sampled) for r in rows])
         lines_B, starts_B, lengths_B, is_sampled_B = shape.T.astype(np.int64)
         slots_B = np.maximum(lines_B, 0)

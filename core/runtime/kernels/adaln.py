@@ -1,4 +1,4 @@
-"""Adaptive normalisation of diffusion transformers (Peebles and Xie 2023, arXiv:2212.09748).
+"""Adaptive normalization of diffusion transformers (Peebles and Xie 2023, arXiv:2212.09748).
 
 Owns the operations: a norm without weights that is scaled and shifted by the row's conditioning,
 and the residual before it whose other side is gated.

@@ -66,7 +66,7 @@ def head_bytes(head_dim: int, dtype: torch.dtype) -> int:
     return head_dim * dtype.itemsize + scale_bytes
 
 
-def quantised(x_TKD: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
+def quantized(x_TKD: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Cells of a type, and their scales if it has any. NaN and infinity make the scale one."""
     if dtype is torch.float8_e4m3fn:
         return x_TKD.float().clamp(-_MAX_FLOAT8, _MAX_FLOAT8).to(dtype), None
@@ -86,7 +86,7 @@ def write_cells(
     slots_T: torch.Tensor,
 ) -> None:
     """Store a step's keys, or its values, at `slots_T`, which are `page * P + offset`."""
-    cells_TKD, scale_TK = quantised(x_TKD, cells_NPKD.dtype)
+    cells_TKD, scale_TK = quantized(x_TKD, cells_NPKD.dtype)
     _addressable(cells_NPKD).flatten(0, 1).index_copy_(0, slots_T, _addressable(cells_TKD))
     if scale_NPK is not None:
         assert scale_TK is not None

@@ -17,7 +17,7 @@ import torch
 from torch.nn.functional import linear
 
 from triptych.core.errors import WeightsError
-from triptych.core.runtime.kernels.dequantise import PackedTensor
+from triptych.core.runtime.kernels.dequantize import PackedTensor
 
 _SQUARE = 128
 """Side of what shares a scale in float8 of blocks."""
@@ -137,7 +137,7 @@ def packed_linear(
     if x_TI.is_cuda and (is_deterministic or not isinstance(weight, torch.Tensor)):
         return _on_gpu(x_TI, weight, out_dtype, is_deterministic)
     if isinstance(weight, PackedTensor):
-        weight = weight.dequantise(x_TI.dtype)
+        weight = weight.dequantize(x_TI.dtype)
     assert isinstance(weight, torch.Tensor), "weights as stored are multiplied on a GPU alone"
     return linear(x_TI, weight).to(out_dtype)
 

@@ -1,6 +1,6 @@
-"""Root-mean-square normalisation (Zhang and Sennrich 2019, arXiv:1910.07467).
+"""Root-mean-square normalization (Zhang and Sennrich 2019, arXiv:1910.07467).
 
-Shapes: the last axis, C, is normalised; what comes before it is free.
+Shapes: the last axis, C, is normalized; what comes before it is free.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from torch.nn.functional import rms_norm as torch_rms_norm
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Normalise the last axis in float32, cast to the type of `weight`, and scale by it.
+    """Normalize the last axis in float32, cast to the type of `weight`, and scale by it.
 
     `weight` broadcasts against `x` from the right, so heads may each bring their own. Returns a
     tensor in the type of `x`.
@@ -27,7 +27,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight_C: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sum, normalised as above, and the sum itself."""
+    """The sum, normalized as above, and the sum itself."""
     assert x.shape == residual.shape
     if x.is_cuda:
         from triptych.core.runtime.kernels.triton import add_rms_norm as on_gpu

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from triptych.core.block_formats import BlockFormat
-from triptych.core.runtime.kernels.dequantise import PackedTensor
+from triptych.core.runtime.kernels.dequantize import PackedTensor
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.linear import Linear
 from triptych.core.runtime.layers.native_linear import (
@@ -71,7 +71,7 @@ class BlockEmbedding(nn.Embedding):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - `Embedding`'s own name for it
         """The rows of these ids."""
-        rows = self._blocks.rows(input.flatten()).dequantise(self._dtype)
+        rows = self._blocks.rows(input.flatten()).dequantize(self._dtype)
         return rows.view(*input.shape, self.embedding_dim)
 
 

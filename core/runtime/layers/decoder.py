@@ -35,7 +35,7 @@ from triptych.core.runtime.layers.decoder_layer import (
 class DecoderStack:
     """Layers and final norm: from embedded positions to hidden states.
 
-    Parameters are allocated uninitialised: fill them, then call `prepare` once. With a `group` this
+    Parameters are allocated uninitialized: fill them, then call `prepare` once. With a `group` this
     is one rank's part, and runs while the others run theirs.
     """
 
@@ -87,7 +87,7 @@ class DecoderStack:
         step: PagedStep,
         late: LateInputs | None = None,
     ) -> torch.Tensor:
-        """The last hidden state of every position, normalised; `x_TC` may be overwritten.
+        """The last hidden state of every position, normalized; `x_TC` may be overwritten.
 
         `positions` are [T], or [3, T] (see `core.runtime.layers.rotary`).
         """
@@ -147,7 +147,7 @@ class Decoder(DecoderStack):
     def forward(
         self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, step: PagedStep
     ) -> torch.Tensor:
-        """The last hidden state of every token, normalised: `hidden_TC`."""
+        """The last hidden state of every token, normalized: `hidden_TC`."""
         return self.run(self.embed(token_ids_T), positions_T, step)
 
     def logits(self, hidden_RC: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch.nn.functional import linear
 
 from triptych.core.runtime.devices.device import has_fast_cpu_bfloat16
-from triptych.core.runtime.kernels.dequantise import PackedTensor
+from triptych.core.runtime.kernels.dequantize import PackedTensor
 from triptych.core.runtime.kernels.native.arguments import DTYPES, NativeWeights
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.kernels.packed_linear import HeldWeight, joined, packed_linear
@@ -158,7 +158,7 @@ class Linear:
         if self._blocks:
             (packed,) = self._blocks.values()
             assert isinstance(packed, PackedTensor)
-            return packed.rows(ids).dequantise(self.dtype)
+            return packed.rows(ids).dequantize(self.dtype)
         return self.weight_OI.index_select(0, ids)
 
     def __call__(

@@ -83,7 +83,7 @@ class NativeLayers:
         paged: PagedStep,
         late: LateInputs | None = None,
     ) -> torch.Tensor:
-        """The normalised hidden state; `x_TC` is overwritten by it.
+        """The normalized hidden state; `x_TC` is overwritten by it.
 
         `cos_sins` are the rotations of most layers, and those of layers that use local ones.
         """
@@ -129,7 +129,7 @@ class NativeLayers:
         attention = attention_arguments(paged.batch, paged.kv.pages[0], shape, x_TC.dtype)
         attention.scale = self._scale
         scratch = x_TC.new_empty(num_tokens * self._scratch_size)
-        quantised = self._native.quantised(num_tokens, self._widest_blocks)
+        quantized = self._native.quantized(num_tokens, self._widest_blocks)
         cos_pair, sin_pair = zip(*cos_sins, strict=True)
         for table in (*cos_pair, *sin_pair):
             assert table.dtype == x_TC.dtype
@@ -137,7 +137,7 @@ class NativeLayers:
         return StepArguments(
             x=x_TC.data_ptr(),
             scratch=scratch.data_ptr(),
-            quantised=quantised.data_ptr(),
+            quantized=quantized.data_ptr(),
             cos=tuple(cos.data_ptr() for cos in cos_pair),
             sin=tuple(sin.data_ptr() for sin in sin_pair),
             write_slots=paged.batch.write_slots_T.data_ptr(),
@@ -149,7 +149,7 @@ class NativeLayers:
             eps=config.norm_eps,
             qk_eps=config.attention[0].qk_norm_eps or 0.0,
             attention=attention,
-        ), (scratch, quantised)
+        ), (scratch, quantized)
 
 
 def _pointers(layer: DecoderLayer, norms_2D: torch.Tensor | None) -> LayerPointers:

@@ -1,4 +1,4 @@
-"""The normalisation layer. Owns a weight; the operation is `core.runtime.kernels.rms_norm`."""
+"""The normalization layer. Owns a weight; the operation is `core.runtime.kernels.rms_norm`."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class RMSNorm:
             self.weight_C += 1
 
     def __call__(self, x_TC: torch.Tensor) -> torch.Tensor:
-        """Normalise every token."""
+        """Normalize every token."""
         return rms_norm(x_TC, self.weight_C, self.eps)
 
     def of_sum(
         self, x_TC: torch.Tensor, pending_TC: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add what is pending, if anything: the normalised sum, and the sum."""
+        """Add what is pending, if anything: the normalized sum, and the sum."""
         if pending_TC is None:
             return self(x_TC), x_TC
         return add_rms_norm(x_TC, pending_TC, self.weight_C, self.eps)

@@ -90,15 +90,15 @@ class Penalties:
         counts_V.index_add_(0, output_ids, torch.ones_like(output_ids, dtype=torch.int32))
 
     def apply(self, logits_BV: torch.Tensor, slots_B: torch.Tensor) -> torch.Tensor:
-        """Penalised logits of rows whose slots are all bound here."""
+        """Penalized logits of rows whose slots are all bound here."""
         assert self._counts_SV is not None
         if logits_BV.is_cuda:
-            from triptych.core.runtime.kernels.triton.penalties import penalised
+            from triptych.core.runtime.kernels.triton.penalties import penalized
 
-            penalised_BV: torch.Tensor = penalised(
+            penalized_BV: torch.Tensor = penalized(
                 logits_BV, self._counts_SV, self._scales_S3, slots_B, _IS_IN_PROMPT - 1
             )
-            return penalised_BV
+            return penalized_BV
         counts_BV = self._counts_SV[slots_B]
         repetition_B1, frequency_B1, presence_B1 = self._scales_S3[slots_B, :, None].unbind(1)
         num_output_BV = counts_BV & (_IS_IN_PROMPT - 1)
@@ -110,7 +110,7 @@ class Penalties:
         )
 
     def of_rows(self, index_R: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """All counts and scales, for a kernel that penalises the rows `index_R` as it draws."""
+        """All counts and scales, for a kernel that penalizes the rows `index_R` as it draws."""
         assert self._counts_SV is not None
         return self._counts_SV, self._scales_S3, index_R
 

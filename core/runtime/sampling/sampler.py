@@ -1,4 +1,4 @@
-"""Draws one token per row of a step, vectorised over the batch.
+"""Draws one token per row of a step, vectorized over the batch.
 
 Owns the per-slot sampling state and the order of things. Knows nothing of models, pages or jobs.
 

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from triptych.core.block_formats import FORMATS
 from triptych.core.errors import WeightsError
-from triptych.core.runtime.kernels.dequantise import PackedTensor
+from triptych.core.runtime.kernels.dequantize import PackedTensor
 from triptych.core.runtime.kernels.packed_linear import StoredWeight
 from triptych.core.weights.layout import (
     TensorInfo,
@@ -56,7 +56,7 @@ class TensorSource(Protocol):
 class Checkpoint:
     """Tensors and configs of one model folder. Use as a context manager; reads after it fail.
 
-    `encoding` names what its matrices were quantised by, where that is not to blocks. Blocks are
+    `encoding` names what its matrices were quantized by, where that is not to blocks. Blocks are
     read by the CPU kernels once `native` is set, and by torch until then: the same, many times
     slower.
     """
@@ -114,9 +114,9 @@ class Checkpoint:
         packed, dtype = self.read_packed(name), self.dtype
         if packed is None:
             return self._map(self._info(name))
-        if self.native is not None and self.native.can_dequantise(packed, dtype):
-            return self.native.dequantise(packed, dtype)
-        return packed.dequantise(dtype)
+        if self.native is not None and self.native.can_dequantize(packed, dtype):
+            return self.native.dequantize(packed, dtype)
+        return packed.dequantize(dtype)
 
     def read_packed(self, name: str) -> PackedTensor | None:
         """A matrix in blocks of integers, mapped; `None` for any other tensor."""

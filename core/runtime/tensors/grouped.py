@@ -28,10 +28,10 @@ import torch
 
 from triptych.core.block_formats import FORMATS
 from triptych.core.errors import WeightsError
-from triptych.core.runtime.kernels.dequantise import PackedTensor
+from triptych.core.runtime.kernels.dequantize import PackedTensor
 from triptych.core.runtime.kernels.packed_linear import Float8Weight, Int4Weight, StoredWeight
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
-from triptych.core.runtime.tensors.quantise import quantise
+from triptych.core.runtime.tensors.quantize import quantize_blocks
 from triptych.core.weights.layout import TensorInfo, read_json_if_there
 
 _BLOCK = 32
@@ -63,7 +63,7 @@ class _Scheme:
 
 
 def open_checkpoint(folder: str | Path) -> Checkpoint:
-    """As `Checkpoint.open`, and quantised checkpoints as blocks. Raises `WeightsError`."""
+    """As `Checkpoint.open`, and quantized checkpoints as blocks. Raises `WeightsError`."""
     checkpoint = Checkpoint.open(folder)
     fields = checkpoint.config.get("quantization_config") or _model_optimizer(checkpoint.folder)
     if not fields:
@@ -78,7 +78,7 @@ def _model_optimizer(folder: Path) -> dict[str, Any] | None:
 
 
 class GroupedCheckpoint(Checkpoint):
-    """A checkpoint whose quantised matrices appear as tensors in blocks, named `X.weight`."""
+    """A checkpoint whose quantized matrices appear as tensors in blocks, named `X.weight`."""
 
     def __init__(self, stored: Checkpoint, scheme: _Scheme) -> None:
         config = {name: v for name, v in stored.config.items() if name != "quantization_config"}
@@ -89,13 +89,13 @@ class GroupedCheckpoint(Checkpoint):
         self.tensors = self._as_blocks(stored.tensors)
 
     def read_packed(self, name: str) -> PackedTensor | None:
-        """A quantised matrix in blocks; `None` for any other tensor. Raises `WeightsError`."""
+        """A quantized matrix in blocks; `None` for any other tensor. Raises `WeightsError`."""
         if name not in self._parts:
             return super().read_packed(name)
         return self._read(name, self._scheme.pack)
 
     def read_stored(self, name: str) -> StoredWeight | None:
-        """A quantised matrix as it is; `None` for what is better in blocks, and any other tensor.
+        """A quantized matrix as it is; `None` for what is better in blocks, and any other tensor.
 
         Raises `WeightsError`.
         """
@@ -289,7 +289,7 @@ def _eight_bit_floats(parts: Parts) -> PackedTensor:
         scales = scales[: weight_OI.shape[0], : weight_OI.shape[1]]
     else:
         scales = scales.reshape(-1, 1)
-    return quantise(weight_OI * scales, FORMATS["q8_0"])
+    return quantize_blocks(weight_OI * scales, FORMATS["q8_0"])
 
 
 def _four_bit_floats(parts: Parts) -> PackedTensor:
@@ -302,7 +302,7 @@ def _four_bit_floats(parts: Parts) -> PackedTensor:
     weight_OI = values.index_select(0, codes_OI.flatten().int()).view(codes_OI.shape)
     scales_OG = _four_bit_scales(parts)
     grouped_OGI = weight_OI.unflatten(1, (scales_OG.shape[1], -1)) * scales_OG[..., None]
-    return quantise(grouped_OGI.flatten(1), FORMATS["q8_0"])
+    return quantize_blocks(grouped_OGI.flatten(1), FORMATS["q8_0"])
 
 
 def _four_bit_scales(parts: Parts) -> torch.Tensor:

@@ -57,7 +57,7 @@ class TranscribeOptions(TypedDict, total=False):
 
 
 class TranscriptionPipeline(Pipeline[AsrService]):
-    """A recogniser in this process.
+    """A recognizer in this process.
 
         with TranscriptionPipeline.from_pretrained() as hear:
             print(hear("meeting.mp3").text)
@@ -157,7 +157,7 @@ class TranscriptionPipeline(Pipeline[AsrService]):
 
 
 def resample(pcm_S: Pcm, sample_rate: int) -> Pcm:
-    """Mono samples at `sample_rate` (Hz) as a recogniser takes them, at 16 kHz."""
+    """Mono samples at `sample_rate` (Hz) as a recognizer takes them, at 16 kHz."""
     resampler = Resampler(sample_rate, SAMPLE_RATE)
     return np.concatenate([resampler.push(pcm_S), resampler.flush()])
 

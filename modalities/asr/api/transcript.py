@@ -1,4 +1,4 @@
-"""What a recogniser's answers say: text, segments, words.
+"""What a recognizer's answers say: text, segments, words.
 
 Owns what the API process knows of a model (tokenizer, languages) and how timed tokens become a
 transcript. Knows nothing of HTTP or torch.
@@ -77,7 +77,7 @@ class TranscriptDelta:
 
 @dataclass(frozen=True, kw_only=True)
 class WhisperTokenizer:
-    """What the API process knows of one recogniser."""
+    """What the API process knows of one recognizer."""
 
     name: str
     spec: WhisperSpec

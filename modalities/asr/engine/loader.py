@@ -1,4 +1,4 @@
-"""Brings one recogniser onto the device: memory, weights, runner, scheduler.
+"""Brings one recognizer onto the device: memory, weights, runner, scheduler.
 
 Owns the order of these and what a recording under way may take. Knows no HTTP.
 """

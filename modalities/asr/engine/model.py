@@ -186,7 +186,7 @@ def token_positions(
 ) -> npt.NDArray[np.int64]:
     """The position at which each row of `spoken` takes over.
 
-    Attention is normalised over all T tokens, the special ones before and behind the spoken
+    Attention is normalized over all T tokens, the special ones before and behind the spoken
     included.
     """
     std_H1P, mean_H1P = torch.std_mean(attention_HTP, dim=1, keepdim=True, correction=0)

@@ -1,6 +1,6 @@
 """One sample of an answer: what a call asks for, and what each step adds to it.
 
-Owns the way from a job's token deltas to text: detokenising, stop strings, log-probabilities, an
+Owns the way from a job's token deltas to text: detokenizing, stop strings, log-probabilities, an
 echoed prompt, the answer taken apart, counts. Knows neither how jobs run nor HTTP.
 """
 

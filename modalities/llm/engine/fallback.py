@@ -55,7 +55,7 @@ _OTHER_KINDS = (
             *modeling_auto.MODEL_FOR_CTC_MAPPING_NAMES,
             *modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
         },
-        "it recognises speech, which models of the Whisper family do here.",
+        "it recognizes speech, which models of the Whisper family do here.",
     ),
     (
         modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
@@ -163,7 +163,7 @@ class FallbackModel:
     def forward(
         self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, step: PagedStep
     ) -> torch.Tensor:
-        """The last hidden state of every token, normalised: `hidden_TC`."""
+        """The last hidden state of every token, normalized: `hidden_TC`."""
         return self._run(step, positions_T, input_ids=token_ids_T.unsqueeze(0))
 
     def logits(self, hidden_RC: torch.Tensor) -> torch.Tensor:
@@ -297,11 +297,11 @@ def _other_kind(family: Any) -> str:
 def load_whole(kind: Any, checkpoint: Checkpoint, **given: Any) -> tuple[Any, Mapping[str, Any]]:
     """A checkpoint as transformers' class `kind`, and a report for `check_complete`.
 
-    Raises `WeightsError` where its weights are quantised.
+    Raises `WeightsError` where its weights are quantized.
     """
     if checkpoint.encoding:
         raise WeightsError(
-            f"Its weights are quantised by {checkpoint.encoding}, which is read for the families of"
+            f"Its weights are quantized by {checkpoint.encoding}, which is read for the families of"
             " our own decoder alone (docs/models.md): take its bfloat16 files."
         )
     with transformers_loading():

@@ -27,7 +27,7 @@ from triptych.core.runtime.layers.divided_layers import divide_layers
 from triptych.core.runtime.layers.native_linear import pack_linears
 from triptych.core.runtime.layers.shards import BLOCK_UNIT, PLAIN_UNIT
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
-from triptych.core.runtime.tensors.quantise import quantise
+from triptych.core.runtime.tensors.quantize import quantize_blocks
 from triptych.core.weights.encoding import WeightEncoding
 from triptych.modalities.vlm.configs.config import open_image_processor, read_config
 from triptych.modalities.vlm.configs.families import FAMILIES, family_of
@@ -209,7 +209,7 @@ class VisionBlueprint(AnyVisionBlueprint):
         hold_blocks(
             model,
             block_places(model, self._encoding),
-            lambda place, weight: quantise(weight, place.format),
+            lambda place, weight: quantize_blocks(weight, place.format),
             BlockDevice(device=self._device, dtype=self.dtype, native=self._native),
         )
         pack_linears(model, self._native)

@@ -1,7 +1,7 @@
 """Vision encoders: transformers' own towers and projectors, without the language model.
 
 Owns how one is loaded from a checkpoint that holds more, how images become its batch, and the
-features that come of it: bytes are scaled and normalised here, on the device, as the model's image
+features that come of it: bytes are scaled and normalized here, on the device, as the model's image
 processor would. Images of like shapes share a forward. Knows no family: any model that has
 `get_image_features` will do.
 
@@ -191,7 +191,7 @@ class ImageEncoder:
         if self._scaling is not None:
             batch[_PIXELS] = self._scaling(batch[_PIXELS])
             mask = batch.get(_MASK)
-            if mask is not None:  # a processor fills up after it has normalised
+            if mask is not None:  # a processor fills up after it has normalized
                 batch[_PIXELS] = batch[_PIXELS] * mask.unsqueeze(-3)
                 batch[_MASK] = mask.bool()
         batch[_PIXELS] = batch[_PIXELS].to(self._dtype)

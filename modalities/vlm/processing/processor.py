@@ -2,7 +2,7 @@
 
 Owns the use of transformers' image processors for one image at a time, and what an image is
 spelled as in a prompt. Runs in processes of its own, off every event loop: needs Pillow and numpy,
-never torch. Scaling and normalising are left to the engine (`encoder`).
+never torch. Scaling and normalizing are left to the engine (`encoder`).
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class CodecTraining:
 
 
 class CodecTrainer:
-    """Codec, optimiser and progress."""
+    """Codec, optimizer and progress."""
 
     def __init__(self, folder: Path, options: CodecTraining) -> None:
         torch.manual_seed(options.seed)

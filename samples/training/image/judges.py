@@ -189,7 +189,7 @@ def _below(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def fit(features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """A linear layer on standardised features for shares of classes, by L-BFGS."""
+    """A linear layer on standardized features for shares of classes, by L-BFGS."""
     mean, deviation = features.mean(0), features.std(0) + 1e-3
     inputs = ((features - mean) / deviation).clone()
     weight = torch.zeros(features.shape[1], targets.shape[1], requires_grad=True)

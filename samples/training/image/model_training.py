@@ -71,7 +71,7 @@ class ModelTraining:
 
 
 class ModelTrainer:
-    """Model, moving average of its weights, optimisers and progress."""
+    """Model, moving average of its weights, optimizers and progress."""
 
     def __init__(self, folder: Path, minilm: Path, options: ModelTraining, size: ModelSize) -> None:
         torch.manual_seed(options.seed)
@@ -84,7 +84,7 @@ class ModelTrainer:
         self.losses = torch.ones(len(_LOSSES), device=self.device)
         is_cpu = self.device.type == "cpu"
         # On a CPU, threads that take small parts of a batch wait less than threads within layers,
-        # which synchronise thousands of times per step, and spin meanwhile.
+        # which synchronize thousands of times per step, and spin meanwhile.
         self._num_workers = torch.get_num_threads() if is_cpu else 1
         torch.set_num_threads(1)
         _attend_in_products()

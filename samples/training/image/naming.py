@@ -21,7 +21,7 @@ from torch.nn import functional
 
 _NUM_HIDDEN = 512
 _BATCH = 64
-_SOME = 2048  # images that channels are standardised by
+_SOME = 2048  # images that channels are standardized by
 
 
 class Namer(nn.Module):
@@ -47,7 +47,7 @@ class Namer(nn.Module):
         scores: Tensor = self.names(self.dropout(hidden))
         return scores
 
-    def standardise(self, early_BCHW: Tensor) -> None:
+    def standardize(self, early_BCHW: Tensor) -> None:
         """Take mean and deviation of the map's channels from some images."""
         with torch.inference_mode():
             parts = early_BCHW.split(_BATCH)
@@ -102,7 +102,7 @@ class NamerTraining:
 def train_namer(namer: Namer, early_BCHW: Tensor, labels: Labels, options: NamerTraining) -> None:
     """Train a judge to give the names shown in an image their scores."""
     num_images = len(early_BCHW)
-    namer.standardise(early_BCHW[torch.randperm(num_images)[:_SOME]])
+    namer.standardize(early_BCHW[torch.randperm(num_images)[:_SOME]])
     blocks = list(namer.last_blocks.requires_grad_().parameters())
     layers = [*namer.hidden.parameters(), *namer.names.parameters()]
     rates = [options.blocks_learning_rate, options.learning_rate]

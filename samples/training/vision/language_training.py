@@ -152,7 +152,7 @@ class LanguageTrainer:
         )
 
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """The trained weights, and the optimiser's state."""
+        """The trained weights, and the optimizer's state."""
         changes = {name: one.state_dict() for name, one in self.changes.items()}
         kept = {
             f"{name}.{part}": values[part]

@@ -46,7 +46,7 @@ def first_words(
     tokenizer: Tokenizer,
     embeddings_VC: Tensor,
 ) -> None:
-    """Initialise the projector with the language model's embeddings; the first word is "none"."""
+    """Initialize the projector with the language model's embeddings; the first word is "none"."""
 
     def embedded(text: str, width: int) -> Tensor:
         ids = tokenizer.encode(text, add_special_tokens=False).ids[:width]

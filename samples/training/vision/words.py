@@ -55,7 +55,7 @@ def is_held_out(word: str) -> bool:
 
 
 def cased(word: str, rng: np.random.Generator) -> str:
-    """The word in lower or upper case, or capitalised."""
+    """The word in lower or upper case, or capitalized."""
     return str(rng.choice([word, word.upper(), word.title()], p=[0.4, 0.35, 0.25]))
 
 

@@ -1,6 +1,6 @@
 """Training of the codec: the teacher's hidden states through 32 small codes and back.
 
-Owns the encoder (which does not ship), the quantiser, the losses and the loop. Targets are the
+Owns the encoder (which does not ship), the quantizer, the losses and the loop. Targets are the
 teacher's frames: its hidden state, which the decoder's last layer imitates so that the teacher's
 spectral head fits it, and the spectra that head computes from both. Training synthesizes no audio.
 
@@ -72,8 +72,8 @@ class Encoder(nn.Module):
         return values_BQF
 
 
-def quantise(values_BQF: Tensor, num_levels: int) -> Tensor:
-    """Finite scalar quantisation: the nearest level, gradients passed straight through."""
+def quantize(values_BQF: Tensor, num_levels: int) -> Tensor:
+    """Finite scalar quantization: the nearest level, gradients passed straight through."""
     half = (num_levels - 1) / 2
     nearest = (values_BQF * half).round() / half
     return values_BQF + (nearest - values_BQF).detach()
@@ -114,7 +114,7 @@ def frames_of(hidden_BTC: Tensor, f0_BT: Tensor) -> Frames:
 
 
 class CodecTrainer:
-    """Encoder, decoder, optimiser and progress."""
+    """Encoder, decoder, optimizer and progress."""
 
     def __init__(self, folder: Path, options: CodecTraining, config: CodecConfig) -> None:
         torch.manual_seed(options.seed)
@@ -164,7 +164,7 @@ class CodecTrainer:
             group["lr"] = self.options.learning_rate * warm * (0.02 + 0.98 * (1 - share) ** 1.5)
         with mixed_precision(self.device):
             with torch.set_grad_enabled(self.spent_s < self.options.encoder_minutes * 60):
-                values = quantise(self.encoder(frames.features()), self.config.num_levels)
+                values = quantize(self.encoder(frames.features()), self.config.num_levels)
             values = self._jitter(values)
             hidden = self.codec.backbone(values)
             half = slice(self.num_iterations % 2, None, 2)

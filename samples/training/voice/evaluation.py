@@ -25,7 +25,7 @@ from torch import Tensor
 
 from triptych import SpeechPipeline
 from triptych.modalities.tts.configs.voice import CodecConfig
-from triptych.modalities.tts.engine.models.voice.synthesis import synthesise
+from triptych.modalities.tts.engine.models.voice.synthesis import synthesize
 
 Say = Callable[[str], Tensor]
 
@@ -71,7 +71,7 @@ def _through_codec(teacher: Teacher, folder: Path) -> Say:
     def say(sentence: str) -> Tensor:
         codes_SQ = encode(encoder, teacher.read(teacher.symbols(sentence)), codec.config)
         codes_1QS = torch.from_numpy(codes_SQ.T[None].astype(np.int64))
-        return synthesise(codec(codes_1QS), torch.zeros(1, dtype=torch.int64), codec.config)[0]
+        return synthesize(codec(codes_1QS), torch.zeros(1, dtype=torch.int64), codec.config)[0]
 
     return say
 

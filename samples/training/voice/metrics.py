@@ -1,6 +1,6 @@
 """Speech quality by models: Whisper's word error rate, and DNSMOS.
 
-Owns the two metrics. Whisper tiny.en is the package's default recogniser; DNSMOS P.835 (Reddy
+Owns the two metrics. Whisper tiny.en is the package's default recognizer; DNSMOS P.835 (Reddy
 et al., 2022) comes with the package `speechmos`, whose network is called here without its imports.
 """
 
@@ -52,7 +52,7 @@ class Listener:
             folder, dtype=torch.float32
         ).eval()
         self._features = WhisperFeatureExtractor()
-        self._normalise = EnglishTextNormalizer({})
+        self._normalize = EnglishTextNormalizer({})
 
     @torch.inference_mode()
     def text(self, pcm_S: NDArray[np.float32]) -> str:
@@ -64,7 +64,7 @@ class Listener:
 
     def word_errors(self, said: str, heard: str) -> tuple[int, int]:
         """Insertions, deletions and substitutions; and the number of reference words."""
-        reference, words = self._normalise(said).split(), self._normalise(heard).split()
+        reference, words = self._normalize(said).split(), self._normalize(heard).split()
         row = list(range(len(words) + 1))
         for number, wanted in enumerate(reference, 1):
             diagonal, row[0] = row[0], number

@@ -237,7 +237,7 @@ def batches(
 
 
 class TalkerTrainer:
-    """Model, optimisers and progress."""
+    """Model, optimizers and progress."""
 
     def __init__(
         self, folder: Path, options: TalkerTraining, config: AcousticConfig, codec: CodecConfig

@@ -88,7 +88,7 @@ def test_rows_of_rotated_heads_are_put_back(tmp_path: Path) -> None:
         (Kind.Q4_0, torch.bfloat16, 0.3),
     ],
 )
-def test_quantised_values_come_back(
+def test_quantized_values_come_back(
     kind: Kind, dtype: torch.dtype, tolerance: float, tmp_path: Path
 ) -> None:
     expected = tiny_tensors("llama")
@@ -151,7 +151,7 @@ def test_k_quants_by_hand(
     reference: Callable[[bytes, int], float],
     tmp_path: Path,
 ) -> None:
-    """The library cannot quantise these: random blocks against scalar readings of ggml's C."""
+    """The library cannot quantize these: random blocks against scalar readings of ggml's C."""
     rng = np.random.default_rng(3)
     blocks = rng.integers(0, 256, (4, block_bytes), dtype=np.uint8)
     for at in scales_at:
@@ -249,14 +249,14 @@ def test_other_architectures_are_refused_by_name(tmp_path: Path) -> None:
         convert(write_gguf(tmp_path / "tiny.gguf", "mamba"))
 
 
-def test_other_quantisations_are_refused_by_name(tmp_path: Path) -> None:
+def test_other_quantizations_are_refused_by_name(tmp_path: Path) -> None:
     blocks = {"blk.0.ffn_up.weight": (Kind.Q2_K, np.zeros((4, 84), np.uint8))}
     with pytest.raises(WeightsError, match=r"ffn_up.* type Q2_K; supported are .*Q4_K"):
         convert(write_gguf(tmp_path / "tiny.gguf", blocks=blocks))
 
 
 @pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.Q8_0])
-@pytest.mark.filterwarnings("ignore:overflow")  # quantising infinity for the test
+@pytest.mark.filterwarnings("ignore:overflow")  # quantizing infinity for the test
 @pytest.mark.filterwarnings("ignore:invalid")
 def test_infinite_weights_are_refused(kind: Kind, tmp_path: Path) -> None:
     tensors = tiny_tensors("llama")

@@ -31,7 +31,7 @@ class Arena:
         self._rest = torch.empty(0, dtype=torch.uint8)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """An uninitialised tensor that begins on a cache line."""
+        """An uninitialized tensor that begins on a cache line."""
         num_bytes = torch.Size(shape).numel() * dtype.itemsize
         size = -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
         with self._lock:

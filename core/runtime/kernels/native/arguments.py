@@ -116,7 +116,7 @@ class LinearArguments(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("x", "bias", "residual")),
         ("weights", ctypes.POINTER(WeightPointers)),
-        *((name, ctypes.c_void_p) for name in ("y", "quantised")),
+        *((name, ctypes.c_void_p) for name in ("y", "quantized")),
         *((name, ctypes.c_int64) for name in ("num_rows", "num_inputs", "num_outputs")),
         *((name, ctypes.c_int32) for name in ("num_weights", "dtype", "y_dtype", "num_threads")),
     )
@@ -139,7 +139,7 @@ class DrawArguments(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("logits", "edited", "shapes", "penalties")),
         ("masks", ctypes.POINTER(ctypes.c_char_p)),
-        *((name, ctypes.c_void_p) for name in ("counts", "is_penalised", "slots", "uniforms")),
+        *((name, ctypes.c_void_p) for name in ("counts", "is_penalized", "slots", "uniforms")),
         *((name, ctypes.c_void_p) for name in ("token_ids", "is_finite")),
         *((name, ctypes.c_int64) for name in ("num_rows", "size", "stride")),
         ("num_threads", ctypes.c_int32),
@@ -173,7 +173,7 @@ class StepArguments(ctypes.Structure):
 
     _fields_ = (
         ("layers", ctypes.POINTER(LayerPointers)),
-        *((name, ctypes.c_void_p) for name in ("x", "scratch", "quantised", "final_norm")),
+        *((name, ctypes.c_void_p) for name in ("x", "scratch", "quantized", "final_norm")),
         *((name, ctypes.c_void_p * 2) for name in ("cos", "sin")),
         ("write_slots", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("num_layers", "hidden", "intermediate")),

@@ -185,7 +185,7 @@ static void project(const Step *s, const void *x, int64_t num_inputs, Projection
                     const void *residual, void *y, int64_t num_outputs) {
     const Attention *a = &s->attention;
     Linear l = {.x = x, .bias = by.bias, .residual = residual, .weights = by.weights, .y = y,
-                .quantised = s->quantised, .num_rows = a->num_tokens, .num_inputs = num_inputs,
+                .quantized = s->quantized, .num_rows = a->num_tokens, .num_inputs = num_inputs,
                 .num_outputs = num_outputs, .num_weights = (int32_t)by.num_weights,
                 .dtype = a->q_dtype, .y_dtype = a->q_dtype, .num_threads = a->num_threads};
     linear(&l);

@@ -38,11 +38,11 @@ typedef struct {
 } Weight;
 
 /* Outputs of the weights lie one after the other. `bias` has the type of x, `residual` that of y.
- * `quantised` has room for the rows of x as `quantised_bytes` says, where a weight is in blocks. */
+ * `quantized` has room for the rows of x as `quantized_bytes` says, where a weight is in blocks. */
 typedef struct {
     const void *x, *bias, *residual;
     const Weight *weights;
-    void *y, *quantised;
+    void *y, *quantized;
     int64_t num_rows, num_inputs, num_outputs;
     int32_t num_weights, dtype, y_dtype, num_threads;
 } Linear;
@@ -50,7 +50,7 @@ typedef struct {
 void linear(const Linear *l);
 
 /* Bytes of one row of so many inputs. */
-int64_t quantised_bytes(int64_t num_inputs);
+int64_t quantized_bytes(int64_t num_inputs);
 
 /* From the rows of a GGUF file, which are whole blocks, into `packed_block_bytes`. */
 int64_t packed_block_bytes(int64_t num_outputs, int64_t num_inputs, int32_t format);
@@ -61,7 +61,7 @@ void pack_blocks(const void *rows, int64_t num_outputs, int64_t num_inputs, int3
 void read_rows(const void *packed, int64_t num_inputs, int32_t format, const int64_t *ids,
                int64_t num_rows, void *rows, int32_t dtype, int32_t num_threads);
 
-/* Rows of `length`, one for each channel of each item: normalised over the row, scaled by 1 + gamma
+/* Rows of `length`, one for each channel of each item: normalized over the row, scaled by 1 + gamma
  * and shifted by beta, which are a row's, then through the snake with its channel's alpha. `dtype`
  * is that of `y`. */
 typedef struct {
@@ -76,7 +76,7 @@ void snake(const Snake *s);
 
 /* What is drawn of rows of logits. Each row has a slot: `shapes` are [num_slots][4], of a slot its
  * temperature, top-k (0: off, 1: the likeliest), top-p and min-p; `counts` [num_slots][size] and
- * `penalties` [num_slots][3] are of the rows that `is_penalised` has. Rows of `logits` are `stride`
+ * `penalties` [num_slots][3] are of the rows that `is_penalized` has. Rows of `logits` are `stride`
  * apart. Absent parts are NULL: scores that were edited before, masks with a bit per token in
  * little-endian words (of all rows, or of one), penalties, uniform numbers below 1, without which
  * all rows take the likeliest. Ids are in range whatever a row holds. */
@@ -84,7 +84,7 @@ typedef struct {
     const float *logits, *edited, *shapes, *penalties;
     const char *const *masks;
     const int32_t *counts;
-    const uint8_t *is_penalised;
+    const uint8_t *is_penalized;
     const int64_t *slots;
     const double *uniforms;
     int64_t *token_ids;
@@ -117,13 +117,13 @@ enum { SILU = 0, GELU_TANH = 1 };
 
 /* A step through some layers. `attention` holds what every layer's attention has in common; its
  * `q_dtype` is the type of everything but norms, which have `norm_dtype`. `x` is the residual
- * stream, [num_tokens][hidden]; with a `final_norm` it ends as the normalised hidden state.
+ * stream, [num_tokens][hidden]; with a `final_norm` it ends as the normalized hidden state.
  * `cos` and `sin` are tables of [num_tokens][num_rotated]. `scratch` holds a token's normed, qkv,
- * attended, gate-up and gated values, for every token, and `quantised` its quantised inputs of the
+ * attended, gate-up and gated values, for every token, and `quantized` its quantized inputs of the
  * widest projection. */
 typedef struct {
     const Layer *layers;
-    void *x, *scratch, *quantised;
+    void *x, *scratch, *quantized;
     const void *final_norm, *cos[2], *sin[2];
     const int64_t *write_slots;
     int64_t num_layers, hidden, intermediate, num_rotated[2];

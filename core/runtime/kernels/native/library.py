@@ -20,7 +20,7 @@ import torch
 
 from triptych.core.errors import BundleError, DeviceError
 from triptych.core.process.lookups import looking_for, missed
-from triptych.core.runtime.kernels.dequantise import PackedTensor
+from triptych.core.runtime.kernels.dequantize import PackedTensor
 from triptych.core.runtime.kernels.kv_pages import KvPages
 from triptych.core.runtime.kernels.native.arena import Arena
 from triptych.core.runtime.kernels.native.arguments import (
@@ -80,7 +80,7 @@ _FUNCTIONS = {
     # num_outputs, num_inputs, format
     "packed_block_bytes": (ctypes.c_int64, *(ctypes.c_int64,) * 2, ctypes.c_int32),
     "paged_attention": (ctypes.c_int, ctypes.POINTER(AttentionArguments)),
-    "quantised_bytes": (ctypes.c_int64, ctypes.c_int64),  # num_inputs
+    "quantized_bytes": (ctypes.c_int64, ctypes.c_int64),  # num_inputs
     "read_rows": (
         None,
         ctypes.c_void_p,  # packed
@@ -256,8 +256,8 @@ class NativeKernels:
         )
         return PackedWeight(data, num_outputs, code)
 
-    def dequantise(self, packed: PackedTensor, dtype: torch.dtype) -> torch.Tensor:
-        """`PackedTensor.dequantise`, the same to the bit, of what `can_dequantise`."""
+    def dequantize(self, packed: PackedTensor, dtype: torch.dtype) -> torch.Tensor:
+        """`PackedTensor.dequantize`, the same to the bit, of what `can_dequantize`."""
         num_outputs, num_inputs = packed.shape
         blocks_OB = packed.blocks_OB.contiguous()
         values_OI = torch.empty(num_outputs, num_inputs, dtype=dtype)
@@ -272,13 +272,13 @@ class NativeKernels:
         )
         return values_OI
 
-    def can_dequantise(self, packed: PackedTensor, dtype: torch.dtype) -> bool:
-        """Whether `dequantise` takes this matrix, and gives this type."""
+    def can_dequantize(self, packed: PackedTensor, dtype: torch.dtype) -> bool:
+        """Whether `dequantize` takes this matrix, and gives this type."""
         return dtype in DTYPES and packed.blocks_OB.device.type == "cpu"
 
-    def quantised(self, num_rows: int, num_inputs: int) -> torch.Tensor:
+    def quantized(self, num_rows: int, num_inputs: int) -> torch.Tensor:
         """Room for so many rows of inputs of weights in blocks."""
-        num_bytes = self._library.quantised_bytes(num_inputs)
+        num_bytes = self._library.quantized_bytes(num_inputs)
         return torch.empty(num_rows * num_bytes, dtype=torch.uint8)
 
     def linear(
@@ -292,7 +292,7 @@ class NativeKernels:
         """`x_TI @ weight_OI.T (+ bias_O) (+ residual_TO)`, summed in float32.
 
         The result has the type of `x_TI` unless `out_dtype` says otherwise; a residual has it, too.
-        Inputs of weights in blocks are quantised, 32 at a time (see native/quantised.c).
+        Inputs of weights in blocks are quantized, 32 at a time (see native/quantized.c).
         """
         num_rows, num_inputs = x_TI.shape
         assert x_TI.is_contiguous()
@@ -302,7 +302,7 @@ class NativeKernels:
         y_TO = torch.empty(num_rows, weights.num_outputs, dtype=out_dtype or x_TI.dtype)
         assert residual_TO is None or residual_TO.is_contiguous()
         assert residual_TO is None or residual_TO.dtype == y_TO.dtype
-        room = self.quantised(num_rows, num_inputs) if weights.has_blocks else None
+        room = self.quantized(num_rows, num_inputs) if weights.has_blocks else None
         self._library.linear(
             LinearArguments(
                 x_TI.data_ptr(),
@@ -378,10 +378,10 @@ class NativeKernels:
         if edits.penalties is not None:
             counts_SV, scales_S3, index_R = edits.penalties
             assert counts_SV.dtype is torch.int32
-            is_penalised_B = torch.zeros(num_rows, dtype=torch.bool).index_fill_(0, index_R, True)
+            is_penalized_B = torch.zeros(num_rows, dtype=torch.bool).index_fill_(0, index_R, True)
             arguments.counts = counts_SV.data_ptr()
             arguments.penalties = scales_S3.data_ptr()
-            arguments.is_penalised = is_penalised_B.data_ptr()
+            arguments.is_penalized = is_penalized_B.data_ptr()
         _check(self._library.draw_rows(arguments))
         return token_ids_B, is_finite_B
 

@@ -1,5 +1,5 @@
 /* y = x W^T (+ bias) (+ residual), summed in float32; weights packed by `pack_weight`, or in blocks
- * of integers (quantised.c).
+ * of integers (quantized.c).
  *
  * A weight is cut into panels of PANEL outputs: in float32 [num_inputs][PANEL], in bfloat16
  * [num_inputs / 2][PANEL][2], the order in which dot products and tiles read pairs of inputs. One
@@ -9,7 +9,7 @@
  * result does not depend on its batch mates.
  */
 #include "pool.h"
-#include "quantised.h"
+#include "quantized.h"
 #include "tiles.h"
 #include "unrolled.h"
 
@@ -335,7 +335,7 @@ static void project_rows(const Linear *l, const Outputs *o, int64_t row, int64_t
 #endif
 }
 
-static void project_quantised(const Linear *l, const Outputs *o, int64_t row, int64_t end) {
+static void project_quantized(const Linear *l, const Outputs *o, int64_t row, int64_t end) {
     _Alignas(64) float sums[TASK_ROWS * PANEL];
     int num = (int)(end - row);
     memset(sums, 0, sizeof(float) * (size_t)(num * PANEL));
@@ -370,7 +370,7 @@ static void project(void *context, int64_t index, int worker) {
     (void)worker;
     if (end > l->num_rows) end = l->num_rows;
     if (is_blocks(o.weight->format))
-        project_quantised(l, &o, row, end);
+        project_quantized(l, &o, row, end);
     else
         project_rows(l, &o, row, end);
 }
@@ -382,6 +382,6 @@ void linear(const Linear *l) {
         total += num_panels(&l->weights[i]);
         has_blocks |= is_blocks(l->weights[i].format);
     }
-    if (has_blocks) quantise_rows(l);
+    if (has_blocks) quantize_rows(l);
     run_tasks(total * blocks_per_panel(l), l->num_threads, project, (void *)l);
 }

@@ -1,7 +1,7 @@
 /* From logits to a token, one row a task: core/runtime/kernels/triton/sampling.py, in C.
  *
  * The greatest score of a row weighs 1, every other e^((score - greatest) / temperature): nothing is
- * normalised. Weights are summed by blocks of the vocabulary, in its order; the block in which the
+ * normalized. Weights are summed by blocks of the vocabulary, in its order; the block in which the
  * mass falls is weighed again, token by token. Only rows with a filter keep their weights.
  */
 #include <stdatomic.h>
@@ -37,7 +37,7 @@ INLINE ivec load_counts(const int32_t *from, int64_t count) {
     return counts;
 }
 
-INLINE vec penalised(const float *penalties, vec x, ivec counts) {
+INLINE vec penalized(const float *penalties, vec x, ivec counts) {
     ivec num_outputs = counts & (IN_PROMPT - 1);
     vec scaled = blend(x > 0.0f, x / penalties[0], x * penalties[0]);
     return blend(counts > 0, scaled, x) - penalties[1] * __builtin_convertvector(num_outputs, vec) -
@@ -51,7 +51,7 @@ INLINE vec scores_from(const Row *r, int64_t first) {
     vec x = load_some(r->scores + first, r->size - first, -INFINITY);
     if (r->counts) {
         ivec counts = load_counts(r->counts + first, r->size - first);
-        if (any_lane(counts)) x = penalised(r->penalties, x, counts);
+        if (any_lane(counts)) x = penalized(r->penalties, x, counts);
     }
     if (r->mask) {
         uint16_t allowed;
@@ -172,7 +172,7 @@ static void run_row(void *context, int64_t row, int worker) {
              .num_blocks = (d->size + BLOCK - 1) / BLOCK};
     r.scores = d->edited ? d->edited + row * d->size : r.logits;
     r.mask = d->masks ? d->masks[row] : NULL;
-    if (d->is_penalised && d->is_penalised[row]) {
+    if (d->is_penalized && d->is_penalized[row]) {
         r.counts = d->counts + slot * d->size;
         r.penalties = d->penalties + slot * 3;
     }

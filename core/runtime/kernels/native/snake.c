@@ -1,7 +1,7 @@
-/* Styled instance normalisation and the snake after it, in one go over each row.
+/* Styled instance normalization and the snake after it, in one go over each row.
  *
  * A row is one channel of one item: it is read for its mean, again for its variance, and again to be
- * normalised and activated, all while it is in the cache. Rows share nothing, so a row's result
+ * normalized and activated, all while it is in the cache. Rows share nothing, so a row's result
  * depends on nothing but the row.
  */
 #include "kernels.h"

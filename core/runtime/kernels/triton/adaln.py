@@ -1,7 +1,7 @@
-"""Adaptive normalisation in one pass: gated residual, norm, scale and shift.
+"""Adaptive normalization in one pass: gated residual, norm, scale and shift.
 
 Owns the kernel of `core.runtime.kernels.adaln`. Results are rounded once; the reference rounds
-after each operation. The sum is rounded before it is normalised.
+after each operation. The sum is rounded before it is normalized.
 
 Shapes: R rows, T tokens of a row, C features.
 """

@@ -1,7 +1,7 @@
-"""RMSNorm of a sum: the residual stream takes a layer's output and is normalised in one pass.
+"""RMSNorm of a sum: the residual stream takes a layer's output and is normalized in one pass.
 
 Owns the kernel of `core.runtime.kernels.rms_norm`. The sum is rounded to the type of the stream
-before it is normalised, and the normalised value to the type of the weight before it is scaled: as
+before it is normalized, and the normalized value to the type of the weight before it is scaled: as
 the torch reference there does, step by step.
 
 Shapes: T tokens, C features.
@@ -19,7 +19,7 @@ _MAX_FEATURES = 65536
 
 
 def launch_rms_norm(x_TC: torch.Tensor, weight_C: torch.Tensor, eps: float) -> torch.Tensor:
-    """`x_TC` normalised and scaled, in its own type."""
+    """`x_TC` normalized and scaled, in its own type."""
     _check(x_TC, weight_C)
     normed_TC = x_TC.new_empty(x_TC.shape)
     _launch(x_TC, None, weight_C, normed_TC, None, eps)
@@ -40,7 +40,7 @@ def _(x_TC: torch.Tensor, weight_C: torch.Tensor, eps: float) -> torch.Tensor:
 def launch_add_rms_norm(
     x_TC: torch.Tensor, residual_TC: torch.Tensor, weight_C: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The normalised sum, and the sum."""
+    """The normalized sum, and the sum."""
     _check(x_TC, weight_C, residual_TC)
     normed_TC, sum_TC = x_TC.new_empty(x_TC.shape), x_TC.new_empty(x_TC.shape)
     _launch(x_TC, residual_TC, weight_C, normed_TC, sum_TC, eps)

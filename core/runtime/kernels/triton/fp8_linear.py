@@ -1,6 +1,6 @@
-"""Linear projection in float8 (e4m3): weights as stored, rows of `x` quantised as they come.
+"""Linear projection in float8 (e4m3): weights as stored, rows of `x` quantized as they come.
 
-Owns the product, the quantisation of rows and the torch reference of both. A row's scale is its
+Owns the product, the quantization of rows and the torch reference of both. A row's scale is its
 own: its largest value becomes e4m3's. With block scales each 128 inputs of a row have one, as those
 weights were trained for (DeepSeek-V3, arXiv:2412.19437). Where there are no units for float8 the
 rows stay as they are, and only the weights are of eight bits.
@@ -197,7 +197,7 @@ def reference(
 
 
 def round_rows(x_TI: torch.Tensor, group_size: int) -> torch.Tensor:
-    """What is left of float32 rows that were quantised in groups."""
+    """What is left of float32 rows that were quantized in groups."""
     groups = x_TI.split(group_size, dim=1)
     return torch.cat([_round_group(group) for group in groups], dim=1)
 
@@ -290,7 +290,7 @@ def _fp8_kernel(
 
 
 def variants() -> tuple[Variant, ...]:
-    """Of a scale for each output and of blocks, weights alone, and the quantisation of rows."""
+    """Of a scale for each output and of blocks, weights alone, and the quantization of rows."""
     rows = product_variant(
         "quantize",
         _quantize_kernel,

@@ -1,7 +1,7 @@
 """The blocks of GGUF files in a kernel: how their bytes become weights.
 
 Owns the formats of `core.block_formats`; their torch reference is
-`core.runtime.kernels.dequantise`. Knows nothing of products.
+`core.runtime.kernels.dequantize`. Knows nothing of products.
 
 A block is taken in groups of bytes with one scale for their low and one for their high half bytes;
 the high ones belong to inputs that lie a fixed distance behind. A byte of Q8_0 is one input. So no

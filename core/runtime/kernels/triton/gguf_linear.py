@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from triptych.core.block_formats import FORMATS
-from triptych.core.runtime.kernels.dequantise import PackedTensor
+from triptych.core.runtime.kernels.dequantize import PackedTensor
 from triptych.core.runtime.kernels.triton.gguf_blocks import (
     GROUPS,
     inputs_of_groups,
@@ -111,7 +111,7 @@ def reference(
     x_TI: torch.Tensor, blocks_OB: torch.Tensor, kind: str, out_dtype: torch.dtype
 ) -> torch.Tensor:
     """The product in float32 with weights of the type of `x_TI`, rounded once."""
-    weight_OI = PackedTensor(blocks_OB, FORMATS[kind]).dequantise(x_TI.dtype)
+    weight_OI = PackedTensor(blocks_OB, FORMATS[kind]).dequantize(x_TI.dtype)
     return (x_TI.float() @ weight_OI.float().t()).to(out_dtype)
 
 
@@ -235,7 +235,7 @@ def _gguf_vector_kernel(
 
 
 def variants() -> tuple[Variant, ...]:
-    """Of a K-quantised file: one row, a batch, a prompt; and one of small blocks."""
+    """Of a K-quantized file: one row, a batch, a prompt; and one of small blocks."""
     return (
         _variant("q4_k", _VECTOR_TILE),
         _variant("q4_k", Tiling(16, 64)),

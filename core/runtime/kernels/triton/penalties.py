@@ -24,7 +24,7 @@ def launch(
     slots_R: torch.Tensor,
     count_mask: int,
 ) -> torch.Tensor:
-    """Penalised logits in float32; the bits of `count_mask` count output tokens."""
+    """Penalized logits in float32; the bits of `count_mask` count output tokens."""
     out_RV = _new_output(logits_RV, counts_SV, scales_S3, slots_R)
     num_rows, vocab_size = logits_RV.shape
     if num_rows:
@@ -44,12 +44,12 @@ def launch(
     return out_RV
 
 
-penalised = torch.library.custom_op(
-    "triptych::penalised", launch, mutates_args=(), device_types="cuda"
+penalized = torch.library.custom_op(
+    "triptych::penalized", launch, mutates_args=(), device_types="cuda"
 )
 
 
-@penalised.register_fake
+@penalized.register_fake
 def _(
     logits_RV: torch.Tensor,
     counts_SV: torch.Tensor,

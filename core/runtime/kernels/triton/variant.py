@@ -1,4 +1,4 @@
-"""One specialisation of a kernel, as it is compiled ahead of a device.
+"""One specialization of a kernel, as it is compiled ahead of a device.
 
 Owns the description alone. Knows nothing of compilers or of what a kernel computes.
 """

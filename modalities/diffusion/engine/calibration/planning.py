@@ -7,7 +7,7 @@ sum of computed outputs; its error is again a weighted sum of the y, and what it
 sample is that times the sampler's influence of step k (exact, as long as the model is asked at the
 same places). A run of skips between two computed steps thus has an error vector with coefficients
 `a` and length sqrt(a' G a), G the matrix of inner products. The final error is at most the sum of
-these lengths over the runs of skips, and that bound is what is minimised.
+these lengths over the runs of skips, and that bound is what is minimized.
 
 What the steps after an error make of it is left out there: they draw the sample back to what is
 likely, so the earlier an error, the less is left of it. `damped` says how much less: by a factor of

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triptych.core.runtime.kernels.dequantise import PackedTensor
+from triptych.core.runtime.kernels.dequantize import PackedTensor
 
 _BY_ROW: frozenset[Callable[..., Any]] = frozenset(
     {torch.chunk, Tensor.chunk, torch.split, Tensor.split, torch.cat, torch.concat}
@@ -49,7 +49,7 @@ class BlockRows(Tensor):
         options = dict(kwargs or {})
         kinds = {(each.packed.format, each.values_dtype) for each in _rows_in((args, options))}
         if len(kinds) > 1 or not _keeps_rows(func, args, options):
-            given = _mapped((args, options), lambda rows: rows.packed.dequantise(rows.values_dtype))
+            given = _mapped((args, options), lambda rows: rows.packed.dequantize(rows.values_dtype))
             return func(*given[0], **given[1])
         ((form, dtype),) = kinds
         given = _mapped((args, options), lambda rows: rows.packed.blocks_OB)

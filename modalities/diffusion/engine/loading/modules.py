@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from triptych.core.block_formats import FORMATS
 from triptych.core.errors import WeightsError
-from triptych.core.runtime.kernels.dequantise import PackedTensor
+from triptych.core.runtime.kernels.dequantize import PackedTensor
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.block_layers import (
     BlockDevice,
@@ -28,7 +28,7 @@ from triptych.core.runtime.layers.block_layers import (
 )
 from triptych.core.runtime.tensors.checkpoint import TensorSource
 from triptych.core.runtime.tensors.loading import MAX_NAMED, TensorTarget, load_tensors
-from triptych.core.runtime.tensors.quantise import quantise
+from triptych.core.runtime.tensors.quantize import quantize_blocks
 from triptych.core.runtime.tensors.quiet import errors_only, transformers_loading
 from triptych.core.weights.encoding import AUTO, FLOAT8, WeightEncoding
 from triptych.core.weights.unfit import unfit
@@ -127,7 +127,7 @@ class _BlockTarget:
 def _blocks_of(source: Any, place: BlockPlace) -> PackedTensor:
     """A weight in blocks: the checkpoint's own, or made of its plain values."""
     packed: PackedTensor | None = source.read_packed(place.name)
-    return quantise(source.read(place.name), place.format) if packed is None else packed
+    return quantize_blocks(source.read(place.name), place.format) if packed is None else packed
 
 
 def sketch(kind: Any, config: Mapping[str, Any]) -> Any:
@@ -212,7 +212,7 @@ def open_transformers_module(
 
     def blocks_of(place: BlockPlace, weight: Tensor) -> PackedTensor:
         stored = place.name in weights.tensors and weights.read_packed(place.name)
-        return stored or quantise(weight, place.format)
+        return stored or quantize_blocks(weight, place.format)
 
     hold_blocks(loaded, places, blocks_of, holding.on(holding.dtype))
     report(1.0)

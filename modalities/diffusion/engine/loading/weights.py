@@ -16,7 +16,7 @@ from torch import Tensor
 
 from triptych.core.block_formats import FORMATS
 from triptych.core.errors import WeightsError
-from triptych.core.runtime.kernels.dequantise import PackedTensor
+from triptych.core.runtime.kernels.dequantize import PackedTensor
 from triptych.core.runtime.tensors.checkpoint import Checkpoint, TensorSource
 from triptych.core.weights.gguf import block_format, output_dtype, read_blocks, read_values
 from triptych.core.weights.gguf_header import GgufFile, open_gguf
@@ -24,7 +24,7 @@ from triptych.core.weights.layout import TensorInfo, read_json
 from triptych.core.weights.plausible import check_plausible
 from triptych.modalities.diffusion.engine.loading.block_rows import BlockRows
 
-_SHAPE_KEY = "comfy.gguf.orig_shape."  # of tensors that were flattened to be quantised
+_SHAPE_KEY = "comfy.gguf.orig_shape."  # of tensors that were flattened to be quantized
 _GGUF_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -63,7 +63,7 @@ def open_weights(folder: Path, file: Path | None) -> Iterator[Weights]:
 
 
 class GgufWeights:
-    """Tensors of a GGUF file, one at a time: matrices in their blocks, or dequantised."""
+    """Tensors of a GGUF file, one at a time: matrices in their blocks, or dequantized."""
 
     def __init__(self, file: GgufFile, config: Mapping[str, Any]) -> None:
         self.config = config
@@ -76,7 +76,7 @@ class GgufWeights:
         }
 
     def read(self, name: str) -> Tensor:
-        """The tensor's values, in bfloat16 where the file is quantised."""
+        """The tensor's values, in bfloat16 where the file is quantized."""
         values = read_values(self._file, self._file.tensors[name], self._type)
         return torch.from_numpy(values).view(self.dtype).reshape(self.tensors[name].shape)
 
@@ -124,7 +124,7 @@ class HeldWeights:
         """The tensor's values; plain ones once."""
         value = self._values[name]
         if isinstance(value, BlockRows):
-            return value.packed.dequantise(value.values_dtype)
+            return value.packed.dequantize(value.values_dtype)
         return self._values.pop(name)
 
     def read_packed(self, name: str) -> PackedTensor | None:

@@ -80,7 +80,7 @@ def _sentences(spoken: SpokenText) -> Iterator[tuple[Span, list[str]]]:
 
 
 def _as_written(spoken: SpokenText) -> str:
-    """The text with spaces where words are the normaliser's, or have phonemes of the writer's."""
+    """The text with spaces where words are the normalizer's, or have phonemes of the writer's."""
     given = [pronunciation.spoken for pronunciation in spoken.pronunciations]
     pieces, end = [], 0
     for start, stop in sorted([*spoken.rewritten, *given]):

@@ -5,7 +5,7 @@ and the bounded memory of what was read before. How a word is pronounced is hiba
 lexicon and rules, and a small network for words that stand in no dictionary, which is loaded, once,
 when the first such word comes. Knows no model; symbols are those of Kokoro's alphabet.
 
-What comes in has been normalised: digits and signs are words already.
+What comes in has been normalized: digits and signs are words already.
 """
 
 # ruff: noqa: RUF001  # typographic signs and phonetic letters are the subject here

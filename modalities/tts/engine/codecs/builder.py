@@ -91,7 +91,7 @@ def streaming_layer(module: nn.Module) -> StreamingStage:
     if isinstance(module, nn.LSTM):
         return StreamingLSTM(module)
     if isinstance(module, nn.GroupNorm | nn.InstanceNorm1d):
-        raise Misfit("normalises over the whole utterance.")
+        raise Misfit("normalizes over the whole utterance.")
     raise Misfit("no streaming twin is known for this class; give its family a rule.")
 
 

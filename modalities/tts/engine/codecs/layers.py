@@ -41,7 +41,7 @@ class StreamingConv1d(StreamingStage):
         self, conv: nn.Conv1d, pads: tuple[int, int], padding: Padding = Padding.ZEROS
     ) -> None:
         super().__init__()
-        # Effective weights: a weight-normalised layer would compute them at each call.
+        # Effective weights: a weight-normalized layer would compute them at each call.
         self.weight, self.bias = conv.weight.detach(), _detach(conv.bias)
         self.stride, self.dilation = conv.stride[0], conv.dilation[0]
         self.groups, self.padding = conv.groups, padding

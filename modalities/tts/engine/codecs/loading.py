@@ -77,7 +77,7 @@ def build_decoder(model: nn.Module, *, num_rows: int, verify: bool = True) -> St
 
 
 def fold_weight_norms(model: nn.Module) -> None:
-    """Replace each parametrised weight, computed at every use, by its value."""
+    """Replace each parametrized weight, computed at every use, by its value."""
     for module in [m for m in model.modules() if parametrize.is_parametrized(m)]:
         names = module.parametrizations
         assert isinstance(names, nn.ModuleDict)

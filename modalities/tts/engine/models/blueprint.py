@@ -114,7 +114,7 @@ class SpeechBlueprint(Protocol):
 
 
 class LoadableModel(FrameModel, Protocol):
-    """A frame model whose parameters are allocated uninitialised, then loaded and prepared."""
+    """A frame model whose parameters are allocated uninitialized, then loaded and prepared."""
 
     def prepare(self, native: NativeKernels | None = None) -> None:
         """Bring the loaded weights into the layout the step uses."""
@@ -139,7 +139,7 @@ class FrameBlueprint(SpeechBlueprint, ABC, Generic[Model]):
 
     @abstractmethod
     def sketch(self, device: torch.device) -> Model:
-        """The model, uninitialised."""
+        """The model, uninitialized."""
 
     @abstractmethod
     def targets(self, model: Model, names: Collection[str] = ()) -> Iterable[Target]:

@@ -15,7 +15,7 @@ from triptych.modalities.tts.engine.frame_head import FrameInputs
 
 
 class Codebooks:
-    """The tables of all codebooks, one after the other in `weight_EC`; left uninitialised."""
+    """The tables of all codebooks, one after the other in `weight_EC`; left uninitialized."""
 
     def __init__(
         self,

@@ -298,7 +298,7 @@ class CsmBlueprint(CloningBlueprint[CsmModel]):
         return num_values * self._setup.dtype.itemsize + LOGIT_BYTES * num_rows * self.num_logits
 
     def sketch(self, device: torch.device) -> CsmModel:
-        """The model, uninitialised."""
+        """The model, uninitialized."""
         num_slots, dtype = self._setup.max_batch_size, self._setup.dtype
         return CsmModel(self.config, max_batch_size=num_slots, dtype=dtype, device=device)
 

@@ -198,7 +198,7 @@ class HiggsBlueprint(CloningBlueprint[HiggsModel]):
         self.codec = HubCodec(setup.folder / CODEC_FOLDER, setup.options, native=setup.native)
 
     def sketch(self, device: torch.device) -> HiggsModel:
-        """The model, uninitialised."""
+        """The model, uninitialized."""
         num_slots, dtype = self._setup.max_batch_size, self._setup.dtype
         return HiggsModel(self.config, max_batch_size=num_slots, dtype=dtype, device=device)
 

@@ -9,7 +9,7 @@ from support.paged_case import PagedShape, make_case
 from triptych.core.runtime.kernels.kv_pages import (
     KvPages,
     head_bytes,
-    quantised,
+    quantized,
     read_cells,
     write_cells,
 )
@@ -42,7 +42,7 @@ def test_small_cells_take_half() -> None:
 def test_int8_is_within_half_a_multiple_of_its_own_scale() -> None:
     values = torch.randn(50, 3, 64) * torch.exp2(torch.arange(-75.0, 75.0).view(50, 3, 1))
     values[7, 1] = 0
-    cells, scale = quantised(values, INT8)
+    cells, scale = quantized(values, INT8)
     assert scale is not None
     assert cells[0].abs().max() == 127
     error = (cells.float() * scale.float().unsqueeze(2) - values).abs()
@@ -51,7 +51,7 @@ def test_int8_is_within_half_a_multiple_of_its_own_scale() -> None:
 
 
 def test_float8_saturates() -> None:
-    cells, scale = quantised(torch.tensor([[[1e9, -500.0, 448.0, 3.1]]]), FLOAT8)
+    cells, scale = quantized(torch.tensor([[[1e9, -500.0, 448.0, 3.1]]]), FLOAT8)
     assert scale is None
     assert cells.float().flatten().tolist() == [448.0, -448.0, 448.0, 3.0]
 

@@ -10,7 +10,7 @@ import torch
 from support.block_weights import random_blocks
 from support.gpu_rehearsal import rehearse_gpu
 from triptych.core.errors import WeightsError
-from triptych.core.runtime.kernels.dequantise import PackedTensor
+from triptych.core.runtime.kernels.dequantize import PackedTensor
 from triptych.core.runtime.kernels.packed_linear import Float8Weight, HeldWeight, Int4Weight, joined
 from triptych.core.runtime.layers.linear import Linear
 
@@ -44,7 +44,7 @@ def float8(*scale: int) -> tuple[Float8Weight, torch.Tensor]:
 
 def blocks(seed: int) -> tuple[PackedTensor, torch.Tensor]:
     packed = random_blocks("q4_0", NUM_OUTPUTS, NUM_INPUTS, seed=seed)
-    return packed, packed.dequantise(torch.float32)
+    return packed, packed.dequantize(torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def values_of(weight: HeldWeight) -> torch.Tensor:
     from triptych.core.runtime.kernels.triton.gptq_linear import dequantize
 
     if isinstance(weight, PackedTensor):
-        return weight.dequantise(torch.float32)
+        return weight.dequantize(torch.float32)
     if isinstance(weight, Float8Weight):
         return weight.weight_OI.float() * weight.scale.view(-1, 1)
     held = weight.qweight, weight.scales_RO, weight.zeros, weight.group_of_input_I

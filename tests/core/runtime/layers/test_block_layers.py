@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.functional import embedding, linear
 
-from triptych.core.runtime.kernels.dequantise import PackedTensor
+from triptych.core.runtime.kernels.dequantize import PackedTensor
 from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.block_layers import (
     BlockDevice,
@@ -19,7 +19,7 @@ from triptych.core.runtime.layers.block_layers import (
     block_places,
     hold_blocks,
 )
-from triptych.core.runtime.tensors.quantise import quantise
+from triptych.core.runtime.tensors.quantize import quantize_blocks
 from triptych.core.weights.encoding import WeightEncoding
 
 WIDTH, NUM_WORDS = 64, 8192
@@ -51,7 +51,7 @@ class Encoder(nn.Module):
 
 
 def made(place: BlockPlace, weight: torch.Tensor) -> PackedTensor:
-    return quantise(weight, place.format)
+    return quantize_blocks(weight, place.format)
 
 
 def held(model: nn.Module, kind: str, native: NativeKernels | None) -> list[BlockPlace]:
@@ -90,7 +90,7 @@ def test_outputs_are_those_of_the_blocks_values(
     plain, model, ids = Encoder(), Encoder(), torch.arange(48).view(2, 24) * 31
     for place in block_places(plain, WeightEncoding(kind)):
         weight = place.layer.weight
-        weight.copy_(made(place, weight).dequantise(torch.float32))
+        weight.copy_(made(place, weight).dequantize(torch.float32))
     places = held(model, kind, native if is_native else None)
     assert isinstance(model.shared, BlockEmbedding)
     assert model.shared is model.words
@@ -122,11 +122,11 @@ def test_another_type_is_refused_as_torch_does(native: NativeKernels) -> None:
     with pytest.raises(RuntimeError, match="float64"):
         packed(torch.zeros(1, WIDTH, dtype=torch.float64))
     x = torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(2))
-    values = made_of(layer).dequantise(torch.float32)
+    values = made_of(layer).dequantize(torch.float32)
     torch.testing.assert_close(packed(x), linear(x, values, layer.bias), atol=0.02, rtol=0.02)
 
 
 def made_of(layer: nn.Linear) -> PackedTensor:
     form = WeightEncoding("q8_0").format_of("", WIDTH)
     assert form is not None
-    return quantise(layer.weight.detach(), form)
+    return quantize_blocks(layer.weight.detach(), form)

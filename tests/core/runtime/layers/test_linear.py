@@ -27,7 +27,7 @@ def mixed(native: NativeKernels | None) -> tuple[Linear, torch.Tensor]:
     linear.hold(45, last)
     linear.weight_OI[30:45] = plain
     linear.hold(0, first)
-    values = [first.dequantise(torch.float32), plain, last.dequantise(torch.float32)]
+    values = [first.dequantize(torch.float32), plain, last.dequantize(torch.float32)]
     linear.prepare(native)
     return linear, torch.cat(values)
 
@@ -81,7 +81,7 @@ def test_rows_of_a_table_in_blocks(native: NativeKernels, *, is_native: bool) ->
     linear.hold(0, table)
     linear.prepare(native if is_native else None)
     ids = torch.tensor([49, 0, 49])
-    expected = table.rows(ids).dequantise(torch.bfloat16)
+    expected = table.rows(ids).dequantize(torch.bfloat16)
     torch.testing.assert_close(linear.rows(ids), expected, atol=0, rtol=2**-7)
 
 
@@ -100,5 +100,5 @@ def test_types_that_the_kernels_do_not_know_run_in_torch(native: NativeKernels) 
     linear.hold(0, weight)
     linear.prepare(native)
     x_TI = torch.randn(3, NUM_INPUTS).half()
-    expected = x_TI.float() @ weight.dequantise(torch.float32).T
+    expected = x_TI.float() @ weight.dequantize(torch.float32).T
     torch.testing.assert_close(linear(x_TI).float(), expected, atol=0.02, rtol=0.01)

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from support.block_weights import random_blocks
 from support.weight_files import write_shards
 from triptych.core.errors import WeightsError
-from triptych.core.runtime.kernels.dequantise import PackedTensor
+from triptych.core.runtime.kernels.dequantize import PackedTensor
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.runtime.tensors.loading import TensorTarget, load_tensors
 
@@ -43,10 +43,10 @@ def test_reads_tensors_and_configs(folder: Path) -> None:
 class _Reader:
     """Stands for the CPU kernels, which read blocks of one type."""
 
-    def can_dequantise(self, packed: PackedTensor, dtype: torch.dtype) -> bool:
+    def can_dequantize(self, packed: PackedTensor, dtype: torch.dtype) -> bool:
         return dtype == torch.float32
 
-    def dequantise(self, packed: PackedTensor, dtype: torch.dtype) -> torch.Tensor:
+    def dequantize(self, packed: PackedTensor, dtype: torch.dtype) -> torch.Tensor:
         return torch.full(packed.shape, 7, dtype=dtype)
 
 
@@ -61,7 +61,7 @@ def test_blocks_are_read_by_the_kernels_that_can(tmp_path: Path, dtype: torch.dt
         plain = checkpoint.read("blocks")
         checkpoint.native = _Reader()
         read = checkpoint.read("blocks")
-    assert torch.equal(plain, weight.dequantise(dtype))
+    assert torch.equal(plain, weight.dequantize(dtype))
     assert torch.equal(read, plain if dtype == torch.float16 else torch.full_like(plain, 7))
 
 

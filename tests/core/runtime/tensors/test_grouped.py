@@ -16,7 +16,7 @@ from triptych.core.errors import WeightsError
 from triptych.core.runtime.kernels.packed_linear import Float8Weight
 from triptych.core.runtime.kernels.triton.gptq_linear import dequantize
 from triptych.core.runtime.tensors.grouped import open_checkpoint
-from triptych.core.runtime.tensors.quantise import quantise
+from triptych.core.runtime.tensors.quantize import quantize_blocks
 
 NUM_INPUTS, NUM_OUTPUTS, GROUP = 128, 16, 64
 NUM_GROUPS = NUM_INPUTS // GROUP
@@ -67,7 +67,7 @@ def read(folder: Path) -> tuple[torch.Tensor, str]:
         assert packed.shape == info.shape
         assert packed.format.name == info.format
         assert packed.blocks_OB.nbytes == info.num_bytes
-        return packed.dequantise(torch.float32), info.format
+        return packed.dequantize(torch.float32), info.format
 
 
 def held_on_a_gpu(folder: Path) -> torch.Tensor:
@@ -225,7 +225,7 @@ def test_fp4(form: str, tmp_path: Path) -> None:
     values, held_in = read(saved(tmp_path, fields, tensors))
     expected = float4(codes_OI) * scales.repeat_interleave(NUM_INPUTS // scales.shape[1], 1)
     assert held_in == "q8_0"
-    assert torch.equal(values, quantise(expected, FORMATS["q8_0"]).dequantise(torch.float32))
+    assert torch.equal(values, quantize_blocks(expected, FORMATS["q8_0"]).dequantize(torch.float32))
     assert (values - expected).norm() < 0.01 * expected.norm()
 
 

@@ -357,7 +357,7 @@ def test_marks_of_caches_are_not_shown_to_templates() -> None:
     assert shown == [{"role": "user", "content": ["a"]}, reasoning]
 
 
-def test_stops_and_biases_are_normalised() -> None:
+def test_stops_and_biases_are_normalized() -> None:
     assert (chat().stops, chat(stop="a").stops, chat(stop=["a", "b"]).stops) == (
         (),
         ("a",),

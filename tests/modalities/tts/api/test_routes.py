@@ -165,7 +165,7 @@ def test_how_the_engine_cuts_its_sound_never_changes_a_byte(
         ({"sample_rate": 44_000}, "sample_rate", "44100, 48000 Hz; wav"),
         ({"language": "Klingon!"}, "language", ""),
         ({"normalize": {"emoji": "sing"}}, "normalize.emoji", "'drop' or 'name'"),
-        ({"normalise": {}}, "normalise", "Unknown field"),
+        ({"normalize": {}}, "normalize", "Unknown field"),
         ({"seed": 2**64}, "seed", ""),
     ],
 )

@@ -83,7 +83,7 @@ def mimi(model: Any) -> Adapter:
 
 
 def encodec(model: Any) -> Adapter:
-    """`EncodecModel` of the 24 kHz kind: causal, weight-normalised, not normalising loudness."""
+    """`EncodecModel` of the 24 kHz kind: causal, weight-normalized, not normalizing loudness."""
     return _adapter(
         model,
         build(model.decoder, RULES, path="decoder"),

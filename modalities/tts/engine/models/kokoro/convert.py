@@ -1,7 +1,7 @@
 """Kokoro's released weights, in either form they are found in, as one safetensors folder of ours.
 
 Owns the names: what the hub's pickled state dicts and what a traced ONNX graph call each tensor,
-and what our modules call it. Folds weight normalisation (and the affine half of instance norms)
+and what our modules call it. Folds weight normalization (and the affine half of instance norms)
 into the weights themselves. Fetches nothing.
 """
 
@@ -83,7 +83,7 @@ def convert_packages(
 def onnx_tensors(file: Path) -> dict[str, Tensor]:
     """The same weights out of a graph traced from the released model (weight norms folded).
 
-    Named initialisers keep their module's name; nameless ones are named after the node that uses
+    Named initializers keep their module's name; nameless ones are named after the node that uses
     them.
     """
     graph = OnnxGraph(file)

@@ -27,7 +27,7 @@ ALBERT_EPSILON = 1e-12
 
 
 class AlbertEmbeddings(nn.Module):
-    """Phoneme, position and (always the first) type embeddings, normalised."""
+    """Phoneme, position and (always the first) type embeddings, normalized."""
 
     def __init__(self, config: AlbertConfig, num_tokens: int) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class PhonemeEncoder(nn.Module):
 
 
 class StyledLayerNorm(nn.Module):
-    """Layer normalisation over channels; scale and shift come from the style."""
+    """Layer normalization over channels; scale and shift come from the style."""
 
     def __init__(self, style_size: int, channels: int) -> None:
         super().__init__()

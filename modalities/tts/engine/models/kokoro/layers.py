@@ -1,6 +1,6 @@
 """What the parts of Kokoro share: adaptive norms, residual blocks, padding, and pieces of work.
 
-Owns adaptive instance normalisation and the block that the prosody predictor and the decoder share,
+Owns adaptive instance normalization and the block that the prosody predictor and the decoder share,
 after StyleTTS 2 (arXiv:2306.07691), with the released checkpoint's names. Owns how rows of
 different lengths share a padded batch: padding may hold anything, and whatever mixes positions
 (convolutions, norms over time) clears or skips it first. Owns where the work can be cut.
@@ -94,14 +94,14 @@ class LengthMask:
 
 
 class AdaptiveNorm(nn.Module):
-    """Instance normalisation over time; scale and shift come from the style."""
+    """Instance normalization over time; scale and shift come from the style."""
 
     def __init__(self, style_size: int, channels: int) -> None:
         super().__init__()
         self.fc = nn.Linear(style_size, 2 * channels)
 
     def forward(self, x_BCT: Tensor, style_BY: Tensor, mask: LengthMask) -> Tensor:
-        """Normalise each row and channel over the row's real positions."""
+        """Normalize each row and channel over the row's real positions."""
         gamma_BC1, beta_BC1 = (part[..., None] for part in self.style(style_BY))
         mean_BC1, var_BC1 = mask.moments(x_BCT)
         scale_BC1 = (1 + gamma_BC1) * torch.rsqrt(var_BC1 + EPSILON)

@@ -47,7 +47,7 @@ class Node:
 
 
 class OnnxGraph:
-    """An ONNX file. Only float32 initialisers are offered."""
+    """An ONNX file. Only float32 initializers are offered."""
 
     def __init__(self, file: Path) -> None:
         """Raises `WeightsError` when the file is not an ONNX model."""
@@ -63,7 +63,7 @@ class OnnxGraph:
             raise WeightsError(f"{file.name} is no whole ONNX file.") from error
 
     def tensor(self, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """An initialiser, read-only."""
+        """An initializer, read-only."""
         values, shape = self.floats[name].raw_data, tuple(self.floats[name].dims)
         if len(values) != 4 * math.prod(shape):
             raise WeightsError(f"The ONNX tensor {name!r} does not hold what its shape says.")

@@ -149,7 +149,7 @@ def decoder_config(config: VoiceConfig, max_length: int) -> DecoderConfig:
 class AcousticModel:
     """Says the codes of one step after the other, and itself when all symbols are spoken.
 
-    Parameters are allocated uninitialised: fill `targets`, then call `prepare` once.
+    Parameters are allocated uninitialized: fill `targets`, then call `prepare` once.
     """
 
     def __init__(

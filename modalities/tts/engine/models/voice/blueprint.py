@@ -65,7 +65,7 @@ class VoiceBlueprint(FrameBlueprint[AcousticModel]):
         return num_tokens * num_values * 4 + LOGIT_BYTES * scores
 
     def sketch(self, device: torch.device) -> AcousticModel:
-        """The model, uninitialised."""
+        """The model, uninitialized."""
         return AcousticModel(
             self.config,
             num_slots=self._setup.max_batch_size,

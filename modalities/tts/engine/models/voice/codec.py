@@ -32,7 +32,7 @@ from triptych.modalities.tts.engine.codecs.stages import (
 from triptych.modalities.tts.engine.models.voice.synthesis import (
     FrameOverlapAdd,
     StreamingFrames,
-    synthesise,
+    synthesize,
 )
 
 
@@ -211,7 +211,7 @@ def adapter(model: VoiceCodec) -> Adapter:
 
     def one_shot(codes_BQF: Tensor) -> Tensor:
         seeds_B = torch.zeros(len(codes_BQF), dtype=torch.int64, device=model.head.weight.device)
-        return synthesise(model(codes_BQF), seeds_B, config)
+        return synthesize(model(codes_BQF), seeds_B, config)
 
     heads = [build(getattr(model, name), RULES, path=name) for name in ("backbone", "head")]
     spectrum = Chain(*heads)

@@ -142,7 +142,7 @@ class FrameSynthesis:
         return residual
 
 
-def synthesise(raw_BCT: Tensor, seeds_B: Tensor, config: CodecConfig) -> Tensor:
+def synthesize(raw_BCT: Tensor, seeds_B: Tensor, config: CodecConfig) -> Tensor:
     """Sound [B, T * H] of whole streams."""
     spectra = spectra_of(raw_BCT)
     before_B2 = torch.zeros(len(raw_BCT), 2, dtype=torch.float64, device=raw_BCT.device)

@@ -14,7 +14,7 @@ const ELEMENTS = { "*1": "em", _1: "em", "*2": "strong", _2: "strong", "~2": "de
 /** The nodes of a text. */
 export function inline(text, { hasLinks = true } = {}) {
   if (text.length > MAX_CHARS) return [document.createTextNode(text)];
-  return emphasised(pieces(text, hasLinks));
+  return emphasized(pieces(text, hasLinks));
 }
 
 /** The address of a link if a browser may follow it, else null. */
@@ -137,7 +137,7 @@ function delimitersAt(text, at) {
 }
 
 /** Pair delimiters, innermost first, and wrap what is between them. */
-function emphasised(found) {
+function emphasized(found) {
   const out = [];
   const openers = []; // [index in out, delimiter]
   for (const piece of found) {

@@ -37,12 +37,12 @@ export async function record(canvas) {
 
 function showLevel(stream, canvas) {
   const context = new AudioContext();
-  const analyser = new AnalyserNode(context, { fftSize: 1024 });
-  context.createMediaStreamSource(stream).connect(analyser);
-  const samples = new Float32Array(analyser.fftSize);
+  const analyzer = new AnalyzerNode(context, { fftSize: 1024 });
+  context.createMediaStreamSource(stream).connect(analyzer);
+  const samples = new Float32Array(analyzer.fftSize);
   const levels = [];
   const timer = setInterval(() => {
-    analyser.getFloatTimeDomainData(samples);
+    analyzer.getFloatTimeDomainData(samples);
     levels.push(Math.sqrt(samples.reduce((sum, value) => sum + value * value, 0) / samples.length));
     draw(canvas, levels);
   }, 60);

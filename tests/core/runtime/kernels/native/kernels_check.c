@@ -84,7 +84,7 @@ static void check_blocks(int64_t rows, int64_t outputs, int64_t inputs, int form
     float *alone = malloc(sizeof(float) * (size_t)outputs);
     Weight weights = {packed, outputs, format};
     Linear l = {.x = x, .weights = &weights, .y = y,
-                .quantised = malloc((size_t)(rows * quantised_bytes(inputs))), .num_rows = rows,
+                .quantized = malloc((size_t)(rows * quantized_bytes(inputs))), .num_rows = rows,
                 .num_inputs = inputs, .num_outputs = outputs, .num_weights = 1, .dtype = FLOAT32,
                 .y_dtype = FLOAT32, .num_threads = 2};
     linear(&l);
@@ -106,7 +106,7 @@ static void check_blocks(int64_t rows, int64_t outputs, int64_t inputs, int form
         linear(&one);
         num_wrong += memcmp(alone, y + row * outputs, sizeof(float) * (size_t)outputs) != 0;
     }
-    free(raw), free(packed), free(x), free(weight), free(y), free(alone), free(l.quantised);
+    free(raw), free(packed), free(x), free(weight), free(y), free(alone), free(l.quantized);
 }
 
 enum { TOKENS = 40, HEADS = 4, KV_HEADS = 2, DIM = 24, PAGE = 8 };
@@ -196,13 +196,13 @@ static void check_draws(int64_t size) {
     static const float penalties[3][3] = {{1.2f, 0.1f, 0.2f}, {0.9f, 0, 0}, {1, 0.3f, 0}};
     static const int64_t slots[] = {2, 1, 0, 2, 1, 0};
     static const double uniforms[] = {0.0, 0.3, 0.5, 0.7, 0.9, 1.0 - 1.0 / (1ll << 52)};
-    static const uint8_t is_penalised[] = {1, 0, 1, 0, 1, 0};
+    static const uint8_t is_penalized[] = {1, 0, 1, 0, 1, 0};
     const char *masks[] = {mask, mask, mask, NULL, NULL, NULL};
     int64_t ids[6];
     uint8_t is_finite[6];
     logits[4 * stride] = NAN;
     Draws d = {.logits = logits, .shapes = shapes[0], .penalties = penalties[0], .masks = masks,
-               .counts = counts, .is_penalised = is_penalised, .slots = slots,
+               .counts = counts, .is_penalized = is_penalized, .slots = slots,
                .uniforms = uniforms, .token_ids = ids, .is_finite = is_finite, .num_rows = 6,
                .size = size, .stride = stride, .num_threads = 2};
     draw_checked(&d);

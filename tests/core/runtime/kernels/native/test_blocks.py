@@ -16,7 +16,7 @@ def activations(num_rows: int, num_inputs: int, dtype: torch.dtype) -> torch.Ten
     return torch.randn(num_rows, num_inputs, generator=generator).to(dtype)
 
 
-def quantised(x_TI: torch.Tensor, steps: int) -> torch.Tensor:
+def quantized(x_TI: torch.Tensor, steps: int) -> torch.Tensor:
     """Each 32 inputs as multiples of a `steps`-th, up to 127, times a scale."""
     blocks = x_TI.float().unflatten(1, (-1, 32))
     most = blocks.abs().amax(-1, keepdim=True)
@@ -29,19 +29,19 @@ def quantised(x_TI: torch.Tensor, steps: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("name", FORMATS)
-def test_exact_but_for_the_quantised_inputs(
+def test_exact_but_for_the_quantized_inputs(
     kernels: NativeKernels, name: str, dtype: torch.dtype
 ) -> None:
     """And each row's result is bitwise that of the row alone."""
     weight = random_blocks(name, 45, NUM_INPUTS, seed=1)
-    values_OI = weight.dequantise(torch.float32).double()
+    values_OI = weight.dequantize(torch.float32).double()
     packed = kernels.pack(weight)
     steps = 128 if name == "q8_0" else 1
     for num_rows in ROW_COUNTS:
         x_TI = activations(num_rows, NUM_INPUTS, dtype)
         y_TO = kernels.linear(x_TI, packed, out_dtype=torch.float32)
         torch.testing.assert_close(
-            y_TO.double(), quantised(x_TI, steps) @ values_OI.T, atol=2e-4, rtol=1e-4
+            y_TO.double(), quantized(x_TI, steps) @ values_OI.T, atol=2e-4, rtol=1e-4
         )
         for row in {0, 1, 11, num_rows // 2, num_rows - 1} & {*range(num_rows)}:
             alone = kernels.linear(x_TI[row : row + 1], packed, out_dtype=torch.float32)
@@ -54,7 +54,7 @@ def test_close_to_the_plain_product(kernels: NativeKernels, name: str) -> None:
     meet inputs of 15."""
     weight = random_blocks(name, 64, NUM_INPUTS, seed=2)
     x_TI = activations(8, NUM_INPUTS, torch.float32)
-    expected = x_TI @ weight.dequantise(torch.float32).T
+    expected = x_TI @ weight.dequantize(torch.float32).T
     error = kernels.linear(x_TI, kernels.pack(weight)) - expected
     assert error.norm() < (1e-4 if name == "q8_0" else 0.01) * expected.norm()
 
@@ -64,7 +64,7 @@ def test_rows_come_back(kernels: NativeKernels, name: str) -> None:
     weight = random_blocks(name, 70, NUM_INPUTS, seed=3)
     ids = torch.tensor([69, 0, 31, 32, 33, 0])
     rows = kernels.rows(kernels.pack(weight), ids, torch.float32)
-    expected = weight.rows(ids).dequantise(torch.float32)
+    expected = weight.rows(ids).dequantize(torch.float32)
     torch.testing.assert_close(rows, expected, atol=1e-6, rtol=1e-6)
 
 
@@ -76,8 +76,8 @@ def test_values_are_the_references_to_the_bit(
     """The sign of zero, too."""
     weight = random_blocks(name, 37, NUM_INPUTS, seed=6)
     bits = torch.int16 if dtype is torch.bfloat16 else torch.int32
-    values_OI = kernels.dequantise(weight, dtype)
-    assert torch.equal(values_OI.view(bits), weight.dequantise(dtype).view(bits))
+    values_OI = kernels.dequantize(weight, dtype)
+    assert torch.equal(values_OI.view(bits), weight.dequantize(dtype).view(bits))
 
 
 def test_parts_of_a_projection_are_of_any_format(kernels: NativeKernels) -> None:

@@ -29,7 +29,7 @@ def random_scale(kind: str) -> torch.Tensor:
 @pytest.mark.parametrize("num_rows", [1, 3, 17])
 @pytest.mark.parametrize("kind", ["one", "outputs", "blocks"])
 @pytest.mark.parametrize("has_units", [True, False])
-def test_is_the_product_of_quantised_rows(kind: str, num_rows: int, has_units: bool) -> None:
+def test_is_the_product_of_quantized_rows(kind: str, num_rows: int, has_units: bool) -> None:
     x_TI, weight, scale = random_rows(num_rows, NUM_INPUTS), random_weight(), random_scale(kind)
     y_TO = multiply_fp8(x_TI, weight, scale, torch.float32, False, has_units=has_units)
     expected_TO = reference(x_TI, weight, scale, torch.float32, has_units=has_units)
@@ -51,7 +51,7 @@ def test_every_code_is_decoded_where_there_are_no_units() -> None:
 
 
 @pytest.mark.parametrize("group_size", [NUM_INPUTS, BLOCK])
-def test_rows_are_quantised_as_torch_does(group_size: int) -> None:
+def test_rows_are_quantized_as_torch_does(group_size: int) -> None:
     x_TI = torch.randn(5, NUM_INPUTS, generator=torch.Generator().manual_seed(3))
     x_TI[2] = 0
     quantized, scale_TR = quantize_rows(x_TI, group_size)

@@ -40,7 +40,7 @@ def test_blocks_are_read_as_the_gguf_library_reads_them(kind: str) -> None:
 
 @pytest.mark.parametrize("num_rows", [1, 3, 17])
 @pytest.mark.parametrize("kind", GROUPS)
-def test_is_the_product_with_dequantised_weights(kind: str, num_rows: int) -> None:
+def test_is_the_product_with_dequantized_weights(kind: str, num_rows: int) -> None:
     num_blocks = NUM_BLOCKS[FORMATS[kind].num_inputs]
     blocks = random_blocks(kind, num_outputs=70, num_blocks=num_blocks)
     x_TI = random_rows(num_rows, num_blocks * FORMATS[kind].num_inputs)

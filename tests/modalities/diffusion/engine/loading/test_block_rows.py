@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from support.block_weights import random_blocks
-from triptych.core.runtime.kernels.dequantise import PackedTensor
+from triptych.core.runtime.kernels.dequantize import PackedTensor
 from triptych.modalities.diffusion.engine.loading.block_rows import BlockRows
 
 
 def rows(kind: str = "q4_0", num_outputs: int = 6, seed: int = 0) -> tuple[BlockRows, torch.Tensor]:
     packed = random_blocks(kind, num_outputs, 64, seed=seed)
-    return BlockRows.of(packed, torch.float32), packed.dequantise(torch.float32)
+    return BlockRows.of(packed, torch.float32), packed.dequantize(torch.float32)
 
 
 def test_cutting_and_joining_rows_keeps_blocks() -> None:
@@ -21,14 +21,14 @@ def test_cutting_and_joining_rows_keeps_blocks() -> None:
     assert given.shape == values.shape
     for part, expected in zip(torch.chunk(given, 3, dim=0), values.chunk(3), strict=True):
         assert isinstance(part, BlockRows)
-        assert torch.equal(part.packed.dequantise(torch.float32), expected)
+        assert torch.equal(part.packed.dequantize(torch.float32), expected)
     first, rest = given.split([2, 4])
     swapped = torch.cat([rest, first, other], dim=0)
     assert isinstance(swapped, BlockRows)
     assert isinstance(swapped.packed, PackedTensor)
     assert swapped.shape == (12, 64)
     expected = torch.cat([values[2:], values[:2], more])
-    assert torch.equal(swapped.packed.dequantise(torch.float32), expected)
+    assert torch.equal(swapped.packed.dequantize(torch.float32), expected)
 
 
 @pytest.mark.parametrize(

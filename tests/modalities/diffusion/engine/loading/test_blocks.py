@@ -29,7 +29,7 @@ from triptych.core.runtime.layers.block_layers import (
     block_places,
 )
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
-from triptych.core.runtime.tensors.quantise import quantise
+from triptych.core.runtime.tensors.quantize import quantize_blocks
 from triptych.core.weights.encoding import WeightEncoding
 from triptych.modalities.diffusion.engine.families.model import Batch
 from triptych.modalities.diffusion.engine.families.table import open_model
@@ -97,7 +97,7 @@ def test_a_denoiser_is_as_close_as_its_format(
     places = block_places(reference, WeightEncoding(kind))
     for place in places:
         weight = place.layer.weight
-        weight.copy_(quantise(weight, place.format).dequantise(torch.float32))
+        weight.copy_(quantize_blocks(weight, place.format).dequantize(torch.float32))
     found, expected, original = (velocity(name, each) for each in (ours, reference, module))
     own, of_format = (found - expected).norm(), (expected - original).norm()
     assert 0 < own < of_format * (3 if kind == "q8_0" else 1)
@@ -237,7 +237,7 @@ def test_blocks_that_were_read_as_values_are_there_still(tmp_path: Path) -> None
     save_file({"a": plain}, tmp_path / "plain.safetensors")
     with Checkpoint.open_file(tmp_path / "plain.safetensors", {}) as given:
         weights = HeldWeights({"a": plain, "b": BlockRows.of(packed, torch.float32)}, given)
-    assert torch.equal(weights.read("b"), packed.dequantise(torch.float32))
+    assert torch.equal(weights.read("b"), packed.dequantize(torch.float32))
     assert weights.read_packed("b") is packed
     assert weights.read_packed("b") is None
     assert torch.equal(weights.read("a"), plain)

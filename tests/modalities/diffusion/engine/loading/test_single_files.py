@@ -109,7 +109,7 @@ def test_one_part_may_be_held_in_another_type(sd: tuple[Path, dict[str, Any]]) -
 
 
 def write_gguf(file: Path, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Quantised where rows allow it; returns the values that are left of them."""
+    """Quantized where rows allow it; returns the values that are left of them."""
     writer, values = GGUFWriter(file, "qwen_image"), {}
     for name, tensor in tensors.items():
         data = tensor.numpy()
@@ -124,7 +124,7 @@ def write_gguf(file: Path, tensors: dict[str, torch.Tensor]) -> dict[str, torch.
     return values
 
 
-def test_a_quantised_transformer_is_near_the_float_one(tmp_path: Path) -> None:
+def test_a_quantized_transformer_is_near_the_float_one(tmp_path: Path) -> None:
     folder = tmp_path / "qwen"
     save_pipeline(folder, "QwenImagePipeline")
     config = {**TINY[QWEN].config, "num_attention_heads": 4, "attention_head_dim": 8}
@@ -138,14 +138,14 @@ def test_a_quantised_transformer_is_near_the_float_one(tmp_path: Path) -> None:
         f"transformer.weight_path={file}",
         "transformer.quantization_encoding=float32",
     ).parts["transformer"]
-    num_quantised = 0
+    num_quantized = 0
     for name, ours in loaded.state_dict().items():
         given = module.state_dict()[name]
         # Values pass through bfloat16, which is finer than what is left of eight bits.
         torch.testing.assert_close(ours, values[name], atol=1e-6, rtol=2**-8)
         torch.testing.assert_close(ours, given, atol=float(given.abs().max()) / 64, rtol=2**-8)
-        num_quantised += not torch.equal(values[name], given)
-    assert num_quantised > 10
+        num_quantized += not torch.equal(values[name], given)
+    assert num_quantized > 10
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def test_each_utterance_can_be_made_while_the_one_before_it_plays(whole: Phoneme
 
 
 def test_long_words_are_not_cut(own: PhonemeFrontEnd) -> None:
-    planned = plan(own, "That was the end of it. An internationalisation followed.")
+    planned = plan(own, "That was the end of it. An internationalization followed.")
     assert planned[0].utterance.text == "That was the end of it."
     assert len(planned) == 2
 

@@ -155,7 +155,7 @@ def test_what_shows_nothing_goes_with_its_neighbours() -> None:
     assert foreign_text("17") == foreign_text("Oma Erna.") == []
 
 
-def test_words_of_the_normaliser_and_given_phonemes_are_no_evidence() -> None:
+def test_words_of_the_normalizer_and_given_phonemes_are_no_evidence() -> None:
     assert foreign_text("Müller & Söhne haben 3 Autos und 5 % Rabatt.") != []
     assert foreign_text("Say [gefunden](/ɡəfˈʊndən/) and [nicht](/nˈɪçt/).") == []
 

@@ -1,4 +1,4 @@
-"""Text to phonemes, after the normaliser has read out digits and signs."""
+"""Text to phonemes, after the normalizer has read out digits and signs."""
 
 # ruff: noqa: RUF001
 from __future__ import annotations

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from support.codec_models import encodec, random_model, randomise
+from support.codec_models import encodec, random_model, randomize
 from triptych.core.errors import WeightsError
 from triptych.modalities.tts.engine.codecs import build_decoder
 from triptych.modalities.tts.engine.codecs.builder import build
@@ -27,8 +27,8 @@ def refusal(module: nn.Module) -> str:
 @pytest.mark.parametrize(
     ("module", "reason"),
     [
-        (nn.GroupNorm(1, 4), "normalises over the whole utterance"),
-        (nn.InstanceNorm1d(4), "normalises over the whole utterance"),
+        (nn.GroupNorm(1, 4), "normalizes over the whole utterance"),
+        (nn.InstanceNorm1d(4), "normalizes over the whole utterance"),
         (nn.LSTM(4, 4, bidirectional=True), "runs backwards"),
         (nn.GRU(4, 4), "no streaming twin is known"),
         (nn.MaxPool1d(2), "no streaming twin is known"),
@@ -96,7 +96,7 @@ def test_a_stride_must_divide_the_rate() -> None:
 
 def test_weight_norms_are_folded_away() -> None:
     model = encodec()
-    randomise(model)
+    randomize(model)
     build_decoder(model, num_rows=1)
     assert not any("parametrizations" in key for key in model.state_dict())
 

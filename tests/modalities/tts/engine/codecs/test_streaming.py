@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from support.codec_models import MODELS, encodec, mimi, random_model, randomise
+from support.codec_models import MODELS, encodec, mimi, random_model, randomize
 from triptych.modalities.tts.engine.codecs import (
     CodecDecoder,
     StreamingDecoder,
@@ -193,14 +193,14 @@ def test_delays_are_the_theoretical_ones() -> None:
 
 def test_replicated_starts_stream_too() -> None:
     model = mimi(pad_mode="replicate").double()
-    randomise(model)
+    randomize(model)
     decoder = build_decoder(model, num_rows=1)
     assert decoder.latency == 0
 
 
 def test_non_causal_seanet_becomes_lookahead() -> None:
     model = encodec(use_causal_conv=False, pad_mode="constant", num_lstm_layers=1)
-    randomise(model)
+    randomize(model)
     assert build_decoder(model, num_rows=1).latency > 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from support.codec_models import randomise, snac
+from support.codec_models import randomize, snac
 from triptych.modalities.tts.engine.codecs import build_decoder
 from triptych.modalities.tts.engine.codecs.families.snac import keyed_normal
 
@@ -24,7 +24,7 @@ def test_keyed_noise_is_standard_normal_and_a_function_of_its_key() -> None:
 
 def test_snac_rows_get_the_noise_of_their_own_seed() -> None:
     model = snac().double().eval()
-    randomise(model)
+    randomize(model)
     decoder = build_decoder(model, num_rows=3)
     codes = torch.randint(32, (1, 7, 5)).expand(3, -1, -1)
     decoder.init_state([0, 1, 2], seeds=[5, -9, 5])
@@ -40,7 +40,7 @@ def test_snac_rows_get_the_noise_of_their_own_seed() -> None:
 
 def test_snac_orders_codes_coarse_to_fine_and_by_time() -> None:
     model = snac(noise=False).double().eval()
-    randomise(model)
+    randomize(model)
     codes = torch.randint(32, (1, 7, 3))
     latents = model.quantizer.embed(codes)
     coarse, middle, fine = model.quantizer.quantizers

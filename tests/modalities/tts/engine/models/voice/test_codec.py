@@ -16,7 +16,7 @@ from support.voice_model import CODEC, voice_codec
 from triptych.modalities.tts.configs.voice import CodecConfig
 from triptych.modalities.tts.engine.codecs import CodecDecoder, StreamingDecoder
 from triptych.modalities.tts.engine.models.voice.codec import VoiceCodec, voice_decoder
-from triptych.modalities.tts.engine.models.voice.synthesis import Spectra, excite, synthesise
+from triptych.modalities.tts.engine.models.voice.synthesis import Spectra, excite, synthesize
 
 NUM_ROWS = 3
 HOP = CODEC.hop * CODEC.frames_per_step
@@ -41,7 +41,7 @@ def codes_of(num_steps: int, seed: int) -> Tensor:
 
 @torch.inference_mode()
 def one_shot(codes_QF: Tensor, seed: int) -> Tensor:
-    return synthesise(model()(codes_QF[None]), torch.tensor([seed]), CODEC)[0]
+    return synthesize(model()(codes_QF[None]), torch.tensor([seed]), CODEC)[0]
 
 
 def assert_same(streamed: Tensor, whole: Tensor) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from triptych.core.block_formats import FORMATS
-from triptych.core.runtime.tensors.quantise import quantise
+from triptych.core.runtime.tensors.quantize import quantize_blocks
 
 # Of normally distributed weights; llama.cpp's own are within a few per cent of these.
 ERRORS = {"q8_0": 0.006, "q6_k": 0.02, "q5_1": 0.04, "q5_0": 0.045, "q4_k": 0.08}
@@ -15,19 +15,19 @@ ERRORS |= {"q4_1": 0.08, "q4_0": 0.09}
 @pytest.mark.parametrize("name", ERRORS)
 def test_errs_no_more_than_the_format_must(name: str, dtype: torch.dtype) -> None:
     weight = torch.randn(40, 512, generator=torch.Generator().manual_seed(1)).to(dtype) * 0.02
-    packed = quantise(weight, FORMATS[name])
+    packed = quantize_blocks(weight, FORMATS[name])
     assert packed.shape == (40, 512)
-    error = packed.dequantise(torch.float32) - weight.float()
+    error = packed.dequantize(torch.float32) - weight.float()
     assert error.norm() < ERRORS[name] * weight.float().norm()
 
 
 @pytest.mark.parametrize("name", ERRORS)
 def test_zeros_stay_zeros(name: str) -> None:
-    assert not quantise(torch.zeros(2, 256), FORMATS[name]).dequantise(torch.float32).any()
+    assert not quantize_blocks(torch.zeros(2, 256), FORMATS[name]).dequantize(torch.float32).any()
 
 
 @pytest.mark.parametrize("name", ["q4_k", "q6_k"])
 def test_weights_of_one_sign(name: str) -> None:
     for weight in (torch.linspace(0.1, 0.2, 256)[None], torch.linspace(-0.2, -0.1, 256)[None]):
-        error = quantise(weight, FORMATS[name]).dequantise(torch.float32) - weight
+        error = quantize_blocks(weight, FORMATS[name]).dequantize(torch.float32) - weight
         assert error.abs().max() < 0.01

@@ -1,7 +1,7 @@
 """Making blocks of small integers out of plain weights, when a model is loaded.
 
 Owns the choice of scales for Q4_K and Q6_K; the simpler formats are the `gguf` library's. What the
-bytes mean is said by `core.runtime.kernels.dequantise`.
+bytes mean is said by `core.runtime.kernels.dequantize`.
 
 Shapes: O outputs, I inputs, N groups of inputs with a scale of their own, G inputs of a group,
 S groups of a block.
@@ -17,14 +17,14 @@ from gguf.constants import GGMLQuantizationType
 from gguf.quants import quantize
 
 from triptych.core.block_formats import BlockFormat
-from triptych.core.runtime.kernels.dequantise import PackedTensor
+from triptych.core.runtime.kernels.dequantize import PackedTensor
 
 _CHUNK_VALUES = 1 << 22
 _SHRINKING = tuple(1.0 - 0.03 * step for step in range(9))
 """Scales to try, as shares of the one that keeps the largest value whole."""
 
 
-def quantise(weight_OI: torch.Tensor, form: BlockFormat) -> PackedTensor:
+def quantize_blocks(weight_OI: torch.Tensor, form: BlockFormat) -> PackedTensor:
     """The weight in blocks of `form`, whose rows it fills whole."""
     assert form.holds(weight_OI.shape[1])
     rows = max(1, _CHUNK_VALUES // weight_OI.shape[1])
@@ -88,7 +88,7 @@ def _q4_k(values: torch.Tensor) -> torch.Tensor:
 
 
 def _six_bits(scales: torch.Tensor, minima: torch.Tensor) -> torch.Tensor:
-    """Eight scales and minima of 6 bits in twelve bytes; see `core.runtime.kernels.dequantise`."""
+    """Eight scales and minima of 6 bits in twelve bytes; see `core.runtime.kernels.dequantize`."""
     low = scales[:, :4] | scales[:, 4:] >> 4 << 6
     middle = minima[:, :4] | minima[:, 4:] >> 4 << 6
     return torch.cat((low, middle, scales[:, 4:] & 15 | minima[:, 4:] << 4), dim=1)

@@ -1,6 +1,6 @@
 /* Products with weights in blocks of integers.
  *
- * A row of activations is quantised once, each 32 inputs to bytes with a scale of their own. The
+ * A row of activations is quantized once, each 32 inputs to bytes with a scale of their own. The
  * products of a block are summed in integers, which is exact; the blocks' sums in float32, one after
  * the other. So a row's result does not depend on its batch mates, nor on which of the loops below
  * computes it.
@@ -11,13 +11,13 @@
  * Bytes are coarser than a weight of 8 bits is. There what they leave over makes a second byte, of a
  * 128th of the first one's scale: x = 128 * byte + fine byte, and the sums are still exact.
  */
-#include "quantised.h"
+#include "quantized.h"
 #include "pool.h"
 #include "tiles.h"
 #include "unrolled.h"
 
 #define CHUNK 32         /* rows that lie together, and fill the tiles where there are any */
-#define ROWS_PER_TASK 4  /* that are quantised by one task */
+#define ROWS_PER_TASK 4  /* that are quantized by one task */
 
 /* Rows and registers of outputs whose integer sums fit into registers. */
 #if defined(__AVX512F__)
@@ -52,7 +52,7 @@ typedef struct {
 
 #define ROW_BYTES (2 * BLOCK + (int64_t)sizeof(float) + 4 * (int64_t)sizeof(int32_t)) /* of a block */
 
-int64_t quantised_bytes(int64_t num_inputs) { return num_blocks(num_inputs) * ROW_BYTES; }
+int64_t quantized_bytes(int64_t num_inputs) { return num_blocks(num_inputs) * ROW_BYTES; }
 
 INLINE int rows_in_chunk(const Linear *l, int64_t first) {
     return (int)(l->num_rows - first < CHUNK ? l->num_rows - first : CHUNK);
@@ -61,7 +61,7 @@ INLINE int rows_in_chunk(const Linear *l, int64_t first) {
 /* A block of the chunk that begins with row `first`. */
 INLINE Rows rows_at(const Linear *l, int64_t first, int64_t block) {
     int64_t num = rows_in_chunk(l, first);
-    char *at = (char *)l->quantised + first * quantised_bytes(l->num_inputs);
+    char *at = (char *)l->quantized + first * quantized_bytes(l->num_inputs);
     at += block * num * ROW_BYTES;
     float *scales = (float *)(at + 2 * num * BLOCK);
     return (Rows){(int8_t *)at, (int8_t *)at + num * BLOCK, scales, (int32_t *)(scales + num)};
@@ -99,7 +99,7 @@ INLINE int32_t store_bytes(vec x, int8_t *to) {
 }
 
 /* One block of a row. What is not finite makes the scale NaN, and with it every result. */
-static void quantise_block(const void *x, int64_t first, int64_t end, int dtype, RowBlock to) {
+static void quantize_block(const void *x, int64_t first, int64_t end, int dtype, RowBlock to) {
     vec parts[2];
     if (first + BLOCK <= end) {
         for (int h = 0; h < 2; h++) parts[h] = load_as(x, first + h * LANES, dtype);
@@ -128,7 +128,7 @@ static int wants_fine(const Linear *l) {
     return 0;
 }
 
-static void quantise_some(void *context, int64_t index, int worker) {
+static void quantize_some(void *context, int64_t index, int worker) {
     const Linear *l = context;
     int64_t row = index * ROWS_PER_TASK, end = row + ROWS_PER_TASK;
     int has_fine = wants_fine(l);
@@ -140,14 +140,14 @@ static void quantise_some(void *context, int64_t index, int worker) {
             Rows rows = rows_at(l, first, block);
             RowBlock to = {rows.codes + at * BLOCK, has_fine ? rows.fine + at * BLOCK : NULL,
                            rows.scales + at, rows.sums + at, rows_in_chunk(l, first)};
-            quantise_block(x, block * BLOCK, l->num_inputs, l->dtype, to);
+            quantize_block(x, block * BLOCK, l->num_inputs, l->dtype, to);
         }
     }
 }
 
-void quantise_rows(const Linear *l) {
+void quantize_rows(const Linear *l) {
     int64_t num_tasks = (l->num_rows + ROWS_PER_TASK - 1) / ROWS_PER_TASK;
-    run_tasks(num_tasks, l->num_threads, quantise_some, (void *)l);
+    run_tasks(num_tasks, l->num_threads, quantize_some, (void *)l);
 }
 
 /* ---- dot products of bytes --------------------------------------------------------------------- */

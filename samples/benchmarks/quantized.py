@@ -7,9 +7,9 @@ into float32, and how far these are from the given model's: the format's own err
 that has llama-cpp-python, with llama.cpp on the same file. Figures are medians of turns, and of the
 ratios within a turn.
 
-    python samples/benchmarks/quantised.py MODEL.gguf --kinds q8_0 q4_0
-    python samples/benchmarks/quantised.py MODEL.gguf --llama ~/peers/llama/bin/python
-    python samples/benchmarks/quantised.py MODEL.gguf --turns 0 --windows windows.jsonl
+    python samples/benchmarks/quantized.py MODEL.gguf --kinds q8_0 q4_0
+    python samples/benchmarks/quantized.py MODEL.gguf --llama ~/peers/llama/bin/python
+    python samples/benchmarks/quantized.py MODEL.gguf --turns 0 --windows windows.jsonl
 
 `--windows` is a file that keeps what was computed of each window of text: an interrupted run goes
 on from there.
@@ -52,7 +52,7 @@ from triptych.core.runtime.kernels.paged_attention import AttentionBatch
 from triptych.core.runtime.layers.attention import KvCache, PagedStep
 from triptych.core.runtime.layers.decoder import Decoder
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
-from triptych.core.runtime.tensors.quantise import quantise
+from triptych.core.runtime.tensors.quantize import quantize_blocks
 from triptych.core.weights.encoding import WeightEncoding
 from triptych.core.weights.gguf import convert_gguf
 from triptych.core.weights.progress import SilentProgress
@@ -85,7 +85,7 @@ def write_as(kind: str, source: Path, target: Path) -> None:
             continue
         raw_dtype = GGMLQuantizationType[form.name.upper()]
         writer.add_tensor(
-            tensor.name, quantise(values, form).blocks_OB.numpy(), raw_dtype=raw_dtype
+            tensor.name, quantize_blocks(values, form).blocks_OB.numpy(), raw_dtype=raw_dtype
         )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -49,7 +49,7 @@ class PackedTensor:
         """The same on a device."""
         return PackedTensor(self.blocks_OB.to(device), self.format)
 
-    def dequantise(self, dtype: torch.dtype) -> torch.Tensor:
+    def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
         """Its values, `[O, I]`, computed in float32."""
         blocks_NS = self.blocks_OB.reshape(-1, self.format.num_bytes)
         return _READERS[self.format.name](blocks_NS).to(dtype).view(self.shape)

@@ -15,10 +15,10 @@ def test_values_equal_the_librarys(name: str) -> None:
     assert GGML_QUANT_SIZES[kind] == (packed.format.num_inputs, packed.format.num_bytes)
     assert packed.shape == (6, 512)
     expected = torch.from_numpy(dequantize(packed.blocks_OB.numpy(), kind))
-    assert torch.equal(packed.dequantise(torch.float32), expected)
+    assert torch.equal(packed.dequantize(torch.float32), expected)
 
 
 def test_some_rows() -> None:
     packed, ids = random_blocks("q4_k", 6, 256, seed=2), torch.tensor([5, 0, 5])
-    expected = packed.dequantise(torch.bfloat16)[ids]
-    assert torch.equal(packed.rows(ids).dequantise(torch.bfloat16), expected)
+    expected = packed.dequantize(torch.bfloat16)[ids]
+    assert torch.equal(packed.rows(ids).dequantize(torch.bfloat16), expected)
