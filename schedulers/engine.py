@@ -111,7 +111,7 @@ class Engine:
         self._recent = RecentSteps()
         self._step_log = StepLog()
         self._health = FailureCounter()
-        self._fault_draws = random.Random(config.device.seed)  # noqa: S311 (which steps to sabotage)
+        self._fault_random = random.Random(config.device.seed)  # noqa: S311 (which steps to sabotage)
         self._jobs: dict[str, Job] = {}
         self._deadlines: list[tuple[float, str]] = []
         self._in_flight: deque[Proposal] = deque()
@@ -254,7 +254,7 @@ class Engine:
         self._timeline.charge(proposal.model, proposal.cost_s)
         self._in_flight.append(proposal)
         self._has_news = True
-        is_sabotaged = self._fault_draws.random() * 100 < self.config.debug.sim_failure
+        is_sabotaged = self._fault_random.random() * 100 < self.config.debug.sim_failure
         runner = _FaultInjector(loaded.runner) if is_sabotaged else loaded.runner
         self._executors.launch(runner, plan, partial(self._conclude, proposal, plan))
         return True

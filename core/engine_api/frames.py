@@ -17,7 +17,7 @@ StepCodes = tuple[int, ...]
 """What one step of a speech model yields: one id, or a column of codes."""
 FIRST_FRAME_ID = 1 << 62
 END_FRAME_ID = FIRST_FRAME_ID
-"""What a frame model draws where its speech ends: the stop token of all of them. Has no codes."""
+"""What a frame model samples where its speech ends: the stop token of all of them. Has no codes."""
 
 
 def frame_id(codes: Sequence[int]) -> int:

@@ -23,13 +23,13 @@ __all__ = ["MAX_LOGIT_BIAS", "MAX_LOGPROBS", "MAX_SAMPLES", "MAX_STOP_STRINGS", 
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How one row's next token is drawn. Frozen; a job keeps it for life.
+    """How one row's next token is sampled. Frozen; a job keeps it for life.
 
     `seed`, the row's `sample_index` and the token's position key every random draw, so a row's
     output never depends on its batch mates. `top_logprobs` is the number of alternatives
     reported per token (`None`: no log-probabilities at all). `stop_token_ids` holds every id
     that ends the row, the model's end-of-text ids included unless the caller ignores them. With
-    `returns_state` no token is drawn: the row ends with the final state of its last position.
+    `returns_state` no token is sampled: the row ends with the final state of its last position.
     """
 
     temperature: float = 1.0
@@ -51,7 +51,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def has_penalty(self) -> bool:
-        """Whether what was drawn before changes what is drawn next."""
+        """Whether what was sampled before changes what is sampled next."""
         return (
             self.repetition_penalty != 1.0
             or self.frequency_penalty != 0.0

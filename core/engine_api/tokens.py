@@ -23,7 +23,7 @@ class ReasoningRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     The prompt ends within them if they are `open_at_start`. Else the answer may begin with `opens`,
     behind any `blanks`; where they `reopen`, those tokens open reasoning wherever they stand. Each
     of `closes` ends them. After `max_tokens` of reasoning (`None`: of any number) come `ending`,
-    drawn from nothing else. What the row's grammar prescribes begins where reasoning that was
+    sampled from nothing else. What the row's grammar prescribes begins where reasoning that was
     `open_at_start` end.
     """
 
@@ -42,7 +42,7 @@ class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     `prompt_frames` are the codes of the frame ids in the prompt, in their order: models whose
     steps yield frames of codes (see `core.engine_api.frames`) cannot know a frame by its id alone.
     `contents` fill the positions that have their ids, in order of position (see
-    `core.engine_api.prompt_content`). What is drawn follows `grammar`, if there is one (see
+    `core.engine_api.prompt_content`). What is sampled follows `grammar`, if there is one (see
     `core.grammar`), and what `thinking` says.
     """
 
@@ -66,7 +66,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenDelta(msgspec.Struct, kw_only=True, omit_defaults=True, tag="delta"):
-    """What one step added to a sequence: a runner says what was drawn, its scheduler the rest.
+    """What one step added to a sequence: a runner says what was sampled, its scheduler the rest.
 
     `is_finite` is false where the logits held NaN. Where a step yields several codes at once, they
     are in `codes`, and `token_ids` holds the frame id that names them. The last delta of a job

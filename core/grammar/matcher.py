@@ -62,7 +62,7 @@ class TokenMatcher:
         self._found = np.zeros(vocabulary.num_library_words, "<u4")
 
     def follow(self, token_ids: Sequence[int], num_outputs: int, num_left: int) -> TokenMask:
-        """Take `token_ids` in, with which a row has `num_outputs` and may draw `num_left` more.
+        """Take `token_ids` in, with which a row has `num_outputs` and may sample `num_left` more.
 
         Raises `RequestError` where the grammar takes too much, or leads nowhere.
         """

@@ -138,7 +138,7 @@ class WhisperSpec:
 
     @property
     def no_speech_id(self) -> int:
-        """Drawn right after the start token where there is no speech."""
+        """Sampled right after the start token where there is no speech."""
         return self.no_timestamps_id - 1
 
     @property

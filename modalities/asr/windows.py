@@ -25,7 +25,7 @@ MAX_NO_SPEECH_PROB = 0.6
 SURE_NO_SPEECH_PROB = 0.9
 """Beyond this a text has to be likelier than `CONFIDENT_AVG_LOGPROB` to stand."""
 MAX_PROMPT_TEMPERATURE = 0.5
-"""Text drawn at a higher temperature is not shown to the next window."""
+"""Text sampled at a higher temperature is not shown to the next window."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

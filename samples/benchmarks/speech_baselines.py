@@ -67,7 +67,7 @@ class _Voice:
         return len(self.job.request.segments[0].prompt_ids)
 
     @property
-    def is_drawn(self) -> bool:
+    def is_sampled(self) -> bool:
         return self.num_steps >= self.max_steps
 
 
@@ -136,7 +136,7 @@ class _Baseline:
         voice.num_chunks += 1
         num_samples = round(num_frames * self.model.clock.frame_s * self.model.sample_rate)
         pcm = bytes(SAMPLE_BYTES * num_samples)
-        is_final = voice.is_drawn and not self.ready_frames(voice)
+        is_final = voice.is_sampled and not self.ready_frames(voice)
         delta = SpeechDelta(pcm=pcm, finish_reason="stop" if is_final else None)
         if is_final:
             voice.job.state = JobState.FINISHED
@@ -199,7 +199,7 @@ class FifoScheduler(_Baseline):
 
     def _note_chunk(self, voice: _Voice, now_s: float) -> None:
         num_ready = self.ready_frames(voice)
-        is_whole = num_ready >= self.chunk_frames(voice) or (voice.is_drawn and num_ready)
+        is_whole = num_ready >= self.chunk_frames(voice) or (voice.is_sampled and num_ready)
         if is_whole and math.isinf(voice.chunk_since_s):
             voice.chunk_since_s = now_s
 
@@ -212,7 +212,7 @@ class FifoScheduler(_Baseline):
 
     def _rows(self) -> list[tuple[float, _Voice]]:
         voices = self.voices.values()
-        return [(v.since_s, v) for v in voices if v.is_started and not v.is_drawn]
+        return [(v.since_s, v) for v in voices if v.is_started and not v.is_sampled]
 
     def _prompts(self) -> list[tuple[float, _Voice]]:
         num_rows, num_tokens, taken = len(self._rows()), 0, []

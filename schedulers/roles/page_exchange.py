@@ -265,7 +265,7 @@ class SentPages(TransferJobs, PageExchange):
 
 
 def _prompt_of(request: TokenRequest) -> TokenRequest:
-    """What is to be computed for the pages of a request alone: all but what is drawn."""
+    """What is to be computed for the pages of a request alone: all but what is sampled."""
     returns_state = request.sampling.returns_state
     return TokenRequest(
         prompt_ids=request.prompt_ids,

@@ -1,4 +1,4 @@
-"""Rows whose tokens follow a grammar: what each may draw next is found out beside the steps.
+"""Rows whose tokens follow a grammar: what each may sample next is found out beside the steps.
 
 Owns the threads on which grammars are compiled and followed, and the way of what they find to the
 loop's thread. A row takes part in a step once its mask is there (`policy`). Rows of one step
@@ -147,7 +147,7 @@ class GrammarWorker:
         (quick if is_known else slow).put(partial(self._report_first, row))
 
     def follow(self, rows: Iterable[MaskRequest]) -> None:
-        """Find the next masks of rows that have drawn a token."""
+        """Find the next masks of rows that have sampled a token."""
         quick_rows = []
         quick, slow = self._open_threads()
         for row in rows:
@@ -246,5 +246,5 @@ def _first_of(row: MaskRequest) -> _First:
 
 
 def _may_jump(sampling: SamplingParams) -> bool:
-    """Whether tokens may go undrawn: not where each draw is reported or counted."""
+    """Whether tokens may go unsampled: not where each sample is reported or counted."""
     return sampling.top_logprobs is None and not sampling.has_penalty

@@ -1,7 +1,7 @@
 """A row's reasoning: whether it is reasoning, and what comes when its budget is spent.
 
-Owns the count. A row goes on before it is known what it has drawn, so `num_free` says for how many
-tokens nothing can be prescribed yet. Knows no text: reasoning lies between tokens.
+Owns the count. A row goes on before it is known what it has sampled, so `num_free` says for how
+many tokens nothing can be prescribed yet. Knows no text: reasoning lies between tokens.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class ReasoningCounter:
 
     @property
     def is_unanswered(self) -> bool:
-        """Whether an answer is still due: what is drawn now ends reasoning at most."""
+        """Whether an answer is still due: what is sampled now ends reasoning at most."""
         return self.holds_form or self._is_spent
 
     @property
     def num_free(self) -> int:
-        """How many tokens will be drawn before one can be prescribed, whatever they are."""
+        """How many tokens will be sampled before one can be prescribed, whatever they are."""
         if self.holds_form:
             return 0  # the next one may be prescribed by the grammar
         if self.is_open:
@@ -61,7 +61,7 @@ class ReasoningCounter:
         return len(self._rules.opens) - len(self._recent) + self._left
 
     def mask(self) -> bytes:
-        """Which tokens may be drawn now that all before are known; empty for any."""
+        """Which tokens may be sampled now that all before are known; empty for any."""
         if self._is_spent:
             ending = self._rules.ending[self._num_forced : self._num_forced + 1]
             return _mask(ending, self._vocab_size, is_inverted=False)
@@ -70,7 +70,7 @@ class ReasoningCounter:
         return b""
 
     def take(self, token_ids: Iterable[int]) -> None:
-        """The row has drawn these, too."""
+        """The row has sampled these, too."""
         for token_id in token_ids:
             if self._is_spent:
                 self._num_forced += 1

@@ -61,7 +61,7 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
         self.limits = UNCONSTRAINED
         """What is kept out of steps."""
         self.grammar_worker: GrammarWorker | None = None
-        """What rows with grammars may draw; set before jobs come, where the model takes any."""
+        """What rows with grammars may sample; set before jobs come, where the model takes any."""
         self.exchange = PageExchange()
         """Where pages come from or go to beside this engine; set before jobs come."""
         self._guided: dict[GrammarState, SequenceState] = {}
@@ -207,7 +207,7 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
         return bool(row.is_stale or row.unit.is_over)
 
     def _accept(self, step: TokenStep, row: ScheduledRow, found: Any, now_s: float) -> None:
-        """Send the token a step has drawn, or the end of the answer."""
+        """Send the token a step has sampled, or the end of the answer."""
         opened, delta = row.unit, self.tokens.accept(row, found, now_s)
         if isinstance(delta, NonFinite):
             self._end(opened, JobState.FAILED, error=delta)

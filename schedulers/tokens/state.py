@@ -34,7 +34,7 @@ class SequenceState(Unit):
     `num_committed` of them surely computed. While it holds a
     `lease` it also holds a `slot`; `is_bound` says whether the runner knows of both, and
     `num_bound_pages` how many of its pages the runner knows. One that `is_over` may still be in
-    flight. `num_forced` of its last tokens were not drawn but
+    flight. `num_forced` of its last tokens were not sampled but
     follow from its `grammar` and are yet to be computed together. Its `reasoning` may
     go before what the grammar prescribes. `num_fetched_pages` were computed for it elsewhere.
     """
@@ -94,12 +94,12 @@ class SequenceState(Unit):
 
     @property
     def num_remaining(self) -> int:
-        """Positions to compute before the next token can be drawn."""
+        """Positions to compute before the next token can be sampled."""
         return self.num_tokens - self.num_booked
 
     @property
     def max_positions(self) -> int:
-        """Positions that will ever be computed: the last token is drawn and never fed back."""
+        """Positions that will ever be computed: the last token is sampled and never fed back."""
         return self.num_prompt_tokens + self.max_outputs - 1
 
     @property
@@ -223,7 +223,7 @@ class ScheduledRow:
         if self.is_sampled:
             row.num_forced = 0
             if row.grammar is not None:
-                row.grammar.is_ready = False  # until it is known what was drawn
+                row.grammar.is_ready = False  # until it is known what was sampled
         row.num_bound_pages = len(row.lease)
         row.num_booked = end
         row.num_unknown += self.is_sampled
@@ -246,7 +246,7 @@ class TokenProgress(NamedTuple):
     """How far a sequence is, with steps in flight counted as done.
 
     `num_left` positions are to be computed for its next token, if it `can_step`; `num_outputs`
-    tokens are drawn. It `is_waiting` until its prompt is begun, and `is_answered` after it.
+    tokens are sampled. It `is_waiting` until its prompt is begun, and `is_answered` after it.
     """
 
     num_left: int

@@ -18,7 +18,7 @@ from triptych.core.engine_api.frames import END_FRAME_ID
 from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.runtime.layers.attention import KvCache
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
-from triptych.modalities.tts.engine.frame_head import FrameDraws, FrameInputs
+from triptych.modalities.tts.engine.frame_head import FrameInputs, FrameSamples
 from triptych.modalities.tts.engine.models.csm import CsmBlueprint, CsmModel
 
 Reference = transformers.CsmForConditionalGeneration
@@ -166,8 +166,8 @@ def test_speech_ends_with_a_frame_of_end_codes(rig: FrameRig, model: CsmModel) -
     draws = iter(torch.tensor(ends))
 
     class Script(FrameRecorder):
-        def draw(self, *args: Any) -> FrameDraws:
-            drawn = super().draw(*args)
+        def sample(self, *args: Any) -> FrameSamples:
+            drawn = super().sample(*args)
             codes_1Q = next(draws)[None]
             return replace(drawn, codes_RQ=codes_1Q, is_end_R=model.is_end(codes_1Q))
 

@@ -11,7 +11,7 @@ from support.decoder_rig import Rig
 from triptych.core.engine_api.frames import StepCodes, frame_id
 from triptych.core.runtime.layers.attention import KvCache
 from triptych.core.runtime.sampling.sampler import FrameSampler
-from triptych.modalities.tts.engine.frame_head import FrameDraws, FrameHead, FrameInputs
+from triptych.modalities.tts.engine.frame_head import FrameHead, FrameInputs, FrameSamples
 
 
 class FrameRecorder:
@@ -23,7 +23,7 @@ class FrameRecorder:
         self.model = model
         self.vocab_size = vocab_size
         self.num_codes = model.num_codes
-        self.draw_state = model.draw_state
+        self.sample_state = model.sample_state
         self._logits = logits
         self.last_logits_RV = torch.empty(0)
 
@@ -33,11 +33,11 @@ class FrameRecorder:
     def forward(self, inputs: FrameInputs, kv: KvCache) -> torch.Tensor:
         return self.model.forward(inputs, kv)
 
-    def draw(
+    def sample(
         self, hidden_RC: torch.Tensor, positions_R: torch.Tensor, sampler: FrameSampler
-    ) -> FrameDraws:
+    ) -> FrameSamples:
         self.last_logits_RV = self._logits(hidden_RC)
-        return self.model.draw(hidden_RC, positions_R, sampler)
+        return self.model.sample(hidden_RC, positions_R, sampler)
 
 
 class FrameRig(Rig):

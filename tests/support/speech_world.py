@@ -229,7 +229,7 @@ class FakeSpeechRunner:
     def _run(self, plan: Plan) -> StepResult:
         elapsed_s = self.cost_s(plan)
         if isinstance(plan, TokenPlan):
-            rows = tuple(self._draw(row) for row in plan.rows)
+            rows = tuple(self._sample(row) for row in plan.rows)
             return StepResult(elapsed_s=elapsed_s, rows=rows)
         if isinstance(plan, AudioPlan):
             assert plan.rows
@@ -240,7 +240,7 @@ class FakeSpeechRunner:
         prompt = _voice(plan.clip.digest)
         return StepResult(elapsed_s=elapsed_s, rows=(prompt,))
 
-    def _draw(self, row: TokenRow) -> TokenDelta:
+    def _sample(self, row: TokenRow) -> TokenDelta:
         table = self._tables[row.slot]
         token_ids = row.token_ids or (self._last.get(row.slot, 0),)
         for position, token_id in enumerate(token_ids, row.start):

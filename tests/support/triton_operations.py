@@ -124,7 +124,7 @@ def _sampling() -> Launches:
     slots, uniform = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.float64)
     return {
         "greedy_bf16": lambda: launch(logits.to(BF16), None, None, shape, slots, None),
-        "drawn": lambda: launch(logits, None, None, shape, slots, uniform),
+        "sampled": lambda: launch(logits, None, None, shape, slots, uniform),
     }
 
 

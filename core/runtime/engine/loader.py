@@ -90,7 +90,7 @@ class DeviceLoader:
 
 
 class TokenLoader(DeviceLoader):
-    """One model whose steps draw tokens over a paged cache."""
+    """One model whose steps sample tokens over a paged cache."""
 
     def _check_invariance(self, native: NativeKernels | None, *, is_native: bool) -> None:
         """Raise `ConfigError` where rows depend on their batch and must not."""
@@ -116,7 +116,7 @@ class TokenLoader(DeviceLoader):
     def _sampler(
         self, num_logits: int, native: NativeKernels | None, num_slots: int | None = None
     ) -> Sampler:
-        """What draws for all rows of a step."""
+        """What samples for all rows of a step."""
         return Sampler(
             vocab_size=num_logits,
             max_batch_size=num_slots or self._config.schedule.max_batch_size,

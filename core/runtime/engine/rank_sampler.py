@@ -1,6 +1,6 @@
-"""Drawing in a model that is divided over ranks: rank 0 draws, the others are told.
+"""Sampling in a model that is divided over ranks: rank 0 samples, the others are told.
 
-Owns how a step's tokens get to every rank. So ranks cannot come to differ, whatever a draw's last
+Owns how a step's tokens get to every rank. So ranks cannot come to differ, whatever a sample's last
 bit follows from.
 """
 
@@ -13,7 +13,7 @@ import torch
 from triptych.core.engine_api.plan import TokenRow
 from triptych.core.engine_api.tokens import TokenDelta
 from triptych.core.runtime.devices.rank_group import RankGroup
-from triptych.core.runtime.engine.text_head import DrawnTokens, TokenSampler
+from triptych.core.runtime.engine.text_head import TokenSampler, TokenSamples
 
 
 class LeadingSampler:
@@ -32,11 +32,11 @@ class LeadingSampler:
         slots: Sequence[int],
         positions: Sequence[int],
         allowed: Sequence[bytes] = (),
-    ) -> DrawnTokens:
-        """Draw, and tell the others."""
-        drawn = self._sampler.sample(logits_BV, slots, positions, allowed)
-        self._group.broadcast(drawn.token_ids_B)
-        return drawn
+    ) -> TokenSamples:
+        """Sample, and tell the others."""
+        sampled = self._sampler.sample(logits_BV, slots, positions, allowed)
+        self._group.broadcast(sampled.token_ids_B)
+        return sampled
 
 
 class FollowingSampler:
@@ -46,7 +46,7 @@ class FollowingSampler:
         self._group = group
 
     def bind(self, row: TokenRow) -> None:
-        """What a row is drawn by is rank 0's business."""
+        """What a row is sampled by is rank 0's business."""
 
     def sample(
         self,
@@ -54,14 +54,14 @@ class FollowingSampler:
         slots: Sequence[int],
         positions: Sequence[int],
         allowed: Sequence[bytes] = (),
-    ) -> DrawnTokens:
-        """What rank 0 drew."""
+    ) -> TokenSamples:
+        """What rank 0 sampled."""
         ids_B = torch.empty(len(slots), dtype=torch.int64, device=logits_BV.device)
         return _ToldTokens(self._group.broadcast(ids_B))
 
 
 class _ToldTokens:
-    """Implements `DrawnTokens`: for the next step alone."""
+    """Implements `TokenSamples`: for the next step alone."""
 
     def __init__(self, token_ids_B: torch.Tensor) -> None:
         self.token_ids_B = token_ids_B

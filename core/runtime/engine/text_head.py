@@ -1,4 +1,4 @@
-"""Tokens of text: an embedding looked up in the model, one id drawn from its logits.
+"""Tokens of text: an embedding looked up in the model, one id sampled from its logits.
 
 Owns each slot's last token, on the device, and the scores of prompts. Implements
 `core.runtime.engine.token_runner.TokenHead`. Any model that writes tokens over a paged cache can be
@@ -31,8 +31,8 @@ _Scores = Callable[[], tuple[TokenLogprob, ...]]
 """Log-probabilities of some prompt tokens, on their way to the host."""
 
 
-class DrawnTokens(Protocol):
-    """What a sampler drew: on the device for the next step, and on its way to the host."""
+class TokenSamples(Protocol):
+    """What a sampler sampled: on the device for the next step, and on its way to the host."""
 
     @property
     def token_ids_B(self) -> torch.Tensor:  # noqa: N802 - a shape
@@ -45,7 +45,7 @@ class DrawnTokens(Protocol):
 
 
 class TokenSampler(Protocol):
-    """What this head asks of what draws; `core.runtime.sampling.sampler.Sampler` says more."""
+    """What this head asks of what samples; `core.runtime.sampling.sampler.Sampler` says more."""
 
     def bind(self, row: TokenRow) -> None:
         """Take a slot for a row."""
@@ -57,8 +57,8 @@ class TokenSampler(Protocol):
         slots: Sequence[int],
         positions: Sequence[int],
         allowed: Sequence[bytes] = (),
-    ) -> DrawnTokens:
-        """Draw one token per row."""
+    ) -> TokenSamples:
+        """Sample one token per row."""
         ...
 
 
@@ -96,12 +96,12 @@ class TextHead:
         return (step.token_ids_T,)
 
     def forward(self, step: StepLayout, kv: KvCache) -> torch.Tensor:
-        """`hidden_TC`; decode rows go in as what they drew last."""
+        """`hidden_TC`; decode rows go in as what they sampled last."""
         (token_ids_T,) = step.extras
         self._feed_back(token_ids_T, step)
         return self._model.forward(token_ids_T, step.positions_T, PagedStep(kv, step.batch))
 
-    def draw(self, step: StepLayout, hidden_TC: torch.Tensor) -> RowResults:
+    def sample(self, step: StepLayout, hidden_TC: torch.Tensor) -> RowResults:
         """One token or state per sampled row, and the scores of prompts that asked for them."""
         scores = {
             row.slot: self._score_prompt(row, hidden_TC[first : first + row.num_tokens])
@@ -133,7 +133,7 @@ class TextHead:
         return partial(_results, step.rows, sampled, ending, states_EC, scores)
 
     def _feed_back(self, token_ids_T: torch.Tensor, step: StepLayout) -> None:
-        """Decode rows go on from what they drew last."""
+        """Decode rows go on from what they sampled last."""
         slots_D = step.decode_slots_D
         token_ids_T[: len(slots_D)] = self._last_tokens.index_select(0, slots_D)
 
@@ -158,13 +158,13 @@ class TextHead:
 
 def _results(
     rows: Sequence[TokenRow],
-    sampled: DrawnTokens | None,
+    sampled: TokenSamples | None,
     ending: Collection[int],
     states_EC: HostCopy | None,
     scores: Mapping[int, Sequence[_Scores]],
 ) -> tuple[TokenDelta, ...]:
     """One entry per row, after waiting for the device; those in `ending` slots yield states."""
-    drawn = iter(sampled.to_results() if sampled else ())
+    tokens = iter(sampled.to_results() if sampled else ())
     states = iter(() if states_EC is None else states_EC.get().numpy())
     results = []
     for row in rows:
@@ -174,7 +174,7 @@ def _results(
             is_finite = bool(np.isfinite(state_C).all())
             result = TokenDelta(state=state_C.astype("<f4").tobytes(), is_finite=is_finite)
         elif row.is_sampled:
-            result = next(drawn)
+            result = next(tokens)
         if row.slot in scores:
             entries = chain.from_iterable(entries() for entries in scores[row.slot])
             result.prompt_logprobs = tuple(entries)

@@ -1,10 +1,10 @@
-"""Turns token plans into device work: one forward and one draw per plan.
+"""Turns token plans into device work: one forward and one sample per plan.
 
 Owns what every batch slot keeps between steps, its page table (on the host), and how a step is
 laid out. Knows no policy: the scheduler chooses which rows run, and on which pages. Nor does it
-know what a token is: a `TokenHead` decides what goes into the model and what is drawn from it
+know what a token is: a `TokenHead` decides what goes into the model and what is sampled from it
 (`core.runtime.engine.text_head`, and heads of modalities whose tokens are frames), and keeps each
-slot's last draw on the device, so that the next plan can be launched before this one is read.
+slot's last sample on the device, so that the next plan can be launched before this one is read.
 
 Steps of decode rows alone may be captured (`core.runtime.graphs`): rows that fill a bucket up go on
 from slot 0's token, at position 0 of a page that no row leases, and what they yield is dropped.
@@ -75,7 +75,7 @@ RowResults = Callable[[], tuple[TokenDelta, ...]]
 class TokenHead(Protocol):
     """What a token is to a model: how positions are embedded, and how the next one is drawn.
 
-    Keeps per slot, on the device, what was drawn last. Called from the runner's thread, in the
+    Keeps per slot, on the device, what was sampled last. Called from the runner's thread, in the
     order of the methods here.
     """
 
@@ -91,8 +91,8 @@ class TokenHead(Protocol):
         """`hidden_TC` of every token."""
         ...
 
-    def draw(self, step: StepLayout, hidden_TC: torch.Tensor) -> RowResults:
-        """Draw for the sampled rows, and note the draws for the next step."""
+    def sample(self, step: StepLayout, hidden_TC: torch.Tensor) -> RowResults:
+        """Sample for the sampled rows, and note the samples for the next step."""
         ...
 
 
@@ -145,7 +145,7 @@ class TokenRunner:
                 for row in plan.starts:
                     self._head.bind(row)
                 step, hidden_TC = self._compute(plan.rows)
-                results = self._head.draw(step, hidden_TC)
+                results = self._head.sample(step, hidden_TC)
                 wait = end_of_work(self._device)
         except torch.OutOfMemoryError as error:
             raise OutOfMemory("The step did not fit in device memory.") from error
@@ -211,7 +211,7 @@ class TokenRunner:
     def _forward_static(
         self, step: StepLayout, bucket: Bucket, ends: list[int], inputs: Tensors
     ) -> Tensors:
-        """`hidden_TC` of a step that lies in `inputs`, and what its draws need of it.
+        """`hidden_TC` of a step that lies in `inputs`, and what its samples need of it.
 
         A GPU is told of the longest rows that there may be: what it launches is for all of them.
         """

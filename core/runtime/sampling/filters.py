@@ -1,4 +1,4 @@
-"""Which tokens may be drawn (top-k, top-p, min-p), and the draw itself.
+"""Which tokens may be sampled (top-k, top-p, min-p), and the sample itself.
 
 Owns the mathematics on probabilities. Knows nothing of slots, penalties or random generators.
 
@@ -7,7 +7,7 @@ token, top-p what is at least as likely as the last token of the nucleus (Holtzm
 Curious Case of Neural Text Degeneration", 2020; the nucleus is taken of what top-k kept), min-p
 what is at least `min_p` times as likely as the likeliest token (Nguyen et al., "Turning Up the
 Heat", 2024). Tokens of equal probability are therefore kept or dropped together, and neither the
-order of a sort nor the batch shape can change a draw.
+order of a sort nor the batch shape can change a sample.
 
 Shapes: B rows, V vocabulary, K candidates, G blocks of the vocabulary, S tokens of a block.
 """
@@ -77,8 +77,8 @@ def total_mass(probs_BV: torch.Tensor) -> torch.Tensor:
     return _blocks(probs_BV).sum(-1, dtype=torch.float64).sum(-1)
 
 
-def draw(probs_BV: torch.Tensor, uniforms_B: torch.Tensor) -> torch.Tensor:
-    """Inverse-CDF draw in vocabulary order: the token in whose share of the mass `u` falls.
+def sample(probs_BV: torch.Tensor, uniforms_B: torch.Tensor) -> torch.Tensor:
+    """Inverse-CDF sample in vocabulary order: the token in whose share of the mass `u` falls.
 
     `probs_BV` need not add up to 1 (dropped tokens are 0); `uniforms_B` are float64 in [0, 1).
     The mass is summed by blocks, then token by token inside the chosen block, so no pass over

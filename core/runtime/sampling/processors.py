@@ -60,7 +60,7 @@ class Penalties:
 
     Repetition counts prompt and output, as transformers does (Keskar et al., "CTRL", 2019).
     Frequency and presence count the output only, as OpenAI and vLLM do. Counts live on the device
-    and grow with each draw there, so that the next step can start before the host has read a
+    and grow with each sample there, so that the next step can start before the host has read a
     token; they are allocated when the first row asks for a penalty.
     """
 
@@ -110,12 +110,12 @@ class Penalties:
         )
 
     def of_rows(self, index_R: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """All counts and scales, for a kernel that penalizes the rows `index_R` as it draws."""
+        """All counts and scales, for a kernel that penalizes the rows `index_R` as it samples."""
         assert self._counts_SV is not None
         return self._counts_SV, self._scales_S3, index_R
 
     def count(self, slots_B: torch.Tensor, token_ids_B: torch.Tensor) -> None:
-        """Record one drawn token per slot; no slot may appear twice."""
+        """Record one sampled token per slot; no slot may appear twice."""
         assert self._counts_SV is not None
         self._counts_SV[slots_B, token_ids_B] += 1
 
@@ -137,9 +137,9 @@ def keep_allowed(logits_BV: torch.Tensor, allowed: Sequence[bytes]) -> torch.Ten
 
 
 def mask_words(allowed: Sequence[bytes], vocab_size: int, device: torch.device) -> torch.Tensor:
-    """The masks of all rows as words of 32 tokens, `[B, W]`; a row without one may draw all.
+    """The masks of all rows as words of 32 tokens, `[B, W]`; a row without one may sample all.
 
-    What a kernel reads as it draws, in place of logits that are edited first.
+    What a kernel reads as it samples, in place of logits that are edited first.
     """
     num_bytes = 4 * -(-vocab_size // 32)
     everything = b"\xff" * num_bytes

@@ -1,4 +1,4 @@
-"""Draws one token per row of a step, vectorized over the batch.
+"""Samples one token per row of a step, vectorized over the batch.
 
 Owns the per-slot sampling state and the order of things. Knows nothing of models, pages or jobs.
 
@@ -6,7 +6,7 @@ A step's logits pass through, each only for the rows that need it:
 
 1. `logit_bias`, 2. `min_tokens` (stop tokens forbidden until enough output), 3. repetition, then
 frequency and presence penalties, 4. what a grammar allows, 5. temperature, 6. top-k, 7. top-p,
-8. min-p, 9. the draw.
+8. min-p, 9. the sample.
 
 Below a temperature of 1e-5 the row is greedy: the likeliest token after step 4 (the lowest id
 among equals). So it is with `top_k=1` or `top_p=0`. Which rows need what is decided on the host
@@ -33,7 +33,7 @@ from triptych.core.limits import MAX_LOGPROBS
 from triptych.core.runtime.devices.upload import Numbers, Uploads
 from triptych.core.runtime.kernels.native.arguments import RowEdits
 from triptych.core.runtime.kernels.native.library import NativeKernels
-from triptych.core.runtime.sampling.filters import draw, nucleus_thresholds
+from triptych.core.runtime.sampling.filters import nucleus_thresholds, sample
 from triptych.core.runtime.sampling.host_copy import HostCopy
 from triptych.core.runtime.sampling.logprobs import Logprobs
 from triptych.core.runtime.sampling.processors import (
@@ -45,7 +45,7 @@ from triptych.core.runtime.sampling.processors import (
 from triptych.core.runtime.sampling.randomness import stream_key, uniforms
 
 LOGIT_BYTES = 56
-"""What a draw holds for each logit of a row that asks for everything: counts, probabilities, and
+"""What a sample holds for each logit of a row that asks for everything: counts, probabilities, and
 their order with its running sums in float64."""
 _MIN_TEMPERATURE = 1e-5
 
@@ -74,7 +74,7 @@ class _DeviceRows:
     `groups` are indexes of rows, by name; there is none where no row is in it. Without `random`
     rows beside `greedy` ones, all rows are what the first is. `filtered` counts among the random.
     Where shapes may not follow from who needs what, there are no groups: `is_greedy_B` says which
-    draws are taken, and with `has_floor` all rows are filtered.
+    samples are taken, and with `has_floor` all rows are filtered.
     """
 
     slots_B: torch.Tensor
@@ -104,8 +104,8 @@ class _DeviceRows:
 
 
 @dataclass(frozen=True, slots=True)
-class FrameDrawKind:
-    """What draws of a size have in common: as much as a captured step must know of its rows."""
+class FrameSampleKind:
+    """What samples of a size have in common: as much as a captured step must know of its rows."""
 
     num_codes: int
     is_random: bool
@@ -114,7 +114,7 @@ class FrameDrawKind:
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """What a step drew. The device tensors feed the next step; the host copy is under way."""
+    """What a step sampled. The device tensors feed the next step; the host copy is under way."""
 
     token_ids_B: torch.Tensor
     is_finite_B: torch.Tensor
@@ -198,10 +198,10 @@ class Sampler:
         positions: Sequence[int],
         allowed: Sequence[bytes] = (),
     ) -> SampledTokens:
-        """Draw one token per row.
+        """Sample one token per row.
 
         `slots` are the rows' bound slots, each at most once; `positions` the absolute positions
-        of the tokens being drawn; `allowed` the masks of all rows, if any has one (see
+        of the tokens being sampled; `allowed` the masks of all rows, if any has one (see
         `core.engine_api.plan.TokenRow`). Logits of any float type; they are not changed.
         """
         rows = self._slots[np.asarray(slots)]
@@ -216,7 +216,7 @@ class Sampler:
         logits_BV = logits_BV.float()
         edited_BV = self._edit(logits_BV, sent)
         masks = allowed if any(allowed) else ()
-        token_ids_B, is_finite_B = self._draw(logits_BV, sent, edited_BV, masks)
+        token_ids_B, is_finite_B = self._sample(logits_BV, sent, edited_BV, masks)
         if (index_R := sent.groups.get("penalties")) is not None:
             self._penalties.count(sent.slots_B[index_R], token_ids_B[index_R])
         return SampledTokens(
@@ -231,7 +231,7 @@ class Sampler:
     def frame_sampler(
         self, slots: Sequence[int], positions: Sequence[int], num_codes: int
     ) -> FrameSampler:
-        """For rows that draw `num_codes` codes at one position; else as `sample`.
+        """For rows that sample `num_codes` codes at one position; else as `sample`.
 
         Temperature, top-k, top-p and min-p count; what edits logits does not.
         """
@@ -242,22 +242,22 @@ class Sampler:
 
     def lay_out_frames(
         self, slots: Sequence[int], positions: Sequence[int], num_codes: int
-    ) -> tuple[FrameDrawKind, list[Numbers]]:
-        """As `frame_sampler`, for draws whose shapes follow from the number of rows alone.
+    ) -> tuple[FrameSampleKind, list[Numbers]]:
+        """As `frame_sampler`, for samples whose shapes follow from the number of rows alone.
 
         What `frames_over` takes, still on the host, and the kind, which it takes, too.
         """
         rows = self._slots[np.asarray(slots)]
         has_floor = bool((rows["is_filtered"] | rows["has_min_p"])[~rows["is_greedy"]].any())
-        kind = FrameDrawKind(num_codes, not rows["is_greedy"].all(), has_floor)
+        kind = FrameSampleKind(num_codes, not rows["is_greedy"].all(), has_floor)
         arrays: list[Numbers] = [np.asarray(slots, np.int64), rows["is_greedy"].astype(np.int64)]
         if kind.is_random:
             first_B = np.asarray(positions, np.int64) * num_codes
             arrays.append(uniforms(rows["key"], first_B + np.arange(num_codes)[:, None]))
         return kind, arrays
 
-    def frames_over(self, kind: FrameDrawKind, packed: torch.Tensor) -> FrameSampler:
-        """Draws for the rows that lie in `packed`, one array behind the other."""
+    def frames_over(self, kind: FrameSampleKind, packed: torch.Tensor) -> FrameSampler:
+        """Samples for the rows that lie in `packed`, one array behind the other."""
         num_rows = len(packed) // (2 + kind.num_codes * kind.is_random)
         slots_B, is_greedy_B, uniforms = packed.tensor_split((num_rows, 2 * num_rows))
         uniform_QB = uniforms.view(torch.float64).view(kind.num_codes, -1)
@@ -276,7 +276,7 @@ class Sampler:
         positions: NDArray[np.int64],
         masks: Mapping[str, NDArray[np.bool_]],
     ) -> _DeviceRows:
-        """All that a step brings over: `masks` become groups, beside those that draws need."""
+        """All that a step brings over: `masks` become groups, beside those that samples need."""
         is_random = ~rows["is_greedy"]
         masks = {**masks, "filtered": rows["is_filtered"][is_random]}
         if is_random.any() and not is_random.all():
@@ -306,7 +306,7 @@ class Sampler:
                 edited_BV[index_R] = apply(edited_BV[index_R], sent.slots_B[index_R])
         return edited_BV
 
-    def _draw(
+    def _sample(
         self,
         logits_BV: torch.Tensor,
         sent: _DeviceRows,
@@ -326,7 +326,7 @@ class Sampler:
         if self._native is not None:
             index_R = sent.groups.get("penalties")
             penalties = None if index_R is None else self._penalties.of_rows(index_R)
-            return self._native.draw_rows(
+            return self._native.sample_rows(
                 logits_BV,
                 RowEdits(edited_BV, masks, penalties),
                 self._shape_S4,
@@ -336,28 +336,28 @@ class Sampler:
         is_finite_B = torch.isfinite(logits_BV.sum(-1))
         edited_BV = logits_BV if edited_BV is None else edited_BV
         edited_BV = keep_allowed(edited_BV, masks) if masks else edited_BV
-        return self._draw_by_kind(edited_BV, sent), is_finite_B
+        return self._sample_by_kind(edited_BV, sent), is_finite_B
 
-    def _draw_by_kind(self, logits_BV: torch.Tensor, sent: _DeviceRows) -> torch.Tensor:
+    def _sample_by_kind(self, logits_BV: torch.Tensor, sent: _DeviceRows) -> torch.Tensor:
         slots_B, uniform_B, groups = sent.slots_B, sent.uniform_B, sent.groups
         if uniform_B is None:
             return logits_BV.argmax(-1)
         if sent.is_greedy_B is not None:
             every = slice(None) if sent.has_floor else None
-            drawn_B = self._draw_random(logits_BV, slots_B, uniform_B, every, sent.has_floor)
-            return torch.where(sent.is_greedy_B, logits_BV.argmax(-1), drawn_B)
+            sampled_B = self._sample_random(logits_BV, slots_B, uniform_B, every, sent.has_floor)
+            return torch.where(sent.is_greedy_B, logits_BV.argmax(-1), sampled_B)
         filtered_R = groups.get("filtered")
         if "random" not in groups:
-            return self._draw_random(logits_BV, slots_B, uniform_B, filtered_R, sent.has_floor)
+            return self._sample_random(logits_BV, slots_B, uniform_B, filtered_R, sent.has_floor)
         greedy_R, random_R = groups["greedy"], groups["random"]
         token_ids_B = torch.empty_like(slots_B)
         token_ids_B[greedy_R] = logits_BV[greedy_R].argmax(-1)
-        token_ids_B[random_R] = self._draw_random(
+        token_ids_B[random_R] = self._sample_random(
             logits_BV[random_R], slots_B[random_R], uniform_B[random_R], filtered_R, sent.has_floor
         )
         return token_ids_B
 
-    def _draw_random(
+    def _sample_random(
         self,
         logits_RV: torch.Tensor,
         slots_R: torch.Tensor,
@@ -377,7 +377,7 @@ class Sampler:
                 )
                 floor_R1[filtered_F, 0] = torch.maximum(floor_R1[filtered_F, 0], nucleus_F)
             probs_RV = torch.where(probs_RV >= floor_R1, probs_RV, 0.0)
-        return draw(probs_RV, uniform_R)
+        return sample(probs_RV, uniform_R)
 
     def _logprobs(
         self, logits_BV: torch.Tensor, token_ids_B: torch.Tensor, rows: Rows, sent: _DeviceRows
@@ -391,7 +391,7 @@ class Sampler:
 
 
 class FrameSampler:
-    """Draws the codes of one frame for some rows, one code of all rows at a time.
+    """Samples the codes of one frame for some rows, one code of all rows at a time.
 
     `slots_B` and `is_finite_B` (no logits so far held NaN or infinities) are on the device.
     """
@@ -404,17 +404,17 @@ class FrameSampler:
         self.slots_B = sent.slots_B
         self.is_finite_B = torch.ones_like(self.slots_B, dtype=torch.bool)
 
-    def draw(self, logits_BV: torch.Tensor, code: int) -> torch.Tensor:
+    def sample(self, logits_BV: torch.Tensor, code: int) -> torch.Tensor:
         """Ids of the `code`-th code of each row's frame, from logits of any float type."""
-        ids_B, is_finite_B = self._sampler._draw(logits_BV, self._sent.for_code(code))
+        ids_B, is_finite_B = self._sampler._sample(logits_BV, self._sent.for_code(code))
         self.is_finite_B &= is_finite_B
         return ids_B
 
-    def draw_all(self, logits_BQV: torch.Tensor) -> torch.Tensor:
+    def sample_all(self, logits_BQV: torch.Tensor) -> torch.Tensor:
         """All codes of each row's frame at once: `codes_BQ`."""
         num_rows, num_codes, _ = logits_BQV.shape
         sent = self._sent.repeated(num_codes)
-        codes, is_finite = self._sampler._draw(logits_BQV.flatten(0, 1), sent)
+        codes, is_finite = self._sampler._sample(logits_BQV.flatten(0, 1), sent)
         self.is_finite_B &= is_finite.view(num_rows, num_codes).all(1)
         return codes.view(num_rows, num_codes)
 

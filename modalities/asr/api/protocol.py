@@ -69,7 +69,7 @@ class AsrFields(NamesModel):
         default=None,
         ge=-limits.MAX_SEED,
         le=limits.MAX_SEED,
-        description="What is drawn at a temperature depends on it; 0 by default. Not OpenAI's.",
+        description="What is sampled at a temperature depends on it; 0 by default. Not OpenAI's.",
     )
 
     @model_validator(mode="before")

@@ -136,7 +136,7 @@ class TranscriptionJob:
         self._spectrogram = Spectrogram(recognizer.mel, torch.from_numpy(pcm_S.copy()))
         self._cursor = TranscriptCursor(self._spec, request.prompt_ids)
         self._language = request.language or ("" if self._spec.languages else "en")
-        self._num_drawn = 0
+        self._num_sampled = 0
         self._delta: TranscribeDelta | None = None
         self._stages = self._run()
         self.next_stage = next(self._stages, None)
@@ -174,8 +174,8 @@ class TranscriptionJob:
             self._language = self._detect(decoder)
         attempt = yield from self._decode(decoder)
         stretches = self._cursor.take(attempt, num_frames)
-        drawn = zip(attempt.token_ids, attempt.logprobs, strict=True)
-        tokens = [TranscriptToken(token_id, logprob=logprob) for token_id, logprob in drawn]
+        sampled = zip(attempt.token_ids, attempt.logprobs, strict=True)
+        tokens = [TranscriptToken(token_id, logprob=logprob) for token_id, logprob in sampled]
         if self._request.has_word_times and stretches:
             yield Stage("align", num_frames)
             self._align(decoder, stretches, tokens, (start, num_frames))
@@ -252,7 +252,7 @@ class TranscriptionJob:
         num_prompt_tokens: int,
         no_speech_prob: float,
     ) -> Generator[Stage, None, Attempt]:
-        """Draw tokens until the end token or the bound, so many a stage."""
+        """Sample tokens until the end token or the bound, so many a stage."""
         spec, shared = self._spec, self._recognizer
         max_tokens = min(spec.max_new_tokens, spec.config.max_target_positions - num_prompt_tokens)
         token_ids: list[int] = []
@@ -264,7 +264,7 @@ class TranscriptionJob:
                     yield Stage("decode", TOKENS_PER_STAGE)
                 logits_V = shared.network.logits(decoder.feed(token_ids[-1:]))[0]
             shared.rules.apply(logits_V, token_ids)
-            token_id, logprob = self.draw(logits_V, temperature)
+            token_id, logprob = self.sample(logits_V, temperature)
             if token_id == spec.end_id:
                 end_logprob, has_ended = logprob, True
                 break
@@ -282,7 +282,7 @@ class TranscriptionJob:
             has_words=has_words(text),
         )
 
-    def draw(self, logits_V: Tensor, temperature: float) -> tuple[int, float]:
+    def sample(self, logits_V: Tensor, temperature: float) -> tuple[int, float]:
         """A token and its log-probability (of the undisturbed distribution).
 
         They are waited for: what may follow depends on them. Raises `NonFinite` where that is no
@@ -292,12 +292,12 @@ class TranscriptionJob:
             token_1 = logits_V.argmax(0, keepdim=True)
         else:
             key = np.array([stream_key(self._request.seed, 0)], np.uint64)
-            draw = float(uniforms(key, np.array([self._num_drawn], np.int64))[0])
+            sample = float(uniforms(key, np.array([self._num_sampled], np.int64))[0])
             below_V = (logits_V - logits_V.max()).double()  # or tiny temperatures make infinities
             mass_V = (below_V / temperature).softmax(0).cumsum(0)
-            token_1 = torch.searchsorted(mass_V, draw * mass_V[-1:], right=True)
+            token_1 = torch.searchsorted(mass_V, sample * mass_V[-1:], right=True)
             token_1 = token_1.clamp(max=len(mass_V) - 1)  # beyond the last where there are NaN
-        self._num_drawn += 1
+        self._num_sampled += 1
         logprob_1 = logits_V.index_select(0, token_1) - logits_V.logsumexp(0)
         token_id, logprob = HostCopy(torch.cat((token_1.double(), logprob_1.double()))).get()
         if not logprob.isfinite():

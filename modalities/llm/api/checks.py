@@ -86,6 +86,6 @@ def _check_reasoning(request: TokenRequest) -> None:
     if {*rules.closes, *rules.ending} & set(sampling.stop_token_ids):
         raise InvalidRequest(
             "stop_token_ids has a token that ends reasoning, and min_tokens keeps such tokens from"
-            " being drawn, but there is a budget of reasoning: leave one of the three out.",
+            " being sampled, but there is a budget of reasoning: leave one of the three out.",
             param="min_tokens",
         )

@@ -163,10 +163,10 @@ class ResponseFormatter(ABC):
         return fields
 
     def _ids(self, deltas: Sequence[SampleDelta]) -> dict[str, Any]:
-        """The ids of what was drawn, where they were asked for."""
+        """The ids of what was sampled, where they were asked for."""
         if not self._details.has_token_ids:
             return {}
-        return {"token_ids": [token_id for delta in deltas for token_id in delta.drawn_ids]}
+        return {"token_ids": [token_id for delta in deltas for token_id in delta.sampled_ids]}
 
 
 class ChatFormatter(ResponseFormatter):
@@ -250,7 +250,7 @@ class CompletionFormatter(ResponseFormatter):
 
     def chunks(self, delta: SampleDelta) -> Iterator[Chunk]:
         """At most one event."""
-        has_ids = self._details.has_token_ids and bool(delta.prompt or delta.drawn_ids)
+        has_ids = self._details.has_token_ids and bool(delta.prompt or delta.sampled_ids)
         has_more = delta.text or delta.logprobs or has_ids or delta.has_echo
         if has_more or delta.finish_reason is not None:
             choice = self._choice(delta.index, [delta])

@@ -158,7 +158,7 @@ class SamplingFields(NamesModel, ConstraintFields, IgnoresHints):
         default=None,
         ge=-1,
         le=SAMPLING_RANGES["top_k"][1],
-        description="Draw from the k likeliest tokens; 0 and -1 are off.",
+        description="Sample from the k likeliest tokens; 0 and -1 are off.",
     )
     min_p: float | None = within("min_p", "Drop tokens below this share of the likeliest.")
     repetition_penalty: float | None = penalty("1 is off.")
@@ -453,5 +453,5 @@ class CompletionRequest(SamplingFields):
         sampling = super().sampling()
         sampling["prompt_logprobs"] |= bool(self.echo) and self.logprobs is not None
         if not self.has_answer:
-            sampling["max_tokens"] = 1  # a prompt is scored by the step that draws a token
+            sampling["max_tokens"] = 1  # a prompt is scored by the step that samples a token
         return sampling

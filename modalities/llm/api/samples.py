@@ -123,8 +123,8 @@ class SampleDelta(TokenUsage):
         return self.prompt is not None and self.prompt.echo is not None
 
     @property
-    def drawn_ids(self) -> tuple[int, ...]:
-        """The tokens that the model drew, one that ended the sample among them."""
+    def sampled_ids(self) -> tuple[int, ...]:
+        """The tokens that the model sampled, one that ended the sample among them."""
         end = self.stop_reason
         return (*self.token_ids, end) if isinstance(end, int) else self.token_ids
 

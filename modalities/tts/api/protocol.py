@@ -31,7 +31,7 @@ MIN_SAMPLE_RATE, MAX_SAMPLE_RATE = 8000, 48_000
 
 AudioFormat = Literal["mp3", "opus", "aac", "flac", "wav", "pcm"]
 
-_OWN_SAMPLING = "speech is drawn as its model recommends; send a seed to repeat an answer."
+_OWN_SAMPLING = "speech is sampled as its model recommends; send a seed to repeat an answer."
 _CLONE = "make a voice of the clip with POST /v1/audio/voices and send its id as voice."
 
 REFUSED: Mapping[str, RefusedField] = MappingProxyType(

@@ -1,7 +1,7 @@
-"""Tokens that are frames: several codes a step, embedded and drawn by the model itself.
+"""Tokens that are frames: several codes a step, embedded and sampled by the model itself.
 
 Owns each slot's last frame, on the device, and the frames of its prompt, on the host. Implements
-`core.runtime.engine.token_runner.TokenHead`. Knows no codec, and nothing of how a model draws its
+`core.runtime.engine.token_runner.TokenHead`. Knows no codec, and nothing of how a model samples its
 codes: see `FrameModel`. What sampling does to logits before temperature (penalties, bias) is for
 text alone.
 
@@ -34,7 +34,7 @@ from triptych.core.runtime.graphs.captured import CapturedSteps
 from triptych.core.runtime.kernels.paged_attention import AttentionBatch, Int64s
 from triptych.core.runtime.layers.attention import KvCache
 from triptych.core.runtime.sampling.host_copy import HostCopy
-from triptych.core.runtime.sampling.sampler import FrameDrawKind, FrameSampler, Sampler
+from triptych.core.runtime.sampling.sampler import FrameSampleKind, FrameSampler, Sampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class FrameInputs:
 
     `text_index_X` and `frame_index_F` say where among the T positions they are. The first
     `num_decode` positions, and so the first of the frames, are rows that go on from the frame
-    they drew last; the others are prompts. `slots_T` is the slot of each position.
+    they sampled last; the others are prompts. `slots_T` is the slot of each position.
     """
 
     text_ids_X: torch.Tensor
@@ -57,7 +57,7 @@ class FrameInputs:
 
 
 @dataclass(frozen=True, slots=True)
-class FrameDraws:
+class FrameSamples:
     """The next frame of each sampled row, and whether its speech ends instead: `bool[R]`."""
 
     codes_RQ: torch.Tensor
@@ -68,29 +68,29 @@ class FrameModel(Protocol):
     """What this head asks of a model. No method may wait for the device.
 
     A model that keeps something of its own per slot (where it is in an alignment, which codebooks
-    have ended) holds tensors indexed by slot, fills them in `bind`, and moves them on in `draw`.
+    have ended) holds tensors indexed by slot, fills them in `bind`, and moves them on in `sample`.
     """
 
     num_codes: int
     """Codes per frame."""
-    draw_state: Sequence[torch.Tensor]
-    """What a second draw for the same positions would find changed."""
+    sample_state: Sequence[torch.Tensor]
+    """What a second sample for the same positions would find changed."""
 
-    def bind(self, slot: int, prompt_ids: Sequence[int], drawn: Sequence[StepCodes]) -> None:
-        """A row takes `slot`: its prompt, and the frames it has drawn already (none: it is new)."""
+    def bind(self, slot: int, prompt_ids: Sequence[int], sampled: Sequence[StepCodes]) -> None:
+        """A row takes `slot`: its prompt, and the frames sampled so far (none: it is new)."""
         ...
 
     def forward(self, inputs: FrameInputs, kv: KvCache) -> torch.Tensor:
         """Embed and run the layers: `hidden_TC`."""
         ...
 
-    def draw(
+    def sample(
         self, hidden_RC: torch.Tensor, positions_R: torch.Tensor, sampler: FrameSampler
-    ) -> FrameDraws:
+    ) -> FrameSamples:
         """The next frame of some rows, from the hidden state of their last position.
 
         `sampler.slots_B` are the rows' slots, `positions_R` the positions that the new frames
-        will have. Every logit a code is drawn from goes through `sampler`.
+        will have. Every logit a code is sampled from goes through `sampler`.
         """
         ...
 
@@ -98,7 +98,8 @@ class FrameModel(Protocol):
 class FrameHead:
     """Drives a `FrameModel`; `sampler` is made for the size of a codebook.
 
-    With `graphs` its draws are captured. Model and sampler then have a slot more: that of padding.
+    With `graphs` its samples are captured. Model and sampler then have a slot more: that of
+    padding.
     """
 
     def __init__(
@@ -133,9 +134,9 @@ class FrameHead:
         if row.frames:
             history_HQ[history_ids >= FIRST_FRAME_ID] = row.frames
         self._histories[row.slot] = history_HQ
-        num_drawn = len(row.history_ids) - row.num_prompt_tokens
-        drawn = row.frames[len(row.frames) - num_drawn :]
-        self._model.bind(row.slot, row.history_ids[: row.num_prompt_tokens], drawn)
+        num_sampled = len(row.history_ids) - row.num_prompt_tokens
+        sampled = row.frames[len(row.frames) - num_sampled :]
+        self._model.bind(row.slot, row.history_ids[: row.num_prompt_tokens], sampled)
 
     def lay_out(self, step: StepLayout) -> Sequence[Int64s]:
         """Text ids and where they are; frames and where they are; the slot of each position."""
@@ -153,7 +154,7 @@ class FrameHead:
         )
 
     def forward(self, step: StepLayout, kv: KvCache) -> torch.Tensor:
-        """`hidden_TC`; decode rows go in as the frames they drew last."""
+        """`hidden_TC`; decode rows go in as the frames they sampled last."""
         text_ids_X, text_index_X, codes, frame_index_F, slots_T = step.extras
         decode_slots_D, codes_FQ = step.decode_slots_D, codes.view(-1, self._model.num_codes)
         codes_FQ[: len(decode_slots_D)] = self._last_frames_SQ.index_select(0, decode_slots_D)
@@ -169,33 +170,33 @@ class FrameHead:
         )
         return self._model.forward(inputs, kv)
 
-    def draw(self, step: StepLayout, hidden_TC: torch.Tensor) -> RowResults:
+    def sample(self, step: StepLayout, hidden_TC: torch.Tensor) -> RowResults:
         """One frame per sampled row."""
         rows = [row for row in step.rows if row.is_sampled]
         if not rows:
-            return DrawnFrames(step.rows, None).to_results
+            return SampledFrames(step.rows, None).to_results
         hidden_RC = hidden_TC.index_select(0, step.sampled_index_R)
-        drawn_RN = self._replay(rows, hidden_RC)
-        if drawn_RN is None:
+        sampled_RN = self._replay(rows, hidden_RC)
+        if sampled_RN is None:
             positions = [row.start + row.num_tokens for row in rows]
             sampler = self._sampler.frame_sampler(
                 [row.slot for row in rows], positions, self._model.num_codes
             )
             positions_R = step.positions_T.index_select(0, step.sampled_index_R) + 1
-            drawn_RN = self._draw(hidden_RC, positions_R, sampler)
-        self._last_frames_SQ.index_copy_(0, step.sampled_slots_R, drawn_RN[:, 2:])
-        return DrawnFrames(step.rows, HostCopy(drawn_RN)).to_results
+            sampled_RN = self._sample(hidden_RC, positions_R, sampler)
+        self._last_frames_SQ.index_copy_(0, step.sampled_slots_R, sampled_RN[:, 2:])
+        return SampledFrames(step.rows, HostCopy(sampled_RN)).to_results
 
-    def _draw(
+    def _sample(
         self, hidden_RC: torch.Tensor, positions_R: torch.Tensor, sampler: FrameSampler
     ) -> torch.Tensor:
         """Whether each row ends, whether it is sound, its codes: `[R, 2 + Q]`."""
-        draws = self._model.draw(hidden_RC, positions_R, sampler)
-        flags_R2 = torch.stack((draws.is_end_R, sampler.is_finite_B), 1)
-        return torch.cat((flags_R2.long(), draws.codes_RQ), 1)
+        samples = self._model.sample(hidden_RC, positions_R, sampler)
+        flags_R2 = torch.stack((samples.is_end_R, sampler.is_finite_B), 1)
+        return torch.cat((flags_R2.long(), samples.codes_RQ), 1)
 
     def _replay(self, rows: Sequence[TokenRow], hidden_RC: torch.Tensor) -> torch.Tensor | None:
-        """As `_draw`; none where it is not, or cannot be, captured."""
+        """As `_sample`; none where it is not, or cannot be, captured."""
         size = smallest(self._sizes, len(rows))
         if self._graphs is None or size is None:
             return None
@@ -205,19 +206,19 @@ class FrameHead:
         kind, arrays = self._sampler.lay_out_frames(slots, positions, self._model.num_codes)
         outputs = self._graphs.run(
             (size, kind),
-            partial(self._draw_static, kind),
+            partial(self._sample_static, kind),
             [
                 functional.pad(hidden_RC, (0, 0, 0, padding)),
                 self._uploads.pack((np.array(positions), *arrays)),
             ],
-            self._model.draw_state,
+            self._model.sample_state,
         )
         return None if outputs is None else outputs[0][: len(rows)]
 
-    def _draw_static(self, kind: FrameDrawKind, inputs: Tensors) -> Tensors:
+    def _sample_static(self, kind: FrameSampleKind, inputs: Tensors) -> Tensors:
         hidden_RC, packed = inputs
         positions_R, packed = packed.tensor_split((len(hidden_RC),))
-        return [self._draw(hidden_RC, positions_R, self._sampler.frames_over(kind, packed))]
+        return [self._sample(hidden_RC, positions_R, self._sampler.frames_over(kind, packed))]
 
     def _prompt_frames(self, step: StepLayout, is_frame_T: NDArray[np.bool_]) -> Int64s:
         """The frames of this step's prompt chunks, in order."""
@@ -231,16 +232,18 @@ class FrameHead:
 
 
 @dataclass(frozen=True, slots=True)
-class DrawnFrames:
+class SampledFrames:
     """What a step will yield: for each sampled row whether it ends, whether it is sound, codes."""
 
     rows: Sequence[TokenRow]
-    drawn: HostCopy | None
+    sampled: HostCopy | None
 
     def to_results(self) -> tuple[TokenDelta, ...]:
         """One entry per row; see `core.runtime.engine.token_runner.RowResults`."""
-        drawn = iter(self.drawn.get().tolist() if self.drawn else ())
-        return tuple(_result(*next(drawn)) if row.is_sampled else TokenDelta() for row in self.rows)
+        sampled = iter(self.sampled.get().tolist() if self.sampled else ())
+        return tuple(
+            _result(*next(sampled)) if row.is_sampled else TokenDelta() for row in self.rows
+        )
 
 
 def _result(is_end: int, is_finite: int, *codes: int) -> TokenDelta:

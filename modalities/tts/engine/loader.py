@@ -92,14 +92,14 @@ class SpeechTokenLoader(TokenLoader):
             memory.reserve("codec-state", codec.decoder.state_bytes)
             layout = blueprint.kv_layout(*memory.cache_format(setup.dtype))
             max_length = blueprint.max_length
-            draws = isinstance(blueprint, FrameBlueprint)  # whose draws are captured, too
+            samples = isinstance(blueprint, FrameBlueprint)  # whose samples are captured, too
             graphs = self._graphs(
                 memory,
                 layout,
                 max_length,
-                lambda num, _: blueprint.activation_bytes(num, num if draws else 0),
+                lambda num, _: blueprint.activation_bytes(num, num if samples else 0),
             )
-            if graphs is not None and draws:
+            if graphs is not None and samples:
                 graphs = replace(graphs, spare_bytes=_DRAW_GRAPHS_BYTES)
             num_pages = memory.reserve_pages(layout, max_length)
             memory.show()

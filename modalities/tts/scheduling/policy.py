@@ -82,7 +82,7 @@ class VoiceReading(Unit):
 
 
 class _Need(NamedTuple):
-    """A stream's next token: how far it is, and when it must be drawn."""
+    """A stream's next token: how far it is, and when it must be sampled."""
 
     due_s: float
     stream: Stream
@@ -289,7 +289,7 @@ class SpeechPolicy:
         step_s = self._costs.round(num_rows).token_s
         after_s = self._costs.audio_s(1, 1) + self._costs.wait_s
         for stream in self._state.speaking:
-            segment = stream.drawing
+            segment = stream.sampling
             if segment is None or stream.is_paused:
                 continue
             progress = self._tokens.progress(segment.row)

@@ -4,7 +4,7 @@ Owns the steps of a speech-token model: which kind is next, and what is booked a
 rows a step has is the policy of `policy`, what becomes of them the business of `streams`. Knows no
 tensors.
 
-A segment's codes are drawn while those before it are still being decoded. A stream has one audio
+A segment's codes are sampled while those before it are still being decoded. A stream has one audio
 step in flight at most, so that a decoder that failed can begin its segment again: its codes are all
 here, and what it gives a second time is left out.
 """
@@ -59,8 +59,8 @@ class SpeechScheduler(SpeechStreams):
         """Assert that every page, codec row and stream is accounted for."""
         self._tokens.check(self._rows_in_flight())
         self._state.check()
-        drawing = {stream.drawing.row for stream in self._state.speaking if stream.drawing}
-        assert drawing == self._tokens.state.rows, "a sequence is lost"
+        sampling = {stream.sampling.row for stream in self._state.speaking if stream.sampling}
+        assert sampling == self._tokens.state.rows, "a sequence is lost"
         decoded = [row.stream for row in self._rows_in_flight() if isinstance(row, AudioPiece)]
         assert len(set(decoded)) == len(decoded), "a decoder is in two steps"
         holders = (*self._state.speaking, *self._state.leaving)

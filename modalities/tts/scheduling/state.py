@@ -42,9 +42,9 @@ class SpeechModel:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class SpokenSegment:
-    """A segment that is being spoken. Its codes are drawn by `row`, until that is over.
+    """A segment that is being spoken. Its codes are sampled by `row`, until that is over.
 
-    `codes` were drawn, and of those `num_pushed` are decoded or being decoded; they gave
+    `codes` were sampled, and of those `num_pushed` are decoded or being decoded; they gave
     `num_given` samples. `end` says why there will be no more codes. A decoder that has to begin
     again gives `num_repeated` samples that went out before.
     """
@@ -68,8 +68,8 @@ class Stream(BatchedJob):
     """One job: a voice that speaks its segments in order.
 
     The first of `segments` is the one whose sound is made, the last the one whose codes are
-    drawn; its sound is decoded by `decoder`. `num_chunks` and `chunk_frames` say how far its chunks
-    have grown.
+    sampled; its sound is decoded by `decoder`. `num_chunks` and `chunk_frames` say how far its
+    chunks have grown.
     """
 
     request: SpeechRequest
@@ -93,8 +93,8 @@ class Stream(BatchedJob):
         return self.decoder.num_in_flight > 0
 
     @property
-    def drawing(self) -> SpokenSegment | None:
-        """The segment whose codes are being drawn."""
+    def sampling(self) -> SpokenSegment | None:
+        """The segment whose codes are being sampled."""
         return self.segments[-1] if self.segments and self.segments[-1].end is None else None
 
 

@@ -1,8 +1,8 @@
 """The life of streams: from a codec row and a first prompt to the last sample.
 
-Owns what becomes of codes that were drawn and of sound that was decoded, the order of segments,
-and the deltas that go out. Each segment is a sequence of the `TokenBatch` that draws its codes, one
-after the other. Decides nothing about the order (`policy`), and knows steps only by their rows.
+Owns what becomes of codes that were sampled and of sound that was decoded, the order of segments,
+and the deltas that go out. Each segment is a sequence of the `TokenBatch` that samples its codes,
+one after the other. Decides nothing about the order (`policy`), and knows steps only by their rows.
 """
 
 from __future__ import annotations
@@ -141,8 +141,8 @@ class SpeechStreams(Batcher[Stream, SpeechStep, Any]):
             opened.playback.stop(self._now_s)
         else:
             self._resumed.append(opened)
-        if opened.drawing is not None:
-            self._tokens.state.set_paused(opened.drawing.row, opened.is_paused)
+        if opened.sampling is not None:
+            self._tokens.state.set_paused(opened.sampling.row, opened.is_paused)
         self._admit(self._now_s)
 
     def _cancelled(self, opened: Stream) -> SpeechDelta:
@@ -151,10 +151,10 @@ class SpeechStreams(Batcher[Stream, SpeechStep, Any]):
 
     def _left(self, opened: Stream) -> None:
         """Pages and codec row are freed once no step in flight uses them."""
-        drawing = opened.drawing
+        sampling = opened.sampling
         self._state.leave(opened)
-        if drawing is not None and not drawing.row.is_over:
-            self._tokens.close(drawing.row)
+        if sampling is not None and not sampling.row.is_over:
+            self._tokens.close(sampling.row)
         opened.segments.clear()
 
     def _num_waiting(self) -> int:
@@ -213,7 +213,7 @@ class SpeechStreams(Batcher[Stream, SpeechStep, Any]):
         )
 
     def _begin_segment(self, stream: Stream, now_s: float) -> None:
-        """Have the codes of the next segment drawn."""
+        """Have the codes of the next segment sampled."""
         job, index = stream.job, stream.num_started
         spec = stream.request.segments[index]
         request = self._token_request(stream, index, spec, with_context=True)
@@ -235,7 +235,7 @@ class SpeechStreams(Batcher[Stream, SpeechStep, Any]):
     # Codes.
 
     def _take_codes(self, stream: Stream, delta: TokenDelta, now_s: float) -> None:
-        """Take up what a step has drawn of a stream's last segment."""
+        """Take up what a step has sampled of a stream's last segment."""
         segment = stream.segments[-1]
         stream.job.state = JobState.RUNNING
         stream.num_cached_tokens += delta.num_cached_tokens - segment.num_cached_tokens

@@ -50,7 +50,7 @@ ROWS = (
 
 
 def one_by_one(frame: FrameSampler, logits_BQV: torch.Tensor) -> torch.Tensor:
-    codes = [frame.draw(logits_BV, at) for at, logits_BV in enumerate(logits_BQV.unbind(1))]
+    codes = [frame.sample(logits_BV, at) for at, logits_BV in enumerate(logits_BQV.unbind(1))]
     return torch.stack(codes, 1)
 
 

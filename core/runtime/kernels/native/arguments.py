@@ -2,7 +2,7 @@
 
 Owns their layout, and how the weights of a projection lie in them. Calls nothing.
 
-Shapes: I inputs, O outputs; B rows of a draw, S slots, V vocabulary.
+Shapes: I inputs, O outputs; B rows of a sample, S slots, V vocabulary.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FIRST_BLOCKS = 2  # the first number of a format in blocks
 
 @dataclass(frozen=True, slots=True)
 class RowEdits:
-    """What the rows of a draw have beside their logits: see `Draws` in kernels.h.
+    """What the rows of a sample have beside their logits: see `SampleRows` in kernels.h.
 
     `penalties` are the counts of all slots (`[S, V]`, int32), their scales (`[S, 3]`) and the
     indexes of the rows that have any.
@@ -133,8 +133,8 @@ class SnakeArguments(ctypes.Structure):
     )
 
 
-class DrawArguments(ctypes.Structure):
-    """`Draws` in kernels.h."""
+class SampleArguments(ctypes.Structure):
+    """`SampleRows` in kernels.h."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("logits", "edited", "shapes", "penalties")),

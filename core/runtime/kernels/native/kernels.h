@@ -74,7 +74,7 @@ typedef struct {
 
 void snake(const Snake *s);
 
-/* What is drawn of rows of logits. Each row has a slot: `shapes` are [num_slots][4], of a slot its
+/* What is sampled of rows of logits. Each row has a slot: `shapes` are [num_slots][4], of a slot its
  * temperature, top-k (0: off, 1: the likeliest), top-p and min-p; `counts` [num_slots][size] and
  * `penalties` [num_slots][3] are of the rows that `is_penalized` has. Rows of `logits` are `stride`
  * apart. Absent parts are NULL: scores that were edited before, masks with a bit per token in
@@ -91,10 +91,10 @@ typedef struct {
     uint8_t *is_finite;
     int64_t num_rows, size, stride;
     int32_t num_threads;
-} Draws;
+} SampleRows;
 
 /* Returns 0, or 1 when out of memory. */
-int draw_rows(const Draws *d);
+int sample_rows(const SampleRows *d);
 
 /* The weights and the bias of one projection. */
 typedef struct {

@@ -28,11 +28,11 @@ from triptych.core.runtime.kernels.native.arguments import (
     FIRST_BLOCKS,
     PAGE_DTYPES,
     AttentionArguments,
-    DrawArguments,
     LinearArguments,
     NativeWeights,
     PackedWeight,
     RowEdits,
+    SampleArguments,
     SnakeArguments,
     StepArguments,
     point_to_pages,
@@ -59,7 +59,7 @@ _UNIT = {torch.float32: 1, torch.bfloat16: 32}  # inputs of a packed weight come
 
 _FUNCTIONS = {
     "decoder_step": (ctypes.c_int, ctypes.POINTER(StepArguments)),
-    "draw_rows": (ctypes.c_int, ctypes.POINTER(DrawArguments)),
+    "sample_rows": (ctypes.c_int, ctypes.POINTER(SampleArguments)),
     "linear": (None, ctypes.POINTER(LinearArguments)),
     "pack_blocks": (
         None,
@@ -340,7 +340,7 @@ class NativeKernels:
         )
         return rows
 
-    def draw_rows(
+    def sample_rows(
         self,
         logits_BV: torch.Tensor,
         edits: RowEdits,
@@ -352,7 +352,7 @@ class NativeKernels:
         (num_rows, vocab_size), edited_BV = logits_BV.shape, edits.edited_BV
         token_ids_B = torch.empty(num_rows, dtype=torch.int64)
         is_finite_B = torch.empty(num_rows, dtype=torch.bool)
-        arguments = DrawArguments(
+        arguments = SampleArguments(
             logits=logits_BV.data_ptr(),
             edited=pointer(edited_BV),
             shapes=shape_S4.data_ptr(),
@@ -382,7 +382,7 @@ class NativeKernels:
             arguments.counts = counts_SV.data_ptr()
             arguments.penalties = scales_S3.data_ptr()
             arguments.is_penalized = is_penalized_B.data_ptr()
-        _check(self._library.draw_rows(arguments))
+        _check(self._library.sample_rows(arguments))
         return token_ids_B, is_finite_B
 
     def styled_snake(

@@ -115,7 +115,7 @@ static float find_least(Row *r, int64_t top_k, const float shape[4]) {
 
 /* The token in whose share of the mass `uniform` falls; of a row without mass, as one with an infinite
  * score, the likeliest. */
-static int64_t draw(Row *r, double uniform) {
+static int64_t sample(Row *r, double uniform) {
     double target = uniform * sum_blocks(r);
     int64_t block = 0;
     while (block < r->num_blocks && !(r->ends[block] > target)) block++;
@@ -137,11 +137,11 @@ static int64_t draw(Row *r, double uniform) {
 }
 
 typedef struct {
-    const Draws *draws;
+    const SampleRows *samples;
     atomic_int status;
 } Batch;
 
-static int64_t draw_row(Row *r, const float shape[4], double uniform, atomic_int *status) {
+static int64_t sample_row(Row *r, const float shape[4], double uniform, atomic_int *status) {
     int64_t top_k = shape[1] < (float)r->size ? (int64_t)shape[1] : 0;
     int64_t num_kept = top_k || shape[2] < 1.0f || shape[3] > 0.0f ? r->num_blocks * BLOCK : 0;
     r->ends = malloc(sizeof(double) * (size_t)r->num_blocks + 2 * sizeof(float) * (size_t)num_kept);
@@ -157,7 +157,7 @@ static int64_t draw_row(Row *r, const float shape[4], double uniform, atomic_int
         r->sorted = weights + num_kept;
         r->least = find_least(r, top_k, shape);
     }
-    int64_t token = draw(r, uniform);
+    int64_t token = sample(r, uniform);
     free(r->ends);
     return token;
 }
@@ -165,7 +165,7 @@ static int64_t draw_row(Row *r, const float shape[4], double uniform, atomic_int
 static void run_row(void *context, int64_t row, int worker) {
     (void)worker;
     Batch *b = context;
-    const Draws *d = b->draws;
+    const SampleRows *d = b->samples;
     int64_t slot = d->slots[row];
     const float *shape = d->shapes + slot * 4;
     Row r = {.logits = d->logits + row * d->stride, .size = d->size,
@@ -179,10 +179,10 @@ static void run_row(void *context, int64_t row, int worker) {
     d->is_finite[row] = (uint8_t)survey(&r);
     d->token_ids[row] = !d->uniforms || shape[1] == 1.0f
                             ? find_likeliest(&r)
-                            : draw_row(&r, shape, d->uniforms[row], &b->status);
+                            : sample_row(&r, shape, d->uniforms[row], &b->status);
 }
 
-int draw_rows(const Draws *d) {
+int sample_rows(const SampleRows *d) {
     Batch batch = {d, 0};
     run_tasks(d->num_rows, d->num_threads, run_row, &batch);
     return batch.status;

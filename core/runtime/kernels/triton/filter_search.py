@@ -2,7 +2,7 @@
 
 Owns the search among the bits of positive floats, whose order is that of their values: a value is
 kept while fewer than k others, or a mass of less than top-p, lie above it. Masses are float64.
-Knows nothing of what is drawn.
+Knows nothing of what is sampled.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def least_among(probs, least, kept, max_above, max_mass):
 
 @triton.jit
 def kept_of(probs, least, floor):
-    """The probabilities that may be drawn, in float64; 0 for the others."""
+    """The probabilities that may be sampled, in float64; 0 for the others."""
     is_kept = (probs.to(tl.int32, bitcast=True) >= least) & (probs >= floor)
     return tl.where(is_kept, probs, 0.0).to(tl.float64)
 

@@ -1,8 +1,8 @@
 """From logits to a token, one row a program: what `runtime.sampling` does in a dozen operations.
 
-Owns the kernel: the finite check, the likeliest token, the probabilities of rows that are drawn.
+Owns the kernel: the finite check, the likeliest token, the probabilities of rows that are sampled.
 Nothing is sorted. The definitions are those of `core.runtime.sampling.filters`: a filter is a least
-probability, so that equal ones are kept or dropped together (`filter_search.py`, `draw.py`).
+probability, so that equal ones are kept or dropped together (`filter_search.py`, `inverse_cdf.py`).
 
 Masses are float64. Whatever a row holds, its id is in range.
 
@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from triptych.core.runtime.kernels.triton.draw import drawn
+from triptych.core.runtime.kernels.triton.inverse_cdf import sampled_token
 from triptych.core.runtime.kernels.triton.variant import Variant
 
 _BLOCK_V = 4096
@@ -33,9 +33,9 @@ def launch(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """A token id per row, and whether all its logits are finite.
 
-    Drawn from `edited_BV` where given, of the tokens whose bits in `allowed_BW` (int32, lowest bit
-    first) are set. Of each slot `shape_S4` has temperature, top-k (0: off, 1: greedy), top-p and
-    min-p. Without `uniforms_B` (float64, in [0, 1)) all rows are greedy.
+    Sampled from `edited_BV` where given, of the tokens whose bits in `allowed_BW` (int32, lowest
+    bit first) are set. Of each slot `shape_S4` has temperature, top-k (0: off, 1: greedy), top-p
+    and min-p. Without `uniforms_B` (float64, in [0, 1)) all rows are greedy.
     """
     _check(logits_BV, edited_BV, allowed_BW, shape_S4, slots_B, uniforms_B)
     num_rows, vocab_size = logits_BV.shape
@@ -86,7 +86,7 @@ def _(
 def _scratch(
     logits_BV: torch.Tensor, uniforms_B: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | tuple[None, None, None]:
-    """Where drawn rows keep probabilities `[B, V]`, those of candidates `[B, K]`, and their ids."""
+    """Buffers of sampled rows: probabilities `[B, V]`, those of candidates `[B, K]`, their ids."""
     if uniforms_B is None:
         return None, None, None
     num_rows, vocab_size = logits_BV.shape
@@ -161,7 +161,7 @@ def _kernel(
             most, mass = _write_probabilities(
                 probs_ptr, scores_ptr, allowed_ptr, tl.load(of_slot), highest, vocab_size, BLOCK_V
             )
-            token = drawn(
+            token = sampled_token(
                 probs_ptr,
                 candidates_ptr + row * MAX_CANDIDATES,
                 candidate_ids_ptr + row * MAX_CANDIDATES,
@@ -232,26 +232,26 @@ def _scores(scores_ptr, allowed_ptr, tokens, vocab_size):
 
 
 def variants() -> tuple[Variant, ...]:
-    """Greedy rows in bfloat16; drawn rows, plain, and with edits and a vocabulary mask."""
+    """Greedy rows in bfloat16; sampled rows, plain, and with edits and a vocabulary mask."""
     return tuple(
-        _variant(name, logits, has_edits, is_drawn)
-        for name, logits, has_edits, is_drawn in (
+        _variant(name, logits, has_edits, is_sampled)
+        for name, logits, has_edits, is_sampled in (
             ("greedy_bf16", "*bf16", False, False),
-            ("drawn", "*fp32", False, True),
+            ("sampled", "*fp32", False, True),
             ("masked", "*fp32", True, True),
         )
     )
 
 
-def _variant(name: str, logits: str, has_edits: bool, is_drawn: bool) -> Variant:
+def _variant(name: str, logits: str, has_edits: bool, is_sampled: bool) -> Variant:
     constants: dict[str, object] = {
         "BLOCK_V": _BLOCK_V,
         "NUM_BLOCKS": 32,
         "MAX_CANDIDATES": _MAX_CANDIDATES,
     }
     constants |= {} if has_edits else {"edited_ptr": None, "allowed_ptr": None}
-    of_draw = ("uniforms_ptr", "probs_ptr", "candidates_ptr", "candidate_ids_ptr")
-    constants |= {} if is_drawn else dict.fromkeys(of_draw)
+    of_sample = ("uniforms_ptr", "probs_ptr", "candidates_ptr", "candidate_ids_ptr")
+    constants |= {} if is_sampled else dict.fromkeys(of_sample)
     pointers = {
         "logits_ptr": logits,
         "edited_ptr": "*fp32",

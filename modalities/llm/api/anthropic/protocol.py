@@ -310,7 +310,7 @@ class MessagesRequest(ConversationFields):
     )
     temperature: float | None = within("temperature", "0 is greedy.")
     top_p: float | None = within("top_p", "Nucleus sampling; 1 is off.")
-    top_k: int | None = within("top_k", "Draw from the k likeliest tokens; 0 is off.")
+    top_k: int | None = within("top_k", "Sample from the k likeliest tokens; 0 is off.")
     stop_sequences: (
         Annotated[list[StopString], Field(max_length=limits.MAX_STOP_STRINGS, fail_fast=True)]
         | None

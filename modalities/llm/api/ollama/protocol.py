@@ -52,7 +52,7 @@ def _whole(options: Any) -> Any:
 
 
 class OllamaOptions(IgnoresHints):
-    """How tokens are drawn, and how a model is placed, which is the operator's to say."""
+    """How tokens are sampled, and how a model is placed, which is the operator's to say."""
 
     ignored = unsupported.IGNORED_OPTIONS
 
@@ -64,7 +64,7 @@ class OllamaOptions(IgnoresHints):
         description="Most tokens of prompt and answer; a model has no more than its own.",
     )
     temperature: float | None = within("temperature", "0 is greedy.")
-    top_k: int | None = within("top_k", "Draw from the k likeliest tokens; 0 is off.")
+    top_k: int | None = within("top_k", "Sample from the k likeliest tokens; 0 is off.")
     top_p: float | None = within("top_p", "Nucleus sampling; 1 is off.")
     min_p: float | None = within("min_p", "Drop tokens below this share of the likeliest.")
     seed: int | None = within("seed", "Same seed, same answer.")

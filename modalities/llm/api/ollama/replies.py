@@ -190,7 +190,7 @@ class OllamaFormatter(ABC):
             async for delta in deltas:
                 self._timing.tick()
                 if self._context is not None:
-                    self._context += delta.drawn_ids
+                    self._context += delta.sampled_ids
                 logprobs = tuple(map(chat_logprob, delta.logprobs or ()))
                 for part in self._parts(delta):
                     yield replace(part, logprobs=logprobs), None

@@ -28,7 +28,7 @@ OPTIONS: Mapping[str, RefusedField] = MappingProxyType(
 
 IGNORED_OPTIONS: Mapping[str, str] = MappingProxyType(
     {
-        "mirostat": "tokens are drawn by top_p, top_k and min_p",
+        "mirostat": "tokens are sampled by top_p, top_k and min_p",
         "repeat_last_n": "penalties count the whole text",
     }
 )

@@ -219,7 +219,7 @@ class ResponseRequest(ResponseInput):
         default=None,
         ge=-1,
         le=SAMPLING_RANGES["top_k"][1],
-        description="Draw from the k likeliest tokens; 0 and -1 are off.",
+        description="Sample from the k likeliest tokens; 0 and -1 are off.",
     )
     frequency_penalty: float | None = within("frequency_penalty", "Per repetition; 0 is off.")
     presence_penalty: float | None = within("presence_penalty", "Once; 0 is off.")

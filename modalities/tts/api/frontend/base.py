@@ -69,7 +69,7 @@ class FrontEnd(ABC):
     """Those it brings, in the order in which they are listed."""
     default_voice: str
     sampling: SamplingParams
-    """How it speaks best; of no matter to a model that draws nothing at random."""
+    """How it speaks best; of no matter to a model that samples nothing at random."""
     can_clone: bool = False
     """Whether it imitates a recorded clip."""
     takes_instructions: bool = False

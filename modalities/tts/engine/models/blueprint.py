@@ -75,7 +75,7 @@ class SpeechBlueprint(Protocol):
     max_length: int
     """Positions of a segment, its prompt included."""
     num_logits: int
-    """Ids that one draw chooses from."""
+    """Ids that one sample chooses from."""
     traits: SpeechTraits
 
     def weight_bytes(self) -> int:
@@ -125,7 +125,7 @@ Model = TypeVar("Model", bound=LoadableModel)
 
 
 class FrameBlueprint(SpeechBlueprint, ABC, Generic[Model]):
-    """What families share whose steps are frames, drawn on top of one of our decoders."""
+    """What families share whose steps are frames, sampled on top of one of our decoders."""
 
     traits = SpeechTraits()
 

@@ -39,7 +39,7 @@ from triptych.core.runtime.sampling.sampler import LOGIT_BYTES, FrameSampler
 from triptych.core.runtime.tensors.loading import Target, TensorTarget
 from triptych.core.weights.encoding import WeightEncoding
 from triptych.modalities.tts.engine.codecs.loading import HubCodec
-from triptych.modalities.tts.engine.frame_head import FrameDraws, FrameInputs
+from triptych.modalities.tts.engine.frame_head import FrameInputs, FrameSamples
 from triptych.modalities.tts.engine.models.blueprint import (
     CloningBlueprint,
     SpeechSetup,
@@ -79,11 +79,11 @@ class CsmFields(_Transformer, frozen=True, kw_only=True):
 class CsmConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The two decoders, and what joins them.
 
-    Codes from `num_drawn` on are embedded and never drawn: Mimi has none of them.
+    Codes from `num_sampled` on are embedded and never sampled: Mimi has none of them.
     """
 
     fields: CsmFields
-    num_drawn: int
+    num_sampled: int
     backbone: DecoderConfig
     depth: DecoderConfig
 
@@ -103,7 +103,7 @@ class CsmConfig(msgspec.Struct, frozen=True, kw_only=True):
         codec_size = int(fields.codec_config.get("codebook_size", _MIMI_CODES))
         return cls(
             fields=fields,
-            num_drawn=min(fields.vocab_size, codec_size),
+            num_sampled=min(fields.vocab_size, codec_size),
             backbone=_decoder(fields, max_length),
             depth=_decoder(depth, depth.num_codebooks),
         )
@@ -122,8 +122,8 @@ class CsmModel:
     ) -> None:
         fields = config.fields
         self.num_codes = fields.num_codebooks
-        self.draw_state: Sequence[torch.Tensor] = ()
-        self._num_drawn = config.num_drawn
+        self.sample_state: Sequence[torch.Tensor] = ()
+        self._num_sampled = config.num_sampled
         self._eos_id = fields.codebook_eos_token_id
         self._audio_eos_id = fields.audio_eos_token_id
         width, size = fields.hidden_size, fields.vocab_size
@@ -155,7 +155,7 @@ class CsmModel:
         self.head.prepare(native)
         self.depth.prepare(native)
 
-    def bind(self, slot: int, prompt_ids: Sequence[int], drawn: Sequence[StepCodes]) -> None:
+    def bind(self, slot: int, prompt_ids: Sequence[int], sampled: Sequence[StepCodes]) -> None:
         """Nothing is kept per slot: the pages of the depth decoder are written before read."""
 
     def forward(self, inputs: FrameInputs, kv: KvCache) -> torch.Tensor:
@@ -163,13 +163,13 @@ class CsmModel:
         x_TC = embed_inputs(inputs, self.text_WC, self.codebooks)
         return self.backbone.run(x_TC, inputs.positions_T, PagedStep(kv, inputs.batch))
 
-    def draw(
+    def sample(
         self, hidden_RC: torch.Tensor, positions_R: torch.Tensor, sampler: FrameSampler
-    ) -> FrameDraws:
+    ) -> FrameSamples:
         """The first code from the backbone, the others from the depth decoder."""
-        first_R = sampler.draw(self.head(hidden_RC)[:, : self._num_drawn], 0)
-        codes_RQ = self.depth.draw(hidden_RC, first_R, sampler)
-        return FrameDraws(codes_RQ, self.is_end(codes_RQ))
+        first_R = sampler.sample(self.head(hidden_RC)[:, : self._num_sampled], 0)
+        codes_RQ = self.depth.sample(hidden_RC, first_R, sampler)
+        return FrameSamples(codes_RQ, self.is_end(codes_RQ))
 
     def is_end(self, codes_RQ: torch.Tensor) -> torch.Tensor:
         """Whether all codes of a frame but the last are end codes, as transformers has it."""
@@ -188,7 +188,7 @@ class DepthDecoder:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        depth, self._num_drawn = config.depth, config.num_drawn
+        depth, self._num_sampled = config.depth, config.num_sampled
         self._num_codes = depth.rope.max_length
         self._codebooks = codebooks
         self._stack = DecoderStack(depth, dtype=dtype, device=device)
@@ -220,7 +220,7 @@ class DepthDecoder:
         device = self._positions_Q.device
         self._kv = KvCache(self._layout, self._max_batch_size, device, native)
 
-    def draw(
+    def sample(
         self, hidden_RC: torch.Tensor, first_R: torch.Tensor, sampler: FrameSampler
     ) -> torch.Tensor:
         """`codes_RQ`, the first of them given."""
@@ -229,7 +229,7 @@ class DepthDecoder:
         for code, head in enumerate(self._heads, start=1):
             x_RC = self._codebooks.one(codes[-1], code - 1)
             hidden_RD = self._step(code, x_RC, sampler.slots_B)
-            codes.append(sampler.draw(head(hidden_RD)[:, : self._num_drawn], code))
+            codes.append(sampler.sample(head(hidden_RD)[:, : self._num_sampled], code))
         return torch.stack(codes, 1)
 
     def _step(self, position: int, x_RC: torch.Tensor, slots_R: torch.Tensor) -> torch.Tensor:
@@ -292,7 +292,7 @@ class CsmBlueprint(CloningBlueprint[CsmModel]):
         return super().weight_bytes() + page_bytes * (self._setup.max_batch_size + 1)
 
     def activation_bytes(self, num_tokens: int, num_rows: int) -> int:
-        """The most a step of so many positions and rows holds; codes are drawn one at a time."""
+        """The most a step of so many positions and rows holds; codes are sampled one at a time."""
         num_values = num_tokens * position_values(self.config.backbone)
         num_values += num_rows * position_values(self.config.depth)
         return num_values * self._setup.dtype.itemsize + LOGIT_BYTES * num_rows * self.num_logits

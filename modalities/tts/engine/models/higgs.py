@@ -43,7 +43,7 @@ from triptych.core.runtime.tensors.loading import Target, TensorTarget
 from triptych.core.weights.encoding import WeightEncoding
 from triptych.modalities.tts.configs.higgs import CODEC_FOLDER
 from triptych.modalities.tts.engine.codecs.loading import HubCodec
-from triptych.modalities.tts.engine.frame_head import FrameDraws, FrameInputs
+from triptych.modalities.tts.engine.frame_head import FrameInputs, FrameSamples
 from triptych.modalities.tts.engine.models.blueprint import (
     CloningBlueprint,
     Codes,
@@ -107,7 +107,7 @@ class HiggsModel:
         self.head = Linear(width, num_logits, has_bias=False, dtype=dtype, device=device)
         self._first_S = torch.zeros(max_batch_size, dtype=torch.int64, device=device)
         self._num_ended_S = torch.zeros(max_batch_size, dtype=torch.int64, device=device)
-        self.draw_state: Sequence[torch.Tensor] = (self._num_ended_S,)
+        self.sample_state: Sequence[torch.Tensor] = (self._num_ended_S,)
         self._order_Q = torch.arange(self.num_codes, device=device)
 
     def targets(self, encoding: WeightEncoding) -> Iterator[Target]:
@@ -129,10 +129,10 @@ class HiggsModel:
         self.sound.prepare(native)
         self.head.prepare(native)
 
-    def bind(self, slot: int, prompt_ids: Sequence[int], drawn: Sequence[StepCodes]) -> None:
+    def bind(self, slot: int, prompt_ids: Sequence[int], sampled: Sequence[StepCodes]) -> None:
         """Where the row's segment begins, and how long it has been ending."""
-        has_end = [self._end_id in codes for codes in drawn]
-        num_ended = len(drawn) - has_end.index(True) if any(has_end) else 0
+        has_end = [self._end_id in codes for codes in sampled]
+        num_ended = len(sampled) - has_end.index(True) if any(has_end) else 0
         self._first_S[slot].fill_(len(prompt_ids))
         self._num_ended_S[slot].fill_(num_ended)
 
@@ -155,21 +155,21 @@ class HiggsModel:
                 x_TC.index_copy_(0, index, layer.mlp(layer.mlp_norm(part), part))
         return self.words.norm(x_TC)
 
-    def draw(
+    def sample(
         self, hidden_RC: torch.Tensor, positions_R: torch.Tensor, sampler: FrameSampler
-    ) -> FrameDraws:
+    ) -> FrameSamples:
         """All codes at once, and the marks that the delay pattern has in their places."""
         logits_RQV = self.head(hidden_RC).view(-1, self.num_codes, self._size)
         slots_R = sampler.slots_B
         step_R1 = (positions_R - self._first_S[slots_R])[:, None]
         num_ended_R = self._num_ended_S[slots_R]
-        codes_RQ = sampler.draw_all(logits_RQV)
+        codes_RQ = sampler.sample_all(logits_RQV)
         codes_RQ = torch.where(self._order_Q >= step_R1, self._begin_id, codes_RQ)
         codes_RQ = torch.where(self._order_Q < num_ended_R[:, None], self._end_id, codes_RQ)
         is_mark_RQ = codes_RQ == self._end_id
         is_ending_R = is_mark_RQ.any(-1) | (num_ended_R > 0)
         self._num_ended_S.index_copy_(0, slots_R, num_ended_R + is_ending_R)
-        return FrameDraws(codes_RQ, is_mark_RQ.all(-1))
+        return FrameSamples(codes_RQ, is_mark_RQ.all(-1))
 
 
 def _kinds(

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
-from triptych.core.runtime.sampling.filters import draw, nucleus_thresholds, total_mass
+from triptych.core.runtime.sampling.filters import nucleus_thresholds, sample, total_mass
 
 VOCAB_SIZES = (100, 8193, 49152, 151936)
 
@@ -87,7 +87,7 @@ def test_top_k_above_the_vocabulary_leaves_top_p_in_force() -> None:
 def test_draw_inverts_the_running_sum(seed: int, vocab_size: int, uniform: float) -> None:
     probs = random_logits(seed, 2, vocab_size, 3.0).softmax(-1)
     probs[:, ::3] = 0 if vocab_size > 1 else 1
-    tokens = draw(probs, torch.full((2,), uniform, dtype=torch.float64))
+    tokens = sample(probs, torch.full((2,), uniform, dtype=torch.float64))
     for row, token in enumerate(tokens.tolist()):
         ends = np.cumsum(probs[row].double().numpy())
         target = uniform * ends[-1]
@@ -101,7 +101,7 @@ def test_draw_reaches_both_ends(vocab_size: int) -> None:
     probs[0, 0] = probs[1, -1] = 1e-30
     for uniform in (0.0, 0.5, 1 - 2.0**-52):
         uniforms = torch.full((2,), uniform, dtype=torch.float64)
-        assert draw(probs, uniforms).tolist() == [0, vocab_size - 1]
+        assert sample(probs, uniforms).tolist() == [0, vocab_size - 1]
 
 
 @pytest.mark.parametrize("vocab_size", [2, 255, *VOCAB_SIZES])

@@ -429,7 +429,7 @@ def test_what_a_step_tells_the_device_goes_over_in_one_copy(
     monkeypatch.setattr(sampler._uploads, "send", send)
     sampler.sample(torch.zeros(2, 100), (0, 1), (2, 2))
     frame = sampler.frame_sampler((0, 1), (2, 2), 3)
-    frame.draw(torch.zeros(2, 100), 0)
-    frame.draw_all(torch.zeros(2, 3, 100))
+    frame.sample(torch.zeros(2, 100), 0)
+    frame.sample_all(torch.zeros(2, 3, 100))
     assert len(sent) == 2
     assert (sent[0] > 3) == is_mixed

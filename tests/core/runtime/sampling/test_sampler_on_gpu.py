@@ -40,7 +40,7 @@ def drawn() -> tuple[list[list[int]], list[list[int]], list[bool]]:
     frame = sampler.frame_sampler([1, 2], [2, 2], 2)
     logits = torch.randn(2, 2, 50, generator=generator)
     logits[1, 1, 0] = torch.nan
-    codes = frame.draw_all(logits)[:1].tolist()
+    codes = frame.sample_all(logits)[:1].tolist()
     return ids, codes, frame.is_finite_B.tolist()
 
 

@@ -96,7 +96,7 @@ def test_tiny_temperatures_take_the_likeliest(
 ) -> None:
     hearing = TranscriptionJob(whisper, transcribe_request(noise(1.0)))
     logits_V = torch.tensor([-torch.inf, 3.0, 30.0, 29.0, -torch.inf])
-    assert {hearing.draw(logits_V, temperature)[0] for _ in range(8)} == {2}
+    assert {hearing.sample(logits_V, temperature)[0] for _ in range(8)} == {2}
 
 
 def test_word_times_change_no_word_and_run_forward(whisper: SpeechRecognizer) -> None:

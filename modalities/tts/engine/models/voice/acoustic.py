@@ -40,7 +40,7 @@ from triptych.core.runtime.sampling.sampler import FrameSampler
 from triptych.core.runtime.tensors.loading import Target, TensorTarget
 from triptych.core.weights.encoding import WeightEncoding
 from triptych.modalities.tts.configs.voice import AcousticConfig, CodecConfig, VoiceConfig
-from triptych.modalities.tts.engine.frame_head import FrameDraws, FrameInputs
+from triptych.modalities.tts.engine.frame_head import FrameInputs, FrameSamples
 
 
 class Kind(IntEnum):
@@ -177,7 +177,7 @@ class AcousticModel:
         self._before = acoustic.num_symbols_before
         widest = self._before + max_length + 1 + acoustic.num_symbols_after
         self._symbols_SP = torch.full((num_slots, widest), self.start_id, device=device)
-        self.draw_state: Sequence[Tensor] = ()
+        self.sample_state: Sequence[Tensor] = ()
         self._num_symbols_S = torch.zeros(num_slots, dtype=torch.int64, device=device)
         walk = (num_slots, max_length + 1)
         self._due_SL = torch.zeros(walk, dtype=torch.int64, device=device)
@@ -195,13 +195,13 @@ class AcousticModel:
         self.stack.prepare(native)
         pack_linears(self.ends, native)
 
-    def bind(self, slot: int, prompt_ids: Sequence[int], drawn: Sequence[StepCodes]) -> None:
+    def bind(self, slot: int, prompt_ids: Sequence[int], sampled: Sequence[StepCodes]) -> None:
         """A new sentence takes `slot`.
 
         One that goes on, in the slot it has had all along, finds its walk as it left it: a step
-        that is computed again reads what stands at its position, not what was drawn too much.
+        that is computed again reads what stands at its position, not what was sampled too much.
         """
-        if drawn:
+        if sampled:
             assert prompt_ids == self._prompts[slot], "a walk stays in its slot"
             return
         self._prompts[slot] = prompt_ids
@@ -217,20 +217,20 @@ class AcousticModel:
         x_TC = self.ends["input"](self._positions(inputs))
         return self.stack.run(x_TC, inputs.positions_T, PagedStep(kv, inputs.batch))
 
-    def draw(self, hidden_RC: Tensor, positions_R: Tensor, sampler: FrameSampler) -> FrameDraws:
+    def sample(self, hidden_RC: Tensor, positions_R: Tensor, sampler: FrameSampler) -> FrameSamples:
         """Codes of the step, and the walk's advance, which nothing but the scores decides."""
         acoustic, slots_R = self.config.acoustic, sampler.slots_B
         due_R = self._due_SL[slots_R, positions_R - 1]
         held_R = self._held_SL[slots_R, positions_R - 1]
         num_symbols_R = self._num_symbols_S.index_select(0, slots_R)
         scores = self.ends["output"](hidden_RC)
-        codes_RQ = sampler.draw_all(scores.codes)
+        codes_RQ = sampler.sample_all(scores.codes)
         advances_RA = scores.advance.float()
         advances_RA[:, 0].masked_fill_(held_R >= acoustic.max_held, -torch.inf)
         advance_R = advances_RA.argmax(-1)
         self._due_SL[slots_R, positions_R] = torch.minimum(due_R + advance_R, num_symbols_R)
         self._held_SL[slots_R, positions_R] = (held_R + 1) * (advance_R == 0)
-        return FrameDraws(codes_RQ, due_R >= num_symbols_R)
+        return FrameSamples(codes_RQ, due_R >= num_symbols_R)
 
     def _positions(self, inputs: FrameInputs) -> AcousticPositions:
         """What each of the step's positions reads."""

@@ -175,7 +175,7 @@ static char *some_mask(int64_t size) {
 }
 
 static void draw_checked(const Draws *d) {
-    num_wrong += draw_rows(d) != 0;
+    num_wrong += sample_rows(d) != 0;
     for (int row = 0; row < d->num_rows; row++) {
         int64_t id = d->token_ids[row];
         num_wrong += id < 0 || id >= d->size || d->is_finite[row] != (row != 4);

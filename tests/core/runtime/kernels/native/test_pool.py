@@ -55,7 +55,7 @@ shapes, slots = torch.tensor([[1.0, 20.0, 0.9, 0.0]] * 9), torch.arange(9)
 numbers = torch.rand(9, generator=generator, dtype=torch.float64)
 
 def drawn():
-    return kernels.draw_rows(logits, RowEdits(), shapes, slots, numbers)[0]
+    return kernels.sample_rows(logits, RowEdits(), shapes, slots, numbers)[0]
 
 first = drawn()
 

@@ -96,7 +96,7 @@ def test_a_step_is_sampled_by_one_operator() -> None:
             uniform_B=torch.rand(2, dtype=torch.float64, device=device),
             has_floor=True,
         )
-        ids, is_finite = sampler._draw(torch.rand(2, 50, device=device), rows)
+        ids, is_finite = sampler._sample(torch.rand(2, 50, device=device), rows)
     assert (ids.device.type, ids.dtype, ids.shape) == ("cuda", torch.int64, (2,))
     assert is_finite.dtype is torch.bool
 

@@ -1,6 +1,6 @@
 """The token of a row whose probabilities are written down.
 
-Owns the draw: once few tokens are left to decide about, they are put side by side, and the rest
+Owns the sample: once few tokens are left to decide about, they are put side by side, and the rest
 happens among these. Knows no logits.
 """
 
@@ -13,7 +13,7 @@ from triptych.core.runtime.kernels.triton.filter_search import kept_of, least_am
 
 
 @triton.jit
-def drawn(
+def sampled_token(
     probs_ptr,
     candidates_ptr,
     candidate_ids_ptr,
