@@ -43,7 +43,7 @@ def sheet(images: Sequence[Image.Image], captions: Sequence[str]) -> Image.Image
     num_rows = -(-len(images) // _COLUMNS)
     size = (_COLUMNS * (_SIDE + _GAP) + _GAP, num_rows * height + _GAP)
     page = Image.new("RGB", size, "white")
-    pen, font = ImageDraw.Draw(page), ImageFont.load_default(_FONT_SIZE)
+    pen, font = ImageDraw.Generate(page), ImageFont.load_default(_FONT_SIZE)
     for index, (image, caption) in enumerate(zip(images, captions, strict=True)):
         row, column = divmod(index, _COLUMNS)
         corner = (_GAP + column * (_SIDE + _GAP), _GAP + row * height)
@@ -59,8 +59,8 @@ def main() -> None:
     parser.add_argument("output", type=Path)
     args = parser.parse_args()
     prompts, questions = zip(*CASES, strict=True)
-    with ImagePipeline.from_pretrained() as draw:
-        images = [draw(prompt, seed=1)[0].image for prompt in prompts]
+    with ImagePipeline.from_pretrained() as generate:
+        images = [generate(prompt, seed=1)[0].image for prompt in prompts]
     answers = ask(images, questions)
     captions = []
     for prompt, question, answer in zip(prompts, questions, answers, strict=True):

@@ -79,7 +79,7 @@ class BulkRun:
     is_bar_hidden: bool = False
 
     def run(self, verb: str) -> int:
-        """Answer what is left; 1 if any row failed. `verb` says what becomes of rows, as "drawn".
+        """Answer the remaining rows; 1 if any failed. `verb` names the work, as "generated".
 
         Raises `EngineDown` where the engine ended: what was answered is kept.
         """

@@ -148,14 +148,14 @@ def read_mask(
         turn, wanted = _prepared(file, size)
         if not file.has_transparency_data:
             raise InvalidRequest(
-                "The mask has no transparency: make transparent what shall be drawn anew."
+                "The mask has no transparency: make transparent what to regenerate."
             )
         alpha = file.convert("RGBA").getchannel("A")
         mask = alpha.point(_MASKED)
         if not mask.getbbox():
             raise InvalidRequest(
-                "The mask is opaque everywhere, so nothing would be drawn: make transparent what"
-                " is to change (less than half opaque)."
+                "The mask is opaque everywhere, so nothing would change: make the region to change"
+                " transparent (less than half opaque)."
             )
         if wanted is not None and wanted != alpha.size:
             box = _covering(alpha.size, wanted)
@@ -163,8 +163,8 @@ def read_mask(
             mask = scaled if scaled.getbbox() else _touched(mask, wanted, box)
         if not mask.getbbox():
             raise InvalidRequest(
-                "What the mask marks is cut off, so nothing would be drawn: ask for a size of the"
-                " image's shape, or leave it out."
+                "The region that the mask marks is cut off, so nothing would change: ask for a size"
+                " with the aspect of the image, or leave size out."
             )
         return _extended(mask if turn is None else mask.transpose(turn), canvas)
 

@@ -247,7 +247,7 @@ class DeviceOptions:
     )
     seed: int = option(
         -1,
-        "Seed of requests that bring none; -1 draws a new one for each.",
+        "Seed of requests that bring none; -1 picks a new one for each.",
         aliases=("--random-seed",),
         within=Range(low=-1),
     )

@@ -1,4 +1,4 @@
-"""The options of speech, images that are drawn and images that are looked at.
+"""The options of speech, images that are generated and images that are looked at.
 
 Owns three sections of the configuration. The rules of `core.options.config` apply.
 """
@@ -83,7 +83,7 @@ class SpeechOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageOptions:
-    """Images that are drawn: which steps run the model. A request may ask for another cache."""
+    """Images that are generated: which steps run the model. A request may ask for another cache."""
 
     ROLES: ClassVar[tuple[Role, ...]] = ("image",)
 
@@ -131,7 +131,7 @@ class ImageOptions:
     )
     taylorseer_warmup_steps: int = option(9, "First steps that TaylorSeer computes.", within=COUNT)
     max_images_in_flight: int = option(
-        16, "Images that may be drawn at once; others wait.", within=COUNT
+        16, "Images that may be generated at once; others wait.", within=COUNT
     )
     max_image_rows: int = option(
         16,
@@ -145,7 +145,7 @@ class ImageOptions:
         within=BOUND,
     )
     max_image_pixels: int = option(
-        3840 * 2160, "Most pixels of one image, where its model can draw so many.", within=COUNT
+        3840 * 2160, "Most pixels of one image, where its model can generate so many.", within=COUNT
     )
     image_store_mb: int = option(
         256,

@@ -10,7 +10,7 @@ import re
 from triptych.core.errors import ConfigError
 
 UNUSED = frozenset({"idle_unload_s", "load", "served_model_name"})
-"""Options of models that say nothing to one that draws once and ends: such flags are unknown."""
+"""Options of serving that a command which generates once does not have."""
 _SIZE = re.compile(r"(\d{1,5})x(\d{1,5})")
 
 

@@ -1,4 +1,4 @@
-"""Images: models that draw.
+"""Images: models that generate.
 
 Owns how such a model is recognized, and what opens its two halves. Loads neither.
 """
@@ -22,7 +22,7 @@ _HERE = "triptych.modalities.diffusion"
 _COMMANDS = (
     Command(
         "imagine",
-        "Draw images from a text, or from other images.",
+        "Generate images from a text, or from other images.",
         f"{_HERE}.api.cli",
         (
             'triptych imagine "a red apple" -o apple.png',
@@ -48,7 +48,7 @@ _COMMANDS = (
 
 IMAGES = Modality(
     role="image",
-    task=("image", "draws", "/v1/images/generations"),
+    task=("image", "generates", "/v1/images/generations"),
     matches=_matches,
     wire=(f"{_HERE}.wire:ImageRequest", f"{_HERE}.wire:ImageDelta"),
     api=f"{_HERE}.api.routes:open_api",

@@ -1,4 +1,4 @@
-"""Plan and result of drawing images step by step. Plain data, no tensors.
+"""Plan and result of generating images step by step. Plain data, no tensors.
 
 Owns the hand-over between the scheduler (`scheduling`) and the runner (`engine`). An image is
 encoded (its text, what it begins from, its noise), denoised a step at a time, and decoded; each of
@@ -102,7 +102,7 @@ class ImageRowResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageCost:
-    """What an image takes while it is drawn.
+    """What an image takes while it is generated.
 
     Bytes held between steps; tokens (or latent pixels) that pass through the model for one guidance
     branch; pixels to decode.

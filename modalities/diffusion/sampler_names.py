@@ -1,7 +1,7 @@
 """Samplers by the names people know them by, for a request that asks for another than the model's.
 
-Owns the names, and which a model can be drawn with: one trained on flow matching with those that
-follow straight lines, one trained on noise with those of the older kind. Knows no torch, so that
+Owns the names, and which of them suit a model: samplers that follow straight lines suit flow
+matching, the older kind suits models that predict noise. Knows no torch, so that
 the API lists them; a sampler itself is made of the configuration that `with_sampler` returns.
 """
 
@@ -63,7 +63,7 @@ _TRAINED = frozenset(
 
 
 def sampler_names(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The samplers that a model can be drawn with, by its scheduler_config.json."""
+    """The samplers that suit a model, by its scheduler_config.json."""
     return tuple(_table(config))
 
 
@@ -74,14 +74,14 @@ def with_sampler(
 
     An empty name is the model's own. `shift_exponent`: how far the noise levels are shifted for
     the image's size, where `config` says that they are. Raises `InvalidRequest` for a name that
-    there is not, or that this model cannot be drawn with.
+    is unknown, or does not suit this model.
     """
     if not name:
         return config
     table = _table(config)
     if name not in table:
         known = any(name in each for each in (_FLOW, _CONSISTENCY, _NOISE))
-        reason = "cannot draw with this model" if known else "is no sampler here"
+        reason = "cannot generate with this model" if known else "is no sampler here"
         raise InvalidRequest(
             f"{name} {reason}; these are its samplers: {', '.join(table)}.", param="sampler"
         )

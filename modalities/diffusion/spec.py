@@ -1,7 +1,7 @@
 """What each pipeline class can do with words and images, and its published defaults.
 
-The one place that says so: recipes read it when they draw, the API when it answers, so it imports
-no torch. A model's own sizes come from the JSON files beside it, handed in as mappings.
+The one place that says so: recipes read it when they generate, the API when it answers, so it
+imports no torch. A model's own sizes come from the JSON files beside it, handed in as mappings.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ class PipelineSpec:
     """A pipeline class's facts.
 
     `default_steps`, `default_guidance` and `default_strength` hold where a request has none.
-    `patch`: latents a side that the model takes together. `size`: the width and height it draws
+    `patch`: latents a side that the model takes together. `size`: the width and height it generates
     best, `None` for the model's `sample_size`.
 
-    Every pipeline draws from an image, noised as far as the strength says, or within a mask of it.
-    `max_references`: images it takes as reference; the first may be begun from, too.
-    `needs_reference`: it cannot draw without. With a mask or references a strength of 1 is default.
-    `has_negative`: a second prompt steers away; otherwise the model takes the scale as an argument.
-    `neutral_guidance`: up to this scale the second prompt changes nothing and is not run.
+    Every pipeline generates from an image, noised as far as the strength says, or within a mask of
+    it. `max_references`: images it takes as reference; the first may be begun from, too.
+    `needs_reference`: it cannot generate without. With a mask or references a strength of 1 is
+    default. `has_negative`: a second prompt steers away; otherwise the model takes the scale as an
+    argument. `neutral_guidance`: up to this scale the second prompt changes nothing and is not run.
     `rounds_down`: steps times strength are rounded down; otherwise a part of a step counts.
     """
 
@@ -51,7 +51,7 @@ class PipelineSpec:
         return self.has_negative and scale > self.neutral_guidance
 
     def strength_of(self, given: float | None, *, has_mask: bool) -> float:
-        """How far an image that a row begins from is changed: 0 not at all, 1 redrawn."""
+        """How far an image that a row begins from is changed: 0 not at all, 1 regenerated."""
         if given is not None:
             return given
         return 1.0 if has_mask or self.max_references else self.default_strength
@@ -92,7 +92,7 @@ class PipelineSpec:
     def default_size(
         self, model: Mapping[str, Any], vae: Mapping[str, Any], facts: Mapping[str, Any]
     ) -> tuple[int, int]:
-        """Width and height in pixels of what the model draws best.
+        """Width and height in pixels of what the model generates best.
 
         `model`: the config.json of the transformer or UNet. `facts`: plain entries of
         model_index.json, of which `default_size` is the side of a model that is not like its kind.

@@ -1,6 +1,6 @@
 """The words image models speak between API and engine: requests, and their deltas.
 
-Owns the wire types of drawing. Images cross as raw RGB, eight bits a channel, row by row: files
+Owns the wire types of generating. Images cross as raw RGB, eight bits a channel, row by row: files
 are read and written on the API's side, pixels are made on the engine's.
 """
 
@@ -19,7 +19,7 @@ AUTO = -1
 
 
 class StepCache(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Which step cache an image is drawn with. What is `None` or empty is the method's default.
+    """Which step cache an image is generated with. What is `None` or empty is the method's default.
 
     `auto` takes the model's calibrated plan where there is one, else computes every step.
     `threshold` belongs to TeaCache, FBCache and MagCache, `coefficients` to TeaCache (highest power
@@ -51,9 +51,9 @@ class ImageRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     The API's service fills in `width` and `height` (`AUTO`: the model's own, or in the shape of
     the first image), `seed` (`None`: a random one), `sources` and `mask`; the engine gets all of
     them. `sources` are images to begin from or to refer to; `mask` (height x width bytes of the
-    first one, 255 where it is to change, empty: everywhere) and `strength` (0 keeps it, 1 redraws
-    it) say what of it may change. `num_partials` previews of each image are sent on the way,
-    and a delta for each step where `has_progress`.
+    first one, 255 where it is to change, empty: everywhere) and `strength` (0 keeps it, 1
+    regenerates it) say what of it may change. `num_partials` previews of each image are sent on the
+    way, and a delta for each step where `has_progress`.
     """
 
     prompt: str = ""

@@ -63,14 +63,14 @@ def run(num_ranks: int, num_tokens: int, dtype: str) -> Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawing:
+class ImageGeneration:
     """The images of one model, and seconds for each."""
 
     images: list[bytes]
     image_s: float
 
 
-def draw(num_images: int, dtype: str, **ranks: int) -> Drawing:
+def draw(num_images: int, dtype: str, **ranks: int) -> ImageGeneration:
     """Draw by a model of so many ranks."""
     with ImagePipeline.from_pretrained(dtype=dtype, **ranks) as images:
         images(SUBJECTS[0], seed=0, cache="off")
@@ -81,7 +81,7 @@ def draw(num_images: int, dtype: str, **ranks: int) -> Drawing:
             for cache in CACHES
         ]
         took_s = time.perf_counter() - begun_s
-    return Drawing([each[0].image.tobytes() for each in drawn], took_s / len(drawn))
+    return ImageGeneration([each[0].image.tobytes() for each in drawn], took_s / len(drawn))
 
 
 def compare_images(given: argparse.Namespace) -> bool:

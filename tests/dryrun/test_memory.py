@@ -26,7 +26,7 @@ from triptych.core.runtime.engine.token_runner import TokenRunner
 from triptych.core.runtime.layers.attention import KvCache
 from triptych.core.runtime.layers.decoder import Decoder
 from triptych.core.runtime.sampling.sampler import Sampler
-from triptych.modalities.diffusion.engine.costs import DrawingCosts
+from triptych.modalities.diffusion.engine.costs import GenerationCosts
 from triptych.modalities.diffusion.engine.families.model import Batch, Conditioning
 from triptych.modalities.diffusion.engine.families.table import open_model
 from triptych.modalities.diffusion.engine.recipes.latents import decode_latents
@@ -229,7 +229,7 @@ def test_a_denoiser(gpu: FakeCuda, name: str) -> None:
     before = gpu.live_bytes
     with gpu.launch(), torch.inference_mode():
         model.velocity(batch)
-    costs = DrawingCosts(SimpleNamespace(model=module), text_bytes=0)  # type: ignore[arg-type]
+    costs = GenerationCosts(SimpleNamespace(model=module), text_bytes=0)  # type: ignore[arg-type]
     assert_near(2 * costs.row_bytes(drawn.num_tokens), gpu.peak_bytes - before, 3.0)
 
 
@@ -249,7 +249,7 @@ def test_a_latent_decoder(gpu: FakeCuda) -> None:
     before = gpu.live_bytes
     with gpu.launch(), torch.inference_mode():
         decode_latents(vae, latents)
-    costs = DrawingCosts(SimpleNamespace(vae=vae), text_bytes=0)  # type: ignore[arg-type]
+    costs = GenerationCosts(SimpleNamespace(vae=vae), text_bytes=0)  # type: ignore[arg-type]
     assert_near(costs.decode_bytes(1024 * 1024), gpu.peak_bytes - before, 3.0)
 
 

@@ -21,7 +21,7 @@ from triptych.core.engine_api.pixels import Pixels
 from triptych.core.engine_api.plan import Plan, StepResult
 from triptych.core.errors import OutOfMemory, TriptychError
 from triptych.modalities.diffusion.engine.caches.decisions import Decisions
-from triptych.modalities.diffusion.engine.costs import DrawingCosts
+from triptych.modalities.diffusion.engine.costs import GenerationCosts
 from triptych.modalities.diffusion.engine.executor import ImageExecutor, RunningImage
 from triptych.modalities.diffusion.engine.loader import measure
 from triptych.modalities.diffusion.engine.runner import DenoiseRunner, Yield
@@ -87,7 +87,7 @@ class ImageDriver(SchedulerDriver):
     """The scheduler of images and a real runner; a step takes a second."""
 
     def __init__(self, executor: ImageExecutor, witness: Witness, num_images: int) -> None:
-        costs = DrawingCosts.of(executor.recipe)
+        costs = GenerationCosts.of(executor.recipe)
         one = measure(executor, costs, image_request(), max_pixels=1 << 20)
         scheduler = DenoiseScheduler(
             model="m",

@@ -43,7 +43,7 @@ _REMEDIES = MappingProxyType(
         "activations": " Steps of --max-batch-input-tokens, --max-batch-size and --max-length take"
         " less where these are smaller.",
         "vision-cache": " Images that are kept take less with --max-vision-cache-entries.",
-        "images": " Images that are drawn take less with --image-memory-mb.",
+        "images": " Images that are generated take less with --image-memory-mb.",
     }
 )
 """What else helps, by the purpose that is too large."""

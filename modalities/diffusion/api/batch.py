@@ -1,6 +1,6 @@
 """`triptych imagine --batch`: many prompts at once, from lines into a folder.
 
-Owns what a line may be, and the names of files. Knows no engine: the pipeline draws.
+Owns what a line may be, and the names of files. Knows no engine: the pipeline generates.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ OpenPipeline = Callable[[argparse.Namespace], ImagePipeline]
 
 
 def run_batch(args: argparse.Namespace, open_pipeline: OpenPipeline) -> int:
-    """Draw what the lines of `--batch` ask for and no earlier run has drawn; 1 if any failed."""
+    """Generate the lines of `--batch` that no earlier run has done; returns 1 if any failed."""
     cluster, folder = cluster_of(args), _folder(args)
     defaults, model = _defaults(args), model_of(args)
     lines = read_lines("--batch", args.batch)
@@ -60,7 +60,7 @@ def run_batch(args: argparse.Namespace, open_pipeline: OpenPipeline) -> int:
         is_whole=_is_whole,
         describe=lambda row: {"line": row.number, "model": model, "request": row.entry},
     )
-    return run.run("drawn")
+    return run.run("generated")
 
 
 def answer_rows(
@@ -72,7 +72,7 @@ def answer_rows(
         if isinstance(answer, TriptychError):
             yield RowResult.failed(answer)
         else:
-            yield _drawn(answer, body)
+            yield _generated(answer, body)
 
 
 def _row(number: int, text: str, defaults: Mapping[str, Any]) -> BulkRow:
@@ -88,7 +88,7 @@ def _row(number: int, text: str, defaults: Mapping[str, Any]) -> BulkRow:
     return BulkRow(number=number, entry=fields, asked=asked, stem=stem)
 
 
-def _drawn(images: Sequence[GeneratedImage], body: GenerationBody) -> RowResult:
+def _generated(images: Sequence[GeneratedImage], body: GenerationBody) -> RowResult:
     """A line's images, and what its record says of them."""
     kind, quality = body.output_format, body.output_compression
     return RowResult(
@@ -105,10 +105,10 @@ def _drawn(images: Sequence[GeneratedImage], body: GenerationBody) -> RowResult:
 def _folder(args: argparse.Namespace) -> Path:
     given = [name for name in _ALONE if getattr(args, name) not in (None, [])]
     if given:
-        raise ConfigError(f"--batch takes all it draws from its lines: leave out {given[0]}.")
+        raise ConfigError(f"--batch takes all it generates from its lines: leave out {given[0]}.")
     folder = Path(args.output or "").expanduser()
     if not args.output or folder.is_file():
-        raise ConfigError("--batch draws into a folder: name one, as in -o images.")
+        raise ConfigError("--batch generates into a folder: name one, as in -o images.")
     return folder
 
 

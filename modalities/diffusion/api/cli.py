@@ -25,8 +25,8 @@ from triptych.core.options.table import add_options
 from triptych.core.process.cli_io import writing
 from triptych.modalities.diffusion.api.files import MEDIA_TYPES, ImageKind
 from triptych.modalities.diffusion.api.pipeline import (
-    DrawOptions,
     GeneratedImage,
+    GenerateOptions,
     GenerationProgress,
     ImagePipeline,
     checking,
@@ -44,7 +44,9 @@ _DEFAULT_QUALITY = 95
 
 def add_imagine_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `triptych imagine`."""
-    parser.add_argument("prompt", nargs="*", help='draw this, or else what is piped in ("-": too)')
+    parser.add_argument(
+        "prompt", nargs="*", help='generate this, or else what is piped in ("-": too)'
+    )
     parser.add_argument("-o", "--output", help='file to write; default, and "-": stdout')
     parser.add_argument(
         "-n", "--num-images", type=int, default=1, metavar="N", help="several are out-1.png, ..."
@@ -68,16 +70,16 @@ def add_imagine_arguments(parser: argparse.ArgumentParser) -> None:
     given.add_argument(
         "-i", "--image", action="append", metavar="FILE", help="without a prompt: vary it"
     )
-    given.add_argument("--mask", metavar="FILE", help="white or transparent where to draw anew")
-    given.add_argument("--strength", type=float, metavar="X", help="0 keeps it, 1 draws it anew")
+    given.add_argument("--mask", metavar="FILE", help="white or transparent where to regenerate")
+    given.add_argument("--strength", type=float, metavar="X", help="0 keeps it, 1 regenerates it")
     parser.add_argument(
         "--batch",
         metavar="FILE",
-        help="draw every line into the folder -o: a prompt, or an object with the fields of"
+        help="generate every line into the folder -o: a prompt, or an object with the fields of"
         ' /v1/images/generations; "-": stdin',
     )
     parser.add_argument(
-        "--preview", choices=DISPLAYS, default="auto", help="how to show it while it is drawn"
+        "--preview", choices=DISPLAYS, default="auto", help="how to show it while it is generated"
     )
     parser.add_argument(
         "--no-preview", dest="preview", action="store_const", const="off", help="show the bar alone"
@@ -89,7 +91,7 @@ def add_imagine_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_imagine(args: argparse.Namespace) -> int:
-    """Draw images of a prompt into files, or one into stdout."""
+    """Generate images of a prompt into files, or one into stdout."""
     if args.batch:
         from triptych.modalities.diffusion.api.batch import (
             run_batch,  # what it reads by takes a while
@@ -128,13 +130,13 @@ def _read_prompt(args: argparse.Namespace) -> str:
             raise ConfigError("What is piped in is not UTF-8 text.") from error
     if not (prompt or args.image):
         raise ConfigError(
-            'Nothing to draw: say it, as in `triptych imagine "a red apple" -o a.png`.'
+            'Nothing to generate: say it, as in `triptych imagine "a red apple" -o a.png`.'
         )
     return prompt
 
 
-def _options(args: argparse.Namespace) -> DrawOptions:
-    return DrawOptions(
+def _options(args: argparse.Namespace) -> GenerateOptions:
+    return GenerateOptions(
         negative_prompt=args.negative,
         size=parse_size(args.size) if args.size else None,
         num_images=args.num_images,
@@ -160,7 +162,7 @@ class _Sink:
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Self:
-        """Where the arguments say. Raises `ConfigError` before anything is drawn."""
+        """Where the arguments say. Raises `ConfigError` before anything is generated."""
         quality = _DEFAULT_QUALITY if args.quality is None else args.quality
         if not 0 <= quality <= 100:
             raise ConfigError(f"--quality {quality}: must be 0 to 100.")
@@ -225,7 +227,7 @@ class _Bar:
             bars.TextColumn("{task.fields[text]}"),
             console=console,
         )
-        self._task = self.columns.add_task("drawing", total=None, text="")
+        self._task = self.columns.add_task("generating", total=None, text="")
         self._num_images = num_images
         self._latest: dict[int, GenerationProgress] = {}
         self._begun: tuple[float, int] | None = None

@@ -1,4 +1,4 @@
-"""What the API knows of an image model: what it can do, how large it draws.
+"""What the API knows of an image model: what it can do, how large it generates.
 
 Owns the facts, read from the JSON files beside the weights, and the checks that need no more than
 them. Knows nothing of HTTP or torch.
@@ -34,9 +34,9 @@ _UNSEEN = 0.01
 
 
 class ImageFrame(NamedTuple):
-    """What is drawn, and what of it, from the upper left corner, is shown: mostly all."""
+    """What is generated, and what of it, from the upper left corner, is shown: mostly all."""
 
-    drawn: Size
+    generated: Size
     shown: Size
 
     @classmethod
@@ -47,14 +47,14 @@ class ImageFrame(NamedTuple):
     @property
     def is_whole(self) -> bool:
         """Whether nothing is cut off."""
-        return self.drawn == self.shown
+        return self.generated == self.shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageModel:
     """One image model. Sides of its images are multiples of `multiple`, from `min_side` on.
 
-    `default_size` is what it draws best; `samplers` are those a request may choose.
+    `default_size` is what it generates best; `samplers` are those a request may choose.
     """
 
     name: str
@@ -82,7 +82,7 @@ class ImageModel:
 
     @property
     def default_pixels(self) -> int:
-        """Pixels of the size it draws best."""
+        """Pixels of the size it generates best."""
         return math.prod(self.default_size)
 
     @property
@@ -101,7 +101,7 @@ class ImageModel:
         return self._on_grid(max(self.default_size) * _SIZE_RANGE)
 
     def check_size(self, size: Size, *, max_pixels: int) -> None:
-        """Raises `InvalidRequest` for an image that cannot be drawn, saying what can."""
+        """Raises `InvalidRequest` for an image that cannot be generated, saying what can."""
         shown = f"{size[0]}x{size[1]}"
         if size[0] % self.multiple or size[1] % self.multiple:
             rule = f"both sides must be multiples of {self.multiple}"
@@ -115,14 +115,14 @@ class ImageModel:
             return
         width, height = self.default_size
         raise InvalidRequest(
-            f"{self.name} cannot draw {shown}: {rule}. Its own size is {width}x{height}.",
+            f"{self.name} cannot generate {shown}: {rule}. Its own size is {width}x{height}.",
             param="size",
         )
 
     def frame_like(self, image: Size) -> ImageFrame:
-        """The size with the shape of `image` that is nearest to what the model draws best.
+        """The size with the shape of `image` that is nearest to what the model generates best.
 
-        Where the multiples allow no such shape, a little more is drawn than shown.
+        Where the multiples allow no such shape, a little more is generated than shown.
         """
         aspect = min(max(image[0] / image[1], 1 / MAX_ASPECT), MAX_ASPECT)
         size = min(self._near_sizes(aspect), key=lambda size: self._misfit(size, aspect))
@@ -139,9 +139,9 @@ class ImageModel:
         for height in range(first, last + 1, self.multiple):
             width = self._on_grid(height * aspect)
             sides = min(width, height), max(width, height)
-            is_drawn = self.min_side <= sides[0] and sides[1] <= self.max_side
+            is_possible = self.min_side <= sides[0] and sides[1] <= self.max_side
             is_near = low < width * height < high and sides[1] <= MAX_ASPECT * sides[0]
-            if is_drawn and is_near:
+            if is_possible and is_near:
                 yield width, height
 
     def _misfit(self, size: Size, aspect: float) -> tuple[float, float]:
@@ -150,10 +150,10 @@ class ImageModel:
         return max(off, _UNSEEN), abs(math.log(math.prod(size) / self.default_pixels))
 
     def _waste(self, frame: ImageFrame) -> float:
-        """How far what is shown is from what the model draws best, and how much is not shown."""
+        """How far a frame is from the best size of the model, and how much of it is cut off."""
         shown = math.prod(frame.shown)
         far = abs(math.log(shown / self.default_pixels))
-        return far + math.log(math.prod(frame.drawn) / shown)
+        return far + math.log(math.prod(frame.generated) / shown)
 
     def _on_grid(self, side: float) -> int:
         return max(1, round(side / self.multiple)) * self.multiple

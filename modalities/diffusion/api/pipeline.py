@@ -1,4 +1,4 @@
-"""Images from Python: load a model, call it, watch it draw.
+"""Images from Python: load a model, call it, watch it generate.
 
 Owns the `ImagePipeline` object: the same engine and image service as the server, in this process.
 """
@@ -25,9 +25,9 @@ from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.diffusion.api.files import MEDIA_TYPES, ImageKind, encode_image
 from triptych.modalities.diffusion.api.image_model import ImageModel
 from triptych.modalities.diffusion.api.service import (
-    Drawing,
     ImageCall,
     ImageFile,
+    ImageGeneration,
     ImageService,
     Quality,
     check_call,
@@ -48,8 +48,8 @@ ImageInput: TypeAlias = Image.Image | str | Path | bytes
 """An image that is begun from or referred to: an image, a file's path, or what is in the file."""
 
 
-class DrawOptions(TypedDict, total=False):
-    """How images are drawn. What is left out is the model's own default.
+class GenerateOptions(TypedDict, total=False):
+    """How images are generated. What is left out is the model's own default.
 
     `image` is an image to begin from or refer to, or several; `mask` is white (or transparent)
     where the first may change, `strength` (0 to 1) how far. `cache` is a step cache, or its name.
@@ -75,7 +75,7 @@ class DrawOptions(TypedDict, total=False):
 class GeneratedImage:
     """A finished image, the `index`-th of its call, and how it came about.
 
-    The same call with `seed` draws it again. Of `num_steps` steps `num_computed` ran the model;
+    The same call with `seed` generates it again. Of `num_steps` steps `num_computed` ran the model;
     `elapsed_s` is the time from the call until it was finished.
     """
 
@@ -139,9 +139,9 @@ def kind_of(path: str | Path) -> ImageKind:
 class ImagePipeline(Pipeline[ImageService]):
     """An image model in this process.
 
-        with ImagePipeline.from_pretrained() as draw:
-            draw("a red apple", seed=1)[0].save("apple.png")
-            for progress in draw.stream("a penguin next to a house", num_previews=2):
+        with ImagePipeline.from_pretrained() as generate:
+            generate("a red apple", seed=1)[0].save("apple.png")
+            for progress in generate.stream("a penguin next to a house", num_previews=2):
                 print(progress.step, progress.num_steps, progress.preview)
 
     Every call has an async twin that may be awaited on any loop.
@@ -159,54 +159,59 @@ class ImagePipeline(Pipeline[ImageService]):
 
     @property
     def model(self) -> ImageModel:
-        """What it can draw: sizes, samplers, what it does with images."""
+        """What it can generate: sizes, samplers, what it does with images."""
         return self._service.model(self._model)
 
-    def __call__(self, prompt: str = "", **options: Unpack[DrawOptions]) -> list[GeneratedImage]:
-        """Draw images of a prompt; without one, variations of the `image` that is given.
+    def __call__(
+        self, prompt: str = "", **options: Unpack[GenerateOptions]
+    ) -> list[GeneratedImage]:
+        """Generate images of a prompt; without one, variations of the `image` that is given.
 
-        Raises errors of `core.errors.RequestError`: a size the model cannot draw, an unknown cache.
+        Raises errors of `core.errors.RequestError`: a size the model cannot generate, an unknown
+        cache.
         """
         return self._loop.run(self._whole(prompt, options))
 
-    async def acall(self, prompt: str = "", **options: Unpack[DrawOptions]) -> list[GeneratedImage]:
+    async def acall(
+        self, prompt: str = "", **options: Unpack[GenerateOptions]
+    ) -> list[GeneratedImage]:
         """Async twin of calling the pipeline."""
         return await self._loop.run_async(self._whole(prompt, options))
 
     def stream(
-        self, prompt: str = "", *, num_previews: int = 0, **options: Unpack[DrawOptions]
+        self, prompt: str = "", *, num_previews: int = 0, **options: Unpack[GenerateOptions]
     ) -> Iterator[GenerationProgress]:
-        """Draw, and yield the progress of each step. Leaving the loop early ends the work.
+        """Generate, and yield the progress of each step. Leaving the loop early ends the work.
 
         Each image has up to `num_previews` previews on its way, at most 3.
         """
-        return self._loop.iterate(lambda: self._drawn(prompt, options, num_previews))
+        return self._loop.iterate(lambda: self._generated(prompt, options, num_previews))
 
     def astream(
-        self, prompt: str = "", *, num_previews: int = 0, **options: Unpack[DrawOptions]
+        self, prompt: str = "", *, num_previews: int = 0, **options: Unpack[GenerateOptions]
     ) -> AsyncGenerator[GenerationProgress, None]:
         """Async twin of `stream`."""
-        return self._loop.iterate_async(lambda: self._drawn(prompt, options, num_previews))
+        return self._loop.iterate_async(lambda: self._generated(prompt, options, num_previews))
 
     def map(
         self, entries: Sequence[Mapping[str, Any] | ImageCall]
     ) -> Iterator[list[GeneratedImage] | TriptychError]:
-        """Draw many calls, as many at once as are admitted; their images come in order.
+        """Generate many calls, as many at once as are admitted; their images come in order.
 
-        An entry holds `prompt` and options of a call. One that cannot be drawn yields its error and
-        harms no other.
+        An entry holds `prompt` and options of a call. One that cannot be generated yields its error
+        and harms no other.
         """
 
-        async def draw(entry: Mapping[str, Any] | ImageCall) -> list[GeneratedImage]:
+        async def generate(entry: Mapping[str, Any] | ImageCall) -> list[GeneratedImage]:
             if isinstance(entry, ImageCall):
                 return await self._images(entry)
             options: Any = {name: value for name, value in entry.items() if name != "prompt"}
             return await self._whole(entry.get("prompt", ""), options)
 
         largest = max(map(_num_images, entries), default=1)
-        return self._map_entries(draw, entries, max(1, self._service.max_jobs // largest))
+        return self._map_entries(generate, entries, max(1, self._service.max_jobs // largest))
 
-    async def _whole(self, prompt: str, options: DrawOptions) -> list[GeneratedImage]:
+    async def _whole(self, prompt: str, options: GenerateOptions) -> list[GeneratedImage]:
         return await self._images(image_call(prompt, options))
 
     async def _images(self, call: ImageCall) -> list[GeneratedImage]:
@@ -215,8 +220,8 @@ class ImagePipeline(Pipeline[ImageService]):
         images = [image for image in found if image is not None]
         return sorted(images, key=lambda image: image.index)
 
-    def _drawn(
-        self, prompt: str, options: DrawOptions, num_previews: int
+    def _generated(
+        self, prompt: str, options: GenerateOptions, num_previews: int
     ) -> AsyncGenerator[GenerationProgress, None]:
         return self._progress(
             image_call(prompt, options, num_partials=num_previews, has_progress=True)
@@ -225,16 +230,16 @@ class ImagePipeline(Pipeline[ImageService]):
     async def _progress(self, call: ImageCall) -> AsyncGenerator[GenerationProgress, None]:
         started_s = time.monotonic()
         call = replace(call, model=self._model)
-        async with aclosing(self._service.draw(call)) as drawing:
+        async with aclosing(self._service.generate(call)) as generation:
             is_warned = False
-            async for delta in drawing:
+            async for delta in generation:
                 if delta.is_prompt_cut and not is_warned:
                     is_warned = True
                     warnings.warn(PROMPT_CUT, stacklevel=2)
-                yield _progress(delta, drawing, time.monotonic() - started_s)
+                yield _progress(delta, generation, time.monotonic() - started_s)
 
 
-def checking(prompt: str = "", **options: Unpack[DrawOptions]) -> Check:
+def checking(prompt: str = "", **options: Unpack[GenerateOptions]) -> Check:
     """What raises as a call like this would, as far as that is known without the weights."""
 
     def check(resolved: ResolvedModel, config: Config) -> None:
@@ -244,7 +249,7 @@ def checking(prompt: str = "", **options: Unpack[DrawOptions]) -> Check:
 
 
 def image_call(
-    prompt: str, options: DrawOptions, *, num_partials: int = 0, has_progress: bool = False
+    prompt: str, options: GenerateOptions, *, num_partials: int = 0, has_progress: bool = False
 ) -> ImageCall:
     """A call of the service. Raises `ConfigError` for an image that cannot be read."""
     rest: dict[str, Any] = dict(options)
@@ -280,7 +285,9 @@ def _num_images(entry: Mapping[str, Any] | ImageCall) -> int:
     return int(entry.get("num_images", 1))
 
 
-def _progress(delta: ImageDelta, drawing: Drawing, elapsed_s: float) -> GenerationProgress:
+def _progress(
+    delta: ImageDelta, generation: ImageGeneration, elapsed_s: float
+) -> GenerationProgress:
     shown = None
     if (pixels := delta.pixels) is not None:
         shown = Image.frombytes("RGB", (pixels.width, pixels.height), pixels.rgb)
@@ -290,7 +297,7 @@ def _progress(delta: ImageDelta, drawing: Drawing, elapsed_s: float) -> Generati
         image = GeneratedImage(
             image=shown,
             index=delta.image,
-            seed=drawing.seed,
+            seed=generation.seed,
             num_steps=delta.num_steps,
             num_computed=delta.num_computed,
             elapsed_s=elapsed_s,

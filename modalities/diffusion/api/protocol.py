@@ -136,7 +136,7 @@ def _cache_kind(value: Any) -> str:
     return ":name" if isinstance(value, str) else ":fields"
 
 
-class DrawFields(Strict):
+class GenerationFields(Strict):
     """What all three routes take."""
 
     model: Name | None = Field(default=None, description="The first image model if left out.")
@@ -161,7 +161,7 @@ class DrawFields(Strict):
     user: Label | None = inert("user")
     safety_identifier: Label | None = inert("safety_identifier")
     seed: Annotated[int, Field(ge=-limits.MAX_SEED, le=limits.MAX_SEED)] | None = Field(
-        default=None, description="Same seed, same image; -1 draws a new one."
+        default=None, description="Same seed, same image; -1 picks a new one."
     )
     steps: _Steps | None = Field(
         default=None, validation_alias=AliasChoices("steps", "num_inference_steps")
@@ -195,7 +195,7 @@ class DrawFields(Strict):
             )
         if self.background == "transparent":
             raise UnsupportedOption(
-                "background transparent is not offered: models here draw whole images; ask for a"
+                "background transparent is not offered: models here fill the whole image; ask for a"
                 " plain background and cut it out.",
                 param="background",
             )
@@ -236,11 +236,11 @@ class DrawFields(Strict):
         )
 
 
-class PromptFields(DrawFields):
-    """What the routes take that draw what a prompt says."""
+class PromptFields(GenerationFields):
+    """What the routes take that generate what a prompt says."""
 
     prompt: Annotated[str, StringConstraints(min_length=1, max_length=MAX_PROMPT_CHARS)]
-    stream: bool = Field(default=False, description="Events, while it is drawn.")
+    stream: bool = Field(default=False, description="Events, while it is generated.")
     partial_images: Annotated[int, Field(ge=0, le=MAX_PARTIALS)] = Field(
         default=0, description="Previews of each image: with stream."
     )
@@ -274,8 +274,8 @@ class GenerationBody(PromptFields, NullIsAbsent):
         return without_refused(value, _NOT_DRAWN_FROM)
 
 
-class StrengthFields(DrawFields):
-    """What the routes take that draw from an image."""
+class StrengthFields(GenerationFields):
+    """What the routes take that generate from an image."""
 
     strength: _Strength | None = Field(default=None, description="How far the image may change.")
 

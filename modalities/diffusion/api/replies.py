@@ -27,7 +27,7 @@ class TokenDetails(BaseModel):
 
 
 class ImageUsage(BaseModel):
-    """What was read and drawn. A token of an image stands for 16 x 16 pixels of it."""
+    """What was read and generated. A token of an image stands for 16 x 16 pixels of it."""
 
     input_tokens: int
     input_tokens_details: TokenDetails
@@ -48,13 +48,13 @@ class ImageUsage(BaseModel):
         read = sum(_tokens(source.width, source.height) for source in request.sources)
         if not has_input:
             read = num_prompt_tokens = 0
-        drawn = num_images * _tokens(request.width, request.height)
+        generated = num_images * _tokens(request.width, request.height)
         return cls(
             input_tokens=num_prompt_tokens + read,
             input_tokens_details=TokenDetails(text_tokens=num_prompt_tokens, image_tokens=read),
-            output_tokens=drawn,
-            output_tokens_details=TokenDetails(text_tokens=0, image_tokens=drawn),
-            total_tokens=num_prompt_tokens + read + drawn,
+            output_tokens=generated,
+            output_tokens_details=TokenDetails(text_tokens=0, image_tokens=generated),
+            total_tokens=num_prompt_tokens + read + generated,
         )
 
 
@@ -68,7 +68,7 @@ class ImageData(BaseModel):
 class ImagesReply(BaseModel):
     """The whole answer. `seed` and `prompt_truncated` are not OpenAI's fields.
 
-    `seed` draws the same images again; with `prompt_truncated` a prompt's end was not read.
+    `seed` generates the same images again; with `prompt_truncated` a prompt's end was not read.
     """
 
     created: int
@@ -113,7 +113,7 @@ class ImageProgress(BaseModel):
     """Where an image stands: not one of OpenAI's events.
 
     `step` of `num_steps` steps are done, `num_computed` of them by a run of the model; the last
-    took `step_s` seconds. `queue_position` calls are before it; -1: it is being drawn.
+    took `step_s` seconds. `queue_position` calls are before it; -1: it is being generated.
     """
 
     type: str

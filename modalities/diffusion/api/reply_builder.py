@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from triptych.core.http.context import Context
 from triptych.modalities.diffusion.api.files import encode_image
-from triptych.modalities.diffusion.api.protocol import DrawFields, PromptFields
+from triptych.modalities.diffusion.api.protocol import GenerationFields, PromptFields
 from triptych.modalities.diffusion.api.replies import (
     CompletedImage,
     ImageData,
@@ -28,7 +28,7 @@ from triptych.modalities.diffusion.api.replies import (
     PartialImage,
     Route,
 )
-from triptych.modalities.diffusion.api.service import Drawing
+from triptych.modalities.diffusion.api.service import ImageGeneration
 from triptych.modalities.diffusion.wire import ImageDelta
 
 
@@ -53,8 +53,8 @@ class ImageReplyBuilder:
     `form` is what its images came in, which lives and counts as memory as long as they do.
     """
 
-    drawing: Drawing
-    body: DrawFields
+    generation: ImageGeneration
+    body: GenerationFields
     context: Context
     route: Route
     form: object = None
@@ -66,8 +66,8 @@ class ImageReplyBuilder:
     async def files(self) -> list[bytes]:
         """The finished images' files, in order."""
         files: dict[int, bytes] = {}
-        async with aclosing(self.drawing):
-            async for delta in self.drawing:
+        async with aclosing(self.generation):
+            async for delta in self.generation:
                 if self._note(delta):
                     files[delta.image] = await asyncio.to_thread(self._file, delta)
         return [files[index] for index in sorted(files)]
@@ -75,8 +75,8 @@ class ImageReplyBuilder:
     async def events(self) -> AsyncGenerator[BaseModel, None]:
         """What happens, as it happens."""
         has_progress = isinstance(self.body, PromptFields) and self.body.progress
-        async with aclosing(self.drawing):
-            async for delta in self.drawing:
+        async with aclosing(self.generation):
+            async for delta in self.generation:
                 is_finished = self._note(delta)
                 if has_progress:
                     yield self._progress(delta)
@@ -96,9 +96,9 @@ class ImageReplyBuilder:
         return ImagesReply(
             created=int(time.time()),
             data=data,
-            seed=self.drawing.seed,
+            seed=self.generation.seed,
             prompt_truncated=self.is_prompt_cut,
-            usage=ImageUsage.of(self.drawing.request, self.num_prompt_tokens, len(data)),
+            usage=ImageUsage.of(self.generation.request, self.num_prompt_tokens, len(data)),
             **self._about(),
         )
 
@@ -110,11 +110,11 @@ class ImageReplyBuilder:
         if is_finished:
             self.num_finished += 1
             elapsed_s = time.monotonic() - self.context.arrived_s
-            self.context.metrics.observe_image(self.drawing.model.name, elapsed_s)
+            self.context.metrics.observe_image(self.generation.model.name, elapsed_s)
         return is_finished
 
     def _about(self) -> dict[str, Any]:
-        width, height = self.drawing.frame.shown
+        width, height = self.generation.frame.shown
         known: KnownQuality = "medium"  # which is what `auto` comes to
         if (asked := self.body.known_quality) != "auto":
             known = asked
@@ -137,12 +137,12 @@ class ImageReplyBuilder:
         )
 
     def _completed(self, shown: dict[str, Any]) -> CompletedImage:
-        request = self.drawing.request
+        request = self.generation.request
         usage = ImageUsage.of(request, self.num_prompt_tokens, 1, has_input=self.num_finished == 1)
         return CompletedImage(
             type=f"{self.route}.completed",
             created_at=int(time.time()),
-            seed=self.drawing.seed,
+            seed=self.generation.seed,
             prompt_truncated=self.is_prompt_cut,
             usage=usage,
             **shown,
@@ -154,7 +154,7 @@ class ImageReplyBuilder:
             delta.pixels,
             kind=self.body.output_format,
             compression=self.body.output_compression,
-            size=self.drawing.frame.shown,
+            size=self.generation.frame.shown,
         )
 
     def _text(self, delta: ImageDelta) -> str:

@@ -43,9 +43,9 @@ from triptych.modalities.diffusion.api.links import (
 )
 from triptych.modalities.diffusion.api.protocol import (
     MAX_SOURCES,
-    DrawFields,
     EditFields,
     GenerationBody,
+    GenerationFields,
     PromptFields,
     VariationFields,
 )
@@ -66,7 +66,7 @@ _ANSWER: dict[int | str, dict[str, Any]] = {
     200: {
         "model": ImagesReply,
         "content": described(PartialImage, CompletedImage, ImageProgress),
-        "description": "The images, or events while they are drawn.",
+        "description": "The images, or events while they are generated.",
     }
 }
 _FILE: dict[int | str, dict[str, Any]] = {
@@ -118,7 +118,7 @@ def image_cards(service: ImageService) -> list[ModelCard]:
 def _add_generations(router: APIRouter, endpoints: _ImageEndpoints) -> None:
     @router.post("/v1/images/generations", response_model=None, responses=_ANSWER)
     async def generations(body: GenerationBody, request: Request) -> Response:
-        """Draw what a prompt says."""
+        """Generate what a prompt says."""
         call = _call(body, Context.of(request))
         return await endpoints.answer(call, body, request, "image_generation")
 
@@ -131,7 +131,7 @@ def _add_edits(router: APIRouter, endpoints: _ImageEndpoints) -> None:
         openapi_extra=_edit_body(),
     )
     async def edits(request: Request) -> Response:
-        """Draw with images to begin from, or to look at."""
+        """Generate with images to begin from, or to look at."""
         body: EditFields | EditBody
         if is_json(request):
             body, form = await read_json_edit(request)
@@ -151,7 +151,7 @@ def _add_edits(router: APIRouter, endpoints: _ImageEndpoints) -> None:
         openapi_extra=form_body(VariationFields, "image"),
     )
     async def variations(request: Request) -> Response:
-        """Draw an image anew, a little different."""
+        """Generate a variation of an image."""
         form = await read_form(request)
         body = form.parsed(VariationFields)
         call = _call(body, Context.of(request), [form.file("image")])
@@ -184,7 +184,10 @@ def _add_files(router: APIRouter, links: ImageLinks) -> None:
 
 
 def _call(
-    body: DrawFields, context: Context, sources: Sequence[Upload] = (), masks: Sequence[Upload] = ()
+    body: GenerationFields,
+    context: Context,
+    sources: Sequence[Upload] = (),
+    masks: Sequence[Upload] = (),
 ) -> ImageCall:
     files = [ImageFile(upload.data, upload.media_type) for upload in (*sources, *masks[:1])]
     return ImageCall(
@@ -199,7 +202,7 @@ def _call(
 
 @dataclass(frozen=True, slots=True)
 class _ImageEndpoints:
-    """What every route draws with, and where links lead."""
+    """What every route generates with, and where links lead."""
 
     service: ImageService
     links: ImageLinks
@@ -207,18 +210,18 @@ class _ImageEndpoints:
     async def answer(
         self,
         call: ImageCall,
-        body: DrawFields,
+        body: GenerationFields,
         request: Request,
         route: Route,
         form: Form | None = None,
     ) -> Response:
-        """Draw the call: as events, or all at once."""
+        """Generate the call: as events, or all at once."""
         context = Context.of(request)
-        drawing = self.service.draw(call)
+        generation = self.service.generate(call)
         if context.options.log_prompts:
             ids = {"request_id": context.request_id, "call_id": context.call_id}
             _logger.info("image", extra=fields(**ids, text=[call.request.prompt]))
-        builder = ImageReplyBuilder(drawing, body, context, route, form)
+        builder = ImageReplyBuilder(generation, body, context, route, form)
         if isinstance(body, PromptFields) and body.stream:
             heartbeat_s = context.options.heartbeat_s
             return EventStream(builder.events(), heartbeat_s=heartbeat_s, end=b"", is_named=True)

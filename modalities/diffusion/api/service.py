@@ -40,7 +40,7 @@ PIXELS_PER_TOKEN = 256
 MAX_SOURCE_BYTES = 48 * 2**20
 """Raw pixels that one call may bring: what a message to the engine has room for."""
 MAX_HELD_BYTES = 2**30
-"""Raw pixels that all calls together may hold while they are drawn."""
+"""Raw pixels that all calls together may hold while they are generated."""
 
 Quality = Literal["auto", "low", "medium", "high"]
 STEPS_OF_QUALITY: Mapping[Quality, float] = MappingProxyType(
@@ -107,35 +107,35 @@ class ImageService(ModelService[ImageModel]):
         """The model called `name`, the first where it is empty. Raises `UnknownModel`."""
         return super().model(name or next(iter(self.models), ""))
 
-    def draw(self, call: ImageCall) -> Drawing:
-        """Draw a call. What can be checked at once is checked before anything is started.
+    def generate(self, call: ImageCall) -> ImageGeneration:
+        """Generate a call. What can be checked at once is checked before anything is started.
 
         Raises errors of `core.errors.RequestError` here or out of the first delta, which may also
         raise those of `core.errors.Unavailable`.
         """
         model = self.model(call.model)
         check_call(call, model, self._options)
-        return Drawing(model, call.request, partial(self._deltas, call, model))
+        return ImageGeneration(model, call.request, partial(self._deltas, call, model))
 
     async def _deltas(
-        self, call: ImageCall, model: ImageModel, drawing: Drawing
+        self, call: ImageCall, model: ImageModel, generation: ImageGeneration
     ) -> AsyncGenerator[ImageDelta, None]:
         shapes = await self._shapes(call)
         if shapes and not call.size:
             frame = model.frame_like(shapes[0])
         else:
             frame = ImageFrame.whole(call.size or model.default_size)
-        drawing.frame = frame
-        model.check_size(frame.drawn, max_pixels=self._options.max_image_pixels)
+        generation.frame = frame
+        model.check_size(frame.generated, max_pixels=self._options.max_image_pixels)
         frames = _source_frames(call, model, frame, shapes)
-        num_pixels = math.prod(frame.drawn) * call.request.num_images * _num_steps(call, model)
+        num_pixels = math.prod(frame.generated) * call.request.num_images * _num_steps(call, model)
         num_tokens = math.ceil(num_pixels / PIXELS_PER_TOKEN)
         caller = call.caller
         ticket = self._admission.admit(
             key=caller.principal.key, num_jobs=call.request.num_images, num_tokens=num_tokens
         )
-        with ticket, self._holding(3 * sum(math.prod(source.drawn) for source in frames)):
-            request = drawing.request = await self._request(call, model, frame.drawn, frames)
+        with ticket, self._holding(3 * sum(math.prod(source.generated) for source in frames)):
+            request = generation.request = await self._request(call, model, frame.generated, frames)
             outputs = self.client.submit(
                 model.name,
                 request,
@@ -171,7 +171,7 @@ class ImageService(ModelService[ImageModel]):
         with _naming("image"):
             sources = [
                 await self._reader.read(
-                    file.data, media_type=file.media_type, size=frame.shown, canvas=frame.drawn
+                    file.data, media_type=file.media_type, size=frame.shown, canvas=frame.generated
                 )
                 for file, frame in zip(call.sources, frames, strict=True)
             ]
@@ -180,7 +180,7 @@ class ImageService(ModelService[ImageModel]):
                 file = call.mask
                 first = frames[0]
                 mask = await self._reader.read_mask(
-                    file.data, media_type=file.media_type, size=first.shown, canvas=first.drawn
+                    file.data, media_type=file.media_type, size=first.shown, canvas=first.generated
                 )
         is_default = call.request.num_steps is None and STEPS_OF_QUALITY[call.quality] == 1
         return replace(
@@ -201,8 +201,8 @@ class ImageService(ModelService[ImageModel]):
         return self._images.holding(num_bytes, MAX_HELD_BYTES)
 
 
-class Drawing:
-    """A call being drawn: its deltas, in order. Nothing happens before the first is asked for.
+class ImageGeneration:
+    """A call being generated: its deltas, in order. Nothing happens before the first is asked for.
 
     From the first delta on `request` is what the engine was asked, and `frame` says which part of
     the images is shown.
@@ -214,7 +214,7 @@ class Drawing:
         self,
         model: ImageModel,
         request: ImageRequest,
-        start: Callable[[Drawing], AsyncGenerator[ImageDelta, None]],
+        start: Callable[[ImageGeneration], AsyncGenerator[ImageDelta, None]],
     ) -> None:
         self.model = model
         self.request = request
@@ -222,7 +222,7 @@ class Drawing:
 
     @property
     def seed(self) -> int:
-        """What the images are drawn with. May be read from the first delta on."""
+        """What the images are generated with. May be read from the first delta on."""
         assert self.request.seed is not None, "nothing was asked yet"
         return self.request.seed
 
@@ -233,12 +233,12 @@ class Drawing:
         return await anext(self._deltas)
 
     async def aclose(self) -> None:
-        """Draw no further: what runs is cancelled."""
+        """Generate no further: what runs is cancelled."""
         await self._deltas.aclose()
 
 
 def check_call(call: ImageCall, model: ImageModel, options: ImageOptions) -> None:
-    """Raises `RequestError`s for what cannot be drawn, whatever is in the images that come."""
+    """Raises `RequestError`s for what cannot be generated, whatever is in the images that come."""
     _check_fields(call, model)
     check_uses(call.request.adapters, adapter_places(options))
     if call.size is not None:
@@ -309,7 +309,7 @@ def _cache(call: ImageCall) -> StepCache:
 def _source_frames(
     call: ImageCall, model: ImageModel, frame: ImageFrame, shapes: Sequence[Size]
 ) -> list[ImageFrame]:
-    """How large images go to the engine: one to begin from as large as what is drawn of it."""
+    """How large images go to the engine: one to begin from as large as what is generated of it."""
     scales = [min(1.0, math.sqrt(model.default_pixels / math.prod(shape))) for shape in shapes]
     sizes = [
         (max(1, round(width * scale)), max(1, round(height * scale)))
@@ -328,9 +328,9 @@ def _shown(delta: ImageDelta, frame: ImageFrame) -> ImageDelta:
     if delta.pixels is None or frame.is_whole:
         return delta
     width, height = (
-        max(1, round(side * shown / drawn))
-        for side, drawn, shown in zip(
-            (delta.pixels.width, delta.pixels.height), frame.drawn, frame.shown, strict=True
+        max(1, round(side * shown / generated))
+        for side, generated, shown in zip(
+            (delta.pixels.width, delta.pixels.height), frame.generated, frame.shown, strict=True
         )
     )
     return replace(delta, pixels=delta.pixels.cropped(width, height))

@@ -55,7 +55,7 @@ def choose_display(wanted: Display, console: Console, environ: Mapping[str, str]
 class ImageStrip:
     """The images of a call beside each other, each as it was last shown. A rich renderable.
 
-    It may be drawn again and again over itself, as `rich.live` does.
+    It may be generated again and again over itself, as `rich.live` does.
     """
 
     def __init__(self, num_images: int, display: Display) -> None:

@@ -1,4 +1,4 @@
-"""What drawing takes of a device: state between steps, activations of a run, decoding.
+"""What generation takes of a device: state between steps, activations of a run, decoding.
 
 Owns the estimates, from shapes alone; each errs on the large side. Knows no ledger and no policy.
 """
@@ -24,14 +24,14 @@ _LONG_PROMPT = "a " * 1000
 
 
 @dataclass(frozen=True, slots=True)
-class DrawingCosts:
+class GenerationCosts:
     """Of one model. `text_bytes` are of one encoded prompt at most."""
 
     recipe: Recipe
     text_bytes: int
 
     @classmethod
-    def of(cls, recipe: Recipe) -> DrawingCosts:
+    def of(cls, recipe: Recipe) -> GenerationCosts:
         """Encodes a prompt of the greatest length: a configuration does not say what that takes."""
         (text,) = recipe.encode_all(recipe.prompts(own_request(recipe))[:1])
         return cls(recipe, sum(tensor.nbytes for tensor in text.values()))
@@ -76,7 +76,7 @@ class DrawingCosts:
 
 
 def own_request(recipe: Recipe) -> ImageRequest:
-    """A long prompt for an image of the size that the model draws best."""
+    """A long prompt for an image of the size that the model generates best."""
     width, height = recipe.default_size
     grey = Pixels(width=width, height=height, rgb=b"\x80" * (3 * width * height))
     sources = (grey,) if recipe.spec.needs_reference else ()

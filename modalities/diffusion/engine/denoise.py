@@ -79,7 +79,7 @@ class Guidance:
 class Kept:
     """What must stay of an image that is edited: its latents, where, and the noise they began in.
 
-    `mask` is 1 where the row draws and 0 where `clean` stays. All are of the sample's shape.
+    `mask` is 1 where the row generates and 0 where `clean` stays. All are of the sample's shape.
     """
 
     clean: Tensor
@@ -89,7 +89,7 @@ class Kept:
 
 @dataclass(eq=False, kw_only=True)
 class DenoiseRow:
-    """An image being drawn. `release` once, however it ends.
+    """An image being generated. `release` once, however it ends.
 
     `branches`: the prompt's, then the negative prompt's where there is guidance.
     """

@@ -68,7 +68,7 @@ class RunningImage:
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """An image that can be drawn: the one of this index."""
+    """An image that can be generated: the one of this index."""
 
     request: ImageRequest
     index: int
@@ -77,7 +77,7 @@ class _Order:
 
 
 class ImageExecutor:
-    """Draws with one model. All calls come from one thread, but for `cache_of`."""
+    """Generates with one model. All calls come from one thread, but for `cache_of`."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class ImageExecutor:
         self._decoder = decoder
 
     def cache_of(self, request: ImageRequest) -> CacheMethod | None:
-        """The step cache of a request. Raises `RequestError` for what cannot be drawn."""
+        """The step cache of a request. Raises `RequestError` for what cannot be generated."""
         self._adapters.check(request.adapters)
         self.recipe.check(request)
         num_steps = self.recipe.num_steps(request)
@@ -109,7 +109,7 @@ class ImageExecutor:
     ) -> list[RunningImage | TriptychError]:
         """Encode and prepare the image of some index of each request.
 
-        What cannot be drawn yields its error. Where this raises, nothing was begun.
+        What cannot be generated yields its error. Where this raises, nothing was begun.
         """
         self.pools.trim()  # unused sizes keep no memory
         orders = [_caught(self._order, *each) for each in asked]

@@ -54,7 +54,7 @@ class Preview:
         found = torch.linalg.solve(with_one.T @ with_one + ridge, with_one.T @ colours).float()
         return cls(found[:-1].T.contiguous(), found[-1])
 
-    def draw(self, latents_CHW: Tensor) -> Tensor:
+    def generate(self, latents_CHW: Tensor) -> Tensor:
         """The colours, `[3, H, W]` in 0..1."""
         latents_NC = latents_CHW.flatten(1).T.float()
         colours_N3 = torch.addmm(self._bias_3, latents_NC, self._weight_3C.T)
@@ -132,7 +132,7 @@ class LatentDecoder:
 
     def preview(self, clean: Tensor, request: ImageRequest) -> HostCopy:
         """A preview of a sample that is clean, or predicted to be: bytes, a pixel per latent."""
-        return HostCopy(_bytes(self._preview.draw(self._recipe.to_latents(clean, request))))
+        return HostCopy(_bytes(self._preview.generate(self._recipe.to_latents(clean, request))))
 
     def _decode(
         self, samples: Sequence[tuple[Tensor, ImageRequest]]

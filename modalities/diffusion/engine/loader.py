@@ -29,7 +29,7 @@ from triptych.core.weights.pipeline_index import read_pipeline
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.diffusion.engine.adapters.adapters import Adapters, adapter_bytes
 from triptych.modalities.diffusion.engine.caches.choice import CacheBook
-from triptych.modalities.diffusion.engine.costs import DrawingCosts, own_request
+from triptych.modalities.diffusion.engine.costs import GenerationCosts, own_request
 from triptych.modalities.diffusion.engine.denoise import Denoiser
 from triptych.modalities.diffusion.engine.executor import ImageExecutor
 from triptych.modalities.diffusion.engine.families.span import SpanModel
@@ -124,7 +124,7 @@ class DiffusionLoader(DeviceLoader):
         )
 
     def follow(self, plans: Plans, group: RankGroup, ready: Callable[[], None]) -> None:
-        """Implements `core.runtime.engine.ranks.RankLoader`: draw as rank 0 does, but no pixels."""
+        """A `RankLoader`: repeats the steps of rank 0, but decodes no pixels."""
         with ExitStack() as stack:
             memory, division = self._memory(stack), self._division(group)
             recipe, components = self._open(memory, lambda share: None)
@@ -188,12 +188,12 @@ class DiffusionLoader(DeviceLoader):
         return components
 
     @torch.inference_mode()
-    def _share_out(self, memory: ModelMemory, recipe: Recipe) -> tuple[DrawingCosts, _Room]:
+    def _share_out(self, memory: ModelMemory, recipe: Recipe) -> tuple[GenerationCosts, _Room]:
         """What images take, and the room for them. Raises `MemoryBudgetExceeded`.
 
         One image of the model's own size must fit, and a run for its two branches.
         """
-        costs = DrawingCosts.of(recipe)
+        costs = GenerationCosts.of(recipe)
         own = costs.of_image(own_request(costs.recipe))
         num_models = max(1, len(self._config.models.model))
         most = int(_SHARE * self._ledger.available_bytes / num_models)
@@ -241,9 +241,9 @@ def _connect(ranks: Ranks | None, post: Callable[[Callable[[], None]], None]) ->
 
 
 def measure(
-    executor: ImageExecutor, costs: DrawingCosts, request: ImageRequest, *, max_pixels: int
+    executor: ImageExecutor, costs: GenerationCosts, request: ImageRequest, *, max_pixels: int
 ) -> ImageCost:
-    """What an image of the request takes. Raises `RequestError` where it cannot be drawn."""
+    """What an image of the request takes. Raises `RequestError` where it cannot be generated."""
     if request.width * request.height > max_pixels:
         raise InvalidRequest(
             f"An image has at most {max_pixels} pixels, not {request.width}x{request.height}.",

@@ -147,7 +147,7 @@ class TensorPools:
         return sum(pool.num_bytes for pool in self._pools.values())
 
     def trim(self) -> None:
-        """Drop pools that no row uses, such as those of a size that is no longer drawn."""
+        """Drop pools that no row uses, such as those of a size that is no longer generated."""
         self._pools = {key: pool for key, pool in self._pools.items() if pool.num_used}
 
 

@@ -1,4 +1,4 @@
-"""Which images the next step takes: the policy of drawing, from the state alone.
+"""Which images the next step takes: the policy of image generation, from the state alone.
 
 Owns the choice; changes nothing.
 
@@ -8,7 +8,8 @@ Owns the choice; changes nothing.
   until the step has `max_rows` rows. Spans that compute nothing are taken at once.
 - Beside other models a step is one image's text or pixels, or as many rows of one size as are
   over within the step's budget; one guidance branch at least.
-- Where several clients draw, the one that received the least goes first, in admission and in runs;
+- Where several clients generate, the one that received the least goes first, in admission and in
+runs;
   deadlines order the images of each.
 - Images are admitted as they came. One for which there is no room may be passed by smaller ones,
   but only so often. Paused jobs are left out.
@@ -75,16 +76,16 @@ class DenoisePolicy:
     def choose_step(self) -> DenoiseStep | None:
         """The next step; none while all depends on steps in flight or on slow readers."""
         ready = [image for image in self.state.running if image.can_go_on]
-        drawn = [image for image in ready if not image.num_left]
+        generated = [image for image in ready if not image.num_left]
         ready = [image for image in ready if image.num_left]
-        return self._decode(drawn) or self._encode() or self._denoise(ready) or self._release()
+        return self._decode(generated) or self._encode() or self._denoise(ready) or self._release()
 
     @property
     def _is_shared(self) -> bool:
         return math.isfinite(self.budget_s)
 
-    def _decode(self, drawn: list[ImageState]) -> DenoiseStep | None:
-        ordered = sorted(drawn, key=lambda image: (image.due_s, image.place))
+    def _decode(self, generated: list[ImageState]) -> DenoiseStep | None:
+        ordered = sorted(generated, key=lambda image: (image.due_s, image.place))
         images = tuple(self._together("decode", ordered, _MAX_PIXELS))
         if not images:
             return None
@@ -137,7 +138,7 @@ class DenoisePolicy:
     def _counts_pass(self, image: ImageState, other: ImageState) -> bool:
         """Whether `image` counts that `other` passes it.
 
-        Of another client it may be the turn, unless nothing of the image's client is drawn.
+        Of another client it may be the turn, unless nothing of the image's client is generated.
         """
         if image.client == other.client:
             return image.place < other.place

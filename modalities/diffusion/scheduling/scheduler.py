@@ -48,7 +48,7 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseStep, ScheduledImage]):
     """Schedules the `ImageRequest` jobs of one model.
 
     `measure` says what a request's images take, and raises `InvalidRequest` for what the model
-    can never draw. `max_images` are begun and not over at most, with `max_state_bytes` in sum.
+    can never generate. `max_images` are begun and not over at most, with `max_state_bytes` in sum.
     A run of the model has `max_rows` rows at most, or one image's. No step has a deadline on the
     timeline; a job's deadline orders images among themselves. It `splits_guidance` into two
     steps where one would keep others waiting, unless the branches run at once, on several ranks.
@@ -242,7 +242,7 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseStep, ScheduledImage]):
     def _retry(
         self, step: DenoiseStep, live: list[ScheduledImage], later: Iterable[ScheduledImage]
     ) -> bool:
-        """Draw the images again in steps of half the size."""
+        """Generate the images again in steps of half the size."""
         if not step.size:
             return False
         self._state.max_size[step.kind] = step.size / 2

@@ -24,7 +24,7 @@ class ImageStatus(enum.Enum):
 
     WAITING = "waiting"
     ENCODING = "encoding"
-    DRAWING = "drawing"
+    GENERATING = "generating"
     DECODING = "decoding"
     OVER = "over"
 
@@ -116,11 +116,11 @@ class ImageState(Unit):
     @property
     def can_go_on(self) -> bool:
         """Whether its next span, or its decoding, may be booked."""
-        return self.stage is ImageStatus.DRAWING and not self.entry.is_paused
+        return self.stage is ImageStatus.GENERATING and not self.entry.is_paused
 
     def begin(self, planned: PlannedSteps) -> None:
         """Its text is encoded, and its steps are known."""
-        self.stage, self.planned, self.step = ImageStatus.DRAWING, planned, planned.first_step
+        self.stage, self.planned, self.step = ImageStatus.GENERATING, planned, planned.first_step
         self.spans = step_spans(planned)
         self.shown_after = preview_spans(self.spans, self.entry.request.num_partials)
 
@@ -216,7 +216,7 @@ class DenoiseState:
             image.stage = ImageStatus.WAITING
             insort(self.waiting, image, key=_place)
         else:
-            image.stage = ImageStatus.DRAWING
+            image.stage = ImageStatus.GENERATING
             image.has_asked = False
             if row.span is not None and not row.asks_ahead:
                 image.num_spans -= 1
@@ -239,7 +239,7 @@ class DenoiseState:
         for entry in self.jobs.values():
             assert not entry.is_done, "a job that ended is forgotten"
             left = {each for each in entry.images if each.stage is not ImageStatus.OVER}
-            assert left, "a live job has images to draw"
+            assert left, "a live job has images to generate"
             assert left <= open_images, "an image is lost"
             open_images -= left
         assert not open_images, "an image belongs to a live job"

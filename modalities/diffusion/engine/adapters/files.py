@@ -93,7 +93,7 @@ def read_adapter(
 ) -> list[LowRank]:
     """The pairs of an adapter made for models of the class `pipeline`.
 
-    `denoiser` names the part that draws, `config` is its configuration: other programs number a
+    `denoiser` names the part that generates, `config` is its configuration: other programs number a
     UNet's blocks in their own way. Raises `WeightsError` naming what is not understood.
     """
     _refuse_variants(checkpoint)

@@ -58,7 +58,7 @@ PROMPTS = (
     "a lion next to a tree",
     "a clock on a white background",
 )
-"""What is drawn where no prompts are given."""
+"""What is generated where no prompts are given."""
 
 _ONE_RANK = frozenset({"cfg_parallel_size", "ulysses_degree"})
 """Options of models on several ranks: what is calibrated is measured on one."""

@@ -1,7 +1,7 @@
-"""A model calibrated: images drawn whole, plans made of what was measured, and each plan tried.
+"""A model calibrated: images generated whole, plans made of what was measured, and each plan tried.
 
 Owns the experiment. The search for plans is `planning`'s, the measuring `measuring`'s, the file
-`file`'s. A plan is written down with what it drew, not with what it promised.
+`file`'s. A plan is written down with what it generated, not with what it promised.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ Report = Callable[[float], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuned:
-    """A calibration, and how many times faster than without a cache each of its plans drew."""
+    """A calibration, and how many times faster than without a cache each of its plans generated."""
 
     run: CalibratedRun
     speedups: tuple[float, ...]
@@ -105,7 +105,7 @@ class Tuner:
         size = self._batch_size
         parts = [subjects[start : start + size] for start in range(0, len(subjects), size)]
         calibration, model, wholes = self._measure(parts, report)
-        _, plain_s = self._draw(parts[0], None)
+        _, plain_s = self._generate(parts[0], None)
         model = model.damped(self._damping(parts[0], model, wholes, shares))
         candidates = _candidates(model, shares)
         plans, speedups = [], []
@@ -125,7 +125,7 @@ class Tuner:
         wholes: Sequence[Tensor],
         shares: Sequence[float],
     ) -> float:
-        """The damping with which a plan draws best that computes rather few steps.
+        """The damping with which a plan generates best that computes rather few steps.
 
         With fewer yet no plan is good, with many all are.
         """
@@ -133,7 +133,7 @@ class Tuner:
         for rate in DAMPINGS:
             plans = _candidates(model.damped(rate), shares, orders=(0,))
             (promise,) = plans[len(plans) // 3]
-            images, _ = self._draw(part, _method(promise))
+            images, _ = self._generate(part, _method(promise))
             found[rate] = _worst_db(wholes[: len(part)], images)
         return max(found, key=found.__getitem__)
 
@@ -143,16 +143,16 @@ class Tuner:
         promises: Sequence[_Promise],
         wholes: Sequence[Tensor],
     ) -> tuple[TriedPlan, float]:
-        """The plan that draws the first part best, tried on all, and its seconds for that part."""
-        drawn = {promise: self._draw(parts[0], _method(promise)) for promise in promises}
+        """The best plan for the first part, tried on all parts, and its seconds for the first."""
+        generated = {promise: self._generate(parts[0], _method(promise)) for promise in promises}
         errors = {
             promise: _worst_db(wholes[: len(parts[0])], images)
-            for promise, (images, _) in drawn.items()
+            for promise, (images, _) in generated.items()
         }
         best = max(promises, key=lambda promise: errors[promise])
-        images, elapsed_s = drawn[best]
+        images, elapsed_s = generated[best]
         for part in parts[1:]:
-            images = images + self._draw(part, _method(best))[0]
+            images = images + self._generate(part, _method(best))[0]
         return _tried(best, wholes, images), elapsed_s
 
     def _measure(
@@ -174,7 +174,7 @@ class Tuner:
         assert total is not None, "there is an image"
         return total, model, images
 
-    def _draw(
+    def _generate(
         self, part: Sequence[_Subject], method: CacheMethod | None
     ) -> tuple[list[Tensor], float]:
         """Images, and the seconds that denoising took."""
@@ -252,7 +252,7 @@ def psnr_db(one: Tensor, other: Tensor) -> float:
     """
     error = float((one - other).double().square().mean())
     if not math.isfinite(error):
-        raise NonFinite("The model drew no numbers: calibrate it in another --dtype.")
+        raise NonFinite("The model generated no numbers: calibrate it in another --dtype.")
     return min(PEAK_DB, -10 * math.log10(error)) if error else PEAK_DB
 
 

@@ -1,1 +1,1 @@
-"""Drawing on several ranks: branches of guidance, and tokens of an image."""
+"""Generating on several ranks: branches of guidance, and tokens of an image."""

@@ -30,13 +30,13 @@ from triptych.modalities.diffusion.engine.samplers.registry import Spacing
 from triptych.modalities.diffusion.wire import ImageRequest
 
 _MAX_REFERENCE_PIXELS = 1024 * 1024
-_REFERENCE_SPACING = 10  # the image drawn is at time 0, the n-th looked at at 10 n
+_REFERENCE_SPACING = 10  # the image generated is at time 0, the n-th looked at at 10 n
 
 
 class _Flux2(Referring, EvenFlow):
     """What FLUX.2's pipelines share."""
 
-    draws_sources = False
+    samples_sources = False
 
     @override
     def conditioning(self, text: dict[str, Tensor], request: ImageRequest) -> Conditioning:

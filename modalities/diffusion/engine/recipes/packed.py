@@ -102,7 +102,7 @@ class Flux(Packed):
 class FluxKontext(Referring, Flux):
     """FLUX.1 Kontext: FLUX.1 that looks at an image, at one of the sizes it was trained on."""
 
-    draws_sources = False
+    samples_sources = False
 
     @override
     def look(self, image_3HW: Tensor) -> Reference:

@@ -31,7 +31,7 @@ from triptych.modalities.diffusion.wire import ImageRequest
 CONDITION_IMAGE_SIZE = 384 * 384
 """Pixels at which the text encoder of the later models reads an image."""
 VAE_IMAGE_SIZE = 1024 * 1024
-"""Pixels at which an image is looked at while drawing."""
+"""Pixels at which an image is looked at while generating."""
 _MAX_ASPECT = 100  # the image processor raises at twice that
 _IMAGE_TOKEN, _VIDEO_TOKEN = "<|image_pad|>", "<|video_pad|>"
 
@@ -68,12 +68,12 @@ class QwenImage(Packed):
 
 
 class QwenImageEdit(Referring, QwenImage):
-    """Qwen-Image-Edit: the image is read with the prompt, and looked at while drawing.
+    """Qwen-Image-Edit: the image is read with the prompt, and looked at while generating.
 
     `processor` among the components is the one for images alone.
     """
 
-    draws_sources = False
+    samples_sources = False
     _EDIT_TEMPLATE = (
         "<|im_start|>system\nDescribe the key features of the input image (color, shape, size, "
         "texture, objects, background), then explain how the user's text instruction should alter "

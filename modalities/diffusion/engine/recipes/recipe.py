@@ -6,7 +6,7 @@ beside it, images that a model looks at in `references.py`.
 A row may begin from an image instead of noise alone: from its latents, made as noisy as they are
 at the step that the strength says. Within a mask, what is outside it is put back at every step.
 Both as diffusers' img2img and inpaint pipelines do it, in the same order of random draws. At
-strength 1 nothing of the image is left: without a mask, that is drawing from words. An image
+strength 1 nothing of the image is left: without a mask, that is generating from words. An image
 without any prompt is varied: no prompt to go towards, so no second one to leave.
 """
 
@@ -79,7 +79,7 @@ class Recipe(ABC):
     `spec`: those of the pipeline's class.
     """
 
-    draws_sources: ClassVar[bool] = True  # an image's latents are drawn, not the likeliest
+    samples_sources: ClassVar[bool] = True  # an image's latents are generated, not the likeliest
 
     def __init__(self, components: Mapping[str, Any], spec: PipelineSpec) -> None:
         self.components = components
@@ -103,7 +103,7 @@ class Recipe(ABC):
 
     @property
     def default_size(self) -> tuple[int, int]:
-        """Width and height of what the model draws best."""
+        """Width and height of what the model generates best."""
         return self.spec.default_size(self.model.config, self.vae.config, self.components)
 
     @property
@@ -149,8 +149,8 @@ class Recipe(ABC):
     ) -> DenoiseRow:
         """A row of the request's image `index`, at its first step.
 
-        Raises `InvalidRequest` for what the model cannot draw. `texts` are the request's `prompts`,
-        encoded, where that was done before.
+        Raises `InvalidRequest` for what the model cannot generate. `texts` are the request's
+        `prompts`, encoded, where that was done before.
         """
         self.check(request)
         if texts is None:
@@ -215,7 +215,7 @@ class Recipe(ABC):
         return self.to_sample(encode_image(self.vae, image_3HW, generator))
 
     def mask_sample(self, mask_1HW: Tensor, request: ImageRequest) -> Tensor:
-        """A mask as the model takes latents: each is redrawn, or stays."""
+        """A mask as the model takes latents: each is regenerated, or stays."""
         channels, height, width = self.latent_shape(request)
         return self.to_sample(cell_mask(mask_1HW, height, width).expand(channels, -1, -1))
 
@@ -243,7 +243,7 @@ class Recipe(ABC):
         return self.spec.strength_of(request.strength, has_mask=bool(request.mask))
 
     def check(self, request: ImageRequest) -> None:
-        """Raises `InvalidRequest` for a size or images the model cannot draw."""
+        """Raises `InvalidRequest` for a size or images the model cannot generate."""
         self.spec.check_images(
             len(request.sources),
             num_steps=self.num_steps(request),
@@ -263,8 +263,8 @@ class Recipe(ABC):
         if self.strength(request) == 1 and not request.mask:
             return None
         image = fitted(image_tensor(request.sources[0]), request.height, request.width)
-        drawn = generator if self.draws_sources else None
-        return sent(self.image_sample(image, drawn), self.device)
+        generated = generator if self.samples_sources else None
+        return sent(self.image_sample(image, generated), self.device)
 
     def _kept(self, request: ImageRequest, clean: Tensor | None, noise: Tensor) -> Kept | None:
         if clean is None or not request.mask:
@@ -303,8 +303,9 @@ def row_seed(seed: int, sample_index: int) -> int:
 def seeded_generator(seed: int) -> torch.Generator:
     """A generator of the CPU in whose state all 64 bits of a seed count.
 
-    Below 2**32 it is torch's own, and so diffusers' images are drawn. torch leaves out all higher
-    bits; with them the state is what the Mersenne Twister's `init_by_array` makes of both halves.
+    Below 2**32 it is torch's own, and so diffusers' images are generated. torch leaves out all
+    higher bits; with them the state is what the Mersenne Twister's `init_by_array` makes of both
+    halves.
     """
     generator = torch.Generator().manual_seed(seed & _WORD)
     high = seed >> 32 & _WORD

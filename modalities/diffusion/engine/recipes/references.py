@@ -1,4 +1,4 @@
-"""Images that a model looks at while it draws: tokens after its own, at places of their own.
+"""Images that a model looks at while it generates: tokens after its own, at places of their own.
 
 Owns the order of events and the images' sizes. Which tokens an image becomes, and at
 which places, is the recipe's.

@@ -287,7 +287,7 @@ class Wan(TextRecipe):
     Raises `WeightsError` for Wan 2.2, whose two models take turns.
     """
 
-    draws_sources = False
+    samples_sources = False
     window = 512
 
     def __init__(self, components: Mapping[str, Any], spec: PipelineSpec) -> None:

@@ -68,8 +68,8 @@ def test_the_server_may_allow_less() -> None:
 @given(width=st.integers(1, 9000), height=st.integers(1, 9000))
 def test_a_size_like_an_image_can_always_be_drawn(width: int, height: int) -> None:
     frame = PAINT.frame_like((width, height))
-    PAINT.check_size(frame.drawn, max_pixels=MOST)
-    assert 0.5 < math.prod(frame.drawn) / PAINT.default_pixels < 1.5
+    PAINT.check_size(frame.generated, max_pixels=MOST)
+    assert 0.5 < math.prod(frame.generated) / PAINT.default_pixels < 1.5
     assert all(drawn - PAINT.multiple < shown <= drawn for drawn, shown in zip(*frame, strict=True))
 
 

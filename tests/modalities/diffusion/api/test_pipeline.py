@@ -17,7 +17,7 @@ from support.image_engine import COLOURS, PlainEngine, open_plain
 from support.images import hole_mask, image, saved
 from triptych.core.errors import ConfigError, InvalidRequest, NonFinite
 from triptych.modalities.diffusion.api.pipeline import (
-    DrawOptions,
+    GenerateOptions,
     ImagePipeline,
     image_call,
     kind_of,
@@ -229,7 +229,7 @@ def embedded() -> Iterator[ImagePipeline]:
 
 
 def test_a_real_image_is_the_same_alone_and_batched(embedded: ImagePipeline) -> None:
-    options = DrawOptions(num_steps=4, seed=3, cache="off")
+    options = GenerateOptions(num_steps=4, seed=3, cache="off")
     together = embedded("a red apple", num_images=3, **options)
     (alone,) = embedded("a red apple", **options)
     assert alone.image.size == embedded.model.default_size
@@ -252,7 +252,7 @@ def test_a_real_image_can_be_watched_and_left(embedded: ImagePipeline) -> None:
 
 
 def test_a_real_cache_skips_steps_and_changes_the_image_a_little(embedded: ImagePipeline) -> None:
-    options = DrawOptions(num_steps=16, seed=3)
+    options = GenerateOptions(num_steps=16, seed=3)
     (whole,) = embedded("a red apple", cache="off", **options)
     cache = StepCache(name="taylorseer", interval=2, warmup=6)
     (cached,) = embedded("a red apple", cache=cache, **options)

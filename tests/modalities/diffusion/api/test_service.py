@@ -38,7 +38,7 @@ MASK = ImageFile(hole_mask(256, 128, (0, 0, 128, 128)))
 
 
 async def drawn(service: ImageService, asked: ImageCall) -> list[ImageDelta]:
-    return [delta async for delta in service.draw(asked)]
+    return [delta async for delta in service.generate(asked)]
 
 
 async def asked_for(asked: ImageCall, **spec: Any) -> ImageRequest:
@@ -51,9 +51,9 @@ async def asked_for(asked: ImageCall, **spec: Any) -> ImageRequest:
 
 async def test_a_call_becomes_images() -> None:
     engine = FakeImageEngine()
-    drawing = make_image_service(engine).draw(call(seed=3, num_images=2))
-    deltas = [delta async for delta in drawing]
-    request = drawing.request
+    generation = make_image_service(engine).generate(call(seed=3, num_images=2))
+    deltas = [delta async for delta in generation]
+    request = generation.request
     for index in range(2):
         (last,) = (d for d in deltas if d.image == index and d.pixels is not None)
         assert last.pixels == plain(128, 128, colour_of(request, index))
@@ -160,7 +160,7 @@ async def test_invalid_calls_are_refused_before_submission(
 ) -> None:
     service = make_image_service(engine := FakeImageEngine())
     with pytest.raises(InvalidRequest) as refused:
-        service.draw(call(**fields))
+        service.generate(call(**fields))
     assert refused.value.param == param
     assert engine.submitted == {}
 
@@ -168,13 +168,13 @@ async def test_invalid_calls_are_refused_before_submission(
 async def test_a_model_refuses_what_it_cannot_do() -> None:
     service = make_image_service(FakeImageEngine(), image_model(has_negative=False))
     with pytest.raises(UnsupportedOption, match="negative"):
-        service.draw(call(negative_prompt="rain"))
+        service.generate(call(negative_prompt="rain"))
     service = make_image_service(FakeImageEngine())
     with pytest.raises(InvalidRequest, match="guidance is above 1, and here it is 1"):
-        service.draw(call(negative_prompt="rain", guidance_scale=1.0))
+        service.generate(call(negative_prompt="rain", guidance_scale=1.0))
     with pytest.raises(NotFound, match="Image models: paint"):
-        service.draw(call(model="crayon"))
-    assert service.draw(call(model="")).model.name == "paint"
+        service.generate(call(model="crayon"))
+    assert service.generate(call(model="")).model.name == "paint"
 
 
 async def test_an_image_to_begin_from_comes_as_large_as_what_is_drawn() -> None:
@@ -255,7 +255,7 @@ async def test_admission_counts_pixels_times_steps() -> None:
 async def test_overload_says_when_to_come_back() -> None:
     engine = FakeImageEngine(step_s=0.01)
     service = make_image_service(engine, max_queue_size=1, max_batch_size=2, max_jobs_per_key=2)
-    first = service.draw(call(num_images=2, key="a", has_progress=True))
+    first = service.generate(call(num_images=2, key="a", has_progress=True))
     await anext(first)
     with pytest.raises(RateLimited) as mine:
         await drawn(service, call(key="a", call_id="b"))
@@ -271,10 +271,12 @@ async def test_overload_says_when_to_come_back() -> None:
 async def test_leaving_cancels_within_a_step_and_gives_everything_back() -> None:
     engine = FakeImageEngine(step_s=0.005)
     service = make_image_service(engine, max_queue_size=1, max_batch_size=1)
-    drawing = service.draw(call(num_images=2, num_steps=1000, has_progress=True, sources=(PNG,)))
-    await anext(drawing)
+    generation = service.generate(
+        call(num_images=2, num_steps=1000, has_progress=True, sources=(PNG,))
+    )
+    await anext(generation)
     before = engine.num_steps
-    await drawing.aclose()
+    await generation.aclose()
     assert engine.cancelled == ["call"]
     await asyncio.sleep(0.05)
     assert engine.num_steps <= before + 1
@@ -285,10 +287,10 @@ async def test_leaving_cancels_within_a_step_and_gives_everything_back() -> None
 async def test_what_ends_the_engines_job_ends_the_call() -> None:
     engine = FakeImageEngine(error=EngineDown("The engine died."), num_good=3)
     service = make_image_service(engine)
-    drawing = service.draw(call(has_progress=True))
-    assert [(await anext(drawing)).step for _ in range(3)] == [1, 2, 3]
+    generation = service.generate(call(has_progress=True))
+    assert [(await anext(generation)).step for _ in range(3)] == [1, 2, 3]
     with pytest.raises(EngineDown):
-        await anext(drawing)
+        await anext(generation)
 
 
 async def test_images_of_all_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,7 +299,7 @@ async def test_images_of_all_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(module, "MAX_HELD_BYTES", 3 * 192 * 96)
     engine = FakeImageEngine(step_s=0.005)
     service = make_image_service(engine)
-    first = service.draw(call(sources=(PNG,), has_progress=True))
+    first = service.generate(call(sources=(PNG,), has_progress=True))
     await anext(first)
     with pytest.raises(Overloaded, match="edited"):
         await drawn(service, call(sources=(PNG,), call_id="b"))
@@ -310,4 +312,4 @@ async def test_images_of_all_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) 
 async def test_the_server_bounds_images() -> None:
     service = make_image_service(FakeImageEngine(), images=ImageOptions(max_image_pixels=128 * 128))
     with pytest.raises(InvalidRequest, match="16384"):
-        service.draw(call(size=(144, 128)))
+        service.generate(call(size=(144, 128)))

@@ -25,7 +25,7 @@ from triptych.core.runtime.devices.rank_group import RankGroup
 from triptych.core.runtime.engine.ranks import Plans
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.diffusion.engine.caches.methods import Level
-from triptych.modalities.diffusion.engine.costs import DrawingCosts
+from triptych.modalities.diffusion.engine.costs import GenerationCosts
 from triptych.modalities.diffusion.engine.latent_decoder import FILE_NAME, LatentDecoder, Preview
 from triptych.modalities.diffusion.engine.loader import DiffusionLoader, measure
 from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
@@ -159,7 +159,7 @@ def test_a_map_beside_the_model_draws_its_previews(tmp_path: Path) -> None:
     path = tmp_path / "model" / FILE_NAME
     save_file({"weight": torch.zeros(3, 4), "bias": torch.tensor([0.0, 0.2, 1.0])}, path)
     loaded = load(tmp_path / "model", Ledger(MANY), tmp_path)
-    drawn = executor_of(loaded)._decoder._preview.draw(torch.randn(4, 5, 6))
+    drawn = executor_of(loaded)._decoder._preview.generate(torch.randn(4, 5, 6))
     assert drawn.shape == (3, 5, 6)
     assert drawn[:, 2, 3].tolist() == pytest.approx([0.0, 0.2, 1.0])
     loaded.close()
@@ -175,7 +175,7 @@ def test_a_map_beside_the_model_draws_its_previews(tmp_path: Path) -> None:
 def test_what_can_never_be_drawn_is_refused_at_once() -> None:
     executor = open_executor()
     with torch.inference_mode():
-        costs = DrawingCosts.of(executor.recipe)
+        costs = GenerationCosts.of(executor.recipe)
 
     def cost(**fields: Any) -> Any:
         return measure(executor, costs, image_request(**fields), max_pixels=128 * 128)
@@ -202,7 +202,7 @@ def test_what_can_never_be_drawn_is_refused_at_once() -> None:
 def test_an_image_takes_no_more_than_it_was_measured_at(name: str) -> None:
     driver = RunnerDriver(open_executor())
     with torch.inference_mode():
-        costs = DrawingCosts.of(driver.executor.recipe)
+        costs = GenerationCosts.of(driver.executor.recipe)
     request = image_request(num_steps=9, cache=StepCache(name=name))  # type: ignore[arg-type]
     cost = measure(driver.executor, costs, request, max_pixels=128 * 128)
     (key,) = driver.encode(request)
@@ -233,5 +233,5 @@ def test_a_fitted_map_finds_the_colours() -> None:
     recipe = _Mixed()
     preview = Preview.fit(cast("Recipe", recipe))
     colours = torch.rand((3, 8, 8), generator=torch.Generator().manual_seed(5))
-    drawn = preview.draw(recipe.image_sample(colours, None))
+    drawn = preview.generate(recipe.image_sample(colours, None))
     assert float((drawn - avg_pool2d(colours, 2)).abs().max()) < 0.05
