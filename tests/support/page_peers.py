@@ -35,7 +35,7 @@ from triptych.core.kv.transfer.server import PageServer, PageTransferRequest
 PAGE_BYTES = 1024
 SECRET = b"sixteen bytes or more"
 FORMAT = PageFormat(
-    weights="00", layout="tiny", transfer="torch", compute="float32", max_length=64, page_bytes=1024
+    weights="00", layout="tiny", order="torch", compute="float32", max_length=64, page_bytes=1024
 )
 KEYS = [page_key(root_key(b"weights"), (n,)) for n in range(200)]
 _ids = itertools.count()

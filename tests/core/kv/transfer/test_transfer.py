@@ -180,8 +180,8 @@ async def test_the_engine_with_the_least_to_send_is_asked(tmp_path: Path) -> Non
         ({"page_format": msgspec.structs.replace(FORMAT, weights="11")}, "weights: 00 here"),
         ({"page_format": msgspec.structs.replace(FORMAT, layout="fp8")}, "layout: tiny here"),
         (
-            {"page_format": msgspec.structs.replace(FORMAT, transfer="native")},
-            "transfer: torch here",
+            {"page_format": msgspec.structs.replace(FORMAT, order="native")},
+            "order: torch here",
         ),
         ({"page_format": msgspec.structs.replace(FORMAT, transport="nixl")}, "transport: sockets"),
         ({"page_format": msgspec.structs.replace(FORMAT, content="features")}, "content: pages"),
