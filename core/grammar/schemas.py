@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote
 
 from triptych.core.errors import InvalidRequest, UnsupportedOption
 from triptych.core.grammar.branches import are_all_disjoint
-from triptych.core.grammar.document import SchemaDocument, parts_of
+from triptych.core.grammar.document import SchemaDocument, escaped, parts_of
 from triptych.core.grammar.patterns import FORMATS, looks_around, other_names, portable_pattern
 
 _ANNOTATIONS: Final = frozenset(
@@ -219,9 +219,9 @@ class _SchemaWriter:
         for word in (*_NAMED, *_DEFINITIONS):
             if isinstance(kept.get(word), dict):
                 kept[word] = {
-                    name: self.schema(part, f"{at}/{word}/{_escaped(name)}", is_part=False)
+                    name: self.schema(part, f"{at}/{word}/{escaped(name)}", is_part=False)
                     for name, part in kept[word].items()
-                    if word not in _DEFINITIONS or self._is_used(f"{at}/{word}/{_escaped(name)}")
+                    if word not in _DEFINITIONS or self._is_used(f"{at}/{word}/{escaped(name)}")
                 }
 
     def _is_used(self, at: str) -> bool:
@@ -283,10 +283,6 @@ def _refs(node: Any) -> Iterator[str]:
     elif isinstance(node, list):
         for part in node:
             yield from _refs(part)
-
-
-def _escaped(name: str) -> str:
-    return name.replace("~", "~0").replace("/", "~1")
 
 
 def _refuse(kept: Mapping[str, Any], at: str) -> None:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from llguidance import LLMatcher
-from llguidance.gbnf_to_lark import any_to_lark
 
 from triptych.core.errors import InvalidRequest, PayloadTooLarge, RequestError, UnsupportedOption
+from triptych.core.grammar.gbnf import gbnf_to_lark, is_gbnf
 from triptych.core.grammar.schemas import plain_schema
 from triptych.core.limits import MAX_GRAMMAR_BYTES
 
@@ -127,11 +127,8 @@ def _from_schema(text: str) -> str:
 
 
 def _to_lark(text: str) -> str:
-    """Lark's notation; GBNF is recognised by its arrows."""
-    try:
-        lark = str(any_to_lark(text))
-    except (Exception, RecursionError) as error:  # the library raises `Exception` itself
-        raise InvalidRequest(f"The grammar cannot be read: {str(error)[:200]}.") from error
+    """Lark's notation, of which special tokens are no part here; GBNF has arrows."""
+    lark = gbnf_to_lark(text) if is_gbnf(text) else text
     if found := _TOKEN_NAME.search(_LITERALS.sub("", lark)):
         raise UnsupportedOption(
             f"Special tokens are not offered in grammars ({found[0][:40]}): write text in quotes."
