@@ -14,7 +14,8 @@ from support.engine_seams import Done, FakeRunner, next_token
 from support.text_models import SPECIALS, byte_tokenizer
 from triptych.core.config import ScheduleOptions
 from triptych.core.grammar.compiler import GrammarCompiler
-from triptych.core.grammar.source import ConstraintKind, to_grammar
+from triptych.core.grammar.constraint import ConstraintKind
+from triptych.core.grammar.source import to_grammar
 from triptych.core.grammar.vocabulary import GrammarVocabulary
 from triptych.core.kv.pages import PagePool
 from triptych.core.plan import Plan, TokenPlan, TokenRow

@@ -17,8 +17,9 @@ from typing import Any, Final
 from triptych.core.errors import InvalidRequest, RequestError
 from triptych.core.grammar.causes import located
 from triptych.core.grammar.compiler import GrammarCompiler
+from triptych.core.grammar.constraint import ANY_OBJECT, ConstraintKind
 from triptych.core.grammar.matcher import TokenMatcher
-from triptych.core.grammar.source import ANY_OBJECT, ConstraintKind, to_grammar
+from triptych.core.grammar.source import to_grammar
 from triptych.core.grammar.vocabulary import GrammarVocabulary
 from triptych.core.sampling_params import SamplingParams
 

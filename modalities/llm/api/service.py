@@ -16,7 +16,7 @@ import msgspec
 from triptych.core.client import EngineClient
 from triptych.core.config import Config
 from triptych.core.errors import InvalidRequest, PayloadTooLarge, RequestError
-from triptych.core.grammar.source import Constraint
+from triptych.core.grammar.constraint import Constraint
 from triptych.core.limits import MAX_HELD_PICTURE_BYTES
 from triptych.core.text.threads import on_text_thread
 from triptych.core.tokens import TokenDelta, TokenRequest

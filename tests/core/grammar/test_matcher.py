@@ -12,8 +12,9 @@ from llguidance import LLMatcher
 from support.guided import EOS, TOKENIZER, VOCABULARY, allowed_ids, ids_of, text_of
 from triptych.core.errors import InvalidRequest, RequestError, UnsupportedOption
 from triptych.core.grammar.compiler import GrammarCompiler
+from triptych.core.grammar.constraint import ConstraintKind
 from triptych.core.grammar.matcher import TokenMatcher
-from triptych.core.grammar.source import ConstraintKind, to_grammar
+from triptych.core.grammar.source import to_grammar
 from triptych.core.sampling_params import SamplingParams
 
 COMPILER = GrammarCompiler(VOCABULARY)

@@ -6,8 +6,9 @@ import pytest
 
 from support.guided import COMPILER
 from triptych.core.errors import RequestError
+from triptych.core.grammar.constraint import ConstraintKind
 from triptych.core.grammar.refusals import is_about_size, refusal, sort_of
-from triptych.core.grammar.source import ConstraintKind, to_grammar
+from triptych.core.grammar.source import to_grammar
 
 
 def message(kind: ConstraintKind, text: str, around: str = "") -> str:

@@ -14,7 +14,7 @@ from support.http import until
 from support.text_models import write_text_folder
 from triptych.core.config import ModelOptions
 from triptych.core.errors import RequestError
-from triptych.core.grammar.source import Constraint
+from triptych.core.grammar.constraint import Constraint
 from triptych.modalities.llm.api import grammar_child
 from triptych.modalities.llm.api.grammars import GrammarChecker
 from triptych.modalities.llm.api.text import TextModel
