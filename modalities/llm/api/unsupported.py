@@ -135,7 +135,7 @@ CHAT: Mapping[str, RefusedField] = MappingProxyType(
 _THINKS = "post to /v1/chat/completions, where thoughts have an end."
 COMPLETION: Mapping[str, RefusedField] = MappingProxyType(
     {
-        "prompt_embeds": RefusedField("send a text or token ids."),
+        "prompt_embeds": RefusedField("send a text or token ids.", ([],)),
         "suffix": RefusedField(_FILL, ("",)),
         "thinking_token_budget": RefusedField(_THINKS),
     }
