@@ -75,9 +75,17 @@ class DrawingCosts:
         return (num_kept + 1) * num_tokens * width_of(model.config) * int(model.dtype.itemsize)
 
 
-def own_request(recipe: Recipe) -> ImageRequest:
-    """A long prompt for a picture of the size that the model draws best."""
+def own_request(recipe: Recipe, max_pixels: int | None = None) -> ImageRequest:
+    """A long prompt for a picture of the size that the model draws best.
+
+    Or of its shape and at most `max_pixels`, if that is less.
+    """
     width, height = recipe.default_size
+    if max_pixels is not None and width * height > max_pixels:
+        scale, multiple = math.sqrt(max_pixels / (width * height)), recipe.pixel_multiple
+        width, height = (
+            max(1, int(side * scale / multiple)) * multiple for side in (width, height)
+        )
     grey = Pixels(width=width, height=height, rgb=b"\x80" * (3 * width * height))
     sources = (grey,) if recipe.spec.needs_reference else ()
     return ImageRequest(prompt=_LONG_PROMPT, width=width, height=height, sources=sources)
