@@ -152,7 +152,7 @@ class DiffusionLoader(DeviceLoader):
             memory.reserve(part, num_bytes, remedy=FEWER_BITS)
         if num_bytes := adapter_bytes(self._config, dtype=dtype):
             memory.reserve("adapters", num_bytes)
-        memory.reserve("prompts", _PROMPTS_BYTES)
+        memory.reserve("prompts", _PROMPTS_BYTES, remedy=FEWER_BITS)
         outlines = outline_components(folder, options, dtype=dtype)
         costs = DrawingCosts.of(open_recipe(outlines.pipeline, outlines.parts))
         room = Room.reserve(memory, costs, self._config, captures=self._num_ranks == 1)
