@@ -74,16 +74,16 @@ class NativeBlueprint:
         native: NativeKernels | None = None,
         encoding: WeightEncoding = AS_STORED,
     ) -> None:
-        self._largest = read_decoder_config(config, max_length=max_length)
-        self.max_length = self._largest.rope.max_length
-        self.vocab_size = self._largest.vocab_size
-        self._largest = self._largest
+        self.config = read_decoder_config(config, max_length=max_length)
+        self.max_length = self.config.rope.max_length
+        self.vocab_size = self.config.vocab_size
+        self._largest = self.config
         self.dtype = dtype
         self._device = device
         self._native = native
         self._encoding = encoding
         self._group: RankGroup | None = None
-        if self._largest.moe is not None and device.type == "cuda":
+        if self.config.moe is not None and device.type == "cuda":
             self._encoding = encoding.as_plain()
         self.is_deterministic = False
 
@@ -97,7 +97,7 @@ class NativeBlueprint:
         layers = zip(*(part.attention for part in parts), strict=True)
         widest = tuple(max(layer, key=lambda part: part.num_heads) for layer in layers)
         self._largest = replace(parts[0], attention=widest)  # it has the most of all else
-        self._largest = parts[group.rank]
+        self.config = parts[group.rank]
         self._group = group
 
     def check_divisible(self, num_ranks: int, *, by_experts: bool = False) -> None:
@@ -112,7 +112,7 @@ class NativeBlueprint:
     def _parts(self, num_ranks: int, *, by_experts: bool) -> list[DecoderConfig]:
         unit = BLOCK_UNIT if self._encoding.has_blocks else PLAIN_UNIT
         return [
-            divide(self._largest, rank, num_ranks, by_experts=by_experts, unit=unit)
+            divide(self.config, rank, num_ranks, by_experts=by_experts, unit=unit)
             for rank in range(num_ranks)
         ]
 

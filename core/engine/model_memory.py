@@ -43,6 +43,7 @@ _REMEDIES = MappingProxyType(
         "weights": FEWER_BITS,
         "activations": " Steps of --max-batch-input-tokens, --max-batch-size and --max-length take"
         " less where these are smaller.",
+        "codec-state": " Fewer voices at once take less: --max-streams.",
         "vision-cache": " Pictures that are kept take less with --max-vision-cache-entries.",
     }
 )

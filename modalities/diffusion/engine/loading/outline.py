@@ -57,7 +57,7 @@ class TextOutline(nn.Module):
         hidden = self._like.new_empty(*input_ids.shape, self._width)
         pooled = self._like.new_empty(len(input_ids), self._num_pooled)
         return BaseModelOutputWithPooling(
-            last_hidden_state=hidden,  # type: ignore[arg-type]  # declared as of one old class
-            pooler_output=pooled if self._num_pooled else None,  # type: ignore[arg-type]
+            last_hidden_state=hidden,
+            pooler_output=pooled if self._num_pooled else None,
             hidden_states=(hidden,) * (self._num_layers + 1) if output_hidden_states else None,
         )
