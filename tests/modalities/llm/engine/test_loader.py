@@ -479,7 +479,8 @@ def test_a_divided_model_is_measured_by_its_largest_part_without_its_ranks(
 ) -> None:
     """All ranks of a CPU take from one memory; of three the first has the fewest heads."""
     monkeypatch.setattr(Ranks, "start", _unstarted)
-    folder, options = save(), config(device=DeviceOptions(tensor_parallel_size=num_ranks))
+    device = DeviceOptions(tensor_parallel_size=num_ranks, cpu_kernels="torch")
+    folder, options = save(), config(device=device)
     model = loader(folder, plenty := Ledger(2**30), options)
     model.check_size()
     with open_checkpoint(str(folder)) as checkpoint, ExitStack() as stack:
