@@ -120,13 +120,13 @@ class ImageService(ModelService[ImageModel]):
     async def _deltas(
         self, call: ImageCall, model: ImageModel, drawing: Drawing
     ) -> AsyncGenerator[ImageDelta, None]:
-        shapes = await self._shapes(call)
+        shapes, most = await self._shapes(call), self._options.max_image_pixels
         if shapes and not call.size:
             frame = model.frame_like(shapes[0])
         else:
-            frame = PictureFrame.whole(call.size or model.default_size)
+            frame = PictureFrame.whole(call.size or model.size_within(most))
         drawing.frame = frame
-        model.check_size(frame.drawn, max_pixels=self._options.max_image_pixels)
+        model.check_size(frame.drawn, max_pixels=most)
         frames = _source_frames(call, model, frame, shapes)
         num_pixels = math.prod(frame.drawn) * call.request.num_images * _num_steps(call, model)
         num_tokens = math.ceil(num_pixels / PIXELS_PER_TOKEN)

@@ -13,6 +13,7 @@ from triptych.core.pixels import Pixels
 from triptych.modalities.diffusion.engine.caches.methods import CacheMethod, Level
 from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
 from triptych.modalities.diffusion.plan import PictureCost
+from triptych.modalities.diffusion.spec import size_within
 from triptych.modalities.diffusion.wire import ImageRequest
 
 _FLOAT_BYTES = 4
@@ -80,12 +81,10 @@ def own_request(recipe: Recipe, max_pixels: int | None = None) -> ImageRequest:
 
     Or of its shape and at most `max_pixels`, if that is less.
     """
-    width, height = recipe.default_size
-    if max_pixels is not None and width * height > max_pixels:
-        scale, multiple = math.sqrt(max_pixels / (width * height)), recipe.pixel_multiple
-        width, height = (
-            max(1, int(side * scale / multiple)) * multiple for side in (width, height)
-        )
+    size = recipe.default_size
+    if max_pixels is not None:
+        size = size_within(size, max_pixels, recipe.pixel_multiple)
+    width, height = size
     grey = Pixels(width=width, height=height, rgb=b"\x80" * (3 * width * height))
     sources = (grey,) if recipe.spec.needs_reference else ()
     return ImageRequest(prompt=_LONG_PROMPT, width=width, height=height, sources=sources)
