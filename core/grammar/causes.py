@@ -20,8 +20,8 @@ from triptych.core.grammar.source import to_grammar
 
 _MAX_SEARCH_S: Final = 0.25
 _MAX_TRIES: Final = 400
-_MAX_CHARS: Final = 65_536
-"""Of a schema that is searched: in larger ones a single try may take a second."""
+_MAX_CHARS: Final = 32_768
+"""Of a schema that is searched: in larger ones a single try may take seconds."""
 _MAX_PLACE_CHARS: Final = 200
 _KEPT: Final = frozenset(
     {"$anchor", "$defs", "$id", "$schema", "definitions", "discriminator", "id"}
