@@ -72,7 +72,8 @@ class TokenDelta(msgspec.Struct, kw_only=True, omit_defaults=True, tag="delta"):
     are in `codes`, and `token_ids` holds the frame id that names them. The last delta of a job
     carries `finish_reason`.
 
-    `stop_token_id` is the stop or EOS token that ended the job (it is not in `token_ids`).
+    `stop_token_id` is the stop or EOS token that ended the job (it is not in `token_ids`, but the
+    last of `logprobs` is its).
     `prompt_logprobs` comes with the first delta of a request that asked for it; the first prompt
     token has no entry. `state` is all that a request gets that asked for its final state: its last
     position's, little-endian float32.

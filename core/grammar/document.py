@@ -37,6 +37,8 @@ _KINDS: Final[Sequence[tuple[frozenset[str], tuple[type, ...], str]]] = (
     (frozenset({"enum", "required"}), (list,), "a list"),
     (frozenset({"type"}), (str, list), "a text or a list of texts"),
 )
+Path = tuple[str | int, ...]
+"""Names of keywords and properties, and places in lists, from the root on."""
 
 
 class SchemaDocument:
@@ -89,19 +91,42 @@ class SchemaDocument:
             )
 
     def _at(self, reference: str) -> Any:
-        node: Any = self._root
-        path = unquote(reference[1:]) if reference.startswith("#") else reference
-        if path and not path.startswith("/"):
+        found = path_of(self._root, reference)
+        return None if found is None else part_at(self._root, found)
+
+
+def path_of(root: Any, reference: str) -> Path | None:
+    """Where a reference within a document leads; `None` where that is not found by its path."""
+    steps = unquote(reference[1:]) if reference.startswith("#") else reference
+    if steps and not steps.startswith("/"):
+        return None
+    node, path = root, []
+    for step in steps.split("/")[1:]:
+        name: str | int = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(node, list) and step.isdecimal() and int(step) < len(node):
+            name = int(step)
+        elif not isinstance(node, dict) or name not in node:
             return None
-        for step in path.split("/")[1:]:
-            name = step.replace("~1", "/").replace("~0", "~")
-            if isinstance(node, list) and name.isdecimal() and int(name) < len(node):
-                node = node[int(name)]
-            elif isinstance(node, dict) and name in node:
-                node = node[name]
-            else:
-                return None
-        return node
+        node = node[name]
+        path.append(name)
+    return tuple(path)
+
+
+def part_at(root: Any, path: Path) -> Any:
+    """The part of a document at a path that is in it."""
+    for step in path:
+        root = root[step]
+    return root
+
+
+def pointer(path: Path) -> str:
+    """A path as references write it."""
+    return "/".join(["#", *(escaped(str(step)) for step in path)])
+
+
+def escaped(name: str) -> str:
+    """A name as one step of a pointer."""
+    return name.replace("~", "~0").replace("/", "~1")
 
 
 def _has_names(node: Any) -> bool:
@@ -127,7 +152,7 @@ def parts_of(word: str, value: Any) -> Iterable[tuple[str, Any]]:
     if isinstance(value, list) and (word in _LISTS or word == "items"):
         return ((f"/{index}", part) for index, part in enumerate(value))
     if isinstance(value, dict) and word in _NAMED:
-        return ((f"/{name}", part) for name, part in value.items())
+        return ((f"/{escaped(name)}", part) for name, part in value.items())
     return [("", value)] if word in _SINGLE or word == "items" else []
 
 

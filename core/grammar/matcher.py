@@ -15,7 +15,7 @@ from llguidance import LLMatcher
 
 from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.errors import InvalidRequest
-from triptych.core.grammar.compiler import refusal
+from triptych.core.grammar.refusals import refusal
 from triptych.core.grammar.vocabulary import GrammarVocabulary, Words
 
 MAX_MASK_S: Final = 0.25
@@ -68,7 +68,7 @@ class TokenMatcher:
         """
         started_s = time.thread_time()
         if token_ids and not self._matcher.consume_tokens(list(token_ids)):
-            raise refusal(self._matcher)
+            raise refusal(self._matcher.get_error())
         forced: list[int] = []
         while found := self._forced(num_left - len(forced)):
             if not self._is_jumping or not num_outputs:
@@ -99,7 +99,7 @@ class TokenMatcher:
     def _mask(self, num_outputs: int) -> bytes:
         self._matcher.unsafe_compute_mask_ptr(self._found.ctypes.data, self._found.nbytes)
         if self._matcher.is_error():
-            raise refusal(self._matcher)
+            raise refusal(self._matcher.get_error())
         words: Words = self._found[: self._vocabulary.num_words] & self._text_words
         if num_outputs >= self._min_tokens and self._matcher.is_accepting():
             words |= self._stop_words

@@ -15,7 +15,8 @@ from urllib.parse import quote, unquote
 
 from triptych.core.errors import InvalidRequest, UnsupportedOption
 from triptych.core.grammar.branches import are_all_disjoint
-from triptych.core.grammar.document import SchemaDocument, parts_of
+from triptych.core.grammar.document import SchemaDocument, escaped
+from triptych.core.grammar.formats import ENFORCED
 from triptych.core.grammar.patterns import FORMATS, looks_around, other_names, portable_pattern
 
 _ANNOTATIONS: Final = frozenset(
@@ -52,7 +53,6 @@ _MOST: Final = 2**63
 """The library's integers end before it."""
 _FARTHEST: Final = 9223372036854774784
 """The largest number below `_MOST` that a double holds."""
-_FORMATS: Final = frozenset({*FORMATS, "duration", "email", "ipv4", "ipv6", "uri", "uuid"})
 _MAX_HOSTNAME: Final = 253
 _DIALECTS: Final = re.compile(r"https?://json-schema\.org/(?:draft[-/][0-9-]+/)?schema#?")
 
@@ -76,23 +76,6 @@ def plain_schema(root: Mapping[str, Any]) -> dict[str, Any]:
     except RecursionError as error:
         raise InvalidRequest("The JSON schema is nested too deeply.") from error
     return found if isinstance(found, dict) else {"enum": []}
-
-
-def check_formats(schema: Mapping[str, Any], param: str) -> None:
-    """Refuse a format that is not enforced and has no pattern that says what it means."""
-    nodes: list[Any] = [schema]
-    while nodes:
-        node = nodes.pop()
-        if not isinstance(node, dict):
-            continue
-        nodes += [part for word, value in node.items() for _, part in parts_of(word, value)]
-        name = node.get("format")
-        if isinstance(name, str) and name not in _FORMATS and "pattern" not in node:
-            raise UnsupportedOption(
-                f"The format {name[:40]} cannot be enforced, as strict asks: add a pattern, or"
-                " leave strict out.",
-                param=param,
-            )
 
 
 class _SchemaWriter:
@@ -219,9 +202,9 @@ class _SchemaWriter:
         for word in (*_NAMED, *_DEFINITIONS):
             if isinstance(kept.get(word), dict):
                 kept[word] = {
-                    name: self.schema(part, f"{at}/{word}/{_escaped(name)}", is_part=False)
+                    name: self.schema(part, f"{at}/{word}/{escaped(name)}", is_part=False)
                     for name, part in kept[word].items()
-                    if word not in _DEFINITIONS or self._is_used(f"{at}/{word}/{_escaped(name)}")
+                    if word not in _DEFINITIONS or self._is_used(f"{at}/{word}/{escaped(name)}")
                 }
 
     def _is_used(self, at: str) -> bool:
@@ -283,10 +266,6 @@ def _refs(node: Any) -> Iterator[str]:
     elif isinstance(node, list):
         for part in node:
             yield from _refs(part)
-
-
-def _escaped(name: str) -> str:
-    return name.replace("~", "~0").replace("/", "~1")
 
 
 def _refuse(kept: Mapping[str, Any], at: str) -> None:
@@ -426,7 +405,7 @@ def _write_texts(kept: dict[str, Any], at: str) -> None:
         return
     if name == "hostname":
         kept["maxLength"] = min(kept.get("maxLength", _MAX_HOSTNAME), _MAX_HOSTNAME)
-    if name not in _FORMATS:
+    if name not in ENFORCED:
         del kept["format"]
     elif name in FORMATS:
         del kept["format"]

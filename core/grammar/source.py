@@ -1,7 +1,7 @@
-"""What a caller may prescribe, and the grammar that it means.
+"""The grammar that a caller's constraint means.
 
-Owns the forms (a JSON schema, a regular expression, some texts, a grammar in Lark's or GBNF's
-notation), their longest length, and what is refused before anything is compiled. Knows no tokens.
+Owns how each form is written for the library, and what is refused before anything is compiled. What
+it does with hostile texts takes long: it is called in the grammar child alone. Knows no tokens.
 """
 
 from __future__ import annotations
@@ -9,22 +9,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 from llguidance import LLMatcher
-from llguidance.gbnf_to_lark import any_to_lark
 
-from triptych.core.errors import InvalidRequest, PayloadTooLarge, RequestError, UnsupportedOption
+from triptych.core.errors import InvalidRequest, RequestError, UnsupportedOption
+from triptych.core.grammar.constraint import ConstraintKind
+from triptych.core.grammar.gbnf import gbnf_to_lark, is_gbnf
 from triptych.core.grammar.schemas import plain_schema
-from triptych.core.limits import MAX_GRAMMAR_BYTES
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-ConstraintKind = Literal["json_schema", "regex", "choice", "grammar"]
-
-ANY_OBJECT: Final = '{"type":"object"}'
 _JSON_OPTIONS: Final[JsonCompileOptions] = {
     # A space, or a new line with its indent.
     "whitespace_pattern": r"\x20|\x0A(\x20{0,24}|\x09{0,8})",
@@ -35,40 +31,6 @@ _OWN_OPTIONS: Final = "x-guidance"
 _LITERALS: Final = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|(?://|#)[^\n]*')
 _TOKEN_NAME: Final = re.compile(r"<[^<>\n]*>")
 _SCHEMA_PLACE: Final = re.compile(r"%json @([0-9]+)")
-
-
-@dataclass(frozen=True, slots=True)
-class Constraint:
-    """A form that an answer must have. `param` is the field it came in, which errors name.
-
-    `text` is a JSON schema, a regular expression, a JSON list of texts, or a grammar. Where the
-    form is a part of the answer, `around` is the rest: Lark's notation, in which it is `@form`.
-    There, or in a grammar without it, `%json @0` stands for the first of `schemas`, and so on.
-    """
-
-    kind: ConstraintKind
-    text: str
-    param: str
-    around: str = ""
-    schemas: Sequence[str] = ()
-
-    @property
-    def parts(self) -> Sequence[str]:
-        """All of its texts."""
-        return (self.text, self.around, *self.schemas)
-
-    def check_size(self) -> None:
-        """Raise `PayloadTooLarge` for one that is not even looked at."""
-        num_chars = sum(map(len, self.parts))
-        num_bytes = num_chars if num_chars > MAX_GRAMMAR_BYTES else _num_bytes(self.parts)
-        if num_bytes > MAX_GRAMMAR_BYTES:
-            raise PayloadTooLarge(
-                f"{self.param} takes at most {MAX_GRAMMAR_BYTES} bytes.", param=self.param
-            )
-
-
-def _num_bytes(texts: Sequence[str]) -> int:
-    return sum(len(text.encode()) for text in texts)
 
 
 def to_grammar(
@@ -127,11 +89,8 @@ def _from_schema(text: str) -> str:
 
 
 def _to_lark(text: str) -> str:
-    """Lark's notation; GBNF is recognized by its arrows."""
-    try:
-        lark = str(any_to_lark(text))
-    except (Exception, RecursionError) as error:  # the library raises `Exception` itself
-        raise InvalidRequest(f"The grammar cannot be read: {str(error)[:200]}.") from error
+    """Lark's notation, of which special tokens are no part here; GBNF has arrows."""
+    lark = gbnf_to_lark(text) if is_gbnf(text) else text
     if found := _TOKEN_NAME.search(_LITERALS.sub("", lark)):
         raise UnsupportedOption(
             f"Special tokens are not offered in grammars ({found[0][:40]}): write text in quotes."

@@ -23,7 +23,9 @@ from triptych.core.http.errors import error_answer
 from triptych.core.options.config import ServerOptions
 
 PUBLIC_ROUTES = frozenset(
-    itertools.product(("GET", "HEAD"), ("/livez", "/readyz", "/health", "/ping", "/version"))
+    itertools.product(
+        ("GET", "HEAD"), ("/livez", "/readyz", "/health", "/v1/health", "/ping", "/version")
+    )
 )
 """What may be asked without a key, besides the page. `/metrics` is not here: it shows what others
 do."""

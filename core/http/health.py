@@ -71,6 +71,7 @@ def health_router(status: Callable[[], EngineStatus], is_draining: Callable[[], 
 
     @router.get("/readyz", responses=unready)
     @router.get("/health", responses=unready)
+    @router.get("/v1/health", responses=unready)
     @router.get("/ping", responses=unready)
     async def readyz(request: Request, response: Response) -> Health:
         """200 while requests are taken and can be served."""

@@ -6,6 +6,7 @@ imports no torch. A model's own sizes come from the JSON files beside it, handed
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -104,6 +105,15 @@ class PipelineSpec:
         latents = model.get("sample_size") or 128
         height, width = latents if isinstance(latents, list | tuple) else (latents, latents)
         return int(width) * downscale(vae), int(height) * downscale(vae)
+
+
+def size_within(size: tuple[int, int], max_pixels: int, multiple: int) -> tuple[int, int]:
+    """A width and height, or their shape with at most so many pixels, on multiples of a side."""
+    width, height = size
+    if width * height <= max_pixels:
+        return size
+    scale = math.sqrt(max_pixels / (width * height)) / multiple
+    return max(1, int(width * scale)) * multiple, max(1, int(height * scale)) * multiple
 
 
 def downscale(vae: Mapping[str, Any]) -> int:

@@ -251,7 +251,8 @@ class TokenBatch:
         row.last_token_s = now_s
         is_end = token_id in sampling.stop_token_ids and len(row.output_ids) >= sampling.min_tokens
         if is_end and not (row.reasoning is not None and row.reasoning.is_unanswered):
-            return self.delta(row, finish_reason="stop", stop_token_id=token_id)
+            end = TokenDelta(logprobs=result.logprobs)
+            return self.delta(row, end, finish_reason="stop", stop_token_id=token_id)
         row.append((token_id,))
         if result.codes:
             row.output_frames.append(result.codes)

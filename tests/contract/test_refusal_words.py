@@ -22,7 +22,9 @@ import triptych.core.http
 import triptych.modalities
 from triptych.core.http.fields import INERT, RefusedField
 from triptych.core.options import refused
-from triptych.modalities.embedding.api.protocol import EmbeddingsRequest
+from triptych.modalities.embedding.api.protocol import OF_VECTORS, EmbeddingsRequest
+from triptych.modalities.embedding.api.score_routes import REFUSED as REFUSED_SCORES
+from triptych.modalities.embedding.api.score_routes import RerankRequest
 from triptych.modalities.llm.api import unsupported as of_openai
 from triptych.modalities.llm.api.anthropic import unsupported as of_anthropic
 from triptych.modalities.llm.api.anthropic.protocol import MessagesRequest
@@ -295,7 +297,8 @@ REFUSED_BY = (
     (ResponseRequest, of_responses.REQUEST),
     (GenerateRequest, of_ollama.GENERATE),
     (OllamaOptions, of_ollama.OPTIONS),
-    (EmbeddingsRequest, of_openai.COMMON),
+    (EmbeddingsRequest, of_openai.COMMON | OF_VECTORS),
+    (RerankRequest, REFUSED_SCORES),
 )
 
 
@@ -333,6 +336,7 @@ def test_the_docs_call_no_other_field_refused() -> None:
         *of_openai.CHAT,
         *of_openai.COMPLETION,
         *of_openai.MESSAGE,
+        *OF_VECTORS,
         *("structured_outputs", "structural_tag", "whitespace_pattern", "best_of", "n"),
         *("text", "image_url", "image_file", "tool", "tool_call_id"),
     }

@@ -20,7 +20,7 @@ from support import images
 from support.audio_signals import wav_bytes
 from support.text_models import write_text_folder
 from triptych.core.errors import RequestError, TriptychError
-from triptych.core.grammar.source import Constraint
+from triptych.core.grammar.constraint import Constraint
 from triptych.core.media import child
 from triptych.core.media.audio import decode
 from triptych.core.media.audio.decode import ClipReader

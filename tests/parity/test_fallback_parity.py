@@ -114,6 +114,28 @@ def test_attention_of_another_kind_is_refused(
         load(tmp_path)
 
 
+OTHERWISE: dict[str, tuple[str, dict[str, Any], str]] = {
+    "biases in the mask": ("Doge", {"num_experts": 48}, "biases"),
+    "window in the mask": (
+        "Phimoe",
+        {"sliding_window": 7, "num_local_experts": 4},
+        "window is in its mask alone",
+    ),
+    "sees what comes after": ("Ernie", {}, "masks of its own"),
+    "counts positions otherwise": ("RobertaPreLayerNorm", {"is_decoder": True}, "positions"),
+    "layers not alike": ("Gemma4Text", {"head_dim": 8}, "layers are not alike"),
+}
+
+
+@pytest.mark.parametrize(("family", "extra", "reason"), OTHERWISE.values(), ids=OTHERWISE)
+def test_a_model_that_would_compute_something_else_is_refused(
+    tmp_path: Path, family: str, extra: dict[str, Any], reason: str
+) -> None:
+    save(tmp_path, family, extra)
+    with pytest.raises(WeightsError, match=reason):
+        load(tmp_path)
+
+
 @pytest.mark.parametrize("model_type", ["mamba", "bloom", "vit", "nonsense", None, "gemma3"])
 def test_models_that_cannot_be_paged_are_refused(model_type: str | None) -> None:
     with pytest.raises(WeightsError):

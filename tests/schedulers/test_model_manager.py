@@ -17,6 +17,7 @@ from support.engine_seams import (
     Recorder,
     eventually,
 )
+from support.load_bench import LoadBench
 from triptych.core.engine_api.job import Job
 from triptych.core.engine_api.reports import Heartbeat, ModelStatus
 from triptych.core.errors import ModelTooLarge, TriptychError, WeightsError
@@ -25,7 +26,6 @@ from triptych.core.options.config import Config, ModelOptions, ScheduleOptions
 from triptych.schedulers.base import LoadedModel
 from triptych.schedulers.engine import Engine
 from triptych.schedulers.model_manager import RETRY_FAILED_AFTER_S
-from triptych.schedulers.virtual import VirtualClock, VirtualExecutors
 
 FIRST_USE = Config(models=ModelOptions(load="first-use"))
 
@@ -36,55 +36,9 @@ def loader(name: str, ledger: Ledger | None = None, num_bytes: int = 0) -> FakeL
     )
 
 
-class Bench:
-    """An engine in virtual time with models that need memory."""
-
-    def __init__(self, *loaders: FakeLoader, ledger: Ledger | None = None, config: Config) -> None:
-        self.clock = VirtualClock()
-        self.executors = VirtualExecutors(self.clock, lambda plan: 0.01)
-        self.ledger = ledger or Ledger(0)
-        self.engine = Engine(
-            loaders, config=config, ledger=self.ledger, clock=self.clock, executors=self.executors
-        )
-        self.beats: list[Heartbeat] = []
-        self.engine.on_beat = self.beats.append
-        self.outputs = Recorder()
-
-    def submit(self, job_id: str, model: str, num_frames: int = 3, **job: float) -> None:
-        now_s = self.clock()
-        self.engine.submit(
-            Job(
-                job_id=job_id,
-                model=model,
-                request=FrameRequest(num_frames=num_frames),
-                sink=self.outputs,
-                arrival_s=now_s,
-                limit_s=job["deadline_s"] - now_s if "deadline_s" in job else None,
-            )
-        )
-
-    def run_for(self, seconds: float) -> None:
-        end_s = self.clock() + seconds
-        while self.clock() < end_s:
-            self.engine.take_turn()
-
-    def finish(self, *job_ids: str) -> None:
-        for _ in range(10_000):
-            if all(map(self.outputs.final, job_ids)):
-                return
-            self.engine.take_turn()
-        raise AssertionError("did not finish")
-
-    def states(self) -> dict[str, str]:
-        return {status.model: status.state for status in self.beats[-1].models}
-
-    def codes(self, *job_ids: str) -> list[str | None]:
-        return [self.outputs.error_code(job_id) for job_id in job_ids]
-
-
 def test_a_model_loads_on_first_use() -> None:
     chat, image = loader("chat"), loader("image")
-    bench = Bench(chat, image, config=FIRST_USE)
+    bench = LoadBench(chat, image, config=FIRST_USE)
     bench.run_for(1.0)
     assert bench.states() == {"chat": "unloaded", "image": "unloaded"}
     bench.submit("job", "chat")
@@ -98,7 +52,7 @@ def test_a_model_loads_on_first_use() -> None:
 def test_models_load_at_start_and_one_that_does_not_fit_waits_for_its_use() -> None:
     ledger = Ledger(100)
     chat, image = loader("chat", ledger, 80), loader("image", ledger, 80)
-    bench = Bench(chat, image, ledger=ledger, config=Config())
+    bench = LoadBench(chat, image, ledger=ledger, config=Config())
     bench.engine._models.start()
     bench.run_for(1.0)
     assert bench.states() == {"chat": "ready", "image": "unloaded"}
@@ -111,7 +65,7 @@ def test_models_load_at_start_and_one_that_does_not_fit_waits_for_its_use() -> N
 
 def test_a_job_that_waits_at_the_start_may_send_an_idle_model_away() -> None:
     ledger = Ledger(100)
-    bench = Bench(
+    bench = LoadBench(
         loader("chat", ledger, 80), loader("image", ledger, 80), ledger=ledger, config=Config()
     )
     bench.submit("job", "image")
@@ -124,7 +78,7 @@ def test_the_longest_idle_model_gives_way(caplog: pytest.LogCaptureFixture) -> N
     caplog.set_level("INFO")
     ledger = Ledger(100)
     a, b, c = (loader(name, ledger, 40) for name in ("a", "b", "c"))
-    bench = Bench(a, b, c, ledger=ledger, config=FIRST_USE)
+    bench = LoadBench(a, b, c, ledger=ledger, config=FIRST_USE)
     for n, name in enumerate(("a", "b", "a", "c")):
         bench.submit(f"job{n}", name)
         bench.finish(f"job{n}")
@@ -139,7 +93,7 @@ def test_the_longest_idle_model_gives_way(caplog: pytest.LogCaptureFixture) -> N
 def test_several_models_give_way_to_a_large_one() -> None:
     ledger = Ledger(100)
     small = [loader(f"small{n}", ledger, 30) for n in range(3)]
-    bench = Bench(*small, loader("large", ledger, 90), ledger=ledger, config=FIRST_USE)
+    bench = LoadBench(*small, loader("large", ledger, 90), ledger=ledger, config=FIRST_USE)
     for n in range(3):
         bench.submit(f"job{n}", f"small{n}")
     bench.finish("job0", "job1", "job2")
@@ -151,7 +105,7 @@ def test_several_models_give_way_to_a_large_one() -> None:
 
 def test_a_busy_model_does_not_give_way() -> None:
     ledger = Ledger(100)
-    bench = Bench(
+    bench = LoadBench(
         loader("busy", ledger, 80), loader("other", ledger, 80), ledger=ledger, config=FIRST_USE
     )
     bench.submit("long", "busy", num_frames=500)
@@ -176,7 +130,7 @@ def test_a_model_that_can_never_fit_is_reported_at_the_start_and_refused_at_once
 ) -> None:
     ledger = Ledger(100)
     chat, huge = loader("chat", ledger, 40), loader("huge", ledger, 200)
-    bench = Bench(huge, chat, ledger=ledger, config=config)
+    bench = LoadBench(huge, chat, ledger=ledger, config=config)
     bench.engine._models.start()
     bench.run_for(1.0)
     assert "huge can never fit" in caplog.text
@@ -216,7 +170,7 @@ def test_a_model_whose_weights_alone_would_fit_pushes_nothing_out_either(config:
     ledger = Ledger(100)
     chat = loader("chat", ledger, 40)
     huge = InParts("huge", lambda: (FakeFrames("huge"), FrameRunner()), ledger, 130)
-    bench = Bench(chat, huge, ledger=ledger, config=config)
+    bench = LoadBench(chat, huge, ledger=ledger, config=config)
     bench.engine.load("chat", lambda error: None)
     bench.run_for(1.0)
     bench.engine._models.start()
@@ -237,7 +191,7 @@ def test_a_model_of_unknown_size_that_can_never_fit_pushes_nothing_out() -> None
     ledger = Ledger(100)
     chat = loader("chat", ledger, 40)
     huge = Unmeasured("huge", lambda: (FakeFrames("huge"), FrameRunner()), ledger, 200)
-    bench = Bench(chat, huge, ledger=ledger, config=FIRST_USE)
+    bench = LoadBench(chat, huge, ledger=ledger, config=FIRST_USE)
     bench.engine._models.start()
     for job_id, model in (("first", "chat"), ("job", "huge")):
         bench.submit(job_id, model)
@@ -252,7 +206,7 @@ def test_a_model_of_unknown_size_that_can_never_fit_pushes_nothing_out() -> None
 def test_a_start_without_room_for_any_model_is_refused(config: Config) -> None:
     ledger = Ledger(100)
     models = [loader(name, ledger, 200) for name in ("huge", "vast")]
-    bench = Bench(*models, ledger=ledger, config=config)
+    bench = LoadBench(*models, ledger=ledger, config=config)
     with pytest.raises(ModelTooLarge, match="can never fit"):
         bench.engine.run()
 
@@ -260,7 +214,7 @@ def test_a_start_without_room_for_any_model_is_refused(config: Config) -> None:
 def test_failed_load_is_reported_and_can_be_retried() -> None:
     chat = loader("chat")
     chat.errors = [WeightsError("model.safetensors: tensor norm.weight has the wrong shape")]
-    bench = Bench(chat, config=FIRST_USE)
+    bench = LoadBench(chat, config=FIRST_USE)
     bench.submit("first", "chat")
     bench.finish("first")
     assert bench.codes("first") == ["weights_error"]
@@ -277,7 +231,7 @@ def test_failed_load_is_reported_and_can_be_retried() -> None:
 def test_a_loader_with_a_bug_fails_its_own_jobs_alone() -> None:
     chat = loader("chat")
     chat.errors = [KeyError("/secret/path")]
-    bench = Bench(chat, loader("voice"), config=FIRST_USE)
+    bench = LoadBench(chat, loader("voice"), config=FIRST_USE)
     bench.submit("chat", "chat")
     bench.submit("voice", "voice")
     bench.finish("chat", "voice")
@@ -287,7 +241,7 @@ def test_a_loader_with_a_bug_fails_its_own_jobs_alone() -> None:
 def test_an_idle_model_is_unloaded_and_comes_back() -> None:
     config = Config(models=ModelOptions(load="first-use", idle_unload_s=60.0))
     chat = loader("chat")
-    bench = Bench(chat, config=config)
+    bench = LoadBench(chat, config=config)
     bench.submit("job", "chat")
     bench.finish("job")
     bench.run_for(59.0)
@@ -301,11 +255,11 @@ def test_an_idle_model_is_unloaded_and_comes_back() -> None:
 
 
 @pytest.fixture
-def pressed(monkeypatch: pytest.MonkeyPatch) -> tuple[Bench, list[Callable[[], None]]]:
+def pressed(monkeypatch: pytest.MonkeyPatch) -> tuple[LoadBench, list[Callable[[], None]]]:
     """`chat` is idle, `image` lacks room beside it; loads and unloads wait for their turn."""
     ledger = Ledger(100)
     config = Config(models=ModelOptions(load="first-use", idle_unload_s=60.0))
-    bench = Bench(
+    bench = LoadBench(
         loader("chat", ledger, 80), loader("image", ledger, 80), ledger=ledger, config=config
     )
     bench.submit("first", "chat")
@@ -317,7 +271,7 @@ def pressed(monkeypatch: pytest.MonkeyPatch) -> tuple[Bench, list[Callable[[], N
 
 
 def test_a_load_without_room_waits_for_a_model_that_is_leaving(
-    pressed: tuple[Bench, list[Callable[[], None]]],
+    pressed: tuple[LoadBench, list[Callable[[], None]]],
 ) -> None:
     bench, calls = pressed
     bench.run_for(59.0)
@@ -336,7 +290,7 @@ def test_a_load_without_room_waits_for_a_model_that_is_leaving(
 
 
 def test_a_load_without_waiting_jobs_evicts_no_model(
-    pressed: tuple[Bench, list[Callable[[], None]]],
+    pressed: tuple[LoadBench, list[Callable[[], None]]],
 ) -> None:
     bench, calls = pressed
     bench.submit("job", "image")
@@ -358,7 +312,9 @@ def test_what_a_failed_load_had_brought_in_goes_with_it() -> None:
             brought.append(weakref.ref(weights))
             raise WeightsError("truncated") from ValueError("short read")
 
-    bench = Bench(Halfway("chat", lambda: (FakeFrames("chat"), FrameRunner())), config=FIRST_USE)
+    bench = LoadBench(
+        Halfway("chat", lambda: (FakeFrames("chat"), FrameRunner())), config=FIRST_USE
+    )
     outcomes: list[TriptychError | None] = []
     bench.engine.load("chat", outcomes.append)
     bench.run_for(1.0)
@@ -369,7 +325,7 @@ def test_what_a_failed_load_had_brought_in_goes_with_it() -> None:
 def test_load_asked_for_reports_how_it_went() -> None:
     chat, broken = loader("chat"), loader("broken")
     broken.errors = [WeightsError("truncated")]
-    bench = Bench(chat, broken, config=FIRST_USE)
+    bench = LoadBench(chat, broken, config=FIRST_USE)
     outcomes: list[tuple[str, TriptychError | None]] = []
     for name in ("chat", "chat", "broken", "nothing"):
         bench.engine.load(name, lambda error, name=name: outcomes.append((name, error)))  # type: ignore[misc]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from support.other_apis import other_apis_app
 from triptych.core.http.auth import PUBLIC_ROUTES
 
 FROZEN_PUBLIC = {
-    *(("GET", path) for path in ("/livez", "/readyz", "/health", "/ping", "/version")),
-    *(("HEAD", path) for path in ("/livez", "/readyz", "/health", "/ping", "/version")),
+    *itertools.product(
+        ("GET", "HEAD"),
+        ("/livez", "/readyz", "/health", "/v1/health", "/ping", "/version"),
+    ),
 }
 
 

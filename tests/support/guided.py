@@ -16,7 +16,8 @@ from triptych.core.engine_api.plan import Plan, TokenPlan, TokenRow
 from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.engine_api.tokens import TokenDelta, TokenRequest
 from triptych.core.grammar.compiler import GrammarCompiler
-from triptych.core.grammar.source import ConstraintKind, to_grammar
+from triptych.core.grammar.constraint import ConstraintKind
+from triptych.core.grammar.source import to_grammar
 from triptych.core.grammar.vocabulary import GrammarVocabulary
 from triptych.core.kv.pages import PagePool
 from triptych.core.options.config import ScheduleOptions

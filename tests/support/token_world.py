@@ -205,7 +205,12 @@ class ShadowRunner:
         if not row.is_sampled:
             return TokenDelta(prompt_logprobs=scores)
         slot.last_token = expected.drawn_after(end)
-        return TokenDelta(token_ids=(slot.last_token,), prompt_logprobs=scores)
+        has_logprobs = self.requests[row.job_id].sampling.top_logprobs is not None
+        return TokenDelta(
+            token_ids=(slot.last_token,),
+            logprobs=(TokenLogprob(slot.last_token, -0.5),) if has_logprobs else (),
+            prompt_logprobs=scores,
+        )
 
     def _check_past(self, row: TokenRow, expected: ExpectedTokens) -> None:
         """Every position before the row's own holds just its past, from a step that is over."""

@@ -7,6 +7,7 @@ a checkpoint to a `Decoder` that is ready to run. Knows nothing of ledgers, page
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -77,6 +78,7 @@ class NativeBlueprint:
         self.config = read_decoder_config(config, max_length=max_length)
         self.max_length = self.config.rope.max_length
         self.vocab_size = self.config.vocab_size
+        self._largest = self.config
         self.dtype = dtype
         self._device = device
         self._native = native
@@ -89,40 +91,48 @@ class NativeBlueprint:
     def join(self, group: RankGroup, *, by_experts: bool = False) -> None:
         """Be this rank's part of the model from now on; first `check_divisible`.
 
-        With `by_experts` a rank has whole experts of a mixture, not a part of each.
+        With `by_experts` a rank has whole experts of a mixture, not a part of each. Its sizes are
+        those of the largest part, whichever rank has it: then what fits here fits everywhere.
         """
-        self.config = self._part(group.rank, group.num_ranks, by_experts=by_experts)
+        parts = self._parts(group.num_ranks, by_experts=by_experts)
+        layers = zip(*(part.attention for part in parts), strict=True)
+        widest = tuple(max(layer, key=lambda part: part.num_heads) for layer in layers)
+        self._largest = replace(parts[0], attention=widest)  # it has the most of all else
+        self.config = parts[group.rank]
         self._group = group
 
     def check_divisible(self, num_ranks: int, *, by_experts: bool = False) -> None:
         """Raise `ConfigError` for a model that cannot be divided by so many ranks."""
-        parts = [self._part(rank, num_ranks, by_experts=by_experts) for rank in range(num_ranks)]
+        parts = self._parts(num_ranks, by_experts=by_experts)
         for part in parts if self._encoding.has_blocks else ():
             sketch = Decoder(part, dtype=self.dtype, device=torch.device("meta"))
             for target in decoder_targets(sketch, encoding=self._encoding):
                 if isinstance(target, ProjectionTarget):
                     target.check_blocks()
 
-    def _part(self, rank: int, num_ranks: int, *, by_experts: bool) -> DecoderConfig:
+    def _parts(self, num_ranks: int, *, by_experts: bool) -> list[DecoderConfig]:
         unit = BLOCK_UNIT if self._encoding.has_blocks else PLAIN_UNIT
-        return divide(self.config, rank, num_ranks, by_experts=by_experts, unit=unit)
+        return [
+            divide(self.config, rank, num_ranks, by_experts=by_experts, unit=unit)
+            for rank in range(num_ranks)
+        ]
 
     def weight_bytes(self) -> int:
         """Bytes of the parameters; a plain tied embedding counts twice where the head is packed."""
-        sketch = Decoder(self.config, dtype=self.dtype, device=torch.device("meta"))
+        sketch = Decoder(self._largest, dtype=self.dtype, device=torch.device("meta"))
         embedding = embedding_target(sketch, encoding=self._encoding)
         targets: list[Target] = list(decoder_targets(sketch, encoding=self._encoding))
         is_packed = self._native is not None or is_packable(self.dtype, self._device)
-        if self.config.has_tied_embeddings and is_packed and embedding.format is None:
+        if self._largest.has_tied_embeddings and is_packed and embedding.format is None:
             targets.append(embedding)
         return sum(target.num_bytes(self.dtype.itemsize) for target in targets)
 
     def activation_bytes(self, num_tokens: int, num_rows: int) -> int:
         """The most a step of so many tokens and sampled rows holds beside weights and cache."""
-        values = num_tokens * position_values(self.config)
+        values = num_tokens * position_values(self._largest)
         if self._device.type == "cpu" and self._native is None:
-            values += gathered_values(self.config, num_tokens, num_rows)
-        drawing = num_tokens * self.config.hidden_size * self.dtype.itemsize
+            values += gathered_values(self._largest, num_tokens, num_rows)
+        drawing = num_tokens * self._largest.hidden_size * self.dtype.itemsize
         drawing += logits_bytes(num_rows, self.vocab_size)
         return max(values * self.dtype.itemsize, drawing)
 

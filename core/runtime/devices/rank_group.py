@@ -38,6 +38,11 @@ class RankGroup:
         group.broadcast(torch.zeros(1, device=device))  # NCCL meets at the first call
         return group
 
+    @classmethod
+    def unmet(cls, num_ranks: int) -> RankGroup:
+        """Rank 0's place where no rank is, for what only asks how the model is divided."""
+        return cls(None, 0, num_ranks, lambda *place: None)
+
     def part(self, ranks: Sequence[int]) -> RankGroup:
         """Some ranks among themselves, this one with them: each of them calls it."""
         kind: Any = dist.PrefixStore  # type: ignore[attr-defined]  # not in `__all__`

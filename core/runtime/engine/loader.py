@@ -10,7 +10,7 @@ import copy
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from triptych.core.bundle.triton_cache import use_triton_cache
 from triptych.core.errors import ConfigError
@@ -27,6 +27,9 @@ from triptych.core.runtime.layers.attention import KvCache, KvLayout
 from triptych.core.runtime.sampling.sampler import Sampler
 from triptych.core.weights.manifest import leaving_weights_unread
 from triptych.core.weights.resolve import ResolvedModel
+
+if TYPE_CHECKING:
+    from triptych.core.runtime.engine.ranks import Ranks
 
 
 class DeviceLoader:
@@ -56,10 +59,8 @@ class DeviceLoader:
     def check_size(self) -> None:
         """See `schedulers.base.ModelLoader`: what `load` does up to where weights are read.
 
-        Models that are divided are left out: their ranks would start.
+        Of a divided model rank 0's part, which is the largest; no other rank is started.
         """
-        if self._config.device.num_devices > 1:
-            return
         alone = copy.copy(self)
         alone._ledger = Ledger(self._ledger.capacity_bytes)
         alone._is_sketch = True
@@ -82,6 +83,16 @@ class DeviceLoader:
         memory = ModelMemory(self._resolved, self._config, self._device, self._ledger, stack)
         memory.is_sketch = self._is_sketch
         return memory
+
+    def _ranks(self, num_ranks: int, stack: ExitStack) -> Ranks:
+        """The ranks of a divided model, started until `stack` ends them; not for sizes alone."""
+        from triptych.core.runtime.engine.ranks import Ranks
+
+        if self._is_sketch:
+            return Ranks.unmet(num_ranks)
+        ranks = Ranks.start(self._config, self._resolved, self._device, num_ranks)
+        stack.callback(ranks.close)
+        return ranks
 
     @property
     def _is_deterministic(self) -> bool:

@@ -37,13 +37,14 @@ _DTYPES = MappingProxyType(
 _PAGE_DTYPES = MappingProxyType(
     {**_DTYPES, "float8_e4m3fn": torch.float8_e4m3fn, "int8": torch.int8}
 )
+FEWER_BITS = " Weights in fewer bits take less: --quantization-encoding."
 _REMEDIES = MappingProxyType(
     {
-        "weights": " Weights in fewer bits take less: --quantization-encoding.",
+        "weights": FEWER_BITS,
         "activations": " Steps of --max-batch-input-tokens, --max-batch-size and --max-length take"
         " less where these are smaller.",
+        "codec-state": " Fewer voices at once take less: --max-streams.",
         "vision-cache": " Images that are kept take less with --max-vision-cache-entries.",
-        "images": " Images that are generated take less with --image-memory-mb.",
     }
 )
 """What else helps, by the purpose that is too large."""
@@ -110,19 +111,33 @@ class ModelMemory:
         """The CPU kernels, where the device and the options have them."""
         return open_kernels(self._config, self._bundle) if self._device.is_cpu else None
 
-    def reserve(self, purpose: str, num_bytes: int, *, is_divided: bool = True) -> None:
+    def reserve(
+        self, purpose: str, num_bytes: int, *, is_divided: bool = True, remedy: str | None = None
+    ) -> None:
         """Take bytes that are about to be allocated, by every rank if what they are for is divided.
 
-        Raises `MemoryBudgetExceeded`.
+        Raises `MemoryBudgetExceeded`; where they are never there its message ends with the
+        `remedy`, or with the one that the purpose mostly has.
         """
-        self._reserve(purpose, num_bytes * (self._num_shares if is_divided else 1))
+        remedy = _REMEDIES.get(purpose, "") if remedy is None else remedy
+        self._reserve(purpose, num_bytes * (self._num_shares if is_divided else 1), remedy)
 
-    def _reserve(self, purpose: str, num_bytes: int) -> Reservation:
+    @property
+    def available_bytes(self) -> int:
+        """What is left now for each rank that takes from this device."""
+        return self._ledger.available_bytes // self._num_shares
+
+    @property
+    def most_bytes(self) -> int:
+        """What would be left for each if no other model were there."""
+        return self._ledger.most_bytes(self._name) // self._num_shares
+
+    def _reserve(self, purpose: str, num_bytes: int, remedy: str = "") -> Reservation:
         owner = f"{self._name}/{purpose}"
         try:
             reservation = self._stack.enter_context(self._ledger.reserve(owner, num_bytes))
         except ModelTooLarge as error:
-            raise ModelTooLarge(f"{error.message}{_REMEDIES.get(purpose, '')}") from error
+            raise ModelTooLarge(f"{error.message}{remedy}") from error
         reservation.commit()
         return reservation
 

@@ -218,6 +218,11 @@ class Ranks:
             group = _together(partial(setup.join, device), processes)
             return cls(group, processes, stack.pop_all())
 
+    @classmethod
+    def unmet(cls, num_ranks: int) -> Ranks:
+        """No process is started: rank 0 knows its part, and may ask how large that is."""
+        return cls(RankGroup.unmet(num_ranks), (), ExitStack())
+
     def divide(self, work: Callable[[RankGroup], T]) -> T:
         """What `work` returns, in which all ranks meet. Raises `SetupError` where one has ended."""
         return _together(partial(work, self.group), self._processes)

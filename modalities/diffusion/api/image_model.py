@@ -17,7 +17,7 @@ from triptych.core.weights.layout import read_json
 from triptych.core.weights.pipeline_index import read_pipeline
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.diffusion.sampler_names import sampler_names
-from triptych.modalities.diffusion.spec import PipelineSpec, spec_of
+from triptych.modalities.diffusion.spec import PipelineSpec, size_within, spec_of
 
 Size = tuple[int, int]
 """Width and height in pixels."""
@@ -99,6 +99,10 @@ class ImageModel:
     def max_side(self) -> int:
         """Pixels of the longest side there may be."""
         return self._on_grid(max(self.default_size) * _SIZE_RANGE)
+
+    def size_within(self, max_pixels: int) -> Size:
+        """What it generates best of at most so many pixels."""
+        return size_within(self.default_size, max_pixels, self.multiple)
 
     def check_size(self, size: Size, *, max_pixels: int) -> None:
         """Raises `InvalidRequest` for an image that cannot be generated, saying what can."""

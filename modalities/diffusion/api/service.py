@@ -120,13 +120,13 @@ class ImageService(ModelService[ImageModel]):
     async def _deltas(
         self, call: ImageCall, model: ImageModel, generation: ImageGeneration
     ) -> AsyncGenerator[ImageDelta, None]:
-        shapes = await self._shapes(call)
+        shapes, most = await self._shapes(call), self._options.max_image_pixels
         if shapes and not call.size:
             frame = model.frame_like(shapes[0])
         else:
-            frame = ImageFrame.whole(call.size or model.default_size)
+            frame = ImageFrame.whole(call.size or model.size_within(most))
         generation.frame = frame
-        model.check_size(frame.generated, max_pixels=self._options.max_image_pixels)
+        model.check_size(frame.generated, max_pixels=most)
         frames = _source_frames(call, model, frame, shapes)
         num_pixels = math.prod(frame.generated) * call.request.num_images * _num_steps(call, model)
         num_tokens = math.ceil(num_pixels / PIXELS_PER_TOKEN)

@@ -13,6 +13,7 @@ from triptych.core.engine_api.pixels import Pixels
 from triptych.modalities.diffusion.engine.caches.methods import CacheMethod, Level
 from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
 from triptych.modalities.diffusion.plan import ImageCost
+from triptych.modalities.diffusion.spec import size_within
 from triptych.modalities.diffusion.wire import ImageRequest
 
 _FLOAT_BYTES = 4
@@ -75,9 +76,15 @@ class GenerationCosts:
         return (num_kept + 1) * num_tokens * width_of(model.config) * int(model.dtype.itemsize)
 
 
-def own_request(recipe: Recipe) -> ImageRequest:
-    """A long prompt for an image of the size that the model generates best."""
-    width, height = recipe.default_size
+def own_request(recipe: Recipe, max_pixels: int | None = None) -> ImageRequest:
+    """A long prompt for an image of the size that the model generates best.
+
+    Or of its shape and at most `max_pixels`, if that is less.
+    """
+    size = recipe.default_size
+    if max_pixels is not None:
+        size = size_within(size, max_pixels, recipe.pixel_multiple)
+    width, height = size
     grey = Pixels(width=width, height=height, rgb=b"\x80" * (3 * width * height))
     sources = (grey,) if recipe.spec.needs_reference else ()
     return ImageRequest(prompt=_LONG_PROMPT, width=width, height=height, sources=sources)

@@ -1,13 +1,14 @@
 """Brings one image model onto the device: components, memory, executor, runner, scheduler.
 
-Owns the order of these and how memory is shared out among them. Knows no HTTP and no policy.
+Owns the order of these. How memory is shared out among them is `room.py`'s. Knows no HTTP and no
+policy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,8 +21,7 @@ from triptych.core.ledger import Ledger
 from triptych.core.options.config import Config
 from triptych.core.runtime.devices.device import Device, share_cores
 from triptych.core.runtime.engine.loader import DeviceLoader
-from triptych.core.runtime.engine.model_memory import ModelMemory
-from triptych.core.runtime.graphs.captured import CapturedSteps
+from triptych.core.runtime.engine.model_memory import FEWER_BITS, ModelMemory
 from triptych.core.runtime.layers.native_linear import pack_linears
 from triptych.core.weights.layout import read_json
 from triptych.core.weights.manifest import verify_if_sealed
@@ -29,7 +29,7 @@ from triptych.core.weights.pipeline_index import read_pipeline
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.diffusion.engine.adapters.adapters import Adapters, adapter_bytes
 from triptych.modalities.diffusion.engine.caches.choice import CacheBook
-from triptych.modalities.diffusion.engine.costs import GenerationCosts, own_request
+from triptych.modalities.diffusion.engine.costs import GenerationCosts
 from triptych.modalities.diffusion.engine.denoise import Denoiser
 from triptych.modalities.diffusion.engine.executor import ImageExecutor
 from triptych.modalities.diffusion.engine.families.span import SpanModel
@@ -39,11 +39,13 @@ from triptych.modalities.diffusion.engine.loading.components import (
     Components,
     component_bytes,
     open_components,
+    outline_components,
 )
 from triptych.modalities.diffusion.engine.parallel.division import Division, told
 from triptych.modalities.diffusion.engine.prompts import PromptCache
 from triptych.modalities.diffusion.engine.recipes.recipe import Recipe
 from triptych.modalities.diffusion.engine.recipes.registry import open_recipe
+from triptych.modalities.diffusion.engine.room import Room
 from triptych.modalities.diffusion.engine.runner import DenoiseRunner
 from triptych.modalities.diffusion.plan import DenoisePlan, ImageCost
 from triptych.modalities.diffusion.scheduling.scheduler import DenoiseScheduler
@@ -56,23 +58,6 @@ if TYPE_CHECKING:
     from triptych.core.runtime.engine.ranks import Plans, Ranks
 
 _PROMPTS_BYTES = 64 * 2**20
-_SHARE = 0.25  # of what the ledger has left, at most, for images; and as much for activations
-_NUM_BRANCHES = 2
-_LITTLE_BYTES = 64 * 2**20  # a small model decodes many images at once with that
-_SPARE_STATE = 4  # images may be larger than the model's own size, and have caches
-
-
-@dataclass(frozen=True, slots=True)
-class _Room:
-    """What there is room for: rows of one run, bytes of images, pixels decoded as a whole.
-
-    And graphs of runs, if they are captured.
-    """
-
-    max_rows: int
-    state_bytes: int
-    whole_pixels: int
-    graphs: CapturedSteps | None
 
 
 class DiffusionLoader(DeviceLoader):
@@ -91,13 +76,15 @@ class DiffusionLoader(DeviceLoader):
         with ExitStack() as stack:
             memory = self._memory(stack)
             memory.num_ranks = self._num_ranks
-            ranks = self._start_ranks(memory, stack)
+            self._check_division(memory)
+            costs, room = self._reserve(memory)
+            ranks = self._ranks(self._num_ranks, stack) if self._num_ranks > 1 else None
             # Ahead of the weights: who cannot load them is not waited for.
             division = Division() if ranks is None else ranks.divide(self._division)
-            recipe, components = self._open(memory, report)
-            costs, room = self._share_out(memory, recipe)
             if ranks is not None:
                 ranks.tell_capacity(room.whole_pixels)
+            recipe, components = self._open(memory, report)
+            costs = replace(costs, recipe=recipe)
             executor = self._executor(components, recipe, room, division)
             own = DenoiseRunner(executor, self._device.torch, is_divided=ranks is not None)
             stack.callback(own.close)
@@ -127,8 +114,8 @@ class DiffusionLoader(DeviceLoader):
         """A `RankLoader`: repeats the steps of rank 0, but decodes no pixels."""
         with ExitStack() as stack:
             memory, division = self._memory(stack), self._division(group)
+            _, room = self._reserve(memory)
             recipe, components = self._open(memory, lambda share: None)
-            _, room = self._share_out(memory, recipe)
             # Images to begin from are encoded by every rank, in tiles on all or on none.
             room = replace(room, whole_pixels=plans.capacity())
             executor = self._executor(components, recipe, room, division)
@@ -136,10 +123,10 @@ class DiffusionLoader(DeviceLoader):
             ready()
             plans.run(runner.launch, DenoisePlan)
 
-    def _start_ranks(self, memory: ModelMemory, stack: ExitStack) -> Ranks | None:
-        """The other ranks, if any. Raises `ConfigError` for what is not divided."""
+    def _check_division(self, memory: ModelMemory) -> None:
+        """Raise `ConfigError` for what is not divided as the options want it."""
         if self._num_ranks == 1:
-            return None
+            return
         assert not memory.captures, "it raises where steps are to be captured"
         degree = self._config.device.ulysses_degree
         if degree > 1:
@@ -147,73 +134,51 @@ class DiffusionLoader(DeviceLoader):
             part = parts.get("transformer") or parts["unet"]
             config = read_json(self._folder / part.name / "config.json")
             check_divisible(part.class_name, config, degree)
-        from triptych.core.runtime.engine.ranks import Ranks
-
-        ranks = Ranks.start(self._config, self._resolved, self._device, self._num_ranks)
-        stack.callback(ranks.close)
-        return ranks
 
     def _division(self, group: RankGroup) -> Division:
         """This rank's place; all ranks meet in it."""
         return Division.of(group, self._config.device.ulysses_degree)
 
+    @torch.inference_mode()
+    def _reserve(self, memory: ModelMemory) -> tuple[GenerationCosts, Room]:
+        """Take all that the model needs, before weights are read; what images will take.
+
+        Raises `MemoryBudgetExceeded`.
+        """
+        folder, options = self._folder, self._config.models
+        verify_if_sealed(folder)
+        dtype = partial(memory.dtype, takes_blocks=True)
+        for part, num_bytes in component_bytes(folder, options, dtype=dtype).items():
+            memory.reserve(part, num_bytes, remedy=FEWER_BITS)
+        if num_bytes := adapter_bytes(self._config, dtype=dtype):
+            memory.reserve("adapters", num_bytes)
+        memory.reserve("prompts", _PROMPTS_BYTES, remedy=FEWER_BITS)
+        outlines = outline_components(folder, options, dtype=dtype)
+        costs = GenerationCosts.of(open_recipe(outlines.pipeline, outlines.parts))
+        room = Room.reserve(memory, costs, self._config, captures=self._num_ranks == 1)
+        memory.show()
+        return costs, room
+
     def _open(
         self, memory: ModelMemory, report: Callable[[float], None]
     ) -> tuple[Recipe, Components]:
-        components = self._open_components(memory, report)
-        return open_recipe(components.pipeline, components.parts), components
-
-    def _open_components(self, memory: ModelMemory, report: Callable[[float], None]) -> Components:
-        folder, options = self._resolved.folder, self._config.models
-        verify_if_sealed(Path(folder))
-        dtype = partial(memory.dtype, takes_blocks=True)
-        for part, num_bytes in component_bytes(folder, options, dtype=dtype).items():
-            memory.reserve(part, num_bytes)
-        if num_bytes := adapter_bytes(self._config, dtype=dtype):
-            memory.reserve("adapters", num_bytes)
-        memory.reserve("prompts", _PROMPTS_BYTES)
-        memory.show()
         native = memory.native_kernels()
         components = open_components(
-            folder,
-            options,
+            self._folder,
+            self._config.models,
             device=self._device.torch,
-            dtype=dtype,
+            dtype=partial(memory.dtype, takes_blocks=True),
             report=report,
             native=native,
         )
         for part in components.parts.values():
             if isinstance(part, nn.Module):
                 pack_linears(part, native)
-        return components
-
-    @torch.inference_mode()
-    def _share_out(self, memory: ModelMemory, recipe: Recipe) -> tuple[GenerationCosts, _Room]:
-        """What images take, and the room for them. Raises `MemoryBudgetExceeded`.
-
-        One image of the model's own size must fit, and a run for its two branches.
-        """
-        costs = GenerationCosts.of(recipe)
-        own = costs.of_image(own_request(costs.recipe))
-        num_models = max(1, len(self._config.models.model))
-        most = int(_SHARE * self._ledger.available_bytes / num_models)
-        row_bytes = costs.row_bytes(own.num_tokens)
-        images = self._config.images
-        num_rows = min(images.max_image_rows, most // row_bytes)
-        num_rows = max(num_rows, _NUM_BRANCHES)
-        activations = max(num_rows * row_bytes, costs.decode_bytes(own.num_pixels))
-        activations = max(activations, min(most, _LITTLE_BYTES))
-        memory.reserve("activations", activations)
-        wanted = _SPARE_STATE * images.max_images_in_flight * own.state_bytes
-        state_bytes = max(own.state_bytes, images.image_memory_mb << 20 or min(most, wanted))
-        memory.reserve("images", state_bytes)
-        is_whole = self._num_ranks == 1
-        graphs = memory.captured_steps(num_rows * row_bytes) if is_whole else None
-        return costs, _Room(num_rows, state_bytes, activations // costs.decode_bytes(1), graphs)
+        return open_recipe(components.pipeline, components.parts), components
 
     @torch.inference_mode()
     def _executor(
-        self, components: Components, recipe: Recipe, room: _Room, division: Division
+        self, components: Components, recipe: Recipe, room: Room, division: Division
     ) -> ImageExecutor:
         folder = Path(self._resolved.folder)
         model = open_model(recipe.model, division.tokens)

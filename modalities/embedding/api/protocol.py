@@ -6,13 +6,25 @@ modules of their own.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from triptych.core import limits
 from triptych.core.errors import InvalidRequest, UnsupportedOption
-from triptych.core.http.fields import InputText, Label, NamesModel, NullIsAbsent, Strict, inert
+from triptych.core.http.fields import (
+    IgnoresHints,
+    InputText,
+    Label,
+    NamesModel,
+    NullIsAbsent,
+    RefusedField,
+    Strict,
+    inert,
+    without_refused,
+)
 from triptych.modalities.embedding.api.service import TextOrIds
 from triptych.modalities.llm.api.messages import TemplateOptions, TextPart
 from triptych.modalities.llm.api.protocol import Messages, TokenIds
@@ -92,8 +104,34 @@ SCORES = ("rerank", "embedding")
 """The same, where texts are put in order."""
 
 
-class TextFields(NamesModel, NullIsAbsent):
+_PIXELS = "vectors are made of texts here."
+OF_TEXTS: Mapping[str, RefusedField] = MappingProxyType(
+    {
+        "add_special_tokens": RefusedField("send token ids.", (True,)),
+        "cache_salt": RefusedField("leave it out; each text is read by itself."),
+        "media_io_kwargs": RefusedField(_PIXELS, ({},)),
+        "mm_processor_kwargs": RefusedField(_PIXELS, ({},)),
+        "padding": RefusedField("leave it out; each text keeps its length.", (False,)),
+        "priority": RefusedField("texts are read as they come.", (0,)),
+    }
+)
+"""Fields of vLLM's that are not offered where texts are read."""
+OF_VECTORS: Mapping[str, RefusedField] = MappingProxyType(
+    {
+        **OF_TEXTS,
+        "chat_template": RefusedField("the operator sets it with --chat-template."),
+        "embd_normalize": RefusedField("divide the vectors yourself.", (2,)),
+        "embed_dtype": RefusedField("numbers are float32.", ("float32",)),
+        "endianness": RefusedField("base64 is little-endian.", ("native", "little")),
+        "use_activation": RefusedField("the model says whether vectors have length 1.", (True,)),
+    }
+)
+
+
+class TextFields(NamesModel, IgnoresHints, NullIsAbsent):
     """What requests about texts share."""
+
+    ignored = MappingProxyType({"request_id": "the header X-Request-Id names requests"})
 
     truncate_prompt_tokens: int = Field(
         default=0,
@@ -131,6 +169,11 @@ class EmbeddingsRequest(TextFields):
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(default=None, ge=1, le=limits.MAX_DIMENSIONS)
     prompt_name: Label = Field(default="", description="One of the model's own instructions.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, value: Any) -> Any:
+        return without_refused(value, OF_VECTORS)
 
     @model_validator(mode="after")
     def _check_input(self) -> Self:

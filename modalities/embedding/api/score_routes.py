@@ -26,14 +26,17 @@ from triptych.core.http.fields import (
     without_refused,
 )
 from triptych.core.limits import MAX_PROMPT_TOKENS, MAX_SCORED_PAIRS
-from triptych.modalities.embedding.api.protocol import SCORES, TextFields
+from triptych.modalities.embedding.api.protocol import OF_TEXTS, SCORES, TextFields
 from triptych.modalities.embedding.api.service import EmbeddingService, ScoreCall
 from triptych.modalities.embedding.api.tei import TeiRankedText, TeiRerankRequest, rank_texts
 
-_REFUSED: Mapping[str, RefusedField] = MappingProxyType(
+REFUSED: Mapping[str, RefusedField] = MappingProxyType(
     {
+        **OF_TEXTS,
+        "chat_template_kwargs": RefusedField("write the texts as the model reads them.", ({},)),
+        "instruction": RefusedField("put it before the query.", ("",)),
         "max_chunks_per_doc": RefusedField("a document is not divided: send its parts.", (1,)),
-        "priority": RefusedField("texts are compared as they come.", (0,)),
+        "max_tokens_per_query": RefusedField("shorten the query.", (0,)),
         "rank_fields": RefusedField("a document is a text, or has one.", ([], ["text"])),
     }
 )
@@ -86,7 +89,7 @@ class _ScoreFields(TextFields):
     @model_validator(mode="before")
     @classmethod
     def _refuse(cls, value: Any) -> Any:
-        return without_refused(value, _REFUSED)
+        return without_refused(value, REFUSED)
 
 
 class RerankRequest(_ScoreFields):
@@ -211,6 +214,8 @@ def score_router(service: EmbeddingService) -> APIRouter:
 
     @router.post("/v1/rerank", response_model_exclude_none=True)
     @router.post("/rerank", response_model_exclude_none=True)
+    @router.post("/v1/reranking", response_model_exclude_none=True)
+    @router.post("/reranking", response_model_exclude_none=True)
     async def rerank(body: AnyRerankRequest, request: Request) -> RerankReply | list[TeiRankedText]:
         """Put documents in order of how well they match a query."""
         if isinstance(body, TeiRerankRequest):

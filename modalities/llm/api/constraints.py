@@ -21,8 +21,8 @@ from pydantic import (
 )
 
 from triptych.core.errors import InvalidRequest, RequestError
-from triptych.core.grammar.schemas import check_formats
-from triptych.core.grammar.source import ANY_OBJECT, Constraint, ConstraintKind
+from triptych.core.grammar.constraint import ANY_OBJECT, Constraint, ConstraintKind
+from triptych.core.grammar.formats import check_formats
 from triptych.core.http.fields import Name, RefusedField, Strict, Text, without_refused
 from triptych.core.limits import MAX_CHOICES, MAX_GRAMMAR_BYTES
 

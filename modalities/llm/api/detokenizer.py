@@ -103,9 +103,13 @@ class Detokenizer:
     def flush(self) -> Released:
         """Release everything held back. Half a character at the very end is dropped."""
         text, logprobs = self._release(self._filter.flush())
+        return text, logprobs + self.unshown()
+
+    def unshown(self) -> tuple[TokenLogprob, ...]:
+        """Give up the log-probabilities that wait: after the end, those of a stop string."""
         rest = tuple(entry for _, _, entry in self._waiting)
         self._waiting.clear()
-        return text, logprobs + rest
+        return rest
 
     def _release(self, safe: str) -> Released:
         self._num_released_chars += len(safe)

@@ -170,6 +170,7 @@ async def begin(
         has_answer=body.has_answer,
         shows_special=body.skip_special_tokens is False,
         shows_stop=bool(body.include_stop_str_in_output),
+        scores_all=bool(body.return_token_ids),
         tool_set=tool_set,
         has_form=form is not None,
         caller=context.caller,

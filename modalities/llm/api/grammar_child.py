@@ -6,6 +6,7 @@ before the first token. A grammar that comes back is one that the engine takes.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
@@ -14,10 +15,12 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from triptych.core.engine_api.sampling_params import SamplingParams
-from triptych.core.errors import InvalidRequest
+from triptych.core.errors import InvalidRequest, RequestError
+from triptych.core.grammar.causes import located
 from triptych.core.grammar.compiler import GrammarCompiler
+from triptych.core.grammar.constraint import ANY_OBJECT, ConstraintKind
 from triptych.core.grammar.matcher import TokenMatcher
-from triptych.core.grammar.source import ANY_OBJECT, ConstraintKind, to_grammar
+from triptych.core.grammar.source import to_grammar
 from triptych.core.grammar.vocabulary import GrammarVocabulary
 
 _MAX_COMPILE_S: Final = 0.25  # well below what the engine bears
@@ -40,13 +43,19 @@ def _check(
 ) -> Iterator[bytes]:
     """Yields the grammar of a form, what is around it, and its schemas, which are the `data`."""
     ends = [*accumulate(sizes, initial=0)]
+    started_s = time.thread_time()
     try:
         parts = [bytes(data[start:end]).decode() for start, end in pairwise(ends)]
         text, around, *schemas = parts
         grammar = to_grammar(kind, text, around, schemas)
     except UnicodeDecodeError as error:
         raise InvalidRequest("The text is not valid UTF-8.") from error
-    matcher = compiler.compile(grammar)
+    try:
+        matcher = compiler.compile(grammar)
+    except RequestError as error:
+        cost_s = time.thread_time() - started_s
+        found = located(compiler, text, cost_s) if kind == "json_schema" else None
+        raise found or error from error
     first = TokenMatcher(matcher, compiler.vocabulary, SamplingParams(), is_jumping=True)
     first.follow((), 0, 1)
     yield grammar.encode()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from triptych.core.errors import InvalidRequest, PayloadTooLarge, RequestError
-from triptych.core.grammar.source import Constraint
+from triptych.core.grammar.constraint import Constraint
 from triptych.core.limits import MAX_GRAMMAR_BYTES
 from triptych.core.media.child import DecodeLimits, DecodePool, FatalInput
 from triptych.modalities.llm.api import grammar_child

@@ -21,7 +21,6 @@ from triptych.core.process.typed import convert
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.api.constraints import ConstraintFields, constraint_of
 from triptych.modalities.llm.api.multimodal import ImageSource, Message
-from triptych.modalities.llm.api.protocol import stop_strings
 from triptych.modalities.llm.api.samples import (
     FinishReason,
     SampleDelta,
@@ -29,6 +28,7 @@ from triptych.modalities.llm.api.samples import (
     TokenText,
     TokenUsage,
 )
+from triptych.modalities.llm.api.sampling_fields import stop_strings
 from triptych.modalities.llm.api.service import LlmService
 from triptych.modalities.llm.api.text import TextModel
 from triptych.modalities.llm.api.tools.pieces import Answer, ToolUse, Words

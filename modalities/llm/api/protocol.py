@@ -7,7 +7,6 @@ unknown field. Every number is bounded and finite, every string and array has a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import (
@@ -15,7 +14,6 @@ from pydantic import (
     BeforeValidator,
     Discriminator,
     Field,
-    StringConstraints,
     Tag,
     model_validator,
 )
@@ -39,24 +37,17 @@ from triptych.modalities.llm.api.messages import (
     TemplateFields,
     checked_tool_messages,
     few_parts,
-    is_list,
+)
+from triptych.modalities.llm.api.sampling_fields import (
+    DrawingFields,
+    TokenId,
+    stop_strings,
+    within,
 )
 from triptych.modalities.llm.api.tools.schema import ToolChoice, Tools, ToolSet
 from triptych.modalities.llm.api.unsupported import CHAT, CHOSEN_AWAY, COMMON, COMPLETION, IGNORED
 
 _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
-
-
-def within(name: str, description: str) -> Any:
-    """An optional sampling number, in the range it has wherever it is sent."""
-    low, high = SAMPLING_RANGES[name]
-    return Field(default=None, ge=low, le=high, description=description)
-
-
-def penalty(description: str) -> Any:
-    """An optional factor of tokens that were there before."""
-    high = SAMPLING_RANGES["repetition_penalty"][1]
-    return Field(default=None, gt=0, le=high, description=description)
 
 
 def _not_zero(length: int) -> int:
@@ -65,7 +56,6 @@ def _not_zero(length: int) -> int:
     return length
 
 
-StopString = Annotated[str, StringConstraints(min_length=1, max_length=limits.MAX_STOP_CHARS)]
 Length = Annotated[
     int,
     Field(ge=-1, le=SAMPLING_RANGES["max_tokens"][1], json_schema_extra={"not": {"const": 0}}),
@@ -77,16 +67,8 @@ CutLength = Annotated[
     AfterValidator(_not_zero),
 ]
 AnyNumber = Annotated[float, Field(ge=-1e9, le=1e9)]
-TokenId = Annotated[int, Field(ge=0, le=limits.MAX_TOKEN_ID)]
 TokenIds = Annotated[
     list[TokenId], Field(min_length=1, max_length=limits.MAX_PROMPT_TOKENS, fail_fast=True)
-]
-LogitBias = Annotated[
-    dict[
-        Annotated[str, StringConstraints(pattern=r"^[0-9]{1,10}$", max_length=10)],
-        Annotated[float, Field(ge=-limits.MAX_ABS_LOGIT_BIAS, le=limits.MAX_ABS_LOGIT_BIAS)],
-    ],
-    Field(max_length=limits.MAX_LOGIT_BIAS),
 ]
 
 
@@ -100,13 +82,6 @@ def prompt_kind(value: Any) -> str:
     return ":tokens" if isinstance(first, int) else ":texts"
 
 
-Stop = Annotated[
-    Annotated[str, StringConstraints(max_length=limits.MAX_STOP_CHARS), Tag(":text")]
-    | Annotated[
-        list[StopString], Field(max_length=limits.MAX_STOP_STRINGS, fail_fast=True), Tag(":list")
-    ],
-    Discriminator(is_list),
-]
 Messages = Annotated[
     list[Message],
     Field(min_length=1, max_length=limits.MAX_MESSAGES, fail_fast=True),
@@ -139,51 +114,17 @@ class UsageOption(Strict):
     include: bool | None = Field(default=None, description="As stream_options.include_usage.")
 
 
-def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
-    """The stop strings of a request: one text or several; an empty text alone is none."""
-    if isinstance(stop, str):
-        return (stop,) if stop else ()
-    return tuple(stop or ())
-
-
-class SamplingFields(NamesModel, ConstraintFields, IgnoresHints):
+class SamplingFields(NamesModel, DrawingFields, ConstraintFields, IgnoresHints):
     """What chat and text completion share."""
 
     ignored = IGNORED
     tasks = ("chat",)
 
-    temperature: float | None = within("temperature", "0 is greedy.")
-    top_p: float | None = within("top_p", "Nucleus sampling; 1 is off.")
-    top_k: int | None = Field(
-        default=None,
-        ge=-1,
-        le=SAMPLING_RANGES["top_k"][1],
-        description="Sample from the k likeliest tokens; 0 and -1 are off.",
-    )
-    min_p: float | None = within("min_p", "Drop tokens below this share of the likeliest.")
-    repetition_penalty: float | None = penalty("1 is off.")
-    repeat_penalty: float | None = penalty("As repetition_penalty, its name in llama.cpp.")
-    frequency_penalty: float | None = within("frequency_penalty", "Per repetition; 0 is off.")
-    presence_penalty: float | None = within("presence_penalty", "Once; 0 is off.")
-    logit_bias: LogitBias | None = Field(default=None, description="Token id to added logit.")
     max_tokens: Length | None = Field(
         default=None, description="Most tokens of one answer; -1: as many as fit."
     )
-    min_tokens: int | None = within("min_tokens", "Fewest tokens before an end is allowed.")
-    seed: int | None = within("seed", "Same seed, same answer.")
     n: Annotated[int, Field(ge=1, le=limits.MAX_SAMPLES)] | None = Field(
         default=None, description="Answers per prompt."
-    )
-    stop: Stop | None = Field(default=None, description="Text that ends an answer; '' is none.")
-    stop_token_ids: (
-        Annotated[list[TokenId], Field(max_length=limits.MAX_STOP_TOKEN_IDS, fail_fast=True)] | None
-    ) = Field(default=None, description="Tokens that end an answer.")
-    ignore_eos: bool | None = Field(default=None, description="Go on past the model's own end.")
-    include_stop_str_in_output: bool | None = Field(
-        default=None, description="Show the stop string or token that ended an answer."
-    )
-    skip_special_tokens: bool | None = Field(
-        default=None, description="Leave special tokens out of answers (the default)."
     )
     prompt_logprobs: int | None = Field(
         default=None,
@@ -196,9 +137,6 @@ class SamplingFields(NamesModel, ConstraintFields, IgnoresHints):
     )
     return_tokens_as_token_ids: bool | None = Field(
         default=None, description="Log-probabilities name tokens as `token_id:ID`."
-    )
-    priority: Annotated[int, Field(ge=-limits.MAX_PRIORITY, le=limits.MAX_PRIORITY)] | None = Field(
-        default=None, description="Lower goes first, under `--schedule-policy priority`."
     )
     stream: bool | None = Field(default=None, description="Answer with server-sent events.")
     stream_options: StreamOptions | None = Field(
@@ -218,11 +156,6 @@ class SamplingFields(NamesModel, ConstraintFields, IgnoresHints):
 
     @model_validator(mode="after")
     def _check_common(self) -> Self:
-        if len({self.repetition_penalty, self.repeat_penalty} - {None}) > 1:
-            raise InvalidRequest(
-                "repeat_penalty and repetition_penalty are one and differ: send the latter alone.",
-                param="repeat_penalty",
-            )
         if self.stream and self.prompt_logprobs is not None:
             raise UnsupportedOption(
                 "prompt_logprobs is not offered in streams: ask for the answer whole.",
@@ -262,7 +195,8 @@ class SamplingFields(NamesModel, ConstraintFields, IgnoresHints):
     @property
     def has_running_usage(self) -> bool:
         """Whether every chunk of a stream holds the token counts so far."""
-        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
+        asked = self.stream_options
+        return bool(asked and asked.continuous_usage_stats and asked.include_usage is not False)
 
     def sampling(self) -> dict[str, Any]:
         """The fields of `SamplingParams` this request gives; absent ones are `None`."""

@@ -38,7 +38,8 @@ class TextCall:
     With `echo` a sample begins with its prompt; it ends there unless the call `has_answer`. With a
     `tool_set`, even an empty one, the text is parsed into reasoning, words and calls; with
     `has_form`, JSON is a call only between marks. The text has special tokens and the stop string
-    only where the call `shows` them.
+    only where the call `shows` them. Log-probabilities are those of tokens in the text, or of all
+    sampled tokens where the call `scores_all`.
     """
 
     model: str
@@ -49,6 +50,7 @@ class TextCall:
     has_answer: bool = True
     shows_special: bool = False
     shows_stop: bool = False
+    scores_all: bool = False
     tool_set: ToolSet | None = None
     has_form: bool = False
     caller: Caller = field(default_factory=Caller)
@@ -188,6 +190,10 @@ class SampleText:
             finish = "length" if delta.finish_reason == "length" else "stop"
             rest, rest_logprobs = self._detokenizer.flush()
             text, logprobs = text + rest, logprobs + rest_logprobs
+        scored = [self._token_text(entry) for entry in logprobs]
+        if finish is not None and self._call.scores_all:
+            unshown = (*self._detokenizer.unshown(), *delta.logprobs[len(shown_ids) :])
+            scored += (replace(self._token_text(entry), shown=b"") for entry in unshown)
         pieces, finish = self._parsed(text, finish)
         if self._parser is not None and self._parser.is_in_reasoning:
             self._num_reasoning_tokens += num_tokens
@@ -196,7 +202,7 @@ class SampleText:
             text=text,
             pieces=pieces,
             token_ids=delta.token_ids,
-            logprobs=tuple(map(self._token_text, logprobs)),
+            logprobs=tuple(scored),
             finish_reason=finish,
             stop_reason=delta.stop_token_id if stop is None else stop,
             num_prompt_tokens=self._num_prompt_tokens,

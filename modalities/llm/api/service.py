@@ -16,7 +16,7 @@ import msgspec
 from triptych.core.engine_api.client import EngineClient
 from triptych.core.engine_api.tokens import TokenDelta, TokenRequest
 from triptych.core.errors import InvalidRequest, PayloadTooLarge, RequestError
-from triptych.core.grammar.source import Constraint
+from triptych.core.grammar.constraint import Constraint
 from triptych.core.limits import MAX_HELD_IMAGE_BYTES
 from triptych.core.options.config import Config
 from triptych.core.text.threads import on_text_thread

@@ -27,7 +27,7 @@ from triptych.core.errors import (
     UnsupportedOption,
     WeightsError,
 )
-from triptych.core.grammar.source import Constraint
+from triptych.core.grammar.constraint import Constraint
 from triptych.core.options.config import ModelOptions
 from triptych.core.text.context_length import context_length
 from triptych.core.text.threads import on_text_thread

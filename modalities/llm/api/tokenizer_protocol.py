@@ -17,9 +17,9 @@ from triptych.modalities.llm.api.protocol import (
     ADDS_SPECIAL,
     PARSES_SPECIAL,
     Messages,
-    TokenId,
     reading_of,
 )
+from triptych.modalities.llm.api.sampling_fields import TokenId
 from triptych.modalities.llm.api.tools.schema import Tools, ToolSet
 from triptych.modalities.llm.api.unsupported import CHAT
 

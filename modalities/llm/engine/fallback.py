@@ -8,8 +8,8 @@ but the same server around it.
 Nothing of a checkpoint is ever executed: the class comes from the installed transformers by its
 name, the configuration is cut down to that class's own fields, weights are safetensors. A model is
 refused, rather than served wrongly, when anything about it does not fit a plain paged cache:
-recurrent state, other layouts per layer, attention with soft caps, sinks or biases. A first pass
-over two tokens proves it.
+recurrent state, other layouts per layer, attention with soft caps, sinks or biases, windows that
+only its mask knows. A first pass proves it: its hidden states are those of the class on its own.
 
 Shapes: T tokens, R rows of logits, H heads, K key-value heads, D head dim, C hidden, V vocabulary.
 """
@@ -76,14 +76,21 @@ _LEGACY_FIELDS = frozenset(
     ("rope_theta", "rope_scaling", "partial_rotary_factor", "original_max_position_embeddings")
 )
 _COUNTS = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
+NUM_PROVED_TOKENS = 16
+_FIRST_PLAIN_ID = 5
+"""Behind the likely ids of padding, which some models do not count as positions."""
+_LARGEST_DIFFERENCE = 0.1
+"""Of a token's hidden state, relative to its norm: far above what rounding does, and far below what
+other positions, or a look at what comes after a token, do."""
 _UNSUPPORTED_ATTENTION = ("softcap", "s_aux", "position_bias", "indices", "head_mask")
 
 
 @dataclass(slots=True)
 class _TracedStep(PagedStep):
-    """A step that notes which layers have used the cache."""
+    """A step that notes which layers have used the cache, and whether any has a window."""
 
     layers_seen: list[int] = field(default_factory=list)
+    has_window: bool = False
 
 
 class FallbackBlueprint:
@@ -124,17 +131,18 @@ class FallbackBlueprint:
         """The layout that the configuration states; the first pass proves it."""
         config = self._config
         num_heads = config.num_attention_heads
-        return KvLayout(
-            num_layers=config.num_hidden_layers,
-            num_heads=num_heads,
-            num_kv_heads=getattr(config, "num_key_value_heads", None) or num_heads,
-            head_dim=getattr(config, "head_dim", None) or config.hidden_size // num_heads,
-            page_size=page_size,
-            dtype=dtype,
-        )
+        with unfit(refusal("its layers are not alike")):
+            return KvLayout(
+                num_layers=config.num_hidden_layers,
+                num_heads=num_heads,
+                num_kv_heads=getattr(config, "num_key_value_heads", None) or num_heads,
+                head_dim=getattr(config, "head_dim", None) or config.hidden_size // num_heads,
+                page_size=page_size,
+                dtype=dtype,
+            )
 
     def build(self, checkpoint: Checkpoint, report: Callable[[float], None]) -> FallbackModel:
-        """Load through transformers, prove completeness, and try two tokens."""
+        """Load through transformers, prove completeness, and try some tokens."""
         try:
             model, info = load_whole(self._kind, checkpoint, config=self._config, dtype=self.dtype)
         except RuntimeError as error:
@@ -143,7 +151,7 @@ class FallbackBlueprint:
         pin_rope(model, self.max_length)
         pack_linears(model.to(self._device), self._native)
         built = FallbackModel(model.eval(), self.vocab_size)
-        built.prove(self.kv_layout(2, self.dtype), self._device)
+        built.prove(self.kv_layout(NUM_PROVED_TOKENS, self.dtype), self._device)
         report(1.0)
         return built
 
@@ -173,24 +181,45 @@ class FallbackModel:
         return logits_RV
 
     def prove(self, layout: KvLayout, device: torch.device) -> None:
-        """Run two tokens. Raises `WeightsError` unless every layer uses the cache, once."""
-        kv = KvCache(layout, 1, device)
-        ids = torch.zeros(2, dtype=torch.int64, device=device)
-        positions = torch.arange(2, device=device)
+        """Run one page of tokens, here and as the class does on its own.
+
+        Raises `WeightsError` unless every layer uses the cache, once, and both agree.
+        """
+        num_tokens = layout.page_size
+        positions = torch.arange(num_tokens, device=device)
+        ids = (positions + _FIRST_PLAIN_ID) % self.vocab_size
         batch = AttentionBatch(
-            page_table_BM=ids[:1].view(1, 1),
-            context_lengths_B=positions[1:] + 1,
-            query_starts_B=ids[:1],
+            page_table_BM=positions[:1].view(1, 1),
+            context_lengths_B=positions[-1:] + 1,
+            query_starts_B=positions[:1],
             write_slots_T=positions,
             num_decode_rows=0,
-            host_query_lengths_B=np.array([2]),
-            host_context_lengths_B=np.array([2]),
+            host_query_lengths_B=np.array([num_tokens]),
+            host_context_lengths_B=np.array([num_tokens]),
         )
-        step = _TracedStep(kv, batch)
-        with torch.inference_mode():
-            self.logits(self.forward(ids, positions, step)[-1:])
+        step = _TracedStep(KvCache(layout, 1, device), batch)
+        with torch.inference_mode(), unfit(refusal("it does not run a step of several rows")):
+            hidden_TC = self.forward(ids, positions, step)
+            self.logits(hidden_TC[-1:])
+            own_TC = self._on_its_own(ids)
         if sorted(step.layers_seen) != list(range(layout.num_layers)):
             raise WeightsError(refusal("not every layer of it is attention over its own cache"))
+        if _states_window(self._body.config) and not step.has_window:
+            raise WeightsError(refusal("its window is in its mask alone"))
+        difference_T, own_T = (x.float().norm(dim=-1) for x in (hidden_TC - own_TC, own_TC))
+        if 2 * (difference_T <= _LARGEST_DIFFERENCE * own_T).sum() < num_tokens:
+            raise WeightsError(refusal("positions or masks of its own change what it computes"))
+
+    def _on_its_own(self, ids_T: torch.Tensor) -> torch.Tensor:
+        """`hidden_TC` by transformers' attention, masks and positions."""
+        config = self._body.config
+        config._attn_implementation = "eager"
+        try:
+            output = self._body(input_ids=ids_T.unsqueeze(0), use_cache=False)
+        finally:
+            config._attn_implementation = ATTENTION
+        hidden_TC: torch.Tensor = output.last_hidden_state[0]
+        return hidden_TC
 
     def _run(
         self, step: PagedStep, positions_T: torch.Tensor, **inputs: torch.Tensor
@@ -226,11 +255,15 @@ def _attend(
     attention_mask: torch.Tensor | None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Transformers' attention interface on our pages; the mask is the batch's business."""
+    """Transformers' attention interface on our pages; the batch says what a row sees.
+
+    No mask is built for us, so one that comes is of the model's own making.
+    """
     step = options.get("triptych_step")
     if not isinstance(step, PagedStep):
         raise WeightsError(refusal("it does not hand its arguments down to attention"))
-    if any(options.get(name) is not None for name in _UNSUPPORTED_ATTENTION):
+    is_biased = any(options.get(name) is not None for name in _UNSUPPORTED_ATTENTION)
+    if is_biased or attention_mask is not None:
         raise WeightsError(refusal("its attention has soft caps, sinks or biases"))
     q_THD, k_TKD, v_TKD = (x[0].transpose(0, 1) for x in (query_1HTD, key_1KTD, value_1KTD))
     layer = int(module.layer_idx)  # type: ignore[arg-type]  # every attention module has one
@@ -243,6 +276,8 @@ def _attend(
     pages = step.kv.pages[layer]
     write_pages(k_TKD, v_TKD, pages, step.batch)
     scale, window = options.get("scaling"), options.get("sliding_window")
+    if isinstance(step, _TracedStep) and window:
+        step.has_window = True
     out_THD = paged_attention(
         q_THD,
         pages,
@@ -281,6 +316,14 @@ def _read(config: Mapping[str, Any]) -> tuple[Any, Any]:
         if not isinstance(count, int) or count < 1:
             raise WeightsError(f"config.json: {name} is {count!r}, not a number above 0.")
     return kind, parsed
+
+
+def _states_window(config: Any) -> bool:
+    """Whether a configuration asks for a window that is narrower than the context."""
+    window, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
+    is_used = getattr(config, "use_sliding_window", True) is not False
+    is_used = is_used and (not kinds or "sliding_attention" in kinds)
+    return bool(window) and is_used and window < config.max_position_embeddings
 
 
 def _other_kind(family: Any) -> str:

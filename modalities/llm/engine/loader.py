@@ -187,10 +187,7 @@ class LlmLoader(TokenLoader):
                 " leave it or --tensor-parallel-size out."
             )
         blueprint.check_divisible(self._num_ranks, by_experts=by_experts)
-        from triptych.core.runtime.engine.ranks import Ranks
-
-        ranks = Ranks.start(self._config, self._resolved, self._device, self._num_ranks)
-        stack.callback(ranks.close)
+        ranks = self._ranks(self._num_ranks, stack)
         blueprint.join(ranks.group, by_experts=by_experts)
         return ranks
 

@@ -1,7 +1,7 @@
 """Brings one speech model onto the device: whichever loader its family has.
 
-Owns the choice by `config.json`, and how a speech-token model is put together: memory, weights,
-cache, codec, runner, scheduler, in this order. Knows no architecture: blueprints do.
+Owns the choice by `config.json`, and how a speech-token model is put together: memory, codec,
+weights, cache, runner, scheduler, in this order. Knows no architecture: blueprints do.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from triptych.core.runtime.engine.loader import TokenLoader
 from triptych.core.runtime.engine.model_memory import ModelMemory
 from triptych.core.runtime.engine.text_head import TextHead
 from triptych.core.runtime.engine.token_runner import TokenHead
+from triptych.core.runtime.graphs.captured import CapturedSteps
 from triptych.core.runtime.graphs.decode import DecodeGraphs
 from triptych.core.runtime.layers.attention import KvLayout
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
@@ -80,16 +81,7 @@ class SpeechTokenLoader(TokenLoader):
             memory = self._memory(stack)
             setup = self._setup(memory, checkpoint)
             blueprint = open_blueprint(checkpoint.config, setup)
-            self._reserve(memory, blueprint)
-            codec = blueprint.open_codec(
-                num_rows=self._config.speech.max_streams,
-                report=lambda done: report((1 - _LANGUAGE_SHARE) * done),
-            )
-            if isinstance(codec.decoder, StreamingDecoder) and (
-                audio_graphs := memory.captured_steps(_AUDIO_GRAPHS_BYTES)
-            ):
-                codec.decoder.capture_with(audio_graphs)
-            memory.reserve("codec-state", codec.decoder.state_bytes)
+            audio_graphs = self._reserve(memory, blueprint)
             layout = blueprint.kv_layout(*memory.cache_format(setup.dtype))
             max_length = blueprint.max_length
             samples = isinstance(blueprint, FrameBlueprint)  # whose samples are captured, too
@@ -103,6 +95,12 @@ class SpeechTokenLoader(TokenLoader):
                 graphs = replace(graphs, spare_bytes=_DRAW_GRAPHS_BYTES)
             num_pages = memory.reserve_pages(layout, max_length)
             memory.show()
+            codec = blueprint.open_codec(
+                num_rows=self._config.speech.max_streams,
+                report=lambda done: report((1 - _LANGUAGE_SHARE) * done),
+            )
+            if audio_graphs is not None and isinstance(codec.decoder, StreamingDecoder):
+                codec.decoder.capture_with(audio_graphs)
             head = self._head(checkpoint, blueprint, setup, report, graphs)
             device = setup.device
             voices = ContentCache[Codes](_VOICES_BYTES, copy=Codes.copy)
@@ -136,15 +134,19 @@ class SpeechTokenLoader(TokenLoader):
             encoding=memory.encoding(checkpoint),
         )
 
-    def _reserve(self, memory: ModelMemory, blueprint: SpeechBlueprint) -> None:
-        """All that does not depend on what else there is room for."""
-        options = self._config.schedule
+    def _reserve(self, memory: ModelMemory, blueprint: SpeechBlueprint) -> CapturedSteps | None:
+        """All that does not depend on what else there is room for; returns the codec's graphs."""
+        options, speech = self._config.schedule, self._config.speech
         num_rows = options.max_batch_size
         num_tokens = options.max_batch_input_tokens + num_rows
         memory.reserve("weights", blueprint.weight_bytes())
         memory.reserve("codec", blueprint.codec_bytes())
         memory.reserve("voices", _VOICES_BYTES)
         memory.reserve("activations", blueprint.activation_bytes(num_tokens, num_rows))
+        # Captured steps have a row of their own.
+        state_bytes = blueprint.codec_state_bytes(speech.max_streams + memory.captures)
+        memory.reserve("codec-state", state_bytes)
+        return memory.captured_steps(_AUDIO_GRAPHS_BYTES) if state_bytes else None
 
     def _head(
         self,

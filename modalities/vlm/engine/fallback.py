@@ -25,6 +25,7 @@ from triptych.core.runtime.layers.native_linear import pack_linears
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.modalities.llm.engine.fallback import (
     ATTENTION,
+    NUM_PROVED_TOKENS,
     FallbackBlueprint,
     FallbackModel,
     check_complete,
@@ -93,7 +94,7 @@ class FallbackVisionBlueprint(AnyVisionBlueprint):
         pin_rope(model.get_decoder(), self.text.max_length)
         pack_linears(model.to(self._device), self._native)
         built = FallbackVisionModel(model.eval(), self.text.vocab_size)
-        built.prove(self.text.kv_layout(2, self.dtype), self._device)
+        built.prove(self.text.kv_layout(NUM_PROVED_TOKENS, self.dtype), self._device)
         report(1.0)
         return built, self._encoder(model)
 

@@ -13,8 +13,9 @@ from support.guided import EOS, TOKENIZER, VOCABULARY, allowed_ids, ids_of, text
 from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.errors import InvalidRequest, RequestError, UnsupportedOption
 from triptych.core.grammar.compiler import GrammarCompiler
+from triptych.core.grammar.constraint import ConstraintKind
 from triptych.core.grammar.matcher import TokenMatcher
-from triptych.core.grammar.source import ConstraintKind, to_grammar
+from triptych.core.grammar.source import to_grammar
 
 COMPILER = GrammarCompiler(VOCABULARY)
 PERSON = {

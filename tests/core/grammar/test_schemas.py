@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field, IPvAnyAddress, SecretStr
 
 from support.guided import takes
 from triptych.core.errors import InvalidRequest, RequestError, UnsupportedOption
-from triptych.core.grammar.schemas import check_formats, plain_schema
+from triptych.core.grammar.schemas import plain_schema
 
 ZOD = json.loads((Path(__file__).parent / "zod_schemas.json").read_text())
 S = {"type": "string"}
@@ -269,30 +269,6 @@ def test_a_model_of_pydantic_is_taken() -> None:
     _Everything.model_validate(value)
     assert not takes(schema, {**value, "day": "2025-02-29"})
     assert not takes(schema, {**value, "pet": {"kind": "cow"}})
-
-
-def test_unknown_formats_are_refused_where_strict_asks() -> None:
-    unknown = {"format": "no-such"}
-    for schema in (
-        *({"items": [unknown]}, {"items": unknown}, {"additionalItems": unknown}),
-        *({"properties": {"default": unknown}}, {"anyOf": [{"$defs": {"enum": unknown}}]}),
-    ):
-        with pytest.raises(UnsupportedOption, match="no-such"):
-            check_formats(schema, "tools")
-    check_formats({"items": {"format": "no-such", "pattern": "a"}}, "tools")
-    check_formats({"items": {"format": "date"}}, "tools")
-
-
-@pytest.mark.parametrize(
-    "schema",
-    [
-        *({word: {"format": "png"}} for word in ("const", "default", "example")),
-        *({word: [{"format": "png"}]} for word in ("enum", "examples")),
-        {"properties": {"format": {"type": "string"}}, "required": ["format"]},
-    ],
-)
-def test_a_value_with_a_format_is_no_schema(schema: dict[str, Any]) -> None:
-    check_formats({"properties": {"file": schema}}, "tools")
 
 
 def test_tuples_of_older_drafts_are_taken() -> None:

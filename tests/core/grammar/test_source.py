@@ -11,7 +11,8 @@ from support.guided import VOCABULARY, ids_of
 from triptych.core import limits
 from triptych.core.errors import PayloadTooLarge
 from triptych.core.grammar.compiler import GrammarCompiler
-from triptych.core.grammar.source import Constraint, to_grammar
+from triptych.core.grammar.constraint import Constraint
+from triptych.core.grammar.source import to_grammar
 
 COMPILER = GrammarCompiler(VOCABULARY)
 A = {"properties": {"a": {"type": "integer"}}, "type": "object"}

@@ -134,7 +134,7 @@ async def test_probes_name_models_only_to_those_with_a_key(tmp_path: Path) -> No
     engine = FakeEngine(state=replace(READY, models=(ready,)))
     app = make_app(tmp_path, engine, api_key=("right",))
     async with in_process(app) as client:
-        for path in ("/livez", "/readyz", "/health", "/ping"):
+        for path in ("/livez", "/readyz", "/health", "/v1/health", "/ping"):
             for header in ({}, {"authorization": "Bearer wrong"}):
                 reply = await client.get(path, headers=header)
                 assert (reply.status_code, reply.json()["models"]) == (200, [])

@@ -33,6 +33,18 @@ def test_a_stop_token_ends_the_answer_and_is_not_in_it(depth: int) -> None:
     assert world.output_ids("a") == ids[: ids.index(stop)]
 
 
+def test_every_token_that_was_drawn_has_its_log_probability() -> None:
+    """That which ended the answer, too: it is counted, and may be asked for."""
+    ids, _ = expected_answer(token_request((1, 2, 3), max_tokens=30), 48)
+    world = World()
+    world.submit(
+        "a", token_request((1, 2, 3), max_tokens=30, stop_token_ids=(ids[5],), top_logprobs=0)
+    )
+    world.finish_all()
+    scored = [entry.token_id for delta in world.deltas("a") for entry in delta.logprobs]
+    assert scored == [*world.output_ids("a"), ids[5]]
+
+
 def test_a_stop_token_before_min_tokens_is_an_ordinary_one() -> None:
     ids, _ = expected_answer(token_request((1, 2, 3), max_tokens=12), 48)
     world = World()

@@ -38,6 +38,7 @@ from triptych.modalities.diffusion.engine.loading.modules import (
     open_diffusers_module,
     open_transformers_module,
 )
+from triptych.modalities.diffusion.engine.loading.outline import outline
 from triptych.modalities.diffusion.engine.loading.weights import Weights, open_weights
 
 
@@ -139,11 +140,34 @@ def open_components(
                         plan.kind, weights, holding, progress, is_foreign=is_foreign
                     )
                 done += sizes[name]
-            elif name == "scheduler":
-                parts[name] = read_json(plan.folder / "scheduler_config.json")
             else:
-                parts[name] = open_reader(plan.kind, plan.folder)
+                parts[name] = _open_plain(plan)
     return Components(pipeline=index.pipeline, parts=parts)
+
+
+def outline_components(folder: str | Path, options: ModelOptions, *, dtype: DtypeOf) -> Components:
+    """The parts as `open_components` would load them, without weights: see `outline`.
+
+    Reads headers alone, takes no memory of a device, and raises as that does.
+    """
+    index = read_pipeline(Path(folder))
+    parts: dict[str, Any] = dict(index.facts)
+    for plan in _plan(index, Path(folder), options):
+        name = plan.part.name
+        with naming(name):
+            if not plan.part.has_weights:
+                parts[name] = _open_plain(plan)
+                continue
+            with open_weights(plan.folder, plan.file) as weights:
+                parts[name] = outline(plan.kind, weights.config, plan.dtype(weights, dtype))
+    return Components(pipeline=index.pipeline, parts=parts)
+
+
+def _open_plain(plan: _Plan) -> Any:
+    """A part that has no weights."""
+    if plan.part.name == "scheduler":
+        return read_json(plan.folder / "scheduler_config.json")
+    return open_reader(plan.kind, plan.folder)
 
 
 def denoiser_of(parts: Mapping[str, Any]) -> Any:

@@ -33,7 +33,7 @@ from triptych.modalities.llm.api.anthropic.blocks import (
 )
 from triptych.modalities.llm.api.constraints import JsonSchema
 from triptych.modalities.llm.api.messages import CacheControl, TextOrParts, few_parts
-from triptych.modalities.llm.api.protocol import StopString, within
+from triptych.modalities.llm.api.sampling_fields import StopString, within
 from triptych.modalities.llm.api.tools.schema import ToolName
 
 ShownReasoning = Literal["whole", "omitted", "hidden"]

@@ -33,7 +33,8 @@ from triptych.core.limits import SAMPLING_RANGES
 from triptych.modalities.llm.api.constraints import JsonSchema
 from triptych.modalities.llm.api.messages import few_parts
 from triptych.modalities.llm.api.ollama import unsupported
-from triptych.modalities.llm.api.protocol import AnyNumber, Stop, TokenId, penalty, within
+from triptych.modalities.llm.api.protocol import AnyNumber
+from triptych.modalities.llm.api.sampling_fields import Stop, TokenId, penalty, within
 from triptych.modalities.llm.api.tools.schema import ToolName, Tools
 
 _MOST = SAMPLING_RANGES["max_tokens"][1]

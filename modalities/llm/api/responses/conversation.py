@@ -28,14 +28,10 @@ from triptych.modalities.llm.api.responses.items import (
     ReasoningItem,
 )
 from triptych.modalities.llm.api.responses.protocol import ResponseInput, ResponseRequest
+from triptych.modalities.llm.api.sampling_fields import DrawingFields
 
 Fields = dict[str, Any]
 
-_SAME = (
-    *("temperature", "top_p", "top_k", "seed", "stop"),
-    *("frequency_penalty", "presence_penalty"),
-)
-"""Fields that chat calls the same."""
 _LEADING = ("system", "developer")
 _BETWEEN = "\n\n"
 _DETAILS = {"original": "high"}
@@ -69,8 +65,10 @@ def chat_fields(body: ResponseInput, items: Sequence[KeptItem]) -> Fields:
         fields["response_format"] = body.text.format.for_chat()
     if isinstance(body, ResponseRequest):
         fields |= {
-            **{name: getattr(body, name) for name in _SAME},
+            **{name: getattr(body, name) for name in DrawingFields.model_fields},
             "max_completion_tokens": body.max_output_tokens,
+            "structured_outputs": body.structured_outputs
+            and body.structured_outputs.model_dump(by_alias=True, exclude_none=True),
         }
         if body.has_logprobs:
             fields |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}

@@ -23,12 +23,12 @@ from triptych.core.http.fields import (
     without_refused,
 )
 from triptych.core.limits import SAMPLING_RANGES
-from triptych.modalities.llm.api.constraints import JsonSchema
+from triptych.modalities.llm.api.constraints import JsonSchema, StructuredOutputs
 from triptych.modalities.llm.api.messages import TemplateOptions, few_parts, is_list
-from triptych.modalities.llm.api.protocol import Stop, within
 from triptych.modalities.llm.api.responses import unsupported
 from triptych.modalities.llm.api.responses.items import InputItem, KeptItem
 from triptych.modalities.llm.api.responses.tools import ResponseTools, ResponseToolSet, ToolChoices
+from triptych.modalities.llm.api.sampling_fields import DrawingFields, within
 
 _MAX_NEW_ITEMS = 20
 """Of a conversation at once, as OpenAI's."""
@@ -207,24 +207,15 @@ class ResponseStreamOptions(NullIsAbsent):
     include_obfuscation: bool | None = inert("include_obfuscation")
 
 
-class ResponseRequest(ResponseInput):
+class ResponseRequest(ResponseInput, DrawingFields):
     """Body of `/v1/responses`."""
 
     max_output_tokens: Annotated[int, Field(ge=1, le=SAMPLING_RANGES["max_tokens"][1])] | None = (
         Field(default=None, description="Most tokens of the answer, reasoning included.")
     )
-    temperature: float | None = within("temperature", "0 is greedy.")
-    top_p: float | None = within("top_p", "Nucleus sampling; 1 is off.")
-    top_k: int | None = Field(
-        default=None,
-        ge=-1,
-        le=SAMPLING_RANGES["top_k"][1],
-        description="Sample from the k likeliest tokens; 0 and -1 are off.",
+    structured_outputs: StructuredOutputs | None = Field(
+        default=None, description="The form of the text, as in chat; or text.format."
     )
-    frequency_penalty: float | None = within("frequency_penalty", "Per repetition; 0 is off.")
-    presence_penalty: float | None = within("presence_penalty", "Once; 0 is off.")
-    seed: int | None = within("seed", "Same seed, same answer.")
-    stop: Stop | None = Field(default=None, description="Text that ends an answer; '' is none.")
     top_logprobs: int | None = within("top_logprobs", "Alternatives reported per token.")
     include: Includes | None = Field(
         default=None,

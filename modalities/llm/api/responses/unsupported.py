@@ -19,17 +19,22 @@ _BEFORE = "moderate before and after the call."
 
 REQUEST: Table = MappingProxyType(
     {
+        **unsupported.COMMON,
         "access_programs": RefusedField("leave it out; nothing here depends on it."),
         "background_options": RefusedField(
             "a background response begins as soon as there is room.",
             ({}, {"completion_window": "soonest"}),
         ),
         "context_management": RefusedField("shorten the input; nothing is cut silently.", ([],)),
+        "enable_response_messages": RefusedField(
+            "post messages to /apply-template to see the prompt.", (False,)
+        ),
         "image": RefusedField(
             "leave it out; use detail of input_image.",
             ({"context_compression": "auto"}, {"context_compression": "disabled"}),
         ),
         "moderation": RefusedField(_BEFORE),
+        "previous_input_messages": RefusedField("send them in input.", ([],)),
         "prompt": RefusedField("send instructions and input; no prompts are kept."),
         "prompt_cache_options": RefusedField("equal prompt beginnings are cached by themselves."),
         "truncation": RefusedField("shorten the input; nothing is cut silently.", ("disabled",)),

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from triptych.core.errors import RequestError
-from triptych.core.grammar.source import Constraint
+from triptych.core.grammar.constraint import Constraint
 from triptych.modalities.llm.api.tools.schema import ToolSet
 
 _SEARCH_S: Final = 2.0

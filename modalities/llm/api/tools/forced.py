@@ -1,8 +1,8 @@
 """Grammars of answers that call tools: where a call is required, or must follow its schema.
 
-Owns what is written around the arguments, in Lark's notation (see `core.grammar.source`). Families
-whose marks are special tokens write forced calls as a list in JSON. Where a call need not be, what
-begins like one becomes one: a mark does, or the name of a tool in an object that has none.
+Owns what is written around the arguments, in Lark's notation (see `core.grammar.constraint`).
+Families whose marks are special tokens write forced calls as a list in JSON. Where a call need not
+be, what begins like one becomes one: a mark does, or the name of a tool in an object that has none.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from triptych.core.grammar.source import Constraint
+from triptych.core.grammar.constraint import Constraint
 from triptych.modalities.llm.api.tools.formats import AnswerSyntax
 from triptych.modalities.llm.api.tools.schema import ToolSet
 

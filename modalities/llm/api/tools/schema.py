@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Discriminator, Field, StringConstraints, Ta
 
 from triptych.core import limits
 from triptych.core.errors import InvalidRequest, UnsupportedOption
-from triptych.core.grammar.schemas import check_formats
+from triptych.core.grammar.formats import check_formats
 from triptych.core.http.fields import JsonValue, Name, Place, Strict, Text, inert
 from triptych.modalities.llm.api.constraints import JsonSchema
 from triptych.modalities.llm.api.tools.json_scanner import MAX_DEPTH

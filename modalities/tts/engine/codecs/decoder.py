@@ -196,13 +196,17 @@ class StreamingDecoder:
             pcm_BCS: Tensor = self._adapter.stage(self._adapter.embed(codes_BQF), step)
         return [pcm_BCS[:, 0]]
 
-    def _verify(self) -> None:
-        """Decode random codes in chunks and at once; raise `WeightsError` where they differ."""
+    def probe(self) -> tuple[Tensor, Tensor]:
+        """Random codes, and their sound decoded in chunks. From then on all state has memory."""
         num_frames = -(-self.latency // self.hop) + sum(_PROBE_CHUNKS)
         codes_BQF = self._adapter.probe_codes(1, num_frames)
+        return codes_BQF, stream_row(self, codes_BQF, _PROBE_CHUNKS)
+
+    def _verify(self) -> None:
+        """Decode random codes in chunks and at once; raise `WeightsError` where they differ."""
+        codes_BQF, streamed_S = self.probe()
         with torch.inference_mode(), _unrounded(codes_BQF.device):
             whole_S = self._adapter.one_shot(codes_BQF)[0]
-        streamed_S = stream_row(self, codes_BQF, _PROBE_CHUNKS)
         if streamed_S.shape != whole_S.shape:
             raise WeightsError(
                 f"Streaming decodes {len(streamed_S)} samples where the codec's own decoder gives"
@@ -221,6 +225,16 @@ def _unrounded(device: torch.device) -> AbstractContextManager[None]:
     if device.type != "cuda":
         return nullcontext()
     return torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
+
+
+def state_bytes(adapter: Adapter, num_rows: int) -> int:
+    """Bytes of the state of so many rows. The codec may be on torch's meta device.
+
+    Raises `WeightsError` where it cannot stream.
+    """
+    decoder = StreamingDecoder(adapter, num_rows=num_rows, verify=False)
+    decoder.probe()
+    return decoder.state_bytes
 
 
 def stream_row(decoder: StreamingDecoder, codes_1QF: Tensor, chunks: Sequence[int]) -> Tensor:

@@ -28,7 +28,7 @@ from triptych.core.runtime.tensors.loading import MAX_NAMED, TensorTarget, load_
 from triptych.core.runtime.tensors.quiet import transformers_loading
 from triptych.core.weights.layout import read_json, read_layout
 from triptych.core.weights.unfit import unfit
-from triptych.modalities.tts.engine.codecs.decoder import Adapter, StreamingDecoder
+from triptych.modalities.tts.engine.codecs.decoder import Adapter, StreamingDecoder, state_bytes
 from triptych.modalities.tts.engine.codecs.families.dac import dac, xcodec
 from triptych.modalities.tts.engine.codecs.families.seanet import encodec, mimi
 from triptych.modalities.tts.engine.codecs.families.snac import Snac, SnacConfig, snac
@@ -94,9 +94,16 @@ class CodecBlueprint:
 
     def num_bytes(self) -> int:
         """Bytes of its weights."""
-        with unfit("The codec's config.json is not usable"), torch.device("meta"):
-            sketch = self._sketch()
-        return sum(tensor.numel() * 4 for tensor in sketch.state_dict().values())
+        return sum(tensor.numel() * 4 for tensor in self._outline().state_dict().values())
+
+    def state_bytes(self, num_rows: int) -> int:
+        """Bytes that so many streams keep; none where it is decoded in windows."""
+        module = self._outline().float().eval()
+        fold_weight_norms(module)
+        try:
+            return state_bytes(adapter_for(module), num_rows)
+        except WeightsError:
+            return 0
 
     def build(
         self, checkpoint: Checkpoint, device: torch.device, report: Callable[[float], None]
@@ -145,6 +152,11 @@ class CodecBlueprint:
                 raise WeightsError(f"The audio codec has {problem.replace('_', ' ')}: {names}.")
         moved: nn.Module = module.to(device)
         return moved
+
+    def _outline(self) -> nn.Module:
+        """The module without memory."""
+        with unfit("The codec's config.json is not usable"), torch.device("meta"):
+            return self._sketch()
 
     def _sketch(self) -> nn.Module:
         if self._is_snac:
@@ -218,6 +230,10 @@ class HubCodec:
     def num_bytes(self) -> int:
         """Bytes of its weights."""
         return self._blueprint.num_bytes()
+
+    def state_bytes(self, num_rows: int) -> int:
+        """Bytes that so many streams keep."""
+        return self._blueprint.state_bytes(num_rows)
 
     def open(
         self,

@@ -100,6 +100,10 @@ class SpeechBlueprint(Protocol):
         """Device bytes of the codec's weights."""
         ...
 
+    def codec_state_bytes(self, num_rows: int) -> int:
+        """Device bytes that so many streams keep in the codec's decoder."""
+        ...
+
     def open_codec(self, *, num_rows: int, report: Callable[[float], None]) -> SpeechCodec:
         """Load the codec. Raises `WeightsError`, and `ConfigError` for options it cannot have."""
         ...
@@ -188,6 +192,10 @@ class CloningBlueprint(FrameBlueprint[Model]):
     def codec_bytes(self) -> int:
         """Bytes of the codec's weights."""
         return self.codec.num_bytes()
+
+    def codec_state_bytes(self, num_rows: int) -> int:
+        """Bytes that so many streams keep in the codec."""
+        return self.codec.state_bytes(num_rows)
 
     def open_codec(self, *, num_rows: int, report: Callable[[float], None]) -> SpeechCodec:
         """Load the codec, both of its halves."""

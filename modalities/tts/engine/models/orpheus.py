@@ -50,6 +50,10 @@ class OrpheusBlueprint(NativeBlueprint, SpeechBlueprint):
         """Bytes of SNAC's weights."""
         return self._codec.num_bytes()
 
+    def codec_state_bytes(self, num_rows: int) -> int:
+        """Bytes that so many streams keep in SNAC."""
+        return self._codec.state_bytes(num_rows)
+
     def open_codec(self, *, num_rows: int, report: Callable[[float], None]) -> SpeechCodec:
         """Load SNAC."""
         return self._codec.open(

@@ -309,6 +309,15 @@ async def test_images_of_all_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) 
         await drawn(service, call(sources=(PNG,), call_id="c"))
 
 
+@pytest.mark.parametrize(("most", "side"), [(128 * 128, 128), (128 * 128 - 1, 112), (4096, 64)])
+async def test_without_a_size_the_largest_that_the_server_draws(most: int, side: int) -> None:
+    engine = FakeImageEngine()
+    service = make_image_service(engine, images=ImageOptions(max_image_pixels=most))
+    await drawn(service, call())
+    (request,) = engine.submitted.values()
+    assert (request.width, request.height) == (side, side)
+
+
 async def test_the_server_bounds_images() -> None:
     service = make_image_service(FakeImageEngine(), images=ImageOptions(max_image_pixels=128 * 128))
     with pytest.raises(InvalidRequest, match="16384"):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,16 +17,24 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
+from support.engine_seams import FakeFrames, FakeLoader, FrameRunner
 from support.image_folders import save_pipeline
 from support.image_runner import PIPELINE, RunnerDriver, image_request, open_executor
+from support.load_bench import LoadBench
 from support.rank_threads import open_gloo
-from triptych.core.errors import InvalidRequest, MemoryBudgetExceeded, WeightsError
+from triptych.core.errors import (
+    InvalidRequest,
+    MemoryBudgetExceeded,
+    ModelTooLarge,
+    WeightsError,
+)
 from triptych.core.ledger import Ledger
 from triptych.core.options.config import Config, DeviceOptions, ImageOptions, ModelOptions
 from triptych.core.runtime.devices.device import Device
 from triptych.core.runtime.devices.rank_group import RankGroup
-from triptych.core.runtime.engine.ranks import Plans
+from triptych.core.runtime.engine.ranks import Plans, Ranks
 from triptych.core.weights.resolve import ResolvedModel
+from triptych.modalities.diffusion.engine import loader as diffusion_loader
 from triptych.modalities.diffusion.engine.caches.methods import Level
 from triptych.modalities.diffusion.engine.costs import GenerationCosts
 from triptych.modalities.diffusion.engine.latent_decoder import FILE_NAME, LatentDecoder, Preview
@@ -142,6 +153,114 @@ def test_a_model_that_does_not_fit_holds_nothing(
     with pytest.raises(MemoryBudgetExceeded, match=f"m/{left_out}"):
         load(folder, ledger, tmp_path)
     assert ledger.available_bytes == budget
+
+
+def _refused(attempt: Callable[[], Any]) -> str | None:
+    """The message, where the model can never fit."""
+    try:
+        attempt()
+    except ModelTooLarge as error:
+        return error.message
+    return None
+
+
+def _unread(*_: Any, **__: Any) -> Any:
+    raise AssertionError("weights are read, or ranks started")
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its images are large."""
+    folder = tmp_path_factory.mktemp("large")
+    save_pipeline(folder, PIPELINE)
+    index = folder / "model_index.json"
+    index.write_text(json.dumps({**json.loads(index.read_text()), "default_size": 1024}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def weight_bytes(large: Path, tmp_path_factory: pytest.TempPathFactory) -> int:
+    """What it holds beside what drawing takes."""
+    model = open_loader(large, ledger := Ledger(MANY), tmp_path_factory.mktemp("cache"))
+    with ExitStack() as stack:
+        model._reserve(model._memory(stack))
+        held = ledger.by_owner()
+    return sum(held.values()) - held["m/activations"] - held["m/images"]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        (-1, "Weights in fewer bits take less", {}),
+        (0, "Weights in fewer bits leave more for images: --quantization-encoding", {}),
+        (20, r"Smaller images fit: --max-image-pixels \d+\. Weights in fewer bits leave", {}),
+        (60, r"--max-image-pixels \d+\. ", {}),
+        (76, "", {}),
+        (100, r"take less with --image-memory-mb \d+\.", {"image_memory_mb": 60}),
+        (200, "", {"image_memory_mb": 60}),
+    ],
+)
+def test_what_never_fits_is_known_beforehand_and_the_advice_is_good(
+    large: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    weight_bytes: int,
+    case: tuple[int, str, dict[str, int]],
+) -> None:
+    """The check reads no weights, and agrees with the load."""
+    spare_mib, advice, images = case
+    ledger = Ledger(weight_bytes + spare_mib * 2**20)
+    model = open_loader(large, ledger, tmp_path, **images)
+    with monkeypatch.context() as patch:
+        patch.setattr(diffusion_loader, "open_components", _unread)
+        refusal = _refused(model.check_size)
+        if refusal is not None:
+            assert refusal == _refused(lambda: model.load(lambda done: None))
+    assert ledger.available_bytes == ledger.capacity_bytes
+    assert (refusal is None) == (not advice)
+    if refusal is not None:
+        assert refusal.startswith("m can never fit: it needs ")
+        assert re.search(advice, refusal)
+        option = re.search(r"--(max-image-pixels|image-memory-mb) (\d+)", refusal)
+        if option is None:
+            return
+        images = {**images, option[1].replace("-", "_"): int(option[2])}
+        assert _refused(open_loader(large, ledger, tmp_path, **images).check_size) is None
+
+
+@pytest.mark.parametrize(("num_ranks", "fits"), [(1, True), (2, False), (3, True)])
+def test_a_divided_model_is_measured_without_its_ranks(
+    large: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    weight_bytes: int,
+    num_ranks: int,
+    fits: bool,
+) -> None:
+    """On a CPU all ranks take from one memory."""
+    monkeypatch.setattr(Ranks, "start", _unread)
+    num_shares = 3 if num_ranks == 3 else 1
+    ledger = Ledger(num_shares * (weight_bytes + 100 * 2**20))
+    model = open_loader(large, ledger, tmp_path, cfg_parallel_size=num_ranks)
+    assert (_refused(model.check_size) is None) == fits
+    assert ledger.available_bytes == ledger.capacity_bytes
+
+
+def test_a_model_whose_images_never_fit_pushes_no_other_out(
+    large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weight_bytes: int
+) -> None:
+    """Its weights would fit where the other model is."""
+    monkeypatch.setattr(diffusion_loader, "open_components", _unread)
+    ledger = Ledger(weight_bytes + 20 * 2**20)
+    half = ledger.capacity_bytes // 2
+    chat = FakeLoader("chat", lambda: (FakeFrames("chat"), FrameRunner()), ledger, half)
+    image = open_loader(large, ledger, tmp_path)
+    bench = LoadBench(chat, image, ledger=ledger, config=Config())
+    for job_id, model in (("first", "chat"), ("job", "m")):
+        bench.submit(job_id, model)
+        bench.finish(job_id)
+    assert bench.codes("first", "job") == [None, "model_too_large"]
+    assert chat.num_closed == 0
 
 
 def test_a_damaged_model_holds_nothing(tmp_path: Path) -> None:

@@ -111,6 +111,11 @@ def test_scores_before_the_sigmoid(client: httpx.Client, models: dict[str, Any])
         assert result["relevance_score"] == wanted
 
 
+@pytest.mark.parametrize("path", ["/rerank", "/v1/reranking", "/reranking"])
+def test_other_servers_paths_are_the_same_route(client: httpx.Client, path: str) -> None:
+    assert rerank(client, path).json()["results"] == rerank(client).json()["results"]
+
+
 def test_shapes_of_jina_and_cohere(client: httpx.Client) -> None:
     whole = rerank(client).json()
     jina = rerank(

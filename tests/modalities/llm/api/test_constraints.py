@@ -14,7 +14,8 @@ from support.http import FakeEngine, chat, refused
 from triptych.core import limits
 from triptych.core.errors import InvalidRequest, UnsupportedOption
 from triptych.core.grammar.compiler import GrammarCompiler
-from triptych.core.grammar.source import ANY_OBJECT, to_grammar
+from triptych.core.grammar.constraint import ANY_OBJECT
+from triptych.core.grammar.source import to_grammar
 from triptych.modalities.llm.api.constraints import ConstraintFields, constraint_of
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from support.child_processes import grammar_checkers
 from support.http import until
 from support.text_models import write_text_folder
-from triptych.core.grammar.source import Constraint
+from triptych.core.errors import RequestError
+from triptych.core.grammar.constraint import Constraint
 from triptych.core.options.config import ModelOptions
+from triptych.modalities.llm.api import grammar_child
 from triptych.modalities.llm.api.grammars import GrammarChecker
 from triptych.modalities.llm.api.text import TextModel
 
@@ -52,3 +57,39 @@ def test_models_that_are_told_of_tools_get_one_ahead(
     model = TextModel.open(resolved, ModelOptions())
     model.warm()
     assert begun == [model.grammars] * is_begun
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({"items": {"patternProperties": {"^a": True, "a$": True}}}, "#/items"),
+        ({"items": {"multipleOf": 2**40}}, "#/items"),
+        ({"$id": "https://example.com/a", "items": {"$ref": "b.json"}}, "#/items/$ref"),
+        ({"type": "array", "items": {"enum": []}, "minItems": 1}, "#/items"),
+        (
+            {
+                "items": {"type": "integer", "minimum": 1, "maximum": 0},
+                "type": "array",
+                "minItems": 1,
+            },
+            "#/items",
+        ),
+    ],
+)
+@pytest.mark.parametrize("around", ["", 'start: "x" @form'])
+def test_the_child_names_the_place_in_the_callers_schema(
+    tmp_path: Path, schema: dict[str, Any], place: str, around: str
+) -> None:
+    write_text_folder(tmp_path)
+    check = grammar_child.prepare(str(tmp_path), 260)["check"]
+    parts = [json.dumps(schema).encode(), around.encode()]
+    with pytest.raises(RequestError, match=rf"{re.escape(place)}\.$"):
+        list(check(b"".join(parts), kind="json_schema", sizes=[*map(len, parts)]))
+
+
+def test_the_child_names_no_place_where_the_schema_is_not_the_cause(tmp_path: Path) -> None:
+    write_text_folder(tmp_path)
+    check = grammar_child.prepare(str(tmp_path), 260)["check"]
+    parts = [b'{"type": "null"}', b"start: @form nowhere"]
+    with pytest.raises(RequestError, match=r"names nowhere.* line 1, column 8\.$"):
+        list(check(b"".join(parts), kind="json_schema", sizes=[*map(len, parts)]))

@@ -40,10 +40,12 @@ def saying(model: TextModel, text: str) -> Script:
     ids = model.encode_text(text)
 
     def script(request: TokenRequest) -> Sequence[TokenDelta]:
-        deltas = [
-            TokenDelta(token_ids=(i,), logprobs=(TokenLogprob(i, -0.5, ((i, -0.5),)),)) for i in ids
-        ]
-        return [*deltas, TokenDelta(finish_reason="stop", stop_token_id=2, num_cached_tokens=3)]
+        scored = {i: (TokenLogprob(i, -0.5, ((i, -0.5),)),) for i in (*ids, 2)}
+        deltas = [TokenDelta(token_ids=(i,), logprobs=scored[i]) for i in ids]
+        end = TokenDelta(
+            finish_reason="stop", stop_token_id=2, logprobs=scored[2], num_cached_tokens=3
+        )
+        return [*deltas, end]
 
     return script
 
@@ -93,6 +95,29 @@ async def test_a_stop_string_ends_the_job_early(model: TextModel) -> None:
     assert "".join(delta.text for delta in deltas) == "one"
     assert (deltas[-1].finish_reason, deltas[-1].stop_reason) == ("stop", " t")
     assert client.cancelled == ["c.0"]
+
+
+@pytest.mark.parametrize("shows_stop", [False, True])
+@pytest.mark.parametrize("shows_special", [False, True])
+@pytest.mark.parametrize("stop", [(), ("wo",), ("o t", "two"), ("e two three",), ("nowhere",)])
+async def test_all_that_was_drawn_is_scored_where_asked(
+    model: TextModel, stop: tuple[str, ...], shows_special: bool, shows_stop: bool
+) -> None:
+    shows = {"stop": stop, "shows_special": shows_special, "shows_stop": shows_stop}
+    shown = {}
+    for scores_all in (False, True):
+        client = ScriptedClient(saying(model, "one two three"))
+        asked = call(model, scores_all=scores_all, **shows)
+        deltas = await collect(service(model, client), asked)
+        text = "".join(delta.text for delta in deltas)
+        entries = [entry for delta in deltas for entry in delta.logprobs]
+        shown[scores_all] = b"".join(entry.shown for entry in entries)
+        if scores_all:
+            drawn = [token for delta in deltas for token in delta.sampled_ids]
+            assert [entry.token_id for entry in entries] == drawn
+        elif not shows_stop:
+            assert "".join(entry.text for entry in entries) == text
+    assert shown[True] == shown[False]
 
 
 async def test_samples_have_their_own_index_and_share_the_seed(model: TextModel) -> None:

@@ -209,6 +209,9 @@ async def test_usage_comes_with_every_chunk_where_asked(client: httpx.AsyncClien
         assert counts == sorted(counts)
         assert (counts[0], counts[-1]) == (1, 3)
         assert all(chunk["choices"] for chunk in chunks)
+        options["include_usage"] = False  # the switch of both, as in vLLM
+        reply = await client.post(path, json={**body, "stream": True, "stream_options": options})
+        assert not any(chunk.get("usage") for chunk in documents(reply.text)[:-1])
         options["include_usage"] = True
         reply = await client.post(path, json={**body, "stream": True, "stream_options": options})
         *chunks, last, done = documents(reply.text)

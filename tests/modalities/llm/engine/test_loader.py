@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,12 +30,18 @@ from triptych.core.options.config import (
     ModelOptions,
     ScheduleOptions,
 )
+from triptych.core.runtime.decoders.tensor_names import decoder_targets
 from triptych.core.runtime.devices.device import Device
+from triptych.core.runtime.devices.rank_group import RankGroup
 from triptych.core.runtime.engine import loader as core_loader
+from triptych.core.runtime.engine.ranks import Ranks
 from triptych.core.runtime.engine.text_head import TextHead
 from triptych.core.runtime.engine.token_runner import TokenRunner
 from triptych.core.runtime.graphs.buckets import DecodeBuckets
 from triptych.core.runtime.graphs.decode import DecodeGraphs
+from triptych.core.runtime.layers.decoder import Decoder
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
+from triptych.core.runtime.tensors.grouped import open_checkpoint
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.llm.engine.loader import LlmLoader
 from triptych.schedulers.base import LoadedModel
@@ -464,3 +471,45 @@ def test_a_smaller_context_is_offered_by_its_number(save: Save) -> None:
     assert not isinstance(caught.value, ModelTooLarge)
     other.release()
     loader(folder, beside, options).load(lambda share: None).close()
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+def test_a_divided_model_is_measured_by_its_largest_part_without_its_ranks(
+    save: Save, monkeypatch: pytest.MonkeyPatch, num_ranks: int
+) -> None:
+    """All ranks of a CPU take from one memory; of three the first has the fewest heads."""
+    monkeypatch.setattr(Ranks, "start", _unstarted)
+    device = DeviceOptions(tensor_parallel_size=num_ranks, cpu_kernels="torch")
+    folder, options = save(), config(device=device)
+    model = loader(folder, plenty := Ledger(2**30), options)
+    model.check_size()
+    with open_checkpoint(str(folder)) as checkpoint, ExitStack() as stack:
+        memory = model._memory(stack)
+        memory.num_ranks = num_ranks
+        parts = [_part(model, memory, checkpoint, rank) for rank in range(num_ranks)]
+        model._reserve(parts[0], memory)
+        taken = sum(plenty.by_owner().values())
+        for part in parts:
+            assert part.weight_bytes() == parts[0].weight_bytes() >= _held(part)
+    ledger = Ledger(taken)
+    with pytest.raises(ModelTooLarge, match="its weights leave no memory for a cache"):
+        loader(folder, ledger, options).check_size()
+    assert ledger.available_bytes == taken
+    with pytest.raises(ModelTooLarge, match="tiny/activations"):
+        loader(folder, Ledger(taken - 1), options).check_size()
+
+
+def _unstarted(*_: Any) -> Any:
+    raise AssertionError("no rank is started to be measured")
+
+
+def _part(model: LlmLoader, memory: Any, checkpoint: Checkpoint, rank: int) -> Any:
+    blueprint = model._blueprint(checkpoint, memory, None)
+    blueprint.join(RankGroup(None, rank, memory.num_ranks, lambda *place: None))
+    return blueprint
+
+
+def _held(part: Any) -> int:
+    """Bytes of the parameters of this part."""
+    decoder = Decoder(part.config, dtype=part.dtype, device=torch.device("meta"))
+    return sum(target.num_bytes(part.dtype.itemsize) for target in decoder_targets(decoder))

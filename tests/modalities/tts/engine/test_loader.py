@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from support.codec_models import mimi
 from support.speech_models import csm, orpheus
-from triptych.core.errors import ConfigError, MemoryBudgetExceeded, WeightsError
+from triptych.core.errors import ConfigError, MemoryBudgetExceeded, ModelTooLarge, WeightsError
 from triptych.core.ledger import Ledger
 from triptych.core.options.config import (
     CacheOptions,
@@ -23,6 +24,7 @@ from triptych.core.options.config import (
     SpeechOptions,
 )
 from triptych.core.runtime.devices.device import Device
+from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.tts.engine.loader import open_speech_loader
 from triptych.modalities.tts.plan import AudioPlan
@@ -75,6 +77,30 @@ def test_without_room_nothing_is_held(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(MemoryBudgetExceeded):
         loader(folder, ledger, tmp_path).load(lambda _: None)
     assert not ledger.by_owner()
+
+
+@pytest.mark.parametrize("share", [0.05, 0.5, 0.9, 0.999, 1.0])
+def test_what_never_fits_is_known_beforehand(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    """The check reads no weights, the codec's neither, and agrees with the load."""
+    loaded = loader(folder, plenty := Ledger(256 * MIB), tmp_path).load(lambda _: None)
+    held = plenty.by_owner()
+    loaded.close()
+    ledger = Ledger(int(share * (sum(held.values()) - held["m/kv"])))
+    model = loader(folder, ledger, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoint, "read", _unread)
+        with pytest.raises(ModelTooLarge, match="m can never fit") as found:
+            model.check_size()
+        with pytest.raises(ModelTooLarge, match=re.escape(found.value.message)):
+            model.load(lambda _: None)
+        loader(folder, plenty, tmp_path).check_size()
+    assert ledger.available_bytes == ledger.capacity_bytes
+
+
+def _unread(*_: Any) -> Any:
+    raise AssertionError("weights are read")
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,13 @@ from support.image_prompts import join_prompt
 from support.vision_models import pixels, save_model
 from triptych.core.engine_api.plan import StepResult
 from triptych.core.engine_api.prompt_content import Array, ContentSpan, PromptContent
-from triptych.core.errors import InvalidRequest, MemoryBudgetExceeded, NonFinite, WeightsError
+from triptych.core.errors import (
+    InvalidRequest,
+    MemoryBudgetExceeded,
+    ModelTooLarge,
+    NonFinite,
+    WeightsError,
+)
 from triptych.core.ledger import Ledger
 from triptych.core.options.config import (
     CacheOptions,
@@ -28,7 +34,7 @@ from triptych.core.options.config import (
     ScheduleOptions,
 )
 from triptych.core.runtime.devices.device import Device
-from triptych.core.runtime.engine.ranks import LeadingRunner
+from triptych.core.runtime.engine.ranks import LeadingRunner, Ranks
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.vlm.engine.loader import VisionLoader
 from triptych.modalities.vlm.engine.runner import VisionRunner
@@ -184,6 +190,21 @@ def test_a_tower_is_divided_over_processes(saved: Path, runner: VisionRunner) ->
     assert one < both < 1.5 * one  # embeddings and norms are on both
     loaded.close()
     assert not ranks_of()
+
+
+def test_a_divided_model_is_measured_without_its_ranks(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = DeviceOptions(device="cpu", tensor_parallel_size=2, threads=1)
+    divided, ledger = replace(CONFIG, device=device), Ledger(256 * MIB)
+    loaded = loader(saved, ledger, divided).load(lambda _: None)
+    held = ledger.by_owner()
+    loaded.close()
+    monkeypatch.setattr(Ranks, "start", None)
+    others = sum(held.values()) - held["tiny/kv"] - held["tiny/vision-cache"]
+    loader(saved, ledger, divided).check_size()
+    with pytest.raises(ModelTooLarge, match="tiny can never fit"):
+        loader(saved, Ledger(others), divided).check_size()
 
 
 @pytest.mark.parametrize("name", ["llava", "paligemma"])

@@ -78,7 +78,7 @@ class KokoroLoader(DeviceLoader):
             with Checkpoint.open(self._folder) as checkpoint:
                 config = read_kokoro_config(checkpoint.config)
                 memory.reserve("weights", weight_bytes(checkpoint, dtype))
-            memory.reserve("activations", num_frames * frame_bytes(config))
+            memory.reserve("activations", num_frames * frame_bytes(config), remedy="")
             memory.show()
             kokoro = load_kokoro(
                 self._folder,

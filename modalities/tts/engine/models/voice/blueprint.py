@@ -18,6 +18,7 @@ from triptych.core.runtime.sampling.sampler import LOGIT_BYTES
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.core.runtime.tensors.loading import Target, TensorTarget, load_tensors
 from triptych.modalities.tts.configs.voice import VoiceConfig
+from triptych.modalities.tts.engine.codecs.decoder import state_bytes
 from triptych.modalities.tts.engine.codecs.loading import refuse_window_options
 from triptych.modalities.tts.engine.codecs.protocol import SpeechCodec
 from triptych.modalities.tts.engine.models.blueprint import (
@@ -27,7 +28,7 @@ from triptych.modalities.tts.engine.models.blueprint import (
     SpeechTraits,
 )
 from triptych.modalities.tts.engine.models.voice.acoustic import AcousticModel, decoder_config
-from triptych.modalities.tts.engine.models.voice.codec import VoiceCodec, voice_decoder
+from triptych.modalities.tts.engine.models.voice.codec import VoiceCodec, adapter, voice_decoder
 from triptych.modalities.tts.plan import VoicePrompt
 from triptych.modalities.tts.wire import VoiceClip
 
@@ -84,14 +85,15 @@ class VoiceBlueprint(FrameBlueprint[AcousticModel]):
 
     def codec_bytes(self) -> int:
         """Bytes of the codec's weights, float32 but for the pitch."""
-        with torch.device("meta"):
-            sketch = VoiceCodec(self.config.codec).prepare()
-        return sum(tensor.nbytes for tensor in sketch.parameters())
+        return sum(tensor.nbytes for tensor in self._codec("meta").parameters())
+
+    def codec_state_bytes(self, num_rows: int) -> int:
+        """Bytes that so many streams keep in the codec."""
+        return state_bytes(adapter(self._codec("meta")), num_rows)
 
     def open_codec(self, *, num_rows: int, report: Callable[[float], None]) -> SpeechCodec:
         """Load the codec, and prove that it streams what it decodes at once."""
-        with torch.device(self._setup.device):
-            codec = VoiceCodec(self.config.codec).prepare().requires_grad_(False)
+        codec = self._codec(self._setup.device)
         with Checkpoint.open(self._setup.folder) as checkpoint:
             load_tensors(
                 checkpoint,
@@ -106,6 +108,11 @@ class VoiceBlueprint(FrameBlueprint[AcousticModel]):
         return SpeechCodec(
             decoder=voice_decoder(codec, num_rows=num_rows), codebook_size=self.num_logits
         )
+
+    def _codec(self, device: torch.device | str) -> VoiceCodec:
+        """The codec, uninitialized."""
+        with torch.device(device):
+            return VoiceCodec(self.config.codec).prepare().requires_grad_(False)
 
     def voice_prompt(self, clip: VoiceClip, codes_QF: Codes) -> VoicePrompt:
         """It has one voice, its own."""

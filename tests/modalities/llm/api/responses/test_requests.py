@@ -18,6 +18,7 @@ from triptych.modalities.llm.api.responses import unsupported
 from triptych.modalities.llm.api.responses.conversation import chat_fields, renamed
 from triptych.modalities.llm.api.responses.items import KEPT_ITEM
 from triptych.modalities.llm.api.responses.protocol import ResponseRequest
+from triptych.modalities.llm.api.sampling_fields import DrawingFields
 from triptych.modalities.llm.api.unsupported import IGNORED as IGNORED_BY_CHAT
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
@@ -398,12 +399,63 @@ async def test_log_probabilities_are_of_the_words(tmp_path: Path) -> None:
         assert tokens in text["text"]
 
 
-def test_sampling_is_chats() -> None:
-    asked = {"top_k": 3, "seed": 5, "stop": ["x"], "presence_penalty": 1.5, "temperature": 0.5}
-    body = ResponseRequest.model_validate(ask_for("a", frequency_penalty=-1.0, **asked))
+GENERATING: dict[str, Any] = {
+    "temperature": 0.5,
+    "top_p": 0.5,
+    "top_k": 3,
+    "min_p": 0.1,
+    "repetition_penalty": 1.2,
+    "repeat_penalty": 1.2,
+    "frequency_penalty": -1.0,
+    "presence_penalty": 1.5,
+    "logit_bias": {"5": 1.0},
+    "min_tokens": 2,
+    "seed": 5,
+    "stop": ["x"],
+    "stop_token_ids": [7],
+    "ignore_eos": True,
+    "include_stop_str_in_output": True,
+    "skip_special_tokens": False,
+    "priority": 1,
+}
+
+
+@pytest.mark.parametrize("name", DrawingFields.model_fields)
+def test_sampling_is_chats(name: str) -> None:
+    body = ResponseRequest.model_validate(ask_for("a", **{name: GENERATING[name]}))
     fields = chat_fields(body, [KEPT_ITEM.validate_python(said("user", "a"))])
-    assert {name: fields[name] for name in asked} == asked
-    assert fields["frequency_penalty"] == -1.0
+    assert fields[name] == GENERATING[name]
+    asked, plain = (ChatRequest.model_validate(each) for each in (fields, {**fields, name: None}))
+    assert asked != plain
+    assert getattr(asked, name) == GENERATING[name]
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"json": {"type": "object"}},
+        {"json_object": True},
+        {"regex": "a+"},
+        {"choice": ["a", "b"]},
+        {"grammar": 'root ::= "a"'},
+    ],
+)
+def test_a_form_is_chats(form: dict[str, Any]) -> None:
+    body = ResponseRequest.model_validate(ask_for("a", structured_outputs=form))
+    fields = chat_fields(body, [KEPT_ITEM.validate_python(said("user", "a"))])
+    given = ChatRequest.model_validate(fields).constraint()
+    messages = {"model": "m", "messages": fields["messages"]}
+    assert given is not None
+    assert given == ChatRequest.model_validate(messages | {"structured_outputs": form}).constraint()
+
+
+async def test_two_forms_are_refused_by_the_names_of_this_api(tmp_path: Path) -> None:
+    text = {"format": {"type": "json_object"}}
+    with responses_app(tmp_path, FakeEngine(answer="ok")) as app:
+        async with in_process(app) as client:
+            body = ask_for("a", text=text, structured_outputs={"regex": "a"})
+            error = refused(await client.post("/v1/responses", json=body))
+    assert error["message"].endswith("text.format and structured_outputs are two.")
 
 
 @pytest.mark.parametrize(("asked", "told"), [({}, 0.0), ({"presence_penalty": 0}, 0.0), ({

@@ -7,7 +7,8 @@ import json
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from triptych.core.grammar.source import Constraint, ConstraintKind, to_grammar
+from triptych.core.grammar.constraint import Constraint, ConstraintKind
+from triptych.core.grammar.source import to_grammar
 from triptych.core.limits import MAX_TOOLS
 from triptych.modalities.llm.api.tools.forced import answer_constraint
 from triptych.modalities.llm.api.tools.formats import AnswerSyntax

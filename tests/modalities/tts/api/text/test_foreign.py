@@ -3,6 +3,7 @@
 # ruff: noqa: RUF001
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterable
 from functools import lru_cache
 from itertools import pairwise
@@ -125,6 +126,26 @@ We went to Aix-en-Provence and Stratford-upon-Avon.
 """.strip().split("\n")
 
 
+PHRASES = tomllib.loads(Path(__file__).with_name("phrases.toml").read_text())
+QUOTED = """
+I met José in San Jose.
+Alexa, play Despacito.
+Crème brûlée.
+Piña colada.
+Voilà.
+Jalapeño.
+Grosso modo.
+Klein bottle.
+Ponte Vecchio.
+Deutsche Bank.
+Casa Blanca.
+Kubernetes pods.
+numpy and pandas.
+Giovanni called.
+Nietzsche wrote.
+""".strip().split("\n")
+
+
 def foreign_text(text: str) -> list[str]:
     spoken = NORMALIZE(text)
     return [spoken.text[slice(*span)].strip() for span in foreign_spans(spoken, is_english)]
@@ -139,6 +160,38 @@ def test_another_language_is_found(text: str) -> None:
 @pytest.mark.parametrize("text", ENGLISH)
 def test_english_with_names_and_loans_is_english(text: str) -> None:
     assert foreign_text(text) == []
+
+
+@pytest.mark.parametrize("text", QUOTED)
+def test_short_english_with_names_loans_and_jargon_is_english(text: str) -> None:
+    assert foreign_text(text) == []
+
+
+@pytest.mark.parametrize("language", PHRASES["foreign"])
+def test_most_short_phrases_without_function_words_are_found(language: str) -> None:
+    phrases = PHRASES["foreign"][language].split("\n")[:-1]
+    missed = [phrase for phrase in phrases if not foreign_text(f"{phrase}.")]
+    assert len(missed) <= 0.4 * len(phrases), missed
+
+
+def test_five_of_six_short_phrases_are_found_and_hardly_an_english_one() -> None:
+    every = "".join(PHRASES["foreign"].values()).split("\n")[:-1]
+    missed = [phrase for phrase in every if not foreign_text(f"{phrase}.")]
+    assert len(missed) <= len(every) / 6, missed
+    english = PHRASES["english"].split("\n")[:-1]
+    wrong = [phrase for phrase in english if foreign_text(f"{phrase}.")]
+    assert len(wrong) <= 0.01 * len(english), wrong
+
+
+def test_two_capitals_are_a_name_but_in_german() -> None:
+    assert foreign_text("Schwarze Wolken.") == ["Schwarze Wolken."]
+    assert foreign_text("Piazza Grande.") == foreign_text("Nova Terra.") == []
+
+
+def test_an_inflected_form_of_a_listed_word_counts() -> None:
+    lists = evidence()
+    assert "cervezas" not in lists.foreign | lists.vocabulary
+    assert foreign_text("cervezas.") == ["cervezas."]
 
 
 @pytest.mark.parametrize("other", FOREIGN[::5])
@@ -170,6 +223,8 @@ def test_the_lists_do_not_contradict_each_other() -> None:
     lists = evidence()
     assert not lists.english & (lists.shared | lists.foreign | lists.articles | lists.particles)
     assert not lists.foreign & lists.shared
+    others = lists.english | lists.shared | lists.articles | lists.particles | lists.foreign
+    assert not lists.vocabulary & others
 
 
 SPANS = st.lists(

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from support.codec_models import random_model
+from support.codec_models import MODELS, random_model
 from triptych.core.errors import WeightsError
 from triptych.core.runtime.tensors.checkpoint import Checkpoint
 from triptych.modalities.tts.engine.codecs.loading import (
     CodecBlueprint,
     adapter_for,
+    build_decoder,
     fold_weight_norms,
 )
 
@@ -57,6 +59,14 @@ def test_snac_without_its_encoder(tmp_path: Path) -> None:
         loaded = CodecBlueprint(checkpoint.config).build(checkpoint, CPU, lambda _: None)
     codes_BQF = adapter_for(saved).probe_codes(1, 4)
     torch.testing.assert_close(loaded.decode(codes_BQF), saved.decode(codes_BQF), atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_what_streams_keep_is_known_without_weights(name: str) -> None:
+    model = random_model(name, torch.float32)
+    fields = asdict(model.config) if name == "snac" else model.config.to_dict()
+    state_bytes = CodecBlueprint(fields).state_bytes(5)
+    assert state_bytes == build_decoder(model, num_rows=5).state_bytes > 0
 
 
 def test_what_is_no_codec_is_refused_by_name() -> None:

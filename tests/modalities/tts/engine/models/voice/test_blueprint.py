@@ -53,6 +53,13 @@ def test_every_tensor_goes_where_it_belongs(folder: Path) -> None:
     assert blueprint.codec_bytes() == 4 * (others + pitch)
 
 
+def test_what_streams_keep_is_known_without_weights(folder: Path) -> None:
+    with Checkpoint.open(folder) as checkpoint:
+        blueprint = open_blueprint(checkpoint.config, setup_of(folder))
+    codec = blueprint.open_codec(num_rows=3, report=lambda _: None)
+    assert blueprint.codec_state_bytes(3) == codec.decoder.state_bytes > 0
+
+
 @pytest.mark.parametrize(
     "name", ["talker.stack.norm.weight", "talker.input.held.weight", "codec.backbone.norm.bias"]
 )

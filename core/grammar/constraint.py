@@ -1,0 +1,52 @@
+"""What a caller may prescribe.
+
+Owns the forms (a JSON schema, a regular expression, some texts, a grammar in Lark's or GBNF's
+notation) and their longest length. What they mean is `core.grammar.source`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from triptych.core.errors import PayloadTooLarge
+from triptych.core.limits import MAX_GRAMMAR_BYTES
+
+ConstraintKind = Literal["json_schema", "regex", "choice", "grammar"]
+
+ANY_OBJECT: Final = '{"type":"object"}'
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """A form that an answer must have. `param` is the field it came in, which errors name.
+
+    `text` is a JSON schema, a regular expression, a JSON list of texts, or a grammar. Where the
+    form is a part of the answer, `around` is the rest: Lark's notation, in which it is `@form`.
+    There, or in a grammar without it, `%json @0` stands for the first of `schemas`, and so on.
+    """
+
+    kind: ConstraintKind
+    text: str
+    param: str
+    around: str = ""
+    schemas: Sequence[str] = ()
+
+    @property
+    def parts(self) -> Sequence[str]:
+        """All of its texts."""
+        return (self.text, self.around, *self.schemas)
+
+    def check_size(self) -> None:
+        """Raise `PayloadTooLarge` for one that is not even looked at."""
+        num_chars = sum(map(len, self.parts))
+        num_bytes = num_chars if num_chars > MAX_GRAMMAR_BYTES else _num_bytes(self.parts)
+        if num_bytes > MAX_GRAMMAR_BYTES:
+            raise PayloadTooLarge(
+                f"{self.param} takes at most {MAX_GRAMMAR_BYTES} bytes.", param=self.param
+            )
+
+
+def _num_bytes(texts: Sequence[str]) -> int:
+    return sum(len(text.encode()) for text in texts)

@@ -1,0 +1,168 @@
+"""Grammars in GBNF, written in Lark's notation.
+
+Owns what the library's translation leaves out: names that Lark does not take, escapes, control
+characters, and that a rule stays in its line and column, so that its faults are found there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from itertools import count
+from typing import Final
+
+from llguidance.gbnf_to_lark import (
+    ASTNode,
+    GbnfToLarkError,
+    GrammarParser,
+    LiteralNode,
+    RegexNode,
+    RuleNode,
+    RuleRefNode,
+    resolve,
+)
+
+from triptych.core.errors import InvalidRequest, UnsupportedOption
+
+_RULE: Final = re.compile(r"^[ \t]*([\w-]+)[ \t]*::=[ \t]*", re.MULTILINE)
+_ESCAPE: Final = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|.)", re.DOTALL)
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+_NEW_LINE: Final = re.compile(r"\r\n?")
+_ROOT, _START = "root", "start"
+"""The rule with which an answer begins, in GBNF and in Lark."""
+_SAID: Final[Mapping[str, str]] = {
+    "Expected name": "a rule begins with its name and ::= (a | stands at the end of a line, texts"
+    " in double quotes)",
+    "Unexpected end of input": "a text or a class of characters does not end",
+}
+"""What the library's translation says where that needs other words."""
+
+
+def is_gbnf(text: str) -> bool:
+    """Whether a grammar has a rule with the arrow of GBNF."""
+    return _RULE.search(text) is not None
+
+
+def gbnf_to_lark(text: str) -> str:
+    """`text` in Lark's notation. Raises `InvalidRequest`, `UnsupportedOption`, with the place."""
+    text = _NEW_LINE.sub("\n", text)
+    try:
+        rules = GrammarParser().parse(_ESCAPE.sub(_character, text))
+        places = dict(_places(text))
+        placed = sorted(((places.get(name, (1, 1)), rules[name]) for name in rules), key=_place)
+        _check_names(rules)
+        resolve(_prepared(rules))
+        return _written(placed)
+    except GbnfToLarkError as error:
+        raise _unreadable(error) from error
+    except IndexError as error:  # of the library, past the end of the text
+        raise InvalidRequest("The grammar cannot be read: it ends with half an escape.") from error
+    except RecursionError as error:
+        raise InvalidRequest("The grammar cannot be read: it is nested too deeply.") from error
+
+
+def _place(placed: tuple[tuple[int, int], RuleNode]) -> tuple[int, int]:
+    return placed[0]
+
+
+def _character(escape: re.Match[str]) -> str:
+    """An escaped character itself, or the one escape that the library takes everywhere."""
+    digits = escape[1] or escape[2]
+    if digits is None:
+        return escape[0]
+    code = int(digits, 16)
+    if 0xD800 <= code < 0xE000 or code > 0x10FFFF:
+        raise InvalidRequest(
+            f"The grammar cannot be read: {escape[0]} at {_spot(escape.string, escape.start())} is"
+            " no character."
+        )
+    return rf"\x{code:02x}" if code < 0x80 else chr(code)
+
+
+def _spot(text: str, position: int) -> str:
+    before = text[:position]
+    return f"line {before.count(chr(10)) + 1}, column {position - before.rfind(chr(10))}"
+
+
+def _unreadable(error: GbnfToLarkError) -> InvalidRequest | UnsupportedOption:
+    spot = _spot(error.pos.text, error.pos.pos)
+    if error.pos.current() == "<" or error.pos.peek(2) == "!<":
+        return UnsupportedOption(
+            f"Special tokens are not offered in grammars ({spot}): write text in quotes."
+        )
+    words = str(error).removesuffix(f" at {error.pos}")
+    words = _SAID.get(words, words[:1].lower() + words[1:])
+    return InvalidRequest(f"The grammar cannot be read at {spot}: {words}.")
+
+
+def _places(text: str) -> Iterator[tuple[str, tuple[int, int]]]:
+    """The line of each rule, and the column in which what it stands for begins."""
+    line, begin = 1, 0
+    for found in _RULE.finditer(text):
+        line += text.count("\n", begin, found.start())
+        begin = found.start()
+        yield found[1], (line, found.end() - text.rfind("\n", 0, begin + 1))
+
+
+def _nodes(rule: RuleNode) -> Iterator[ASTNode]:
+    nodes: list[ASTNode] = [rule]
+    while nodes:
+        node = nodes.pop()
+        yield node
+        nodes += node.children()
+
+
+def _check_names(rules: Mapping[str, RuleNode]) -> None:
+    if _ROOT not in rules:
+        raise InvalidRequest(
+            f"The grammar has no rule {_ROOT}, with which an answer begins: add it."
+        )
+    for rule in rules.values():
+        for node in _nodes(rule):
+            if isinstance(node, RuleRefNode) and node.name not in rules:
+                raise InvalidRequest(
+                    f"The rule {rule.name[:80]} of the grammar names {node.name[:80]}, which is"
+                    " not defined."
+                )
+
+
+def _prepared(rules: Mapping[str, RuleNode]) -> dict[str, RuleNode]:
+    """The rules with names and texts that Lark takes."""
+    names = {_ROOT: _ROOT}
+    taken = {_ROOT, _START}
+    for name in rules:
+        if name not in names:
+            names[name] = _free_name(name, taken)
+            taken.add(names[name])
+    for rule in rules.values():
+        for node in _nodes(rule):
+            if isinstance(node, RuleNode | RuleRefNode):
+                node.name = names[node.name]
+            elif isinstance(node, LiteralNode):
+                node.value = _CONTROL.sub(_escaped, node.value)
+            elif isinstance(node, RegexNode):
+                node.rx = _CONTROL.sub(_escaped, node.rx)
+    return {rule.name: rule for rule in rules.values()}
+
+
+def _escaped(control: re.Match[str]) -> str:
+    return rf"\x{ord(control[0]):02x}"
+
+
+def _free_name(name: str, taken: set[str]) -> str:
+    """A name like this one, as the library would write it, that no other rule has."""
+    plain = re.sub(r"[^a-z0-9]", "_", re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower())
+    if not plain[0].isalpha():
+        plain = f"rule_{plain}"
+    numbered = (f"{plain}_{number}" for number in count(len(taken)))
+    return plain if plain not in taken else next(each for each in numbered if each not in taken)
+
+
+def _written(placed: list[tuple[tuple[int, int], RuleNode]]) -> str:
+    """The rules, each in its line, and what it stands for in its column."""
+    lines: list[str] = []
+    for (line, column), rule in placed:
+        lines += [""] * (line - len(lines) - 1)
+        body = rule.alternatives.top_str().replace("\n     | ", " | ")
+        lines.append(f"{rule.name}:{' ' * max(1, column - len(rule.name) - 2)}{body}")
+    return "\n".join(lines)

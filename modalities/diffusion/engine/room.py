@@ -1,0 +1,88 @@
+"""How the memory that an image model's weights leave is shared out: runs, decoding, images.
+
+Owns the shares, and what to set where one image does not fit. Reads no weights: all of it follows
+from shapes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from triptych.core.options.config import Config, ImageOptions
+from triptych.core.runtime.engine.model_memory import ModelMemory
+from triptych.core.runtime.graphs.captured import CapturedSteps
+from triptych.modalities.diffusion.engine.costs import GenerationCosts, own_request
+from triptych.modalities.diffusion.plan import ImageCost
+
+_SHARE = 0.25  # of what the ledger has left, at most, for images; and as much for activations
+_NUM_BRANCHES = 2
+_LITTLE_BYTES = 64 * 2**20  # a small model decodes many images at once with that
+_SPARE_STATE = 4  # images may be larger than the model's own size, and have caches
+_SIZE_RANGE = 16  # an image of fewer of the model's own pixels shows nothing any more
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What there is room for: rows of one run, bytes of images, pixels decoded as a whole.
+
+    And graphs of runs, if they are captured.
+    """
+
+    max_rows: int
+    state_bytes: int
+    whole_pixels: int
+    graphs: CapturedSteps | None
+
+    @classmethod
+    def reserve(
+        cls, memory: ModelMemory, costs: GenerationCosts, config: Config, *, captures: bool
+    ) -> Room:
+        """Take it. Raises `MemoryBudgetExceeded`.
+
+        One image of the model's own size must fit, or of the largest that the options allow; and
+        a run for its two branches.
+        """
+        images = config.images
+        own = costs.of_image(own_request(costs.recipe, images.max_image_pixels))
+        remedy = _remedy(costs, images, memory.most_bytes)
+        available = memory.available_bytes
+        most = int(_SHARE * available / max(1, len(config.models.model)))
+        for_runs = min(most, available - _least_state_bytes(own, images))
+        row_bytes = costs.row_bytes(own.num_tokens)
+        num_rows = max(min(images.max_image_rows, for_runs // row_bytes), _NUM_BRANCHES)
+        least = max(num_rows * row_bytes, costs.decode_bytes(own.num_pixels))
+        activations = max(least, min(for_runs, _LITTLE_BYTES))
+        memory.reserve("activations", activations, remedy=remedy)
+        wanted = _SPARE_STATE * images.max_images_in_flight * own.state_bytes
+        wanted = images.image_memory_mb << 20 or min(most, wanted, memory.available_bytes)
+        state_bytes = max(own.state_bytes, wanted)
+        memory.reserve("images", state_bytes, remedy=remedy)
+        graphs = memory.captured_steps(num_rows * row_bytes) if captures else None
+        return cls(num_rows, state_bytes, activations // costs.decode_bytes(1), graphs)
+
+
+def _least_state_bytes(own: ImageCost, images: ImageOptions) -> int:
+    return max(own.state_bytes, images.image_memory_mb << 20)
+
+
+def _remedy(costs: GenerationCosts, images: ImageOptions, most_bytes: int) -> str:
+    """What to set where so many bytes are too few for one image."""
+
+    def missing_bytes(own: ImageCost) -> int:
+        runs = max(
+            _NUM_BRANCHES * costs.row_bytes(own.num_tokens), costs.decode_bytes(own.num_pixels)
+        )
+        return runs + _least_state_bytes(own, images) - most_bytes
+
+    own = costs.of_image(own_request(costs.recipe, images.max_image_pixels))
+    if (missing := missing_bytes(own)) <= 0:
+        return ""
+    if (left_bytes := (images.image_memory_mb << 20) - missing) >= own.state_bytes:
+        return f" Images that are generated take less with --image-memory-mb {left_bytes >> 20}."
+    fewer_bits = "Weights in fewer bits leave more for images: --quantization-encoding."
+    smaller = own
+    while smaller.num_pixels > own.num_pixels / _SIZE_RANGE:
+        smaller = costs.of_image(own_request(costs.recipe, smaller.num_pixels - 1))
+        if missing_bytes(smaller) <= 0:
+            return f" Smaller images fit: --max-image-pixels {smaller.num_pixels}. {fewer_bits}"
+    return f" {fewer_bits}"

@@ -1,0 +1,99 @@
+"""The fields of a request that say how an answer is sampled and where it ends.
+
+Owns what they may be on every route of text that has OpenAI's names for them. Which of them a
+route has besides is the route's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Self
+
+from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
+
+from triptych.core import limits
+from triptych.core.errors import InvalidRequest
+from triptych.core.http.fields import Strict
+from triptych.core.limits import SAMPLING_RANGES
+from triptych.modalities.llm.api.messages import is_list
+
+
+def within(name: str, description: str) -> Any:
+    """An optional sampling number, in the range it has wherever it is sent."""
+    low, high = SAMPLING_RANGES[name]
+    return Field(default=None, ge=low, le=high, description=description)
+
+
+def penalty(description: str) -> Any:
+    """An optional factor of tokens that were there before."""
+    high = SAMPLING_RANGES["repetition_penalty"][1]
+    return Field(default=None, gt=0, le=high, description=description)
+
+
+def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    """The stop strings of a request: one text or several; an empty text alone is none."""
+    if isinstance(stop, str):
+        return (stop,) if stop else ()
+    return tuple(stop or ())
+
+
+StopString = Annotated[str, StringConstraints(min_length=1, max_length=limits.MAX_STOP_CHARS)]
+Stop = Annotated[
+    Annotated[str, StringConstraints(max_length=limits.MAX_STOP_CHARS), Tag(":text")]
+    | Annotated[
+        list[StopString], Field(max_length=limits.MAX_STOP_STRINGS, fail_fast=True), Tag(":list")
+    ],
+    Discriminator(is_list),
+]
+TokenId = Annotated[int, Field(ge=0, le=limits.MAX_TOKEN_ID)]
+LogitBias = Annotated[
+    dict[
+        Annotated[str, StringConstraints(pattern=r"^[0-9]{1,10}$", max_length=10)],
+        Annotated[float, Field(ge=-limits.MAX_ABS_LOGIT_BIAS, le=limits.MAX_ABS_LOGIT_BIAS)],
+    ],
+    Field(max_length=limits.MAX_LOGIT_BIAS),
+]
+
+
+class DrawingFields(Strict):
+    """How tokens are sampled, and where an answer ends."""
+
+    temperature: float | None = within("temperature", "0 is greedy.")
+    top_p: float | None = within("top_p", "Nucleus sampling; 1 is off.")
+    top_k: int | None = Field(
+        default=None,
+        ge=-1,
+        le=SAMPLING_RANGES["top_k"][1],
+        description="Sample from the k likeliest tokens; 0 and -1 are off.",
+    )
+    min_p: float | None = within("min_p", "Drop tokens below this share of the likeliest.")
+    repetition_penalty: float | None = penalty("1 is off.")
+    repeat_penalty: float | None = penalty("As repetition_penalty, its name in llama.cpp.")
+    frequency_penalty: float | None = within("frequency_penalty", "Per repetition; 0 is off.")
+    presence_penalty: float | None = within("presence_penalty", "Once; 0 is off.")
+    logit_bias: LogitBias | None = Field(default=None, description="Token id to added logit.")
+    min_tokens: int | None = within("min_tokens", "Fewest tokens before an end is allowed.")
+    seed: int | None = within("seed", "Same seed, same answer.")
+    stop: Stop | None = Field(default=None, description="Text that ends an answer; '' is none.")
+    stop_token_ids: (
+        Annotated[list[TokenId], Field(max_length=limits.MAX_STOP_TOKEN_IDS, fail_fast=True)] | None
+    ) = Field(default=None, description="Tokens that end an answer.")
+    ignore_eos: bool | None = Field(default=None, description="Go on past the model's own end.")
+    include_stop_str_in_output: bool | None = Field(
+        default=None, description="Show the stop string or token that ended an answer."
+    )
+    skip_special_tokens: bool | None = Field(
+        default=None, description="Leave special tokens out of answers (the default)."
+    )
+    priority: Annotated[int, Field(ge=-limits.MAX_PRIORITY, le=limits.MAX_PRIORITY)] | None = Field(
+        default=None, description="Lower goes first, under `--schedule-policy priority`."
+    )
+
+    @model_validator(mode="after")
+    def _check_penalties(self) -> Self:
+        if len({self.repetition_penalty, self.repeat_penalty} - {None}) > 1:
+            raise InvalidRequest(
+                "repeat_penalty and repetition_penalty are one and differ: send the latter alone.",
+                param="repeat_penalty",
+            )
+        return self

@@ -1,0 +1,48 @@
+"""What drawing takes is the same by a model's shapes alone as by its weights."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from support.diffusers_pipelines import SCHEDULERS, components
+from triptych.modalities.diffusion.engine.costs import GenerationCosts, own_request
+from triptych.modalities.diffusion.engine.loading.modules import is_of_diffusers
+from triptych.modalities.diffusion.engine.loading.outline import outline
+from triptych.modalities.diffusion.engine.recipes.registry import open_recipe
+
+pytestmark = pytest.mark.filterwarnings("ignore:`FluxPosEmbed` is deprecated:FutureWarning")
+
+
+def _outlined(part: Any) -> Any:
+    if not isinstance(part, nn.Module):
+        return part
+    config: Any = part.config
+    fields = dict(config) if is_of_diffusers(type(part)) else json.loads(config.to_json_string())
+    weight = next(part.parameters())
+    sketched = outline(type(part), fields, weight.dtype)
+    assert all(tensor.is_meta for tensor in sketched.parameters())
+    return sketched
+
+
+@torch.inference_mode()
+def _sizes(pipeline: str, parts: dict[str, Any]) -> tuple[Any, ...]:
+    costs = GenerationCosts.of(open_recipe(pipeline, parts))
+    own = costs.of_image(own_request(costs.recipe))
+    row, decoding = costs.row_bytes(own.num_tokens), costs.decode_bytes(own.num_pixels)
+    return costs.text_bytes, own, row, decoding
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("pipeline", sorted(SCHEDULERS))
+def test_sizes_need_no_weights(pipeline: str, dtype: torch.dtype) -> None:
+    parts = {**components(pipeline), "scheduler": SCHEDULERS[pipeline][0]}
+    for part in parts.values():
+        if isinstance(part, nn.Module):
+            part.to(dtype)
+    outlined = {name: _outlined(part) for name, part in parts.items()}
+    assert _sizes(pipeline, outlined) == _sizes(pipeline, parts)
