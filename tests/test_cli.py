@@ -52,7 +52,7 @@ def test_version_names_what_is_installed(capsys: pytest.CaptureFixture[str]) -> 
     [
         (["srve"], "did you mean `triptych serve`?"),
         (["xyzzy"], "`triptych --help` lists the commands"),
-        (["--serve"], "there is no option '--serve'"),
+        (["--serve"], "unknown option '--serve'"),
         (["config", "--prot", "1"], "did you mean --port?"),
         (["config", "--port"], "expected one argument; see `triptych config --help`"),
         (["config", "--format", "xml"], "invalid choice"),

@@ -1,12 +1,12 @@
 """A subcommand of `triptych`, as data.
 
-Owns what a command is and how its parser is made. Knows nothing of what a command does: its module
-is imported only when it runs.
+Owns the declaration and the parser of a command. Knows nothing of a command's work: its module is
+imported only when the command runs.
 
 A command's module exposes two functions, by default `add_arguments(parser)`, which declares its
 flags (those of the configuration with `core.options.table.add_options`), and `run(args) -> int`,
-which does the work and returns the exit code. A module with several commands puts the name in
-between: `add_chat_arguments`, `run_chat`.
+which does the work and returns the exit code. A module with several commands adds the command's
+name: `add_chat_arguments`, `run_chat`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from triptych.core.process.lazy import load
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One subcommand: where its code is and how it is used."""
+    """One subcommand: its summary, module and examples."""
 
     name: str
     summary: str
@@ -36,7 +36,7 @@ class Command:
         return load(f"{self.module}:{name}")
 
     def parser(self) -> argparse.ArgumentParser:
-        """The command's parser, with every flag it takes."""
+        """Build the command's parser with all its flags."""
         parser = _Parser(
             prog=f"triptych {self.name}",
             usage=f"triptych {self.name} [OPTIONS] {self.operands}".rstrip(),
@@ -49,7 +49,7 @@ class Command:
         return parser
 
     def run(self, argv: Sequence[str]) -> int:
-        """Parse `argv` and do the work; raises ConfigError where `argv` is wrong."""
+        """Parse `argv` and run the command; raises ConfigError for invalid arguments."""
         from triptych.core.options.table import parse
 
         args = parse(self.parser(), argv)
@@ -57,14 +57,14 @@ class Command:
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse, with its complaints in the one exception tree."""
+    """An argument parser that raises `ConfigError`."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; see `{self.prog} --help`.")
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """argparse's help, naming the value once for all spellings of a flag."""
+    """Help that names the value once after all spellings of a flag."""
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings or action.nargs == 0:

@@ -1,10 +1,9 @@
 """Every option, declared once: its type, default, flags and help.
 
 Owns the configuration. The command line, the YAML file, the environment (`TRIPTYCH_<NAME>`) and
-`docs/options.md` are all made from these dataclasses; options of other servers that are not
-offered are refused by name from the table in `core/options/refused.toml`. Where `roles` are named,
-models of other kinds do not read the option, and `core/options/relevance.py` says so. Knows nothing
-of torch.
+`docs/options.md` are generated from these dataclasses. Unsupported options of other servers are
+refused by name (`core/options/refused.toml`). An option with `roles` is read by models of these
+kinds only; `core/options/relevance.py` reports its use with others. Knows nothing of torch.
 """
 
 from __future__ import annotations
@@ -50,38 +49,37 @@ __all__ = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOptions:
-    """Which models, and how their weights are read."""
+    """The models, and how their weights are loaded."""
 
     model: tuple[str, ...] = option(
         (),
-        "A hub id, a local folder, a GGUF file or a registry package; repeat for several models."
-        " `name=reference` gives it a name of its own. With none, the embedded model is served.",
+        "A hub id, local folder, GGUF file or registry package; repeat for several models."
+        " `name=reference` sets the name it is served under. Default: the embedded model.",
         aliases=("--model-path",),
     )
     served_model_name: tuple[str, ...] = option(
         (),
-        "The name(s) clients use for the model(s), in the order of `--model`; repeat for several."
-        " Of a lone model, those after the first are other names; of several, `ALIAS=NAME` are.",
+        "Name that clients use for a model; repeat in the order of `--model`. With one model,"
+        " further names are aliases; with several, write an alias as `ALIAS=NAME`.",
     )
     model_impl: str = option(
         "auto",
-        "Which implementation runs a model: our decoder, transformers' through our paged cache,"
-        " or whichever fits.",
+        "Implementation that runs a model: `native`, Triptych's own decoder; `transformers`, on"
+        " the paged cache; `auto`: native for the architectures it knows.",
         choices=("auto", "native", "transformers"),
         roles=TEXT,
     )
     dtype: str = option(
         "auto",
-        "Weights and activations. `auto` keeps the checkpoint's own type where the device runs it.",
+        "Type of weights and activations. `auto` keeps the checkpoint's type if the device"
+        " supports it.",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
     quantization_encoding: str = option(
         "auto",
-        "How weights are held. `auto`: as they are stored, but GGUF files of less than 256 MiB are"
-        " taken out of their blocks."
-        " float32, bfloat16 and float16 are those of `--dtype`, and take blocks apart. q8_0 to q4_0"
-        " are GGUF's types: a file's own, or made of plain weights at load; an image model's"
-        " autoencoder stays plain. The others are for checkpoints that are.",
+        "Format of the weights in memory. `auto` keeps the stored format, except that GGUF files"
+        " under 256 MiB are dequantized. float32, bfloat16 and float16 dequantize. q8_0 to q4_0"
+        " read GGUF blocks or quantize at load. The others need a checkpoint in that format.",
         choices=(
             *("auto", "float32", "bfloat16", "float16"),
             *(*BLOCK_ENCODINGS, "float8_e4m3fn", "float4_e2m1fnx2", "gptq"),
@@ -89,11 +87,9 @@ class ModelOptions:
     )
     model_override: tuple[str, ...] = option(
         (),
-        "One field of one part of an image model, as PART.FIELD=VALUE; repeat for several. PART is"
-        " its name in model_index.json; FIELD is `path` (a folder or hub id instead of the part's"
-        " own), `weight_path` (a safetensors or GGUF file instead of its weights) or"
-        " `quantization_encoding` (how to hold it: float32, bfloat16, float16, q8_0, q6_k, q4_k,"
-        " q4_1, q4_0, or float8_e4m3fn for a file that is).",
+        "One field of one component of an image model, as PART.FIELD=VALUE; repeat for several."
+        " PART is its name in model_index.json; FIELD is `path`, `weight_path` or"
+        " `quantization_encoding` (see docs/images.md).",
         roles=("image",),
     )
     revision: str = option(
@@ -101,165 +97,167 @@ class ModelOptions:
     )
     max_length: int = option(
         0,
-        "Context length in tokens; 0 takes the model's own.",
+        "Context length in tokens; 0: the model's own.",
         aliases=("--context-length",),
         within=BOUND,
         roles=TOKENS,
     )
     chat_template: str = option(
-        "", "A file with a chat template instead of the model's own.", roles=("chat", "vision")
+        "", "File with a chat template that replaces the model's own.", roles=("chat", "vision")
     )
     tool_call_parser: str = option(
         "auto",
-        "Format in which a model writes calls of tools; auto goes by its chat template.",
+        "Format in which the model writes tool calls. `auto` follows the chat template.",
         roles=("chat", "vision"),
     )
     reasoning_parser: str = option(
         "auto",
-        "Format in which a model marks its reasoning, which answers return apart from their text:"
-        " auto follows the chat template, none leaves reasoning in the text.",
+        "Format in which the model marks its reasoning, which is returned separately from the"
+        " answer. `auto` follows the chat template; `none` leaves reasoning in the text.",
         roles=("chat", "vision"),
     )
     reasoning_budget: int = option(
         -1,
-        "Most reasoning tokens where a request has no `thinking_budget`; -1: any number.",
+        "Maximum reasoning tokens for requests without `thinking_budget`; -1: no limit.",
         within=Range(low=-1),
         roles=("chat", "vision"),
     )
     pool_embeddings: bool = option(
         True,
-        "One vector per text from embedding models; without, one per token.",
+        "Embedding models return one vector per text; off: one per token.",
         roles=("embedding",),
     )
     load: str = option(
-        "startup", "Load models at start, or on first use.", choices=("startup", "first-use")
+        "startup", "Load models at start or on first use.", choices=("startup", "first-use")
     )
     idle_unload_s: float = option(
-        0.0, "Unload a model after so many idle seconds; 0 only when memory is short.", within=BOUND
+        0.0,
+        "Unload a model after this many idle seconds; 0: only when memory is short.",
+        within=BOUND,
     )
     cache_dir: str = option(
         "",
-        "Where converted and downloaded weights are kept; empty: the user's cache folder.",
+        "Folder for downloaded and converted weights; empty: the user's cache folder.",
         aliases=("--download-dir",),
     )
-    offline: bool = option(False, "Use only what is already in the cache.")
+    offline: bool = option(False, "Use only files that are already in the cache.")
     bundle: str = option(
         "auto",
-        "A bundle of `triptych warm-cache` to start from (there: the folder to write it to). auto:"
-        " the one in the cache folder for these models, if any; none: start without.",
+        "A bundle of `triptych warm-cache` to start from (for that command: the folder to write)."
+        " `auto`: the bundle for these models in the cache folder, if any; `none`: no bundle.",
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceOptions:
-    """Which device, and how much of its memory."""
+    """The devices, their memory and kernels."""
 
     device: str = option(
         "auto",
-        "cpu, gpu, gpu:N; auto and default take the first GPU, or the CPU where there is none.",
+        "`cpu`, `gpu` or `gpu:N`; `auto` and `default` take the first GPU, or the CPU if there is"
+        " none.",
         aliases=("--devices",),
     )
     device_memory_utilization: float = option(
         0.9,
-        "Share of the memory free at the server's start that weights and caches together may take"
-        " (the KV cache gets free x share - weights). An engine that is started again has as much.",
+        "Share of the memory free at server start that weights and caches may use together (KV"
+        " cache = free x share - weights). A restarted engine gets the same amount.",
         within=SHARE,
     )
     tensor_parallel_size: int = option(
         1,
-        "Devices that a model is divided over, this many ranks in processes of their own: GPUs from"
-        " the one that --device names on, or those of `--device gpu:0,1`; on a CPU they share its"
-        " cores. For models on our own decoder.",
+        "Number of devices a model is split over, one process per rank. On GPUs: those from"
+        " --device on, or a list such as `--device gpu:0,1`. On a CPU the ranks share its cores."
+        " Needs the native decoder.",
         aliases=("--tp", "--tp-size"),
         within=COUNT,
         roles=TEXT,
     )
     enable_expert_parallel: bool = option(
         False,
-        "Of a mixture of experts that is divided, give each rank whole experts, instead of a part"
-        " of each.",
+        "With --tensor-parallel-size, give each rank whole experts of a mixture-of-experts model"
+        " instead of a slice of each.",
         roles=TEXT,
     )
     cfg_parallel_size: int = option(
         1,
-        "Ranks that share an image model's guidance branches: 2 run the guided and the unguided"
-        " half of a step at once, and images without guidance in turns. Each holds the model.",
+        "Ranks that share the guidance branches of an image model: with 2, the conditional and"
+        " unconditional halves of a step run in parallel, and images without guidance alternate."
+        " Each rank holds the model.",
         within=Range(low=1, high=2),
         roles=("image",),
     )
     ulysses_degree: int = option(
         1,
-        "Ranks that share the tokens of each run of an image model, and exchange heads for tokens"
-        " in attention. Each holds the model. For FLUX's kind; with --cfg-parallel-size as many"
-        " ranks as both multiplied.",
+        "Ranks that share the tokens of an image model (Ulysses sequence parallelism). Each rank"
+        " holds the model. For FLUX-like models; multiplies with --cfg-parallel-size.",
         aliases=("--usp", "--sp-degree"),
         within=COUNT,
         roles=("image",),
     )
     threads: int = option(
-        0, "CPU threads of the engine; 0: one per core, within a CPU quota.", within=BOUND
+        0, "CPU threads of the engine; 0: one per core, within the CPU quota.", within=BOUND
     )
     cpu_kernels: str = option(
         "auto",
-        "What computes a step on a CPU: our C kernels, compiled on first use and kept in the cache"
-        " folder, or torch alone. `auto` takes torch where there is no C compiler.",
+        "CPU kernels: `native` compiles C kernels on first use and caches them; `torch` uses"
+        " torch alone. `auto`: native if there is a C compiler.",
         choices=("auto", "native", "torch"),
         devices="cpu",
     )
     cpu_isa: str = option(
         "auto",
-        "Instruction level of the CPU kernels; auto is the highest that the processor, the compiler"
-        " and the system have.",
+        "Instruction set of the CPU kernels. `auto`: the highest that processor, compiler and"
+        " operating system support.",
         choices=("auto", "amx", "avx512_bf16", "avx512", "avx2", "portable"),
         devices="cpu",
     )
     device_graph_capture: bool | None = option(
         None,
-        "Capture steps once and replay them: tokens, frames of audio, denoising. `auto`: on a GPU."
-        " On a CPU, where a step is one call anyway, replaying gains nothing; it is for tests.",
+        "Capture steps (tokens, audio frames, denoising) once and replay them. `auto`: on GPUs."
+        " On a CPU there is nothing to gain; it is for tests.",
     )
     device_graph_rows: tuple[int, ...] = option(
         (),
-        "Batch sizes that steps of tokens are captured for; smaller batches are filled up. Empty:"
-        " powers of two and the sizes halfway between them.",
+        "Batch sizes to capture token steps for; smaller batches are padded. Default: powers of"
+        " two and the sizes halfway between them.",
         aliases=("--cuda-graph-bs",),
         within=COUNT,
         roles=TOKENS,
     )
     device_graph_max_rows: int = option(
         0,
-        "The largest batch that steps of tokens are captured for; 0: --max-batch-size.",
+        "Largest batch to capture token steps for; 0: --max-batch-size.",
         aliases=("--cuda-graph-max-bs",),
         within=BOUND,
         roles=TOKENS,
     )
     device_graph_padding: bool = option(
         True,
-        "Fill batches up to a captured size; without, only those of just that size are replayed.",
+        "Pad batches to a captured size; off: only batches of exactly a captured size are"
+        " replayed.",
         roles=TOKENS,
     )
     enable_deterministic_inference: bool = option(
         False,
-        "Start only where what a token gets cannot depend on what else is in its batch: with our"
-        " own decoder and kernels, where on a CPU that holds anyway and a GPU's products are made"
-        " in fixed tiles. Refused with --cpu-kernels torch, for models that transformers runs, and"
-        " on a GPU for all but text models.",
+        "Start only if a token's result cannot depend on the rest of its batch. Requires the"
+        " native decoder and kernels; on a GPU, text models only (docs/deterministic.md).",
     )
     seed: int = option(
         -1,
-        "Seed of requests that bring none; -1 picks a new one for each.",
+        "Seed for requests without one; -1: a new random seed for each.",
         aliases=("--random-seed",),
         within=Range(low=-1),
     )
 
     @property
     def num_image_ranks(self) -> int:
-        """Ranks of an image model."""
+        """The number of ranks of an image model."""
         return self.cfg_parallel_size * self.ulysses_degree
 
     @property
     def num_devices(self) -> int:
-        """The most devices that a model is on."""
+        """The most devices that any one model uses."""
         return max(self.tensor_parallel_size, self.num_image_ranks)
 
 
@@ -274,21 +272,20 @@ class CacheOptions:
     )
     kv_cache_format: str = option(
         "auto",
-        "Type of cached keys and values; `auto` follows the weights' compute type."
-        " float8_e4m3fn and int8, with a scale for each token and head, take half of bfloat16's"
-        " memory.",
+        "Type of cached keys and values. `auto` follows the compute type. float8_e4m3fn and int8"
+        " (one scale per token and head) take half the memory of bfloat16.",
         aliases=("--kv-cache-dtype",),
         choices=("auto", "float32", "bfloat16", "float16", "float8_e4m3fn", "int8"),
     )
     kv_cache_memory_mb: int = option(
         0,
-        "Upper bound of the cache of each model in MiB; 0: what memory and batch limits allow.",
+        "Maximum size of each model's cache in MiB; 0: what memory and batch limits allow.",
         within=BOUND,
     )
-    enable_prefix_caching: bool = option(True, "Reuse the pages of equal prompt beginnings.")
+    enable_prefix_caching: bool = option(True, "Reuse the cache pages of shared prompt prefixes.")
     max_vision_cache_entries: int = option(
         256,
-        "Images whose features are kept for prompts to come; 0: only while they are in use.",
+        "Images whose features are kept for later prompts; 0: only while in use.",
         within=BOUND,
         roles=("vision",),
     )
@@ -300,90 +297,96 @@ class ScheduleOptions:
 
     max_batch_size: int = option(
         32,
-        "Rows that may run at once.",
+        "Maximum number of rows that run at once.",
         aliases=("--max-running-requests",),
         within=COUNT,
         roles=TOKENS,
     )
     max_batch_input_tokens: int = option(
         1024,
-        "Tokens that may pass through the model in one step; rows being answered are at most half"
-        " as many.",
+        "Maximum tokens that pass through the model in one step; decoding rows take at most half"
+        " of them.",
         aliases=("--chunked-prefill-size", "--prefill-chunk-size"),
         within=COUNT,
         roles=TOKENS,
     )
     max_batch_total_tokens: int = option(
         0,
-        "Bound on the sum of the context lengths (rounded up to the page) of all rows in a step"
-        " with prompts; 0: none.",
+        "Limit on the sum of context lengths (rounded up to the page size) of all rows in a step"
+        " that contains prompts; 0: no limit.",
         within=BOUND,
         roles=TOKENS,
     )
-    enable_chunked_prefill: bool = option(True, "Split prompts over steps.", roles=TOKENS)
+    enable_chunked_prefill: bool = option(True, "Split prompts over several steps.", roles=TOKENS)
     max_prompt_share: float = option(
         0.5,
-        "Share of a step's input tokens that prompts may take while others are being answered.",
+        "Share of a step's input tokens that prompts may take while other rows decode.",
         within=SHARE,
         roles=ANSWERS,
     )
     max_step_s: float = option(
         0.06,
-        "While other models have work, chunks of prompts and batches of images are cut so that a"
-        " step takes about so long: what is urgent there waits for it. 0: by number alone.",
+        "While other models have work, prompt chunks and image batches are cut so that a step"
+        " takes about this long, because urgent work of the other models waits for it; 0: no time"
+        " limit.",
         within=BOUND,
     )
     target_first_token_s: float = option(
         1.0,
-        "A prompt is due this long after it arrived, when several models compete.",
+        "Deadline of a prompt after its arrival, used when several models compete.",
         within=DURATION,
-        roles=("chat", "vision", "embedding"),  # speech is due when its listener needs it
+        roles=("chat", "vision", "embedding"),  # speech has playback deadlines
     )
     target_inter_token_s: float = option(
         0.1,
-        "A token is due this long after the one before it, when several models compete.",
+        "Deadline of a token after the previous one, used when several models compete.",
         within=DURATION,
         roles=("chat", "vision"),
     )
     enable_in_flight_batching: bool = option(
         True,
-        "Decode rows and prompt chunks share steps; off: prompts drain first.",
+        "Mix decode rows and prompt chunks in one step; off: prompts run first.",
         aliases=("--enable-mixed-chunk",),
         roles=TOKENS,
     )
     kvcache_ce_watermark: float = option(
         0.95,
-        "A prompt starts only while cache use stays below this share, or nothing else runs.",
+        "Start a prompt only while cache use stays below this share, or if nothing else runs.",
         within=SHARE,
         roles=TOKENS,
     )
     max_preemptions: int = option(
         3,
-        "After so many preemptions a job is protected: it restarts with all the cache it may need.",
+        "After this many preemptions a job is protected: it restarts with all the cache it may"
+        " need.",
         within=BOUND,
         roles=TOKENS,
     )
     max_queue_size: int = option(
         512,
-        "Jobs that may wait; more are refused with 503. One of several API keys may have three"
-        " times what it leaves free; beyond that it gets a 429.",
+        "Jobs that may wait; more are refused with 503. With several API keys, one key may hold"
+        " three times what it leaves free and gets 429 beyond that.",
         aliases=("--max-queued-requests",),
         within=COUNT,
     )
     max_queue_tokens: int = option(
         0,
-        "Tokens (prompt and requested output) that may be admitted at once; 0: no bound.",
+        "Tokens (prompt plus requested output) admitted at once; 0: no limit.",
         within=BOUND,
     )
     max_jobs_per_key: int = option(
-        0, "Jobs one API key may have admitted at once; more get 429. 0: no bound.", within=BOUND
+        0,
+        "Jobs that one API key may have admitted at once; more get 429. 0: no limit.",
+        within=BOUND,
     )
     max_tokens_per_key: int = option(
-        0, "Tokens one API key may have admitted at once; more get 429. 0: no bound.", within=BOUND
+        0,
+        "Tokens that one API key may have admitted at once; more get 429. 0: no limit.",
+        within=BOUND,
     )
     schedule_policy: str = option(
         "fcfs",
-        "Order of waiting jobs: as they came, or those of the highest priority first.",
+        "Order of waiting jobs: first come, first served, or highest priority first.",
         choices=("fcfs", "priority"),
         roles=TOKENS,
     )
@@ -391,15 +394,15 @@ class ScheduleOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DebugOptions:
-    """For tests and chaos drills."""
+    """Switches for tests and fault drills."""
 
     sim_failure: float = option(
-        0.0, "Percent of steps that fail on purpose.", within=Range(low=0, high=100)
+        0.0, "Percentage of steps that fail on purpose.", within=Range(low=0, high=100)
     )
     debug_verify_replay: bool = option(
         False,
-        "Run each captured step eagerly, too, before it is replayed; a result that differs in one"
-        " bit fails the step. Several times slower.",
+        "Also run each captured step eagerly before its replay, and fail the step if the results"
+        " differ in any bit. Several times slower.",
     )
 
 

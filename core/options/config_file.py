@@ -1,4 +1,4 @@
-"""Reading a `--config-file`: YAML of plain values, bounded, in which no key comes twice.
+"""Reads a `--config-file`: YAML with plain values, a size limit and no duplicate keys.
 
 Knows no options.
 """
@@ -15,19 +15,19 @@ _MAX_FILE_BYTES = 2**20
 
 
 def read_config_file(path: str) -> dict[str, Any]:
-    """What the file holds by its keys. Raises `ConfigError` naming the file and what is wrong."""
+    """Return the file's values by key. Raises `ConfigError` with the file's name and the cause."""
     try:
         with open(path, "rb") as file:
             text = file.read(_MAX_FILE_BYTES + 1).decode()
         if len(text) > _MAX_FILE_BYTES:
-            raise ConfigError(f"--config-file {path}: is over {_MAX_FILE_BYTES} bytes.")
+            raise ConfigError(f"--config-file {path}: larger than {_MAX_FILE_BYTES} bytes.")
         content = _UniqueKeys(text).get_single_data()
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
         raise ConfigError(f"--config-file {path}: cannot be read ({reason}).") from error
     except (yaml.YAMLError, RecursionError) as error:
         reason = " ".join(str(error).split())
-        raise ConfigError(f"--config-file {path}: is not valid YAML ({reason}).") from error
+        raise ConfigError(f"--config-file {path}: invalid YAML ({reason}).") from error
     if content is None:
         return {}
     if not isinstance(content, dict):
@@ -36,10 +36,10 @@ def read_config_file(path: str) -> dict[str, Any]:
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """Plain values alone, and none that takes another's place unsaid."""
+    """A safe YAML loader that refuses duplicate keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """As every safe loader does, but for a key that is there twice."""
+        """Build a mapping. Raises `ConstructorError` for a duplicate key."""
         seen = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value in seen:

@@ -1,6 +1,6 @@
-"""How an option is declared, what a number in it may be, and which models read it.
+"""The declaration of an option: type, range, and the kinds of models that read it.
 
-Owns the declaration alone: the options themselves are in `core.options.config`.
+Knows no options: those are in `core.options.config`.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from typing import Any, ParamSpec
 
 ENVIRONMENT_PREFIX = "TRIPTYCH_"
 DECLARED = "option"
-"""Where a field's metadata has its `Option`."""
+"""Key of a field's `Option` in its metadata."""
 
 Details = ParamSpec("Details")
 
 Role = str
-"""What a model is for, by its modality: `chat`, `vision`, ... Options name their readers by it."""
+"""The kind of a model, by its modality: `chat`, `vision`, ... Options name their readers by it."""
 
 ROLES: tuple[Role, ...] = ("chat", "vision", "embedding", "speech", "asr", "image")
-"""Those that read any option. One for vision is one for chat that takes images, too."""
+"""All kinds of models. A vision model is a chat model that also takes images."""
 TEXT: tuple[Role, ...] = ("chat", "vision", "embedding")
-"""Models of text; those that embed may be decoders, too."""
+"""Text models; embedding models may also be decoders."""
 ANSWERS: tuple[Role, ...] = ("chat", "vision", "speech")
-"""Models that draw token after token."""
+"""Models that sample one token after another."""
 TOKENS: tuple[Role, ...] = ("chat", "vision", "embedding", "speech")
-"""Models of tokens over a paged cache."""
+"""Token models with a paged cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """What a number may be: `low` (left out where `is_open`) to `high`, or powers of two only."""
+    """Valid numbers: `low` (excluded if `is_open`) to `high`, or only powers of two among them."""
 
     low: float
     high: float = float("inf")
@@ -59,11 +59,12 @@ DURATION = Range(low=0, is_open=True)
 class Option:
     """One declared option. `type` is str, int, float, bool, or a tuple of str, int or float.
 
-    A switch that is `None` by default (`bool | None`) is set by what runs, unless it is given.
+    A switch with the default `None` (`bool | None`) is chosen by the engine unless the user sets
+    it.
 
-    Models of `roles` alone read it; with none: those of its section's `ROLES`, or else all do, or
-    none (the server itself reads it). One that `is_for_server` says how requests come in, and means
-    nothing to a model in this process.
+    Only models of `roles` read it. Without `roles`, those of its section's `ROLES` read it; without
+    these, all models or the server. An option that `is_for_server` configures how requests arrive
+    and has no meaning for a model in this process.
     """
 
     default: Any
@@ -81,12 +82,12 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """The flag's own spelling, `--kv-cache-page-size`."""
+        """The main spelling, `--kv-cache-page-size`."""
         return "--" + self.name.replace("_", "-")
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Every spelling, its own first."""
+        """All spellings, the main one first."""
         return (self.flag, *self.aliases)
 
     @property
@@ -96,13 +97,13 @@ class Option:
 
     @property
     def readers(self) -> str:
-        """What it is for, in words: `chat and vision models`."""
+        """The models that read it, in words: `chat and vision models`."""
         *firsts, last = self.roles or ("all",)
         return " and ".join(filter(None, (", ".join(firsts), last))) + " models"
 
     @property
     def is_switch(self) -> bool:
-        """Whether it is on or off, as `--x` and `--no-x`."""
+        """Whether it is a boolean, `--x` or `--no-x`."""
         return self.type in (bool, bool | None)
 
     @property
@@ -112,11 +113,11 @@ class Option:
 
     @property
     def is_numbers(self) -> bool:
-        """Whether it is a list of numbers, as `1,2,4`."""
+        """Whether it is a list of numbers such as `1,2,4`."""
         return self.type in (tuple[int, ...], tuple[float, ...])
 
     def is_for(self, roles: Collection[Role]) -> bool:
-        """Whether a model of one of `roles`, or what is around any model, reads it."""
+        """Whether a model of one of `roles`, or the server, reads it."""
         return not self.roles or not set(self.roles).isdisjoint(roles)
 
 
@@ -131,4 +132,4 @@ def _as_field(make: Callable[Details, Option]) -> Callable[Details, Any]:
 
 
 option = _as_field(Option)
-"""Declares a field of a section as an option. Name, section and type are the field's own."""
+"""Declares a field of a section as an option. Name, section and type come from the field."""

@@ -1,4 +1,4 @@
-"""The options of speech, images that are generated and images that are looked at.
+"""The options of speech, of image generation and of vision.
 
 Owns three sections of the configuration. The rules of `core.options.config` apply.
 """
@@ -13,162 +13,177 @@ from triptych.core.options.declaration import BOUND, COUNT, DURATION, Range, Rol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeechOptions:
-    """Speech that is made while it is listened to."""
+    """Streaming speech synthesis."""
 
     ROLES: ClassVar[tuple[Role, ...]] = ("speech",)
 
     audio_decoder: str = option(
-        "", "The local folder of a codec for a speech-token model; empty: the model's own codec."
+        "", "Local folder of a codec for a speech-token model; empty: the model's own codec."
     )
     audio_decoder_weights: str = option(
-        "", "A safetensors file with the codec's weights instead of its folder's."
+        "", "Safetensors file that replaces the weights in the codec's folder."
     )
     audio_decoder_config: str = option(
-        "", "A JSON file with fields to set in the codec's configuration."
+        "", "JSON file with fields to override in the codec's configuration."
     )
     chunk_size: tuple[int, ...] = option(
         (),
-        "Codec frames decoded at a time: one number, or one for each chunk in turn, of which the"
-        " last repeats. Without it a stream's first chunk is as small as can be, and later ones"
-        " grow as far as its listener's buffer allows.",
+        "Codec frames per decoded chunk: one number, or one per chunk in turn, the last of which"
+        " repeats. Default: the first chunk is as small as possible, and later ones grow with the"
+        " listener's buffer.",
         within=COUNT,
     )
     buffer: int = option(
         0,
-        "Codec frames before a chunk that are decoded again with it, for their context alone;"
-        " decoders that keep their state need none.",
+        "Codec frames before a chunk that are decoded again with it as context. Streaming"
+        " decoders need none.",
         within=BOUND,
     )
     block_causal: bool = option(
-        False, "Frames decoded again for their context do not see the chunk that follows them."
+        False, "Context frames that are decoded again do not attend to the chunk after them."
     )
     prepend_prompt_speech_tokens: str = option(
         "never",
-        "Let the audio decoder hear the voice's own clip before its first chunk (once), and a"
-        " windowed decoder before later ones too, while its context is not full (rolling).",
+        "Give the audio decoder the voice's reference clip before the first chunk (once); with"
+        " `rolling`, a windowed decoder also gets it before later chunks, until its context is"
+        " full.",
         choices=("never", "once", "rolling"),
     )
     prepend_prompt_speech_tokens_causal: bool = option(
-        False, "Frames of the voice's clip do not see the chunk that follows them."
+        False, "Frames of the reference clip do not attend to the chunk after them."
     )
     max_speech_characters: int = option(
-        4096, "Longest text of one request over HTTP to speak, as OpenAI's.", within=COUNT
+        4096,
+        "Maximum characters of the text in one speech request over HTTP; OpenAI's limit by"
+        " default.",
+        within=COUNT,
     )
-    max_streams: int = option(32, "Voices that may speak at once; others wait.", within=COUNT)
+    max_streams: int = option(
+        32, "Maximum number of voices that speak at once; further requests wait.", within=COUNT
+    )
     target_first_audio_s: float = option(
-        0.3, "The first audio of a stream is due this long after its request.", within=DURATION
+        0.3, "Deadline of a stream's first audio after its request.", within=DURATION
     )
     max_lead_s: float = option(
         0.0,
-        "Speech is made no further ahead of its listener than this; 0: as far as the device has"
-        " time for.",
+        "Maximum seconds that synthesis runs ahead of playback; 0: as far as the device has time"
+        " for.",
         within=BOUND,
     )
     ce_delay_ms: float = option(
-        0.0, "How long a first prompt may wait for others to share its step.", within=BOUND
+        0.0, "Longest time a new prompt waits for others to share its step.", within=BOUND
     )
     enable_prioritize_first_decode: bool = option(
-        False, "Who was just let in gets its first audio before the next prompt is let in."
+        False,
+        "Produce the first audio of a newly admitted request before the next prompt is admitted.",
     )
     max_queue_size_tg: int = option(
-        0, "Speech-token rows that may run at once; 0: as --max-batch-size.", within=BOUND
+        0,
+        "Maximum number of speech-token rows that run at once; 0: --max-batch-size.",
+        within=BOUND,
     )
     min_batch_size_tg: int = option(
         0,
-        "While fewer speech-token rows run, waiting prompts go before them, as far as no listener"
-        " has to wait for it.",
+        "While fewer speech-token rows run, waiting prompts go first, unless a listener's buffer"
+        " would run dry.",
         within=BOUND,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageOptions:
-    """Images that are generated: which steps run the model. A request may ask for another cache."""
+    """Image generation. A request may choose another step cache."""
 
     ROLES: ClassVar[tuple[Role, ...]] = ("image",)
 
     step_cache: str = option(
         "auto",
-        "What lets an image skip steps. `planned`: steps chosen beforehand by `triptych"
-        " calibrate`; `auto`: so where the model was calibrated, else no step is skipped.",
+        "Method that skips denoising steps. `planned`: the steps chosen by `triptych calibrate`;"
+        " `auto`: `planned` if the model was calibrated, else `off`.",
         choices=("auto", "off", "planned", "teacache", "first-block", "taylorseer", "magcache"),
     )
     step_cache_min_psnr_db: float = option(
         32.0,
-        "Plans skip as many steps as leave nine of ten calibration images at least so close to"
-        " their uncached selves.",
+        "Quality limit of a plan: nine of ten calibration images stay at least this close to"
+        " their uncached version.",
         within=BOUND,
     )
-    teacache: bool = option(False, "The same as --step-cache teacache.")
+    teacache: bool = option(False, "Same as --step-cache teacache.")
     teacache_rel_l1_thresh: float = option(
         0.0,
-        "TeaCache computes once the estimated change adds up to this; 0: what suits the model's"
-        " coefficients.",
+        "TeaCache recomputes when the accumulated estimated change reaches this; 0: a threshold"
+        " that suits the model's coefficients.",
         within=BOUND,
     )
     teacache_coefficients: tuple[float, ...] = option(
         (),
         "TeaCache's polynomial, highest power first, as in --teacache-coefficients=-450,280,3.2."
-        " Without it: the calibrated or the published one.",
+        " Default: the calibrated or the published coefficients.",
         within=Range(low=-1e6, high=1e6),
     )
     first_block_caching: bool = option(
         False,
-        "The same as --step-cache first-block. With --taylorseer, what is skipped is extrapolated"
-        " with --taylorseer-max-order.",
+        "Same as --step-cache first-block. With --taylorseer, skipped steps are extrapolated to"
+        " order --taylorseer-max-order.",
     )
     residual_threshold: float = option(
         0.05,
-        "First-block caching computes once the first block's residual moved by more than this.",
+        "First-block caching recomputes when the first block's residual has changed by more than"
+        " this.",
         within=BOUND,
     )
-    taylorseer: bool = option(False, "The same as --step-cache taylorseer.")
+    taylorseer: bool = option(False, "Same as --step-cache taylorseer.")
     taylorseer_cache_interval: int = option(
-        5, "TaylorSeer computes every so many steps.", within=COUNT
+        5, "TaylorSeer computes one step in this many.", within=COUNT
     )
     taylorseer_max_order: int = option(
-        1, "Degree of TaylorSeer's extrapolation.", within=Range(low=0, high=3)
+        1, "Order of TaylorSeer's extrapolation.", within=Range(low=0, high=3)
     )
-    taylorseer_warmup_steps: int = option(9, "First steps that TaylorSeer computes.", within=COUNT)
+    taylorseer_warmup_steps: int = option(
+        9, "First steps that TaylorSeer always computes.", within=COUNT
+    )
     max_images_in_flight: int = option(
-        16, "Images that may be generated at once; others wait.", within=COUNT
+        16, "Maximum number of images generated at once; further ones wait.", within=COUNT
     )
     max_image_rows: int = option(
         16,
-        "Rows in one run of an image model: an image is one, or two with guidance. How many there"
-        " are follows what runs were measured to take.",
+        "Maximum rows in one run of an image model: one per image, two with guidance. The actual"
+        " number follows measured run times.",
         within=COUNT,
     )
     image_memory_mb: int = option(
         0,
-        "MiB that images in flight may hold between their steps; 0: what memory allows.",
+        "MiB that images in flight may hold between steps; 0: what memory allows.",
         within=BOUND,
     )
     max_image_pixels: int = option(
-        3840 * 2160, "Most pixels of one image, where its model can generate so many.", within=COUNT
+        3840 * 2160,
+        "Maximum pixels of a generated image, if its model supports that size.",
+        within=COUNT,
     )
     image_store_mb: int = option(
         256,
-        "MiB of memory for images that are answered as links; the oldest give way.",
+        "MiB of memory for images that are returned as links; the oldest are evicted.",
         within=BOUND,
     )
     image_store_ttl_s: float = option(
-        3600.0, "How long an image that was answered as a link is kept.", within=DURATION
+        3600.0, "How long an image returned as a link is kept.", within=DURATION
     )
     enable_lora: bool = option(
-        True, "Take requests for adapters of --lora-paths; off: none is loaded, all are refused."
+        True,
+        "Accept requests for adapters of --lora-paths; off: no adapter is loaded and all such"
+        " requests are refused.",
     )
     lora_paths: tuple[str, ...] = option(
         (),
-        "A LoRA for the image model that requests may ask for: a safetensors file, a folder or a"
-        " hub id; repeat for several. `name=place` gives it a name of its own.",
+        "A LoRA adapter that image requests may use: a safetensors file, folder or hub id; repeat"
+        " for several. `name=reference` sets its name.",
     )
-    max_lora_rank: int = option(
-        0, "Highest rank of an adapter that is taken; 0: any.", within=BOUND
-    )
+    max_lora_rank: int = option(0, "Highest accepted rank of an adapter; 0: any.", within=BOUND)
     max_num_loras: int = option(
         8,
-        "Different adapters in one run of the model; of more, images wait for the next run.",
+        "Maximum number of different adapters in one run of the model; images with further"
+        " adapters wait for the next run.",
         aliases=("--max-loras-per-batch",),
         within=COUNT,
     )
@@ -176,20 +191,19 @@ class ImageOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionOptions:
-    """Images that are looked at."""
+    """Images that vision models take."""
 
     ROLES: ClassVar[tuple[Role, ...]] = ("vision",)
 
-    max_images: int = option(16, "Images in one chat.", within=BOUND)
-    max_image_pixels: int = option(
+    max_images: int = option(16, "Maximum number of images in one chat.", within=BOUND)
+    max_input_image_pixels: int = option(
         2**22,
-        "An image with more pixels is scaled down to so many before the model's own processor"
-        " has it.",
+        "Larger images are scaled down to this many pixels before the model's own preprocessing.",
         within=Range(low=2**16),
     )
     prepared_images_mb: int = option(
         256,
-        "MiB of memory for images as their model takes them: one that comes again is neither"
-        " decoded nor processed again.",
+        "MiB of memory for preprocessed images, so that a repeated image is not decoded and"
+        " processed again.",
         within=BOUND,
     )

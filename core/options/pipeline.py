@@ -1,4 +1,4 @@
-"""Options of roles: engines that compute prompts or encode images for those that go on from them.
+"""Options of roles: disaggregated prefill, decode and image encoding.
 
 Owns the declarations. `core.options.pipeline_plan` checks them and `schedulers.roles` acts on them.
 """
@@ -18,54 +18,54 @@ DEFAULT_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineOptions:
-    """Prefill, decode and the encoder of images in engines of their own."""
+    """Disaggregated prefill, decode and image encoding."""
 
     ROLES: ClassVar[tuple[Role, ...]] = TEXT
 
     pipeline_role: str = option(
         WHOLE,
-        "What the engine does of a request: all of it; `prefill`, prompts for engines that decode;"
-        " `decode`, the rest, and whatever of prompts does not come in time; `encode`, images"
-        " for all of these, with no language model loaded.",
+        "Part of a request that this engine does: all of it; `prefill`: prompts, for decode"
+        " engines; `decode`: the rest, and prompts that do not arrive in time; `encode`: images,"
+        " for all other engines, without loading a language model.",
         choices=(WHOLE, PREFILL, DECODE, ENCODE),
         is_for_server=True,
     )
     prefill_address: tuple[str, ...] = option(
         (),
-        "HOST:PORT, or unix:PATH on one host: where an engine of role prefill listens, and one of"
-        " role decode finds it; there repeat for several.",
+        "HOST:PORT, or unix:PATH on one host: where a prefill engine listens and a decode engine"
+        " connects to it. Repeat for several on decode engines.",
         is_for_server=True,
     )
     encoder_address: tuple[str, ...] = option(
         (),
-        "HOST:PORT, or unix:PATH on one host: where an engine of role encode listens, and any"
-        " other finds it; there repeat for several.",
+        "HOST:PORT, or unix:PATH on one host: where an encode engine listens and other engines"
+        " connect to it. Repeat for several on those.",
         roles=_SEEING,
         is_for_server=True,
     )
     pipeline_key_file: str = option(
         "",
-        "File with a secret that engines of different roles share, 16 bytes or more.",
+        "File with a secret of at least 16 bytes, shared by engines of different roles.",
         is_for_server=True,
     )
     pipeline_transport: str = option(
         SOCKETS,
-        "How pages cross between engines: over their sockets, in shared memory for unix:PATH; or"
-        " by `nixl` (`pip install 'triptych[nixl]'`), which uses RDMA where there is.",
+        "How KV pages are transferred between engines: over their sockets (shared memory for"
+        " unix:PATH), or by `nixl` (`pip install 'triptych[nixl]'`), which uses RDMA if available.",
         choices=(SOCKETS, NIXL),
         is_for_server=True,
     )
     prefill_timeout_s: float = option(
         DEFAULT_TIMEOUT_S,
-        "Longest wait for the next page of a prompt: an engine of role decode then computes it"
-        " itself, one of role prefill lets go of a peer that takes none.",
+        "Longest wait for the next page of a prompt. After it, a decode engine computes the"
+        " prompt itself, and a prefill engine disconnects a peer that does not read.",
         within=DURATION,
         is_for_server=True,
     )
     encoder_timeout_s: float = option(
         DEFAULT_TIMEOUT_S,
-        "Longest wait for an image that is encoded elsewhere, or for its next page: the engine"
-        " then encodes it itself, and one of role encode lets go of a peer that takes nothing.",
+        "Longest wait for a remotely encoded image or its next page. After it, the engine encodes"
+        " the image itself, and an encode engine disconnects a peer that does not read.",
         within=DURATION,
         roles=_SEEING,
         is_for_server=True,

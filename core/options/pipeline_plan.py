@@ -1,4 +1,4 @@
-"""The role of an engine: the options of roles, checked against each other and the configuration.
+"""The role of an engine: its options, checked against each other and the configuration.
 
 Owns the checks and their messages. Knows no sockets; `schedulers.roles.pipeline_roles` opens them.
 """
@@ -24,7 +24,7 @@ from triptych.core.options.pipeline import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meeting:
-    """Where engines of two roles meet, by what `flag` says, and how long they wait there."""
+    """The addresses where engines of two roles connect (from `flag`) and the time limit there."""
 
     flag: str
     addresses: tuple[str, ...]
@@ -33,7 +33,7 @@ class Meeting:
     timeout_s: float
 
     def refuse_idle_timeout(self) -> None:
-        """Raises `ConfigError` for a time limit where nobody is met."""
+        """Raise `ConfigError` for a time limit without an address."""
         if self.timeout_s != DEFAULT_TIMEOUT_S and not self.addresses:
             limit = self.flag.replace("-address", "-timeout-s")
             raise ConfigError(
@@ -44,28 +44,28 @@ class Meeting:
 
 @dataclass(frozen=True, slots=True)
 class PipelinePlan:
-    """The role of an engine, and what it needs for it."""
+    """The role of an engine and the connections it needs."""
 
     role: str
     pages: Meeting
-    """Where engines of prefill and decode meet."""
+    """The connection between prefill and decode engines."""
     _options: PipelineOptions
 
     @classmethod
     def of(cls, config: Config) -> Self:
-        """Raises `ConfigError` for options that miss each other, and for those that bar a role."""
+        """Raise `ConfigError` for options that are missing or incompatible with the role."""
         plan = cls.checked(config)
-        plan._refuse_what_is_of_no_use()
-        plan._refuse_what_is_missing()
+        plan._refuse_unused_options()
+        plan._refuse_missing_options()
         for meeting in (plan.pages, plan.features):
             meeting.refuse_idle_timeout()
         if plan._is_part:
-            _refuse_what_bars(plan._cause, plan.role, config)
+            _refuse_incompatible_options(plan._cause, plan.role, config)
         return plan
 
     @classmethod
     def checked(cls, config: Config) -> Self:
-        """Of a configuration that `of` took when the server started."""
+        """Return the plan of a configuration that `of` accepted when the server started."""
         options = config.pipeline
         pages = Meeting(
             flag="--prefill-address",
@@ -78,7 +78,7 @@ class PipelinePlan:
 
     @property
     def features(self) -> Meeting:
-        """Where engines with the encoder of images meet others. Of models that see alone."""
+        """The connection between encode engines and other engines. For vision models only."""
         options = self._options
         return Meeting(
             flag="--encoder-address",
@@ -90,22 +90,22 @@ class PipelinePlan:
 
     @property
     def fetches_pages(self) -> bool:
-        """Whether prompts are computed elsewhere."""
+        """Whether prompts are computed by another engine."""
         return self.role == DECODE
 
     @property
     def sends_pages(self) -> bool:
-        """Whether prompts are computed for others."""
+        """Whether prompts are computed for other engines."""
         return self.role == PREFILL
 
     @property
     def encodes(self) -> bool:
-        """Whether images are encoded for others, and nothing else is done."""
+        """Whether the engine only encodes images for other engines."""
         return self.role == ENCODE
 
     @property
     def fetches_features(self) -> bool:
-        """Whether images are encoded elsewhere."""
+        """Whether images are encoded by another engine."""
         return bool(self.features.addresses) and not self.encodes
 
     @property
@@ -116,7 +116,7 @@ class PipelinePlan:
     def _cause(self) -> str:
         return self.features.flag if self.role == WHOLE else f"--pipeline-role {self.role}"
 
-    def _refuse_what_is_of_no_use(self) -> None:
+    def _refuse_unused_options(self) -> None:
         if self.pages.addresses and self.role in (WHOLE, ENCODE):
             raise ConfigError(
                 f"{self.pages.flag}: for engines of role prefill and decode; add --pipeline-role"
@@ -128,11 +128,11 @@ class PipelinePlan:
         }
         if not self._is_part and (named := _named(given)):
             raise ConfigError(
-                f"{named}: this engine meets no other; add --pipeline-role or"
+                f"{named}: this engine connects to no other; add --pipeline-role or"
                 f" {self.features.flag}, or leave it out."
             )
 
-    def _refuse_what_is_missing(self) -> None:
+    def _refuse_missing_options(self) -> None:
         needed = self.features if self.role in (WHOLE, ENCODE) else self.pages
         if self._is_part and not needed.addresses:
             raise ConfigError(f"{self._cause} needs {needed.flag} (HOST:PORT or unix:PATH).")
@@ -140,24 +140,24 @@ class PipelinePlan:
             raise ConfigError(f"{self._cause} needs --pipeline-key-file.")
         if self.role in (PREFILL, ENCODE) and len(needed.addresses) > 1:
             raise ConfigError(
-                f"{needed.flag}: an engine of role {self.role} listens on one; name one."
+                f"{needed.flag}: an engine of role {self.role} listens on one address; give one."
             )
 
 
-def _refuse_what_bars(cause: str, role: str, config: Config) -> None:
+def _refuse_incompatible_options(cause: str, role: str, config: Config) -> None:
     device, replicas, models = config.device, config.replicas, config.models
-    barred = {
+    incompatible = {
         f"--tensor-parallel-size {device.tensor_parallel_size}": device.tensor_parallel_size > 1,
         f"--replicas {replicas.replicas}": replicas.replicas != "1",
         f"--ray-address {replicas.ray_address}": bool(replicas.ray_address),
     }
     if role in (PREFILL, DECODE):
-        barred["--no-enable-prefix-caching"] = not config.cache.enable_prefix_caching
-    if role in (PREFILL, ENCODE):  # it listens while its model is loaded, and others load none
-        barred[f"--load {models.load}"] = models.load != "startup"
-        barred[f"--idle-unload-s {models.idle_unload_s:g}"] = models.idle_unload_s > 0
-    if named := _named(barred):
-        raise ConfigError(f"{cause} does not go with {named} yet; leave one of them out.")
+        incompatible["--no-enable-prefix-caching"] = not config.cache.enable_prefix_caching
+    if role in (PREFILL, ENCODE):  # it listens while its model is loaded; peers cannot load it
+        incompatible[f"--load {models.load}"] = models.load != "startup"
+        incompatible[f"--idle-unload-s {models.idle_unload_s:g}"] = models.idle_unload_s > 0
+    if named := _named(incompatible):
+        raise ConfigError(f"{cause} cannot be combined with {named} yet; leave one of them out.")
 
 
 def _named(flags: Mapping[str, bool]) -> str:

@@ -1,10 +1,10 @@
-"""Options of other servers: what is refused by name, and what may be set to one value only.
+"""Options of other servers: refused by name, accepted with fixed values, or translated.
 
-Owns what the tables of `refused.toml` mean, so that no flag of MAX or SGLang is ever accepted and
-ignored. A *refused* option ends in an error that names the alternative. A *fixed* option describes
-what Triptych does anyway: the values that say so are accepted, every other is refused. A
-*translated* one means the same as a flag of ours in other words. What is honoured is declared in
-`core/options/config.py`.
+Owns the meaning of the tables in `refused.toml`, so that no flag of MAX or SGLang is ever accepted
+and ignored. A *refused* option raises an error that names the alternative. A *fixed* option
+describes behavior that Triptych has anyway: its values that say so are accepted, all others are
+refused. A *translated* option has the same meaning as an option of Triptych. Supported options are
+declared in `core/options/config.py`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Fixed:
         return self.accepts in (("true",), ("false",))
 
     def check(self, flag: str, value: Any) -> None:
-        """Raise ConfigError unless `value` says what happens anyway."""
+        """Raise ConfigError unless `value` is accepted."""
         # YAML's null, true and 1 arrive as objects.
         if ("null" if value is None else str(value).lower()) not in self.accepts:
             given = flag if self.is_switch else f"{flag} {value}"
@@ -50,18 +50,18 @@ def _reason(entry: Mapping[str, str]) -> str:
 
 _TABLES = tomllib.loads(Path(__file__).with_name("refused.toml").read_text("utf-8"))
 REASONS: Mapping[str, str] = MappingProxyType(_TABLES["reasons"])
-"""Reasons of several entries, by name."""
+"""Reasons that several entries share, by name."""
 FIXED = tuple(
     Fixed(_flags(entry), tuple(entry["accepts"]), _reason(entry)) for entry in _TABLES["fixed"]
 )
-"""Options that may be given, with the values that name what happens anyway."""
+"""Options that are accepted with the values that name existing behavior."""
 FIXED_BY_FLAG = MappingProxyType({flag: entry for entry in FIXED for flag in entry.flags})
 TRANSLATED = MappingProxyType({f"--{name}": ours for name, ours in _TABLES["translated"].items()})
-"""Flags that mean the same as one of ours in other words."""
+"""Flags with the same meaning as an option of Triptych."""
 REFUSED = MappingProxyType(
     {flag: _reason(entry) for entry in _TABLES["refused"] for flag in _flags(entry)}
 )
-"""Reason (with the alternative) of each refused flag, fixed ones not among them."""
+"""Reason (with the alternative) of each refused flag, without the fixed ones."""
 _VALUES = MappingProxyType(
     {
         (option, value): instead
@@ -73,7 +73,7 @@ _VALUES = MappingProxyType(
 
 
 def reason(flag: str) -> str | None:
-    """Why `flag` (`--x` or `--no-x`) is refused and what to do instead; None for any other."""
+    """Return why `flag` (`--x` or `--no-x`) is refused and its alternative; None if it is not."""
     positive = "--" + flag.removeprefix("--").removeprefix("no-")
     if positive in TRANSLATED:
         return f"write {TRANSLATED[positive]}."
@@ -81,12 +81,12 @@ def reason(flag: str) -> str | None:
 
 
 def value_reason(name: str, value: str) -> str | None:
-    """What to write instead of a peer's `value` for our option `name`."""
+    """Return the replacement of another server's `value` for the option `name`."""
     return _VALUES.get((name, value))
 
 
 def is_fixed(flag: str, value: Any) -> bool:
-    """Whether `flag: value` in a file says what happens anyway; raises ConfigError if not quite."""
+    """Whether `flag` is a fixed option; raises ConfigError if it does not accept `value`."""
     entry = FIXED_BY_FLAG.get(flag)
     if entry is not None:
         entry.check(flag, value)

@@ -1,8 +1,8 @@
-"""Whether an option that was given has a reader.
+"""Reports options that no loaded model reads.
 
-Owns the report of one that no model at hand reads. Typed for this run, as a flag or a keyword, it
-is a mistake and an error. A file, the environment and a ready `Config` may be shared by servers of
-other models: there it is a warning. Knows which models read an option from its declaration alone.
+As a flag or a keyword, such an option is an error. In a file, the environment or a ready `Config`,
+which servers of other models may share, it is a warning. Knows which models read an option only
+from its declaration.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 def check_relevance(resolved: Resolved, roles: Collection[Role]) -> None:
-    """Raise `ConfigError` for typed options that no model of `roles` reads; warn of shared ones."""
+    """Raise `ConfigError` for flags that no model of `roles` reads; log shared options."""
     idle = [
         option
         for name, option in declared().items()
@@ -28,15 +28,15 @@ def check_relevance(resolved: Resolved, roles: Collection[Role]) -> None:
     typed = [option for option in idle if option.name in resolved.typed]
     if typed:
         raise ConfigError(
-            f"{_say(typed, resolved)}. No such model runs here: leave it out, or name one with"
+            f"{_describe(typed, resolved)}. No such model runs here: leave it out, or name one with"
             " --model."
         )
     if idle:
-        _log.warning("without effect here: %s", _say(idle, resolved))
+        _log.warning("without effect here: %s", _describe(idle, resolved))
 
 
 def check_in_process(resolved: Resolved) -> None:
-    """Raise `ConfigError` for keywords and flags about a server, where none is started."""
+    """Raise `ConfigError` for keywords and flags of the server if none is started."""
     names = [
         _spell(option, resolved.sources[option.name])
         for option in declared().values()
@@ -44,13 +44,13 @@ def check_in_process(resolved: Resolved) -> None:
     ]
     if names:
         raise ConfigError(
-            f"{', '.join(names)} {'are' if names[1:] else 'is'} for `triptych serve`: a model in"
-            " this process takes calls, no requests. Leave it out."
+            f"{', '.join(names)} {'are' if names[1:] else 'is'} for `triptych serve`: a model"
+            " in this process gets no HTTP requests. Leave it out."
         )
 
 
-def _say(options: Iterable[Option], resolved: Resolved) -> str:
-    """The options as they were given, each group with the models it is for."""
+def _describe(options: Iterable[Option], resolved: Resolved) -> str:
+    """Return the options as they were given, grouped by the models they are for."""
     groups = []
     for readers, group in groupby(options, key=lambda option: option.readers):
         names = [_spell(option, resolved.sources[option.name]) for option in group]

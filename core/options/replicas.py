@@ -1,4 +1,4 @@
-"""Options of replicas: how many engines serve the models, and on which Ray cluster.
+"""Options of replicas: their number, routing, scaling and Ray cluster.
 
 Owns the declarations; `triptych.replicas` reads them.
 """
@@ -16,34 +16,34 @@ class ReplicaOptions:
 
     replicas: str = option(
         "1",
-        "Engines that serve the models, each with a device of its own: a number, or `min..max`, as"
-        " many as the work needs. More than one run on Ray.",
+        "Number of engines that serve the models, each with its own device: a number, or"
+        " `min..max` to scale with load. More than one run on Ray.",
         aliases=("--data-parallel-size", "--data-parallel-degree", "--dp-size", "--dp"),
         is_for_server=True,
     )
     ray_address: str = option(
         "",
-        "A Ray cluster to deploy on (`auto`: the one that runs here), or to upgrade what was"
-        " deployed there. Empty: more than one replica start a cluster of their own.",
+        "Ray cluster to deploy on or upgrade (`auto`: the one running here). Empty: a private"
+        " cluster is started for more than one replica.",
         is_for_server=True,
     )
     replica_routing: str = option(
         "predicted",
-        "Which replica gets a request: where it is predicted to be done first, cached prefixes"
-        " counted; or each in turn.",
+        "How requests are distributed: to the replica predicted to finish first, counting cached"
+        " prefixes, or round-robin.",
         choices=("predicted", "round-robin"),
         aliases=("--load-balance-method",),
         is_for_server=True,
     )
     replica_queue_s: float = option(
         2.0,
-        "Seconds of work before a new request above which `min..max` replicas become more.",
+        "With `min..max` replicas, add one when a new request would wait longer than this.",
         within=DURATION,
         is_for_server=True,
     )
     replica_downscale_delay_s: float = option(
         600.0,
-        "Seconds for which fewer of `min..max` replicas must do before one of them goes.",
+        "With `min..max` replicas, remove one after fewer have sufficed for this long.",
         within=BOUND,
         is_for_server=True,
     )

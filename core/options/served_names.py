@@ -14,14 +14,14 @@ from triptych.core.options.config import ModelOptions
 
 @dataclass(frozen=True, slots=True)
 class ServedNames:
-    """`own` names of models, in their order, as far as given; `aliases` are further ones."""
+    """`own`: the given names, in the order of the models; `aliases`: further names."""
 
     own: tuple[str, ...]
     aliases: Mapping[str, str]
 
     @classmethod
     def read(cls, options: ModelOptions) -> ServedNames:
-        """`ALIAS=NAME` is another name; of a lone model, all names after the first are.
+        """Parse the option. With one model, all names after the first are aliases.
 
         Raises `ConfigError`.
         """
@@ -29,7 +29,7 @@ class ServedNames:
         given = [name for name, _, _ in entries]
         for name, equals, of in entries:
             if not name or (equals and not of):
-                raise ConfigError(f"--served-model-name {name}{equals}{of}: a name is empty.")
+                raise ConfigError(f"--served-model-name {name}{equals}{of}: empty name.")
             if given.count(name) > 1:
                 raise ConfigError(f"--served-model-name: {name!r} is given twice.")
         plain = [name for name, equals, _ in entries if not equals]
@@ -38,8 +38,8 @@ class ServedNames:
             aliases = dict.fromkeys(plain[1:], plain[0]) if plain else {}
         elif len(plain) > num_models:
             raise ConfigError(
-                "there are more --served-model-name than --model; write ALIAS=NAME for another name"
-                " of a model."
+                "more --served-model-name than --model; write ALIAS=NAME for a further name of a"
+                " model."
             )
         else:
             aliases = {}
@@ -47,11 +47,11 @@ class ServedNames:
         return cls(tuple(plain[:num_models]), aliases)
 
     def check(self, names: Sequence[str]) -> None:
-        """Raise `ConfigError` for aliases of models that are not among `names`, or that clash."""
+        """Raise `ConfigError` for an alias of an unknown model or with a model's name."""
         for alias, name in self.aliases.items():
             if name not in names:
                 raise ConfigError(
                     f"--served-model-name {alias}={name}: there is no model of that name."
                 )
             if alias in names:
-                raise ConfigError(f"--served-model-name: {alias!r} is the name of a model already.")
+                raise ConfigError(f"--served-model-name: {alias!r} is already the name of a model.")

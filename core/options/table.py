@@ -1,7 +1,7 @@
-"""From the declared options to a `Config`: command line, environment, YAML file.
+"""Resolves a `Config` from command line, environment and YAML file.
 
-Owns precedence (command line > environment > file > default), validation and the word each error
-uses. `core/options/config.py` declares the options; `refused.toml` lists those refused by name.
+Owns precedence (command line > environment > file > default), validation and error messages.
+`core/options/config.py` declares the options; `refused.toml` lists those refused by name.
 
     add_options(parser, sections=("models", "device"))   # declares the flags
     config = resolve(parser.parse_args())                # or `resolve_with_sources`
@@ -33,15 +33,15 @@ from triptych.core.process.typed import convert
 
 SECRETS = frozenset({"api_key"})
 MASK = "***"
-"""What is shown in place of a secret."""
+"""Shown in place of a secret."""
 SECTIONS: tuple[str, ...] = tuple(field.name for field in dataclasses.fields(Config))
 EVERYWHERE = frozenset({"log_level"})
-"""Options each command has, whichever sections it asks for."""
+"""Options of every command, whatever its sections."""
 
 
 @once
 def declared() -> Mapping[str, Option]:
-    """Every option by its field name, in order of declaration."""
+    """Return every option by its field name, in order of declaration."""
     sections = typing.get_type_hints(Config)
     return {
         field.name: _read_field(section, cls, field)
@@ -86,9 +86,9 @@ def add_options(
 ) -> None:
     """Declare the flags of `sections` (and `--config-file`) on `parser`, one group each.
 
-    Those that no model of `roles` reads are left out, and so are the fields of `exclude`, which a
-    command has no use for or a flag of its own. Only what the user typed ends up in the namespace,
-    so that other sources can fill the rest.
+    Options that no model of `roles` reads are left out, and those of `exclude`, which the command
+    does not need or declares itself. The namespace holds only flags that the user typed, so that
+    other sources can set the rest.
     """
     parser.add_argument("--config-file", "--config", metavar="FILE", help="YAML file with options.")
     groups = {name: parser.add_argument_group(f"{name} options") for name in sections}
@@ -125,7 +125,7 @@ def _add_option(group: argparse._ArgumentGroup | argparse.ArgumentParser, option
 
 
 class _FixedAction(argparse.Action):
-    """Accepts a fixed option where it says what happens anyway. Stores nothing."""
+    """Accepts a fixed option with an accepted value. Stores nothing."""
 
     def __init__(self, *, entry: refused.Fixed, **kwargs: Any) -> None:
         nargs = 0 if entry.is_switch else None
@@ -152,7 +152,7 @@ def _add_fixed_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
-    """Parse `argv`; an unknown flag is a ConfigError naming its alternative or nearest spelling."""
+    """Parse `argv`; raises ConfigError with the alternative or nearest name of an unknown flag."""
     words = [refused.TRANSLATED.get(word, word) for word in argv]
     args, unknown = parser.parse_known_args(words)
     for word in unknown:
@@ -170,16 +170,16 @@ def _explain_flag(parser: argparse.ArgumentParser, flag: str) -> str:
     positive = flag.replace("--no-", "--", 1)
     owner = next((option for option in declared().values() if positive in option.flags), None)
     if owner is not None and (owner.is_for_server or not owner.roles):
-        return f"there is no option {flag} here: it is for `triptych serve`."
+        return f"{flag} is not an option of `{parser.prog}`: it is for `triptych serve`."
     if owner is not None and owner.roles:
-        return f"{flag} is no option of `{parser.prog}`: it is for {owner.readers}."
+        return f"{flag} is not an option of `{parser.prog}`: it is for {owner.readers}."
     shown = [action for action in parser._actions if action.help != argparse.SUPPRESS]
     known = [spelling for action in shown for spelling in action.option_strings]
     near = nearest(flag, known) or nearest(flag, refused.REFUSED)
     hint = f"did you mean {near}?" if near else f"see `{parser.prog} --help`."
     if near and (reason := refused.reason(near)):
         hint += f" That is not offered: {reason}"
-    return f"there is no option {flag}; {hint}"
+    return f"unknown option {flag}; {hint}"
 
 
 def _help(option: Option) -> str:
@@ -196,7 +196,7 @@ def _help(option: Option) -> str:
 
 
 def format_value(value: Any) -> str:
-    """A value as the command line and YAML spell it."""
+    """Return a value as the command line and YAML spell it."""
     if value is None:
         return "auto"
     if isinstance(value, bool):
@@ -211,9 +211,9 @@ def format_value(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A configuration and where each value came from: a flag, a variable, a file or `default`.
+    """A configuration with the source of each value: a flag, a variable, a file or `default`.
 
-    `typed` names the options that were given for this run alone, as flags or keywords.
+    `typed` names the options given as flags or keywords.
     """
 
     config: Config
@@ -222,7 +222,7 @@ class Resolved:
 
     @classmethod
     def of(cls, config: Config) -> Resolved:
-        """A configuration made by hand: whatever is no default came from it."""
+        """Wrap a configuration built in Python: it is the source of every non-default value."""
         return cls(
             config,
             {
@@ -235,9 +235,9 @@ class Resolved:
 def resolve(
     args: argparse.Namespace | None = None, *, environ: Mapping[str, str] | None = None
 ) -> Config:
-    """The configuration of `args`, `environ` (this process's by default) and the YAML file.
+    """Resolve `args`, `environ` (default: this process's) and the YAML file.
 
-    Raises ConfigError where an option is unknown, malformed, out of range or refused.
+    Raises ConfigError for an option that is unknown, malformed, out of range or refused.
     """
     return resolve_with_sources(args, environ=environ).config
 
@@ -245,7 +245,7 @@ def resolve(
 def resolve_with_sources(
     args: argparse.Namespace | None = None, *, environ: Mapping[str, str] | None = None
 ) -> Resolved:
-    """Like `resolve`, and says where each value came from."""
+    """Like `resolve`, with the source of each value."""
     typed = vars(args) if args is not None else {}
     environ = dict(os.environ if environ is None else environ)
     path = environ.pop(f"{ENVIRONMENT_PREFIX}CONFIG_FILE", None)
@@ -260,12 +260,12 @@ def resolve_with_sources(
 
 
 def make_config(options: Mapping[str, Any]) -> Config:
-    """The configuration of options given by name from Python, `make_config({"threads": 2})`."""
+    """Resolve options given by name from Python, `make_config({"threads": 2})`."""
     return resolve_keywords(options).config
 
 
 def resolve_keywords(options: Mapping[str, Any]) -> Resolved:
-    """Like `make_config`, and says under which name each value was given."""
+    """Like `make_config`, with the name under which each value was given."""
     values = {
         option.name: _convert(option, value, _field_name(name), is_text=False)
         for name, value in options.items()
@@ -277,7 +277,7 @@ def resolve_keywords(options: Mapping[str, Any]) -> Resolved:
 
 
 _Found = dict[str, tuple[Any, str]]
-"""Values by field name, each with its source."""
+"""Values with their sources, by field name."""
 
 
 def _from_flags(typed: Mapping[str, Any]) -> _Found:
@@ -311,20 +311,22 @@ def _from_file(path: str | None) -> _Found:
         option = _find(key, where, value, spell=lambda option: option.name)
         if option is not None:
             if option.name in found:
-                raise ConfigError(f"{where} is given twice.")
+                raise ConfigError(f"{where} is given twice; keep one.")
             found[option.name] = (_convert(option, value, where, is_text=False), source)
     return found
 
 
 def _flatten(content: Mapping[str, Any], source: str) -> Iterable[tuple[str, Any]]:
-    """Options of a file that may group them under section names."""
+    """Yield the options of a file, which may group them under section names."""
     for key, value in content.items():
         if value is None and key in SECTIONS:
             continue
         if not isinstance(value, dict):
             yield key, value
         elif key not in SECTIONS:
-            raise ConfigError(f"{source}: no section {key!r}; sections are {', '.join(SECTIONS)}.")
+            raise ConfigError(
+                f"{source}: unknown section {key!r}; sections are {', '.join(SECTIONS)}."
+            )
         else:
             yield from ((str(name), inner) for name, inner in value.items())
 
@@ -332,7 +334,7 @@ def _flatten(content: Mapping[str, Any], source: str) -> Iterable[tuple[str, Any
 def _find(
     spelling: str, where: str, value: Any, *, spell: Callable[[Option], str] | None = None
 ) -> Option | None:
-    """The option of `spelling`; None where fixed behaviour was named. Raises ConfigError."""
+    """Return the option of `spelling`; None for an accepted fixed option. Raises ConfigError."""
     name = _field_name(spelling)
     option = _by_spelling().get(name)
     if option is not None:
@@ -344,16 +346,16 @@ def _find(
         raise ConfigError(f"{where} is not offered: {reason}")
     near = nearest(name, _by_spelling())
     hint = spell(_by_spelling()[near]) if near and spell else near
-    raise ConfigError(f"{where} is no option" + (f"; did you mean {hint}?" if hint else "."))
+    raise ConfigError(f"{where} is not an option" + (f"; did you mean {hint}?" if hint else "."))
 
 
 def nearest(word: str, words: Iterable[str]) -> str | None:
-    """The one of `words` that `word` is most likely a slip of."""
+    """Return the entry of `words` most similar to `word`, if any is close."""
     return next(iter(difflib.get_close_matches(word, list(words), n=1)), None)
 
 
 def _convert(option: Option, value: Any, where: str, *, is_text: bool) -> Any:
-    """`value` in the option's type, checked against its choices and range."""
+    """Convert `value` to the option's type and check it against choices and range."""
     given = value
     if option.is_repeatable and isinstance(value, str):
         value = [value]
@@ -369,7 +371,7 @@ def _convert(option: Option, value: Any, where: str, *, is_text: bool) -> Any:
         shown = "something else" if option.name in SECRETS else repr(given)
         raise ConfigError(f"{where}: expected {_kind(option)}, got {shown}.") from error
     if option.name in SECRETS and MASK in converted:
-        raise ConfigError(f"{where}: {MASK!r} only stands for a secret; give the secret itself.")
+        raise ConfigError(f"{where}: {MASK!r} is the mask of a secret; give the secret itself.")
     if option.choices and converted not in option.choices:
         instead = refused.value_reason(option.name, converted)
         instead = instead or f"use one of {', '.join(option.choices)}."
@@ -378,13 +380,13 @@ def _convert(option: Option, value: Any, where: str, *, is_text: bool) -> Any:
     if option.within is not None and not all(number in option.within for number in numbers):
         shown = format_value(converted)
         reason = refused.value_reason(option.name, shown)
-        instead = f" To say what {shown} says elsewhere, {reason}" if reason else ""
+        instead = f" For the meaning of {shown} in other servers, {reason}" if reason else ""
         raise ConfigError(f"{where}: must be {option.within}, got {shown}.{instead}")
     return converted
 
 
 def _numbers(value: Any) -> tuple[Any, bool]:
-    """A list of numbers as it was given, split up, and whether they are still text."""
+    """Split a list of numbers; also returns whether they are still text."""
     if isinstance(value, str):
         return [number.strip() for number in value.split(",")], True
     return ([value] if isinstance(value, int | float) else value), False
@@ -413,24 +415,24 @@ def _assemble(values: Mapping[str, Any]) -> Config:
 
 
 def _check_together(config: Config) -> None:
-    """Check what concerns several options."""
+    """Check options against each other."""
     server, models = config.server, config.models
     if server.headless and server.external_engine:
         raise ConfigError(
             "--headless (engine only) and --external-engine (API only) exclude each other;"
-            " give one to each of two processes."
+            " start two processes with one each."
         )
     if (server.headless or server.external_engine) and not server.zmq_endpoint_base:
         flag = "--headless" if server.headless else "--external-engine"
         raise ConfigError(
-            f"{flag} needs --zmq-endpoint-base, the folder where engine and API meet."
+            f"{flag} needs --zmq-endpoint-base, the folder of the sockets between engine and API."
         )
     ServedNames.read(models)
     _check_caches(config.images)
 
 
 def _check_caches(images: ImageOptions) -> None:
-    """Check that one step cache is chosen at most; FBCache may extrapolate as TaylorSeer."""
+    """Check that at most one step cache is chosen; FBCache can extrapolate with TaylorSeer."""
     asked = {images.step_cache} - {"auto"}
     asked |= {"teacache"} if images.teacache else set()
     asked |= {"first-block"} if images.first_block_caching else set()
@@ -438,7 +440,7 @@ def _check_caches(images: ImageOptions) -> None:
     if len(asked) > 1:
         raise ConfigError(
             f"an image has one step cache, not {' and '.join(sorted(asked))}: choose one with"
-            " --step-cache (--first-block-caching and --taylorseer may go together)."
+            " --step-cache (--first-block-caching and --taylorseer can be combined)."
         )
 
 
@@ -446,7 +448,7 @@ def _check_caches(images: ImageOptions) -> None:
 
 
 def describe(resolved: Resolved) -> Sequence[tuple[Option, Any, str]]:
-    """Each option with its value (secrets masked) and source, in order of declaration."""
+    """Return each option with its value (secrets masked) and source, in order of declaration."""
     shown = []
     for name, option in declared().items():
         value = value_of(resolved.config, option)
@@ -456,5 +458,5 @@ def describe(resolved: Resolved) -> Sequence[tuple[Option, Any, str]]:
 
 
 def value_of(config: Config, option: Option) -> Any:
-    """The value `config` holds for `option`."""
+    """Return the value of `option` in `config`."""
     return getattr(getattr(config, option.section), option.name)

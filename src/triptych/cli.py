@@ -124,7 +124,7 @@ def _explain_command(name: str) -> str:
     kind = "option" if name.startswith("-") else "command"
     near = nearest(name, [command.name for command in COMMANDS])
     hint = f"did you mean `triptych {near}`?" if near else "`triptych --help` lists the commands."
-    return f"there is no {kind} {name!r}; {hint}"
+    return f"unknown {kind} {name!r}; {hint}"
 
 
 def _wants_debug(argv: Sequence[str]) -> bool:

@@ -144,7 +144,7 @@ class VisionPromptEncoder:
 
     async def _prepare_one(self, source: ImageSource, tenant: str) -> PreparedImage:
         file = source.file or await self._fetcher.fetch(source.url)
-        most = self._options.max_image_pixels
+        most = self._options.max_input_image_pixels
         image = await self._images.prepared(
             file,
             model=self.text.name,

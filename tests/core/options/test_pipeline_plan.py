@@ -56,7 +56,7 @@ def test_any_engine_but_an_encoder_may_have_images_encoded_elsewhere(role: str) 
         ("encode", {"encoder_address": ("a:1", "b:1")}, "--encoder-address: .* listens on one"),
         ("prefill_and_decode", {"prefill_address": ("a:1",)}, "^--prefill-address: for engines"),
         ("encode", {"prefill_address": ("a:1",)}, "^--prefill-address: for engines"),
-        ("prefill_and_decode", {}, "^--pipeline-key-file: this engine meets no other"),
+        ("prefill_and_decode", {}, "^--pipeline-key-file: this engine connects to no other"),
         (
             "prefill_and_decode",
             {"encoder_address": ("a:1",), "pipeline_key_file": ""},
@@ -117,7 +117,7 @@ def test_what_bars_a_role_is_named(sections: dict[str, object], flag: str, roles
     for role in _MEETING:
         config = _config(role, sections=sections)
         if role in roles:
-            message = f"--pipeline-role {role} does not go with {flag} yet"
+            message = f"--pipeline-role {role} cannot be combined with {flag} yet"
             with pytest.raises(ConfigError, match=message):
                 PipelinePlan.of(config)
         else:

@@ -73,7 +73,9 @@ def test_a_command_has_the_flags_of_its_models_alone() -> None:
     add_options(parser, roles=("chat",))
     text = parser.format_help()
     assert all((option.flag in text) == option.is_for(("chat",)) for option in declared().values())
-    with pytest.raises(ConfigError, match=r"--no-teacache is no option of .*: it is for image mod"):
+    with pytest.raises(
+        ConfigError, match=r"--no-teacache is not an option of .*: it is for image mod"
+    ):
         parse(parser, ["--no-teacache"])
 
 

@@ -153,7 +153,7 @@ async def test_a_coarse_image_is_scaled_down(tmp_path: Path) -> None:
     encoder = VisionPromptEncoder.open(model, read_facts(model.folder), images, CONFIG)
     coarse = ImageSource(file=RED.file, is_coarse=True)
     await encoder.encode_messages([message(RED, coarse)])
-    assert sorted(asked) == [512 * 512, CONFIG.vision.max_image_pixels]
+    assert sorted(asked) == [512 * 512, CONFIG.vision.max_input_image_pixels]
 
 
 async def test_tenants_share_nothing_of_an_image(encoder: VisionPromptEncoder) -> None:
