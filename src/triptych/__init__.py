@@ -23,7 +23,7 @@ __all__ = [
     "VisionPipeline",
     "__version__",
 ]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 if "OMP_WAIT_POLICY" not in os.environ:
     # How long torch's OpenMP threads wait awake, in turns of a loop: 50 to 100 us. GCC's runtime
     # reads it when torch is loaded; its own 300,000 stop everything on a busy machine.
