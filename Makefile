@@ -1,20 +1,20 @@
-# `make help` lists what there is.
+# `make help` lists the commands.
 ARGS ?=
 
 .PHONY: help install test coverage check format docs ci
-help: ## this list
+help: ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
-install: ## what developing needs, into the active environment
+install: ## install the package for development into the active environment
 	pip install -e '.[test]' pre-commit && pre-commit install
-test: ## the tests; ARGS="-n auto" runs them in parallel, ARGS="tests/core -x" some
+test: ## the tests, on every core; ARGS="tests/core -x" runs some of them
 	pytest $(ARGS)
-coverage: ## the tests, traced: fails below the floor in pyproject.toml
+coverage: ## the tests with coverage: fails below the floor in pyproject.toml
 	pytest -n auto --cov --cov-report=term
 check: ## format, lint, types, import directions
 	ruff format --check && ruff check && mypy && lint-imports
-format: ## format, and mend what the linter can
+format: ## format, and apply the linter's fixes
 	ruff check --fix && ruff format
-docs: ## the site, into site/; `mkdocs serve` shows it while you write
+docs: ## build the site into site/; `mkdocs serve` previews it
 	pip install -q -e '.[docs]' && mkdocs build
-ci: ## all that a change must pass, in a clean environment
+ci: ## all checks that a change must pass, in a clean environment
 	.ci/run
