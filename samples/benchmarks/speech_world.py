@@ -10,9 +10,11 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 
 from speech_baselines import Operation, WorkPlan
@@ -35,7 +37,9 @@ from triptych.modalities.tts.scheduling.state import SpeechModel
 from triptych.modalities.tts.wire import SpeechRequest, SpeechSegment
 from triptych.schedulers.base import LoadedModel, Scheduler
 from triptych.schedulers.engine import Engine
-from triptych.schedulers.virtual import VirtualClock, VirtualExecutors
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))  # for `support`
+from support.virtual import VirtualClock, VirtualExecutors
 
 MODEL = "voice"
 WARM_UP_S = 10.0  # in which costs are learned; does not count

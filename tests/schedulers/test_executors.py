@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import pytest
 
 from support.engine_seams import eventually
+from support.virtual import VirtualClock
 from triptych.core.engine_api.plan import Plan, StepResult
 from triptych.schedulers.executors import StepOutcome, ThreadExecutors
-from triptych.schedulers.virtual import VirtualClock
 
 
 @dataclass

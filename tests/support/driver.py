@@ -7,11 +7,11 @@ from dataclasses import fields
 from typing import Any, ClassVar
 
 from support.engine_seams import Recorder
+from support.virtual import VirtualClock
 from triptych.core.engine_api.job import Job
 from triptych.core.engine_api.plan import Plan, StepResult
 from triptych.core.errors import TriptychError
 from triptych.schedulers.base import Proposal
-from triptych.schedulers.virtual import VirtualClock
 
 
 class SchedulerDriver:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from support.engine_seams import FakeLoader, FakeRunner, Recorder, next_token
+from support.virtual import VirtualClock, VirtualExecutors
 from triptych.core.engine_api.job import Job
 from triptych.core.engine_api.plan import Plan
 from triptych.core.engine_api.reports import Heartbeat
@@ -15,7 +16,6 @@ from triptych.core.ledger import Ledger
 from triptych.core.options.config import Config, ScheduleOptions
 from triptych.schedulers.engine import Engine
 from triptych.schedulers.tokens.scheduler import TokenScheduler
-from triptych.schedulers.virtual import VirtualClock, VirtualExecutors
 
 PAGE_SIZE = 4
 VOCAB_SIZE = 1000

@@ -1,8 +1,8 @@
-"""The loop in virtual time: for benchmarks of policies, and for tests.
+"""The engine's loop in virtual time, for tests and for benchmarks of policies.
 
-Owns a clock that passes only when there is nothing left to do at a moment, and executors that run
-everything in place. Steps take what a function says, so hours of a server's life take seconds and
-come out the same every time.
+Owns a clock that advances only when nothing is left to do at a moment, and executors that run
+everything in place. A function gives the duration of a step, so hours of a server's life take
+seconds and always come out the same.
 """
 
 from __future__ import annotations
