@@ -1,41 +1,348 @@
-"""Speech that keeps ahead of its listeners: token steps and audio steps of one model.
+"""Speech that stays ahead of its listeners: token steps and audio steps of one model.
 
-Owns the steps of a speech-token model: which kind is next, and what is booked and committed. Which
-rows a step has is the policy of `policy`, what becomes of them the business of `streams`. Knows no
-tensors.
+Owns the life of streams, from a codec row and a first prompt to the last sample, and the deltas
+that are sent. Each segment is a sequence of the `TokenBatch` that samples its codes, one after the
+other. Decides nothing about the order of steps and rows (`policy`). Knows no tensors.
 
-A segment's codes are sampled while those before it are still being decoded. A stream has one audio
-step in flight at most, so that a decoder that failed can begin its segment again: its codes are all
-here, and what it gives a second time is left out.
+A segment's codes are sampled while those before it are still being decoded. A stream has at most
+one audio step in flight, so that a decoder that failed can restart its segment: the segment's codes
+are kept, and samples that were sent before are left out.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import math
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from types import MappingProxyType
 from typing import Any
 
+import msgspec
+
+from triptych.core.engine_api.job import Job, JobState
 from triptych.core.engine_api.plan import Plan, StepResult
-from triptych.core.errors import NonFinite, RequestError, TriptychError
-from triptych.modalities.tts.plan import AudioPlan, VoicePlan, VoicePrompt
-from triptych.modalities.tts.scheduling.policy import AudioPiece, SpeechStep, VoiceReading
-from triptych.modalities.tts.scheduling.state import Stream
-from triptych.modalities.tts.scheduling.streams import SpeechStreams
+from triptych.core.engine_api.sampling_params import MAX_SAMPLES
+from triptych.core.engine_api.tokens import TokenDelta, TokenRequest
+from triptych.core.errors import (
+    InvalidRequest,
+    NonFinite,
+    RequestError,
+    TriptychError,
+    UnsupportedOption,
+)
+from triptych.core.kv.pages import PagePool
+from triptych.core.options.config import ScheduleOptions, SpeechOptions
+from triptych.modalities.tts.plan import AudioPlan, AudioRowResult, VoicePlan, VoicePrompt
+from triptych.modalities.tts.scheduling.playback import Playback
+from triptych.modalities.tts.scheduling.policy import (
+    AudioChunk,
+    ClipEncoding,
+    SpeechCosts,
+    SpeechPolicy,
+    SpeechStep,
+)
+from triptych.modalities.tts.scheduling.state import (
+    RunawayGuard,
+    SpeechModel,
+    SpeechState,
+    SpokenSegment,
+    Stream,
+    segment_prompt,
+)
+from triptych.modalities.tts.wire import (
+    SAMPLE_BYTES,
+    SpeechDelta,
+    SpeechFinish,
+    SpeechRequest,
+    SpeechSegment,
+)
 from triptych.schedulers.base import SchedulerStats
+from triptych.schedulers.batcher import Batcher
+from triptych.schedulers.cost import CostModel
+from triptych.schedulers.tokens.batch import COUNTERS as TOKEN_COUNTERS
+from triptych.schedulers.tokens.batch import TokenBatch
 from triptych.schedulers.tokens.state import ScheduledRow
 
-_MAX_VOICES = 64  # voices of clips that are remembered
-_BOUNDS_S = MappingProxyType({"100ms": 0.1, "300ms": 0.3, "1s": 1.0, "3s": 3.0, "10s": 10.0})
+_COUNTERS = (
+    "speech_frames_total",
+    "speech_audio_seconds_total",
+    "speech_underruns_total",
+    "speech_underrun_seconds_total",
+    "speech_late_starts_total",
+    "speech_loops_total",
+    "speech_non_finite_total",
+)
+_SEVERITY: tuple[SpeechFinish, ...] = ("stop", "length", "loop")
+_MAX_VOICES = 64  # encoded voices of clips that are kept
 
 
-class SpeechScheduler(SpeechStreams):
-    """Schedules the `SpeechRequest` jobs of one speech-token model."""
+class SpeechScheduler(Batcher[Stream, SpeechStep, Any]):
+    """Schedules the `SpeechRequest` jobs of one speech-token model.
 
-    # What the loop asks.
+    `max_length` bounds prompt and codes of a segment; `namespace` is the digest of the weights.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: SpeechModel,
+        pool: PagePool,
+        schedule: ScheduleOptions,
+        speech: SpeechOptions,
+        max_length: int,
+        namespace: bytes,
+    ) -> None:
+        super().__init__(
+            model=model.name,
+            max_jobs=schedule.max_queue_size,
+            counters=(*TOKEN_COUNTERS, *_COUNTERS),
+        )
+        self._speech = model
+        self._options = speech
+        self._tokens = TokenBatch(
+            pool=pool,
+            options=_token_options(schedule, speech),
+            max_length=max_length,
+            namespace=namespace,
+            counters=self._counters,
+        )
+        self._max_tokens = min(max_length, pool.num_pages * pool.page_size)
+        self._state = SpeechState(num_slots=speech.max_streams, streams=self._jobs)
+        self.costs = CostModel(alike=frozenset(("decode", "mixed", "prefill")))
+        self._estimates = SpeechCosts(model.clock, self.costs)
+        self._policy = SpeechPolicy(model, speech, self._state, self._tokens, self._estimates)
+        self._expected_s: dict[int, float] = {}
+        self._voices: OrderedDict[str, VoicePrompt] = OrderedDict()
+        self._resumed: list[Stream] = []
+        self._num_submitted = 0
+        self._now_s = -math.inf
+
+    def cancel(self, job_id: str) -> None:
+        """End a job with a last delta of reason "cancelled"; unknown ids are ignored."""
+        super().cancel(job_id)
+        self._admit(self._now_s)
+
+    # Jobs.
+
+    def _open(self, job: Job) -> Stream:
+        request = job.request
+        assert isinstance(request, SpeechRequest), "the API sends this model speech requests"
+        if not request.segments:
+            raise InvalidRequest("The input has nothing to speak.", param="input")
+        target_s = self._options.target_first_audio_s
+        stream = Stream(
+            job,
+            job.is_paused,
+            request=request,
+            rank=(not request.is_live, self._num_submitted),
+            playback=Playback.of(request, arrival_s=job.arrival_s, target_s=target_s),
+            voice=self._find_voice(request),
+        )
+        self._check_size(stream)
+        return stream
+
+    def _num_queued(self) -> int:
+        return len(self._state.waiting)
+
+    def _joined(self, opened: Stream) -> None:
+        self._num_submitted += 1
+        self._now_s = max(self._now_s, opened.job.arrival_s)
+        self._state.enqueue(opened)
+        self._admit(self._now_s)
+
+    def _paused(self, opened: Stream) -> None:
+        if opened.is_paused:
+            opened.playback.stop(self._now_s)
+        else:
+            self._resumed.append(opened)
+        if opened.sampling is not None:
+            self._tokens.state.set_paused(opened.sampling.row, opened.is_paused)
+        self._admit(self._now_s)
+
+    def _cancelled(self, opened: Stream) -> SpeechDelta:
+        index = opened.segments[0].index if opened.segments else 0
+        return opened.delta(segment=index, finish_reason="cancelled")
+
+    def _left(self, opened: Stream) -> None:
+        """Release pages and the codec row once no step in flight uses them."""
+        sampling = opened.sampling
+        self._state.leave(opened)
+        if sampling is not None and not sampling.row.is_over:
+            self._tokens.close(sampling.row)
+        opened.segments.clear()
+
+    def _num_waiting(self) -> int:
+        return len(self._state.waiting)
+
+    def _fail(self, stream: Stream, error: TriptychError) -> None:
+        self._end(stream, JobState.FAILED, error=error)
+
+    def _find_voice(self, request: SpeechRequest) -> VoicePrompt | None:
+        """The voice of a request; `None` if its clip has to be encoded first."""
+        if request.clip is not None:
+            if not self._speech.can_clone:
+                raise UnsupportedOption("This model cannot imitate a recording.", param="voice")
+            voice = self._voices.get(request.clip.digest)
+            if voice is not None:
+                self._voices.move_to_end(request.clip.digest)
+            return voice
+        if request.voice and self._speech.voices and request.voice not in self._speech.voices:
+            raise InvalidRequest("This model has no such voice.", param="voice")
+        return self._speech.voices.get(request.voice, VoicePrompt())
+
+    # Starting.
+
+    def _admit(self, now_s: float) -> None:
+        """Admit waiting streams while there are codec rows."""
+        while (stream := self._state.next_stream()) is not None:
+            self._state.admit(stream)
+            self._begin_segment(stream, now_s)
+
+    def _check_size(self, stream: Stream) -> None:
+        """Raise `RequestError` if some segment can never be spoken."""
+        for index, spec in enumerate(stream.request.segments):
+            request = self._token_request(stream, index, spec, with_context=False)
+            self._tokens.max_outputs(request)
+
+    def _token_request(
+        self, stream: Stream, index: int, spec: SpeechSegment, *, with_context: bool
+    ) -> TokenRequest:
+        request = stream.request
+        num_own = len(spec.prompt_ids) + (len(stream.voice.prompt_ids) if stream.voice else 0)
+        num_steps = spec.max_steps or self._max_tokens
+        room = min(self._max_tokens - num_steps, self._tokens.max_prompt_tokens) - num_own
+        prompt_ids, frames = segment_prompt(self._speech, stream, spec, room if with_context else 0)
+        sampling = msgspec.structs.replace(
+            request.sampling,
+            max_tokens=num_steps,
+            stop_token_ids=(*request.sampling.stop_token_ids, *self._speech.stop_ids),
+            sample_index=request.sampling.sample_index + index * MAX_SAMPLES,
+        )
+        return TokenRequest(
+            prompt_ids=prompt_ids,
+            prompt_frames=frames,
+            sampling=sampling,
+            priority=0 if not request.is_live else 2 if index else 1,  # begun before new
+            tenant=request.tenant,
+        )
+
+    def _begin_segment(self, stream: Stream, now_s: float) -> None:
+        """Start sampling the codes of the next segment."""
+        job, index = stream.job, stream.num_started
+        spec = stream.request.segments[index]
+        request = self._token_request(stream, index, spec, with_context=True)
+        stream.num_started += 1
+        stream.num_prompt_tokens += len(request.prompt_ids)
+        name = f"{job.job_id}#{index}"
+        try:
+            row = self._tokens.open(name, job, request, arrival_s=now_s)
+        except RequestError as error:
+            self._fail(stream, error)
+            return
+        guard = RunawayGuard(
+            max_tokens=request.sampling.max_tokens, tokens_per_s=1.0 / self._speech.clock.step_s
+        )
+        segment = SpokenSegment(index=index, spec=spec, guard=guard, row=row)
+        self._tokens.add(row)
+        stream.segments.append(segment)
+
+    # Codes.
+
+    def _take_codes(self, stream: Stream, delta: TokenDelta, now_s: float) -> None:
+        """Add sampled codes to a stream's last segment."""
+        segment = stream.segments[-1]
+        stream.job.state = JobState.RUNNING
+        stream.num_cached_tokens += delta.num_cached_tokens - segment.num_cached_tokens
+        segment.num_cached_tokens = delta.num_cached_tokens
+        segment.end = delta.finish_reason
+        for token_id in delta.token_ids:
+            segment.ids.append(token_id)
+            segment.codes.append(delta.codes or (token_id,))
+            stream.num_output_tokens += 1
+            if segment.guard.push((token_id,)) == "loop":
+                self._counters["speech_loops_total"] += 1
+                segment.end_loop()
+                break
+        if segment.end is not None:
+            self._tokens.close(segment.row)
+            if stream.num_started < len(stream.request.segments):
+                self._begin_segment(stream, now_s)
+            if not stream.is_done:
+                self._skip_silent(stream, now_s)
+
+    # Sound.
+
+    def _take_audio(self, chunk: AudioChunk, result: AudioRowResult, now_s: float) -> None:
+        """Send the decoded sound of a chunk."""
+        stream = chunk.stream
+        stream.decoder.is_alone = False
+        if not result.is_finite:
+            self._counters["speech_non_finite_total"] += 1
+            error = NonFinite("The decoder computed no finite samples for this request.")
+            self._fail(stream, error)
+            return
+        segment = stream.segments[0]
+        num_old = min(segment.num_repeated, result.num_samples)
+        segment.num_repeated -= num_old
+        segment.num_given += result.num_samples - num_old
+        pcm = result.pcm[num_old * SAMPLE_BYTES :]
+        if chunk.is_last:
+            self._finish_segment(stream, pcm, now_s)
+        elif pcm:
+            self._give(stream, pcm, now_s)
+            self._send(stream, stream.delta(segment=segment.index, pcm=pcm))
+        if not stream.is_done:
+            self._skip_silent(stream, now_s)
+
+    def _skip_silent(self, stream: Stream, now_s: float) -> None:
+        """Finish leading segments that have nothing left to decode."""
+        while stream.segments and not stream.is_decoding:
+            segment, clock = stream.segments[0], self._speech.clock
+            num_left = clock.num_frames(len(segment.codes)) - clock.num_frames(segment.num_pushed)
+            is_held_back = segment.is_begun and clock.lookahead_frames > 0
+            if segment.end is None or num_left or is_held_back:
+                return
+            self._finish_segment(stream, b"", now_s)
+
+    def _finish_segment(self, stream: Stream, pcm: bytes, now_s: float) -> None:
+        segment = stream.segments.popleft()
+        assert segment.end is not None, "a finished segment has all its codes"
+        num_silent = round(segment.spec.pause_s * self._speech.sample_rate)
+        pcm += bytes(num_silent * SAMPLE_BYTES)
+        stream.worst_end = max(stream.worst_end, segment.end, key=_SEVERITY.index)
+        is_final = segment.index + 1 == len(stream.request.segments)
+        self._give(stream, pcm, now_s)
+        delta = stream.delta(
+            segment=segment.index,
+            pcm=pcm,
+            segment_finish=segment.end,
+            finish_reason=stream.worst_end if is_final else None,
+        )
+        if is_final:
+            self._end(stream, JobState.FINISHED, payload=delta)
+        else:
+            self._send(stream, delta)
+
+    def _give(self, stream: Stream, pcm: bytes, now_s: float) -> None:
+        """Advance the listener's clock by sound that is sent now."""
+        if not pcm:
+            return
+        playback, counters = stream.playback, self._counters
+        if not playback.has_begun:
+            stream.job.timings["first_audio_s"] = now_s
+            counters["speech_late_starts_total"] += now_s > playback.due_s
+        num_underruns, underrun_s = playback.num_underruns, playback.underrun_s
+        seconds = len(pcm) / SAMPLE_BYTES / self._speech.sample_rate
+        playback.give(seconds, now_s)
+        counters["speech_audio_seconds_total"] += seconds
+        counters["speech_underruns_total"] += playback.num_underruns - num_underruns
+        counters["speech_underrun_seconds_total"] += playback.underrun_s - underrun_s
+
+    # The scheduler protocol.
 
     def commit(self, plan: Plan, result: StepResult, now_s: float) -> None:
-        """Record what a step yielded, and send what sound came of it."""
-        self._move_on(now_s)
+        """Record the result of a step, and send its sound."""
+        self._advance(now_s)
         expected_s = self._expected_s.pop(plan.step_id)
         if not isinstance(plan, VoicePlan):
             self._estimates.observe_wait(now_s - expected_s)
@@ -44,15 +351,15 @@ class SpeechScheduler(SpeechStreams):
     def fail(self, plan: Plan, error: TriptychError, now_s: float) -> None:
         """End the jobs of a step that raised.
 
-        Where it ran out of memory, token rows are tried again by halves, and decoders of audio
-        begin their segments again, each by itself.
+        If it ran out of memory, token rows are retried in two halves, and audio decoders restart
+        their segments, each in a step of its own.
         """
-        self._move_on(now_s)
+        self._advance(now_s)
         del self._expected_s[plan.step_id]
         super().fail(plan, error, now_s)
 
     def stats(self) -> SchedulerStats:
-        """Counts for metrics: voices, what their listeners have left, and totals."""
+        """Counts for metrics: streams, their listeners' buffers, pages and totals."""
         return self._tokens.with_pool_counters(super().stats())
 
     def check(self) -> None:
@@ -61,26 +368,13 @@ class SpeechScheduler(SpeechStreams):
         self._state.check()
         sampling = {stream.sampling.row for stream in self._state.speaking if stream.sampling}
         assert sampling == self._tokens.state.rows, "a sequence is lost"
-        decoded = [row.stream for row in self._rows_in_flight() if isinstance(row, AudioPiece)]
+        decoded = [row.stream for row in self._rows_in_flight() if isinstance(row, AudioChunk)]
         assert len(set(decoded)) == len(decoded), "a decoder is in two steps"
         holders = (*self._state.speaking, *self._state.leaving)
         assert {stream for stream in holders if stream.is_decoding} == set(decoded)
 
     def _gauges(self) -> dict[str, float]:
-        speaking = self._state.speaking
-        live = [stream.playback for stream in speaking if stream.playback.is_live]
-        leads_s = [playback.lead_s(self._now_s) for playback in live if playback.has_begun]
-        below = {
-            f"speech_streams_buffered_below_{name}": sum(lead_s < bound_s for lead_s in leads_s)
-            for name, bound_s in _BOUNDS_S.items()
-        }
-        return {
-            **self._tokens.gauges(),
-            "speech_streams": len(speaking),
-            "speech_streams_live": len(live),
-            "speech_streams_dry": sum(lead_s < 0 for lead_s in leads_s),
-            **below,
-        }
+        return {**self._tokens.gauges(), **self._state.gauges(self._now_s)}
 
     # Proposing and booking.
 
@@ -90,25 +384,31 @@ class SpeechScheduler(SpeechStreams):
     def _take(self, step: SpeechStep, step_id: int, now_s: float) -> tuple[Plan, Sequence[Any]]:
         expected_s = self._expected_s[step_id] = now_s + step.expected_s
         is_late = step.due_s < expected_s
-        if is_late and not self._resumed:  # so long it waited for its turn, not for its listener
+        if is_late and not self._resumed:  # it waited for its turn, not for its listener
             self._estimates.observe_wait(now_s - self._now_s)
-        self._move_on(now_s)
+        self._advance(now_s)
         plan: Plan
         if step.tokens is not None:
             plan = self._tokens.take(step.tokens, self._model, step_id)
         elif step.kind == "audio":
-            rows = tuple(self._begin_audio(piece) for piece in step.rows)
+            has_prompt = self._options.prepend_prompt_speech_tokens != "never"
+            rows = tuple(
+                chunk.stream.push_chunk(
+                    chunk.num_codes, chunk.num_frames, is_last=chunk.is_last, has_prompt=has_prompt
+                )
+                for chunk in step.rows
+            )
             plan = AudioPlan(step_id=step_id, model=self._model, kind="audio", rows=rows)
         else:
             clip = step.rows[0].clip
-            self._state.reading.add(clip.digest)
+            self._state.encoding.add(clip.digest)
             plan = VoicePlan(step_id=step_id, model=self._model, kind="voice", clip=clip)
         return plan, step.rows
 
     # Recording.
 
-    def _move_on(self, now_s: float) -> None:
-        """Something changes, at this moment."""
+    def _advance(self, now_s: float) -> None:
+        """Set the time of a change; streams resumed since the last one play on from here."""
         self._version += 1
         self._now_s = max(self._now_s, now_s)
         for stream in self._resumed:
@@ -123,14 +423,14 @@ class SpeechScheduler(SpeechStreams):
             self._counters["speech_frames_total"] += sum(row.num_frames for row in step.rows)
 
     def _is_void(self, row: Any) -> bool:
-        if isinstance(row, AudioPiece):
+        if isinstance(row, AudioChunk):
             return row.stream.is_done
         return isinstance(row, ScheduledRow) and (row.is_stale or row.unit.is_over)
 
     def _accept(self, step: SpeechStep, row: Any, found: Any, now_s: float) -> None:
-        if isinstance(row, AudioPiece):
+        if isinstance(row, AudioChunk):
             self._take_audio(row, found, now_s)
-        elif isinstance(row, VoiceReading):
+        elif isinstance(row, ClipEncoding):
             self._take_voice(row.clip.digest, found)
         else:
             delta = self._tokens.accept(row, found, now_s)
@@ -143,7 +443,7 @@ class SpeechScheduler(SpeechStreams):
         self._voices[digest] = prompt
         if len(self._voices) > _MAX_VOICES:
             self._voices.popitem(last=False)
-        for stream in self._state.readers(digest):
+        for stream in self._state.voiceless(digest):
             stream.voice = prompt
             try:
                 self._check_size(stream)
@@ -156,28 +456,40 @@ class SpeechScheduler(SpeechStreams):
                 return False
             self._tokens.retry(live, later)
         else:
-            for piece in live:
-                self._decode_again(piece.stream)
+            for chunk in live:
+                chunk.stream.restart_decoder()
         return True
 
     def _give_up(self, row: Any, error: TriptychError) -> None:
-        if isinstance(row, VoiceReading):
-            for stream in self._state.readers(row.clip.digest):
+        if isinstance(row, ClipEncoding):
+            for stream in self._state.voiceless(row.clip.digest):
                 self._fail(stream, error)
         else:
             self._fail(self._stream_of(row), error)
 
-    def _stream_of(self, row: AudioPiece | ScheduledRow) -> Stream:
+    def _stream_of(self, row: AudioChunk | ScheduledRow) -> Stream:
         """The stream of a row that is not void."""
-        return row.stream if isinstance(row, AudioPiece) else self._jobs[row.unit.job.job_id]
+        return row.stream if isinstance(row, AudioChunk) else self._jobs[row.unit.job.job_id]
 
     def _settle(self, row: Any) -> None:
-        if isinstance(row, AudioPiece):
+        if isinstance(row, AudioChunk):
             self._state.settle(row.stream)
-        elif isinstance(row, VoiceReading):
-            self._state.reading.discard(row.clip.digest)
+        elif isinstance(row, ClipEncoding):
+            self._state.encoding.discard(row.clip.digest)
         else:
             self._tokens.settle(row.unit)
 
     def _committed(self, now_s: float) -> None:
         self._admit(now_s)
+
+
+def _token_options(schedule: ScheduleOptions, speech: SpeechOptions) -> ScheduleOptions:
+    """The schedule options of the token steps.
+
+    A running row has all the pages it may need and is never preempted; streams that have begun
+    precede waiting ones, and live streams precede those without a listener.
+    """
+    num_rows = min(schedule.max_batch_size, speech.max_queue_size_tg or schedule.max_batch_size)
+    return dataclasses.replace(
+        schedule, max_batch_size=num_rows, max_preemptions=0, schedule_policy="priority"
+    )

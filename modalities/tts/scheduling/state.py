@@ -1,33 +1,38 @@
-"""What the speech scheduler knows: its streams, their segments, and their codec rows.
+"""The speech scheduler's data: streams, their segments, codec rows, and guards against loops.
 
-Owns the data and its invariants. Decides nothing: `policy` reads it, `streams` and `scheduler`
-change it.
+Owns the data and its invariants. Decides nothing: `policy` reads it, `scheduler` changes it.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal, NamedTuple
 
 from triptych.core.engine_api.frames import END_FRAME_ID, FIRST_FRAME_ID, StepCodes
-from triptych.modalities.tts.plan import FrameClock, VoicePrompt
+from triptych.modalities.tts.plan import AudioRow, FrameClock, VoicePrompt
 from triptych.modalities.tts.scheduling.playback import Playback
-from triptych.modalities.tts.scheduling.runaway import RunawayGuard
-from triptych.modalities.tts.wire import SpeechFinish, SpeechRequest, SpeechSegment
+from triptych.modalities.tts.wire import SpeechDelta, SpeechFinish, SpeechRequest, SpeechSegment
 from triptych.schedulers.batcher import BatchedJob, Unit
 from triptych.schedulers.tokens.state import SequenceState
+
+SpeechEnd = Literal["stop", "length", "loop"]
+
+_BOUNDS_S = MappingProxyType({"100ms": 0.1, "300ms": 0.3, "1s": 1.0, "3s": 3.0, "10s": 10.0})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeechModel:
-    """What the scheduler knows of a speech-token model.
+    """The properties of a speech-token model that matter to scheduling.
 
-    `stop_ids` end a segment. A segment's prompt is the voice's, what was spoken last, and its own:
-    of the segment before it the last `num_context_steps` steps, and its words too where all of its
-    sound is among them; `context_end_ids` say that this sound is over. A model that `can_clone`
-    speaks in the voices of clips too.
+    `stop_ids` end a segment. A segment's prompt is the voice's, the context and its own. The
+    context is the last `num_context_steps` steps of the segment before, with that segment's words
+    if all of its sound is included; `context_end_ids` mark its end. A model that `can_clone` also
+    speaks in the voices of clips.
     """
 
     name: str
@@ -40,13 +45,115 @@ class SpeechModel:
     can_clone: bool = False
 
 
+class Loop(NamedTuple):
+    """A repetition: the last `num_tokens` tokens repeat every `period` tokens."""
+
+    period: int
+    num_tokens: int
+
+
+class LoopDetector:
+    """Finds exact cycles at the end of a stream of tokens, in time linear in its length.
+
+    Each time a quarter of a window has come in, the Z function (Gusfield, 1997) of the reversed
+    window gives for every period how far the stream's end repeats itself. The answer depends on
+    the tokens alone, not on how they were pushed. A token may be anything hashable: a frame of
+    several codebooks is a tuple.
+
+    A repetition of fewer than `least_tokens` is no loop: a pause repeats the token of silence. A
+    cycle is at most `longest_period` tokens, and has occurred at least `num_repeats` times.
+    """
+
+    def __init__(
+        self, *, least_tokens: int, num_repeats: int = 4, longest_period: int = 64
+    ) -> None:
+        if least_tokens < 2 or num_repeats < 2 or longest_period < 1:
+            raise ValueError("a loop needs least_tokens and num_repeats >= 2, longest_period >= 1")
+        self.least_tokens = least_tokens
+        self.num_repeats = num_repeats
+        self.longest_period = longest_period
+        size = max(least_tokens, num_repeats * longest_period)
+        self._recent: deque[Hashable] = deque(maxlen=size)
+        self._stride = max(1, size // 4)
+        self._num_until_check = self._stride
+
+    def push(self, token: Hashable) -> Loop | None:
+        """Take one token; returns the stream's loop if a check is due and finds one."""
+        self._recent.append(token)
+        self._num_until_check -= 1
+        if self._num_until_check:
+            return None
+        self._num_until_check = self._stride
+        return self.find()
+
+    def find(self) -> Loop | None:
+        """The loop of the shortest period at the end of the pushed tokens."""
+        repeated = z_function(list(reversed(self._recent)))
+        for period in range(1, min(self.longest_period + 1, len(repeated))):
+            num_tokens = period + repeated[period]
+            if num_tokens >= max(self.least_tokens, self.num_repeats * period):
+                return Loop(period, num_tokens)
+        return None
+
+
+def z_function(items: Sequence[object]) -> list[int]:
+    """For each position, how many items from there on equal the sequence's beginning."""
+    lengths = [len(items)] + [0] * (len(items) - 1) if items else []
+    left = right = 0
+    for at in range(1, len(items)):
+        length = min(right - at, lengths[at - left]) if at < right else 0
+        while at + length < len(items) and items[length] == items[at + length]:
+            length += 1
+        lengths[at] = length
+        if at + length > right:
+            left, right = at, at + length
+    return lengths
+
+
+class RunawayGuard:
+    """Ends one utterance whose model does not: after `max_tokens`, or in a loop."""
+
+    def __init__(self, *, max_tokens: int, tokens_per_s: float, least_loop_s: float = 3.0) -> None:
+        self.max_tokens = max_tokens
+        self.num_tokens = 0
+        """Tokens taken in, up to the one that ended the utterance."""
+        self.loop: Loop | None = None
+        self.finish_reason: SpeechEnd | None = None
+        self._detector = LoopDetector(least_tokens=max(2, math.ceil(least_loop_s * tokens_per_s)))
+
+    def push(self, tokens: Iterable[Hashable]) -> SpeechEnd | None:
+        """Take sampled tokens; returns why to end, always the same from then on."""
+        for token in tokens:
+            if self.finish_reason is not None:
+                break
+            self.num_tokens += 1
+            self.loop = self._detector.push(token)
+            if self.loop is not None:
+                self.finish_reason = "loop"
+            elif self.num_tokens >= self.max_tokens:
+                self.finish_reason = "length"
+        return self.finish_reason
+
+    def stop(self) -> SpeechEnd:
+        """Record that the model ended by itself; an earlier reason stays."""
+        self.finish_reason = self.finish_reason or "stop"
+        return self.finish_reason
+
+    @property
+    def num_sound_tokens(self) -> int:
+        """Tokens worth playing: all, or up to the end of a loop's first cycle."""
+        if self.loop is None:
+            return self.num_tokens
+        return self.num_tokens - self.loop.num_tokens + self.loop.period
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class SpokenSegment:
-    """A segment that is being spoken. Its codes are sampled by `row`, until that is over.
+    """A segment that is being spoken. Its codes are sampled by `row`, until that has ended.
 
-    `codes` were sampled, and of those `num_pushed` are decoded or being decoded; they gave
-    `num_given` samples. `end` says why there will be no more codes. A decoder that has to begin
-    again gives `num_repeated` samples that went out before.
+    Of the sampled `codes`, `num_pushed` are decoded or being decoded; they gave `num_given`
+    samples. `end` is the reason why no more codes follow. A decoder that has to restart yields
+    `num_repeated` samples that were sent before.
     """
 
     index: int
@@ -62,13 +169,19 @@ class SpokenSegment:
     num_repeated: int = 0
     is_begun: bool = False
 
+    def end_loop(self) -> None:
+        """End a segment that repeats itself; repeats that are not decoded yet are dropped."""
+        self.end = "loop"
+        num_kept = max(self.num_pushed, self.guard.num_sound_tokens)
+        del self.ids[num_kept:], self.codes[num_kept:]
+
 
 @dataclass(slots=True, eq=False)
 class Stream(BatchedJob):
     """One job: a voice that speaks its segments in order.
 
     The first of `segments` is the one whose sound is made, the last the one whose codes are
-    sampled; its sound is decoded by `decoder`. `num_chunks` and `chunk_frames` say how far its
+    sampled; its sound is decoded by `decoder`. `num_chunks` and `chunk_frames` record how far its
     chunks have grown.
     """
 
@@ -89,7 +202,7 @@ class Stream(BatchedJob):
 
     @property
     def is_decoding(self) -> bool:
-        """Whether a step in flight decodes it."""
+        """Whether a step in flight decodes its audio."""
         return self.decoder.num_in_flight > 0
 
     @property
@@ -97,12 +210,60 @@ class Stream(BatchedJob):
         """The segment whose codes are being sampled."""
         return self.segments[-1] if self.segments and self.segments[-1].end is None else None
 
+    def push_chunk(
+        self, num_codes: int, num_frames: int, *, is_last: bool, has_prompt: bool
+    ) -> AudioRow:
+        """Pass the next codes to the decoder; `has_prompt`: a segment begins with the voice's."""
+        segment = self.segments[0]
+        codes = segment.codes[segment.num_pushed : segment.num_pushed + num_codes]
+        is_first = not segment.is_begun
+        segment.num_pushed += num_codes
+        segment.is_begun = True
+        if not segment.num_repeated:
+            self.num_chunks += 1
+            self.chunk_frames = num_frames
+        return AudioRow(
+            job_id=self.job.job_id,
+            slot=self.slot,
+            codes=tuple(codes),
+            is_first=is_first,
+            is_last=is_last,
+            seed=self.request.sampling.seed,
+            prompt=self.voice.codes if is_first and has_prompt and self.voice is not None else (),
+        )
+
+    def restart_decoder(self) -> None:
+        """Decode the first segment again from its kept codes; sent samples are not sent again."""
+        segment = self.segments[0]
+        segment.num_pushed, segment.is_begun = 0, False
+        segment.num_repeated = segment.num_given
+        self.decoder.is_alone = True
+
+    def delta(
+        self,
+        *,
+        segment: int,
+        pcm: bytes = b"",
+        segment_finish: SpeechFinish | None = None,
+        finish_reason: SpeechFinish | None = None,
+    ) -> SpeechDelta:
+        """An output, with the token counts so far."""
+        return SpeechDelta(
+            segment=segment,
+            pcm=pcm,
+            segment_finish=segment_finish,
+            finish_reason=finish_reason,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_cached_tokens=self.num_cached_tokens,
+            num_output_tokens=self.num_output_tokens,
+        )
+
 
 class SpeechState:
     """Streams and the codec rows they hold.
 
     A stream that is not done is in exactly one of `waiting` (holds nothing) and `speaking` (holds
-    a codec row). `leaving` ones are done, but a step in flight decodes them still.
+    a codec row). `leaving` streams are done, but a step in flight still decodes them.
     """
 
     def __init__(self, *, num_slots: int, streams: Mapping[str, Stream]) -> None:
@@ -112,10 +273,10 @@ class SpeechState:
         self.speaking: list[Stream] = []
         self.leaving: set[Stream] = set()
         self.free_slots = list(range(num_slots))
-        self.reading: set[str] = set()  # digests of the clips that a step in flight reads
+        self.encoding: set[str] = set()  # digests of the clips that a step in flight encodes
 
     def enqueue(self, stream: Stream) -> None:
-        """Let a new stream wait: listeners first, then in the order of arrival."""
+        """Queue a new stream: listeners first, then in order of arrival."""
         self.waiting.append(stream)
         self.waiting.sort(key=lambda stream: stream.rank)
 
@@ -134,7 +295,7 @@ class SpeechState:
         return None
 
     def _in_turn(self) -> list[Stream]:
-        """Those that wait: listeners first, then clients with the fewest streams that speak."""
+        """Waiting streams: listeners first, then clients with the fewest speaking streams."""
         num_speaking = Counter(stream.job.client for stream in self.speaking)
         return sorted(
             self.waiting, key=lambda stream: (stream.rank[0], num_speaking[stream.job.client])
@@ -147,7 +308,7 @@ class SpeechState:
         stream.slot = heapq.heappop(self.free_slots)
 
     def leave(self, stream: Stream) -> None:
-        """Take out a stream that has ended; its row is free once no step in flight uses it."""
+        """Remove a stream that has ended; its row is free once no step in flight uses it."""
         if stream.slot < 0:
             self.waiting.remove(stream)
             return
@@ -156,13 +317,13 @@ class SpeechState:
         self.settle(stream)
 
     def settle(self, stream: Stream) -> None:
-        """Take back the row of a stream that has ended and is not being decoded."""
+        """Free the row of a stream that has ended and is not being decoded."""
         if stream in self.leaving and not stream.is_decoding:
             self.leaving.remove(stream)
             heapq.heappush(self.free_slots, stream.slot)
             stream.slot = -1
 
-    def readers(self, digest: str) -> list[Stream]:
+    def voiceless(self, digest: str) -> list[Stream]:
         """Streams that wait for the voice of a clip."""
         return [
             stream
@@ -172,24 +333,38 @@ class SpeechState:
             and stream.request.clip.digest == digest
         ]
 
-    def next_reader(self) -> Stream | None:
-        """The first stream whose clip is not being read, if there is a codec row for it.
+    def next_voiceless(self) -> Stream | None:
+        """The first stream whose clip is to be encoded, if there is a codec row for it.
 
-        Else a queue of clips would be read before streams that speak already have their turn. Only
-        one is read ahead, of a client with fewer streams that speak than another: a row that comes
-        free goes to a stream that is ready.
+        Otherwise a queue of clips would be encoded before speaking streams have their turn. Only
+        one clip is encoded ahead, of a client with fewer speaking streams than another: a row that
+        is freed goes to a stream that is ready.
         """
         speaking = Counter(stream.job.client for stream in self.speaking)
         most = max(speaking.values(), default=0)
-        has_row = len(self.reading) < len(self.free_slots)
+        has_row = len(self.encoding) < len(self.free_slots)
         for stream in self._in_turn():
-            is_owed = not self.reading and speaking[stream.job.client] < most
+            is_owed = not self.encoding and speaking[stream.job.client] < most
             if not (has_row or is_owed):
                 return None
             clip = stream.request.clip
-            if stream.voice is None and clip is not None and clip.digest not in self.reading:
+            if stream.voice is None and clip is not None and clip.digest not in self.encoding:
                 return stream
         return None
+
+    def gauges(self, now_s: float) -> dict[str, float]:
+        """Current numbers of streams, and of those with little audio left at their listener."""
+        live = [stream.playback for stream in self.speaking if stream.playback.is_live]
+        leads_s = [playback.lead_s(now_s) for playback in live if playback.has_begun]
+        return {
+            "speech_streams": len(self.speaking),
+            "speech_streams_live": len(live),
+            "speech_streams_dry": sum(lead_s < 0 for lead_s in leads_s),
+            **{
+                f"speech_streams_buffered_below_{name}": sum(lead_s < bound_s for lead_s in leads_s)
+                for name, bound_s in _BOUNDS_S.items()
+            },
+        }
 
     def check(self) -> None:
         """Assert that every stream is in one place, and every codec row has its owner."""
@@ -203,7 +378,7 @@ class SpeechState:
         assert all(stream.slot < 0 and not stream.segments for stream in self.waiting)
         assert all(stream.is_done and stream.is_decoding for stream in self.leaving)
         for stream in self.speaking:
-            assert stream.segments, "a stream that speaks has a segment"
+            assert stream.segments, "a speaking stream has a segment"
             assert all(segment.end is not None for segment in list(stream.segments)[:-1])
             for segment in stream.segments:
                 assert segment.num_pushed <= len(segment.codes) == len(segment.ids)
@@ -217,9 +392,9 @@ def voice_frames(voice: VoicePrompt) -> tuple[StepCodes, ...]:
 def segment_prompt(
     model: SpeechModel, stream: Stream, spec: SpeechSegment, room: int
 ) -> tuple[tuple[int, ...], tuple[StepCodes, ...]]:
-    """Prompt of the next segment of `stream`, and the codes of the frame ids in it.
+    """The prompt of the next segment of `stream`, and the codes of the frame ids in it.
 
-    What was spoken last may take `room` tokens.
+    The context of the segment before takes `room` tokens at most.
     """
     voice = stream.voice or VoicePrompt()
     ids, frames = list(voice.prompt_ids), list(voice_frames(voice))

@@ -1,7 +1,7 @@
 """What an utterance may cost.
 
 Owns the limits on text and the expected duration. Knows nothing of models; what is done about one
-that runs on is `modalities.tts.scheduling.runaway`'s.
+that runs on is `modalities.tts.scheduling.state`'s.
 """
 
 # ruff: noqa: RUF001  # typographic signs are the subject here

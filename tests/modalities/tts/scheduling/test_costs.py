@@ -5,7 +5,7 @@ import random
 import pytest
 
 from triptych.modalities.tts.plan import FrameClock
-from triptych.modalities.tts.scheduling.costs import SpeechCosts, audio_work, token_work
+from triptych.modalities.tts.scheduling.policy import SpeechCosts, audio_work, token_work
 from triptych.schedulers.cost import CostModel
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych.modalities.tts.scheduling.runaway import LoopDetector, RunawayGuard, z_function
+from triptych.modalities.tts.scheduling.state import LoopDetector, RunawayGuard, z_function
 
 
 @given(st.lists(st.integers(0, 2), max_size=40))

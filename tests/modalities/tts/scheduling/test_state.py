@@ -14,8 +14,12 @@ from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.engine_api.tokens import TokenRequest
 from triptych.modalities.tts.plan import VoicePrompt
 from triptych.modalities.tts.scheduling.playback import Playback
-from triptych.modalities.tts.scheduling.runaway import RunawayGuard
-from triptych.modalities.tts.scheduling.state import SpokenSegment, Stream, segment_prompt
+from triptych.modalities.tts.scheduling.state import (
+    RunawayGuard,
+    SpokenSegment,
+    Stream,
+    segment_prompt,
+)
 from triptych.modalities.tts.wire import SpeechRequest
 from triptych.schedulers.tokens.state import SequenceState
 

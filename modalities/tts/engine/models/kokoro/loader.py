@@ -34,7 +34,7 @@ from triptych.modalities.tts.engine.models.kokoro.model import (
     Voices,
 )
 from triptych.modalities.tts.engine.models.kokoro.stages import StagedKokoro
-from triptych.modalities.tts.scheduling.sentences import SpeechPace
+from triptych.modalities.tts.scheduling.playback import SpeechPace
 from triptych.modalities.tts.wire import SpeechRequest
 from triptych.schedulers.base import LoadedModel
 from triptych.schedulers.staged import StagedScheduler, StageLimits
