@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from support.engine_seams import FrameRequest, Recorder
+from support.virtual import VirtualClock, VirtualExecutors
 from triptych.core.engine_api.job import Job
 from triptych.core.engine_api.reports import Heartbeat
 from triptych.core.ledger import Ledger
 from triptych.core.options.config import Config
 from triptych.schedulers.base import ModelLoader
 from triptych.schedulers.engine import Engine
-from triptych.schedulers.virtual import VirtualClock, VirtualExecutors
 
 
 class LoadBench:
