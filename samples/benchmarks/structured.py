@@ -64,7 +64,7 @@ class Asker:
     async def answer(self, index: int, options: Mapping[str, Any]) -> tuple[list[float], int]:
         """The moments of an answer's tokens, the first being that of the question; how many."""
         moments, num_tokens = [time.perf_counter()], 0
-        call, requests = await self._chat._ask([f"Tell me story number {index}."], options)
+        call, requests = await self._chat._prepare([f"Tell me story number {index}."], options)
         async for delta in self._chat._service.generate(call, requests):
             if delta.token_ids:
                 moments.append(time.perf_counter())

@@ -22,7 +22,7 @@ def loaded(answer: Answer) -> list[tuple[str, Any]]:
 
 
 def read(text: str, family: str, cuts: Sequence[int] = (), **options: Any) -> Answer:
-    reasoning = REASONING_FORMATS.get(options.pop("thinking", ""))
+    reasoning = REASONING_FORMATS.get(options.pop("reasoning", ""))
     parser = AnswerParser(reasoning, CALL_FORMATS[family], TOOLS, **options)
     ends = [0, *sorted(cuts), len(text)]
     pieces = [piece for start, end in pairwise(ends) for piece in parser.push(text[start:end])]

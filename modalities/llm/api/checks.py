@@ -1,7 +1,7 @@
-"""What is checked before a job is made of a call.
+"""Checks of a call before its jobs are submitted.
 
-Owns what callers may give of sampling, and what a model can take of a request. Knows nothing of
-HTTP.
+Owns which sampling parameters a caller may set, and the limits of requests to a model. Knows
+nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from triptych.core.engine_api.sampling_params import MAX_SAMPLES, MAX_STOP_STRIN
 from triptych.core.engine_api.tokens import TokenRequest
 from triptych.core.errors import ContextLengthExceeded, InvalidRequest, UnsupportedOption
 from triptych.core.process.typed import convert
+from triptych.modalities.llm.api.samples import TextCall
 from triptych.modalities.llm.api.text import TextModel
 
 _NOT_GIVEN = frozenset({"seed", "sample_index", "returns_state"})
@@ -28,7 +29,7 @@ def sampling_params(
     """Sampling parameters from what a caller gave over what the model recommends.
 
     Fields that are `None` count as not given. Raises `InvalidRequest` for a field that does not
-    exist or has the wrong type; ranges are checked by `generate`.
+    exist or has the wrong type; `SamplingParams.validate` checks ranges.
     """
     known = sorted(set(SamplingParams.__struct_fields__) - _NOT_GIVEN)
     if unknown := sorted(set(given) - set(known)):
@@ -44,19 +45,43 @@ def sampling_params(
         raise InvalidRequest(f"Sampling options: {error}.") from error
 
 
-def check_call(num_samples: int, stop: Sequence[str]) -> None:
+def call_sampling(
+    model: TextModel, call: TextCall, prompts: Sequence[TokenRequest]
+) -> SamplingParams:
+    """Sampling parameters of a call, without its seed and with the length of its answers.
+
+    Raises `InvalidRequest` as `sampling_params` does, and `ContextLengthExceeded` where the prompt
+    leaves no room in the call's own `context_length`.
+    """
+    length = min(call.context_length or model.context_length, model.context_length)
+    num_tokens = max(len(prompt.prompt_ids) for prompt in prompts)
+    room = length - num_tokens
+    if call.context_length is not None and room <= 0:
+        raise ContextLengthExceeded(
+            f"{num_tokens} tokens of prompt leave no room in a context of {length}: shorten it."
+        )
+    max_tokens = call.sampling.get("max_tokens")
+    if max_tokens is None:
+        room = max(1, room)  # `check_request` refuses prompts that leave none
+        max_tokens = min(room, call.default_tokens or room)
+    elif call.context_length is not None:
+        max_tokens = min(max_tokens, room)
+    given = {**call.sampling, "max_tokens": max_tokens}
+    return sampling_params(model, ignore_eos=call.ignore_eos, given=given)
+
+
+def check_call(call: TextCall) -> None:
     """Raise `InvalidRequest` for a call's number of samples or its stop strings."""
-    if not 1 <= num_samples <= MAX_SAMPLES:
+    if not 1 <= call.n <= MAX_SAMPLES:
         raise InvalidRequest(f"n must be between 1 and {MAX_SAMPLES}.", param="n")
-    if len(stop) > MAX_STOP_STRINGS or any(not stop for stop in stop):
+    if len(call.stop) > MAX_STOP_STRINGS or any(not stop for stop in call.stop):
         raise InvalidRequest(
             f"stop takes at most {MAX_STOP_STRINGS} strings, none of them empty.", param="stop"
         )
 
 
-def check_request(request: TokenRequest, seed: int, model: TextModel) -> None:
-    """Raise `RequestError`s for what the model cannot take: the one check of length, too."""
-    msgspec.structs.replace(request.sampling, seed=seed).validate(model.vocab_size)
+def check_request(request: TokenRequest, model: TextModel) -> None:
+    """Raise a `RequestError` for a prompt or a length that the model cannot take."""
     prompt_ids = request.prompt_ids
     if not prompt_ids:
         raise InvalidRequest("The prompt is empty.", param="prompt")

@@ -73,14 +73,14 @@ class Detokenizer:
         prompt_ids: Sequence[int],
         stops: Sequence[str],
         *,
-        shows_special: bool = False,
-        shows_stop: bool = False,
+        skip_special_tokens: bool = True,
+        include_stop_str_in_output: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
         self._stream = DecodeStream(
-            ids=list(prompt_ids[-PRIMING_TOKENS:]), skip_special_tokens=not shows_special
+            ids=list(prompt_ids[-PRIMING_TOKENS:]), skip_special_tokens=skip_special_tokens
         )
-        self._filter = StopFilter(stops, is_shown=shows_stop)
+        self._filter = StopFilter(stops, is_shown=include_stop_str_in_output)
         self.stop: str | None = None
         self._num_decoded_chars = 0
         self._num_released_chars = 0

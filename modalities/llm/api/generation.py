@@ -21,7 +21,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
 from triptych.core.engine_api.tokens import TokenRequest
-from triptych.core.errors import ContextLengthExceeded, UnsupportedOption
+from triptych.core.errors import UnsupportedOption
 from triptych.core.http.body import note_ignored
 from triptych.core.http.context import Context
 from triptych.core.http.data_urls import data_urls
@@ -117,73 +117,49 @@ def note_reasoning(request: Request, model: TextModel, names: Iterable[str]) -> 
         note_ignored(request, *names)
 
 
-def fitted(
-    service: LlmService,
-    body: ChatRequest,
-    prompt: TokenRequest,
-    *,
-    most: int | None,
-    length: int | None = None,
-) -> ChatRequest:
-    """`body` for at most so many tokens as the context, or `length` of it, has room for.
-
-    Other APIs than OpenAI's do not refuse a `most` that does not fit behind the prompt. Raises
-    `ContextLengthExceeded` where that leaves no room.
-    """
-    own_length = service.model(body.model).context_length
-    length = min(length or own_length, own_length)
-    num_tokens = len(prompt.prompt_ids)
-    if num_tokens >= length:
-        raise ContextLengthExceeded(
-            f"{num_tokens} tokens of prompt leave no room in a context of {length}: shorten it."
-        )
-    room = length - num_tokens
-    return body.model_copy(update={"max_tokens": room if most is None else min(most, room)})
-
-
 async def begin(
-    service: LlmService, body: SamplingFields, context: Context, prompts: Sequence[TokenRequest]
+    service: LlmService,
+    body: SamplingFields,
+    context: Context,
+    prompts: Sequence[TokenRequest],
+    *,
+    context_length: int | None = None,
 ) -> Generation:
-    """Answer `prompts` as `body` asks. Raises what is wrong with it before anything runs."""
-    tool_set, form = None, body.constraint()
-    if isinstance(body, ChatRequest):
-        tool_set = body.tool_set
-        prompts = await service.calling(
-            body.model, prompts, tool_set, form, body.max_reasoning_tokens
-        )
-    else:
-        prompts = await service.constrained(body.model, prompts, form)
-    requests = service.sampled(
-        body.model,
-        prompts,
-        body.sampling(),
-        ignore_eos=bool(body.ignore_eos),
-        default_tokens=body.default_tokens,
-        priority=body.priority or 0,
-    )
+    """Answer `prompts` with the settings of `body`. Raises its errors before anything runs.
+
+    With a `context_length`, answers end where it does (see `TextCall`).
+    """
+    _check_contents(body, prompts)
+    chat = body if isinstance(body, ChatRequest) else None
     call = TextCall(
         model=body.model,
-        num_samples=body.n or 1,
+        n=body.n or 1,
         seed=body.seed,
+        sampling=body.sampling(),
+        default_tokens=body.default_tokens,
+        context_length=context_length,
+        ignore_eos=bool(body.ignore_eos),
         stop=body.stops,
+        priority=body.priority or 0,
         echo=isinstance(body, CompletionRequest) and bool(body.echo),
         has_answer=body.has_answer,
-        shows_special=body.skip_special_tokens is False,
-        shows_stop=bool(body.include_stop_str_in_output),
+        skip_special_tokens=body.skip_special_tokens is not False,
+        include_stop_str_in_output=bool(body.include_stop_str_in_output),
         scores_all=bool(body.return_token_ids),
-        tool_set=tool_set,
-        has_form=form is not None,
+        tool_set=None if chat is None else chat.tool_set,
+        form=body.constraint(),
+        max_reasoning_tokens=None if chat is None else chat.max_reasoning_tokens,
         caller=context.caller,
     )
-    _check_contents(body, requests)
-    usage = UsageTotals(call.num_samples)
+    requests = await service.prepare(call, prompts)
+    usage = UsageTotals(call.n)
     deltas = _observed(service.generate(call, requests), body, context, usage)
-    return Generation(deltas, usage, len(prompts) * call.num_samples)
+    return Generation(deltas, usage, len(requests))
 
 
-def _check_contents(body: SamplingFields, requests: Sequence[TokenRequest]) -> None:
+def _check_contents(body: SamplingFields, prompts: Sequence[TokenRequest]) -> None:
     """Positions that images fill have no token ids that a caller could know."""
-    if body.return_token_ids and any(request.contents for request in requests):
+    if body.return_token_ids and any(prompt.contents for prompt in prompts):
         raise UnsupportedOption(
             "return_token_ids is not offered with images: leave it out.", param="return_token_ids"
         )

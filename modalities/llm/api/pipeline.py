@@ -174,9 +174,9 @@ class ChatPipeline(Pipeline[LlmService]):
     async def _replies(
         self, conversations: Sequence[Conversation], options: Mapping[str, Any]
     ) -> list[ChatAnswer]:
-        call, requests = await self._ask(conversations, options)
-        n = call.num_samples
-        deltas: list[list[SampleDelta]] = [[] for _ in range(len(requests) * n)]
+        call, requests = await self._prepare(conversations, options)
+        n = call.n
+        deltas: list[list[SampleDelta]] = [[] for _ in requests]
         async for delta in self._service.generate(call, requests):
             deltas[delta.index].append(delta)
         samples = tuple(map(_sample, deltas))
@@ -187,42 +187,40 @@ class ChatPipeline(Pipeline[LlmService]):
     ) -> AsyncGenerator[str, None]:
         if options.get("n", 1) != 1:
             raise InvalidRequest("stream gives one sample: call it with n=1.", param="n")
-        call, requests = await self._ask([conversation], options)
+        call, requests = await self._prepare([conversation], options)
         async with aclosing(self._service.generate(call, requests)) as deltas:
             async for delta in deltas:
                 for piece in delta.shown:
                     if isinstance(piece, Words):
                         yield piece.text
 
-    async def _ask(
+    async def _prepare(
         self, conversations: Sequence[Conversation], options: Mapping[str, Any]
     ) -> tuple[TextCall, Sequence[TokenRequest]]:
-        """What the service is asked."""
+        """The settings of a call, and its requests."""
         own = _call_options(options)
         tool_set = ToolSet.of(own.tools, own.tool_choice)
         described = tool_set.for_template()
-        plain = [
+        prompts = [
             await self._service.encode_chat(
                 self._model, self._messages(conversation), tools=described
             )
             for conversation in conversations
         ]
-        form = constraint_of(options)
-        prompts = await self._service.calling(
-            self._model, plain, tool_set, form, own.thinking_budget
-        )
         taken = {*own.__struct_fields__, *ConstraintFields.model_fields}
         given = {k: v for k, v in options.items() if k not in taken}
-        given["max_tokens"] = own.max_tokens
         call = TextCall(
             model=self._model,
-            stop=stop_strings(own.stop),
-            num_samples=own.n,
+            n=own.n,
             seed=own.seed,
+            sampling={**given, "max_tokens": own.max_tokens},
+            ignore_eos=own.ignore_eos,
+            stop=stop_strings(own.stop),
             tool_set=tool_set,
-            has_form=form is not None,
+            form=constraint_of(options),
+            max_reasoning_tokens=own.thinking_budget,
         )
-        return call, self._service.sampled(self._model, prompts, given, ignore_eos=own.ignore_eos)
+        return call, await self._service.prepare(call, prompts)
 
     def _messages(self, conversation: Any) -> Sequence[Message]:
         """A text or a list of messages as the latter. Raises `InvalidRequest` for anything else."""

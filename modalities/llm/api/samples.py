@@ -17,6 +17,7 @@ import msgspec
 
 from triptych.core.engine_api.caller import Caller
 from triptych.core.engine_api.tokens import TokenDelta, TokenLogprob, TokenRequest
+from triptych.core.grammar.constraint import Constraint
 from triptych.modalities.llm.api.detokenizer import Detokenizer
 from triptych.modalities.llm.api.text import TextModel
 from triptych.modalities.llm.api.tools.json_text import loaded
@@ -32,27 +33,36 @@ _NO_ANSWER: Mapping[str, Any] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextCall:
-    """Settings of one API call. Each prompt is sampled `num_samples` times.
+    """Settings of one API call. Each prompt is sampled `n` times.
 
-    The service sets the requests' `seed` (a random one where `seed` is None) and `sample_index`.
+    `sampling` holds the fields of `SamplingParams` that the caller set. Without `max_tokens` an
+    answer may fill the room that the longest prompt leaves, up to `default_tokens`; with a
+    `context_length`, `max_tokens` is lowered to the room left in it. Without `seed` the service
+    chooses one.
+
     With `echo` a sample begins with its prompt; it ends there unless the call `has_answer`. With a
-    `tool_set`, even an empty one, the text is parsed into reasoning, words and calls; with
-    `has_form`, JSON is a call only between marks. The text has special tokens and the stop string
-    only where the call `shows` them. Log-probabilities are those of tokens in the text, or of all
-    sampled tokens where the call `scores_all`.
+    `tool_set`, even an empty one, the text is parsed into reasoning, words and calls; with a
+    `form`, JSON is a call only between marks. Log-probabilities are those of tokens in the text, or
+    of all sampled tokens where the call `scores_all`.
     """
 
     model: str
-    num_samples: int = 1
+    n: int = 1
     seed: int | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    default_tokens: int | None = None
+    context_length: int | None = None
+    ignore_eos: bool = False
     stop: tuple[str, ...] = ()
+    priority: int = 0
     echo: bool = False
     has_answer: bool = True
-    shows_special: bool = False
-    shows_stop: bool = False
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
     scores_all: bool = False
     tool_set: ToolSet | None = None
-    has_form: bool = False
+    form: Constraint | None = None
+    max_reasoning_tokens: int | None = None
     caller: Caller = field(default_factory=Caller)
 
 
@@ -152,14 +162,16 @@ class SampleText:
         self._parser = (
             None
             if call.tool_set is None
-            else model.answer_parser(request.prompt_ids, call.tool_set, has_form=call.has_form)
+            else model.answer_parser(
+                request.prompt_ids, call.tool_set, has_form=call.form is not None
+            )
         )
         has_special_marks = self._parser is not None and model.answers.has_special_marks
         self._detokenizer: Detokenizer = model.detokenizer(
             request.prompt_ids,
             call.stop,
-            shows_special=call.shows_special or has_special_marks,
-            shows_stop=call.shows_stop,
+            skip_special_tokens=call.skip_special_tokens and not has_special_marks,
+            include_stop_str_in_output=call.include_stop_str_in_output,
         )
         self._call = call
         self._most_calls = 1 if call.tool_set and call.tool_set.has_one_call else math.inf
@@ -179,7 +191,7 @@ class SampleText:
         num_tokens = len(delta.token_ids) + (delta.stop_token_id is not None)
         self._num_output_tokens += num_tokens
         shown_ids = delta.token_ids
-        if self._call.shows_stop and delta.stop_token_id is not None:
+        if self._call.include_stop_str_in_output and delta.stop_token_id is not None:
             shown_ids = (*shown_ids, delta.stop_token_id)
         text, logprobs = self._detokenizer.push(shown_ids, delta.logprobs)
         stop = self._detokenizer.stop
@@ -262,7 +274,7 @@ class SampleText:
     def _echo(
         self, ids: tuple[int, ...], tokens: Callable[[], Iterator[TokenText]]
     ) -> tuple[str, Iterator[TokenText]]:
-        text = self._model.decode(ids, skip_special_tokens=not self._call.shows_special)
+        text = self._model.decode(ids, skip_special_tokens=self._call.skip_special_tokens)
         return text, _as_shown(tokens(), text)
 
     def _token_text(self, entry: TokenLogprob) -> TokenText:
@@ -274,7 +286,7 @@ class SampleText:
     ) -> TokenText:
         data = self._model.token_bytes(token_id)
         text = data.decode("utf-8", errors="replace")
-        is_hidden = self._model.token_bytes.is_special(token_id) and not self._call.shows_special
+        is_hidden = self._call.skip_special_tokens and self._model.token_bytes.is_special(token_id)
         shown = b"" if is_hidden else data
         return TokenText(
             token_id=token_id, text=text, data=data, shown=shown, logprob=logprob, top=top

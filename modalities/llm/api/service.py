@@ -1,7 +1,8 @@
-"""Text in, text out: what HTTP routes and the Python pipeline share.
+"""Text in, text out: the service that HTTP routes and the Python pipeline share.
 
-Owns the way of a call from messages to a stream of text: prompts, checks, admission, one engine job
-per sample. What a job's tokens come to is `samples`'. Knows nothing of HTTP or torch.
+Owns the steps of a call: `encode_chat` makes a prompt of messages, `prepare` makes requests of
+prompts, `generate` runs them, one engine job per sample. Text is made of tokens in `samples`. Knows
+nothing of HTTP or torch.
 """
 
 from __future__ import annotations
@@ -14,21 +15,21 @@ from typing import Any, Self
 import msgspec
 
 from triptych.core.engine_api.client import EngineClient
-from triptych.core.engine_api.tokens import TokenDelta, TokenRequest
+from triptych.core.engine_api.tokens import ReasoningRules, TokenDelta, TokenRequest
 from triptych.core.errors import InvalidRequest, PayloadTooLarge, RequestError
-from triptych.core.grammar.constraint import Constraint
 from triptych.core.limits import MAX_HELD_IMAGE_BYTES
 from triptych.core.options.config import Config
 from triptych.core.text.threads import on_text_thread
-from triptych.modalities.llm.api.checks import check_call, check_request, sampling_params
+from triptych.modalities.llm.api.checks import call_sampling, check_call, check_request
 from triptych.modalities.llm.api.multimodal import Message, PromptEncoder, images_of, words_of
 from triptych.modalities.llm.api.samples import SampleDelta, SampleText, TextCall
 from triptych.modalities.llm.api.text import TextModel, text_size
-from triptych.modalities.llm.api.tools.faults import blamed
+from triptych.modalities.llm.api.tools.faults import name_tool
 from triptych.modalities.llm.api.tools.prompt import in_words
-from triptych.modalities.llm.api.tools.schema import ToolSet
 from triptych.modalities.service import HoldLimit, ModelService, default_seed, merge
 from triptych.schedulers.admission import Admission
+
+_AnswerRules = tuple[str, ReasoningRules | None]
 
 
 class LlmService(ModelService[TextModel]):
@@ -88,9 +89,9 @@ class LlmService(ModelService[TextModel]):
         tenant: str = "",
         **template_kwargs: Any,
     ) -> TokenRequest:
-        """A conversation as `model` takes it; `sampled` makes a request of it.
+        """The prompt that a conversation is for `model`, without sampling parameters.
 
-        A model whose chat template knows no `tools` is told of them in words.
+        If the chat template has no `tools`, they are described in the prompt's text.
         """
         text = self.model(model)
         encoder: PromptEncoder = text
@@ -141,97 +142,73 @@ class LlmService(ModelService[TextModel]):
             len(token_ids), decode, token_ids, skip_special_tokens=skip_special_tokens
         )
 
-    async def constrained(
-        self, model: str, prompts: Sequence[TokenRequest], constraint: Constraint | None
-    ) -> Sequence[TokenRequest]:
-        """`prompts` with a form for their answers. Raises what `GrammarChecker.check` raises."""
-        if constraint is None:
-            return prompts
-        grammar = await self.model(model).grammars.check(constraint)
-        return [msgspec.structs.replace(prompt, grammar=grammar) for prompt in prompts]
+    async def prepare(self, call: TextCall, prompts: Sequence[TokenRequest]) -> list[TokenRequest]:
+        """Requests for `prompts`, ready to run: `call.n` of each prompt, with the call's settings.
 
-    async def calling(
-        self,
-        model: str,
-        prompts: Sequence[TokenRequest],
-        tool_set: ToolSet,
-        form: Constraint | None = None,
-        max_reasoning_tokens: int | None = None,
-    ) -> Sequence[TokenRequest]:
-        """`prompts` with a form for what is not reasoning, and for calls, as `constrained` does it.
-
-        Reasoning ends after `max_reasoning_tokens`, if they are bounded.
-        """
-        text = self.model(model)
-        size = text_size(list(tool_set.schemas.values()))
-        requests: list[TokenRequest] = []
-        for prompt in prompts:
-            ids = prompt.prompt_ids
-            try:
-                constraint = await on_text_thread(size, text.answer_constraint, ids, tool_set, form)
-                (request,) = await self.constrained(model, [prompt], constraint)
-            except RequestError as error:
-                raise await blamed(error, tool_set, text.grammars.check) from error
-            rules = text.reasoning_rules(ids, max_reasoning_tokens, has_form=constraint is not None)
-            requests.append(msgspec.structs.replace(request, reasoning=rules))
-        return requests
-
-    def sampled(
-        self,
-        model: str,
-        prompts: Sequence[TokenRequest],
-        given: Mapping[str, Any],
-        *,
-        ignore_eos: bool = False,
-        default_tokens: int | None = None,
-        priority: int = 0,
-    ) -> list[TokenRequest]:
-        """Requests for `prompts` with the sampling parameters that a caller gave.
-
-        Without `max_tokens` each yields as many as the longest leaves room for, at most
-        `default_tokens` where there are any. Raises `InvalidRequest` as `sampling_params` does.
-        """
-        text = self.model(model)
-        if given.get("max_tokens") is None:
-            longest = max(len(prompt.prompt_ids) for prompt in prompts)
-            room = max(1, text.context_length - longest)  # `generate` refuses what has none
-            given = {**given, "max_tokens": min(room, default_tokens or room)}
-        sampling = sampling_params(text, ignore_eos=ignore_eos, given=given)
-        return [
-            msgspec.structs.replace(prompt, sampling=sampling, priority=priority)
-            for prompt in prompts
-        ]
-
-    def generate(
-        self, call: TextCall, requests: Sequence[TokenRequest]
-    ) -> AsyncGenerator[SampleDelta, None]:
-        """Run a call; deltas of all samples come merged, in the order they are made.
-
-        Closing the iterator cancels every sample. Checks the call before anything is submitted.
+        Raises a `RequestError` for settings, grammars and lengths that the model cannot take.
         """
         model = self.model(call.model)
-        check_call(call.num_samples, call.stop)
-        for request in requests:
-            check_request(request, call.seed or 0, model)
-        return self._admitted(call, requests, model)
+        sampling = call_sampling(model, call, prompts)
+        rules = await self._answer_rules(model, call, prompts)
+        check_call(call)
+        sampling = msgspec.structs.replace(sampling, seed=self._seed(call.seed))
+        sampling.validate(model.vocab_size)
+        samplings = [msgspec.structs.replace(sampling, sample_index=at) for at in range(call.n)]
+        requests: list[TokenRequest] = []
+        for prompt, (grammar, reasoning) in zip(prompts, rules, strict=True):
+            fields = {"grammar": grammar, "reasoning": reasoning, "priority": call.priority}
+            samples = [msgspec.structs.replace(prompt, sampling=s, **fields) for s in samplings]
+            check_request(samples[0], model)
+            requests += samples
+        return requests
 
-    async def _admitted(
-        self, call: TextCall, requests: Sequence[TokenRequest], model: TextModel
+    async def _answer_rules(
+        self, model: TextModel, call: TextCall, prompts: Sequence[TokenRequest]
+    ) -> list[_AnswerRules]:
+        """The grammar and the reasoning rules of the answers to each prompt.
+
+        Only chat has a `tool_set`, and with it reasoning and calls. Raises as
+        `GrammarChecker.check` and `TextModel.reasoning_rules` do.
+        """
+        if call.tool_set is None:
+            grammar = "" if call.form is None else await model.grammars.check(call.form)
+            return [(grammar, None)] * len(prompts)
+        size = text_size(list(call.tool_set.schemas.values()))
+        found: list[_AnswerRules] = []
+        for prompt in prompts:
+            ids, grammar = prompt.prompt_ids, ""
+            try:
+                constraint = await on_text_thread(
+                    size, model.answer_constraint, ids, call.tool_set, call.form
+                )
+                if constraint is not None:
+                    grammar = await model.grammars.check(constraint)
+            except RequestError as error:
+                raise await name_tool(error, call.tool_set, model.grammars.check) from error
+            budget, has_form = call.max_reasoning_tokens, constraint is not None
+            found.append((grammar, model.reasoning_rules(ids, budget, has_form=has_form)))
+        return found
+
+    async def generate(
+        self, call: TextCall, requests: Sequence[TokenRequest]
     ) -> AsyncGenerator[SampleDelta, None]:
-        n, seed = call.num_samples, self._seed(call.seed)
-        num_tokens = n * sum(len(r.prompt_ids) + r.sampling.max_tokens for r in requests)
-        num_bytes = n * sum(content.num_bytes for r in requests for content in r.contents)
+        """Run the requests that `prepare` made for a call; yield deltas of all samples, merged.
+
+        Closing the iterator cancels every sample.
+        """
+        model = self.model(call.model)
+        num_tokens = sum(len(r.prompt_ids) + r.sampling.max_tokens for r in requests)
+        num_bytes = sum(content.num_bytes for r in requests for content in r.contents)
         if num_bytes > MAX_HELD_IMAGE_BYTES:
             raise PayloadTooLarge(
                 "The images are too large for so many samples: ask for fewer.", param="n"
             )
         admitted = self._admission.admit(
-            key=call.caller.principal.key, num_jobs=n * len(requests), num_tokens=num_tokens
+            key=call.caller.principal.key, num_jobs=len(requests), num_tokens=num_tokens
         )
         with admitted, self._images.holding(num_bytes, MAX_HELD_IMAGE_BYTES):
             samples = [
-                self._sample(call, index, _nth_sample(request, seed, index % n), model)
-                for index, request in enumerate(r for r in requests for _ in range(n))
+                self._sample(call, index, request, model) for index, request in enumerate(requests)
             ]
             async with aclosing(merge(samples)) as merged:
                 async for delta in merged:
@@ -262,8 +239,3 @@ async def _told(
     messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
 ) -> Sequence[Message]:
     return await on_text_thread(text_size([messages, tools]), in_words, messages, tools)
-
-
-def _nth_sample(request: TokenRequest, seed: int, index: int) -> TokenRequest:
-    sampling = msgspec.structs.replace(request.sampling, seed=seed, sample_index=index)
-    return msgspec.structs.replace(request, sampling=sampling)

@@ -248,15 +248,15 @@ class TextModel:
         return decode(self.tokenizer, token_ids, skip_special_tokens=skip_special_tokens)
 
     def detokenizer(
-        self, prompt_ids: Sequence[int], stops: Sequence[str], **shows: bool
+        self, prompt_ids: Sequence[int], stops: Sequence[str], **options: bool
     ) -> Detokenizer:
         """An incremental decoder for one row that continues `prompt_ids`.
 
-        `shows` is what `Detokenizer` takes.
+        `options` are those of `Detokenizer`.
         """
         words = (token_id for token_id in reversed(prompt_ids) if token_id < self.vocab_size)
         end = [*islice(words, PRIMING_TOKENS)][::-1]
-        return Detokenizer(self.tokenizer, end, stops, **shows)
+        return Detokenizer(self.tokenizer, end, stops, **options)
 
     def answer_parser(
         self, prompt_ids: Sequence[int], tool_set: ToolSet, *, has_form: bool = False

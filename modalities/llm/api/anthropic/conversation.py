@@ -47,6 +47,7 @@ def chat_fields(body: ConversationFields) -> Fields:
     }
     if isinstance(body, MessagesRequest):
         fields |= {
+            "max_tokens": body.max_tokens,
             "temperature": body.temperature,
             "top_p": body.top_p,
             "top_k": body.top_k,

@@ -45,7 +45,6 @@ from triptych.modalities.llm.api.anthropic.replies import (
 from triptych.modalities.llm.api.generation import (
     begin,
     encode_conversation,
-    fitted,
     note_reasoning,
 )
 from triptych.modalities.llm.api.protocol import ChatRequest
@@ -97,9 +96,9 @@ def anthropic_router(service: LlmService, find_link: FindLink = no_link) -> APIR
         context = Context.of(request)
         with named_as(chat_names(body)):
             chat, prompt = await encoded(body, request)
-            chat = fitted(service, chat, prompt, most=body.max_tokens)
-            generation = await begin(service, chat, context, [prompt])
-        is_cut = chat.max_tokens != body.max_tokens
+            length = service.model(body.model).context_length
+            generation = await begin(service, chat, context, [prompt], context_length=length)
+        is_cut = len(prompt.prompt_ids) + body.max_tokens > length
         formatter = MessageFormatter(
             body.model, context.call_id, reasoning=body.shown_reasoning, is_cut=is_cut
         )

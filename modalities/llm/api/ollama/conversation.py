@@ -60,6 +60,7 @@ def answer_fields(body: AnswerFields, model: str) -> Fields:
     fields = {
         "model": model,
         **{name: getattr(options, name) for name in _SAME},
+        "max_tokens": options.max_tokens,
         "response_format": _form(body.format),
         "thinking": True if is_word else body.think,
         "reasoning_effort": body.think if is_word else None,

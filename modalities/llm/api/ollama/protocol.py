@@ -100,7 +100,7 @@ class OllamaOptions(IgnoresHints):
         return self
 
     @property
-    def most_tokens(self) -> int | None:
+    def max_tokens(self) -> int | None:
         """Most tokens of an answer; `None`: as many as fit."""
         return self.num_predict if self.num_predict and self.num_predict > 0 else None
 

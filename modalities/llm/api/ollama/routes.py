@@ -26,11 +26,7 @@ from triptych.core.http.data_urls import DataUrlRoute, FilePlace
 from triptych.core.http.refused_routes import add_refused_routes
 from triptych.core.http.sse import LineStream, described_lines
 from triptych.core.weights.resolve import ResolvedModel
-from triptych.modalities.llm.api.generation import (
-    begin,
-    encode_conversation,
-    fitted,
-)
+from triptych.modalities.llm.api.generation import begin, encode_conversation
 from triptych.modalities.llm.api.ollama import unsupported
 from triptych.modalities.llm.api.ollama.conversation import (
     CHAT_NAMES,
@@ -193,8 +189,10 @@ class _TextRoutes:
     ) -> Response:
         options = body.options or OllamaOptions()
         note_keep_alive(request, body)
-        chat = fitted(self.service, chat, prompt, most=options.most_tokens, length=options.num_ctx)
-        generation = await begin(self.service, chat, Context.of(request), [prompt])
+        length = options.num_ctx or self.service.model(chat.model).context_length
+        generation = await begin(
+            self.service, chat, Context.of(request), [prompt], context_length=length
+        )
         timing = await self._timing(chat.model, request)
         has_context = isinstance(body, GenerateRequest) and not body.raw and not prompt.contents
         formatter = kind(

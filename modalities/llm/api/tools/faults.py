@@ -21,7 +21,7 @@ Check = Callable[[Constraint], Awaitable[object]]
 """Raises `RequestError` for a form that cannot be followed."""
 
 
-async def blamed(error: RequestError, tool_set: ToolSet, check: Check) -> RequestError:
+async def name_tool(error: RequestError, tool_set: ToolSet, check: Check) -> RequestError:
     """`error`, or that of the tool whose schema is its cause, which it names."""
     try:
         async with asyncio.timeout(_SEARCH_S):

@@ -21,7 +21,7 @@ from triptych.modalities.llm.api.tools.prompt import call_in_words
 
 _Fields: TypeAlias = Mapping[str, Any]
 
-_OWN_REASONING = re.compile(r"""message(\.|\[['"])reasoning\b""")
+_OWN_REASONING = re.compile(r"""message(\.|\[['"])thinking\b""")
 _TEXT_ARGUMENTS = re.compile(
     r"""\+ *\w+((\.|\[['"])\w+(['"]\])?)*(\.|\[['"])arguments(['"]\])? *(\+|[-}])"""
 )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -12,7 +13,6 @@ import pytest
 from support.text_models import Script, ScriptedClient, write_text_folder
 from triptych.core.engine_api.caller import Caller
 from triptych.core.engine_api.prompt_content import Array, ContentSpan, PromptContent
-from triptych.core.engine_api.sampling_params import SamplingParams
 from triptych.core.engine_api.tokens import TokenDelta, TokenLogprob, TokenRequest
 from triptych.core.errors import (
     ContextLengthExceeded,
@@ -23,7 +23,7 @@ from triptych.core.errors import (
 )
 from triptych.core.options.config import ModelOptions, ScheduleOptions
 from triptych.modalities.llm.api import service as service_module
-from triptych.modalities.llm.api.checks import sampling_params
+from triptych.modalities.llm.api.checks import call_sampling, sampling_params
 from triptych.modalities.llm.api.samples import SampleDelta, TextCall
 from triptych.modalities.llm.api.service import LlmService
 from triptych.modalities.llm.api.text import TextModel
@@ -54,6 +54,7 @@ def service(model: TextModel, client: ScriptedClient, **schedule: int) -> LlmSer
     return LlmService(client, [model], Admission(options=ScheduleOptions(**schedule)))
 
 
+_SHORT: Mapping[str, object] = MappingProxyType({"max_tokens": 32})
 Asked = tuple[TextCall, list[TokenRequest]]
 
 
@@ -61,21 +62,25 @@ def call(
     text: TextModel,
     *,
     prompts: Sequence[tuple[int, ...]] = (),
-    sampling: SamplingParams = SamplingParams(max_tokens=32),  # noqa: B008 - it is frozen
+    sampling: Mapping[str, object] = _SHORT,
     contents: tuple[PromptContent, ...] = (),
     call_id: str = "c",
     **fields: object,
 ) -> Asked:
-    values = {"model": "tiny", "caller": Caller(call_id=call_id), **fields}
-    requests = [
-        TokenRequest(prompt_ids=ids, sampling=sampling, contents=contents)
+    values = {"model": "tiny", "caller": Caller(call_id=call_id), "sampling": sampling, **fields}
+    encoded = [
+        TokenRequest(prompt_ids=ids, contents=contents)
         for ids in prompts or (text.encode_text("hi"),)
     ]
-    return TextCall(**values), requests  # type: ignore[arg-type]
+    return TextCall(**values), encoded  # type: ignore[arg-type]
+
+
+async def run(service: LlmService, asked: Asked) -> AsyncGenerator[SampleDelta, None]:
+    return service.generate(asked[0], await service.prepare(*asked))
 
 
 async def collect(service: LlmService, asked: Asked) -> list[SampleDelta]:
-    return [delta async for delta in service.generate(*asked)]
+    return [delta async for delta in await run(service, asked)]
 
 
 async def test_text_usage_and_finish(model: TextModel) -> None:
@@ -97,13 +102,17 @@ async def test_a_stop_string_ends_the_job_early(model: TextModel) -> None:
     assert client.cancelled == ["c.0"]
 
 
-@pytest.mark.parametrize("shows_stop", [False, True])
-@pytest.mark.parametrize("shows_special", [False, True])
+@pytest.mark.parametrize("includes_stop", [False, True])
+@pytest.mark.parametrize("skips_special", [False, True])
 @pytest.mark.parametrize("stop", [(), ("wo",), ("o t", "two"), ("e two three",), ("nowhere",)])
 async def test_all_that_was_drawn_is_scored_where_asked(
-    model: TextModel, stop: tuple[str, ...], shows_special: bool, shows_stop: bool
+    model: TextModel, stop: tuple[str, ...], skips_special: bool, includes_stop: bool
 ) -> None:
-    shows = {"stop": stop, "shows_special": shows_special, "shows_stop": shows_stop}
+    shows = {
+        "stop": stop,
+        "skip_special_tokens": skips_special,
+        "include_stop_str_in_output": includes_stop,
+    }
     shown = {}
     for scores_all in (False, True):
         client = ScriptedClient(saying(model, "one two three"))
@@ -115,7 +124,7 @@ async def test_all_that_was_drawn_is_scored_where_asked(
         if scores_all:
             drawn = [token for delta in deltas for token in delta.sampled_ids]
             assert [entry.token_id for entry in entries] == drawn
-        elif not shows_stop:
+        elif not includes_stop:
             assert "".join(entry.text for entry in entries) == text
     assert shown[True] == shown[False]
 
@@ -123,9 +132,7 @@ async def test_all_that_was_drawn_is_scored_where_asked(
 async def test_samples_have_their_own_index_and_share_the_seed(model: TextModel) -> None:
     client = ScriptedClient(saying(model, "x"))
     prompts = (model.encode_text("a"), model.encode_text("b"))
-    deltas = await collect(
-        service(model, client), call(model, prompts=prompts, num_samples=3, seed=7)
-    )
+    deltas = await collect(service(model, client), call(model, prompts=prompts, n=3, seed=7))
     assert sorted({delta.index for delta in deltas}) == [0, 1, 2, 3, 4, 5]
     rows = sorted((job, r.sampling.seed, r.sampling.sample_index) for job, r in client.submitted)
     assert [row[1:] for row in rows] == [(7, 0), (7, 1), (7, 2)] * 2
@@ -158,7 +165,7 @@ async def test_minus_one_asks_for_a_new_seed_whatever_the_operators(model: TextM
 
 async def test_leaving_early_cancels_every_sample(model: TextModel) -> None:
     client = ScriptedClient(saying(model, "a long answer"))
-    async with aclosing(service(model, client).generate(*call(model, num_samples=4))) as deltas:
+    async with aclosing(await run(service(model, client), call(model, n=4))) as deltas:
         await anext(deltas)
     assert sorted(client.cancelled) == [job for job, _ in sorted(client.submitted)]
     assert client.finished == []
@@ -196,14 +203,14 @@ async def test_echoed_logprobs_begin_without_one(model: TextModel) -> None:
             TokenDelta(prompt_logprobs=(TokenLogprob(ids[1], -2.0),), finish_reason="length"),
         ]
 
-    scored = SamplingParams(max_tokens=32, prompt_logprobs=True)
+    scored = {"max_tokens": 32, "prompt_logprobs": True}
     serving = service(model, ScriptedClient(script))
     (delta,) = await collect(serving, call(model, echo=True, sampling=scored))
     assert echo_of(delta) == ("hi", [None, -2.0])
 
 
 async def test_a_prompt_of_one_token_still_reports_it(model: TextModel) -> None:
-    scored = SamplingParams(max_tokens=1, prompt_logprobs=True)
+    scored = {"max_tokens": 1, "prompt_logprobs": True}
     one = call(model, echo=True, sampling=scored, prompts=(model.encode_text("h"),))
     first, *_ = await collect(service(model, ScriptedClient(saying(model, "i"))), one)
     assert echo_of(first) == ("h", [None])
@@ -215,16 +222,16 @@ async def test_errors_come_before_anything_is_submitted(model: TextModel) -> Non
     serving = service(model, client)
     bad: list[tuple[type[Exception], dict[str, object]]] = [
         (NotFound, {"model": "other"}),
-        (InvalidRequest, {"num_samples": 0}),
+        (InvalidRequest, {"n": 0}),
         (InvalidRequest, {"seed": 2**70}),
-        (InvalidRequest, {"sampling": SamplingParams(max_tokens=0)}),
-        (InvalidRequest, {"num_samples": 10**6}),
+        (InvalidRequest, {"sampling": {"max_tokens": 0}}),
+        (InvalidRequest, {"n": 10**6}),
         (InvalidRequest, {"stop": ("",)}),
         (InvalidRequest, {"prompts": ((),)}),
         (InvalidRequest, {"prompts": ((259,),)}),
-        (InvalidRequest, {"sampling": SamplingParams(temperature=float("nan"))}),
-        (InvalidRequest, {"sampling": SamplingParams(logit_bias=((999, 1.0),))}),
-        (ContextLengthExceeded, {"sampling": SamplingParams(max_tokens=255)}),
+        (InvalidRequest, {"sampling": {"temperature": float("nan")}}),
+        (InvalidRequest, {"sampling": {"logit_bias": ((999, 1.0),)}}),
+        (ContextLengthExceeded, {"sampling": {"max_tokens": 255}}),
     ]
     for error, fields in bad:
         with pytest.raises(error):
@@ -235,13 +242,13 @@ async def test_errors_come_before_anything_is_submitted(model: TextModel) -> Non
 async def test_overload_is_refused_and_admission_comes_back(model: TextModel) -> None:
     client = ScriptedClient(saying(model, "x"))
     serving = service(model, client, max_batch_size=1, max_queue_size=1)
-    async with aclosing(serving.generate(*call(model))) as running:
+    async with aclosing(await run(serving, call(model))) as running:
         await anext(running)
         with pytest.raises(Overloaded) as caught:
-            await collect(serving, call(model, num_samples=2))
+            await collect(serving, call(model, n=2))
         assert caught.value.retry_after_s is not None
     for _ in range(3):
-        assert await collect(serving, call(model, num_samples=2))
+        assert await collect(serving, call(model, n=2))
 
 
 def test_sampling_params_merge_defaults_and_end_ids(model: TextModel) -> None:
@@ -254,24 +261,22 @@ def test_sampling_params_merge_defaults_and_end_ids(model: TextModel) -> None:
             sampling_params(model, given=given)
 
 
-def test_max_tokens_defaults_to_the_room_left(model: TextModel) -> None:
+async def test_max_tokens_defaults_to_the_room_left(model: TextModel) -> None:
     serving = service(model, ScriptedClient(saying(model, "")))
 
     def asked(num_prompt_tokens: int, max_tokens: int | None) -> Asked:
         prompt = TokenRequest(prompt_ids=(5,) * num_prompt_tokens)
-        given = {"max_tokens": max_tokens}
-        return TextCall(model="tiny"), serving.sampled("tiny", [prompt], given)
+        return TextCall(model="tiny", sampling={"max_tokens": max_tokens}), [prompt]
 
     def max_tokens(*given: int | None) -> int:
-        _, (request,) = asked(*given)  # type: ignore[arg-type]
-        return request.sampling.max_tokens
+        return call_sampling(model, *asked(*given)).max_tokens  # type: ignore[arg-type]
 
     assert max_tokens(56, None) == 200
     assert max_tokens(56, 10) == 10
     assert max_tokens(56, 0) == 0  # refused later, never taken for "all"
     for requested in (201, None):
         with pytest.raises(ContextLengthExceeded):
-            serving.generate(*asked(256 if requested is None else 56, requested))
+            await serving.prepare(*asked(256 if requested is None else 56, requested))
 
 
 async def test_images_in_progress_are_bounded(
@@ -283,8 +288,8 @@ async def test_images_in_progress_are_bounded(
     serving = service(model, ScriptedClient(saying(model, "hi")))
     seeing: dict[str, Any] = {"contents": (image,)}
     with pytest.raises(PayloadTooLarge, match="so many samples"):
-        await collect(serving, call(model, num_samples=3, **seeing))
-    async with aclosing(serving.generate(*call(model, num_samples=2, **seeing))) as first:
+        await collect(serving, call(model, n=3, **seeing))
+    async with aclosing(await run(serving, call(model, n=2, **seeing))) as first:
         await anext(first)
         with pytest.raises(Overloaded):
             await collect(serving, call(model, call_id="d", **seeing))

@@ -74,7 +74,7 @@ async def test_the_messages_api_has_a_budget(tmp_path: Path) -> None:
     app = create_app(Config(), engine, [anthropic_router(service)])
     reasoning = {"type": "enabled", "budget_tokens": 1024}
     async with in_process(app) as client:
-        body = chat(max_tokens=2048, reasoning=reasoning)
+        body = chat(max_tokens=2048, thinking=reasoning)
         assert (await client.post("/v1/messages", json=body)).status_code == 200
     (request,) = engine.submitted.values()
     assert request.reasoning is not None
