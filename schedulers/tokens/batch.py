@@ -199,8 +199,8 @@ class TokenBatch:
             self._preempt(victim)
         for row, key in step.awaited:
             row.awaited_key = key
-        for row in step.passed:
-            row.num_times_passed += 1
+        for row in step.overtaken:
+            row.num_times_overtaken += 1
         for admission in step.admissions:
             keys = admission.row.keys[: admission.num_cached]
             admission.row.lease = self.pool.acquire(keys)

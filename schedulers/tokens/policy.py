@@ -1,31 +1,35 @@
-"""Which rows take part in the next token step: the policy of continuous batching.
+"""The policy of continuous batching: which rows take part in the next token step.
 
-Owns the choice. Reads the scheduler's state and writes nothing: a `TokenStep` says what booking
-would do, and booking does just that. The rules, in the order they are applied:
+Owns the choice. Reads the scheduler's state and changes nothing: a `TokenStep` says what booking
+would do, and booking does exactly that. The rules, in the order they are applied:
 
-- Every row that is being answered takes one token, oldest first, or the tokens that its grammar
-  forces. Where the pool has no page for one, the newest row gives way (is preempted: it will be
-  computed again later). A row never preempts an older one, and waits instead. Rows whose reader
-  is slow are preempted first.
-  A row with a step in flight gives its pages back only when that step is over, so it sits this
-  step out; likewise no row is preempted while rows that have ended are about to free pages.
-- A row that gave way `max_preemptions` times takes all the pages it can ever need when it starts
-  again. It never lacks one, so it gives way again only to another client that holds less.
-- Prompts fill what the token budget leaves, those begun first, then those waiting. While rows are
-  being answered prompts take `max_prompt_share` of the budget, and rows being answered are so few
-  that they take half of it at most: neither can starve the other.
-- Rows with grammars wait for each other's masks, so that they share steps; rows without go on.
-- A waiting prompt for which there is no room may be passed by later ones, but only so often.
-- A waiting prompt whose next page some row is computing right now, or that is on its way from
-  another engine, waits for that page.
+1. Where clients compete, rows of the clients that hold the most are preempted for the first waiting
+   prompts of clients that hold less (`preempt_for_clients`).
+2. Every row that is being answered takes one token, oldest first, or the tokens that its grammar
+   forces (jump-forward decoding). Rows with grammars wait for each other's masks, so that they
+   share steps; rows without do not wait (`add_decodes`, `_can_decode`).
+3. Where the pool has no page for such a row, rows of slow readers and then the newest row are
+   preempted: they are computed again later. A row never preempts an older one, and waits instead. A
+   row with a step in flight frees its pages only when that step is over, so it sits this step out;
+   likewise no row is preempted while rows that have ended are about to free pages (`_find_pages`,
+   `_preempt_for`).
+4. A row that was preempted `max_preemptions` times takes all the pages it can ever need when it
+   starts again. It never lacks one, so only rule 1 preempts it again (`_num_pages_to_start`).
+5. Prompts fill what the token budget leaves, those begun first, then waiting ones. While rows are
+   being answered prompts take `max_prompt_share` of the budget, and rows being answered are so few
+   that they take half of it at most: neither can starve the other (`add_prompts`).
+6. The first prompt that takes more than half of the rest leaves that to shorter ones; what they do
+   not need goes to it, and then to other long ones (`_defer`, `_fill_rest`).
+7. A waiting prompt whose next page a running row is computing, or that is on its way from another
+   engine, waits for that page (`_find_awaited`).
+8. A waiting prompt for which there is no room may be overtaken by later ones, but only
+   `_MAX_OVERTAKEN` times (`_add_waiting`, `_blocks`).
 """
 
 from __future__ import annotations
 
-import math
 import sys
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -33,76 +37,77 @@ from typing import Any
 
 from triptych.schedulers.batcher import ScheduledStep
 from triptych.schedulers.shares import has_none, spread
-from triptych.schedulers.tokens.holdings import Holdings
+from triptych.schedulers.tokens.budget import StepBudget
+from triptych.schedulers.tokens.client_usage import ClientUsage
 from triptych.schedulers.tokens.state import ScheduledRow, SequenceState, TokenState
 from triptych.schedulers.tokens.step_shares import StepTurn
 
-_MAX_PASSED = 16  # times a waiting prompt is passed by later ones
-_MAX_BLOCKED = 8  # prompts without room that are looked behind
-_MAX_FAVOURED = 8  # waiting prompts for which room is made in one step
-_MAX_LOOKAHEAD = 128  # waiting prompts looked at in one step
+_MAX_OVERTAKEN = 16  # times that later prompts overtake a waiting one
+_MAX_BLOCKED = 8  # prompts without room that later ones may overtake in one step
+_MAX_PRIORITIZED = 8  # waiting prompts for which rows are preempted in one step
+_MAX_LOOKAHEAD = 128  # waiting prompts considered for one step
 
 
 @dataclass(frozen=True, slots=True)
 class AdmittedRow:
-    """A waiting row that starts: `num_cached` pages are found, `num_pages` is what it will hold."""
+    """A waiting row that starts with `num_cached` cached pages and will hold `num_pages`."""
 
     row: SequenceState
     num_cached: int
     num_pages: int
 
 
-def _at_will(row: SequenceState, start: int, end: int) -> int:
+def _never_cut_earlier(row: SequenceState, start: int, end: int) -> int:
     return end
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLimits:
-    """What the owner of the rows keeps out of a step, though it could take part.
+    """The rows that their owner keeps out of a step, and the size of the step.
 
-    Rows with these `names`, or of these `clients`, stand still, waiting or running; prompts take
-    `max_prompt_tokens` at most, and `max_answering` rows go on by a token, those of all clients in
-    turn. `chunk_end` says where a chunk of a row's prompt that begins at `start`, with room up to
-    `end`, does end: at `start` if it has to wait, beyond `end` where it cannot be cut before that.
-    A second try after an OutOfMemory is not held up.
+    Rows with these `names`, or of these `clients`, take no part, waiting or running; prompts take
+    `max_prompt_tokens` at most, and `max_answering` rows decode a token, those of all clients in
+    turn. `chunk_end` returns where a chunk of a row's prompt that begins at `start`, with room up
+    to `end`, has to end: at `start` if it has to wait, beyond `end` where it cannot be cut earlier.
+    A retry after an OutOfMemory is not limited.
     """
 
     names: frozenset[str] = frozenset()
     max_prompt_tokens: int = sys.maxsize
     max_answering: int = sys.maxsize
-    chunk_end: Callable[[SequenceState, int, int], int] = _at_will
+    chunk_end: Callable[[SequenceState, int, int], int] = _never_cut_earlier
     clients: frozenset[str] = frozenset()
 
-    def holds(self, row: SequenceState) -> bool:
-        """Whether a row stands still."""
+    def excludes(self, row: SequenceState) -> bool:
+        """Whether a row takes no part."""
         return row.name in self.names or row.client in self.clients
 
 
-UNCONSTRAINED = TokenLimits()
+UNLIMITED = TokenLimits()
 
 
 @dataclass(slots=True, kw_only=True)
 class TokenStep(ScheduledStep):
-    """A token step, and what booking it will do. Decode rows come first."""
+    """A token step, and the changes that booking it makes. Decode rows come first."""
 
     kind: str = "prefill"
     rows: list[Any] = field(default_factory=list)
     victims: list[SequenceState] = field(default_factory=list)
     admissions: list[AdmittedRow] = field(default_factory=list)
-    passed: list[SequenceState] = field(default_factory=list)
+    overtaken: list[SequenceState] = field(default_factory=list)
     awaited: list[tuple[SequenceState, bytes]] = field(default_factory=list)
     is_retry: bool = False
     turn: StepTurn | None = None
 
 
-def choose_step(state: TokenState, limits: TokenLimits = UNCONSTRAINED) -> TokenStep:
-    """The next step. Without rows there is nothing to do before something else happens."""
+def choose_step(state: TokenState, limits: TokenLimits = UNLIMITED) -> TokenStep:
+    """The next step. Without rows there is nothing to do before another event."""
     if state.retries:
         return _retry_step(state)
     policy = _TokenPolicy(state, limits)
-    policy.make_way()
+    policy.preempt_for_clients()
     policy.fill()
-    if not policy.has_helped:
+    if not policy.admits_all_prioritized:
         policy = _TokenPolicy(state, limits)
         policy.fill()
     return policy.step
@@ -118,7 +123,7 @@ def _retry_step(state: TokenState) -> TokenStep:
 
 
 class _TokenPolicy:
-    """Fills one step, keeping count of what it has promised."""
+    """Fills one step within its budget."""
 
     def __init__(self, state: TokenState, limits: TokenLimits) -> None:
         self.step = TokenStep()
@@ -126,60 +131,51 @@ class _TokenPolicy:
         self._limits = limits
         self._options = state.options
         self._pool = state.pool
-        self._num_rows_left = min(len(state.free_slots), state.max_rows - len(state.running))
-        self._num_tokens_left = state.options.max_batch_input_tokens
-        self._num_pages_left = state.pool.num_available
-        self._is_gathering = any(row.is_awaited for row in state.running)
+        self._budget = StepBudget(state)
+        self._waits_for_masks = any(row.is_awaited for row in state.running)
+        self._prioritized: list[SequenceState] = []
+        self._blocked: list[SequenceState] = []
         self._num_prompts = 0
-        self._total_tokens = 0
-        self._is_short = False
-        self._must_wait = bool(state.leaving)
-        self._sitting_out: set[SequenceState] = set()
-        self._dropped: Counter[int] = Counter()
-        self._pinned: set[int] = set()
-        self._claimed: set[bytes] = set()
-        self._favoured: list[SequenceState] = []
-        self._stuck: list[SequenceState] = []
-        self._long: ScheduledRow | None = None
+        self._long_prompt: ScheduledRow | None = None
         self._half = 0
         self._deferred: list[SequenceState] = []
         self._idle = (row for row in reversed(state.running) if self._is_idle(row))
 
-    def make_way(self) -> None:
-        """Have rows of clients that hold the most give way to the first of those that hold less.
+    def preempt_for_clients(self) -> None:
+        """Preempt rows of clients that hold the most for the first prompts of those that hold less.
 
-        One in flight stays out of this step, so that it can give way before the next.
+        A row in flight is excluded from this step, so that it can be preempted before the next.
         """
-        shares = self._state.shares
+        shares, budget = self._state.shares, self._budget
         if not (shares.is_contended and self._limits.max_prompt_tokens and self._state.waiting):
             return
-        holdings = Holdings(
-            self._state.running, self._pool, self._num_rows_left, self._num_free_pages()
+        usage = ClientUsage(
+            self._state.running, self._pool, budget.num_rows, budget.num_prompt_pages
         )
-        for row in islice(shares.in_turn(self._state.waiting), _MAX_FAVOURED):
-            is_behind = any(row.client == other.client for other in self._stuck)
+        for row in islice(shares.in_turn(self._state.waiting), _MAX_PRIORITIZED):
+            is_behind = any(row.client == other.client for other in self._blocked)
             if is_behind or not self._can_begin(row):
                 continue
             found = self._pool.peek(row.lookup_keys(self._pool.page_size))
             if self._find_awaited(row, len(found)) is not None:
                 continue
-            num_pages = self._num_pages_to_start(row) - sum(map(self._is_held, found))
-            victims = holdings.begin(row, num_pages)
+            victims = usage.admit(row, budget.num_missing(self._num_pages_to_start(row), found))
             if victims is None:
                 if self._blocks_all(row):
                     return
-                self._stuck.append(row)
+                self._blocked.append(row)
                 continue
-            self._sitting_out.update(victims)
+            budget.excluded.update(victims)
             if victims and not any(victim.num_in_flight for victim in victims):
-                self._favoured.append(row)
+                self._prioritized.append(row)
                 for victim in victims:
-                    self._drop(victim)
+                    self._preempt(victim)
 
     @property
-    def has_helped(self) -> bool:
-        """Whether all for whom rows gave way do begin: what is cached may be found no more."""
-        return {admission.row for admission in self.step.admissions}.issuperset(self._favoured)
+    def admits_all_prioritized(self) -> bool:
+        """Whether all rows for which others are preempted start: cached pages may have gone."""
+        admitted = {admission.row for admission in self.step.admissions}
+        return admitted.issuperset(self._prioritized)
 
     def fill(self) -> None:
         """Add rows to the step, in the order of the options."""
@@ -191,25 +187,13 @@ class _TokenPolicy:
             if not self.step.rows:
                 self.add_decodes()
 
-    def _turns(self) -> list[SequenceState]:
-        """The rows that are answered in this step: where not all are, those that waited longest."""
-        answering = [row for row in self._state.running if row.is_answering]
-        most = self._limits.max_answering
-        if len(answering) <= most:
-            return answering
-        able = [row for row in answering if self._can_go_on(row)]
-        able.sort(key=lambda row: (row.rank[0], row.num_in_flight, row.last_token_s))
-        chosen = set(spread(able, most))
-        return [row for row in answering if row in chosen]
-
     def add_decodes(self) -> None:
-        """One token for every row that is being answered, as far as pages go; or those forced."""
-        victims = self._victims()
-        turns = self._turns()
-        num_spare = max(0, self._num_tokens_left - len(turns))
+        """Add a token, or the forced tokens, of every row being answered, as far as pages go."""
+        budget, victims, rows = self._budget, self._victims(), self._answering()
+        num_spare = max(0, budget.num_tokens - len(rows))
         forced: list[ScheduledRow] = []
-        for row in turns:
-            if not self._can_go_on(row):
+        for row in rows:
+            if not self._can_decode(row):
                 continue
             num_tokens = min(row.num_remaining, 1 + num_spare)
             if self._find_pages(row, num_tokens, victims):
@@ -217,83 +201,92 @@ class _TokenPolicy:
                 piece = ScheduledRow(row, row.num_booked, num_tokens, is_sampled)
                 (self.step.rows if row.is_decoding else forced).append(piece)
                 num_spare -= num_tokens - 1
-                self._num_tokens_left -= num_tokens
-                self._total_tokens += self._rounded(row)
+                budget.num_tokens -= num_tokens
+                budget.context_tokens += budget.rounded_context(row)
         self.step.rows += forced
 
-    def add_prompts(self) -> None:
-        """Chunks of prompts: those begun, then, if no row lacks a page, those waiting.
+    def _answering(self) -> list[SequenceState]:
+        """The rows that decode in this step: where not all may, those that waited longest."""
+        answering = [row for row in self._state.running if row.is_answering]
+        most = self._limits.max_answering
+        if len(answering) <= most:
+            return answering
+        able = [row for row in answering if self._can_decode(row)]
+        able.sort(key=lambda row: (row.rank[0], row.num_in_flight, row.last_token_s))
+        chosen = set(spread(able, most))
+        return [row for row in answering if row in chosen]
 
-        The first that takes more than half of what there is leaves the rest to shorter ones; what
-        these do not need goes to it, and then to other long ones.
-        """
+    def add_prompts(self) -> None:
+        """Add chunks of prompts: those begun, then, if no row lacks a page, waiting ones."""
+        budget, limits = self._budget, self._limits
         if self.step.rows:
             share = int(self._options.max_prompt_share * self._options.max_batch_input_tokens)
-            self._num_tokens_left = min(self._num_tokens_left, max(1, share))
-        if not self._limits.max_prompt_tokens:
+            budget.num_tokens = min(budget.num_tokens, max(1, share))
+        if not limits.max_prompt_tokens:
             return
-        self._num_tokens_left = min(self._num_tokens_left, self._limits.max_prompt_tokens)
-        self._half = self._num_tokens_left // 2
-        self._add_waiting(self._favoured, blocked=self._stuck)
+        budget.num_tokens = min(budget.num_tokens, limits.max_prompt_tokens)
+        self._half = budget.num_tokens // 2
+        self._add_waiting(self._prioritized, blocked=self._blocked)
         begun = (row for row in self._state.running if not row.is_answering)
         if not self._add_begun(self._state.shares.in_turn(begun)):
             return
-        has_rows = self._num_rows_left or any(map(self._is_idle, self._state.running))
-        if has_rows and not self._is_short:
+        has_rows = budget.num_rows or any(map(self._is_idle, self._state.running))
+        if has_rows and not budget.is_short:
             waiting = self._state.shares.in_turn(self._state.waiting)
-            favoured = set(self._favoured)
-            rows = (row for row in waiting if row not in favoured)
+            prioritized = set(self._prioritized)
+            rows = (row for row in waiting if row not in prioritized)
             self._add_waiting(islice(rows, _MAX_LOOKAHEAD))
-        self._fill_up()
+        self._fill_rest()
 
     def _add_begun(self, rows: Iterable[SequenceState]) -> bool:
-        """Chunks of prompts that are begun; false if the step is full."""
+        """Add chunks of begun prompts; false if the step is full."""
         for row in rows:
             if self._can_step(row):
-                if not self._has_budget(row.num_remaining) or not self._has_context(row):
+                if not self._has_tokens(row.num_remaining) or not self._has_context(row):
                     return False
-                if not self._defers(row, row.num_remaining):
+                if not self._defer(row, row.num_remaining):
                     self._add_chunk(row, row.num_booked)
         return True
 
-    def _fill_up(self) -> None:
-        """Give what is left of the step to the long prompts, in order."""
-        piece, self._long, self._half = self._long, None, sys.maxsize
-        if piece is not None and self._num_tokens_left > 0:
-            self._num_tokens_left += piece.num_tokens
+    def _fill_rest(self) -> None:
+        """Give the rest of the step to the long prompts, in order."""
+        budget = self._budget
+        piece, self._long_prompt, self._half = self._long_prompt, None, sys.maxsize
+        if piece is not None and budget.num_tokens > 0:
+            budget.num_tokens += piece.num_tokens
             piece.num_tokens = self._chunk_size(piece.unit, piece.start)
             piece.is_sampled = piece.start + piece.num_tokens == piece.unit.num_tokens
-            self._num_tokens_left -= piece.num_tokens
+            budget.num_tokens -= piece.num_tokens
         deferred, self._deferred = self._deferred, []
         begun = [row for row in deferred if row.lease is not None]
-        if self._add_begun(begun) and not self._is_short:
+        if self._add_begun(begun) and not budget.is_short:
             self._add_waiting(row for row in deferred if row.lease is None)
 
-    def _defers(self, row: SequenceState, num_remaining: int) -> bool:
-        """Have a prompt stand back for shorter ones, where another long one takes part already.
+    def _defer(self, row: SequenceState, num_remaining: int) -> bool:
+        """Defer a prompt in favor of shorter ones, if the step has a long one; whether it did.
 
-        Where priorities count, those of a lower one stand back in any case.
+        Prompts of a lower priority than the long one are deferred in any case.
         """
-        if self._long is None:
+        if self._long_prompt is None:
             return False
-        is_deferred = num_remaining > self._half or row.rank[0] > self._long.unit.rank[0]
+        is_deferred = num_remaining > self._half or row.rank[0] > self._long_prompt.unit.rank[0]
         if is_deferred:
             self._deferred.append(row)
         return is_deferred
 
     def _can_step(self, row: SequenceState) -> bool:
-        """Whether `row`, which runs, may take part."""
-        is_held = row in self._sitting_out or self._limits.holds(row)
+        """Whether the running `row` may take part."""
+        is_held = row in self._budget.excluded or self._limits.excludes(row)
         return row.can_step and not is_held
 
-    def _can_go_on(self, row: SequenceState) -> bool:
+    def _can_decode(self, row: SequenceState) -> bool:
         """Whether `row`, which is being answered, may take part."""
-        return self._can_step(row) and not (self._is_gathering and row.grammar is not None)
+        return self._can_step(row) and not (self._waits_for_masks and row.grammar is not None)
 
     def _is_idle(self, row: SequenceState) -> bool:
-        """Whether `row` only keeps its place for a slow reader, and may lose it to a prompt."""
+        """Whether `row` only holds its slot for a slow reader, and may be preempted."""
         is_kept = row.num_in_flight or self._state.is_protected(row)
-        return row.is_paused and row not in self._sitting_out and not is_kept
+        return row.is_paused and row not in self._budget.excluded and not is_kept
 
     def _victims(self) -> Iterator[SequenceState]:
         """Rows that may be preempted, in order: slow readers, then the newest."""
@@ -306,50 +299,44 @@ class _TokenPolicy:
     def _find_pages(
         self, row: SequenceState, num_positions: int, victims: Iterator[SequenceState]
     ) -> bool:
-        """Make room for the next positions of `row`; false if it stands still in this step."""
+        """Take pages for the next positions of `row`; false if it must sit this step out."""
         assert row.lease is not None, "a running row holds a lease"
+        budget = self._budget
         num_pages = self._pool.num_pages_for(row.num_booked + num_positions) - len(row.lease)
         if num_pages <= 0:
             return True
-        if self._num_pages_left < num_pages:
-            self._is_short = True
+        if budget.num_pages < num_pages:
+            budget.is_short = True
             self._preempt_for(row, num_pages, victims)
-        if self._num_pages_left < num_pages:
+        if budget.num_pages < num_pages:
             return False
-        self._num_pages_left -= num_pages
+        budget.num_pages -= num_pages
         return True
 
     def _preempt_for(
         self, row: SequenceState, num_pages: int, victims: Iterator[SequenceState]
     ) -> None:
-        """Choose rows to give way until so many pages come free."""
-        while self._num_pages_left < num_pages and not self._must_wait:
+        """Preempt rows until `num_pages` are free."""
+        budget = self._budget
+        while budget.num_pages < num_pages and not budget.waits_for_pages:
             victim = next(victims, None)
             if victim is None or not (victim.is_paused or victim.rank > row.rank):
                 return
             if victim.num_in_flight:
-                self._sitting_out.add(victim)
-                self._must_wait = True
+                budget.excluded.add(victim)
+                budget.waits_for_pages = True
             else:
-                self._drop(victim)
+                self._preempt(victim)
 
-    def _drop(self, victim: SequenceState) -> None:
-        assert victim.lease is not None, "a running row holds a lease"
-        self._sitting_out.add(victim)
+    def _preempt(self, victim: SequenceState) -> None:
         self.step.victims.append(victim)
-        self._dropped.update(victim.lease.page_ids)
-        self._num_rows_left += 1
-        self._num_pages_left += sum(not self._is_held(page) for page in victim.lease.page_ids)
+        self._budget.preempt(victim)
 
-    def _is_held(self, page_id: int) -> bool:
-        """Whether some row will hold a page, as chosen so far."""
-        return page_id in self._pinned or self._pool.num_holders(page_id) > self._dropped[page_id]
-
-    def _evict_idle(self) -> bool:
-        """Let a waiting prompt take the place of a row whose reader is slow."""
+    def _preempt_idle(self) -> bool:
+        """Preempt the next row with a slow reader for a prompt; false if there is none."""
         victim = next(self._idle, None)
         if victim is not None:
-            self._drop(victim)
+            self._preempt(victim)
         return victim is not None
 
     def _add_waiting(
@@ -367,90 +354,84 @@ class _TokenPolicy:
                 self.step.awaited.append((row, awaited))
                 continue
             start = len(found) * self._pool.page_size
-            if not self._has_budget(row.num_tokens - start):
+            if not self._has_tokens(row.num_tokens - start):
                 return
-            if self._defers(row, row.num_tokens - start) or not self._chunk_size(row, start):
+            if self._defer(row, row.num_tokens - start) or not self._chunk_size(row, start):
                 continue
-            if not self._num_rows_left and not self._evict_idle():
+            if not self._budget.num_rows and not self._preempt_idle():
                 return
             if self._has_context(row) and self._try_admit(row, found):
-                self.step.passed += (other for other in blocked if self._counts_pass(other, row))
+                overtaken = (other for other in blocked if self._counts_overtaking(other, row))
+                self.step.overtaken += overtaken
             elif self._blocks_all(row):
                 return
             else:
                 blocked.append(row)
 
-    def _counts_pass(self, row: SequenceState, other: SequenceState) -> bool:
-        """Whether `row` counts that `other` passes it.
+    def _counts_overtaking(self, row: SequenceState, other: SequenceState) -> bool:
+        """Whether it counts for `row` that `other` overtakes it.
 
-        It always does within a client; of another client, where nothing of its own runs.
+        It always does within a client; across clients only while no row of its own client runs.
         """
         return row.client == other.client or has_none(row.client, self._state.running)
 
     def _blocks(self, row: SequenceState, other: SequenceState) -> bool:
-        """Whether `row` was passed so often that `other`, of the same client, waits for it."""
-        return row.num_times_passed >= _MAX_PASSED and row.client == other.client
+        """Whether `row` was overtaken so often that `other`, of the same client, waits for it."""
+        return row.num_times_overtaken >= _MAX_OVERTAKEN and row.client == other.client
 
     def _blocks_all(self, row: SequenceState) -> bool:
-        """Whether all later prompts wait for `row`, which was passed so often."""
-        if row.num_times_passed < _MAX_PASSED:
+        """Whether `row` was overtaken so often that all later prompts wait for it."""
+        if row.num_times_overtaken < _MAX_OVERTAKEN:
             return False
         is_contended = self._state.shares.is_contended
         return not is_contended or has_none(row.client, self._state.running)
 
     def _can_begin(self, row: SequenceState) -> bool:
-        """Whether nothing but want of room keeps a waiting row out of the step."""
-        is_held = self._limits.holds(row) or self._still_awaits(row)
-        return row.can_step and not is_held
-
-    def _still_awaits(self, row: SequenceState) -> bool:
-        return row.awaited_key is not None and self._is_coming(row.awaited_key)
+        """Whether only lack of room can keep a waiting row out of the step."""
+        awaits_page = row.awaited_key is not None and self._is_coming(row.awaited_key)
+        return row.can_step and not (self._limits.excludes(row) or awaits_page)
 
     def _is_coming(self, key: bytes) -> bool:
-        """Whether the page called `key` is fetched, or computed by a row that is not held up."""
+        """Whether the page of `key` is fetched, or computed by a row that is not held back."""
         owner = self._state.computing.get(key)
         is_moving = owner is not None and not (owner.is_paused or owner.name in self._limits.names)
-        return key in self._claimed or key in self._state.arriving or is_moving
+        return key in self._budget.computed_keys or key in self._state.arriving or is_moving
 
     def _find_awaited(self, row: SequenceState, num_found: int) -> bytes | None:
-        """The last of the pages that `row` lacks and that are coming in one go.
+        """The last of the contiguous pages that `row` lacks and that are coming.
 
-        Where one is coming, those before it are: its row computes them first.
+        Where a page is coming, the pages before it are too: its row computes them first.
         """
         missing = row.lookup_keys(self._pool.page_size)[num_found:]
         num_coming = bisect_left(missing, True, key=lambda key: not self._is_coming(key))
         return missing[num_coming - 1] if num_coming else None
 
-    def _has_budget(self, num_remaining: int) -> bool:
-        """Whether a prompt may take part: without chunks the first does, whatever its size."""
+    def _has_tokens(self, num_remaining: int) -> bool:
+        """Whether a prompt fits the token budget: without chunks the first does at any size."""
         if self._options.enable_chunked_prefill:
-            return self._num_tokens_left > 0
-        return not self._num_prompts or num_remaining <= self._num_tokens_left
+            return self._budget.num_tokens > 0
+        return not self._num_prompts or num_remaining <= self._budget.num_tokens
 
     def _has_context(self, row: SequenceState) -> bool:
         """Whether the contexts of all rows in the step stay within their bound with `row`.
 
         A resumed row may have outgrown the bound; it runs alone.
         """
-        limit = self._options.max_batch_total_tokens
-        return not limit or not self.step.rows or self._total_tokens + self._rounded(row) <= limit
-
-    def _rounded(self, row: SequenceState) -> int:
-        return self._pool.num_pages_for(row.num_tokens) * self._pool.page_size
+        limit, budget = self._options.max_batch_total_tokens, self._budget
+        if not limit or not self.step.rows:
+            return True
+        return budget.context_tokens + budget.rounded_context(row) <= limit
 
     def _try_admit(self, row: SequenceState, found: list[int]) -> bool:
-        """Start `row` if the pool has room for all of its tokens, and use stays below the mark."""
+        """Start `row` if the pool has room for all of its tokens and stays below the watermark."""
         num_pages = self._num_pages_to_start(row)
         while True:
-            num_needed = num_pages - sum(self._is_held(page) for page in found)
-            if self._has_room(num_needed):
+            num_missing = self._budget.num_missing(num_pages, found)
+            if self._has_room(num_missing):
                 break
-            if not self._evict_idle():
+            if not self._preempt_idle():
                 return False
-        self._num_pages_left -= num_needed
-        self._num_rows_left -= 1
-        self._pinned.update(found)
-        self._claimed.update(row.keys[len(found) :])
+        self._budget.admit(row, found, num_missing)
         self.step.admissions.append(AdmittedRow(row, len(found), num_pages))
         self._add_chunk(row, len(found) * self._pool.page_size)
         return True
@@ -459,18 +440,14 @@ class _TokenPolicy:
         is_whole = self._state.is_protected(row)
         return self._pool.num_pages_for(row.max_positions if is_whole else row.num_tokens)
 
-    def _num_free_pages(self) -> int:
-        """How many pages prompts may take while rows are active."""
-        most = math.ceil(self._options.kvcache_ce_watermark * self._pool.num_pages) - 1
-        return self._num_pages_left - (self._pool.num_pages - most)
-
     def _has_room(self, num_pages: int) -> bool:
-        """Whether so many pages may be taken for a prompt."""
-        is_low = num_pages <= self._num_free_pages()
-        return num_pages <= self._num_pages_left and (is_low or self._is_quiet())
+        """Whether a prompt may take `num_pages`: above the watermark only if it runs alone."""
+        budget = self._budget
+        is_low = num_pages <= budget.num_prompt_pages
+        return num_pages <= budget.num_pages and (is_low or self._is_alone())
 
-    def _is_quiet(self) -> bool:
-        """Whether nothing else is active."""
+    def _is_alone(self) -> bool:
+        """Whether no other row is active."""
         return not self.step.admissions and all(row.is_paused for row in self._state.running)
 
     def _chunk_size(self, row: SequenceState, start: int) -> int:
@@ -478,8 +455,8 @@ class _TokenPolicy:
         num_remaining = row.num_tokens - start
         room = num_remaining
         if self._options.enable_chunked_prefill:
-            room = min(num_remaining, self._num_tokens_left)
-            if self._long is None and room > self._half:
+            room = min(num_remaining, self._budget.num_tokens)
+            if self._long_prompt is None and room > self._half:
                 room = max(1, self._half)
         num_tokens = self._limits.chunk_end(row, start, start + room) - start
         is_cut = num_tokens < num_remaining and not self._options.enable_chunked_prefill
@@ -489,10 +466,10 @@ class _TokenPolicy:
         num_remaining, num_tokens = row.num_tokens - start, self._chunk_size(row, start)
         if not num_tokens:
             return
-        self._num_tokens_left -= num_tokens
+        self._budget.num_tokens -= num_tokens
         self._num_prompts += 1
-        self._total_tokens += self._rounded(row)
+        self._budget.context_tokens += self._budget.rounded_context(row)
         piece = ScheduledRow(row, start, num_tokens, is_sampled=num_tokens == num_remaining)
-        if self._long is None and num_remaining > self._half:
-            self._long = piece
+        if self._long_prompt is None and num_remaining > self._half:
+            self._long_prompt = piece
         self.step.rows.append(piece)

@@ -23,7 +23,7 @@ from triptych.schedulers.batcher import Batcher
 from triptych.schedulers.tokens.batch import COUNTERS, TokenBatch
 from triptych.schedulers.tokens.grammar_worker import GrammarState, GrammarWorker, MaskResults, Post
 from triptych.schedulers.tokens.page_exchange import PageExchange
-from triptych.schedulers.tokens.policy import UNCONSTRAINED, TokenLimits, TokenStep
+from triptych.schedulers.tokens.policy import UNLIMITED, TokenLimits, TokenStep
 from triptych.schedulers.tokens.state import ScheduledRow, SequenceState
 from triptych.schedulers.tokens.step_shares import StepShares, StepTurn
 
@@ -58,7 +58,7 @@ class TokenScheduler(Batcher[SequenceState, TokenStep, Any]):
             namespace=namespace,
             counters=self._counters,
         )
-        self.limits = UNCONSTRAINED
+        self.limits = UNLIMITED
         """What is kept out of steps."""
         self.grammar_worker: GrammarWorker | None = None
         """What rows with grammars may sample; set before jobs come, where the model takes any."""

@@ -66,7 +66,7 @@ class SequenceState(Unit):
     num_cached_tokens: int = 0
     num_fetched_pages: int = 0
     num_preemptions: int = 0
-    num_times_passed: int = 0
+    num_times_overtaken: int = 0
     awaited_key: bytes | None = None
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     has_answered: bool = False

@@ -32,7 +32,7 @@ from triptych.schedulers.batcher import ScheduledStep
 from triptych.schedulers.cost import UNKNOWN_COST_S, CostModel
 from triptych.schedulers.shares import ServiceShares, has_none
 
-_MAX_PASSED = 8  # times a waiting image is passed by smaller ones
+_MAX_OVERTAKEN = 8  # times a waiting image is passed by smaller ones
 _MAX_LOOKAHEAD = 64  # waiting images looked at for one step
 _MAX_PIXELS = 1 << 20  # decoded together: beyond, a decoder is busy with one image
 
@@ -46,7 +46,7 @@ class DenoiseStep(ScheduledStep):
     """
 
     size: float = 0.0
-    passed: tuple[ImageState, ...] = ()
+    overtaken: tuple[ImageState, ...] = ()
     asks_ahead: bool = False
 
 
@@ -93,7 +93,7 @@ class DenoisePolicy:
         return DenoiseStep(kind="decode", work={"pixels": size}, rows=images, size=size)
 
     def _encode(self) -> DenoiseStep | None:
-        able, passed = self._admissible()
+        able, overtaken = self._admissible()
         images = tuple(self._together("encode", able, self.max_rows))
         if not images:
             return None
@@ -102,7 +102,9 @@ class DenoisePolicy:
             work={"images": len(images)},
             rows=images,
             size=len(images),
-            passed=tuple(image for image in passed if self._counts_pass(image, images[-1])),
+            overtaken=tuple(
+                image for image in overtaken if self._counts_overtaking(image, images[-1])
+            ),
         )
 
     def _together(
@@ -119,7 +121,7 @@ class DenoisePolicy:
     def _admissible(self) -> tuple[list[ImageState], list[ImageState]]:
         """Images that may begin, in order, and those that are passed over."""
         able: list[ImageState] = []
-        passed: list[ImageState] = []
+        overtaken: list[ImageState] = []
         num_left = self.state.max_images - len(self.state.running)
         bytes_left = self.state.max_state_bytes - self.state.state_bytes
         in_line = self.shares.in_turn(p for p in self.state.waiting if not p.entry.is_paused)
@@ -127,15 +129,15 @@ class DenoisePolicy:
             if image.entry.cost.state_bytes <= bytes_left:
                 bytes_left -= image.entry.cost.state_bytes
                 able.append(image)
-            elif image.num_times_passed < _MAX_PASSED:
-                passed.append(image)
+            elif image.num_times_overtaken < _MAX_OVERTAKEN:
+                overtaken.append(image)
             else:
                 break
             if len(able) == num_left:
                 break
-        return able, passed
+        return able, overtaken
 
-    def _counts_pass(self, image: ImageState, other: ImageState) -> bool:
+    def _counts_overtaking(self, image: ImageState, other: ImageState) -> bool:
         """Whether `image` counts that `other` passes it.
 
         Of another client it may be the turn, unless nothing of the image's client is generated.

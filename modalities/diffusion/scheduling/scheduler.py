@@ -149,8 +149,8 @@ class DenoiseScheduler(Batcher[ImageJob, DenoiseStep, ScheduledImage]):
     ) -> tuple[DenoisePlan, Sequence[ScheduledImage]]:
         state, is_start = self._state, step.kind == "encode"
         dropped, state.dropped = tuple(state.dropped), []
-        for image in step.passed:
-            image.num_times_passed += 1
+        for image in step.overtaken:
+            image.num_times_overtaken += 1
         rows = tuple(self._take_row(step, image, now_s) for image in step.rows)
         if is_start:
             self._send_positions()

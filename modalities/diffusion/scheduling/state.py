@@ -64,7 +64,7 @@ class ImageState(Unit):
     has_asked: bool = False
     step: int = 0
     num_computed: int = 0
-    num_times_passed: int = 0
+    num_times_overtaken: int = 0
 
     @property
     def key(self) -> ImageKey:

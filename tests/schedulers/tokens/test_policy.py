@@ -2,7 +2,7 @@
 
 from support.token_world import World, token_request
 from triptych.core.engine_api.plan import TokenPlan
-from triptych.schedulers.tokens.policy import UNCONSTRAINED, TokenLimits
+from triptych.schedulers.tokens.policy import UNLIMITED, TokenLimits
 from triptych.schedulers.tokens.state import TokenProgress
 
 
@@ -27,7 +27,7 @@ def _step(world: World, hold: TokenLimits) -> TokenPlan | None:
     world.in_flight.append((plan, world.runner.run(plan)))
     world.commit()
     world.check()
-    world.scheduler.limits = UNCONSTRAINED
+    world.scheduler.limits = UNLIMITED
     return plan
 
 
@@ -92,7 +92,7 @@ def test_a_stale_proposal_keeps_its_hold() -> None:
     assert _jobs(plan) == ["b", "c"]
     world.num_steps += 1
     world.in_flight.append((plan, world.runner.run(plan)))
-    world.scheduler.limits = UNCONSTRAINED
+    world.scheduler.limits = UNLIMITED
     world.finish_all()
 
 

@@ -1,6 +1,6 @@
-"""What clients hold of a model's places and pages, and who of them gives way.
+"""The slots and pages that each client of a model holds, and which rows are preempted by fairness.
 
-Owns the comparison alone: `policy` asks it for every step, from the rows as they are.
+Owns the comparison alone: `policy` makes it for every step, from the running rows.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from triptych.core.kv.pages import PagePool
 from triptych.schedulers.tokens.state import SequenceState
 
 
-class Holdings:
-    """What clients hold of the places and pages there are, as they would after some gave way.
+class ClientUsage:
+    """Slots and pages by client, as they would be after some preemptions.
 
-    `num_rows_left` and `num_pages_left` are held by none.
+    `num_rows_left` slots and `num_pages_left` pages are free.
     """
 
     def __init__(
@@ -35,18 +35,18 @@ class Holdings:
             self._count(row.client, 1, _num_pages_of(row))
             self._by_client.setdefault(row.client, []).append(row)
 
-    def begin(self, row: SequenceState, num_pages: int) -> list[SequenceState] | None:
-        """Have `row` begin with so many pages: who gives way to it, and `None` where none may."""
+    def admit(self, row: SequenceState, num_pages: int) -> list[SequenceState] | None:
+        """Start `row` with `num_pages`; returns the rows to preempt, `None` where it may not."""
         victims: list[SequenceState] = []
         while self._num_rows_left < 1 or self._num_pages_left < num_pages:
             victim = self._find_victim(row, num_pages)
             if victim is None:
                 for victim in reversed(victims):
                     self._by_client[victim.client].append(victim)
-                    self._give(victim, -1)
+                    self._free(victim, -1)
                 return None
             self._by_client[victim.client].pop()
-            self._give(victim, 1)
+            self._free(victim, 1)
             victims.append(victim)
         self._num_rows_left -= 1
         self._num_pages_left -= num_pages
@@ -54,9 +54,9 @@ class Holdings:
         return victims
 
     def _find_victim(self, row: SequenceState, num_pages: int) -> SequenceState | None:
-        """Who gives way to `row`: the newest of a client that holds more than its own all the same.
+        """The newest row of a client that still holds more than the client of `row` afterwards.
 
-        None gives way to one of lower priority.
+        No row is preempted for one of lower priority.
         """
         for client, own in self._by_client.items():
             victim = own[-1] if own else None
@@ -69,12 +69,12 @@ class Holdings:
                 return victim
         return None
 
-    def _give(self, row: SequenceState, sign: int) -> None:
-        """`row` gives way, or does not after all (-1)."""
+    def _free(self, row: SequenceState, sign: int) -> None:
+        """Count a row's slot and pages as free, or as held again (-1)."""
         self._num_rows_left += sign
         pages = row.lease.page_ids if row.lease is not None else ()
         num_alone = sum(self._pool.num_holders(page) == 1 for page in pages)
-        self._num_pages_left += sign * num_alone  # others may hold the rest
+        self._num_pages_left += sign * num_alone  # other rows may hold the rest
         self._count(row.client, -sign, -sign * _num_pages_of(row))
 
     def _count(self, client: str, num_rows: int, num_pages: int) -> None:
@@ -83,5 +83,5 @@ class Holdings:
 
 
 def _num_pages_of(row: SequenceState) -> int:
-    """Pages that a running row holds."""
+    """The number of pages that a running row holds."""
     return len(row.lease) if row.lease is not None else 0
