@@ -68,10 +68,10 @@ def test_sample_leaves_no_module_behind() -> None:
 
 def test_package_is_found_where_its_module_was_left_behind() -> None:
     with importing_samples(SAMPLES / "training"):
-        package = import_module("images")
+        package = import_module("pictures")
         with importing_samples(SAMPLES / "training"):
             import_module("pictures.arrangements")
-        assert sys.modules["images"] is package
+        assert sys.modules["pictures"] is package
         assert import_module("pictures.arrangements") is package.arrangements
 
 

@@ -147,7 +147,7 @@ class ImagePart(Strict):
         return ImageSource("" if file else self.url, file, is_coarse)
 
 
-class ImageFile(Strict):
+class UploadedImage(Strict):
     """An image that was uploaded to `/v1/files`."""
 
     file_id: Name
@@ -160,7 +160,7 @@ class ImageFilePart(Strict):
     """A part of a message's content that is an image kept here."""
 
     type: Literal["image_file"]
-    image_file: ImageFile
+    image_file: UploadedImage
     cache_control: CacheControl | None = inert("cache_control")
 
     @property

@@ -22,7 +22,7 @@ from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
 from triptych.core.options.config import ModelOptions
 from triptych.core.weights.packages import run_installer
 from triptych.core.weights.progress import SilentProgress
-from triptych.modalities.recognition.source import WHISPER_TINY
+from triptych.modalities.asr.source import WHISPER_TINY
 
 RATE = 16_000
 _DNSMOS_S = 9.01
