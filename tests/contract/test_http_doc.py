@@ -37,7 +37,7 @@ def test_every_refused_field_is_named() -> None:
 
 
 def test_every_inert_field_is_named() -> None:
-    text = section("Fields that are accepted and without effect")
+    text = section("Fields that are accepted without effect")
     for name in INERT:
         assert f"`{name}`" in text or f".{name}`" in text
 
@@ -53,7 +53,7 @@ def test_every_inert_field_is_one_of_the_table_and_says_why() -> None:
 
 
 def test_every_field_beside_openais_is_named() -> None:
-    text = section("Fields beside OpenAI's")
+    text = section("Fields in addition to OpenAI's")
     fields = {*ChatRequest.model_fields, *CompletionRequest.model_fields}
     fields |= {*TokenizeRequest.model_fields, *DetokenizeRequest.model_fields} - {"tokens"}
     for name in fields - {*OPENAIS, *INERT}:
