@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ _BOUNDED_LATER = ("binary", "json-schema", "json-object", "json-value")
 _LEFT_OUT = {"title", "summary", "operationId", "openapi"}
 
 
+@cache
 def document() -> dict[str, Any]:
     """The OpenAPI document of the whole app; which models there are makes no difference."""
     return build_app(Config(), (), FakeEngine()).openapi()

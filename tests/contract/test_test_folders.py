@@ -8,7 +8,19 @@ import triptych
 
 TESTS = Path(__file__).parents[1]
 PRODUCT = Path(triptych.__file__).parent
-OWN_FOLDERS = {"contract", "dryrun", "faults", "live", "parity", "property", "security", "support"}
+OWN_FOLDERS = {
+    "clients",
+    "contract",
+    "dryrun",
+    "faults",
+    "imports",
+    "live",
+    "parity",
+    "property",
+    "samples",
+    "security",
+    "support",
+}
 """Folders of tests with no folder of the product."""
 TESTED_ELSEWHERE = {
     "modalities/tts": "modalities/test_registry.py",

@@ -15,8 +15,8 @@ import psutil
 import pytest
 import torch
 from PIL import Image
-from tests.contract.test_training_model import PIECES
-from tests.contract.test_training_pictures import Shapes
+from tests.samples.test_training_model import PIECES
+from tests.samples.test_training_pictures import Shapes
 
 pytestmark = pytest.mark.usefixtures("image_recipe")
 
