@@ -1,7 +1,8 @@
-"""Formats of weights in blocks of small integers: GGUF's (ggml's quants).
+"""Block-quantized weight formats of GGUF (ggml's quants).
 
-Owns their names and sizes. What the bytes mean is said by `core.runtime.kernels.dequantize`
-(torch), core/runtime/kernels/native/blocks.c and `core.runtime.kernels.triton`. No torch here.
+Owns their names and sizes. `core.runtime.kernels.dequantize` (torch),
+core/runtime/kernels/native/blocks.c and `core.runtime.kernels.triton` decode the bytes. Knows no
+torch.
 
 Format: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h
 """
@@ -15,9 +16,9 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """A row is a sequence of blocks of `num_bytes`, each `num_inputs` weights.
+    """A block format: each block holds `num_inputs` weights in `num_bytes`.
 
-    `native` is its number in the CPU kernels. Rows that are no whole blocks take `fallback`.
+    `native` is its number in the CPU kernels. Rows that are not whole blocks use `fallback`.
     """
 
     name: str
@@ -27,11 +28,11 @@ class BlockFormat:
     fallback: str = ""
 
     def holds(self, num_inputs: int) -> bool:
-        """Whether rows of so many inputs are whole blocks."""
+        """Whether `num_inputs` is a multiple of the block size."""
         return num_inputs % self.num_inputs == 0
 
     def row_bytes(self, num_inputs: int) -> int:
-        """Bytes of a row."""
+        """Return the bytes of a row."""
         return num_inputs // self.num_inputs * self.num_bytes
 
 
@@ -50,6 +51,6 @@ FORMATS: Mapping[str, BlockFormat] = MappingProxyType(
         )
     }
 )
-"""By name, as `--quantization-encoding` and, in capitals, GGUF files say it."""
+"""Formats by name, as in `--quantization-encoding` and, in capitals, in GGUF files."""
 BLOCK_ENCODINGS = ("q8_0", "q6_k", "q4_k", "q4_1", "q4_0")
-"""Those that plain weights are made into when they are asked for."""
+"""Formats that plain weights can be quantized to at load."""

@@ -1,10 +1,10 @@
-"""The one exception tree, and the one table that maps it to HTTP.
+"""The one exception tree, with the HTTP status and code of each error.
 
 Owns every error a caller can meet. Knows nothing about FastAPI, sockets or torch.
 
     TriptychError
     |-- RequestError (ValueError)   the caller's request is wrong: 4xx
-    |-- Unavailable                 right request, wrong moment: 429 or 503
+    |-- Unavailable                 a valid request at the wrong time: 429 or 503
     |-- JobFailed                   the engine could not finish this job
     `-- SetupError (ValueError)     cannot start: one actionable line, exit code != 0
 """
@@ -43,7 +43,7 @@ class InvalidRequest(RequestError):
 
 
 class UnsupportedOption(RequestError):
-    """Understood, but not offered here: the message names the alternative."""
+    """The option is known but not offered; the message names the alternative."""
 
     code = "unsupported_option"
 
@@ -55,25 +55,25 @@ class ContextLengthExceeded(RequestError):
 
 
 class TemplateFailed(RequestError):
-    """The model's chat template was ended: it took too long, or too much memory."""
+    """The model's chat template was stopped: it took too much time or memory."""
 
     code = "chat_template_failed"
 
 
 class WrongModel(RequestError):
-    """The model is served here, but does something else: the message names its route."""
+    """The model is served here for another task; the message names its route."""
 
     code = "wrong_model"
 
 
 class Unauthorized(RequestError):
-    """No API key, or a wrong one."""
+    """The API key is missing or wrong."""
 
     status, code = 401, "invalid_api_key"
 
 
 class ForeignSite(RequestError):
-    """A web page of another site asks a server that has no keys."""
+    """A web page of another site calls a server without API keys."""
 
     status, code = 403, "foreign_site"
 
@@ -85,14 +85,14 @@ class NotFound(RequestError):
 
 
 class UnknownModel(NotFound):
-    """No model called `name`, at least not of the kind that was asked for."""
+    """There is no model called `name` of the requested kind."""
 
     code = "model_not_found"
     name = ""
 
     @classmethod
     def among(cls, known: Iterable[str], name: str, kind: str = "model") -> Self:
-        """The error where `known` are the models of that kind."""
+        """Build the error; `known` are the models of that kind."""
         names = ", ".join(known) or "none"
         named = f" {name[:80]!a}" if name else ""
         error = cls(
@@ -110,37 +110,37 @@ class MethodNotAllowed(RequestError):
 
 
 class RequestTimeout(RequestError):
-    """The request did not arrive, or was not answered, in the time allowed."""
+    """The request did not arrive or was not answered in time."""
 
     status, code = 408, "request_timeout"
 
 
 class PayloadTooLarge(RequestError):
-    """The body, or something in it, is over a limit."""
+    """The body or a part of it exceeds a limit."""
 
     status, code = 413, "payload_too_large"
 
 
 class StoreFull(RequestError):
-    """What is to be kept does not fit into the store, even without all that may give way."""
+    """A document does not fit into the store, even after evicting all that may be evicted."""
 
     status, code = 413, "store_full"
 
 
 class UnsupportedMedia(RequestError):
-    """The content type is not one this route reads."""
+    """The route does not read this content type."""
 
     status, code = 415, "unsupported_media_type"
 
 
 class HeadersTooLarge(RequestError):
-    """The request's headers are over the limit."""
+    """The request's headers exceed the limit."""
 
     status, code = 431, "headers_too_large"
 
 
 class Unavailable(TriptychError):
-    """A right request at a wrong moment; `retry_after_s` says when to come back."""
+    """A valid request at the wrong time; `retry_after_s` says when to retry."""
 
     status, code = 503, "unavailable"
 
@@ -158,19 +158,19 @@ class Overloaded(Unavailable):
 
 
 class EngineDown(Unavailable):
-    """The engine crashed, hangs or is being restarted."""
+    """The engine has crashed, hangs or is restarting."""
 
     code = "engine_down"
 
 
 class Draining(Unavailable):
-    """The server is shutting down and takes no new work."""
+    """The server is shutting down and accepts no new work."""
 
     code = "draining"
 
 
 class JobFailed(TriptychError):
-    """The engine could not finish this job; other jobs are unharmed."""
+    """The engine could not finish this job; other jobs continue."""
 
     status, code = 500, "job_failed"
 
@@ -194,7 +194,7 @@ class SlowReader(JobFailed):
 
 
 class InternalError(JobFailed):
-    """A fault of ours; what went wrong is in the server's log under the request id."""
+    """A fault of the server; details are in its log under the request id."""
 
     code = "internal_error"
 
@@ -206,52 +206,52 @@ class SetupError(TriptychError, ValueError):
 
 
 class ConfigError(SetupError):
-    """An option, or the file it came from, is wrong."""
+    """An option or its file is invalid."""
 
     code = "config_error"
 
 
 class WeightsError(SetupError):
-    """A checkpoint is damaged, incomplete or not supported; names the file and the tensor."""
+    """A checkpoint is damaged, incomplete or unsupported; names the file and the tensor."""
 
     code = "weights_error"
 
 
 class BundleError(SetupError):
-    """A bundle of `triptych warm-cache` is damaged, not to be trusted, or for something else."""
+    """A bundle of `triptych warm-cache` is damaged, untrusted, or for other models or devices."""
 
     code = "bundle_error"
 
 
 class MemoryBudgetExceeded(SetupError):
-    """A reservation does not fit the ledger; the message names the owners of what is held."""
+    """A reservation does not fit the ledger; the message lists the owners of reserved memory."""
 
     code = "memory_budget_exceeded"
 
 
 class ModelTooLarge(MemoryBudgetExceeded):
-    """A model does not fit even where no other is; the message says which option to set.
+    """A model does not fit even without other models; the message says which option to set.
 
-    It holds no more than the model's name and sizes, so clients see it, too.
+    It holds only the model's name and sizes, so clients also see it.
     """
 
     status, code = 503, "model_too_large"
 
 
 class DamagedWeights(WeightsError):
-    """Files that were whole once are not any more; what they were made from may be there still."""
+    """Converted weight files were damaged after their creation; their source may still exist."""
 
     code = "damaged_weights"
 
 
 class DeviceError(SetupError):
-    """The device asked for does not exist or cannot be used."""
+    """The requested device does not exist or cannot be used."""
 
     code = "device_error"
 
 
 class RankLost(DeviceError):
-    """One of the processes that a model is divided over failed or ended; all start again."""
+    """One rank of a model failed or exited; all ranks restart."""
 
     code = "rank_lost"
 
@@ -270,7 +270,7 @@ def _tree(root: type[TriptychError]) -> list[type[TriptychError]]:
 
 
 BY_CODE: dict[str, type[TriptychError]] = {cls.code: cls for cls in _tree(TriptychError)}
-"""Error class of each code; where a parent shares its child's code, the child answers."""
+"""Error class of each code; a child takes precedence over a parent with the same code."""
 
 
 def to_info(error: BaseException) -> ErrorInfo:

@@ -1,8 +1,8 @@
-"""The memory budget: bytes by owner.
+"""The memory budget of a device: reserved bytes by owner.
 
-Owns the count, not the memory. Weights, caches and activations of every model draw on one ledger
-per device; a reservation is promised first, then backed by an allocation (`commit`), then
-released once. Knows nothing of torch or of what the bytes hold.
+Owns the count, not the memory. Weights, caches and activations of all models reserve from one
+ledger per device. A reservation is made first, then backed by an allocation (`commit`), then
+released once. Knows nothing of torch or of the contents of the memory.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from triptych.core.errors import MemoryBudgetExceeded, ModelTooLarge
 
 
 class Reservation:
-    """Bytes promised to one owner. A context manager that releases on the way out."""
+    """Bytes reserved for one owner. A context manager that releases them on exit."""
 
     def __init__(self, ledger: Ledger, owner: str, num_bytes: int) -> None:
         self.owner = owner
@@ -24,26 +24,26 @@ class Reservation:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes held now; 0 after release."""
+        """The reserved bytes; 0 after release."""
         return self._num_bytes
 
     @property
     def is_committed(self) -> bool:
-        """Whether memory really stands behind the promise."""
+        """Whether the memory has been allocated."""
         return self._is_committed
 
     def commit(self) -> None:
-        """Note that the bytes are now allocated on the device."""
+        """Record that the bytes are now allocated on the device."""
         assert not self._is_released, f"{self.owner}: commit after release"
         self._is_committed = True
 
     def resize(self, num_bytes: int) -> None:
-        """Hold `num_bytes` instead. Raises `MemoryBudgetExceeded`, and then changes nothing."""
+        """Change the size to `num_bytes`. Raises `MemoryBudgetExceeded` without any change."""
         assert not self._is_released, f"{self.owner}: resize after release"
         self._ledger._change(self, num_bytes)
 
     def release(self) -> None:
-        """Give the bytes back; a second call is a mistake of ours."""
+        """Release the bytes; a second call is a bug."""
         assert not self._is_released, f"{self.owner}: released twice"
         self._ledger._change(self, 0)
         self._is_released, self._is_committed = True, False
@@ -57,9 +57,9 @@ class Reservation:
 
 
 class Ledger:
-    """The account of `capacity_bytes` by owner. Thread-safe: loader threads reserve.
+    """Reservations of `capacity_bytes` by owner. Thread-safe: loader threads reserve.
 
-    They are a part of the `free_bytes` that the device had, where these are known.
+    The capacity is a part of the device's `free_bytes`, if these are known.
     """
 
     def __init__(self, capacity_bytes: int, free_bytes: int | None = None) -> None:
@@ -73,40 +73,40 @@ class Ledger:
 
     @property
     def available_bytes(self) -> int:
-        """Bytes that are free."""
+        """The unreserved bytes."""
         return self.capacity_bytes - self._used_bytes
 
     def resume(self, capacity_bytes: int) -> None:
-        """Have the capacity of an earlier ledger of this device, if so much is free.
+        """Take over the capacity of an earlier ledger of this device, if that much is free.
 
-        What is free after a restart also follows from what others hold by then: a model that fitted
-        before would not fit any more. Comes before anything is reserved.
+        After a restart, other processes may hold memory that was free before, and a model that
+        fitted would no longer fit. Call it before any reservation.
         """
-        assert not self._held, "resumed in use"
+        assert not self._held, "resumed while in use"
         self.capacity_bytes = min(capacity_bytes, self._free_bytes)
 
     def reserve(self, owner: str, num_bytes: int) -> Reservation:
-        """Promise `num_bytes` to `owner` (`model/weights`, `model/kv`, ...).
+        """Reserve `num_bytes` for `owner` (`model/weights`, `model/kv`, ...).
 
-        Raises `MemoryBudgetExceeded`, naming the owners of what is held, if they are not there, and
-        `ModelTooLarge` if they would not be there without all other models either.
+        Raises `MemoryBudgetExceeded` with the list of owners if they are not free, and
+        `ModelTooLarge` if they would not be free without all other models either.
         """
         reservation = Reservation(self, owner, 0)
         self._change(reservation, num_bytes)
         return reservation
 
     def most_bytes(self, model: str) -> int:
-        """Bytes that would be free for more of `model` if nothing but that model were held."""
+        """Bytes that would be free for `model` if no other model had reservations."""
         with self._lock:
             return self._most_bytes(model)
 
     def by_owner(self) -> dict[str, int]:
-        """Bytes held by each owner, the largest first."""
+        """Return the bytes of each owner, the largest first."""
         with self._lock:
             return self._by_owner()
 
     def check(self) -> None:
-        """Assert that the books balance."""
+        """Assert that the totals are consistent."""
         with self._lock:
             total = sum(reservation.num_bytes for reservation in self._held)
             assert total == self._used_bytes, f"ledger off: {total} held, {self._used_bytes} booked"
@@ -139,22 +139,22 @@ class Ledger:
             needed = growth + self.capacity_bytes - most_bytes
             return ModelTooLarge(
                 f"{model_of(owner)} can never fit: it needs {mib(needed)} or more ({owner}"
-                f" {mib(growth)}), and all models may take {mib(self.capacity_bytes)}. Raise"
-                " --device-memory-utilization, or serve a smaller model."
+                f" {mib(growth)}), and the limit for all models is {mib(self.capacity_bytes)}."
+                " Raise --device-memory-utilization, or serve a smaller model."
             )
         held = ", ".join(f"{name} {mib(size)}" for name, size in self._by_owner().items())
         return MemoryBudgetExceeded(
             f"{owner} needs {mib(growth)}, but {mib(self.available_bytes)} of"
-            f" {mib(self.capacity_bytes)} are left (held: {held or 'nothing'})."
+            f" {mib(self.capacity_bytes)} are free (reserved: {held or 'nothing'})."
             " Raise --device-memory-utilization, or serve fewer or smaller models."
         )
 
 
 def model_of(owner: str) -> str:
-    """The model in the name of an owner, `model/purpose`."""
+    """Return the model of an owner's name, `model/purpose`."""
     return owner.rpartition("/")[0] or owner
 
 
 def mib(num_bytes: int) -> str:
-    """Bytes as people read them."""
+    """Format bytes as MiB."""
     return f"{num_bytes / 2**20:.1f} MiB"

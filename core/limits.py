@@ -1,7 +1,7 @@
-"""Every bound on what a request may hold, in one place.
+"""All fixed limits of requests.
 
-Owns the numbers. They cap what one request can cost before admission looks at it; what a model
-can really take (its context, its vocabulary) is checked later and is always less.
+Owns the numbers. They limit the cost of one request before admission. Limits of a model (its
+context, its vocabulary) are lower and are checked later.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ MAX_HEADERS = 100
 MAX_FRAMING_BYTES = 64 * 1024
 """Chunk sizes, extensions and trailers of one body."""
 MAX_DISCARDED_BYTES = 64 * 2**20
-"""Bytes still read, and thrown away, after a request was answered early. A client that sends its
-whole body before it reads gets to see the answer to one that is no larger."""
+"""Bytes that are still read and discarded after an early answer. A client that sends its whole body
+before it reads receives the answer if the body is no larger."""
 MAX_REQUESTS_PER_CONNECTION = 10_000
 MAX_CONNECTIONS = 4096
 HEAD_TIMEOUT_S = 10.0
@@ -27,7 +27,7 @@ MAX_REQUEST_ID_CHARS = 128
 # JSON
 MAX_JSON_DEPTH = 64
 MAX_JSON_CONTAINERS = 2**17
-"""Objects and arrays of one body: a million empty ones cost a second to build."""
+"""Objects and arrays of one body: a million empty ones take a second to parse."""
 MAX_JSON_FIELDS = 2048
 """Fields of one JSON object."""
 
@@ -36,7 +36,7 @@ MAX_FORM_PARTS = 64
 MAX_FORM_FIELD_BYTES = 64 * 1024
 """One field that is not a file."""
 MAX_FORMS_HELD = 16
-"""Forms of the largest size that all requests together may hold in memory."""
+"""Forms of the maximum size that all requests together may hold in memory."""
 MAX_PART_HEADERS = 8
 MAX_PART_HEADER_BYTES = 4096
 
@@ -57,13 +57,13 @@ MAX_EMBEDDING_INPUTS = 2048
 MAX_DIMENSIONS = 2**16
 MAX_SCORED_PAIRS = 2048
 MAX_GRAMMAR_BYTES = 256 * 1024
-"""A JSON schema, a regular expression or a grammar that an answer is to follow."""
+"""A JSON schema, regular expression or grammar that constrains an answer."""
 MAX_CHOICES = 4096
 MAX_ROWS = 512
 """Prompts times samples of one request."""
 MAX_PROMPT_TOKENS = 2**20
 MAX_HELD_IMAGE_BYTES = 2**30
-"""Images of all chats in progress, as their models take them, each as often as it is sampled."""
+"""Preprocessed images of all chats in progress, counted once per sample."""
 MAX_TOKEN_ID = 2**31 - 1
 MAX_PRIORITY = 2**31 - 1
 
@@ -74,7 +74,7 @@ MIN_FILE_LIFETIME_S = 3600
 MAX_BATCHES_LISTED = 100
 MAX_BATCH_LINES = 50_000
 MAX_ACTIVE_BATCHES = 64
-"""Batches of one caller that wait or run."""
+"""Batches of one caller that are waiting or running."""
 MAX_BATCH_WINDOW_S = 7 * 86400
 
 # Sampling
@@ -103,4 +103,4 @@ SAMPLING_RANGES: Mapping[str, tuple[float, float]] = MappingProxyType(
         "top_logprobs": (0, MAX_LOGPROBS),
     }
 )
-"""Lowest and highest value of each sampling number, both allowed."""
+"""Lowest and highest allowed value of each sampling parameter."""

@@ -1,1 +1,1 @@
-"""What every HTTP route shares: app factory, auth, limits, SSE, errors, health."""
+"""The HTTP layer that all routes share: app factory, auth, limits, SSE, errors, health."""

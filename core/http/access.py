@@ -1,7 +1,7 @@
-"""The outermost layer: request ids, the access log, and the last word on a failure.
+"""The outermost layer: request ids, the access log, and answers to uncaught errors.
 
-Owns what surrounds every answer, whichever route gives it. Logs no path, header or body of a
-caller's making: the route's own template, status, duration, ids.
+Logs the route's template, status, duration and ids; never a path, header or body that a caller
+sent. Knows no route.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _logger = logging.getLogger(__name__)
 class Access:
     """ASGI middleware: names, logs and counts every request, and answers uncaught errors.
 
-    A caller's `X-Request-Id` is kept if it is sane. `scope["state"]["call_id"]` is unique all
-    the same: two callers may send the same id. `dialects` are the APIs there are beside OpenAI's.
+    A caller's `X-Request-Id` is kept if it is well-formed. `scope["state"]["call_id"]` is always
+    unique, since two callers may send the same id. `dialects` are the APIs other than OpenAI's.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Access:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request; anything but HTTP is passed through."""
+        """Answer one request; messages other than HTTP are passed through."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -87,7 +87,7 @@ class Access:
 
 
 class _StampedResponse:
-    """Stamps the request id on an answer and remembers its status."""
+    """Adds the request id to a response and records its status."""
 
     def __init__(self, send: Send, id_headers: Mapping[str, str]) -> None:
         self._send = send

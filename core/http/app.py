@@ -1,7 +1,7 @@
-"""The app factory: what every route shares, put together once.
+"""The app factory: middlewares, shared state and routers.
 
-Owns the order of the layers, outermost first: paths without `/v1`, access (ids, log), CORS, keys,
-the tie to the client, paths; then routes, whose errors one table answers. Knows no modality:
+Owns the order of the layers, outermost first: paths without `/v1`, access (ids, log), CORS, foreign
+sites, keys, disconnects, paths; then the routes and their exception handlers. Knows no modality:
 routes come as routers.
 """
 
@@ -48,7 +48,7 @@ from triptych.core.options.served_names import ServedNames
 
 
 class _App(FastAPI):
-    """FastAPI, documenting the tasks that models may have here."""
+    """A FastAPI app whose document lists the tasks of the served models."""
 
     def openapi(self) -> dict[str, Any]:
         document = super().openapi()
@@ -59,7 +59,7 @@ class _App(FastAPI):
 
 
 class _Reference:
-    """The document of an app's routes, made when it is first asked for."""
+    """The OpenAPI document of an app, generated on the first request."""
 
     def __init__(self, app: _App) -> None:
         self._app = app
@@ -67,11 +67,11 @@ class _Reference:
         self._document = b""
 
     async def show(self, request: Request) -> Response:
-        """The document. It takes half a second to make, so a thread does that."""
-        document = self._document or await asyncio.to_thread(self._made)
+        """Return the document. A thread generates it, since that takes half a second."""
+        document = self._document or await asyncio.to_thread(self._generate)
         return Response(document, media_type="application/json")
 
-    def _made(self) -> bytes:
+    def _generate(self) -> bytes:
         with self._lock:
             self._document = self._document or msgspec.json.encode(self._app.openapi())
         return self._document
@@ -85,13 +85,12 @@ def create_app(
     tasks: Sequence[Task] = (),
     dialects: Sequence[Dialect] = (),
 ) -> FastAPI:
-    """The ASGI app that serves `routers` in front of `client`, and lists `cards` of these `tasks`.
+    """Create the ASGI app that serves `routers` over `client` and lists the models `cards`.
 
-    `dialects` are the APIs that `routers` speak besides OpenAI's.
+    `tasks` are the tasks of the cards; `dialects` are the APIs of `routers` other than OpenAI's.
 
     `app.state` holds `options`, `dialects`, `metrics`, `in_flight`, `gate`, `keyring`,
-    `upload_budget`, `tasks`, `models_by_task`, `routes` and `shelf`, an empty one, for routes and
-    for the server.
+    `upload_budget`, `tasks`, `models_by_task`, `routes` and an empty `shelf` for routes and server.
     Raises `ConfigError` for API keys that cannot be read.
     """
     metrics = HttpMetrics()
@@ -100,8 +99,8 @@ def create_app(
     app = _App(
         title="Triptych",
         version=version("triptych"),
-        openapi_url=None,  # made on the event loop
-        docs_url=None,  # they load scripts from elsewhere; the page has its own
+        openapi_url=None,  # it would be generated on the event loop
+        docs_url=None,  # it loads scripts from another host; the page has its own reference
         redoc_url=None,
         redirect_slashes=False,  # a redirect would trust the Host header
         middleware=_layers(config.server, metrics, in_flight, keyring, dialects, _public(routers)),
@@ -140,7 +139,7 @@ def create_app(
 
 
 def _by_task(cards: Sequence[ModelCard], aliases: Container[str]) -> Mapping[str, Sequence[str]]:
-    """The models of each task, each by its own name."""
+    """Return the main names of the models, by task."""
     found: dict[str, list[str]] = {}
     for card in cards:
         if card.id not in aliases:
@@ -149,7 +148,7 @@ def _by_task(cards: Sequence[ModelCard], aliases: Container[str]) -> Mapping[str
 
 
 def _public(routers: Sequence[APIRouter]) -> Set[tuple[str, str]]:
-    """What needs no key: the probes, and files for browsers."""
+    """Return the routes that need no key: probes and files of the page."""
     pages = (router.public for router in routers if isinstance(router, PagesRouter))
     return PUBLIC_ROUTES.union(*pages)
 
@@ -166,7 +165,7 @@ def _layers(
         CORSMiddleware,
         allow_origins=list(options.cors_origin),
         allow_methods=["GET", "POST", "DELETE"],
-        allow_headers=["*"],  # clients send a dozen of their own; the origin is what is trusted
+        allow_headers=["*"],  # clients send a dozen headers; only the origin is checked
         expose_headers=[
             "request-id",
             "x-request-id",

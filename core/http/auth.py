@@ -1,8 +1,8 @@
-"""Who is calling: API keys, and the routes that need none.
+"""Authentication by API keys, and the routes that need none.
 
 Owns the frozen set of public routes; every other method and path needs a key once keys are
-configured, whether or not it exists. Keys are kept as digests and compared in constant time, all
-of them every time. Knows nothing of what a route does.
+configured, whether or not it exists. Keys are kept as digests, and a request is compared with all
+of them in constant time. Knows no route's work.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ PUBLIC_ROUTES = frozenset(
         ("GET", "HEAD"), ("/livez", "/readyz", "/health", "/v1/health", "/ping", "/version")
     )
 )
-"""What may be asked without a key, besides the page. `/metrics` is not here: it shows what others
-do."""
+"""Routes that need no key, in addition to the page. `/metrics` shows other callers' activity and is
+not public."""
 
 
 OWN_PRINCIPAL = "triptych.principal"
-"""Where a scope has the caller in whose name this server itself asks. No client can write there."""
+"""Scope key of the caller on whose behalf the server sends a request to itself. Clients cannot set
+it."""
 
 
 class Keyring:
-    """The accepted API keys. Empty: all requests are accepted, as one caller."""
+    """The accepted API keys. Without keys, all requests are accepted as one caller."""
 
     def __init__(self, keys: Iterable[str], *, is_cache_shared: bool = False) -> None:
         self._digests = tuple(_digest(key) for key in keys)
@@ -54,14 +55,14 @@ class Keyring:
         return bool(self._digests)
 
     def principal_of(self, owner: str) -> Principal | None:
-        """The caller that `owner` is; `None` where its key is not accepted any more."""
+        """Return the caller with the id `owner`; `None` if its key is no longer accepted."""
         if not self._digests:
             return Principal() if owner == Principal().owner else None
         found = (digest for digest in self._digests if _owner(digest) == owner)
         return next(map(self._principal, found), None)
 
     def identify(self, authorization: str) -> Principal:
-        """The caller behind an `Authorization` header. Raises `Unauthorized`."""
+        """Return the caller of an `Authorization` header. Raises `Unauthorized`."""
         if not self._digests:
             return Principal()
         scheme, _, key = authorization.partition(" ")
@@ -88,9 +89,9 @@ class Keyring:
 class RequireKey:
     """ASGI middleware: sets `principal` in `scope["state"]`, or answers 401.
 
-    `is_public` there says that the route needs no key, `has_key` whether one that does would let
-    the caller in. Looks at the raw path of the request line alone: what a `Host` header makes of
-    the URL cannot turn a private route into a public one.
+    It also sets `is_public` (the route needs no key) and `has_key` (the caller's key is valid).
+    Only the raw path of the request line decides: a `Host` header that changes the URL cannot turn
+    a private route into a public one.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class RequireKey:
         self._public = public
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the request in, or refuse it."""
+        """Pass the request on, or refuse it."""
         if scope["type"] == "http":
             state = scope["state"]
             state["is_public"] = (scope["method"], scope["path"]) in self._public
@@ -118,13 +119,16 @@ class RequireKey:
 
 
 def _authorization(scope: Scope) -> str:
-    """What a request is authorized by; some clients send the bare key in a header of its own."""
+    """Return the `Authorization` header; some clients send the bare key as `x-api-key`."""
     headers = Headers(scope=scope)
     return headers.get("authorization") or f"Bearer {headers.get('x-api-key', '')}"
 
 
 def owners(options: ServerOptions) -> list[str]:
-    """The owners of the configured keys, in order; without keys, one. Raises `ConfigError`."""
+    """Return the owner ids of the configured keys, in order; one id without keys.
+
+    Raises `ConfigError`.
+    """
     return [_owner(_digest(key)) for key in _configured(options)] or [Principal().owner]
 
 
@@ -135,7 +139,7 @@ def _owner(digest: bytes) -> str:
 def _configured(options: ServerOptions) -> list[str]:
     keys = [*options.api_key, *_read_keys(options.api_key_file)]
     if any(not key.strip() for key in keys):
-        raise ConfigError("An API key must not be empty.")
+        raise ConfigError("--api-key: an API key must not be empty.")
     return keys
 
 
@@ -152,5 +156,5 @@ def _read_keys(file: str) -> list[str]:
         raise ConfigError(f"--api-key-file: {file} cannot be read.") from error
     keys = [key for line in lines if (key := line.strip()) and not key.startswith("#")]
     if not keys:  # an empty file must not open the server to everyone
-        raise ConfigError(f"--api-key-file: {file} holds no key.")
+        raise ConfigError(f"--api-key-file: {file} contains no key.")
     return keys

@@ -1,8 +1,8 @@
-"""From bytes on the wire to a validated request body.
+"""Reads and parses request bodies into validated JSON.
 
-Owns reading (capped by bytes received, whatever `Content-Length` claims, and by time) and strict
-JSON: no duplicate keys, no NaN or infinity, no lone surrogates, bounded depth and width. What the
-fields mean is the business of the route's pydantic model.
+Owns reading, limited by time and by the bytes received whatever `Content-Length` says, and strict
+JSON: no duplicate keys, no NaN or infinity, no lone surrogates, bounded depth and width. Knows no
+fields: those belong to the route's pydantic model.
 """
 
 from __future__ import annotations
@@ -33,28 +33,29 @@ from triptych.core.text.threads import on_text_thread
 
 # Every string, closed or not: always matches from its opening quote on, so the scan is linear.
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
-# Some strings and what is between them, so that no other thread waits long for the next.
+# A limited number of strings and the bytes between them, so that one match holds the GIL briefly.
 _STRETCH = re.compile(rb'(?!\Z)[^"]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"?[^"]*+){0,4096}', re.DOTALL)
 _LARGE_BYTES = 2**14
-"""A body of so many empty messages takes milliseconds to validate."""
+"""Larger bodies are parsed on a thread: validating empty messages of this size takes
+milliseconds."""
 IGNORED_HEADER = "x-triptych-ignored"
-"""Names the fields of a request that were taken and changed nothing."""
+"""Response header that lists the fields of a request that were ignored."""
 _JSON = "application/json"
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class StrictRoute(APIRoute):
-    """A route whose JSON body is read and parsed here before FastAPI sees it.
+    """A route whose JSON body is read and parsed before FastAPI sees it.
 
-    Where it `takes_any_type`, a body may be said to be something else than JSON, but not by a web
-    page: those ask the server first before they send JSON, and need not ask for other types.
+    If it `takes_any_type`, a request may declare a content type other than JSON, except from a web
+    page: browsers send a preflight request before JSON, but not before some other types.
     """
 
     takes_any_type: ClassVar[bool] = False
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Wrap FastAPI's handler; a route without a body keeps it as it is."""
+        """Wrap FastAPI's handler; a route without a body keeps it."""
         handler = super().get_route_handler()
         if self.body_field is None:
             return handler
@@ -74,7 +75,7 @@ class StrictRoute(APIRoute):
         return strict
 
     def _fields(self, request: Request, raw: bytes) -> Any:
-        """The parsed body, with a model's name; what it ignores is noted for the header."""
+        """Parse the body, add a missing model name, and note ignored fields for the header."""
         assert self.body_field is not None
         kind = self.body_field.field_info.annotation
         value = with_model(request, kind, self.parse(request, raw))
@@ -82,7 +83,7 @@ class StrictRoute(APIRoute):
         return value
 
     def _validated(self, request: Request, raw: bytes) -> Any:
-        """A large body as the route takes it, so that nothing is left to do on the event loop."""
+        """Validate a large body completely, so that no work is left on the event loop."""
         assert self.body_field is not None
         value, errors = self.body_field.validate(self._fields(request, raw), loc=("body",))
         if errors:
@@ -90,22 +91,22 @@ class StrictRoute(APIRoute):
         return value
 
     async def read(self, request: Request) -> bytes:
-        """The body, as it is to be parsed."""
+        """Read the raw body."""
         return await read_body(request, request.app.state.options.max_request_bytes)
 
     def num_bytes(self, request: Request, raw: bytes) -> int:
-        """How much there is to parse."""
+        """Return the number of bytes to parse."""
         return len(raw)
 
     def parse(self, request: Request, raw: bytes) -> Any:
-        """The body, parsed. Raises `InvalidRequest`."""
+        """Parse the body. Raises `InvalidRequest`."""
         return parse_json(raw)
 
 
 def note_ignored(request: Request, *names: str) -> None:
-    """Name fields in the header of the answer as ignored. `names` are this code's, not a caller's.
+    """List fields as ignored in the response header. `names` never come from a caller.
 
-    For fields that a model's table cannot find; call it before the response is returned.
+    For fields that a pydantic model's table cannot find; call it before the response is returned.
     """
     noted = getattr(request.state, "ignored", ())
     request.state.ignored = (*noted, *(name for name in names if name not in noted))
@@ -118,7 +119,7 @@ def _with_ignored(request: Request, response: Response) -> Response:
 
 
 class _Parsed(Request):
-    """A request whose body was read and parsed already, perhaps validated."""
+    """A request whose body was already read and parsed, possibly validated."""
 
     def __init__(self, request: Request, raw: bytes, value: Any) -> None:
         super().__init__(_with_json_type(request.scope), request.receive)
@@ -133,7 +134,7 @@ class _Parsed(Request):
 
 
 def _with_json_type(scope: Scope) -> Scope:
-    """A scope in which the body is said to be what it was read as."""
+    """Return the scope with JSON as its content type."""
     if _media_type(Headers(scope=scope)) == _JSON:
         return scope
     headers = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
@@ -143,7 +144,7 @@ def _with_json_type(scope: Scope) -> Scope:
 async def read_body(
     request: Request, max_bytes: int, *, timeout_s: float = BODY_TIMEOUT_S
 ) -> bytes:
-    """The whole body. Raises what `receive_body` raises."""
+    """Read the whole body. Raises the errors of `receive_body`."""
     body = bytearray()
     await receive_body(request, body.extend, max_bytes, timeout_s=timeout_s)
     return bytes(body)
@@ -156,9 +157,9 @@ async def receive_body(
     *,
     timeout_s: float = BODY_TIMEOUT_S,
 ) -> None:
-    """Hand the body to `take`, piece by piece as it arrives.
+    """Pass the body to `take`, piece by piece as it arrives.
 
-    Raises `PayloadTooLarge` over `max_bytes`, `RequestTimeout` if it is late, and what `take` does.
+    Raises `PayloadTooLarge` over `max_bytes`, `RequestTimeout` if it is late, and errors of `take`.
     """
     declared = request.headers.get("content-length", "0")
     if not declared.isdecimal() or len(declared) > 20 or int(declared) > max_bytes:
@@ -182,7 +183,7 @@ async def receive_body(
 
 
 def parse_json(raw: bytes) -> Any:
-    """Parse strict JSON. Raises `InvalidRequest` naming what is wrong."""
+    """Parse strict JSON. Raises `InvalidRequest` with the cause."""
     _check_structure(raw)
     try:
         value = json.loads(
@@ -191,7 +192,7 @@ def parse_json(raw: bytes) -> Any:
         if _SURROGATE_ESCAPE.search(raw):
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeError as error:
-        raise InvalidRequest("The body holds a lone surrogate or is not UTF-8.") from error
+        raise InvalidRequest("The body contains a lone surrogate or is not UTF-8.") from error
     except json.JSONDecodeError as error:
         raise InvalidRequest(
             f"The body is not valid JSON: {error.msg} at character {error.pos}."
@@ -199,14 +200,14 @@ def parse_json(raw: bytes) -> Any:
     except InvalidRequest:
         raise
     except (ValueError, RecursionError) as error:  # an integer of thousands of digits
-        raise InvalidRequest("The body holds a number that is too long.") from error
+        raise InvalidRequest("The body contains a number that is too long.") from error
     return value
 
 
 def check_not_compressed(request: Request) -> None:
-    """Refuse, with `UnsupportedMedia`, a body that would have to be unpacked."""
+    """Raise `UnsupportedMedia` for a compressed body."""
     if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
-        raise UnsupportedMedia("Compressed bodies are not read; send it as it is.")
+        raise UnsupportedMedia("Compressed bodies are not accepted; send the body uncompressed.")
 
 
 def _check_media_type(request: Request) -> None:
@@ -219,13 +220,15 @@ def _media_type(headers: Headers) -> str:
 
 
 def _check_structure(raw: bytes) -> None:
-    """Peel the brackets off, innermost pairs first; what is left after the cap is too deep."""
+    """Check depth and number of containers by removing bracket pairs, the innermost first."""
     brackets, end = b"", 0
     while stretch := _STRETCH.match(raw, end):
         brackets += _STRING.sub(b"", stretch[0]).translate(None, _NOT_BRACKETS)
         end = stretch.end()
     if len(brackets) > 2 * MAX_JSON_CONTAINERS:
-        raise InvalidRequest(f"The body holds over {MAX_JSON_CONTAINERS} objects and arrays.")
+        raise InvalidRequest(
+            f"The body contains more than {MAX_JSON_CONTAINERS} objects and arrays."
+        )
     for _ in range(MAX_JSON_DEPTH):
         peeled = brackets.replace(b"[]", b"").replace(b"{}", b"")
         if len(peeled) == len(brackets):
@@ -233,13 +236,13 @@ def _check_structure(raw: bytes) -> None:
         brackets = peeled
     if brackets:
         raise InvalidRequest(
-            f"The body is not valid JSON, or nested over {MAX_JSON_DEPTH} levels deep."
+            f"The body is not valid JSON, or nested more than {MAX_JSON_DEPTH} levels deep."
         )
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(pairs) > MAX_JSON_FIELDS:
-        raise InvalidRequest(f"An object in the body has over {MAX_JSON_FIELDS} fields.")
+        raise InvalidRequest(f"An object in the body has more than {MAX_JSON_FIELDS} fields.")
     fields = dict(pairs)
     if len(fields) < len(pairs):
         names = [name for name, _ in pairs]
@@ -253,5 +256,5 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def body_too_large(max_bytes: int) -> PayloadTooLarge:
-    """The error of a body over `max_bytes`."""
-    return PayloadTooLarge(f"The body is over {max_bytes} bytes, the largest this server reads.")
+    """Return the error for a body over `max_bytes`."""
+    return PayloadTooLarge(f"The body is larger than the limit of {max_bytes} bytes.")

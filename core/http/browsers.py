@@ -1,9 +1,9 @@
-"""What web pages may ask of a server that has no keys.
+"""Protection of a server without API keys against web pages of other sites.
 
-Owns the check of `Host`, `Origin` and `Sec-Fetch-Site`: without keys, to reach the server is to be
-let in, and a browser reaches it for any page. A page of another site could send it forms, and by
-DNS rebinding read its answers under a name of the page's own. With keys a page would need one.
-Knows nothing of CORS, which says what such pages may read.
+Owns the check of `Host`, `Origin` and `Sec-Fetch-Site`. Without keys, any page in a browser that
+reaches the server is let in: a page of another site could post forms to it, and read answers by DNS
+rebinding. With keys, a page would need one. Knows nothing of CORS, which decides which answers such
+pages may read.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from triptych.core.options.config import ServerOptions
 
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _PRIVATE_ENDINGS = (".localhost", ".local", ".internal", ".svc", ".lan", ".home.arpa", ".test")
-"""No page on the internet has such a name."""
+"""Host names that no page on the internet has."""
 
 
 class GuardSites:
-    """ASGI middleware: answers 403 to what a page of another site asks, or under a foreign name."""
+    """ASGI middleware: answers 403 to requests of foreign pages or under unknown host names."""
 
     def __init__(self, app: ASGIApp, options: ServerOptions, keyring: Keyring) -> None:
         self._app = app
@@ -37,7 +37,7 @@ class GuardSites:
         self._origins = frozenset(options.cors_origin)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the request in, or refuse it."""
+        """Pass the request on, or refuse it."""
         if scope["type"] == "http" and not self._keyring.has_keys:
             try:
                 self._check(scope["method"], Headers(scope=scope))
@@ -50,8 +50,8 @@ class GuardSites:
         name = _name_of(f"//{headers.get('host', 'localhost')}")
         if not self._is_ours(name):
             raise ForeignSite(
-                f"This server has no API keys and is not called {name[:80]!r}: start it with"
-                " --allowed-host NAME, or with --api-key, or ask it by its address."
+                f"This server has no API keys and does not accept the host name {name[:80]!r}:"
+                " start it with --allowed-host NAME or with --api-key, or use its IP address."
             )
         if method in _READING or "*" in self._origins:
             return
@@ -64,12 +64,12 @@ class GuardSites:
             return
         if is_other or (not origin and headers.get("sec-fetch-site") == "cross-site"):
             raise ForeignSite(
-                "A page of another site asks this server, which has no API keys: start it with"
-                " --cors-origin ORIGIN to let that site in."
+                "A web page of another site called this server, which has no API keys: start it"
+                " with --cors-origin ORIGIN to allow that site."
             )
 
     def _is_ours(self, name: str) -> bool:
-        """Whether no site can have this name: an address, one without a dot, or an operator's."""
+        """Whether `name` is an IP address, has no dot, is private, or was set by the operator."""
         if name in self._names or "." not in name or name.endswith(_PRIVATE_ENDINGS):
             return True
         try:
@@ -80,14 +80,14 @@ class GuardSites:
 
 
 def _names(options: ServerOptions) -> Iterable[str]:
-    """The names that an operator gives the server."""
+    """Yield the host names from the options."""
     yield options.host.lower()
     yield from (name.lower() for name in options.allowed_host)
     yield from map(_name_of, (options.public_url, *options.cors_origin))
 
 
 def _name_of(url: str) -> str:
-    """The host of a URL, in lower case; nothing where there is none."""
+    """Return the host of a URL in lower case, or an empty string."""
     try:
         return (urlsplit(url).hostname or "").rstrip(".")
     except ValueError:

@@ -1,7 +1,7 @@
-"""A file sent while it is being made.
+"""Streaming of a file while it is produced.
 
-Owns how such an answer begins and ends, above all when its making fails: there is no place in a
-file for an error. What the bytes are is the route's.
+Owns the start and end of such a response, including failure: a file cannot contain an error. Knows
+no format: the bytes come from the route.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ from triptych.core.http.sse import log_broken
 
 
 class ByteStream(Response):
-    """Streams `chunks`, none of them empty, as they come.
+    """Streams `chunks`, none of them empty, as they arrive.
 
-    The answer starts with the first chunk: an error before it has the HTTP status it deserves. One
-    after it cuts the connection, so that no client takes the beginning of a file for the whole.
-    `describe` gives headers that are known by then. The chunks are closed whatever happens, which
-    cancels the jobs behind them.
+    The response starts with the first chunk: an earlier error is sent with its HTTP status. A later
+    error closes the connection, so that no client takes a partial file for the whole. `describe`
+    returns headers that are known by then. The chunks are always closed, which cancels their jobs.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class ByteStream(Response):
             if reason is None:
                 raise
             await _cut(reason, scope)
-        except Exception as error:  # the answer has begun: only cutting it off shows the client
+        except Exception as error:  # headers are sent: only a closed connection shows the failure
             if not self._has_started:
                 raise
             await _cut(error, scope)
@@ -71,4 +70,4 @@ async def _cut(error: BaseException, scope: Scope) -> None:
     log_broken(error, scope)
     watcher: DisconnectWatcher = scope["state"]["watcher"]
     if not await watcher.abort():
-        raise error  # no server here whose connection could be cut
+        raise error  # there is no connection to close

@@ -1,6 +1,6 @@
-"""What a route may know of the request it answers, besides the body.
+"""The context of a request: caller, ids, times, options and metrics.
 
-Owns nothing: gathers what the layers around the routes left in the request.
+Owns nothing: collects values that the middlewares stored in the request.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from triptych.core.options.config import ServerOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """`call_id` is unique; `request_id` is what the caller knows the request by.
+    """The context of a request. `call_id` is unique; the caller knows the `request_id`.
 
-    The engine may take `limit_s` for it: a batch has a window for all of its lines.
+    `limit_s` is the engine's time limit; lines of a batch have none, since the batch has a window.
     """
 
     request_id: str
@@ -33,7 +33,7 @@ class Context:
 
     @classmethod
     def of(cls, request: Request) -> Context:
-        """The context of `request`."""
+        """Collect the context of `request`."""
         options: ServerOptions = request.app.state.options
         return cls(
             request_id=request.state.request_id,

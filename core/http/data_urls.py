@@ -1,10 +1,9 @@
-"""Files in a JSON body: what its data URLs hold is taken out of it while it arrives.
+"""Extracts the files of data URLs from a JSON body while it arrives.
 
-Owns the reading of a body with files of megabytes in it, as base64 behind `"url": "data:...`, or
-wherever else an API has them. They are decoded piece by piece as they come, so that neither the
-JSON parser nor a decoder ever holds up the event loop; in their place is left a word that no client
-can know. Where no image is read, the text is put back. What a file means, and which URLs a route
-takes, is the route's business.
+Owns the reading of bodies with large base64 files, behind `"url": "data:...` or wherever else an
+API has them. Files are decoded piece by piece, so that neither the JSON parser nor a decoder blocks
+the event loop. Each is replaced by a placeholder that no client can guess. Outside of fields for
+images, the text is restored. Knows neither the content of a file nor the URLs a route accepts.
 """
 
 from __future__ import annotations
@@ -32,20 +31,20 @@ from triptych.core.media.fetch import Fetched, data_media_type, plain_base64
 _MAX_OPENING_BYTES: Final = 256
 _STRETCH_BYTES: Final = 3 * 2**18
 _BASE64: Final = re.compile(rb"(?:[A-Za-z0-9+/= ]++|\\[/nrt]|%(?:2[BbFf0]|3[Dd]|0[AaDd9]))*+")
-"""In JSON: with white space, which MIME breaks lines with, and as URLs may write it."""
+"""Base64 in a JSON string: with the white space of MIME lines, and percent-encoded as in URLs."""
 _BEGUN: Final = re.compile(rb"(?:\\|%[023]?)?")
-"""What may be the beginning of more of it, at the end of a piece."""
+"""An escape sequence that may be cut at the end of a piece."""
 _ESCAPES: Final = ((b"\\/", b"/"), (b"\\n", b"\n"), (b"\\r", b"\r"), (b"\\t", b"\t"))
 
 
 @dataclass(frozen=True, slots=True)
 class FilePlace:
-    """Where in a JSON body files stand: behind `opening`, and behind `following` each of them.
+    """The places of files in a JSON body: behind `opening`, and behind `following` each of them.
 
-    Both match at most 256 bytes, which in JSON are nothing else: within a string, quotes are
-    escaped. Other spellings of the same are read, too, but as part of the JSON. A text stays
-    there unless its first `least` characters are all base64. `images` are the names on the ways
-    to where files are read; anywhere else they are text.
+    Both match at most 256 bytes, which cannot occur inside a JSON string, where quotes are escaped.
+    Other spellings of the same JSON are also read, but as part of the JSON. A text is not extracted
+    unless its first `least` characters are all base64. `images` are the paths of the fields that
+    take files; in any other field they are text.
     """
 
     opening: re.Pattern[bytes]
@@ -55,7 +54,7 @@ class FilePlace:
 
     @property
     def field(self) -> str:
-        """What a caller calls the place of an image."""
+        """The name of the field of an image, for errors."""
         return min(self.images)[-1]
 
 
@@ -66,10 +65,10 @@ IN_DATA_URLS: Final = FilePlace(
 
 
 class DataUrls:
-    """The files of one body. They count as uploads of `budget` until this is closed.
+    """The files of one body. They count as uploads of `budget` until `close`.
 
-    The reader closes it, or else the route: servers keep a request's state until its
-    connection is collected, which may be long after both have ended.
+    The reader or else the route closes it: servers keep a request's state until its connection is
+    garbage-collected, possibly long after both have ended.
     """
 
     def __init__(
@@ -82,21 +81,21 @@ class DataUrls:
         self._secret = secrets.token_hex(16)
         self._json = bytearray()
         self._rest = b""
-        self._at = 0  # so much of the rest is read
+        self._at = 0  # position in `_rest` up to which it is read
         self._num_openings = 0
         self._file = _File()
         self._files: dict[str, _File] = {}
 
     @property
     def num_bytes(self) -> int:
-        """How large the files are."""
+        """The total size of the files."""
         return sum(len(file.data) for file in self._files.values())
 
     def take(self, piece: bytes) -> None:
         """Read the next bytes of the body.
 
-        Raises `InvalidRequest` for too many files, `PayloadTooLarge` where too much is left,
-        `Overloaded` where uploads hold too much memory.
+        Raises `InvalidRequest` for too many files, `PayloadTooLarge` if the remaining JSON is too
+        large, `Overloaded` if uploads hold too much memory.
         """
         self._share.take(len(piece))
         self._rest += piece
@@ -107,7 +106,7 @@ class DataUrls:
             raise body_too_large(self._max_json_bytes)
 
     def finish(self) -> bytes:
-        """The JSON that is left, once all bytes were taken."""
+        """Return the remaining JSON after the last byte."""
         whole = bytes(self._json + self._rest)
         self._json, self._rest = bytearray(), b""
         if len(whole) > self._max_json_bytes:
@@ -120,20 +119,20 @@ class DataUrls:
         self._share.close()
 
     def find(self, url: str) -> Fetched | None:
-        """The file that stood in a URL of the parsed body, if it was taken out.
+        """Return the file that was extracted from this URL of the parsed body, if any.
 
-        Raises `InvalidRequest` for what is no base64.
+        Raises `InvalidRequest` for invalid base64.
         """
         head, _, word = url.rpartition(",")
         file = self._files.get(word)
         if file is None:
             return None
         if not file.is_base64:
-            raise InvalidRequest("An image is no base64.", param=self._place.field)
+            raise InvalidRequest("An image is not valid base64.", param=self._place.field)
         return Fetched(file.data, data_media_type(head))
 
     def put_back(self, body: Any) -> Any:
-        """The parsed body, with text as it was sent wherever no image is read. Once."""
+        """Restore the text of files outside of image fields in the parsed body. Call it once."""
         if not self._files:
             return body
         whole = self._with_texts(body, ())
@@ -152,7 +151,7 @@ class DataUrls:
         return value
 
     def _step(self) -> bool:
-        """Move on as far as can be; whether there may be more to do."""
+        """Read as far as possible; returns whether more may follow."""
         match self._reading:
             case "json":
                 return self._find()
@@ -172,15 +171,15 @@ class DataUrls:
         return opening is not None
 
     def _keep(self, end: int) -> None:
-        """Leave the next bytes to the JSON."""
+        """Append the next bytes to the JSON."""
         self._json += self._rest[self._at : end]
         self._at = end
 
     def _open(self, end: int) -> None:
-        """Go on behind what opens a file's place."""
+        """Continue after the opening of a file's place."""
         if self._num_openings == MAX_CONTENT_PARTS:
             raise InvalidRequest(
-                f"The body has over {MAX_CONTENT_PARTS} places of images.",
+                f"The body has more than {MAX_CONTENT_PARTS} images.",
                 param=self._place.field,
             )
         self._num_openings += 1
@@ -188,7 +187,7 @@ class DataUrls:
         self._reading = "opened"
 
     def _decide(self) -> bool:
-        """Tell a file from other text."""
+        """Decide whether the string is a file or other text."""
         end = self._base64_end()
         if end - self._at >= self._place.least:
             self._begin()
@@ -204,11 +203,11 @@ class DataUrls:
         return found.end() if found else self._at
 
     def _is_cut(self, end: int) -> bool:
-        """Whether base64 that ends there may go on with bytes that are yet to come."""
+        """Whether base64 that ends there may continue in the next piece."""
         return _BEGUN.fullmatch(self._rest, end) is not None
 
     def _begin(self) -> None:
-        # The mark at its end tells the word from one that the client made longer.
+        # The semicolon distinguishes the placeholder from one that the client extended.
         word = f"{self._secret}.{len(self._files)};"
         self._json += word.encode()
         self._file = self._files[word] = _File()
@@ -225,7 +224,7 @@ class DataUrls:
         return not is_cut
 
     def _follow(self) -> bool:
-        """See whether another file comes right behind."""
+        """Check whether another file follows immediately."""
         following = self._place.following
         found = following.match(self._rest, self._at) if following else None
         if found:
@@ -238,7 +237,7 @@ class DataUrls:
 
 
 class DataUrlRoute(StrictRoute):
-    """A route whose JSON body may hold files, at `place`; its handler finds them by `data_urls`."""
+    """A route whose JSON body may hold files at `place`; `data_urls` returns them."""
 
     place: ClassVar[FilePlace] = IN_DATA_URLS
 
@@ -247,7 +246,7 @@ class DataUrlRoute(StrictRoute):
         self._turn = asyncio.Lock()
 
     async def read(self, request: Request) -> bytes:
-        """The body without its files."""
+        """Read the body without its files."""
         options = request.app.state.options
         urls = DataUrls(
             request.app.state.upload_budget,
@@ -260,15 +259,15 @@ class DataUrlRoute(StrictRoute):
         return urls.finish()
 
     def num_bytes(self, request: Request, raw: bytes) -> int:
-        """As for every route; files may have to be text again."""
+        """Return the bytes to parse, including files that may be restored as text."""
         return len(raw) + data_urls(request).num_bytes
 
     def parse(self, request: Request, raw: bytes) -> Any:
-        """The parsed body, in which files are left where images are read."""
+        """Parse the body; files in fields other than images are restored as text."""
         return data_urls(request).put_back(super().parse(request, raw))
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Wrap the handler: the files are released with its end, if not before."""
+        """Wrap the handler: the files are released when it ends."""
         handler = super().get_route_handler()
 
         async def closing(request: Request) -> Response:
@@ -282,30 +281,30 @@ class DataUrlRoute(StrictRoute):
 
 
 async def _receive(turn: asyncio.Lock, receive: Receive) -> Message:
-    """The next piece of one body: each turn of the event loop is for one piece of one body."""
+    """Receive the next piece; the event loop reads one piece of one body per turn."""
     async with turn:
         await asyncio.sleep(0)
     return await receive()
 
 
 def data_urls(request: Request) -> DataUrls:
-    """The files of a request to a `DataUrlRoute`."""
+    """Return the files of a request to a `DataUrlRoute`."""
     urls: DataUrls = request.state.data_urls
     return urls
 
 
 class _File:
-    """A file whose base64 comes in pieces: its `data`, and the text where that is none."""
+    """A file whose base64 arrives in pieces: its `data`, and its text if it is not a file."""
 
     def __init__(self) -> None:
         self.data = bytearray()
         self.is_base64 = True
         self._num_exact = 0
-        self._last = bytearray()  # characters that are not sure to be those of the data
-        self._said: bytearray | None = None  # all characters, where some are not of the base64
+        self._last = bytearray()  # characters that may not be canonical base64 of the data
+        self._said: bytearray | None = None  # all characters, if some are not base64
 
     def take(self, text: bytes) -> None:
-        """Decode more of it."""
+        """Decode the next piece."""
         for escape, char in _ESCAPES:
             text = text.replace(escape, char)
         plain = plain_base64(text)
@@ -323,7 +322,7 @@ class _File:
             del self._last[:whole]
 
     def finish(self) -> None:
-        """All of it was taken."""
+        """Decode the last characters."""
         self._num_exact = len(self.data)
         try:
             self.data += binascii.a2b_base64(self._last, strict_mode=True)
@@ -331,15 +330,15 @@ class _File:
             self.is_base64 = False
 
     def text(self) -> str:
-        """The text as it was sent."""
+        """Return the text as it was sent."""
         return (self._written() if self._said is None else self._said).decode()
 
     def forget_text(self) -> None:
-        """Keep the data alone."""
+        """Keep only the data."""
         self._said = None
 
     def _written(self) -> bytes:
-        """The base64. Other threads run between its stretches."""
+        """Encode the data as base64, in stretches between which other threads can run."""
         starts = range(0, self._num_exact, _STRETCH_BYTES)
         ends = (min(start + _STRETCH_BYTES, self._num_exact) for start in starts)
         pieces = (base64.b64encode(self.data[a:b]) for a, b in zip(starts, ends, strict=True))

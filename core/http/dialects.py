@@ -1,8 +1,7 @@
-"""The APIs there are, as far as what surrounds the routes has to know them.
+"""The API dialects (OpenAI, Anthropic, ...), as far as middlewares need to know them.
 
-Owns how one is recognized, before there is a route and where there is none, and what differs from
-OpenAI's: the errors, and the header with a request's id. Knows none by name: each comes with its
-routers.
+Owns how a dialect is recognized before routing, and its differences from OpenAI's: errors and the
+header with the request id. Knows none by name: each comes with its routers.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from triptych.core.errors import TriptychError
 
 
 def own_status(error: TriptychError) -> int:
-    """The status that the error has by itself."""
+    """Return the error's default status."""
     return error.status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """One API. Its requests are at `prefix` and below, or have `header`, as its clients do.
+    """One API. Its requests have a path below `prefix` or the `header` that its clients send.
 
-    `error` writes an error and the id of its request, `status` is what it is sent with. Answers
-    have that id in `id_header`, too, where the API has such a one.
+    `error` formats an error with the request id, `status` returns its HTTP status. Responses also
+    carry the id in `id_header`, if the API has one.
     """
 
     prefix: str
@@ -37,22 +36,22 @@ class Dialect:
     status: Callable[[TriptychError], int] = own_status
 
     def id_headers(self, request_id: str) -> dict[str, str]:
-        """The headers by which an answer tells the id of its request."""
+        """Return the response headers with the request id."""
         return dict.fromkeys(filter(None, ("x-request-id", self.id_header)), request_id)
 
     def matches(self, scope: Scope) -> bool:
-        """Whether a request is of this API."""
+        """Whether a request belongs to this API."""
         path = scope["path"]
         is_below = path == self.prefix or path.startswith(f"{self.prefix}/")
         return is_below or (bool(self.header) and self.header in Headers(scope=scope))
 
 
 def named_message(error: TriptychError) -> str:
-    """What an error says, for an API that has no other place for the name of the field."""
+    """Return the error's message with the field's name, for APIs without a place for it."""
     is_named = not error.param or error.param in error.message
     return error.message if is_named else f"{error.param}: {error.message}"
 
 
 def dialect_of(scope: Scope, dialects: Iterable[Dialect], default: Dialect) -> Dialect:
-    """The API of a request, before anything is known of its route."""
+    """Return the API of a request, before it is routed."""
     return next((each for each in dialects if each.matches(scope)), default)

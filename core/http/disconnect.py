@@ -1,8 +1,8 @@
-"""The tie between a request and its client, the same for every route, streaming or not.
+"""Early ends of a request, for streaming and other routes alike.
 
-Owns the ways a request ends early: the client goes away or stops reading, its time is up, the
+A request ends early if its client disconnects or stops reading, its time limit passes, or the
 server shuts down. Each cancels the task that answers it, and through it the jobs it waits for.
-Knows nothing of what is being answered.
+Knows no route.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from triptych.core.http.auth import OWN_PRINCIPAL, PUBLIC_ROUTES
 from triptych.core.http.errors import error_answer
 from triptych.core.options.config import ServerOptions
 
-_GOODBYE_S = 1.0  # for a cut connection to be reported closed, and for last words on a drain
+_GOODBYE_S = 1.0  # for a closed connection to be reported, and for final errors on a drain
 
 
 class DisconnectWatcher:
-    """One request's tie to its client. Stands in for the server's `receive` and `send`."""
+    """Watches the client of one request, in place of the server's `receive` and `send`."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, stall_s: float) -> None:
         self._receive = receive
@@ -42,18 +42,18 @@ class DisconnectWatcher:
         self.reason: TriptychError | None = None
 
     def cut(self, reason: TriptychError | None) -> None:
-        """End the request. `reason` goes to the client; `None`: it has left."""
+        """End the request. `reason` is sent to the client; `None` if it has disconnected."""
         if not self.is_cut and self._task is not None:
             self.is_cut, self.reason = True, reason
             self._task.cancel()
 
     def lift_limit(self) -> None:
-        """Let the answer take any time: it has no end of its own."""
+        """Remove the time limit, for a stream without an end."""
         if self.time_limit is not None:
             self.time_limit.cancel()
 
     def take_reason(self) -> TriptychError | None:
-        """Call when cancelled: the reason for the client, if the cancellation was a cut."""
+        """Return the reason for the client if `cut` caused the current cancellation."""
         if not self.is_cut or self.reason is None or self._task is None:
             return None
         reason, self.reason = self.reason, None
@@ -61,7 +61,7 @@ class DisconnectWatcher:
         return reason
 
     async def receive(self) -> Message:
-        """The next part of the body; once it is all there, the client is watched."""
+        """Receive the next part of the body; after the last, watch the client."""
         if self._watcher is not None:
             await self._gone.wait()
             return {"type": "http.disconnect"}
@@ -69,13 +69,13 @@ class DisconnectWatcher:
         if message["type"] == "http.disconnect":
             self._gone.set()
             self.cut(None)
-            await asyncio.sleep(0)  # the cut arrives here
+            await asyncio.sleep(0)  # the cancellation is raised here
         elif not message.get("more_body", False):
             self._watcher = asyncio.create_task(self._watch())
         return message
 
     async def send(self, message: Message) -> None:
-        """Pass a message on. A client that does not read it within the time allowed is cut."""
+        """Send a message. A client that does not read it in time is disconnected."""
         self.is_started = True
         if message["type"] == "http.response.body" and not message.get("more_body", False):
             self._is_answered = True
@@ -90,7 +90,7 @@ class DisconnectWatcher:
             await self._gone.wait()
 
     async def abort(self) -> bool:
-        """Drop the connection, if any: the client sees that the answer is cut. Send no more."""
+        """Close the connection, if any, so that the client sees a failure. Nothing may follow."""
         if self._abort is None:
             return False
         self._is_aborted = self._is_answered = True
@@ -107,7 +107,7 @@ class DisconnectWatcher:
             self.cut(None)
 
     async def close(self) -> None:
-        """Let go: from here on nothing cuts."""
+        """Stop watching: nothing can end the request early any more."""
         self._task = None
         if self._watcher is not None:
             if self._is_aborted:  # the server must know it before this task ends
@@ -116,20 +116,20 @@ class DisconnectWatcher:
 
 
 class Cuttable(Protocol):
-    """Work that a drain waits for. A client waits for it where it `is_asking`."""
+    """Work that a drain waits for. If it `is_asking`, a client waits for it."""
 
     @property
     def is_asking(self) -> bool:
-        """Whether batches give way to it."""
+        """Whether batches wait for it."""
         ...
 
     def cut(self, reason: TriptychError | None) -> None:
-        """End it, for that reason."""
+        """End the work for this reason."""
         ...
 
 
 class InFlight:
-    """The requests being answered, other work for clients, and whether new ones are taken."""
+    """The requests and other work in progress, and whether the server is draining."""
 
     def __init__(self) -> None:
         self._watchers: set[Cuttable] = set()
@@ -137,7 +137,7 @@ class InFlight:
         self._is_empty.set()
         self._num_asking = 0
         self.quiet = asyncio.Event()
-        """Set while no client asks for work; what the server asks itself does not count."""
+        """Set while no client waits for work; the server's own requests do not count."""
         self.quiet.set()
         self.is_draining = False
 
@@ -145,7 +145,7 @@ class InFlight:
         return len(self._watchers)
 
     def add(self, watcher: Cuttable) -> None:
-        """Count a request in."""
+        """Add a request that has begun."""
         self._watchers.add(watcher)
         self._is_empty.clear()
         self._num_asking += watcher.is_asking
@@ -153,7 +153,7 @@ class InFlight:
             self.quiet.clear()
 
     def remove(self, watcher: Cuttable) -> None:
-        """Count a request out."""
+        """Remove a request that has ended."""
         self._watchers.discard(watcher)
         self._num_asking -= watcher.is_asking
         if not self._num_asking:
@@ -162,14 +162,14 @@ class InFlight:
             self._is_empty.set()
 
     async def drain(self, timeout_s: float) -> None:
-        """Refuse new requests, wait for those in flight, and cut what is left with a reason."""
+        """Refuse new requests, wait for those in flight, and end the rest with an error."""
         self.is_draining = True
-        if not await self._emptied(timeout_s):
+        if not await self._wait_empty(timeout_s):
             for watcher in tuple(self._watchers):
                 watcher.cut(Draining("The server shut down before this answer was complete."))
-            await self._emptied(_GOODBYE_S)
+            await self._wait_empty(_GOODBYE_S)
 
-    async def _emptied(self, timeout_s: float) -> bool:
+    async def _wait_empty(self, timeout_s: float) -> bool:
         try:
             async with asyncio.timeout(timeout_s):
                 await self._is_empty.wait()
@@ -179,7 +179,7 @@ class InFlight:
 
 
 class FollowClient:
-    """ASGI middleware: answers every request with its client watched."""
+    """ASGI middleware: watches the client of every request."""
 
     def __init__(self, app: ASGIApp, options: ServerOptions, in_flight: InFlight) -> None:
         self._app = app
@@ -189,7 +189,7 @@ class FollowClient:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or refuse it while draining."""
         if scope["type"] != "http" or (scope["method"], scope["path"]) in PUBLIC_ROUTES:
-            await self._app(scope, receive, send)  # probes are answered while draining, too
+            await self._app(scope, receive, send)  # probes are also answered while draining
         elif self._in_flight.is_draining:
             error = Draining("The server is shutting down.", retry_after_s=_GOODBYE_S)
             response = error_answer(error, scope)

@@ -1,7 +1,7 @@
-"""`/v1/engine/events`: what the engine does, as a stream of events.
+"""`/v1/engine/events`: the engine's activity as a stream of events.
 
-Owns the events' shape and each reader's buffer. All that is told is of the server as a whole, as in
-`/metrics`: nothing that belongs to one request, and so to one caller.
+Owns the format of the events and each reader's buffer. Like `/metrics`, events describe the server
+as a whole and contain nothing of a single request or caller.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from triptych.core.process.metrics import DEVICE_BUDGET, DEVICE_BYTES, DEVICE_IN
 
 INTERVAL_S = 0.25
 MAX_READERS = 32
-"""With one API key; those of another are not kept waiting."""
+"""Readers per API key."""
 MAX_BUFFERED = 4096
 
 
 class EngineStarted(BaseModel):
-    """There is an engine. `now_s` is the clock of all events, the system's monotonic one."""
+    """The engine has started. `now_s` is the system's monotonic clock, as in all events."""
 
     type: Literal["engine.started"]
     now_s: float
@@ -49,7 +49,7 @@ class EngineStarted(BaseModel):
 
 
 class EngineStopped(BaseModel):
-    """There is no engine, or it makes no progress; another one may come."""
+    """The engine has stopped or makes no progress; it may be restarted."""
 
     type: Literal["engine.stopped"]
     now_s: float
@@ -57,21 +57,21 @@ class EngineStopped(BaseModel):
 
 
 class OwnedMemory(BaseModel):
-    """What one owner holds of the device's memory."""
+    """Device memory of one owner."""
 
     owner: str
     num_bytes: int
 
 
 class DeviceMemory(BaseModel):
-    """The memory that models may take, and who has it."""
+    """The memory budget of all models, and its use by owner."""
 
     budget_bytes: int
     owners: list[OwnedMemory]
 
 
 class CachePages(BaseModel):
-    """A model's cache: pages in use, and those kept for prompts that begin alike."""
+    """A model's KV cache: pages in use, and pages kept for prompts with the same prefix."""
 
     num_pages: int
     num_used: int
@@ -79,7 +79,7 @@ class CachePages(BaseModel):
 
 
 class ModelActivity(BaseModel):
-    """Where a model stands, and its queue."""
+    """The state of a model and its queue."""
 
     model: str
     task: str
@@ -91,7 +91,7 @@ class ModelActivity(BaseModel):
 
 
 class EngineState(BaseModel):
-    """The engine at this moment."""
+    """The current state of the engine."""
 
     type: Literal["engine.state"]
     now_s: float
@@ -102,7 +102,7 @@ class EngineState(BaseModel):
 
 
 class FinishedStep(BaseModel):
-    """A step, or several short ones of a kind (`num_steps`), one of which took all of `busy_s`."""
+    """A step, or `num_steps` short steps of one kind; for `busy_s` the device's only work."""
 
     model: str
     task: str
@@ -116,7 +116,7 @@ class FinishedStep(BaseModel):
 
 
 class StepInProgress(BaseModel):
-    """The step that is on the device."""
+    """The step that the device is running."""
 
     model: str
     task: str
@@ -125,7 +125,7 @@ class StepInProgress(BaseModel):
 
 
 class EngineSteps(BaseModel):
-    """What ran since the event before, less the oldest `num_dropped` steps, and what runs."""
+    """Steps since the previous event, without the oldest `num_dropped`, and the running step."""
 
     type: Literal["engine.steps"]
     now_s: float
@@ -135,7 +135,7 @@ class EngineSteps(BaseModel):
 
 
 class _StepBuffer:
-    """What one reader has not been sent yet."""
+    """Steps that one reader has not received yet."""
 
     def __init__(self, tasks: dict[str, str]) -> None:
         self._tasks = tasks
@@ -144,7 +144,7 @@ class _StepBuffer:
         self._num_dropped = 0
 
     def take(self, report: StepReport) -> None:
-        """Buffer a report; the oldest steps make room."""
+        """Buffer a report; when full, the oldest steps are dropped."""
         self._latest = report
         self._num_dropped += report.num_dropped
         self._steps.extend(report.steps)
@@ -152,7 +152,7 @@ class _StepBuffer:
             self._num_dropped += self._steps.popleft().num_steps
 
     def event(self, now_s: float) -> EngineSteps | None:
-        """All of it as one event; `None` if nothing has come."""
+        """Return the buffered steps as one event; `None` if there was no report."""
         latest, self._latest = self._latest, None
         if latest is None:
             return None
@@ -192,7 +192,7 @@ class _StepBuffer:
 
 
 class EngineEvents:
-    """The stream's source. Reads the engine's state from its last heartbeat."""
+    """Source of the streams. Reads the engine's state from its last heartbeat."""
 
     def __init__(
         self,
@@ -208,10 +208,10 @@ class EngineEvents:
         self._num_readers: Counter[str] = Counter()
 
     def open(self, owner: str) -> AsyncGenerator[BaseModel, None]:
-        """A stream for one more reader. Raises `Overloaded` where its owner has enough."""
+        """Open a stream for a reader. Raises `Overloaded` if its owner has too many."""
         if self._num_readers[owner] >= MAX_READERS:
             raise Overloaded(
-                f"{MAX_READERS} readers of yours follow the engine's events already.",
+                f"You already have {MAX_READERS} streams of engine events open; close one.",
                 retry_after_s=10.0,
             )
         return self._follow(owner)
@@ -219,11 +219,11 @@ class EngineEvents:
     async def _follow(self, owner: str) -> AsyncGenerator[BaseModel, None]:
         buffer = _StepBuffer(self._tasks)
         leave = self._client.watch(buffer.take)
-        told: int | str | None = None
+        known: int | str | None = None
         self._num_readers[owner] += 1
         try:
             while not self._in_flight.is_draining:
-                told, news = self._news(told)
+                known, news = self._news(known)
                 for event in news:
                     yield event
                 if (steps := buffer.event(self._now_s())) is not None:
@@ -233,19 +233,20 @@ class EngineEvents:
             leave()
             self._num_readers[owner] -= 1
 
-    def _news(self, told: int | str | None) -> tuple[int | str, list[BaseModel]]:
-        """Events of the engine's life and state, after one was told of the engine `told`.
+    def _news(self, known: int | str | None) -> tuple[int | str, list[BaseModel]]:
+        """Return start, stop and state events, and the engine's identity for the next call.
 
-        That is the number of its restarts, or the reason why there is none.
+        `known` is the identity of the previous call: the number of restarts, or the reason why the
+        engine is down.
         """
         status = self._client.status()
         beat = status.last_beat
         if beat is None or not status.is_alive:
             reason = status.reason or "there is no engine yet"
             stopped = EngineStopped(type="engine.stopped", now_s=self._now_s(), reason=reason)
-            return reason, [] if told == reason else [stopped]
+            return reason, [] if known == reason else [stopped]
         events: list[BaseModel] = []
-        if told != status.num_restarts:
+        if known != status.num_restarts:
             started = EngineStarted(
                 type="engine.started",
                 now_s=self._now_s(),
@@ -308,23 +309,23 @@ def _device(beat: Heartbeat) -> str:
 
 
 def _moment(seconds: float) -> float:
-    """Seconds to the microsecond: no more is known, and it is shorter to read."""
+    """Round seconds to microseconds, the precision of the clock."""
     return round(seconds, 6)
 
 
 def engine_events_router(events: EngineEvents) -> APIRouter:
-    """`/v1/engine/events`."""
+    """Create the route `/v1/engine/events`."""
     router = APIRouter(responses=ERROR_RESPONSES, tags=["engine"])
     answer: dict[str, Any] = {
-        "description": "Events, for as long as they are read.",
+        "description": "Events until the client disconnects.",
         "content": described(EngineStarted, EngineStopped, EngineState, EngineSteps),
     }
 
     @router.get("/v1/engine/events", response_class=Response, responses={200: answer})
     async def follow_engine(request: Request) -> EventStream:
-        """What the engine does, step by step."""
+        """Stream the engine's state and steps."""
         options = request.app.state.options
-        await read_body(request, options.max_request_bytes)  # from here on a client's end is seen
+        await read_body(request, options.max_request_bytes)  # then disconnects are noticed
         request.state.watcher.lift_limit()
         stream = events.open(Context.of(request).principal.owner)
         return EventStream(stream, heartbeat_s=options.heartbeat_s, end=b"", is_named=True)

@@ -1,8 +1,7 @@
-"""The one table from exceptions to answers, in the shape of OpenAI's errors.
+"""The one mapping from exceptions to HTTP error responses.
 
-Owns what a client sees of a failure: `{"error": {message, type, param, code, request_id}}`, or what
-else the API has that it speaks, the status, and `Retry-After`. What a client never sees is a path,
-an address or a traceback.
+Owns the body (`{"error": {message, type, param, code, request_id}}` for OpenAI, or the dialect's
+own), the status and `Retry-After`. A client never sees a path, an address or a traceback.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ from triptych.core.errors import (
 from triptych.core.http.dialects import Dialect
 
 UNION_TAG = ":"
-"""Tags of discriminated unions begin with it, so that errors can leave them out of a path."""
+"""Prefix of the tags of discriminated unions, so that errors can omit them from a path."""
 
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 _MAX_SHOWN_CHARS = 120
 
 
 class ErrorDetail(BaseModel):
-    """What went wrong. `code` is stable; `message` says what to do."""
+    """An error. `code` is stable; `message` says what to do."""
 
     message: str
     type: str
@@ -50,31 +49,31 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """The body of every answer that is not a success."""
+    """The body of every error response."""
 
     error: ErrorDetail
 
 
 ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
-    "4XX": {"model": ErrorBody, "description": "The request is wrong or was refused."},
+    "4XX": {"model": ErrorBody, "description": "The request is invalid or was refused."},
     "5XX": {"model": ErrorBody, "description": "The server could not answer."},
 }
 """For the `responses` of every route."""
 
 
 def to_public(error: BaseException) -> TriptychError:
-    """The error a client may see in place of `error`."""
+    """Return the error to show to a client for `error`."""
     if isinstance(error, ModelTooLarge):
         return error
-    if isinstance(error, SetupError):  # names files and owners of memory: for the log only
-        return Unavailable("The model cannot be served right now; the server's log says why.")
+    if isinstance(error, SetupError):  # its message has paths and memory owners: for the log only
+        return Unavailable("The model cannot be served right now; see the server's log.")
     if isinstance(error, TriptychError):
         return error
     if isinstance(error, RequestValidationError):
         return _from_validation(error.errors())
     if isinstance(error, HTTPException):
         return _from_http(error)
-    return InternalError("An internal error occurred; the server's log has it by request id.")
+    return InternalError("An internal error occurred; see the server's log for this request id.")
 
 
 def _openai_error(error: TriptychError, request_id: str) -> ErrorBody:
@@ -90,18 +89,18 @@ def _openai_error(error: TriptychError, request_id: str) -> ErrorBody:
 
 
 OPENAI = Dialect(prefix="", error=_openai_error)
-"""What is spoken wherever no other API is."""
+"""The default dialect."""
 
 
 def error_document(error: BaseException, scope: Scope) -> BaseModel:
-    """What the answer to a request says of `error`, in the words of its API."""
+    """Build the error body of a request in its API's format."""
     state = scope["state"]
     dialect: Dialect = state.get("dialect", OPENAI)
     return dialect.error(to_public(error), state["request_id"])
 
 
 def error_headers(error: TriptychError) -> dict[str, str]:
-    """The headers that belong to `error`."""
+    """Return the response headers of `error`."""
     headers = {"content-type": "application/json"}
     if isinstance(error, Unavailable) or error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s or 1)))
@@ -113,28 +112,28 @@ def error_headers(error: TriptychError) -> dict[str, str]:
 
 
 def error_response(error: BaseException, request_id: str, dialect: Dialect = OPENAI) -> Response:
-    """The whole answer for `error`."""
+    """Build the response for `error`."""
     public = to_public(error)
     body = dialect.error(public, request_id).model_dump_json()
     return Response(body, status_code=dialect.status(public), headers=error_headers(public))
 
 
 def error_answer(error: BaseException, scope: Scope) -> Response:
-    """The whole answer to a request, in the words of its API."""
+    """Build the error response to a request in its API's format."""
     state = scope["state"]
     return error_response(error, state["request_id"], state.get("dialect", OPENAI))
 
 
 async def handle_error(request: Request, error: Exception) -> Response:
-    """FastAPI's exception handler for every error of the table."""
+    """Handle every error of the tree for FastAPI."""
     return error_answer(error, request.scope)
 
 
 def _from_http(error: HTTPException) -> TriptychError:
     if error.status_code == 404:
-        return NotFound("There is no such route here.")
+        return NotFound("There is no such route.")
     if error.status_code == 405:
-        return MethodNotAllowed("This route does not take that method.")
+        return MethodNotAllowed("This route does not support the method.")
     if error.status_code == 431:
         return HeadersTooLarge("The headers are too large.")
     if error.status_code < 500:
@@ -156,7 +155,7 @@ def _from_validation(errors: Sequence[Mapping[str, Any]]) -> TriptychError:
 
 
 def _path(loc: Iterable[int | str]) -> str | None:
-    """`messages[0].content` of ("body", "messages", 0, "content", ":text")."""
+    """Format a location: ("body", "messages", 0, "content", ":text") is `messages[0].content`."""
     path = ""
     for part in list(loc)[1:]:
         if isinstance(part, int):

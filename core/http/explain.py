@@ -1,7 +1,7 @@
-"""`/v1/engine/explain/{request_id}`: which replicas a request went to, and why.
+"""`/v1/engine/explain/{request_id}`: which replicas got a request, and why.
 
-Owns the words. What is told is the router's prediction when it chose; what was found cached in the
-end is in the answer's usage.
+Owns the format. It reports the router's prediction at the time of choice; the tokens that were
+really cached are in the response's usage.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _PREFIX = "req-"
 class ChosenReplica(BaseModel):
     """A replica that a job was sent to.
 
-    There were `wait_s` seconds of work before the job, at least `least_wait_s` on any replica.
-    `cached_tokens` of its prompt were likely to be in that replica's cache, which saves `saved_s`.
+    The replica had `wait_s` seconds of work queued, the least busy one `least_wait_s`.
+    `cached_tokens` of the prompt were likely in its cache, which saves `saved_s`.
     """
 
     replica: str
@@ -37,7 +37,7 @@ class ChosenReplica(BaseModel):
 
 
 class ExplainedJob(BaseModel):
-    """A job of a request, as each of several samples is. The last of `replicas` kept it."""
+    """A job of a request, such as one of its samples. The last of `replicas` ran it."""
 
     job_id: str
     model: str
@@ -46,26 +46,26 @@ class ExplainedJob(BaseModel):
 
 
 class Explanation(BaseModel):
-    """Where a request went."""
+    """The jobs of a request and their replicas."""
 
     request_id: str
     jobs: list[ExplainedJob]
 
 
 def explain_router(client: EngineClient) -> APIRouter:
-    """The route, in front of replicas or of one engine."""
+    """Create the route; `client` serves replicas or one engine."""
     router = APIRouter(tags=["engine"])
 
     @router.get("/v1/engine/explain/{request_id}", responses=ERROR_RESPONSES)
     async def explain(request_id: RequestId) -> Explanation:
-        """Where one of the last requests went, by the id that its answer's X-Request-Id named."""
+        """Explain the routing of a recent request, by the id in its response's X-Request-Id."""
         if not isinstance(client, ReplicatedClient):
-            raise NotFound("There is one engine here, which every request goes to.")
+            raise NotFound("This server has one engine, which gets every request.")
         routed = client.explain(request_id.removeprefix(_PREFIX))
         if not routed:
             raise NotFound(
-                "No request of this id was sent to a replica lately. Ids are those of the server:"
-                " send no X-Request-Id of your own."
+                "No recent request has this id. Only ids that the server generated work: send no"
+                " X-Request-Id."
             )
         jobs = [_explained(job_id, each) for job_id, each in routed.items()]
         return Explanation(request_id=request_id, jobs=jobs)

@@ -1,9 +1,8 @@
-"""What the fields of every JSON body have in common.
+"""Base models and types of the fields of JSON bodies.
 
-Owns the strict model, bounded texts and names, and the ways a field can be other than honoured:
-accepted as inert (it asks for nothing that could change an answer here), ignored and reported in a
-response header (a hint that nothing follows here), or refused by name with the alternative. Any
-other name is an unknown field. Knows no route.
+Owns the strict model, bounded texts and names, and the fields without support: inert ones are
+accepted because they cannot change an answer, hints are ignored and reported in a response header,
+others are refused by name with the alternative. Any other name is an unknown field. Knows no route.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ from triptych.core import limits
 from triptych.core.errors import UnsupportedOption
 
 _ABOUT = {"title", "description", "default"}
-"""What a JSON schema says of a field rather than of its values."""
+"""Keywords of a JSON schema that describe a field and not its values."""
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=limits.MAX_NAME_CHARS)]
 Text = Annotated[str, StringConstraints(max_length=limits.MAX_TEXT_CHARS)]
 InputText = Annotated[str, StringConstraints(min_length=1, max_length=limits.MAX_TEXT_CHARS)]
 JsonObject = Annotated[dict[str, Any], Field(json_schema_extra={"format": "json-object"})]
-"""Any object of a client's; its size is bounded with the body's."""
+"""Any JSON object; the limit of the body bounds its size."""
 JsonValue = Annotated[Any, Field(json_schema_extra={"format": "json-value"})]
-"""Anything of a client's that is not read; its size is bounded with the body's."""
+"""Any JSON value that is not read; the limit of the body bounds its size."""
 Place = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Label = Annotated[str, StringConstraints(max_length=limits.MAX_METADATA_VALUE_CHARS)]
 
@@ -50,13 +49,13 @@ Metadata = Annotated[
 
 
 class Strict(BaseModel):
-    """A request or a part of one: no coercion, no unknown fields, no non-finite numbers."""
+    """A request or a part of it: no coercion, no unknown fields, no non-finite numbers."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class NullIsAbsent(Strict):
-    """A JSON body whose optional fields may be null: clients send that for what they leave out."""
+    """A JSON body whose optional fields may be null, as some clients send for missing fields."""
 
     @model_validator(mode="before")
     @classmethod
@@ -72,7 +71,7 @@ class NullIsAbsent(Strict):
     def __get_pydantic_json_schema__(
         cls, core: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """The schema says so, too."""
+        """Allow null in the JSON schema."""
         schema = handler.resolve_ref_schema(handler(core))
         required = schema.get("required", ())
         for name, field in schema["properties"].items():
@@ -84,20 +83,20 @@ class NullIsAbsent(Strict):
 
 
 class NamesModel(Strict):
-    """A request to a model. Where it names none, the route puts in the only one there is.
+    """A request to a model. If it names none, the route inserts the only model for the task.
 
-    `tasks` are what such a model does (see `core.http.models.Task`): of the first that any does.
+    `tasks` are the names of the possible tasks (`core.http.models.Task`), in order of preference.
     """
 
     tasks: ClassVar[tuple[str, ...]]
 
-    model: Name = Field(description="The only one that does this, if left out.")
+    model: Name = Field(description="Default: the only model for this task.")
 
     @classmethod
     def __get_pydantic_json_schema__(
         cls, core: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """The schema says so, too."""
+        """Make `model` optional in the JSON schema."""
         schema = handler.resolve_ref_schema(super().__get_pydantic_json_schema__(core, handler))
         required = [name for name in schema.get("required", ()) if name != "model"]
         schema.pop("required", None)
@@ -105,7 +104,7 @@ class NamesModel(Strict):
 
 
 def models_of(kind: Any) -> Iterator[type[Strict]]:
-    """The model that a body's type is, or those that it is a union of."""
+    """Yield the pydantic models of a body's type, which may be a union."""
     if isinstance(kind, type) and issubclass(kind, Strict):
         yield kind
     else:
@@ -114,10 +113,10 @@ def models_of(kind: Any) -> Iterator[type[Strict]]:
 
 
 class IgnoresHints(Strict):
-    """An object whose fields of the table `ignored` are taken whatever they hold.
+    """An object whose fields in the table `ignored` are accepted with any value.
 
-    The table says why each changes nothing that a client could rely on. `ignored_in` finds them
-    for the response header.
+    The table gives the reason why a field changes nothing that a client could rely on. `ignored_in`
+    finds the fields for the response header.
     """
 
     ignored: ClassVar[Mapping[str, str]] = MappingProxyType({})
@@ -133,19 +132,16 @@ class IgnoresHints(Strict):
     def __get_pydantic_json_schema__(
         cls, core: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """The schema names them, too."""
+        """Add the ignored fields to the JSON schema."""
         schema = handler.resolve_ref_schema(super().__get_pydantic_json_schema__(core, handler))
         for name, reason in sorted(cls.ignored.items()):
-            about = f"Ignored, and reported so: {reason}."
+            about = f"Ignored, and reported in a header: {reason}."
             schema["properties"][name] = {"description": about, "format": "json-value"}
         return schema
 
 
 def ignored_in(model: Any, value: Any, place: str = "") -> Iterator[str]:
-    """The fields of a parsed body of type `model` that are ignored, by their paths.
-
-    A null asks for nothing, and is not named.
-    """
+    """Yield the paths of ignored fields in a parsed body of type `model`, except null ones."""
     if not isinstance(value, dict) or not isinstance(model, type) or not issubclass(model, Strict):
         return
     if issubclass(model, IgnoresHints):
@@ -157,18 +153,18 @@ def ignored_in(model: Any, value: Any, place: str = "") -> Iterator[str]:
                 yield from ignored_in(kind, part, f"{place}{name}.")
 
 
-_CACHED = "equal beginnings of prompts are cached by themselves"
-_PLACED = "the operator says how models are placed"
+_CACHED = "shared prompt prefixes are always cached"
+_PLACED = "the operator sets the placement of models"
 _DUMPED = "clients add it to earlier answers that they send back"
-_LABEL = "a label, which no answer depends on"
-_SUMMARY = "reasoning is returned whole"
+_LABEL = "a label that does not affect answers"
+_SUMMARY = "reasoning is returned in full"
 INERT: Mapping[str, str] = MappingProxyType(
     {
         "cache_control": _CACHED,
         "cache_prompt": "answers are the same with and without a cache",
         "chat_id": _LABEL,
-        "diagnostics": "caches are not diagnosed; it changes no answer",
-        "eager_input_streaming": "arguments are always streamed as they are written",
+        "diagnostics": "there are no cache diagnostics; it does not affect answers",
+        "eager_input_streaming": "arguments are always streamed as they are generated",
         "f16_kv": _PLACED,
         "generate_summary": _SUMMARY,
         "id": _DUMPED,
@@ -177,14 +173,14 @@ INERT: Mapping[str, str] = MappingProxyType(
         "insecure": "no model is fetched for a request",
         "low_vram": _PLACED,
         "main_gpu": _PLACED,
-        "max_tool_calls": "it counts tools that a server runs",
+        "max_tool_calls": "it limits tools that a server runs",
         "metadata": _LABEL,
         "mirostat_eta": "it belongs to mirostat, which is off",
         "mirostat_tau": "it belongs to mirostat, which is off",
         "moderation": "nothing is moderated here",
         "num_batch": _PLACED,
         "num_gpu": _PLACED,
-        "num_keep": "nothing of a prompt is dropped",
+        "num_keep": "prompts are never truncated",
         "num_thread": _PLACED,
         "numa": _PLACED,
         "parsed": _DUMPED,
@@ -193,10 +189,10 @@ INERT: Mapping[str, str] = MappingProxyType(
         "prompt_cache_breakpoint": _CACHED,
         "prompt_cache_key": _CACHED,
         "prompt_cache_retention": _CACHED,
-        "provider_specific_fields": "what else a provider said of an earlier answer",
+        "provider_specific_fields": "details of a provider about an earlier answer",
         "safety_identifier": _LABEL,
         "service_tier": "there is one tier; priority orders requests",
-        "store": "only /v1/responses keeps answers",
+        "store": "only /v1/responses stores answers",
         "summary": _SUMMARY,
         "timestamp": _LABEL,
         "use_mlock": _PLACED,
@@ -204,24 +200,24 @@ INERT: Mapping[str, str] = MappingProxyType(
         "user": _LABEL,
     }
 )
-"""Fields that are accepted though nothing comes of them, and why that is no lie."""
+"""Fields that are accepted without effect, and why that cannot mislead a client."""
 
 
 def inert(name: str) -> Any:
-    """The default of a field of `INERT`."""
-    return Field(default=None, description=f"Accepted, and without effect: {INERT[name]}.")
+    """Return the pydantic field of a name in `INERT`."""
+    return Field(default=None, description=f"Accepted without effect: {INERT[name]}.")
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedField:
-    """What to do `instead`, and the `neutral` values that change nothing."""
+    """A refused field: the alternative `instead`, and the `neutral` values that change nothing."""
 
     instead: str
     neutral: tuple[Any, ...] = ()
 
 
 def without_refused(fields: Any, table: Mapping[str, RefusedField]) -> Any:
-    """`fields` less those of `table`. Raises `UnsupportedOption` where one asks for something."""
+    """Drop the fields of `table`. Raises `UnsupportedOption` unless their values are neutral."""
     if not isinstance(fields, dict):
         return fields
     for name in sorted(table.keys() & fields.keys()):

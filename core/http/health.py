@@ -1,7 +1,8 @@
-"""Whether the server lives, is ready, and what it is: `/livez /readyz /health /version`.
+"""Liveness, readiness and version of the server: `/livez /readyz /health /version`.
 
-Owns the words; the truth is the engine client's status, which never blocks. Liveness is progress
-of the engine's loop: a process that answers HTTP in front of a hung engine is not alive.
+Owns the response format; the state comes from the engine client, which never blocks. The server is
+alive while the engine's loop makes progress: answering HTTP in front of a hung engine is not
+enough.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from triptych.core.engine_api.client import EngineStatus
 
 
 class ModelHealth(BaseModel):
-    """One model: its state, how far it is loaded, and the code of what went wrong."""
+    """The state of one model: loading progress and error code."""
 
     model: str
     state: str
@@ -26,9 +27,9 @@ class ModelHealth(BaseModel):
 
 
 class Health(BaseModel):
-    """The server's state, of all `num_replicas` that are ready. `reason` says why it is not ready.
+    """The state of the server. `reason` says why it is not ready.
 
-    Where there are API keys, models are told to those who send one.
+    With API keys, `models` is empty for requests without a key.
     """
 
     status: Literal["ok", "unavailable"]
@@ -42,17 +43,17 @@ class Health(BaseModel):
 
 
 class Version(BaseModel):
-    """What is running."""
+    """The server's name and version."""
 
     name: str
     version: str
 
 
 def health_router(status: Callable[[], EngineStatus], is_draining: Callable[[], bool]) -> APIRouter:
-    """The probes. `is_draining` is this process's own word; the engine has one, too."""
+    """Create the probe routes. `is_draining` is this process's state; the engine has its own."""
     router = APIRouter(tags=["health"])
     unready: dict[int | str, dict[str, Any]] = {
-        503: {"model": Health, "description": "Not now; the body says why."}
+        503: {"model": Health, "description": "Unavailable; the body has the reason."}
     }
 
     def answer(request: Request, response: Response, *, is_live_enough: bool) -> Health:
@@ -66,7 +67,7 @@ def health_router(status: Callable[[], EngineStatus], is_draining: Callable[[], 
 
     @router.get("/livez", responses=unready)
     async def livez(request: Request, response: Response) -> Health:
-        """200 while the engine's loop makes progress."""
+        """Answer 200 while the engine's loop makes progress."""
         return answer(request, response, is_live_enough=True)
 
     @router.get("/readyz", responses=unready)
@@ -74,12 +75,12 @@ def health_router(status: Callable[[], EngineStatus], is_draining: Callable[[], 
     @router.get("/v1/health", responses=unready)
     @router.get("/ping", responses=unready)
     async def readyz(request: Request, response: Response) -> Health:
-        """200 while requests are taken and can be served."""
+        """Answer 200 while requests are accepted and can be served."""
         return answer(request, response, is_live_enough=False)
 
     @router.get("/version")
     async def show_version() -> Version:
-        """Name and version of this server."""
+        """Show the server's name and version."""
         return Version(name="triptych", version=version("triptych"))
 
     return router

@@ -1,7 +1,7 @@
-"""`/invocations`, where Amazon SageMaker sends every request, whatever it asks for.
+"""`/invocations`, to which Amazon SageMaker sends requests of all kinds.
 
-Owns which route a body is for: one that takes its main field, and of several that of the model's
-task. What else the body may hold is that route's business.
+Owns the choice of the route: one that takes the body's main field, and among several the one for
+the model's task. Knows no other fields.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _ROUTES: Final[Mapping[str, Sequence[str]]] = MappingProxyType(
         "data_1": ("/v1/score",),
     }
 )
-"""By a request's main field: for the kind of its model or, without one, of all models here. Where
-that says nothing, the first."""
+"""Routes by the main field of a request. The model's task selects one, or without a model the task
+of all served models; otherwise the first is used."""
 
 
 class Invocations:
-    """The ASGI app of the route: passes a request on to the route that its body is for."""
+    """The ASGI app of `/invocations`: passes a request to the route for its body."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises `InvalidRequest` for a body that no route takes, and what reading it raises."""
+        """Route one request. Raises `InvalidRequest` for unknown bodies, and errors of reading."""
         request = Request(scope, receive)
         state = request.app.state
         raw = await read_body(request, state.options.max_request_bytes)
@@ -53,12 +53,12 @@ class Invocations:
 
 
 def route_of(body: Any, tasks: Mapping[str, Task]) -> str:
-    """The path of the route for `body`; `tasks` are those of the models by their names."""
+    """Return the path of the route for `body`; `tasks` are the models' tasks by model name."""
     fields: Mapping[str, Any] = body if isinstance(body, dict) else {}
     routes = next((_ROUTES[name] for name in _ROUTES if fields.get(name) is not None), ())
     if not routes:
         raise InvalidRequest(
-            f"Nothing here takes such a body: an object with {', '.join(_ROUTES)} is taken."
+            f"No route takes such a body: send an object with one of {', '.join(_ROUTES)}."
         )
     model = fields.get("model")
     named = tasks.get(model) if isinstance(model, str) else None

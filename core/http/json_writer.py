@@ -1,7 +1,7 @@
-"""Long answers as JSON, written a stretch at a time.
+"""Writes long responses as JSON in stretches.
 
-Owns the JSON of answers that may have a hundred thousand entries: pydantic writes a document in one
-call, and no other thread runs meanwhile, the event loop's neither. Knows no answer.
+Owns the JSON of responses that may have a hundred thousand entries: pydantic writes a document in
+one call that blocks all other threads, including the event loop. Knows no response.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any
 from pydantic import BaseModel, RootModel, TypeAdapter
 
 _STRETCH = 64
-"""Entries of a list that are written at once."""
+"""Entries of a list that are written in one call."""
 _ANY: TypeAdapter[Any] = TypeAdapter(Any)
 
 
 def write_json(document: BaseModel) -> bytes:
-    """What `model_dump_json(exclude_unset=True)` writes; a thread that does it lets others run."""
+    """Write `model_dump_json(exclude_unset=True)`, letting other threads run meanwhile."""
     return b"".join(json_stretches(document))
 
 
 def json_stretches(value: Any) -> Iterator[bytes]:
-    """The JSON of `value`, less the fields of models that were not set, in pieces."""
+    """Yield the JSON of `value` in pieces, without unset fields of models."""
     if isinstance(value, BaseModel) and _is_plain(type(value)):
         is_set = value.model_fields_set
         yield from _object((name, field) for name, field in vars(value).items() if name in is_set)
@@ -37,7 +37,7 @@ def json_stretches(value: Any) -> Iterator[bytes]:
 
 @cache
 def _is_plain(kind: type[BaseModel]) -> bool:
-    """Whether the JSON of such a model is that of its fields, and nothing else."""
+    """Whether the JSON of such a model consists of its fields only."""
     own = kind.__pydantic_decorators__
     if own.field_serializers or own.model_serializers or own.computed_fields:
         return False
@@ -53,14 +53,14 @@ def _written(value: Any) -> bytes:
 def _object(fields: Iterable[tuple[str, Any]]) -> Iterator[bytes]:
     mark = b"{"
     for name, value in fields:
-        yield mark + _written({name: None})[1 : -len(b"null}")]  # a name may be a number
+        yield mark + _written({name: None})[1 : -len(b"null}")]  # keys may be numbers
         yield from json_stretches(value)
         mark = b","
     yield b"{}" if mark == b"{" else b"}"
 
 
 def _array(values: Sequence[Any]) -> Iterator[bytes]:
-    """A short array's entries may be long themselves."""
+    """Yield an array in pieces; entries of a short array may be long themselves."""
     mark = b"["
     if len(values) <= _STRETCH:
         for value in values:

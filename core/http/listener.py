@@ -1,7 +1,7 @@
-"""The listening socket, taken before anything slow is started.
+"""The listening socket, bound before anything slow starts.
 
-Owns binding and the name of what was bound. Imports no web framework: the supervisor binds, and
-hands the socket to the API process.
+Owns binding and the server's URL. Imports no web framework: the supervisor binds the socket and
+passes it to the API process.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BACKLOG = 2048
 
 
 def bind(options: ServerOptions) -> socket.socket:
-    """Take the port. Raises `ConfigError` if it is taken, or the address is not ours."""
+    """Bind the port. Raises `ConfigError` if it is in use or the address is not local."""
     try:
         family = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((options.host, options.port), family=family, backlog=BACKLOG)
@@ -28,12 +28,12 @@ def bind(options: ServerOptions) -> socket.socket:
 
 
 def url_of(listener: socket.socket) -> str:
-    """Where `listener` is reached."""
+    """Return the URL of `listener`."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _reason(error: OSError) -> str:
-    """The system's own words; `socket.create_server` appends the address to them."""
+    """Return the system's message, to which `socket.create_server` appends the address."""
     is_name = isinstance(error, socket.gaierror)
     return str(error.strerror) if is_name or error.errno is None else os.strerror(error.errno)

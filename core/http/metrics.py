@@ -1,7 +1,7 @@
-"""`/metrics`: what this process measured, and the engine's last report.
+"""`/metrics`: measurements of this process, and the engine's last report.
 
-Owns the HTTP side's own metrics and the translation of a `Heartbeat` into Prometheus families.
-What the engine measures, and under which names, is the engine's.
+Owns the metrics of the HTTP side and the translation of a `Heartbeat` into Prometheus families.
+Knows no metric of the engine by name.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class HttpMetrics:
         )
         self._durations = Histogram(
             "triptych_http_request_seconds",
-            "Time from a request's head to the end of its answer.",
+            "Time from a request's headers to the end of its response.",
             ("route",),
             buckets=_SECONDS,
             registry=self.registry,
@@ -51,11 +51,11 @@ class HttpMetrics:
             "triptych_inter_token_seconds", "Time between the tokens of one answer."
         )
         self._first_audio = self._histogram(
-            "triptych_time_to_first_audio_seconds", "Time from a request to its first sound."
+            "triptych_time_to_first_audio_seconds", "Time from a request to its first audio."
         )
         self._audio = Counter(
             "triptych_audio_seconds_total",
-            "Seconds of sound sent.",
+            "Seconds of audio sent.",
             ("model",),
             registry=self.registry,
         )
@@ -64,12 +64,12 @@ class HttpMetrics:
         )
         self._in_flight = Gauge(
             "triptych_http_requests_in_flight",
-            "Requests being answered now.",
+            "Requests in progress.",
             registry=self.registry,
         )
 
     def watch(self, status: Callable[[], EngineStatus], num_in_flight: Callable[[], int]) -> None:
-        """Read the engine's state and the number of requests whenever metrics are asked for."""
+        """Read the engine's state and the number of requests whenever metrics are requested."""
         self._in_flight.set_function(num_in_flight)
         self.registry.register(EngineCollector(status))
 
@@ -77,22 +77,22 @@ class HttpMetrics:
         return Histogram(name, description, ("model",), buckets=_SECONDS, registry=self.registry)
 
     def observe_request(self, *, route: str, status: int, elapsed_s: float) -> None:
-        """Count a request that was answered (or given up)."""
+        """Count a request that was answered or aborted."""
         self._requests.labels(route, str(status)).inc()
         self._durations.labels(route).observe(elapsed_s)
 
     def token_clock(self, model: str, arrived_s: float) -> TokenClock:
-        """A clock for one request to `model` that arrived at `arrived_s` (time.monotonic)."""
+        """Create a clock for one request to `model` that arrived at `arrived_s` (monotonic)."""
         return TokenClock(
             self._first_token.labels(model), self._next_token.labels(model), arrived_s
         )
 
     def audio_clock(self, model: str, arrived_s: float) -> AudioClock:
-        """A clock for one request for sound, as `token_clock` is for text."""
+        """Create a clock for one speech request, like `token_clock` for text."""
         return AudioClock(self._first_audio.labels(model), self._audio.labels(model), arrived_s)
 
     def observe_image(self, model: str, elapsed_s: float) -> None:
-        """Count an image that was finished so long after it was asked for."""
+        """Record the time from a request to one finished image."""
         self._image_seconds.labels(model).observe(elapsed_s)
 
 
@@ -106,7 +106,7 @@ class TokenClock:
         self._last_s: dict[int, float] = {}
 
     def tick(self, index: int, num_tokens: int) -> None:
-        """`num_tokens` tokens of sample `index` are here."""
+        """Record the arrival of `num_tokens` tokens of sample `index`."""
         if not num_tokens:
             return
         now_s = time.monotonic()
@@ -120,7 +120,7 @@ class TokenClock:
 
 
 class AudioClock:
-    """Times the first sound of one request, and counts all of it."""
+    """Times the first audio of one request, and counts its seconds."""
 
     def __init__(self, first: Histogram, seconds: Counter, arrived_s: float) -> None:
         self._first = first
@@ -129,7 +129,7 @@ class AudioClock:
         self._is_silent = True
 
     def tick(self, duration_s: float) -> None:
-        """`duration_s` of sound is here."""
+        """Record the arrival of `duration_s` seconds of audio."""
         if duration_s and self._is_silent:
             self._is_silent = False
             self._first.observe(time.monotonic() - self._arrived_s)
@@ -143,7 +143,7 @@ class EngineCollector(Collector):
         self._status = status
 
     def collect(self) -> Iterator[Metric]:
-        """Families of the moment."""
+        """Yield the current metric families."""
         now = self._status()
         state = {
             "triptych_engine_alive": float(now.is_alive),
@@ -159,7 +159,7 @@ class EngineCollector(Collector):
             yield from _from_heartbeat(beat)
 
     def describe(self) -> list[Metric]:
-        """Nothing: what there is depends on what the engine reports."""
+        """Return no families: they depend on the engine's report."""
         return []
 
 
@@ -195,12 +195,12 @@ def _add_histogram(family: Metric, labels: dict[str, str], values: list[float]) 
 
 
 def metrics_router(metrics: HttpMetrics) -> APIRouter:
-    """`/metrics`, in Prometheus' text format."""
+    """Create the route `/metrics`, in Prometheus' text format."""
     router = APIRouter(tags=["health"])
 
     @router.get("/metrics", response_class=Response)
     async def show_metrics() -> Response:
-        """Metrics of this process and of the engine."""
+        """Show the metrics of this process and the engine."""
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     return router

@@ -1,7 +1,7 @@
-"""`/v1/models`: what is served here, whatever it does, and at which route.
+"""`/v1/models`: the served models of all tasks, with their routes.
 
-Owns the answer's shape, which model a request means that names none, and the error of a request for
-a model of another kind. Knows no modality: each brings its models as cards.
+Owns the response format, the default model of a request, and the error for a model of another task.
+Knows no modality: each supplies its models as cards.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from triptych.core.limits import MAX_NAME_CHARS
 
 
 class Task(NamedTuple):
-    """What models of a kind do, in a word and in a sentence, and the route to post to."""
+    """A task of models: its name, a verb phrase for messages, and the route to post to."""
 
     name: str
     does: str
@@ -28,9 +28,9 @@ class Task(NamedTuple):
 
 
 class ModelCard(BaseModel):
-    """One model that is served. `max_model_len` is the context of a model that reads tokens.
+    """One served model. `max_model_len` is the context length of a model that reads tokens.
 
-    `input_modalities` are there where a model for chat takes more than text.
+    `input_modalities` is set for chat models that take more than text.
     """
 
     id: str
@@ -43,17 +43,17 @@ class ModelCard(BaseModel):
 
 
 class ModelList(BaseModel):
-    """Answer of `/v1/models`."""
+    """The response of `/v1/models`."""
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
 
 
 def with_model(request: Request, kind: Any, fields: Any) -> Any:
-    """The parsed body of a request of type `kind`, with the model that it means.
+    """Insert the default model into the parsed body of a request of type `kind`.
 
-    That is the only one of its task. Raises `InvalidRequest` where there are several, `NotFound`
-    where there is none.
+    The default is the only model of the task. Raises `InvalidRequest` if there are several,
+    `NotFound` if there is none.
     """
     named = next((each for each in models_of(kind) if issubclass(each, NamesModel)), None)
     if named is None:
@@ -66,14 +66,14 @@ def with_model(request: Request, kind: Any, fields: Any) -> Any:
         raise NotFound("There is no model for this route here.", param="model")
     if len(names) > 1:
         raise InvalidRequest(
-            f"Name one in model: there are several for this route, {', '.join(names)}.",
+            f"Set model: this route has several, {', '.join(names)}.",
             param="model",
         )
     return {**fields, "model": names[0]}
 
 
 async def handle_unknown_model(request: Request, error: Exception) -> Response:
-    """FastAPI's exception handler: a model of another kind is not an unknown one."""
+    """Handle `UnknownModel` for FastAPI, with the right route for a model of another task."""
     assert isinstance(error, UnknownModel)
     tasks: Mapping[str, Task] = request.app.state.tasks
     if error.name not in tasks:
@@ -85,22 +85,22 @@ async def handle_unknown_model(request: Request, error: Exception) -> Response:
 
 
 def models_router(cards: Sequence[ModelCard]) -> APIRouter:
-    """Lists `cards`, and shows each."""
+    """Create the routes that list and show `cards`."""
     by_name = {card.id: card for card in cards}
     router = APIRouter(responses=ERROR_RESPONSES, tags=["models"])
 
     @router.get("/v1/models", response_model_exclude_none=True)
     async def list_models() -> ModelList:
-        """The models served here."""
+        """List the served models."""
         return ModelList(data=list(cards))
 
     @router.get("/v1/models/{name:path}", response_model_exclude_none=True)
     async def show_model(
         name: Annotated[str, Path(max_length=MAX_NAME_CHARS)],
     ) -> ModelCard:
-        """One model."""
+        """Show one model."""
         if not name:
-            raise NotFound("There is nothing here: the models are at /v1/models.")
+            raise NotFound("This path names no model; GET /v1/models lists them.")
         if name not in by_name:
             raise UnknownModel.among(by_name, name)
         return by_name[name]

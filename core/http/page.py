@@ -1,7 +1,7 @@
-"""Files for browsers: the page at `/`, the API reference at `/docs`, and what both are made of.
+"""Static files for browsers: the page at `/`, the API reference at `/docs`, and their assets.
 
-Owns their paths and types, what a browser may do with them, and how long it keeps them. The files
-are read once, at the start. Knows nothing of what they show.
+Owns paths, media types, the content security policy and caching. The files are read once, at start.
+Knows nothing of their content.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from starlette.responses import Response
 from triptych.core.errors import NotFound
 
 FILES_ROUTE = "/page/"
-"""Where a page's scripts, styles and images are."""
+"""Path of the scripts, styles and images."""
 
 _PARTS = "parts"
-"""The folder of what several pages have."""
+"""Folder of fragments that several pages include."""
 _INCLUDE = re.compile(rb"^ *<!-- include (\w+) -->\n", re.MULTILINE)
 _MEDIA_TYPES: Mapping[str, str] = MappingProxyType(
     {
@@ -44,7 +44,7 @@ _POLICY = "; ".join(
         "base-uri 'none'",
         "form-action 'none'",
         "frame-ancestors 'none'",
-        "require-trusted-types-for 'script'",  # no text becomes markup or code
+        "require-trusted-types-for 'script'",  # no string can become markup or code
         "trusted-types 'none'",
     )
 )
@@ -56,15 +56,15 @@ _HEADERS: Mapping[str, str] = MappingProxyType(
         "cross-origin-opener-policy": "same-origin",
         "cross-origin-resource-policy": "same-origin",
         "permissions-policy": "camera=(), display-capture=(), geolocation=(), microphone=(self)",
-        "cache-control": "no-cache",  # kept, and asked for again by its tag
-        "vary": "accept",  # others than browsers may find something else at the same place
+        "cache-control": "no-cache",  # cached, but revalidated by its tag
+        "vary": "accept",  # other clients may get another response at the same path
     }
 )
 
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """A file as it is sent. `tag` changes with its content."""
+    """A file to serve. Its `tag` changes with the content."""
 
     content: bytes
     media_type: str
@@ -72,7 +72,7 @@ class PageFile:
 
     @classmethod
     def read(cls, path: Path) -> PageFile:
-        """The file at `path`, whose suffix says what it is; a page with its parts in it."""
+        """Read the file at `path`; its suffix sets the media type, and pages include fragments."""
         content = path.read_bytes()
         if path.suffix == ".html":
             parts = path.parent / _PARTS
@@ -84,13 +84,13 @@ class PageFile:
 
 
 Pages = Mapping[str, PageFile]
-"""Files by the path that they are served at."""
+"""Files by the path at which they are served."""
 
 
 def read_pages(folder: Path) -> Pages:
-    """The files of `folder`: `index.html` at `/`, `docs.html` at `/docs`, others at `/page/`.
+    """Read `folder`: `index.html` for `/`, `docs.html` for `/docs`, other files for `/page/`.
 
-    Those in `parts/` are where pages include them.
+    Fragments in `parts/` are served only inside the pages that include them.
     """
     found = {}
     for path in sorted(folder.rglob("*.*")):
@@ -107,9 +107,9 @@ def _route_of(name: str) -> str:
 
 
 class PagesRouter(APIRouter):
-    """Serves files. They are no part of the API, and left out of its document.
+    """Serves the files, which are not part of the API document.
 
-    `public` is what needs no key: a browser asks for a page before its user can give one.
+    `public` are the routes that need no key: a browser loads a page before its user can enter one.
     """
 
     def __init__(self, pages: Pages) -> None:
@@ -130,5 +130,5 @@ class PagesRouter(APIRouter):
 
 
 def _is_kept(tags: str, tag: str) -> bool:
-    """Whether the browser has the file with this tag already."""
+    """Whether the browser already has the file with this tag."""
     return any(given.strip().removeprefix("W/") in (tag, "*") for given in tags.split(","))

@@ -1,7 +1,7 @@
-"""What the router leaves open: HEAD, names with control characters, and which methods a path has.
+"""Path handling that the router lacks: HEAD, control characters, 405 with methods, short paths.
 
-Owns the step between the layers and the routes, and that `/v1` may be left out, which comes before
-all layers. Knows no route by name.
+Owns the middleware between the other layers and the routes, and the outermost one, which makes
+`/v1` optional. Knows no route by name.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _VERSION = "/v1"
 
 
 class ShortPaths:
-    """ASGI middleware: what is below `/v1` is found without it, too, as other servers have it.
+    """ASGI middleware: paths below `/v1` also work without it, as in other servers.
 
-    That holds for paths whose first part no other of the `routes` has. The layers see one path.
+    This holds for paths whose first part no other route has. All later layers see the full path.
     """
 
     def __init__(self, app: ASGIApp, routes: Iterable[BaseRoute]) -> None:
@@ -33,7 +33,7 @@ class ShortPaths:
         self._parts = {_first_part(path.removeprefix(_VERSION)) for path in short} - whole
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, to the whole path."""
+        """Pass a request on with the full path."""
         if scope["type"] == "http" and _first_part(scope["path"]) in self._parts:
             raw_path = _VERSION.encode() + scope.get("raw_path", scope["path"].encode())
             scope = {**scope, "path": _VERSION + scope["path"], "raw_path": raw_path}
@@ -41,15 +41,15 @@ class ShortPaths:
 
 
 def _first_part(path: str) -> str:
-    """What is between the first two slashes; nothing where the path does not begin with one."""
+    """Return the part between the first two slashes; empty if the path begins with no slash."""
     return path.partition("/")[2].partition("/")[0]
 
 
 class Paths:
-    """ASGI middleware: HEAD is answered as GET without its body, wherever there is GET.
+    """ASGI middleware: HEAD is answered as GET without a body.
 
-    A path with a control character leads nowhere: to the router's patterns a line's end would be
-    the path's.
+    A path with a control character gets 404: the router's patterns would take a line break for the
+    end of the path.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -58,7 +58,7 @@ class Paths:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on to its route."""
         if scope["type"] == "http" and not scope["path"].isprintable():
-            error = NotFound("There is no such route here.")
+            error = NotFound("There is no such route.")
             await error_answer(error, scope)(scope, receive, send)
         elif scope["type"] == "http" and scope["method"] == "HEAD":
             await self._head(scope, receive, send)
@@ -72,14 +72,14 @@ class Paths:
             await send(message)
 
         asked = {**scope, "method": "GET"}
-        scope["state"]["is_head"] = True  # a stream would never end for one who does not read it
+        scope["state"]["is_head"] = True  # streams are skipped: they might never end
         await self._app(asked, receive, send_head)
-        if "route" in asked:  # the layers around log and count by it
+        if "route" in asked:  # for logs and metrics of the outer layers
             scope["route"] = asked["route"]
 
 
 async def handle_http_error(request: Request, error: Exception) -> Response:
-    """FastAPI's exception handler for what the router raises: a 405 names all methods there are."""
+    """Handle the router's errors for FastAPI; a 405 lists the path's methods."""
     response = await handle_error(request, error)
     if response.status_code == MethodNotAllowed.status:
         methods = _methods(request.scope, request.app.state.routes)
@@ -88,7 +88,7 @@ async def handle_http_error(request: Request, error: Exception) -> Response:
 
 
 def _methods(scope: Scope, routes: Iterable[BaseRoute]) -> list[str]:
-    """The methods that the request's path has, over all of `routes`."""
+    """Return the methods of all `routes` that match the request's path."""
     methods: set[str] = set()
     for route in routes:
         if route.matches(scope)[0] is not Match.NONE:

@@ -1,6 +1,6 @@
-"""Routes of other servers that are not offered here, and say so.
+"""Routes of other servers that are refused by name.
 
-Owns how they answer. Each API has the table of its own.
+Owns their error response. Each API has its own table.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from fastapi import APIRouter
 from triptych.core.errors import UnsupportedOption
 
 RefusedRoutes = Mapping[str, tuple[str, str]]
-"""By path: the method, and what to do instead."""
+"""The method and the alternative, by path."""
 
 
 def add_refused_routes(router: APIRouter, routes: RefusedRoutes) -> None:
-    """Answer `routes` with an error that says what to do. They are no part of the document."""
+    """Answer `routes` with an error that names the alternative; they are not in the document."""
     for path, (method, instead) in routes.items():
         refuse = partial(_refuse, f"{path} is not offered: {instead}")
         router.add_api_route(

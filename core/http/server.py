@@ -1,7 +1,7 @@
-"""Start, drain and stop: the HTTP server around an app.
+"""Start, drain and stop of the HTTP server of an app.
 
-Owns the listening socket and the order of going down. Signals belong to the process that calls
-this; what is served belongs to the app.
+Owns the listening socket and the order of shutdown. Knows no signals, which belong to the calling
+process, and no routes, which belong to the app.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from triptych.core.limits import KEEP_ALIVE_S, MAX_CONNECTIONS
 from triptych.core.options.config import Config
 
 _OWN_DESCRIPTORS = 256  # models, logs, the store, children, sockets of the engine
-_LATER_DESCRIPTORS = 24  # the least of those that are opened only when they are needed
+_LATER_DESCRIPTORS = 24  # the minimum that is opened on demand
 _ACCEPTED_AT_ONCE = 4  # in one turn of the loop
-_BEING_REFUSED = 5 * _ACCEPTED_AT_ONCE  # from one that is taken to its end are some turns
+_BEING_REFUSED = 5 * _ACCEPTED_AT_ONCE  # a refused connection is open for some turns
 _OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _log = logging.getLogger(__name__)
 _CLOSE_S = 2  # for connections to close once nothing is in flight
 
 
 class HttpServer:
-    """A server that listens. Made by `serve`, given to its `on_started`."""
+    """A listening server. `serve` creates it and passes it to `on_started`."""
 
     def __init__(self, app: FastAPI, config: Config, listener: socket.socket) -> None:
         self._app = app
@@ -45,16 +45,16 @@ class HttpServer:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The URL of the server."""
         return url_of(self._listener)
 
     @property
     def num_connections(self) -> int:
-        """Open connections, busy or idle."""
+        """How many connections are open, busy or idle."""
         return 0 if self._uvicorn is None else len(self._uvicorn.server_state.connections)
 
     async def run(self, wire: WireLimits, on_started: Callable[[HttpServer], None]) -> None:
-        """Serve until stopped."""
+        """Serve until the server is stopped."""
         protocol = partial(GuardedProtocol, wire=wire, dialects=self._app.state.dialects)
         config = uvicorn.Config(
             self._app,
@@ -63,11 +63,11 @@ class HttpServer:
             lifespan="off",
             log_config=None,
             access_log=False,
-            proxy_headers=False,  # a caller's X-Forwarded-For is the caller's word
+            proxy_headers=False,  # a caller's X-Forwarded-For is not trusted
             server_header=False,
             timeout_keep_alive=int(KEEP_ALIVE_S),
             timeout_graceful_shutdown=_CLOSE_S,
-            backlog=_ACCEPTED_AT_ONCE,  # which is how asyncio uses it, too
+            backlog=_ACCEPTED_AT_ONCE,  # asyncio accepts this many per turn
         )
         asyncio.get_running_loop().set_exception_handler(_LoopErrors())
         self._uvicorn = _Uvicorn(config, lambda: on_started(self))
@@ -76,20 +76,20 @@ class HttpServer:
     async def drain(self) -> None:
         """Refuse new requests, finish those in flight within `drain_timeout_s`, then stop.
 
-        What is not finished by then ends with a typed `draining` error. Probes are answered
-        until the end: `/readyz` says 503 from the first moment.
+        Unfinished requests end with a `draining` error. Probes are answered until the end;
+        `/readyz` answers 503 from the start.
         """
         await self._app.state.in_flight.drain(self._options.drain_timeout_s)
         self.stop()
 
     def stop(self) -> None:
-        """Stop now; what is in flight is cut off."""
+        """Stop now; requests in flight are aborted."""
         if self._uvicorn is not None:
             self._uvicorn.should_exit = True
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn without its signal handlers, telling when it listens."""
+    """uvicorn without its signal handlers, with a callback once it listens."""
 
     def __init__(self, config: uvicorn.Config, on_started: Callable[[], None]) -> None:
         super().__init__(config)
@@ -97,11 +97,11 @@ class _Uvicorn(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals to the process."""
+        """Leave signals to the calling process."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, then report it."""
+        """Listen, then call `on_started`."""
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(BACKLOG)
@@ -110,9 +110,9 @@ class _Uvicorn(uvicorn.Server):
 
 
 class _LoopErrors:
-    """Logs what goes wrong on the event loop, in one line a second where no connection is taken.
+    """Logs errors of the event loop, and at most one line per second for failed accepts.
 
-    The loop tries all that wait, one by one, and again a second later: thousands of failures.
+    Without resources, the loop retries every waiting connection each second: thousands of failures.
     """
 
     def __init__(self) -> None:
@@ -125,7 +125,7 @@ class _LoopErrors:
             loop.default_exception_handler(context)
         elif loop.time() >= self._next_s:
             self._next_s = loop.time() + 1.0
-            _log.warning("connections cannot be taken: %s", os.strerror(number))
+            _log.warning("connections cannot be accepted: %s", os.strerror(number))
 
 
 async def serve(
@@ -136,19 +136,20 @@ async def serve(
     listener: socket.socket | None = None,
     wire: WireLimits | None = None,
 ) -> None:
-    """Serve `app` until `HttpServer.drain` or `.stop` is called on what `on_started` got.
+    """Serve `app` until `drain` or `stop` of the `HttpServer` that `on_started` receives.
 
-    `listener` is a socket from `bind`, taken here if not given. Raises `ConfigError` if the port
-    is taken.
+    `listener` is a socket from `bind`; the default binds one. Raises `ConfigError` if the port is
+    in use.
     """
     server = HttpServer(app, config, listener or bind(config.server))
     await server.run(wire or _limits(config), on_started)
 
 
 def _limits(config: Config) -> WireLimits:
-    """The usual limits, with no more connections than there are descriptors for.
+    """Return the default limits, with no more connections than there are file descriptors for.
 
-    One connection too many could not be accepted, nor refused: it would be tried again and again.
+    A connection without a descriptor could be neither accepted nor refused, and would be retried
+    forever.
     """
     num_free = raise_descriptor_limit()
     num_least = num_descriptors() + _LATER_DESCRIPTORS + _BEING_REFUSED
@@ -156,7 +157,7 @@ def _limits(config: Config) -> WireLimits:
     num_connections = max(1, min(MAX_CONNECTIONS, num_free - num_own))
     if num_connections < MAX_CONNECTIONS:
         _log.warning(
-            "at most %d connections at once: this process may have %d open files (ulimit -n)",
+            "limited to %d connections: this process may have %d open files (ulimit -n)",
             num_connections,
             num_free,
         )
@@ -164,12 +165,12 @@ def _limits(config: Config) -> WireLimits:
 
 
 def num_descriptors() -> int:
-    """How many this process has open, by the name Linux and macOS both have for them."""
+    """Count the open descriptors of this process, on Linux and macOS."""
     return len(os.listdir("/dev/fd"))
 
 
 def raise_descriptor_limit() -> int:
-    """How many descriptors this process may have, once it may have all that it can allow itself."""
+    """Raise the soft limit of descriptors as far as needed and allowed; returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 2 * MAX_CONNECTIONS
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)

@@ -1,8 +1,8 @@
-"""Streams of JSON documents: server-sent events as OpenAI sends them, and bare lines.
+"""Streams of JSON documents: server-sent events as in OpenAI's API, and JSON lines.
 
 Owns the frames: one document per `data:` line or per line, an error frame when the stream breaks,
-what is sent while it is silent. What is in a document is the route's, and whether `[DONE]` or a
-document of its own kind ends the stream.
+and heartbeats while it is silent. Knows no document: the route also decides whether `[DONE]` or a
+document ends the stream.
 """
 
 from __future__ import annotations
@@ -32,19 +32,18 @@ _logger = logging.getLogger(__name__)
 
 
 class WrittenDocument(BaseModel):
-    """A document as JSON, where that was written elsewhere: nothing else of it is sent."""
+    """A document that is already encoded as JSON."""
 
     json_line: bytes
 
 
 class EventStream(Response):
-    """Streams documents as they come.
+    """Streams documents as they arrive.
 
-    The answer starts with the first document, or with the first heartbeat if that is sooner: an
-    error before either has the HTTP status it deserves, one after is the last frame. The stream
-    of documents is closed whatever happens, which cancels the jobs behind it. `end` are the bytes
-    after the last document, `heartbeat` those of a silence. Where `is_named`, events bear the
-    `type` of their documents as a name.
+    The response starts with the first document or the first heartbeat: an earlier error is sent
+    with its HTTP status, a later one is the last frame. The documents are always closed, which
+    cancels their jobs. `end` are the bytes after the last document, `heartbeat` those sent during
+    silence. If `is_named`, events are named by the `type` of their documents.
     """
 
     media_type = "text/event-stream"
@@ -87,7 +86,7 @@ class EventStream(Response):
             if reason is None:
                 raise
             await writer.write(self._frame(self._last_words(reason, scope)))
-        except Exception as error:  # the answer has begun: only a frame reaches the client
+        except Exception as error:  # headers are sent: only a frame reaches the client
             if not writer.has_started:
                 raise
             log_broken(error, scope)
@@ -97,11 +96,11 @@ class EventStream(Response):
         await writer.end()
 
     async def _written(self, document: BaseModel) -> BaseModel:
-        """The document; one that takes long to write, as a `WrittenDocument`."""
+        """Hook for subclasses: may replace a long document by a `WrittenDocument`."""
         return document
 
     def _last_words(self, error: BaseException, scope: Scope) -> BaseModel:
-        """The last document of a stream that breaks off."""
+        """Return the last document of a stream that fails."""
         return error_document(error, scope)
 
     def _frame(self, document: BaseModel) -> bytes:
@@ -111,7 +110,7 @@ class EventStream(Response):
 
 
 class LineStream(EventStream):
-    """Streams documents a line each, with nothing in a silence: a line is a document."""
+    """Streams one document per line, without heartbeats."""
 
     media_type = "application/x-ndjson"
 
@@ -129,7 +128,7 @@ def _json_line(document: BaseModel) -> bytes:
 
 
 class _Writer:
-    """Sends frames of one stream, from two tasks: the documents, and the heartbeat."""
+    """Sends frames of one stream from two tasks: documents and heartbeat."""
 
     def __init__(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
         self._send = send
@@ -155,7 +154,7 @@ class _Writer:
             await self._send(start)
 
     async def beat(self, heartbeat: bytes, interval_s: float) -> None:
-        """Write `heartbeat` whenever `interval_s` went by in silence."""
+        """Write `heartbeat` after every `interval_s` of silence."""
         clock = asyncio.get_running_loop().time
         while True:
             await asyncio.sleep(max(0.0, self._last_s + interval_s - clock()))
@@ -164,10 +163,9 @@ class _Writer:
 
 
 def described(*documents: type[BaseModel], error: type[BaseModel] = ErrorBody) -> dict[str, Any]:
-    """A stream of `documents` in OpenAPI's words, for the `content` of an answer.
+    """Return the OpenAPI `content` of a stream of `documents`, with `error` and `[DONE]`.
 
-    An `error` may be among them, and the word for the end. Their schemas stand there whole: only
-    those of answers in one piece are found by reference.
+    Schemas are inlined: the document holds components only for responses that are not streams.
     """
     schemas = [_whole_schema(kind) for kind in (*documents, error)]
     document = {
@@ -182,7 +180,7 @@ def described(*documents: type[BaseModel], error: type[BaseModel] = ErrorBody) -
 
 
 def described_lines(document: type[BaseModel], error: type[BaseModel]) -> dict[str, Any]:
-    """A stream of lines in OpenAPI's words, for the `content` of an answer."""
+    """Return the OpenAPI `content` of a stream of JSON lines."""
     schemas = [_whole_schema(kind) for kind in (document, error)]
     return {LineStream.media_type: {"itemSchema": {"anyOf": schemas}}}
 
@@ -205,7 +203,7 @@ def _whole_schema(document: type[BaseModel]) -> Any:
 
 
 def log_broken(error: BaseException, scope: Scope) -> None:
-    """Log why a stream ended in its middle: our own faults with everything known of them."""
+    """Log the reason why a stream broke, with the traceback of internal errors."""
     extra = fields(request_id=scope["state"]["request_id"])
     if to_public(error) is error:
         _logger.warning("stream ended with %s", type(error).__name__, extra=extra)

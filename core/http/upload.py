@@ -1,8 +1,8 @@
-"""Forms with files: `multipart/form-data`, read as it arrives, with a cap on everything.
+"""Reads forms with files, `multipart/form-data`, as they arrive.
 
-Owns what a form may hold: parts, sizes of fields, headers and the whole. What a client says of a
-file, its name and type, is kept as data and never trusted. What the fields mean is the
-business of the route's pydantic model, what the file holds that of a decode child.
+Owns the limits of a form: parts, fields, headers and total size. A file's name and type from the
+client are kept as data and never trusted. Knows no fields, which belong to the route's pydantic
+model, and no file format, which a decode child reads.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from triptych.core.limits import (
 )
 
 BINARY: Mapping[str, str] = MappingProxyType({"type": "string", "format": "binary"})
-"""An OpenAPI schema of a file."""
+"""OpenAPI schema of a file."""
 
 _MAX_BOUNDARY_CHARS = 70  # RFC 2046
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -43,7 +43,7 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A file of a form: its bytes, and the name and type that the client gives it."""
+    """A file of a form: its bytes, and its name and type from the client."""
 
     filename: str
     data: bytearray
@@ -51,7 +51,7 @@ class Upload:
 
 
 class UploadBudget:
-    """What all forms together hold of this process's memory, in bytes."""
+    """The memory in bytes that all forms together use and may use in this process."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -59,7 +59,7 @@ class UploadBudget:
 
 
 class UploadShare:
-    """What one `holder` of uploads has of the budget, until it closes this or is no more."""
+    """The share of one `holder` in the upload budget, until `close` or its garbage collection."""
 
     def __init__(self, budget: UploadBudget, holder: object) -> None:
         self._budget = budget
@@ -67,9 +67,9 @@ class UploadShare:
         self.close = weakref.finalize(holder, self._give_back)
 
     def take(self, num_bytes: int) -> None:
-        """Have more. Raises `Overloaded` where there is no more."""
+        """Take `num_bytes` more. Raises `Overloaded` if the budget is exhausted."""
         if self._budget.num_bytes + num_bytes > self._budget.max_bytes:
-            raise Overloaded("Too many uploads are being read.", retry_after_s=5)
+            raise Overloaded("Too many uploads are in progress; try again.", retry_after_s=5)
         self._budget.num_bytes += num_bytes
         self._num_bytes += num_bytes
 
@@ -85,21 +85,21 @@ class Form:
     files: dict[str, list[Upload]] = field(default_factory=dict)
 
     def file(self, *names: str) -> Upload:
-        """The form's one file, under one of `names`. Raises `InvalidRequest`."""
+        """Return the form's only file, under one of `names`. Raises `InvalidRequest`."""
         first, *others = self.uploads(*names)
         if others:
-            msg = f"One file is read here, {names[0]}; not {len(others) + 1}."
+            msg = f"Send one file as {names[0]}, not {len(others) + 1}."
             raise InvalidRequest(msg, param=names[0])
         return first
 
-    def uploads(self, *names: str, beside: Sequence[str] = ()) -> list[Upload]:
-        """The form's files under `names`, one at least; others may only be under those of `beside`.
+    def uploads(self, *names: str, optional: Sequence[str] = ()) -> list[Upload]:
+        """Return the files under `names`, at least one. Other files may be under `optional` only.
 
         Raises `InvalidRequest`.
         """
         for name in self.files:
-            if name not in (*names, *beside):
-                msg = f"No file is read here but {names[0]}; not {_shown(name)}."
+            if name not in (*names, *optional):
+                msg = f"Unexpected file field {_shown(name)}: send the file as {names[0]}."
                 raise InvalidRequest(msg, param=names[0])
         found = [upload for name in names for upload in self.files.get(name, ())]
         if not found:
@@ -107,7 +107,7 @@ class Form:
         return found
 
     def parsed(self, model: type[_Model]) -> _Model:
-        """The fields, checked by `model`, which may read numbers and truths out of their text.
+        """Validate the fields with `model`, which may parse numbers and booleans from text.
 
         Raises FastAPI's `RequestValidationError`.
         """
@@ -120,11 +120,11 @@ class Form:
 
 
 async def read_form(request: Request) -> Form:
-    """The request's form.
+    """Read the request's form.
 
-    Raises `UnsupportedMedia` where it is none, `PayloadTooLarge` over `max_upload_bytes` or
-    another cap, `InvalidRequest` where it is malformed, `RequestTimeout` where it is late,
-    `Overloaded` where other forms hold too much memory. Hold on to the form as long as to its file.
+    Raises `UnsupportedMedia` for another content type, `PayloadTooLarge` over `max_upload_bytes` or
+    another limit, `InvalidRequest` for a malformed form, `RequestTimeout` if it is late,
+    `Overloaded` if other forms hold too much memory. Keep the form while its file is in use.
     """
     state = request.app.state
     reader = _FormReader(_boundary(request), state.upload_budget)
@@ -135,10 +135,10 @@ async def read_form(request: Request) -> Form:
 def form_body(
     model: type[BaseModel], file: str, others: Mapping[str, Any] = MappingProxyType({})
 ) -> dict[str, Any]:
-    """A form of `model`'s fields and `file`, for the `openapi_extra` of its route.
+    """Return the `openapi_extra` of a form with `model`'s fields and `file`.
 
-    `others` are schemas of further files, by their names. Models that `model` refers to must be
-    known to the document by another route.
+    `others` are schemas of further files by name. Another route must add the models that `model`
+    refers to.
     """
     schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
     schema.pop("$defs", None)

@@ -1,1 +1,1 @@
-"""Which of several replicas gets a request, and the client that speaks for all of them."""
+"""Routing of requests over replicas, and the engine client in front of them."""

@@ -1,7 +1,7 @@
-"""What a replica tells the ingress of its engine, and the state of all replicas as one engine's.
+"""Status messages of replicas, and their combination into the status of one engine.
 
-Owns the message and the sums: counts, bytes and pages of all replicas add up. For metrics each
-series keeps the name of its replica.
+Owns the message and the sums of counts, bytes and pages over replicas. In metrics each series keeps
+the name of its replica.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from triptych.core.process.metrics import DEVICE_INFO, series, split_series
 from triptych.core.router.report import JOB_SECONDS, PREFILL_SECONDS
 
 _STATES: Sequence[ModelState] = ("failed", "unloaded", "loading", "ready")
-"""The best of a model's states on several replicas is the one that its callers see."""
+"""States of a model from worst to best; callers see the best over all replicas."""
 Value = TypeVar("Value")
 _NOT_SUMS = (f"triptych_{JOB_SECONDS}", f"triptych_{PREFILL_SECONDS}", DEVICE_INFO)
 
 
 class ReplicaBeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One replica at this moment. `steps` are what ran since it was asked last, where wanted."""
+    """The status of one replica. `steps` are those since the last request, if requested."""
 
     replica: str
     is_ready: bool
@@ -38,7 +38,7 @@ class ReplicaBeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     def of(
         cls, replica: str, status: EngineStatus, steps: tuple[StepReport, ...] = ()
     ) -> ReplicaBeat:
-        """What the client of a replica's engine says of it."""
+        """Build the message from the status of the replica's engine."""
         return cls(
             replica=replica,
             is_ready=status.is_ready,
@@ -52,9 +52,9 @@ class ReplicaBeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 def joint_status(beats: Sequence[ReplicaBeat], num_restarts: int) -> EngineStatus:
-    """All replicas as one engine: ready while one is, with the least age of a heartbeat.
+    """Combine all replicas: ready while one is, with the age of the latest heartbeat.
 
-    No replica at all is somebody else's to bring back: the ingress itself is alive.
+    Without any replica the ingress still counts as alive: Ray restarts replicas.
     """
     found = {each.replica: each.beat for each in beats if each.beat is not None}
     is_ready = any(each.is_ready for each in beats)
@@ -74,7 +74,7 @@ def joint_status(beats: Sequence[ReplicaBeat], num_restarts: int) -> EngineStatu
 
 
 def labelled(beats: Mapping[str, Heartbeat]) -> Heartbeat | None:
-    """The metrics of all replicas, each series with its replica's name among the labels."""
+    """Merge the metrics of all replicas, with the replica's name as a label of each series."""
     return _merge(
         beats.values(),
         gauges=_relabelled(beats, lambda beat: beat.gauges),

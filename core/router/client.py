@@ -1,8 +1,8 @@
-"""`EngineClient` in front of several replicas: whoever submits a job need not know which runs it.
+"""An `EngineClient` in front of several replicas.
 
-Owns the jobs: each goes to a replica, and once more to another if that one is lost before it has
-sent anything; one that has begun ends with `EngineDown`. Owns the joint state, too. Which replica
-gets a job, and how bytes travel, is behind `Replicas`.
+Owns the jobs: each is sent to a replica, and to another if that replica is lost before its first
+output; a job that has begun ends with `EngineDown`. Also owns the joint status. Knows neither the
+choice of a replica nor the transport: both are behind `Replicas`.
 """
 
 from __future__ import annotations
@@ -34,43 +34,43 @@ from triptych.core.router.request import RoutedRequest
 from triptych.core.transport.messages import MAX_MESSAGE_BYTES, MessageCodec
 
 MAX_TRIES = 4
-"""Replicas that a job which has not begun is sent to, one after the other."""
+"""Number of replicas that a job is sent to, one after the other, until it begins."""
 MAX_EXPLAINED = 1024
-"""Jobs, the latest ones, of which it is known where they went and why."""
+"""Number of recent jobs whose routing is remembered."""
 BEAT_S = 1.0
-_GIVEN_UP_S = 10.0  # a beat this old is no news of its replica any more
+_GIVEN_UP_S = 10.0  # an older beat says nothing about its replica
 _UNBEGUN = frozenset({EngineDown.code, Draining.code})
 _log = logging.getLogger(__name__)
 
 
 class ReplicaLost(Exception):
-    """The replica that had a job is not there any more."""
+    """The replica of a job no longer exists."""
 
 
 class Replicas(Protocol):
-    """The way to the replicas."""
+    """Transport to the replicas."""
 
     def run(
         self, routed: RoutedRequest, message: bytes, *, is_watching: bool
     ) -> AsyncGenerator[bytes, None]:
-        """Send a `Job` to the replica chosen for it; each `Output` that comes back.
+        """Send a `Job` to its chosen replica and yield each `Output`.
 
-        While somebody `is_watching`, its steps are recorded from the first one on. Raises
-        `ReplicaLost` where the replica goes. Closing it cancels the job.
+        If `is_watching`, its steps are recorded from the first one on. Raises `ReplicaLost` if the
+        replica disappears. Closing the generator cancels the job.
         """
 
     async def beats(self, *, is_watching: bool) -> Sequence[bytes]:
-        """A `ReplicaBeat` of each replica. Raises `TimeoutError` where one does not answer."""
+        """Return a `ReplicaBeat` of each replica. Raises `TimeoutError` if one does not answer."""
 
     async def load(self, model: str) -> None:
-        """Have every replica load a model; raises what loading raised."""
+        """Load a model on every replica; raises the errors of loading."""
 
     async def close(self) -> None:
-        """Let go of the replicas; they stay."""
+        """Disconnect from the replicas, which keep running."""
 
 
 class ReplicatedClient:
-    """`EngineClient` over replicas. Made, used and closed on one asyncio loop."""
+    """An `EngineClient` over replicas. Create, use and close it on one asyncio loop."""
 
     def __init__(self, replicas: Replicas, codec: MessageCodec, *, stream_timeout_s: float) -> None:
         self._replicas = replicas
@@ -105,13 +105,13 @@ class ReplicatedClient:
             del self._routed[next(iter(self._routed))]
         self._gates[job_id] = asyncio.Event()
         self._gates[job_id].set()
-        # A context of its own: Ray Serve would take all that is sent in a request's for one call.
+        # A separate context: Ray Serve takes all calls within a request's context for one call.
         task = self._jobs[job_id] = asyncio.create_task(self._run(job, routed), context=Context())
         task.add_done_callback(lambda _: self._forget(job_id))
         return stream
 
     def status(self) -> EngineStatus:
-        """All replicas as one engine."""
+        """Return the joint status of all replicas."""
         oldest_s = time.monotonic() - _GIVEN_UP_S
         beats = [beat for at_s, beat in self._beats.values() if at_s > oldest_s]
         return joint_status(beats, self._num_lost)
@@ -121,7 +121,7 @@ class ReplicatedClient:
         await self._replicas.load(model)
 
     def explain(self, call_id: str) -> Mapping[str, RoutedRequest]:
-        """Where the jobs of a call went and why, by their ids; of one long ago there is nothing."""
+        """Return the routing of a recent call's jobs by job id; empty for old calls."""
         return {
             job_id: routed
             for job_id, routed in self._routed.items()
@@ -129,11 +129,11 @@ class ReplicatedClient:
         }
 
     def watch(self, sink: StepSink) -> Callable[[], None]:
-        """Have every report of steps given to `sink`, a beat late (`EngineClient.watch`)."""
+        """Send every step report to `sink`, one beat late (`EngineClient.watch`)."""
         return self._feed.add(sink)
 
     async def close(self) -> None:
-        """End every stream; the replicas stay."""
+        """End every stream; the replicas keep running."""
         tasks = [self._polling, *self._jobs.values()]
         for task in tasks:
             task.cancel()
@@ -144,7 +144,7 @@ class ReplicatedClient:
     # -- jobs ----------------------------------------------------------------------------------
 
     async def _run(self, job: Job, routed: RoutedRequest) -> None:
-        """Follow a job on one replica, or on another if that one is lost before it begins."""
+        """Run a job on one replica, or on others if that one is lost before the job begins."""
         begun_s, job_id = time.monotonic(), job.job_id
         try:
             for _ in range(MAX_TRIES):
@@ -153,15 +153,15 @@ class ReplicatedClient:
                 tried = tuple(choice.replica for choice in routed.choices or ())
                 routed = routed._replace(avoided=tried)
                 _log.info("sent again", extra=fields(job_id=job_id, avoided=tried))
-            self._streams.fail(job_id, _lost("Its replicas were lost before it began"))
+            self._streams.fail(job_id, _lost("The replicas of this job were lost before it began"))
         except TriptychError as error:
             self._streams.fail(job_id, error)
-        except Exception:  # the boundary of a job: its reader must not wait for ever
-            _log.exception("a job could not be followed")
-            self._streams.fail(job_id, _lost("The way to its replica failed"))
+        except Exception:  # the boundary of a job: its reader must not wait forever
+            _log.exception("a job could not be run on a replica")
+            self._streams.fail(job_id, _lost("The connection to the replica failed"))
 
     def _message(self, job: Job, *, since_s: float) -> bytes:
-        """A job with what is left of its time. Raises `RequestTimeout`, `PayloadTooLarge`."""
+        """Encode a job with its remaining time. Raises `RequestTimeout`, `PayloadTooLarge`."""
         if job.limit_s is not None:
             left_s = job.limit_s - (time.monotonic() - since_s)
             if left_s <= 0:
@@ -171,22 +171,22 @@ class ReplicatedClient:
         if len(message) > MAX_MESSAGE_BYTES:
             mib, most = len(message) / 2**20, MAX_MESSAGE_BYTES >> 20
             raise PayloadTooLarge(
-                f"What the model is to read takes {mib:.0f} MiB; at most {most} go to an engine at"
-                " once. Send less, or in smaller pieces."
+                f"The model's input takes {mib:.0f} MiB, and an engine accepts at most {most} MiB."
+                " Send less, or split the request."
             )
         return message
 
     def _forget(self, job_id: str) -> None:
-        """A job's task is over; one that was cancelled at once has not even begun."""
+        """Drop a finished job; one that was cancelled at once may not have begun."""
         self._jobs.pop(job_id, None)
         self._gates.pop(job_id, None)
 
     async def _try(self, job_id: str, routed: RoutedRequest, message: bytes) -> bool:
-        """Follow a job on one replica; false if that was lost, and no output of it has come."""
+        """Run a job on one replica; false if the replica was lost before the first output."""
         has_begun = False
         with suppress(ReplicaLost):
-            way = self._replicas.run(routed, message, is_watching=len(self._feed) > 0)
-            async with aclosing(way) as packets:
+            run = self._replicas.run(routed, message, is_watching=len(self._feed) > 0)
+            async with aclosing(run) as packets:
                 async for packet in packets:
                     output = self._codec.from_engine(packet)
                     assert isinstance(output, Output), "a replica sends outputs"
@@ -198,7 +198,7 @@ class ReplicatedClient:
             if job_id not in self._streams:
                 return True
         if has_begun:
-            self._streams.fail(job_id, _lost("The replica that worked on this was lost"))
+            self._streams.fail(job_id, _lost("The replica that ran this job was lost"))
         return has_begun
 
     def _cancel(self, job_ids: tuple[str, ...]) -> None:
@@ -207,7 +207,7 @@ class ReplicatedClient:
                 self._jobs[job_id].cancel()
 
     def _set_paused(self, job_ids: tuple[str, ...], is_paused: bool) -> None:
-        """Leave outputs where they are while a reader is slow."""
+        """Stop or resume receiving outputs while a reader is slow."""
         for job_id in job_ids:
             if gate := self._gates.get(job_id):
                 gate.clear() if is_paused else gate.set()
@@ -215,7 +215,7 @@ class ReplicatedClient:
     # -- the state of all ----------------------------------------------------------------------
 
     async def _poll(self) -> None:
-        """Ask the replicas how they are, again and again."""
+        """Request the status of all replicas periodically."""
         while True:
             try:
                 packed = await self._replicas.beats(is_watching=len(self._feed) > 0)
@@ -223,13 +223,13 @@ class ReplicatedClient:
             except TimeoutError:
                 self._keep()
             except (msgspec.MsgspecError, ReplicaLost) as error:
-                _log.warning("no news of the replicas: %s", error)
-            except Exception:  # asking must go on, whatever came back
-                _log.exception("the replicas could not be asked")
+                _log.warning("no status of the replicas: %s", error)
+            except Exception:  # polling must go on after any error
+                _log.exception("polling the replicas failed")
             await asyncio.sleep(BEAT_S)
 
     def _keep(self) -> None:
-        """A replica that does not answer is replaced in time: until then the others are well."""
+        """Keep all beats: a replica that does not answer is replaced soon; the others are fine."""
         now_s = time.monotonic()
         self._beats = {name: (now_s, beat) for name, (_, beat) in self._beats.items()}
         _log.warning("a replica does not answer")
@@ -247,7 +247,7 @@ class ReplicatedClient:
 
 
 def _is_refusal(output: Output) -> bool:
-    """Whether a replica says that it cannot begin a job, as one that drains does."""
+    """Whether a replica refused to begin a job, for example while draining."""
     return output.error is not None and output.error.code in _UNBEGUN
 
 

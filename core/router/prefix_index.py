@@ -1,8 +1,7 @@
-"""Which replicas are likely to hold which beginnings of prompts, by what was sent to them.
+"""An index of the prompt prefixes that replicas probably hold, from the requests sent to them.
 
-Owns the index: a bit for each replica beside each key. What was used least lately is forgotten
-when more tokens are remembered than all replicas' caches hold together, as their caches do. Knows
-nothing of load.
+Owns the index: a bit mask of replicas for each key. Like the replicas' caches, it evicts the least
+recently used prefixes when it holds more tokens than all caches together. Knows nothing of load.
 """
 
 from __future__ import annotations
@@ -19,21 +18,21 @@ _SPANS = tuple(
 
 
 class PrefixIndex:
-    """Keys with the slots of their holders. At most `max_keys`, of `capacity_tokens` in all."""
+    """Keys with the slots of their holders: at most `max_keys` of `capacity_tokens` in total."""
 
     def __init__(self, max_keys: int) -> None:
         self.max_keys = max_keys
         self.capacity_tokens = 0
         self._num_tokens = 0
         self._tokens_of: dict[int, int] = {}
-        # The mask of holders and the key's level in one number; the least lately used come first.
+        # The mask of holders and the key's level in one number; the least recently used first.
         self._entries: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def holders(self, keys: Sequence[int]) -> list[int]:
-        """Masks of the slots that hold the beginnings `keys`, the shortest first."""
+        """Return masks of the slots that hold the prefixes `keys`, the shortest first."""
         masks = []
         for key in keys:
             entry = self._entries.get(key)
@@ -43,9 +42,9 @@ class PrefixIndex:
         return masks
 
     def add(self, keys: Sequence[int], slot: int) -> None:
-        """The replica of `slot` holds these beginnings from now on."""
+        """Record that the replica of `slot` holds these prefixes."""
         bit = 1 << (slot + _LEVEL_BITS)
-        # The longest first: it is of no use without the shorter ones, so it should go sooner.
+        # The longest first: useless without the shorter ones, it should be evicted earlier.
         for level in range(len(keys) - 1, -1, -1):
             entry = self._entries.pop(keys[level], level)
             if not entry & bit:
@@ -57,14 +56,14 @@ class PrefixIndex:
             self._forget_oldest()
 
     def forget(self, slot: int) -> None:
-        """The replica of `slot` is gone: its tokens take no room from others'.
+        """Remove the tokens of the replica of `slot`, which is gone.
 
-        Its bits go with their keys; a slot is not used again before all are forgotten.
+        Its bits remain until their keys are evicted; a slot is not reused before `clear`.
         """
         self._num_tokens -= self._tokens_of.pop(slot, 0)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget all prefixes and slots."""
         self._entries.clear()
         self._tokens_of.clear()
         self._num_tokens = 0
@@ -75,7 +74,7 @@ class PrefixIndex:
     def _forget_oldest(self) -> None:
         entry = self._entries.pop(next(iter(self._entries)))
         span, left = _SPANS[entry & _LEVEL], entry >> _LEVEL_BITS
-        while left:  # as often as bits were set by `add`
+        while left:  # once per bit set by `add`
             bit = left & -left
             left ^= bit
             slot = bit.bit_length() - 1

@@ -1,7 +1,7 @@
-"""The replica's end: jobs that come as bytes, and what its engine says of itself.
+"""The replica's side of the router: runs encoded jobs and reports the engine's status.
 
-Owns the way between `Job` and `Output` and an `EngineClient`, which runs the engine. Knows
-nothing of how bytes travel.
+Owns the translation between encoded `Job` and `Output` messages and an `EngineClient`, which runs
+the engine. Knows nothing of the transport.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from triptych.core.router.report import LoadReport
 from triptych.core.transport.messages import MessageCodec
 
 _WATCHED_S = 5.0
-"""How long steps are recorded after somebody asked for them."""
+"""How long steps are recorded after the last request for them."""
 _MAX_REPORTS = 256
 
 
 class Replica:
-    """One replica: an engine with a name. `end_process` is called where the engine is gone."""
+    """One replica: an engine with a name. `end_process` is called if the engine is gone."""
 
     def __init__(
         self,
@@ -49,11 +49,11 @@ class Replica:
         self._leave: Callable[[], None] = lambda: None
 
     async def run(self, message: bytes, *, is_watching: bool) -> AsyncGenerator[bytes, None]:
-        """Run a `Job`; each `Output` of it. Closing this cancels it.
+        """Run a `Job` and yield each `Output`. Closing the generator cancels the job.
 
-        While somebody `is_watching`, its steps are recorded from the first one on. A replica
-        without an engine would refuse faster than any other works, and so get every job until its
-        health is asked for.
+        If `is_watching`, its steps are recorded from the first one on. A replica without an engine
+        ends its process: it would refuse jobs faster than others finish them, and so get all jobs
+        until its next health check.
         """
         if not self._client.status().is_alive:
             self._end_process()
@@ -74,43 +74,43 @@ class Replica:
             yield self._codec.encode(failed)
 
     def beat(self, *, is_watching: bool) -> bytes:
-        """A `ReplicaBeat`; with the steps since the last one while somebody watches."""
+        """Encode a `ReplicaBeat`; if `is_watching`, with the steps since the last one."""
         if is_watching:
             self._watch()
         steps, self._steps = tuple(self._steps), []
         return self._encode(ReplicaBeat.of(self._name, self._client.status(), steps))
 
     def load_report(self) -> LoadReport:
-        """What the router needs to know."""
+        """Return the load for the router."""
         beat = self._client.status().last_beat
         return LoadReport() if beat is None else LoadReport.of(beat, self._page_size)
 
     async def load(self, model: str) -> None:
-        """Load a model; raises what loading raised."""
+        """Load a model; raises the errors of loading."""
         await self._client.load(model)
 
     def check(self) -> None:
-        """Raise `EngineDown` where this replica must be replaced."""
+        """Raise `EngineDown` if this replica must be replaced."""
         status = self._client.status()
         before, self._overdue = self._overdue, self._overdue_beat(status)
-        # Twice the same: this process has run since, and the engine has not.
+        # The same beat twice: this process has run since, and the engine has not.
         is_hung = self._overdue is not None and self._overdue is before
         if not status.is_alive or is_hung:
             raise EngineDown(status.reason or "The engine makes no progress.")
 
     @staticmethod
     def _overdue_beat(status: EngineStatus) -> Heartbeat | None:
-        """The engine's last beat, if another one should have come by now."""
+        """Return the engine's last beat if the next one is overdue."""
         beat = status.last_beat
         is_overdue = beat is not None and status.beat_age_s > beat.stall_budget_s
         return beat if is_overdue else None
 
     async def close(self) -> None:
-        """Stop the engine."""
+        """Stop the replica's engine."""
         await self._client.close()
 
     def _watch(self) -> None:
-        """Record steps until nobody has asked for a while."""
+        """Record steps until `_WATCHED_S` after the last call."""
         if self._expiry is not None:
             self._expiry.cancel()
         else:

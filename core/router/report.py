@@ -1,7 +1,7 @@
-"""What a replica says of its load: seconds of work before a new request, and what a request costs.
+"""Load reports of replicas: queued seconds of work, and costs of requests.
 
-Owns the report and how it follows from an engine's heartbeat. The seconds are those of the cost
-models in the engine's schedulers.
+Owns the report and its derivation from an engine's heartbeat. The seconds come from the cost models
+of the engine's schedulers.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ PREFILL_SECONDS = "token_seconds"
 
 
 class LoadReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A replica's load. `job_s` and `token_s` are seconds of a job and a prompt's token, by model.
+    """A replica's load. `job_s` and `token_s` are seconds per job and per prompt token, by model.
 
-    Of its device's work `backlog_s` is left; `cache_tokens` go into its pages, of which `page_use`
-    (0 to 1) is in use. `ready` names the models in memory.
+    `backlog_s` is the remaining work of its device; `cache_tokens` is the capacity of its cache,
+    of which the share `page_use` (0 to 1) is in use. `ready` names the models in memory.
     """
 
     backlog_s: float = 0.0
@@ -32,7 +32,7 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @classmethod
     def of(cls, beat: Heartbeat, page_size: int) -> LoadReport:
-        """The load that `beat` tells of, of an engine with pages of so many tokens."""
+        """Derive the load from `beat`, for an engine with pages of `page_size` tokens."""
         found: dict[str, dict[str, float]] = {}
         for name, value in beat.gauges.items():
             gauge, labels = split_series(name)

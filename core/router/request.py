@@ -1,10 +1,9 @@
-"""What a router knows of a request: its model, and keys of what a replica may hold of it.
+"""A request as the router sees it: its model, adapters and prefix keys.
 
-Owns the keys. They are made where the prompt has been tokenized, of tokens: characters say neither
-where a page ends nor what images and templates put before them. They name a prompt's beginnings
-at lengths that double, so that a prompt of any length has a handful of them, and mean something
-within one process only: two prompts with equal keys are taken to be equal, and at worst a request
-goes to a replica that has to compute it.
+Owns the keys. They are hashes of prompt tokens, since characters show neither page boundaries nor
+what templates and images add. They cover prefixes whose lengths double, so that a prompt has only a
+few, and are valid within one process. Prompts with equal keys are taken to be equal; at worst, a
+request goes to a replica that must compute its prompt.
 """
 
 from __future__ import annotations
@@ -15,15 +14,14 @@ from typing import Any, NamedTuple
 from triptych.core.engine_api.tokens import TokenRequest
 
 CUTS = tuple(64 << level for level in range(10))
-"""Lengths in tokens of the beginnings that have keys."""
+"""Lengths in tokens of the prefixes that have keys."""
 
 
 class RouteChoice(NamedTuple):
-    """Why a request went to a replica: what was known of it then.
+    """The choice of a replica for a request, with the estimates behind it.
 
-    Before the request there were `wait_s` seconds of work, on the replica with least to do
-    `least_wait_s`. Of its prompt `held_tokens` are likely to be cached there, which saves
-    `saved_s`.
+    The replica had `wait_s` seconds of work queued, the least busy one `least_wait_s`.
+    `held_tokens` of the prompt were probably cached there, which saves `saved_s`.
     """
 
     replica: str
@@ -34,11 +32,11 @@ class RouteChoice(NamedTuple):
 
 
 class RoutedRequest(NamedTuple):
-    """A request as a router sees it.
+    """A request to route.
 
-    `keys` are those of its prompt's beginnings, as long as `CUTS` says. `adapter` is the key of the
-    adapters it runs with, 0 where there are none. Replicas that refused or lost it are `avoided`.
-    Where it went is added to `choices`, for whoever asks later.
+    `keys` are those of its prompt's prefixes of the lengths `CUTS`. `adapter` is the key of its
+    adapters, 0 without any. `avoided` are replicas that refused or lost it. The router appends each
+    choice to `choices`, for later explanation.
     """
 
     model: str
@@ -50,7 +48,7 @@ class RoutedRequest(NamedTuple):
 
     @classmethod
     def of(cls, model: str, request: Any) -> RoutedRequest:
-        """What there is to know of a request of any modality."""
+        """Build it from a request of any modality."""
         if isinstance(request, TokenRequest):
             prompt = request.prompt_ids
             keys = prefix_keys((model, request.adapter, request.tenant), prompt)
@@ -61,7 +59,7 @@ class RoutedRequest(NamedTuple):
 
 
 def prefix_keys(root: Hashable, token_ids: tuple[int, ...]) -> tuple[int, ...]:
-    """Keys of the beginnings of a prompt, each following from the one before; `root` is shared."""
+    """Return the chained keys of a prompt's prefixes; `root` is hashed into all of them."""
     keys: list[int] = []
     key, start = hash(root), 0
     for cut in CUTS:

@@ -1,9 +1,9 @@
-"""Which replica gets a request: the one where it is predicted to be done first.
+"""Chooses the replica that is predicted to finish a request first.
 
-Owns the choice, and the account of what was sent where. Everything is in seconds: the work before a
-request on a replica's device, less what is saved by what the replica holds (a beginning of the
-prompt, an adapter), plus what it must load first. So a request follows its prefix only as far as
-the work spared is worth the wait. Belongs to one thread.
+Owns the choice, and the record of requests in flight. All estimates are in seconds: the queued work
+of the replica's device, minus the work saved by a cached prefix or adapter, plus the time to load
+the model. So a request follows its prefix only while the saved work is worth the wait. Not
+thread-safe.
 """
 
 from __future__ import annotations
@@ -20,60 +20,60 @@ from triptych.core.router.request import CUTS, RouteChoice, RoutedRequest
 RoutingPolicy = Literal["predicted", "round-robin"]
 
 UNKNOWN_JOB_S = 0.1
-"""What a job counts for of a model whose jobs were not timed yet."""
+"""Estimate for a job of a model without measured jobs."""
 UNKNOWN_TOKEN_S = 1e-5
 ADAPTER_S = 0.01
-"""What a replica saves that ran a request's adapter lately."""
+"""Seconds saved by a replica that recently ran the request's adapter."""
 OTHERS_WEIGHT = 2.0
-"""What is saved counts once for the request itself, and so often for others: for those that would
-wait behind its work, and for the prefixes that would give way to a second copy. For others it
-counts up to the work of one job, or long prompts would wait longest."""
+"""Saved seconds count once for the request, and with this weight for other requests: for those that
+would wait behind its work, and for prefixes that a second copy would evict. For other requests they
+count up to the work of one job, since long prompts would otherwise wait longest."""
 MODEL_S = 10.0
-"""What it takes to load a model that is not in memory."""
+"""Estimate for loading a model that is not in memory."""
 
-_MAX_HOLDERS = 8  # looked at of those that hold a prefix, besides the one with least to do
+_MAX_HOLDERS = 8  # candidates with a cached prefix, in addition to the least busy replica
 _KEYS_PER_REPLICA = 4096
 _MAX_ADAPTER_KEYS = 4096
 _SPARE_SLOTS = 64
 
 
 class _Replica:
-    """What is known of one replica."""
+    """The router's state of one replica."""
 
     __slots__ = ("load_s", "name", "own_s", "report", "reported_own_s", "slot", "tie")
 
     def __init__(self, name: str, slot: int, tie: float) -> None:
         self.name = name
         self.slot = slot
-        self.tie = tie  # of several routers each has its own order of equals
+        self.tie = tie  # breaks ties; differs between routers
         self.report = LoadReport()
         self.load_s = 0.0
         self.own_s = 0.0
         self.reported_own_s = 0.0
 
     def refresh(self) -> None:
-        """The load: as reported, and what this router has added to it or seen ended since."""
+        """Update the load: the report, plus requests that began and ended since."""
         since_s = self.own_s - self.reported_own_s
         self.load_s = max(0.0, self.report.backlog_s + since_s)
 
     def token_s(self, model: str) -> float:
-        """Seconds of a prompt's token."""
+        """Return the seconds per prompt token."""
         return self.report.token_s.get(model, UNKNOWN_TOKEN_S)
 
     def job_s(self, model: str) -> float:
-        """Seconds of a job."""
+        """Return the seconds per job."""
         return self.report.job_s.get(model, UNKNOWN_JOB_S)
 
     def worth_s(self, num_held: float, model: str) -> float:
-        """The seconds of waiting that so many cached tokens are worth."""
+        """Return the seconds of waiting that `num_held` cached tokens are worth."""
         saved_s = num_held * self.token_s(model)
         return saved_s + OTHERS_WEIGHT * min(saved_s, self.job_s(model))
 
 
 class ReplicaRouter:
-    """Chooses among the replicas that were added and not removed.
+    """Chooses among the current replicas.
 
-    `choose` reads; `begin` and `end` keep the account of what was really sent.
+    `choose` only reads; `begin` and `end` record requests in flight.
     """
 
     def __init__(self, policy: RoutingPolicy = "predicted", *, seed: int | None = None) -> None:
@@ -94,15 +94,15 @@ class ReplicaRouter:
 
     @property
     def names(self) -> Collection[str]:
-        """The replicas that may be chosen."""
+        """The names of the current replicas."""
         return self._replicas.keys()
 
     def load_s(self, name: str) -> float:
-        """Seconds of work before a request that goes to this replica now."""
+        """Return the seconds of work queued on this replica."""
         return self._replicas[name].load_s
 
     def update(self, names: Collection[str]) -> None:
-        """These are the replicas, and no others."""
+        """Set the current replicas."""
         for name in [name for name in self._replicas if name not in names]:
             self.remove(name)
         for name in names:
@@ -110,7 +110,7 @@ class ReplicaRouter:
                 self._add(name)
 
     def remove(self, name: str) -> None:
-        """A replica is dead, or drains: it gets nothing more."""
+        """Remove a replica that is dead or draining."""
         replica = self._replicas.pop(name, None)
         if replica is not None:
             del self._by_slot[replica.slot]
@@ -119,7 +119,7 @@ class ReplicaRouter:
             self._resize(-replica.report.cache_tokens)
 
     def report(self, name: str, report: LoadReport) -> None:
-        """What a replica says of itself; of one that is not there any more it is ignored."""
+        """Store a replica's report; those of removed replicas are ignored."""
         replica = self._replicas.get(name)
         if replica is not None and report != replica.report:
             self._resize(report.cache_tokens - replica.report.cache_tokens)
@@ -127,9 +127,9 @@ class ReplicaRouter:
             self._move(replica)
 
     def choose(self, request: RoutedRequest) -> RouteChoice | None:
-        """The replica for a request, and why; `None` where there is none.
+        """Return the choice for a request; `None` without replicas.
 
-        One that the request avoids is taken only where there is no other.
+        A replica that the request avoids is chosen only if there is no other.
         """
         if self._policy == "round-robin":
             return self._next_in_turn(request.avoided)
@@ -147,7 +147,7 @@ class ReplicaRouter:
         return RouteChoice(best.name, best.load_s, least.load_s, int(held), saved_s)
 
     def begin(self, request_id: str, choice: RouteChoice, request: RoutedRequest) -> None:
-        """A request was sent to a replica."""
+        """Record that a request was sent to a replica."""
         replica = self._replicas.get(choice.replica)
         if replica is None:
             return
@@ -164,7 +164,7 @@ class ReplicaRouter:
                 del self._adapters[next(iter(self._adapters))]
 
     def end(self, request_id: str) -> None:
-        """A request is over, well or not; an unknown one is ignored."""
+        """Record the end of a request; unknown ones are ignored."""
         found = self._in_flight.pop(request_id, None)
         if found is not None:
             replica, seconds = found
@@ -183,7 +183,7 @@ class ReplicaRouter:
         self._move(replica)
 
     def _forget_slots(self) -> None:
-        """Number the replicas anew, after many have come and gone: what they hold is learned."""
+        """Renumber the replicas after many changes; their prefixes are learned again."""
         self._prefixes.clear()
         self._adapters.clear()
         self._num_slots = len(self._replicas)
@@ -193,12 +193,12 @@ class ReplicaRouter:
             replica.slot = slot
 
     def _resize(self, num_tokens: int) -> None:
-        """The caches together hold so many tokens more; a sum anew would be over all replicas."""
+        """Add to the total cache capacity, which avoids a sum over all replicas."""
         self._prefixes.max_keys = _KEYS_PER_REPLICA * len(self._replicas)
         self._prefixes.capacity_tokens += num_tokens
 
     def _move(self, replica: _Replica) -> None:
-        """A replica's load has changed: what the heap has of it before is out of date."""
+        """Push a replica's new load to the heap; its older entries become stale."""
         replica.refresh()
         if len(self._heap) > 4 * len(self._replicas) + _SPARE_SLOTS:
             self._heap = [(each.load_s, each.tie, each.name) for each in self._replicas.values()]
@@ -207,7 +207,7 @@ class ReplicaRouter:
             heappush(self._heap, (replica.load_s, replica.tie, replica.name))
 
     def _least(self, avoided: Collection[str]) -> _Replica | None:
-        """The replica with least to do, of those that are not avoided if there are any."""
+        """Return the least busy replica, not an avoided one if there are others."""
         if avoided:
             others = [each for each in self._replicas.values() if each.name not in avoided]
             if others:
@@ -221,7 +221,7 @@ class ReplicaRouter:
         return None
 
     def _holders(self, request: RoutedRequest, masks: Sequence[int]) -> Iterator[_Replica]:
-        """Some that hold most of the prompt, or the adapter; those with the longest part first."""
+        """Yield some replicas with a cached prefix or the adapter, the longest prefix first."""
         seen = 0
         for mask in (*reversed(masks), self._adapters.get(request.adapter, 0)):
             left = mask & self._alive & ~seen
@@ -234,7 +234,7 @@ class ReplicaRouter:
                     return
 
     def _done_s(self, replica: _Replica, request: RoutedRequest, masks: Sequence[int]) -> float:
-        """Seconds until a request would be done there, less what is alike everywhere."""
+        """Estimate the seconds until the request is done, without terms equal for all replicas."""
         report, bit = replica.report, 1 << replica.slot
         done_s = replica.load_s
         if report.ready and request.model not in report.ready:
@@ -254,7 +254,7 @@ class ReplicaRouter:
 
 
 def _held_tokens(replica: _Replica, request: RoutedRequest, masks: Sequence[int]) -> float:
-    """Tokens of the prompt that are likely to be cached there."""
+    """Estimate the tokens of the prompt that are cached there."""
     bit = 1 << replica.slot
     for level in range(len(masks) - 1, -1, -1):
         if masks[level] & bit:
@@ -263,6 +263,6 @@ def _held_tokens(replica: _Replica, request: RoutedRequest, masks: Sequence[int]
 
 
 def _num_held(request: RoutedRequest, level: int) -> float:
-    """Tokens likely to be held where this level is: its own, and half of those to the next one."""
+    """Estimate the cached tokens at this level: its own, and half of those to the next one."""
     beyond = CUTS[level + 1] if level + 1 < len(CUTS) else request.num_tokens
     return (CUTS[level] + min(beyond, request.num_tokens)) / 2

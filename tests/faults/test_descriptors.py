@@ -58,7 +58,7 @@ def test_out_of_descriptors_is_a_line_a_second(tmp_path: Path) -> None:
     with served(tmp_path, 64, "unbounded") as (url, log):
         with ExitStack() as ending:
             idle(url, 100, ending)
-            until(lambda: log.read_text().count("connections cannot be taken") >= 2)
+            until(lambda: log.read_text().count("connections cannot be accepted") >= 2)
         until(lambda: httpx.get(f"{url}/livez").status_code == 200)
         text = log.read_text()
     assert "Traceback" not in text

@@ -1,1 +1,1 @@
-"""Requests that are answered in the background, a file of them at a time: `/v1/batches`."""
+"""Files of requests that are answered in the background: `/v1/batches`."""

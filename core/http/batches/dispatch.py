@@ -1,6 +1,6 @@
-"""Requests that the server sends to itself, in a caller's name.
+"""Requests that the server sends to itself on behalf of a caller.
 
-Owns the way through the app without a socket: ids, log, metrics, limits and errors are those of any
+Owns the call of the app without a socket. Ids, log, metrics, limits and errors are as for any
 request.
 """
 
@@ -16,7 +16,7 @@ from triptych.core.http.batches.lines import LineAnswer
 
 
 async def post(app: ASGIApp, path: str, body: bytes, principal: Principal) -> LineAnswer:
-    """The answer to a JSON body. Cancelling it cancels the request."""
+    """Post a JSON body and return the answer. Cancelling the call cancels the request."""
     scope = {
         "type": "http",
         "asgi": {"version": "3.0"},
@@ -41,7 +41,7 @@ async def post(app: ASGIApp, path: str, body: bytes, principal: Principal) -> Li
     answer = _Collected()
 
     async def receive() -> Message:
-        """The body, and then nothing: this client does not go away."""
+        """Return the body once, then wait forever: this client never disconnects."""
         if not parts:
             await asyncio.get_running_loop().create_future()
         return parts.pop()
@@ -51,7 +51,7 @@ async def post(app: ASGIApp, path: str, body: bytes, principal: Principal) -> Li
 
 
 class _Collected:
-    """An answer whose parts come one after the other."""
+    """Collects a response from its ASGI messages."""
 
     def __init__(self) -> None:
         self._start: Message = {"status": 500, "headers": []}

@@ -1,6 +1,6 @@
-"""When a line of a batch may run: in the gaps between the requests of clients.
+"""Admission of batch lines while no client waits.
 
-Owns how many run at once, whose is next, and how long they give way. Knows no batch.
+Owns the number of running lines, the order of owners, and the longest wait. Knows no batch.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from typing import Final
 from triptych.core.http.disconnect import InFlight
 
 PATIENCE_S: Final = 30.0
-"""So long a line gives way to clients at most: it is to be answered on the busiest server, too."""
+"""Longest time that a line waits for clients, so that it also runs on a busy server."""
 
 
 class LineGate:
     """Lets `num_places` lines run at once.
 
-    A place that comes free goes to the owner with the fewest lines running, and to the line of
-    this owner that came first.
+    A free place goes to the owner with the fewest running lines, and to its oldest line.
     """
 
     def __init__(
@@ -42,9 +41,9 @@ class LineGate:
             raise
 
     def leave(self, owner: str = "") -> None:
-        """A line has ended."""
+        """Release the place of a line."""
         self._running[owner] -= 1
-        self._running += Counter()  # owners without any are forgotten
+        self._running += Counter()  # drops owners without lines
         self._waiting = [turn for turn in self._waiting if not turn[1].done()]
         if self._waiting:
             turn = min(self._waiting, key=lambda turn: self._running[turn[0]])
@@ -61,7 +60,7 @@ class LineGate:
         try:
             await place
         except asyncio.CancelledError:
-            if place.done() and not place.cancelled():  # it was given, and is not wanted any more
+            if place.done() and not place.cancelled():  # granted, but no longer needed
                 self.leave(owner)
             raise
 
@@ -72,7 +71,7 @@ class LineGate:
 
 
 class LinePlace:
-    """One line's place, which it may give up for a while. Leaving it twice is leaving it once."""
+    """The place of one line, which may leave and enter again. A second `leave` does nothing."""
 
     def __init__(self, gate: LineGate, owner: str) -> None:
         self._gate = gate

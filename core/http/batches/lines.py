@@ -1,6 +1,6 @@
-"""The lines of a batch: how a file comes apart into them, and what each must be.
+"""The lines of a batch: splitting of files, validation, and results.
 
-Owns the fields of a line and of what is written for it. A line that is wrong harms no other.
+Owns the fields of a line and of its result. An invalid line does not affect other lines.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _WITH_PRIORITY: Final = frozenset({"/v1/chat/completions", "/v1/completions"})
 
 
 Line = tuple[int, bytes | None]
-"""A line and its number, from 1; nothing is one that is too long."""
+"""A line number, from 1, and the line; `None` for a line that is too long."""
 
 
 class LineSplitter:
-    """Lines of a file that comes in pieces, less the empty ones; one of over `max_bytes` is `None`.
+    """Splits a file that arrives in pieces into lines, without empty ones.
 
-    A piece of short lines takes a while.
+    Lines over `max_bytes` become `None`. A piece with many short lines takes a while.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -44,7 +44,7 @@ class LineSplitter:
         self._number = 0
 
     def push(self, piece: bytes) -> list[Line]:
-        """The lines that end in this piece."""
+        """Return the lines that end in this piece."""
         *ended, rest = piece.split(b"\n")
         found: list[Line] = []
         for part in ended:
@@ -56,12 +56,12 @@ class LineSplitter:
         return found
 
     def finish(self) -> list[Line]:
-        """The last line, where no line break ends it."""
+        """Return the last line if no line break ends it."""
         self._number += 1
         return self._line()
 
     def _take(self, part: bytes) -> None:
-        """Keep one byte more than a line may have: that shows that it is too long."""
+        """Keep at most one byte over the limit, to detect lines that are too long."""
         self._rest += part[: self._max_bytes + 1 - len(self._rest)]
 
     def _line(self) -> list[Line]:
@@ -84,7 +84,7 @@ class BatchLine(Strict):
 
 @dataclass(frozen=True, slots=True)
 class LineRequest:
-    """What a line asks for, as it is to be posted, or the `error` for which it is not."""
+    """The request of a line as a JSON body, or the `error` that refuses it."""
 
     custom_id: str | None
     body: bytes = b""
@@ -92,11 +92,11 @@ class LineRequest:
 
 
 def read_line(line: bytes | None, endpoint: Endpoint) -> LineRequest:
-    """The request in a line of a batch for `endpoint`."""
+    """Parse a line of a batch for `endpoint`."""
     custom_id = None
     try:
         if line is None:
-            raise PayloadTooLarge("The line is longer than a request may be.")
+            raise PayloadTooLarge("The line exceeds the size limit of a request.")
         given = parse_json(line)
         custom_id = _custom_id(given)
         found = BatchLine.model_validate(given)
@@ -114,19 +114,19 @@ def _custom_id(given: Any) -> str | None:
 
 
 def _body(line: BatchLine, endpoint: Endpoint) -> bytes:
-    """What is posted: behind all others, where requests can be put in order."""
+    """Return the body to post, with the lowest priority where the endpoint has priorities."""
     if line.url != endpoint:
-        raise InvalidRequest(f"The batch is for {endpoint}; this line is not.", param="url")
+        raise InvalidRequest(f"The batch is for {endpoint}; set url to it.", param="url")
     for name in ("stream", "background"):
         if line.body.get(name):
-            raise UnsupportedOption(f"There is no {name} in a batch: leave it out.", param=name)
-    behind = {"priority": MAX_PRIORITY} if endpoint in _WITH_PRIORITY else {}
-    return json.dumps({**behind, **line.body}, ensure_ascii=False).encode()
+            raise UnsupportedOption(f"{name} is not offered in a batch: leave it out.", param=name)
+    lowest = {"priority": MAX_PRIORITY} if endpoint in _WITH_PRIORITY else {}
+    return json.dumps({**lowest, **line.body}, ensure_ascii=False).encode()
 
 
 @dataclass(frozen=True, slots=True)
 class LineAnswer:
-    """An answer to a request of a line."""
+    """The answer to the request of a line."""
 
     status: int
     body: bytes
@@ -135,18 +135,18 @@ class LineAnswer:
 
     @property
     def is_good(self) -> bool:
-        """Whether it is an answer, and no error."""
+        """Whether the status is a success."""
         return 200 <= self.status < 300
 
     @property
     def retry_after_s(self) -> float | None:
-        """When to ask again, where there is nothing wrong but the moment."""
+        """The time to wait before a retry, if a retry can succeed."""
         after = self.headers.get("retry-after", "")
         return float(after) if self.status in (429, 503) and after.isdecimal() else None
 
 
 class LineResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What is written for a line, to the output or to the errors. `id` ends with its number."""
+    """The result of a line in the output or error file. Its `id` ends with the line's number."""
 
     id: str
     custom_id: str | None
@@ -154,8 +154,8 @@ class LineResult(msgspec.Struct, frozen=True, kw_only=True):
     error: dict[str, Any] | None
 
 
-def answered(line_id: str, custom_id: str, answer: LineAnswer) -> bytes:
-    """What is written for a line that was answered."""
+def answer_result(line_id: str, custom_id: str, answer: LineAnswer) -> bytes:
+    """Return the result of an answered line, as JSON."""
     response = {
         "status_code": answer.status,
         "request_id": answer.request_id,
@@ -164,20 +164,20 @@ def answered(line_id: str, custom_id: str, answer: LineAnswer) -> bytes:
     return _written(LineResult(id=line_id, custom_id=custom_id, response=response, error=None))
 
 
-def refused(line_id: str, custom_id: str | None, error: TriptychError) -> bytes:
-    """What is written for a line that was not even asked."""
+def error_result(line_id: str, custom_id: str | None, error: TriptychError) -> bytes:
+    """Return the result of a line that was not posted, as JSON."""
     about = {"code": error.code, "message": error.message, "param": error.param}
     return _written(LineResult(id=line_id, custom_id=custom_id, response=None, error=about))
 
 
 class _ResultId(msgspec.Struct, frozen=True):
-    """What has to be known of a `LineResult` that is kept."""
+    """The id of a stored `LineResult`."""
 
     id: str
 
 
 def result_numbers(results: Sequence[bytes | None]) -> set[int]:
-    """Of which lines these are results."""
+    """Return the line numbers of these results."""
     ids = (decode_json(result or b"", _ResultId).id for result in results)
     return {int(each.rpartition("_")[2]) for each in ids}
 

@@ -1,6 +1,6 @@
-"""What is kept of a batch, and how the store changes with it.
+"""The record of a batch in the store.
 
-Owns the record of a batch and the transactions on it. Knows no route and no line.
+Owns the record and the transactions on it. Knows no route and no line.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
 
 
 class BatchFault(msgspec.Struct, frozen=True):
-    """Why a batch failed as a whole."""
+    """The reason why a batch failed as a whole."""
 
     code: str
     message: str
@@ -42,9 +42,9 @@ class BatchFault(msgspec.Struct, frozen=True):
 
 
 class BatchRecord(msgspec.Struct, kw_only=True):
-    """A batch. `times` are when it came into each status; `growing` are its files meanwhile.
+    """A batch. `times` are the moments when it entered each status.
 
-    The first of those is the output, the second the errors.
+    `growing` are the ids of its unfinished output and error files.
     """
 
     id: str
@@ -64,36 +64,35 @@ class BatchRecord(msgspec.Struct, kw_only=True):
     num_bad: int = 0
     faults: list[BatchFault] = []
     spare: str = " " * 1024
-    """Kept free until the end: even in a full store there is room to say what came of it."""
+    """Reserved space, so that the final status also fits into a full store."""
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing changes any more."""
+        """Whether the batch has ended."""
         return self.status in _ENDED
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether its owner wants no more of it."""
+        """Whether its owner cancelled it."""
         return "cancelling" in self.times
 
     def enter(self, status: Status) -> None:
-        """Come into a status."""
+        """Enter a status now."""
         self.status = status
         self.times[status] = time.time()
 
     def count(self, good: bytes, bad: bytes) -> None:
-        """Count lines in that were written to the files."""
+        """Count the lines that were written to the files."""
         self.num_good += good.count(b"\n")
         self.num_bad += bad.count(b"\n")
 
 
 def create(table: DocumentTable, key: Key, record: BatchRecord, expires_s: float) -> None:
-    """Keep a new batch. Raises `Overloaded` where too many of its owner's are waiting."""
+    """Store a new batch. Raises `Overloaded` if its owner has too many active ones."""
     own = [each for each in table.with_status(KIND, _ACTIVE) if each.key.owner == key.owner]
     if len(own) >= MAX_ACTIVE_BATCHES:
         raise Overloaded(
-            f"{MAX_ACTIVE_BATCHES} batches of yours are in progress, as many as there may be; try"
-            " again later.",
+            f"You have {MAX_ACTIVE_BATCHES} batches in progress, the maximum; try again later.",
             retry_after_s=60.0,
         )
     table.add(
@@ -109,24 +108,24 @@ def create(table: DocumentTable, key: Key, record: BatchRecord, expires_s: float
 
 
 def active(table: DocumentTable) -> list[tuple[Key, BatchRecord]]:
-    """The batches that are not over, of all callers."""
-    return [(found.key, decoded(found)) for found in table.with_status(KIND, _ACTIVE)]
+    """Return the active batches of all callers."""
+    return [(found.key, decode(found)) for found in table.with_status(KIND, _ACTIVE)]
 
 
-def decoded(document: Document) -> BatchRecord:
-    """The batch in a document."""
+def decode(document: Document) -> BatchRecord:
+    """Return the batch in a document."""
     return decode_json(document.body, BatchRecord)
 
 
 def save(table: DocumentTable, key: Key, record: BatchRecord) -> None:
-    """Keep what a batch has become."""
+    """Store the current state of a batch."""
     table.replace(key, msgspec.json.encode(record), "" if record.is_over else _ACTIVE)
 
 
 def write(table: DocumentTable, key: Key, record: BatchRecord, *, good: bytes, bad: bytes) -> None:
-    """Add lines to a batch's files, and keep what it has become.
+    """Append results to a batch's files, and store its state.
 
-    The caller's `record` counts them when all of that is in the store.
+    The caller's `record` counts them once the transaction is done.
     """
     for file_id, data in zip(record.growing, (good, bad), strict=True):
         if data:
@@ -137,7 +136,7 @@ def write(table: DocumentTable, key: Key, record: BatchRecord, *, good: bytes, b
 
 
 def end(table: DocumentTable, key: Key, record: BatchRecord, status: Status) -> None:
-    """Show the files of a batch, and bring it into its last status."""
+    """Publish the files of a batch, and set its final status."""
     output, errors = record.growing
     record.output_file_id = output if finish(table, key.owner, output) else None
     record.error_file_id = errors if finish(table, key.owner, errors) else None

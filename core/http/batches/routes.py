@@ -1,6 +1,6 @@
-"""`/v1/batches` as OpenAI's clients use it.
+"""The routes `/v1/batches`, compatible with OpenAI's.
 
-Owns the fields of a batch, and the shape of the answers.
+Owns the fields of a batch and the format of responses.
 """
 
 from __future__ import annotations
@@ -29,38 +29,38 @@ _BatchId = Annotated[str, Path(min_length=1, max_length=MAX_NAME_CHARS)]
 
 
 class FileExpiry(Strict):
-    """When the files of a batch are deleted."""
+    """The expiry of a batch's files."""
 
     anchor: Literal["created_at"]
     seconds: int = Field(ge=limits.MIN_FILE_LIFETIME_S, le=limits.MAX_FILE_LIFETIME_S)
 
 
 class BatchRequest(NullIsAbsent):
-    """A batch to be begun."""
+    """A request to create a batch."""
 
     input_file_id: Name
     endpoint: Endpoint
     completion_window: Annotated[
         str, StringConstraints(pattern=r"^[1-9][0-9]{0,5}[smhd]$", max_length=7)
-    ] = Field(description="When to give up: a number and s, m, h or d. OpenAI has 24h alone.")
+    ] = Field(description="Time limit: a number and s, m, h or d. OpenAI accepts only 24h.")
     metadata: Metadata | None = None
     output_expires_after: FileExpiry | None = None
 
     @property
     def window_s(self) -> int:
-        """The window in seconds. Raises `InvalidRequest` for one that is too long."""
+        """The window in seconds. Raises `InvalidRequest` if it is too long."""
         number, unit = re.findall(r"[0-9]+|[a-z]", self.completion_window)
         window_s = int(number) * _UNITS_S[unit]
         if window_s > limits.MAX_BATCH_WINDOW_S:
             raise InvalidRequest(
-                f"A batch takes at most {limits.MAX_BATCH_WINDOW_S // _UNITS_S['d']}d.",
+                f"completion_window is at most {limits.MAX_BATCH_WINDOW_S // _UNITS_S['d']}d.",
                 param="completion_window",
             )
         return window_s
 
 
 class BatchFaultReply(BaseModel):
-    """Why a batch failed as a whole."""
+    """The reason why a batch failed as a whole."""
 
     code: str
     message: str
@@ -69,14 +69,14 @@ class BatchFaultReply(BaseModel):
 
 
 class BatchFaultList(BaseModel):
-    """All reasons why."""
+    """All reasons why a batch failed."""
 
     object: Literal["list"] = "list"
     data: list[BatchFaultReply]
 
 
 class LineCounts(BaseModel):
-    """Lines of a batch: in all, answered, and those with errors."""
+    """Numbers of lines: total, answered, and with errors."""
 
     total: int
     completed: int
@@ -84,7 +84,7 @@ class LineCounts(BaseModel):
 
 
 class BatchReply(BaseModel):
-    """A batch."""
+    """A batch and its progress."""
 
     id: str
     object: Literal["batch"] = "batch"
@@ -109,7 +109,7 @@ class BatchReply(BaseModel):
 
     @classmethod
     def of(cls, record: BatchRecord) -> Self:
-        """What is shown of `record`."""
+        """Build the response for `record`."""
         times: dict[str, Any] = {f"{name}_at": int(at) for name, at in record.times.items()}
         faults = [
             BatchFaultReply(code=each.code, message=each.message, line=each.line)
@@ -135,7 +135,7 @@ class BatchReply(BaseModel):
 
 
 class BatchList(BaseModel):
-    """A part of a caller's batches, the last first."""
+    """A page of a caller's batches, the latest first."""
 
     object: Literal["list"] = "list"
     data: list[BatchReply]
@@ -145,7 +145,7 @@ class BatchList(BaseModel):
 
 
 def batches_router(runner: BatchRunner) -> APIRouter:
-    """The routes of callers' batches."""
+    """Create the routes of batches."""
     router = APIRouter(route_class=StrictRoute, responses=ERROR_RESPONSES, tags=["batches"])
 
     @router.post(_ROUTE)
@@ -165,7 +165,7 @@ def batches_router(runner: BatchRunner) -> APIRouter:
         limit: Annotated[int, Query(ge=1, le=limits.MAX_BATCHES_LISTED)] = 20,
         after: Annotated[str, Query(max_length=MAX_NAME_CHARS)] = "",
     ) -> BatchList:
-        """The caller's batches."""
+        """List the caller's batches."""
         page = Page(limit=limit + 1, after=after, is_descending=True)
         found = await runner.listed(Context.of(request).principal.owner, page)
         data = [BatchReply.of(record) for record in found[:limit]]
@@ -178,12 +178,12 @@ def batches_router(runner: BatchRunner) -> APIRouter:
 
     @router.get(_ROUTE + "/{batch_id}")
     async def show_batch(batch_id: _BatchId, request: Request) -> BatchReply:
-        """One batch."""
+        """Show one batch."""
         return BatchReply.of(await runner.get(Context.of(request).principal.owner, batch_id))
 
     @router.post(_ROUTE + "/{batch_id}/cancel")
     async def cancel_batch(batch_id: _BatchId, request: Request) -> BatchReply:
-        """End a batch before its time; what was answered is kept."""
+        """Cancel a batch; the results so far are kept."""
         return BatchReply.of(await runner.cancel(Context.of(request).principal, batch_id))
 
     return router

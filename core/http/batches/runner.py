@@ -1,7 +1,7 @@
-"""The batches of all callers: made, run, found and ended.
+"""Creates, runs, finds and cancels the batches of all callers.
 
-Owns which of them run, in whose name, and that a started server goes on with those that the one
-before it left. What happens within one is `work`'s.
+Owns the running batches and their owners, and resumes batches after a restart of the server. The
+work within a batch is in `work`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ STORE_PAUSE_S: Final = 5.0
 
 
 class BatchRunner:
-    """Runs batches over `shelf`, their lines at the gate of the app that answers them."""
+    """Runs batches with files of `shelf`, through the gate of the app that answers them."""
 
     def __init__(self, shelf: FileShelf) -> None:
         self._shelf = shelf
@@ -43,13 +43,13 @@ class BatchRunner:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def serve(self, app: FastAPI) -> None:
-        """Have `app` answer the lines."""
+        """Set the `app` that answers the lines."""
         self._app = app
         self._gate = app.state.gate
 
     async def start(self) -> None:
-        """Go on with batches that an earlier run of the server left, once the store has them."""
-        assert self._app is not None, "somebody has to answer"
+        """Resume the batches of an earlier run of the server, once the store is available."""
+        assert self._app is not None, "no app to answer"
         if not self._shelf.is_there:
             return
         try:
@@ -72,7 +72,7 @@ class BatchRunner:
                 continue
             principal = self._app.state.keyring.principal_of(key.owner)
             if principal is None:
-                fault = BatchFault("key_removed", "Its API key is not accepted any more.")
+                fault = BatchFault("key_removed", "Its API key is no longer accepted.")
                 await self._work(key, record).fail(fault)
             else:
                 self._begin(key, record, principal)
@@ -80,11 +80,11 @@ class BatchRunner:
     async def create(
         self, principal: Principal, fields: Mapping[str, Any], *, window_s: float, kept_s: float
     ) -> BatchRecord:
-        """Begin a batch with these fields of a record. Raises `RequestError`s."""
+        """Create a batch with these fields of a record. Raises `RequestError`s."""
         file = await self._shelf.get(principal.owner, fields["input_file_id"])
         if file.about.purpose != "batch":
             raise InvalidRequest(
-                f"The file is for {file.about.purpose}: upload it with purpose batch.",
+                f"The file has the purpose {file.about.purpose}: upload it with purpose batch.",
                 param="input_file_id",
             )
         now_s = time.time()
@@ -102,7 +102,7 @@ class BatchRunner:
         return record
 
     async def get(self, owner: str, batch_id: str) -> BatchRecord:
-        """The batch. Raises `NotFound`."""
+        """Return the batch. Raises `NotFound`."""
         key = Key(records.KIND, batch_id, owner)
         if key in self._works:
             return self._works[key].record
@@ -112,21 +112,21 @@ class BatchRunner:
                 f"You have no batch {batch_id[:80]!a}; GET /v1/batches lists yours.",
                 param="batch_id",
             )
-        return records.decoded(found)
+        return records.decode(found)
 
     async def listed(self, owner: str, page: Page) -> list[BatchRecord]:
-        """An owner's batches in the order they came. Raises `InvalidRequest`."""
+        """Return a page of an owner's batches. Raises `InvalidRequest`."""
         found = await self._shelf.store.call(DocumentTable.listed, owner, records.KIND, page)
-        return [records.decoded(document) for document in found]
+        return [records.decode(document) for document in found]
 
     async def cancel(self, principal: Principal, batch_id: str) -> BatchRecord:
-        """End a batch before its time. Raises `NotFound`, `InvalidRequest` where it is over."""
+        """Cancel a batch. Raises `NotFound`, `InvalidRequest` if it has ended."""
         owner = principal.owner
         record = await self.get(owner, batch_id)
         key = Key(records.KIND, batch_id, owner)
         if record.is_over:
-            raise InvalidRequest(f"The batch is {record.status} already.", param="batch_id")
-        if key not in self._works:  # nothing runs it: it has but to be ended
+            raise InvalidRequest(f"The batch is already {record.status}.", param="batch_id")
+        if key not in self._works:  # nothing runs it: it only needs to be ended
             self._begin(key, record, principal)
         work = self._works[key]
         await work.cancel()
@@ -134,11 +134,11 @@ class BatchRunner:
 
     @property
     def num_running(self) -> int:
-        """Batches that are under way."""
+        """How many batches are running."""
         return len(self._works)
 
     async def close(self) -> None:
-        """Stop; what is not over goes on when a server is started with the same store."""
+        """Stop; active batches resume when a server starts with the same store."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -166,7 +166,7 @@ class BatchRunner:
             try:
                 await self._run_once(work, ask)
                 return
-            except Unavailable as error:  # the store, which may come back
+            except Unavailable as error:  # the store may recover
                 _log.warning("a batch waits for the store: %s", error.message)
                 await asyncio.sleep(STORE_PAUSE_S)
 
@@ -176,6 +176,6 @@ class BatchRunner:
             await work.run(ask, self._gate)
         except Unavailable:
             raise
-        except Exception:  # nobody waits for this task: the batch and the log have to say it
+        except Exception:  # nothing awaits this task: batch and log must record the error
             _log.exception("a batch failed")
-            await work.fail(BatchFault("internal_error", "The batch failed: the log says why."))
+            await work.fail(BatchFault("internal_error", "The batch failed; see the server's log."))

@@ -1,7 +1,7 @@
-"""One batch, from its first line to its last.
+"""The work of one batch, from its first line to its last.
 
-Owns the order: lines are counted, answered a few at a time, and what came of each is kept at once,
-so that a batch goes on where a stopped server left it. Knows no route.
+Owns the order: lines are counted, then answered a few at a time, and each result is stored at once,
+so that a batch resumes where a stopped server left it. Knows no route.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from triptych.core.http.batches.lines import (
     LineAnswer,
     LineRequest,
     LineSplitter,
-    answered,
+    answer_result,
+    error_result,
     read_line,
-    refused,
     result_numbers,
 )
 from triptych.core.http.batches.record import BatchFault, BatchRecord
@@ -36,21 +36,21 @@ from triptych.core.text.threads import on_text_thread
 _WRITTEN_TOGETHER: Final = 256
 _MAX_RESULT_BYTES: Final = 2**30
 MAX_TRIES_DOWN: Final = 100
-"""So often a line is asked again where the server cannot answer: for more than an hour."""
+"""Retries of a line while the server cannot answer, for more than an hour in total."""
 _MAX_PAUSE_S: Final = 60.0
 
 Ask = Callable[[bytes], Awaitable[LineAnswer]]
-"""Posts a body to the endpoint of the batch, in its owner's name."""
+"""Posts a body to the endpoint of the batch on behalf of its owner."""
 
 
 class BatchExpired(RequestTimeout):
-    """The batch was over before this line was answered."""
+    """The batch expired before this line was answered."""
 
     code = "batch_expired"
 
 
 class BatchWork:
-    """A batch under way. Lines of over `max_line_bytes` are refused."""
+    """A running batch. Lines over `max_line_bytes` are refused."""
 
     def __init__(
         self, shelf: FileShelf, key: Key, record: BatchRecord, *, max_line_bytes: int
@@ -62,12 +62,12 @@ class BatchWork:
         self._window: asyncio.Timeout | None = None
 
     async def run(self, ask: Ask, gate: LineGate) -> None:
-        """Do all that is left. Cancelling it leaves the rest for another run.
+        """Answer all remaining lines. Cancelling it leaves the rest for another run.
 
-        Raises `Unavailable` where the store fails; it can be run again.
+        Raises `Unavailable` if the store fails; it can be run again.
         """
         try:
-            if self.record.faults:  # all that is left is to keep them
+            if self.record.faults:  # only the end is missing
                 await self._end("failed")
                 return
             if self.record.status == "validating" and not await self._prepare():
@@ -83,7 +83,7 @@ class BatchWork:
             await self.fail(BatchFault("store_full", error.message))
 
     async def cancel(self) -> None:
-        """End it before its time, with what there is."""
+        """Cancel the batch with the results so far."""
         if not self.record.is_over:
             self.record.enter("cancelling")
             if self._window is not None and not self._window.expired():
@@ -91,12 +91,12 @@ class BatchWork:
             await self._save()
 
     async def fail(self, fault: BatchFault) -> None:
-        """End it, with what there is and the reason."""
+        """End the batch with the results so far and the reason."""
         self.record.faults.append(fault)
         await self._end("failed")
 
     async def _prepare(self) -> bool:
-        """Count the lines, and open the files; whether there is something to do."""
+        """Count the lines and create the files; returns whether the batch can run."""
         num_lines = 0
         async with aclosing(self._parts(self.record.input_file_id, self._max_line_bytes)) as parts:
             async for lines in parts:
@@ -117,20 +117,20 @@ class BatchWork:
         return True
 
     async def _grow(self, kind: str) -> str:
-        """The id of a new file for results of that kind."""
+        """Create a file for results of this kind, and return its id."""
         about = FileAbout(f"{self.record.id}_{kind}.jsonl", "batch_output")
         expires_s = self.record.files_expire_s
         made = await self._shelf.add(self._key.owner, about, expires_s=expires_s, is_growing=True)
         return made.id
 
     async def _done(self) -> set[int]:
-        """The lines that were answered. Their files are what counts, whatever the record says."""
+        """Return the answered lines, from the files: the record may be out of date."""
         good, bad = [await self._numbers(file_id) for file_id in self.record.growing]
         self.record.num_good, self.record.num_bad = len(good), len(bad)
         return good | bad
 
     async def _numbers(self, file_id: str) -> set[int]:
-        """Of which lines there are results in a file."""
+        """Return the numbers of the lines with results in a file."""
         numbers: set[int] = set()
         async with aclosing(self._parts(file_id, _MAX_RESULT_BYTES)) as parts:
             async for lines in parts:
@@ -139,10 +139,10 @@ class BatchWork:
         return numbers
 
     async def _answer_all(self, done: set[int], ask: Ask, gate: LineGate) -> None:
-        """Raises `TimeoutError` where the time is over, or the batch was cancelled."""
-        now_s = await self._shelf.store.call(DocumentTable.now_s)  # which no leap of a clock moves
+        """Answer all lines. Raises `TimeoutError` if the window ends or the batch is cancelled."""
+        now_s = await self._shelf.store.call(DocumentTable.now_s)  # immune to clock changes
         rest_s = 0.0 if self.record.is_cancelled else self.record.ends_s - now_s
-        own_places = asyncio.Semaphore(gate.num_places)  # lines that pause have one of these, too
+        own_places = asyncio.Semaphore(gate.num_places)  # also held by lines that pause
         try:
             async with asyncio.timeout(rest_s) as self._window, asyncio.TaskGroup() as group:
                 async for number, request in self._requests():
@@ -154,21 +154,21 @@ class BatchWork:
                     task = group.create_task(self._answer(number, request, ask, place))
                     # A task that is cancelled before its first step runs no `finally`.
                     task.add_done_callback(partial(_give_up, place, own_places))
-        except BaseExceptionGroup as errors:  # one line's fault is the store's, or ours
+        except BaseExceptionGroup as errors:  # a fault of the store, or a bug
             raise errors.exceptions[0] from None
         finally:
             self._window = None
 
     async def _answer(self, number: int, request: LineRequest, ask: Ask, place: LinePlace) -> None:
-        """Answer one line, and keep what came of it."""
+        """Answer one line, and store its result."""
         line_id = self._line_id(number)
         if request.error is not None:
-            await self._write(bad=refused(line_id, request.custom_id, request.error))
+            await self._write(bad=error_result(line_id, request.custom_id, request.error))
             return
         answer = await ask(request.body)
         num_down = 0
         while (wait_s := answer.retry_after_s) is not None and num_down < MAX_TRIES_DOWN:
-            if answer.status != HTTPStatus.TOO_MANY_REQUESTS:  # maybe it is down for good
+            if answer.status != HTTPStatus.TOO_MANY_REQUESTS:  # it may be down permanently
                 num_down += 1
                 wait_s = max(wait_s, min(num_down, _MAX_PAUSE_S))
             place.leave()
@@ -176,11 +176,11 @@ class BatchWork:
             await place.enter()
             answer = await ask(request.body)
         place.leave()
-        text = answered(line_id, request.custom_id or "", answer)
+        text = answer_result(line_id, request.custom_id or "", answer)
         await (self._write(good=text) if answer.is_good else self._write(bad=text))
 
     async def _finish(self, *, is_late: bool) -> None:
-        """Tell of lines that were not answered, unless they were cancelled; show the files."""
+        """Write errors for unanswered lines, unless cancelled, and publish the files."""
         is_cancelled = self.record.is_cancelled
         if not is_cancelled:
             self.record.enter("finalizing")
@@ -201,20 +201,20 @@ class BatchWork:
     async def _expire(self) -> None:
         """Write an error for each line that was not answered."""
         done = await self._done()
-        error = BatchExpired("The completion window was over before this request was answered.")
+        error = BatchExpired("The completion window ended before this request was answered.")
         late: list[bytes] = []
         async with aclosing(self._requests()) as requests:
             async for number, request in requests:
                 if number in done:
                     continue
-                late.append(refused(self._line_id(number), request.custom_id, error))
+                late.append(error_result(self._line_id(number), request.custom_id, error))
                 if len(late) == _WRITTEN_TOGETHER:
                     await self._write(bad=b"".join(late))
                     late = []
         await self._write(bad=b"".join(late))
 
     async def _write(self, *, good: bytes = b"", bad: bytes = b"") -> None:
-        """Keep results; those of a batch that is stopped just now, too."""
+        """Store results, even if the batch is being stopped."""
         await asyncio.shield(self._keep(good, bad))
 
     async def _keep(self, good: bytes, bad: bytes) -> None:
@@ -225,7 +225,7 @@ class BatchWork:
         await self._shelf.store.call(records.save, self._key, self.record)
 
     async def _requests(self) -> AsyncGenerator[tuple[int, LineRequest], None]:
-        """What the lines ask for, with their numbers. The first of those with an id has it."""
+        """Yield line numbers and requests; only the first of several equal ids is valid."""
         custom_ids: set[str] = set()
         async with aclosing(self._parts(self.record.input_file_id, self._max_line_bytes)) as parts:
             async for lines in parts:
@@ -243,7 +243,7 @@ class BatchWork:
                     yield number, request
 
     async def _parts(self, file_id: str, max_bytes: int) -> AsyncGenerator[list[Line], None]:
-        """The lines of a file that are not empty, some at a time."""
+        """Yield the non-empty lines of a file, some at a time."""
         splitter = LineSplitter(max_bytes)
         async with aclosing(self._shelf.content(self._key.owner, file_id)) as pieces:
             async for piece in pieces:

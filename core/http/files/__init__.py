@@ -1,1 +1,1 @@
-"""Files that callers keep here: `/v1/files`."""
+"""Files that callers store on the server: `/v1/files`."""

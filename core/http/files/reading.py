@@ -1,7 +1,6 @@
-"""Files that a request names by their ids, read for as long as it needs them.
+"""Stored files that a request refers to by id.
 
-Owns how many bytes of them one request holds: as many as one body may have, counted with the
-uploads of all others.
+Owns the limit of their size per request, which is that of a body, and counts them as uploads.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from triptych.core.media.fetch import Fetched
 
 
 class StoredFiles:
-    """The files that a request names. They count as uploads until this is closed."""
+    """The files that a request refers to. They count as uploads until `close`."""
 
     def __init__(self, request: Request) -> None:
         context, state = Context.of(request), request.app.state
@@ -29,10 +28,9 @@ class StoredFiles:
         self._files: dict[str, bytearray] = {}
 
     async def read(self, name: str, file_id: str) -> None:
-        """Read a file, once, to be found by `name`.
+        """Read a file once and keep it under `name`.
 
-        Raises `NotFound`, and `PayloadTooLarge` and `Overloaded` as for a body with the files in
-        it.
+        Raises `NotFound`, and `PayloadTooLarge` and `Overloaded` as for a body with the files.
         """
         if name in self._files:
             return
@@ -40,7 +38,7 @@ class StoredFiles:
         held = sum(map(len, self._files.values()))
         if held + file.num_bytes > self._max_bytes:
             raise PayloadTooLarge(
-                f"The files that the request names are over {self._max_bytes} bytes.",
+                f"The files of the request exceed {self._max_bytes} bytes.",
                 param="messages",
             )
         self._share.take(file.num_bytes)
@@ -51,7 +49,7 @@ class StoredFiles:
         self._files[name] = data
 
     def find(self, name: str) -> Fetched | None:
-        """The file that was read for `name`."""
+        """Return the file that was read for `name`."""
         data = self._files.get(name)
         return None if data is None else Fetched(data, "")
 

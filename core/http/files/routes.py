@@ -1,7 +1,6 @@
-"""`/v1/files` as OpenAI's clients use it.
+"""The routes `/v1/files`, compatible with OpenAI's.
 
-Owns the form of an upload and the shape of the answers. What the store keeps of a file is
-`shelf`'s.
+Owns the form of an upload and the format of responses. `shelf` stores the files.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _FileId = Annotated[str, Path(min_length=1, max_length=MAX_NAME_CHARS)]
 
 
 class FileForm(Strict):
-    """What comes with an uploaded file."""
+    """The fields of an upload, without the file."""
 
     purpose: Literal["assistants", "batch", "evals", "user_data", "vision"]
     anchor: Literal["created_at"] | None = Field(default=None, alias="expires_after[anchor]")
@@ -47,18 +46,18 @@ class FileForm(Strict):
     @classmethod
     def _refuse_tuning(cls, value: Any) -> Any:
         if isinstance(value, dict) and value.get("purpose") == "fine-tune":
-            raise UnsupportedOption("No model is tuned here.", param="purpose")
+            raise UnsupportedOption("Fine-tuning is not offered.", param="purpose")
         return value
 
     @model_validator(mode="after")
     def _check_expiry(self) -> Self:
         if (self.anchor is None) != (self.seconds is None):
-            raise InvalidRequest("expires_after has an anchor and seconds.", param="expires_after")
+            raise InvalidRequest("expires_after needs anchor and seconds.", param="expires_after")
         return self
 
 
 class FileReply(BaseModel):
-    """A file, without its bytes."""
+    """A file without its bytes."""
 
     id: str
     object: Literal["file"] = "file"
@@ -71,7 +70,7 @@ class FileReply(BaseModel):
 
     @classmethod
     def of(cls, file: StoredFile) -> Self:
-        """What is shown of `file`."""
+        """Build the response for `file`."""
         return cls(
             id=file.id,
             bytes=file.num_bytes,
@@ -83,7 +82,7 @@ class FileReply(BaseModel):
 
 
 class FileList(BaseModel):
-    """A part of a caller's files."""
+    """A page of a caller's files."""
 
     object: Literal["list"] = "list"
     data: list[FileReply]
@@ -93,7 +92,7 @@ class FileList(BaseModel):
 
 
 class FileDeleted(BaseModel):
-    """The answer when a file is gone."""
+    """The response to a deletion."""
 
     id: str
     object: Literal["file"] = "file"
@@ -101,7 +100,7 @@ class FileDeleted(BaseModel):
 
 
 def files_router(shelf: FileShelf) -> APIRouter:
-    """The routes of callers' files."""
+    """Create the routes of files."""
     router = APIRouter(responses=ERROR_RESPONSES, tags=["files"])
     _add_collection(router, shelf)
     _add_one(router, shelf)
@@ -111,7 +110,7 @@ def files_router(shelf: FileShelf) -> APIRouter:
 def _add_collection(router: APIRouter, shelf: FileShelf) -> None:
     @router.post(_ROUTE, openapi_extra=form_body(FileForm, "file"))
     async def upload_file(request: Request) -> FileReply:
-        """Keep a file."""
+        """Store a file."""
         shelf.check()
         form = await read_form(request)
         wanted, upload = form.parsed(FileForm), form.file("file")
@@ -128,7 +127,7 @@ def _add_collection(router: APIRouter, shelf: FileShelf) -> None:
         order: Literal["asc", "desc"] = "desc",
         after: Annotated[str, Query(max_length=MAX_NAME_CHARS)] = "",
     ) -> FileList:
-        """The caller's files, the last first."""
+        """List the caller's files, the latest first."""
         page = Page(limit=limit + 1, after=after, is_descending=order == "desc")
         files = await shelf.listed(Context.of(request).principal.owner, page, purpose)
         data = [FileReply.of(file) for file in files[:limit]]
@@ -143,7 +142,7 @@ def _add_collection(router: APIRouter, shelf: FileShelf) -> None:
 def _add_one(router: APIRouter, shelf: FileShelf) -> None:
     @router.get(_ROUTE + "/{file_id}")
     async def show_file(file_id: _FileId, request: Request) -> FileReply:
-        """One file."""
+        """Show one file."""
         return FileReply.of(await shelf.get(Context.of(request).principal.owner, file_id))
 
     @router.get(
@@ -152,7 +151,7 @@ def _add_one(router: APIRouter, shelf: FileShelf) -> None:
         responses={200: {"content": {"application/octet-stream": {}}}},
     )
     async def file_content(file_id: _FileId, request: Request) -> Response:
-        """The bytes of a file."""
+        """Send the bytes of a file."""
         owner = Context.of(request).principal.owner
         file = await shelf.get(owner, file_id)
 
@@ -168,12 +167,12 @@ def _add_one(router: APIRouter, shelf: FileShelf) -> None:
 
     @router.delete(_ROUTE + "/{file_id}")
     async def delete_file(file_id: _FileId, request: Request) -> FileDeleted:
-        """Remove a file."""
+        """Delete a file."""
         await shelf.delete(Context.of(request).principal.owner, file_id)
         return FileDeleted(id=file_id)
 
 
 def _printable(filename: str) -> str:
-    """A client's name for a file: data, and no path of ours."""
+    """Return the printable base name of a client's file name, which is never used as a path."""
     name = filename.replace("\\", "/").rpartition("/")[2]
     return "".join(char for char in name if char.isprintable())[:MAX_NAME_CHARS]

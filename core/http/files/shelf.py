@@ -1,7 +1,7 @@
-"""The files of callers, as documents of the store.
+"""The files of callers as documents of the store.
 
-Owns what is kept of a file beside its bytes, and who may read it: nobody but the API key that it
-belongs to. Knows no route.
+Owns the metadata of a file and its access control: only the owner's API key can read it. Knows no
+route.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from triptych.core.store.store import DocumentStore
 Purpose = Literal["assistants", "batch", "batch_output", "evals", "user_data", "vision"]
 _KIND = "file"
 _GROWING = "growing"
-"""The status of a file that is still written, and not shown."""
+"""Status of a file that is still being written and not listed."""
 _LISTED_TOGETHER = 256
 
 
 class FileAbout(msgspec.Struct, frozen=True):
-    """What a file is called, and what it is for."""
+    """The name and purpose of a file."""
 
     filename: str
     purpose: Purpose
 
 
 class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file as it is kept; times are since the epoch."""
+    """A stored file; times are since the epoch."""
 
     id: str
     about: FileAbout
@@ -45,25 +45,25 @@ class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FileShelf:
-    """The files in a store; without one there is none."""
+    """The files in a store; without a store there are none."""
 
     def __init__(self, store: DocumentStore | None) -> None:
         self._store = store
 
     @property
     def store(self) -> DocumentStore:
-        """The store. Raises `UnsupportedOption` where the server keeps nothing."""
+        """The store. Raises `UnsupportedOption` with --store off."""
         if self._store is None:
             raise UnsupportedOption("Nothing is kept here: the server runs with --store off.")
         return self._store
 
     @property
     def is_there(self) -> bool:
-        """Whether the server keeps anything."""
+        """Whether the server has a store."""
         return self._store is not None
 
     def check(self) -> None:
-        """Raise `UnsupportedOption` where the server keeps nothing."""
+        """Raise `UnsupportedOption` if the server has no store."""
         _ = self.store
 
     async def add(
@@ -75,10 +75,7 @@ class FileShelf:
         expires_s: float = math.inf,
         is_growing: bool = False,
     ) -> StoredFile:
-        """Keep a file; one that `is_growing` is not shown before it is finished.
-
-        Raises `StoreFull`.
-        """
+        """Store a file; one that `is_growing` is hidden until `finish`. Raises `StoreFull`."""
         key = Key(_KIND, f"file-{secrets.token_hex(16)}", owner)
         document = Document(
             key=key,
@@ -92,28 +89,28 @@ class FileShelf:
         return _file(document, len(data))
 
     async def get(self, owner: str, file_id: str) -> StoredFile:
-        """The file. Raises `NotFound`."""
+        """Return the file. Raises `NotFound`."""
         found = await self.store.call(DocumentTable.get, Key(_KIND, file_id, owner))
         if found is None or found.status == _GROWING:
             raise _missing(file_id)
         return _file(found, found.content_bytes)
 
     async def delete(self, owner: str, file_id: str) -> None:
-        """Remove the file. Raises `NotFound`."""
+        """Delete the file. Raises `NotFound`."""
         await self.get(owner, file_id)
         await self.store.call(DocumentTable.delete, Key(_KIND, file_id, owner))
 
     async def listed(
         self, owner: str, page: Page, purpose: Purpose | None = None
     ) -> list[StoredFile]:
-        """Files in the order they came, those of one purpose if it is given.
+        """Return a page of files in order of creation, optionally of one purpose.
 
-        Raises `InvalidRequest` where `page.after` is none of them.
+        Raises `InvalidRequest` if `page.after` is not one of them.
         """
         files: list[StoredFile] = []
         part = replace(page, limit=_LISTED_TOGETHER)
         is_last = False
-        while len(files) < page.limit and not is_last:  # others come to use the store, too
+        while len(files) < page.limit and not is_last:  # in parts, so that other calls can run
             try:
                 found, is_last, part = await self.store.call(_part, owner, part, purpose)
             except InvalidRequest:
@@ -124,17 +121,17 @@ class FileShelf:
         return files[: page.limit]
 
     def content(self, owner: str, file_id: str) -> AsyncGenerator[bytes, None]:
-        """The bytes of a file, piece by piece; it ends early where that is deleted."""
+        """Yield the bytes of a file in pieces; ends early if the file is deleted."""
         return self.store.content(Key(_KIND, file_id, owner))
 
 
 def grow(table: DocumentTable, owner: str, file_id: str, data: bytes) -> bool:
-    """Add to a file that is growing, within a transaction; whether it is there."""
+    """Append to a growing file within a transaction; returns whether the file exists."""
     return table.append(Key(_KIND, file_id, owner), data)
 
 
 def finish(table: DocumentTable, owner: str, file_id: str) -> bool:
-    """Show a file that was growing, within a transaction; one without bytes is removed."""
+    """Publish a growing file within a transaction; an empty file is deleted."""
     key = Key(_KIND, file_id, owner)
     found = table.get(key)
     if found is None:
@@ -153,7 +150,7 @@ def _keep(table: DocumentTable, document: Document, data: bytes | bytearray) -> 
 def _part(
     table: DocumentTable, owner: str, page: Page, purpose: Purpose | None
 ) -> tuple[list[StoredFile], bool, Page]:
-    """Of a page those that are shown, whether it was the last, and the next one."""
+    """Return the visible files of a page, whether it is the last, and the next page."""
     found = table.listed(owner, _KIND, page)
     shown = (each for each in found if each.status != _GROWING)
     files = [_file(each, each.content_bytes) for each in shown]

@@ -138,7 +138,7 @@ def _add_edits(router: APIRouter, endpoints: _ImageEndpoints) -> None:
         else:
             form = await read_form(request)
             body = form.parsed(EditFields)
-        images = form.uploads("image", "image[]", beside=("mask",))
+        images = form.uploads("image", "image[]", optional=("mask",))
         if len(images) > MAX_SOURCES:
             raise InvalidRequest(f"At most {MAX_SOURCES} images are read.", param="image")
         call = _call(body, Context.of(request), images, form.files.get("mask", ()))

@@ -174,7 +174,7 @@ async def test_a_job_that_has_begun_ends_with_a_typed_error() -> None:
         stream = client.submit("m", REQUEST, job_id="job")
         assert not (await anext(stream)).is_final
         replicas.lost.add("a")
-        with pytest.raises(EngineDown, match="replica that worked on this was lost"):
+        with pytest.raises(EngineDown, match="replica that ran this job was lost"):
             [output async for output in stream]
 
 

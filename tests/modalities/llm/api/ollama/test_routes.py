@@ -417,7 +417,7 @@ async def test_errors_are_words(
     unknown = await client.post(CHAT, json={**chat(), "model": "llama3"})
     assert (unknown.status_code, unknown.json().keys()) == (404, {"error"})
     assert "tiny:latest" in unknown.json()["error"]
-    assert (await client.get("/api/nothing")).json() == {"error": "There is no such route here."}
+    assert (await client.get("/api/nothing")).json() == {"error": "There is no such route."}
 
 
 async def test_the_models(client: httpx.AsyncClient, engine: FakeEngine) -> None:
