@@ -1,1 +1,1 @@
-"""The device: what it can do, its clock and its memory. A place of torch."""
+"""Devices: what they can do, their streams and copies, and the group of ranks."""

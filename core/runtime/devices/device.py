@@ -1,4 +1,4 @@
-"""One accelerator or the CPU: what it is, what it holds, which types it computes in.
+"""One accelerator or the CPU: its name, its memory and the types it computes in.
 
 Owns the first steps of every process that computes (threads, the device, its memory ledger), and
 the dtype policy. Knows nothing of models or pages.
@@ -23,7 +23,7 @@ from triptych.core.options.config import DeviceOptions
 from triptych.core.process.heap import keep_freed_memory
 from triptych.core.process.threads import usable_cores
 
-# Aliases, because the field below takes torch's own name within its class.
+# Aliases, because a field of `Device` has the name of torch's module.
 TorchDevice: TypeAlias = torch.device
 Dtype: TypeAlias = torch.dtype
 
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """An opened device. `torch.device` and nothing global: several may live in one process."""
+    """An opened device: a wrapped `torch.device`, without global state."""
 
     torch: TorchDevice
 
@@ -60,7 +60,7 @@ class Device:
 
     @property
     def name(self) -> str:
-        """What people call it, as the log has it."""
+        """The device's name in the log."""
         if self.is_cpu:
             return "cpu"
         return f"gpu:{self.torch.index or 0} ({torch.cuda.get_device_name(self.torch)})"
@@ -72,7 +72,7 @@ class Device:
 
     @property
     def target(self) -> str:
-        """What kernels are compiled for here: `cuda:90`, `hip:gfx942`; empty on a CPU."""
+        """The compile target of kernels: `cuda:90`, `hip:gfx942`; empty on a CPU."""
         if self.is_cpu:
             return ""
         properties = torch.cuda.get_device_properties(self.torch)
@@ -81,32 +81,32 @@ class Device:
         return f"cuda:{properties.major}{properties.minor}"
 
     def taken_bytes(self) -> int:
-        """What this process holds of its memory."""
+        """Device memory held by this process."""
         if self.is_cpu:
             return int(psutil.Process().memory_info().rss)
         return int(torch.cuda.memory_reserved(self.torch))
 
     def free_bytes(self) -> int:
-        """Memory that can be taken now without swapping, container limits respected."""
+        """Memory that can be allocated now without swapping, container limits respected."""
         if not self.is_cpu:
             free, _ = torch.cuda.mem_get_info(self.torch)
             return int(free)
         return min(int(psutil.virtual_memory().available), _container_bytes())
 
     def obtainable_bytes(self) -> int:
-        """Memory that this process can take now: what is free, and what it holds and does not use.
+        """Memory that this process can allocate now: free, or held without being used.
 
-        It may lie in pieces.
+        It may be fragmented.
         """
         if self.is_cpu:
             return self.free_bytes()
         return self.free_bytes() + self.taken_bytes() - int(torch.cuda.memory_allocated(self.torch))
 
     def compute_dtype(self, checkpoint_dtype: Dtype) -> Dtype:
-        """The type to hold and run weights in: the checkpoint's own where the device is good at it.
+        """The type to hold and run weights in: the checkpoint's own where the device has it fast.
 
-        float16 checkpoints run in bfloat16 on a CPU; what has no fast bfloat16 takes float32 (a
-        CPU) or float16 (a GPU).
+        float16 checkpoints run in bfloat16 on a CPU; without fast bfloat16 a CPU takes float32 and
+        a GPU float16.
         """
         if checkpoint_dtype not in (torch.bfloat16, torch.float16):
             return torch.float32
@@ -123,10 +123,10 @@ class Device:
 
 
 def _gpu_index(spec: str) -> int:
-    """The one GPU that a `--device` names. Raises `DeviceError`."""
+    """The index of the one GPU that `--device` names. Raises `DeviceError`."""
     if spec in _APPLE:
         raise DeviceError(
-            f"--device {spec}: our kernels know no GPU of Apple's, and torch's own would be slower"
+            f"--device {spec}: there are no kernels for Apple GPUs, and torch's own would be slower"
             " than the CPU kernels. Use --device cpu, or auto, which takes the CPU there."
         )
     match = _SPEC.fullmatch(spec)
@@ -135,15 +135,15 @@ def _gpu_index(spec: str) -> int:
     numbers = (match[1] or "0").split(",")
     if len(numbers) > 1:
         raise DeviceError(
-            f"--device {spec}: models are divided over as many GPUs as --tensor-parallel-size"
-            f" says. Give it, too, use --device gpu:{numbers[0]}, or serve the model on each GPU by"
-            f" --device gpu --replicas {len(numbers)}."
+            f"--device {spec}: --tensor-parallel-size is the number of GPUs that a model"
+            f" is divided over. Add it, use --device gpu:{numbers[0]}, or serve the model on each"
+            f" GPU with --device gpu --replicas {len(numbers)}."
         )
     return int(numbers[0])
 
 
 def rank_device(options: DeviceOptions, rank: int) -> str:
-    """What `--device` means for one of the ranks that a model is divided over."""
+    """The device of one of the ranks that a model is divided over, as `--device` names it."""
     spec = options.device
     match = _SPEC.fullmatch(spec)
     numbers = (match[1] or "0").split(",") if match else []
@@ -155,19 +155,19 @@ def rank_device(options: DeviceOptions, rank: int) -> str:
 
 
 def share_cores(options: DeviceOptions, num_ranks: int) -> None:
-    """Leave the other ranks on this CPU their part of the cores, unless `--threads` says more."""
+    """Limit torch to this rank's share of the cores, unless `--threads` is set."""
     if not options.threads:
         torch.set_num_threads(max(1, usable_cores().count // num_ranks))
 
 
 def open_device(options: DeviceOptions) -> tuple[Device, Ledger]:
-    """Open the device and give it a ledger of what is free there, times the share allowed.
+    """Open the device and create the ledger of its memory: free memory times the share allowed.
 
-    Raises `DeviceError` where there is no such device, or not one that does as it must.
+    Raises `DeviceError` where the device does not exist or cannot be used.
     """
     cores = usable_cores()
     num_threads = options.threads or cores.count
-    torch.set_num_threads(num_threads)  # the native kernels take as many
+    torch.set_num_threads(num_threads)  # the native kernels use the same number
     reason = f"--threads; {cores}" if options.threads else str(cores)
     _log.info("threads to compute with: %d (%s)", num_threads, reason)
     device = Device.open(rank_device(options, 0))
@@ -191,18 +191,18 @@ def has_fast_cpu_bfloat16() -> bool:
 
 
 def _bound_primitive_caches() -> None:
-    """Limit the compiled products that oneDNN and torch's layer above it keep, 1,024 by default.
+    """Limit the compiled primitives that oneDNN and torch's layer above it keep, 1,024 by default.
 
-    There is one of half a megabyte for each weight and number of rows. With prompts of many lengths
-    the caches grew for hours, to gigabytes with the fragmentation. Compiling a product again takes
-    a fraction of a millisecond. The limits are read at the first product.
+    One of half a megabyte is compiled for each weight and number of rows. With prompts of many
+    lengths the caches grew for hours, to gigabytes with the fragmentation. Compiling one again
+    takes a fraction of a millisecond. The limits are read at the first matrix product.
     """
     for name in _PRIMITIVE_CACHES:
         os.environ.setdefault(name, str(_NUM_PRIMITIVES))
 
 
 def _container_bytes() -> int:
-    """What the enclosing cgroup (version 2) still allows; without a limit, a huge number."""
+    """Bytes that the enclosing cgroup (version 2) still allows; without a limit, a huge number."""
     try:
         return int(_CGROUP_LIMIT.read_text()) - int(_CGROUP_USAGE.read_text())
     except (OSError, ValueError):  # no such file, or "max"
@@ -210,7 +210,7 @@ def _container_bytes() -> int:
 
 
 def end_of_work(device: torch.device) -> Callable[[], None]:
-    """A call that waits for the work launched so far on this thread's stream."""
+    """A function that waits for the work launched so far on this thread's stream."""
     if device.type != "cuda":
         return _is_over
     event = torch.Event(device, blocking=True)
@@ -219,4 +219,4 @@ def end_of_work(device: torch.device) -> Callable[[], None]:
 
 
 def _is_over() -> None:
-    """On a CPU a launch is the work itself."""
+    """Do nothing: on a CPU, work is done when its launch returns."""

@@ -1,8 +1,8 @@
-"""The ranks of one divided model, and what they tell each other within a step.
+"""The ranks of one divided model, and their collective operations within a step.
 
-Owns the process group: gloo between processes on one CPU, NCCL between GPUs. Is imported where a
-model is divided, and nowhere else. Every rank makes the same calls in the same order; one that
-cannot raises or waits, and its process ends (see `core.runtime.engine.ranks`).
+Owns the process group: gloo between processes on one CPU, NCCL between GPUs. Imported only where a
+model is divided. Every rank makes the same calls in the same order; a rank that cannot raises or
+waits, and its process ends (see `core.runtime.engine.ranks`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 _TIMEOUT = timedelta(minutes=10)
-"""For a rank that is there and does not answer. One that died is noticed at once."""
+"""For a rank that runs and does not answer. One that died is noticed at once."""
 
 
 class RankGroup:
@@ -32,7 +32,7 @@ class RankGroup:
 
     @classmethod
     def join(cls, file: str, rank: int, num_ranks: int, device: torch.device) -> RankGroup:
-        """Meet the others at a new file; returns when all are there."""
+        """Meet the other ranks at a new file; returns when all are there."""
         store = dist.FileStore(file, num_ranks)  # type: ignore[attr-defined]  # not in `__all__`
         group = cls(store, rank, num_ranks, _nccl if device.type == "cuda" else _gloo)
         group.broadcast(torch.zeros(1, device=device))  # NCCL meets at the first call
@@ -44,16 +44,16 @@ class RankGroup:
         return cls(None, 0, num_ranks, lambda *place: None)
 
     def part(self, ranks: Sequence[int]) -> RankGroup:
-        """Some ranks among themselves, this one with them: each of them calls it."""
+        """A group of some of the ranks, this one among them. Each of those ranks makes the call."""
         kind: Any = dist.PrefixStore  # type: ignore[attr-defined]  # not in `__all__`
         store = kind(f"part {list(ranks)}", self._store)
         return RankGroup(store, ranks.index(self.rank), len(ranks), self._open_backend)
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum over ranks, the same bits on all; `x` may be overwritten.
+        """Sum over ranks, the same bits on all; `x` may be overwritten.
 
-        On a CPU it is added up in the order of ranks, so that a row's sum does not follow from its
-        place in the batch, as it does where ranks add up different parts of a tensor.
+        A CPU adds in the order of ranks, so that a row's sum does not depend on its place in the
+        batch, as it would if each rank added up another part of the tensor.
         """
         if not self._is_ordered:
             x = x.contiguous()
@@ -65,7 +65,7 @@ class RankGroup:
         return total
 
     def all_gather(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Every rank's `x`, of one shape, on all."""
+        """Gather every rank's `x`, of one shape, on all ranks."""
         parts = x.new_empty(self.num_ranks, *x.shape).unbind()
         self._backend.allgather([list(parts)], [x.contiguous()]).wait()
         return parts
@@ -73,7 +73,7 @@ class RankGroup:
     def exchange(
         self, parts: Sequence[torch.Tensor], shapes: Sequence[Sequence[int]]
     ) -> list[torch.Tensor]:
-        """Send each rank its part. Returns what each has sent here, which is of such a shape."""
+        """Send each rank its part. Returns the parts received, of these shapes."""
         sent = torch.cat([part.flatten() for part in parts])
         sizes = [math.prod(shape) for shape in shapes]
         received = sent.new_empty(sum(sizes))
@@ -82,7 +82,7 @@ class RankGroup:
         return [x.view(*shape) for x, shape in zip(received.split(sizes), shapes, strict=True)]
 
     def gather(self, x: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
-        """Every rank's `x`, of one shape, on rank 0; `None` elsewhere."""
+        """Gather every rank's `x`, of one shape, on rank 0; `None` elsewhere."""
         x = x.contiguous()
         options = dist.GatherOptions()
         options.rootRank = 0
@@ -94,7 +94,7 @@ class RankGroup:
         return parts
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
-        """Rank 0's `x` on all: written into that of the others, which has its shape and type."""
+        """Copy rank 0's `x` into that of the other ranks, which has its shape and type."""
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
         self._backend.broadcast([x], options).wait()
@@ -102,7 +102,7 @@ class RankGroup:
 
 
 def _gloo(store: Any, rank: int, num_ranks: int) -> Any:
-    """Processes of this machine alone: they listen where no other can reach them."""
+    """Open gloo between processes of this machine: they listen on loopback only."""
     kind: Any = dist.ProcessGroupGloo
     options = kind._Options()
     options._devices = [kind.create_device(hostname="127.0.0.1")]

@@ -1,8 +1,8 @@
 """The stream that a model's steps are launched on.
 
-Owns the order between a model's loading and its first step. Each model has a stream of its own, so
-that on a GPU steps of several models overlap; what one step yields for another passes through the
-host, or stays on one stream. Events at the end of a step tell when its results are there
+Owns the order between a model's loading and its first step. Each model has its own stream, so that
+steps of several models overlap on a GPU; a result that one step hands to another passes through the
+host, or stays on one stream. An event at the end of a step marks when its results are ready
 (`core.runtime.devices.device.end_of_work`, `core.runtime.sampling.host_copy`). On a CPU there are
 no streams: a step is done when it is launched.
 """
@@ -15,10 +15,10 @@ import torch
 
 
 class StepStream:
-    """What the current thread has launched on the device until now comes first."""
+    """A stream whose work starts after all that the current thread has launched on the device."""
 
     def __init__(self, device: torch.device, *, is_urgent: bool = False) -> None:
-        """The work of streams that are urgent is taken up before that of others."""
+        """Work of urgent streams is scheduled before that of other streams."""
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device, priority=-1 if is_urgent else 0)

@@ -1,6 +1,7 @@
-"""From the host to a device, without waiting for the work that the device has before it.
+"""Copies from the host to a device that do not wait for earlier work of the device.
 
-Owns how memory must lie for that. The way back is `core.runtime.sampling.host_copy`.
+Owns the kind of host memory that this needs. Copies to the host are
+`core.runtime.sampling.host_copy`.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ import torch
 
 
 def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A tensor on `device`; the tensor itself where it is there already.
+    """Copy a tensor to `device`; returns the tensor itself if it is there already.
 
-    A copy from memory that is not pinned waits for all that was launched before it. Torch keeps
+    A copy from memory that is not pinned would wait for all work launched before it. Torch keeps
     the pinned memory until it has been read.
     """
     if device.type == "cuda" and tensor.device.type == "cpu":
@@ -20,5 +21,5 @@ def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def sent_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A tensor in the type of another, where that one is."""
+    """Copy a tensor to the device of another, in its type."""
     return sent(tensor.to(like.dtype), like.device)

@@ -1,8 +1,8 @@
-"""Small arrays on their way to the device, all of a step in one copy.
+"""Small arrays on their way to the device, all arrays of a step in one copy.
 
-Owns the pinned buffers, which are used in turn: a GPU's copy from memory that is not pinned would
-be waited for. Where the device is not done with the next buffer there is one more, so that nothing
-here waits. On a CPU an array is its own tensor. Used from one thread, on one stream.
+Owns the pinned buffers, which are used in turn: a copy from memory that is not pinned would block.
+While the device still reads the next buffer another one is added, so that nothing here waits. On a
+CPU an array is its own tensor. Used from one thread, on one stream.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from numpy.typing import NDArray
 
 Numbers = NDArray[np.int64] | NDArray[np.float64]
 
-_NUM_BUFFERS = 8  # as many copies as there are in a few plain steps
+_NUM_BUFFERS = 8  # the number of copies in a few plain steps
 _MIN_SIZE = 1024
 _EMPTY = torch.empty(0, dtype=torch.int64)
 _DTYPES = MappingProxyType({np.dtype(np.int64): torch.int64, np.dtype(np.float64): torch.float64})
 
 
 class CopyEvent(Protocol):
-    """What `torch.Event` has of use here."""
+    """The part of `torch.Event` that is used here."""
 
     def record(self) -> None:
         """Mark this place in the stream's work."""
         ...
 
     def query(self) -> bool:
-        """Whether that place is passed; one never recorded is."""
+        """Whether that place has been passed; true for an event that was never recorded."""
         ...
 
 
 class Uploads:
-    """Brings over arrays of 8-byte numbers."""
+    """Uploads arrays of 8-byte numbers."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Uploads:
         new_buffer: Callable[[int], torch.Tensor] | None = None,
         new_event: Callable[[], CopyEvent] | None = None,
     ) -> None:
-        """By default buffers are pinned, and events the device's."""
+        """By default buffers are pinned, and events are the device's."""
         self._device = device
         self._is_cpu = device.type == "cpu"
         self._new_buffer = new_buffer or _pinned
@@ -64,11 +64,11 @@ class Uploads:
         return [part.view(_DTYPES[array.dtype]) for part, array in zip(parts, arrays, strict=True)]
 
     def pack(self, arrays: Sequence[Numbers]) -> torch.Tensor:
-        """The arrays one after the other on the host, to be copied from before the next call."""
+        """The arrays one after the other on the host, to be copied before the next call."""
         bits = [array.ravel().view(np.int64) for array in arrays]
         if self._is_cpu:
             return torch.from_numpy(np.concatenate(bits))
-        self._events[self._last].record()  # what was copied from the last buffer is launched
+        self._events[self._last].record()  # the copy from the last buffer has been launched
         self._last = place = (self._last + 1) % len(self._buffers)
         if not self._events[place].query():
             self._buffers.insert(place, _EMPTY)

@@ -1,1 +1,1 @@
-"""What runs the steps of any model: runners, heads, what loaders share. A place of torch."""
+"""Runs the steps of any model: runners, heads, and the common parts of loaders."""

@@ -1,7 +1,7 @@
-"""What loaders of models have in common.
+"""The common parts of model loaders.
 
-Owns the fields that compose and the pipelines hand to any loader, and the parts that every model of
-tokens has. What a model is made of, and the order in which it is loaded, is each loader's own.
+Owns the fields that compose and the pipelines pass to any loader, and the parts that every token
+model has. The parts of a model and the order in which they are loaded belong to each loader.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 class DeviceLoader:
     """One model and the device it goes to. `load` makes it a `schedulers.base.ModelLoader`.
 
-    With `is_fixed_on_gpu` the products of its models can have fixed tiles there, such that a row
-    does not depend on its batch.
+    With `is_fixed_on_gpu` its models' matrix products can use fixed tiles there, so that a row does
+    not depend on its batch.
     """
 
     is_fixed_on_gpu: ClassVar[bool] = False
@@ -53,13 +53,13 @@ class DeviceLoader:
         self._is_sketch = False
 
     def load(self, report: Callable[[float], None]) -> object:
-        """Each kind of model has its own; see `schedulers.base.ModelLoader`."""
+        """Load the model; see `schedulers.base.ModelLoader`."""
         raise NotImplementedError
 
     def check_size(self) -> None:
-        """See `schedulers.base.ModelLoader`: what `load` does up to where weights are read.
+        """Check that the model fits, before weights are read; see `schedulers.base.ModelLoader`.
 
-        Of a divided model rank 0's part, which is the largest; no other rank is started.
+        Of a divided model only rank 0's part, the largest, is checked; no other rank is started.
         """
         alone = copy.copy(self)
         alone._ledger = Ledger(self._ledger.capacity_bytes)
@@ -68,15 +68,15 @@ class DeviceLoader:
             alone.load(lambda share: None)
 
     def _memory(self, stack: ExitStack) -> ModelMemory:
-        """The model's share of memory; what it reserves is released with `stack`.
+        """The model's share of memory; reservations are released with `stack`.
 
-        Raises `ConfigError` where rows depend on their batch and must not.
+        Raises `ConfigError` where rows would depend on their batch and must not.
         """
         if self._is_deterministic and not (self._device.is_cpu or self.is_fixed_on_gpu):
             raise ConfigError(
-                f"--enable-deterministic-inference: on a GPU {self.name} sums as torch's libraries"
-                " do, in an order that follows from the batch; only text models on our decoder do"
-                " not. Use --device cpu, or leave it out."
+                f"--enable-deterministic-inference: on a GPU {self.name} sums in the order of"
+                " torch's libraries, which depends on the batch; only text models on the native"
+                " decoder do not. Use --device cpu, or leave it out."
             )
         if target := self._device.target:
             use_triton_cache(self._config.models.cache_dir, target, self._resolved.bundle)
@@ -101,20 +101,20 @@ class DeviceLoader:
 
 
 class TokenLoader(DeviceLoader):
-    """One model whose steps sample tokens over a paged cache."""
+    """Loads a model whose steps sample tokens over a paged cache."""
 
     def _check_invariance(self, native: NativeKernels | None, *, is_native: bool) -> None:
-        """Raise `ConfigError` where rows depend on their batch and must not."""
+        """Raise `ConfigError` where rows would depend on their batch and must not."""
         has_kernels = native is not None or not self._device.is_cpu
         if self._is_deterministic and not (has_kernels and is_native):
             raise ConfigError(
                 f"--enable-deterministic-inference: {self.name} runs on"
-                f" {'torch alone' if is_native else 'transformers'}, where sums follow from the"
-                " batch; serve it with our decoder and kernels, or leave it out."
+                f" {'torch alone' if is_native else 'transformers'}, where sums depend on the"
+                " batch; serve it with the native decoder and kernels, or leave it out."
             )
 
     def _cache(self, layout: KvLayout, num_pages: int, native: NativeKernels | None) -> KvCache:
-        """The memory of the pages. Raises `ConfigError` as `_check_invariance` does."""
+        """Allocate the pages. Raises `ConfigError` as `_check_invariance` does."""
         kv = KvCache(layout, num_pages, self._device.torch, native)
         if self._is_deterministic and self._device.is_cpu and kv.native is None:
             raise ConfigError(
@@ -127,7 +127,7 @@ class TokenLoader(DeviceLoader):
     def _sampler(
         self, num_logits: int, native: NativeKernels | None, num_slots: int | None = None
     ) -> Sampler:
-        """What samples for all rows of a step."""
+        """The sampler for all rows of a step."""
         return Sampler(
             vocab_size=num_logits,
             max_batch_size=num_slots or self._config.schedule.max_batch_size,
@@ -142,7 +142,7 @@ class TokenLoader(DeviceLoader):
         max_length: int,
         activation_bytes: Callable[[int, int], int],
     ) -> DecodeGraphs | None:
-        """What decode steps are captured with, if they are; the cache then has a page more."""
+        """The captured decode steps, if any; the cache then needs one more page."""
         options, schedule = self._config.device, self._config.schedule
         wanted, max_rows = options.device_graph_rows, options.device_graph_max_rows
         pads = options.device_graph_padding
@@ -150,7 +150,7 @@ class TokenLoader(DeviceLoader):
             if wanted or max_rows or not pads:
                 raise ConfigError(
                     "--device-graph-rows, --device-graph-max-rows, --no-device-graph-padding: no"
-                    " step is captured here; give --device-graph-capture, too, or leave them out."
+                    " step is captured here; add --device-graph-capture, or leave them out."
                 )
             return None
         most = min(max_rows or schedule.max_batch_size, schedule.max_batch_size)
@@ -184,7 +184,7 @@ class TokenLoader(DeviceLoader):
         native: NativeKernels | None,
         graphs: DecodeGraphs | None,
     ) -> TokenRunner:
-        """The runner over a cache of so many pages. On a GPU all graphs are captured now."""
+        """Create the runner over a cache of `num_pages`. On a GPU all graphs are captured now."""
         num_pages += graphs is not None
         runner = TokenRunner(
             head,
@@ -200,7 +200,7 @@ class TokenLoader(DeviceLoader):
         return runner
 
     def _pool(self, layout: KvLayout, num_pages: int, *, shares: bool = True) -> PagePool:
-        """The pages. With `shares` prompts that begin alike share them, unless switched off."""
+        """Create the page pool. With `shares` equal prompt prefixes share pages by default."""
         return PagePool(
             num_pages=num_pages,
             page_size=layout.page_size,
@@ -208,5 +208,5 @@ class TokenLoader(DeviceLoader):
         )
 
     def _namespace(self, layout: KvLayout, max_length: int) -> bytes:
-        """Cached prompts are found again only by the same weights in the same cache format."""
+        """The namespace of cached prompts: equal weights in one cache format share them."""
         return f"{self._resolved.digest} {layout} {max_length}".encode()

@@ -1,6 +1,6 @@
-"""Who gets what of a device, as a table that an operator reads before weights are.
+"""A table of a device's memory, for operators, logged before weights are read.
 
-Owns the look. What is reserved is the ledger's, what for the loaders'.
+Owns the layout. The ledger knows the reservations; the loaders know their purposes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _COLUMNS = ("weights", "caches", "activations")
 
 
 def memory_table(reserved: Mapping[str, int], left_bytes: int) -> list[str]:
-    """Lines of a table: a row for each model that has reservations (`model/purpose`)."""
+    """Format the lines of a table: a row for each model that has reservations (`model/purpose`)."""
     sizes: dict[str, dict[str, int]] = {}
     for owner, num_bytes in sorted(reserved.items()):
         model, _, purpose = owner.rpartition("/")
@@ -30,7 +30,7 @@ def memory_table(reserved: Mapping[str, int], left_bytes: int) -> list[str]:
 
 
 def _column(purpose: str) -> str:
-    """Parts of models have names of their own: what is no cache and no activations is weights."""
+    """The column of a purpose: everything except caches and activations is weights."""
     if purpose == "activations":
         return purpose
     return "caches" if purpose in _CACHES else "weights"

@@ -1,6 +1,6 @@
-"""How much of a device one token model takes: types, cache format, pages, entries in the ledger.
+"""The device memory of one token model: types, cache format, pages, entries in the ledger.
 
-Owns the sizes that loaders of every modality choose alike. Knows no architecture.
+Owns the sizes that loaders of all modalities choose in the same way. Knows no architecture.
 """
 
 from __future__ import annotations
@@ -37,40 +37,40 @@ _DTYPES = MappingProxyType(
 _PAGE_DTYPES = MappingProxyType(
     {**_DTYPES, "float8_e4m3fn": torch.float8_e4m3fn, "int8": torch.int8}
 )
-FEWER_BITS = " Weights in fewer bits take less: --quantization-encoding."
+FEWER_BITS = " Quantized weights take less memory: --quantization-encoding."
 _REMEDIES = MappingProxyType(
     {
         "weights": FEWER_BITS,
-        "activations": " Steps of --max-batch-input-tokens, --max-batch-size and --max-length take"
-        " less where these are smaller.",
-        "codec-state": " Fewer voices at once take less: --max-streams.",
-        "vision-cache": " Images that are kept take less with --max-vision-cache-entries.",
+        "activations": " Lower --max-batch-input-tokens, --max-batch-size or --max-length"
+        " to make steps smaller.",
+        "codec-state": " Lower --max-streams to keep fewer voices.",
+        "vision-cache": " Lower --max-vision-cache-entries to keep fewer images.",
     }
 )
-"""What else helps, by the purpose that is too large."""
-_CPU_CACHE_SHARE = 0.25  # of the ledger: a laptop has other things to do with its memory
+"""Advice for the user, by the purpose that is too large."""
+_CPU_CACHE_SHARE = 0.25  # of the ledger: a laptop needs memory for other programs
 
 _log = logging.getLogger(__name__)
 
 
 def open_kernels(config: Config, bundle: str = "") -> NativeKernels | None:
-    """The CPU kernels that the options ask for; out of the bundle in a folder where it has them."""
+    """Open the CPU kernels that the options ask for; from the bundle where it has them."""
     folder = WeightsCache.open(config.models.cache_dir).kernels
     return _open_kernels(config.device.cpu_kernels, folder, config.device.cpu_isa, bundle)
 
 
 @cache
 def _open_kernels(mode: str, folder: Path, isa: str, bundle: str) -> NativeKernels | None:
-    """The kernels, looked for once for all models of a process."""
+    """Open the kernels once for all models of a process."""
     return NativeKernels.open(mode, folder, isa, Bundle.open(Path(bundle)) if bundle else None)
 
 
 class SizesTaken(Exception):
-    """All that a model takes has been reserved, in an account of its own."""
+    """All memory of a model has been reserved, in a separate ledger."""
 
 
 class ModelMemory:
-    """The choices for a model; reservations are released with `stack`."""
+    """The memory choices of a model; reservations are released with `stack`."""
 
     def __init__(
         self,
@@ -86,50 +86,51 @@ class ModelMemory:
         self._device = device
         self._ledger = ledger
         self._stack = stack
-        self.num_ranks = 1  # that the model is divided over
+        self.num_ranks = 1  # ranks that the model is divided over
         self.is_sketch = False
 
     def dtype(self, stored: torch.dtype, *, takes_blocks: bool = False) -> torch.dtype:
         """The type to compute in, for weights `stored` in some type.
 
-        Raises `ConfigError` for options that do not agree, or ask for blocks that are not taken.
+        Raises `ConfigError` for options that contradict each other, or ask for blocks where
+        `takes_blocks` is false.
         """
         wanted = plain_type(self._config.models, takes_blocks=takes_blocks)
         return _DTYPES.get(wanted) or self._device.compute_dtype(stored)
 
     def encoding(self, checkpoint: Checkpoint) -> WeightEncoding:
-        """How its weights are held. Raises `ConfigError` where it has those of others alone."""
+        """The encoding of its weights. Raises `ConfigError` for a checkpoint in another one."""
         wanted = self._config.models.quantization_encoding
         return WeightEncoding.of(wanted, checkpoint.tensors, checkpoint.encoding)
 
     def cache_format(self, dtype: torch.dtype) -> tuple[int, torch.dtype]:
-        """Tokens per page and the type of keys and values, for a model that computes in `dtype`."""
+        """Page size and type of keys and values, for a model that computes in `dtype`."""
         options = self._config.cache
         return options.kv_cache_page_size, _PAGE_DTYPES.get(options.kv_cache_format, dtype)
 
     def native_kernels(self) -> NativeKernels | None:
-        """The CPU kernels, where the device and the options have them."""
+        """The CPU kernels, where the device and the options allow them."""
         return open_kernels(self._config, self._bundle) if self._device.is_cpu else None
 
     def reserve(
         self, purpose: str, num_bytes: int, *, is_divided: bool = True, remedy: str | None = None
     ) -> None:
-        """Take bytes that are about to be allocated, by every rank if what they are for is divided.
+        """Reserve bytes that are about to be allocated; divided purposes count for every rank here.
 
-        Raises `MemoryBudgetExceeded`; where they are never there its message ends with the
-        `remedy`, or with the one that the purpose mostly has.
+        Raises `MemoryBudgetExceeded`; if the bytes can never be free its message ends with the
+        `remedy`, by default that of the purpose.
         """
         remedy = _REMEDIES.get(purpose, "") if remedy is None else remedy
         self._reserve(purpose, num_bytes * (self._num_shares if is_divided else 1), remedy)
 
     @property
     def available_bytes(self) -> int:
-        """What is left now for each rank that takes from this device."""
+        """The memory left now for each rank on this device."""
         return self._ledger.available_bytes // self._num_shares
 
     @property
     def most_bytes(self) -> int:
-        """What would be left for each if no other model were there."""
+        """The memory that would be left for each rank without other models."""
         return self._ledger.most_bytes(self._name) // self._num_shares
 
     def _reserve(self, purpose: str, num_bytes: int, remedy: str = "") -> Reservation:
@@ -142,9 +143,9 @@ class ModelMemory:
         return reservation
 
     def show(self) -> None:
-        """Log who gets what of the device; comes before weights are read.
+        """Log the device's memory table; called before weights are read.
 
-        Raises `SizesTaken` instead where that is all that was asked for.
+        Raises `SizesTaken` instead if only the sizes were wanted.
         """
         if self.is_sketch:
             raise SizesTaken
@@ -153,31 +154,31 @@ class ModelMemory:
 
     @property
     def _num_shares(self) -> int:
-        """How many ranks take as much of this device as this one: on a CPU all of them."""
+        """The number of ranks that take this much of the device: on a CPU all of them."""
         return self.num_ranks if self._device.is_cpu else 1
 
     @property
     def captures(self) -> bool:
-        """Whether steps are to be captured. Raises `ConfigError` for options without effect."""
+        """Whether steps are captured. Raises `ConfigError` for options without effect."""
         wanted = self._config.device.device_graph_capture
         captures = not self._device.is_cpu if wanted is None else wanted
         if self.num_ranks > 1:
             if wanted:
                 raise ConfigError(
-                    "--device-graph-capture: steps of a divided model are not captured yet; leave"
-                    " it out, or have the model on one device."
+                    "--device-graph-capture: steps of a divided model are not captured yet; omit"
+                    " it, or put the model on one device."
                 )
             captures = False
         if self._config.debug.debug_verify_replay and not captures:
             raise ConfigError(
-                "--debug-verify-replay: no step is captured here; give --device-graph-capture, too."
+                "--debug-verify-replay: no step is captured here; add --device-graph-capture."
             )
         return captures
 
     def captured_steps(self, num_bytes: int) -> CapturedSteps | None:
-        """Those that take up to `num_bytes`; none, with a line in the log, where there is no room.
+        """Captured steps of up to `num_bytes`; `None`, logged, where memory is short.
 
-        And none where steps are not to be captured.
+        Also `None` where steps are not captured.
         """
         if not self.captures:
             return None
@@ -199,10 +200,10 @@ class ModelMemory:
         )
 
     def reserve_pages(self, layout: KvLayout, max_length: int) -> int:
-        """Take as many pages as full batches can use, the budget allows, and other models leave.
+        """Reserve the pages that full batches can use, within the budget and free memory.
 
-        One row of the whole context must fit, whatever the shares say. Returns their number.
-        Raises `ModelTooLarge`, naming the context that fits, where that is all too long.
+        One row of the whole context must fit, whatever the shares. Returns the number of pages.
+        Raises `ModelTooLarge`, naming the context that fits, where even one row is too long.
         """
         pages_per_row = -(-max_length // layout.page_size)
         page_bytes = layout.page_bytes * self._num_shares
@@ -223,9 +224,9 @@ class ModelMemory:
     def _lack_of_pages(
         self, layout: KvLayout, max_length: int, room: int, page_bytes: int
     ) -> MemoryBudgetExceeded:
-        """What to raise where there is room for fewer pages than one row of the context takes."""
+        """The error for a cache with room for less than one row of the context."""
         most = self._ledger.most_bytes(self._name) // page_bytes - 1
-        if most * layout.page_size >= max_length:  # once others have left
+        if most * layout.page_size >= max_length:  # once other models are unloaded
             return MemoryBudgetExceeded(
                 f"The cache of {self._name} has room for {max(room, 0) * layout.page_size} tokens,"
                 f" less than its context of {max_length}: lower --max-length, or raise"
@@ -245,7 +246,7 @@ class ModelMemory:
 
 
 def _resize(reservation: Reservation, num_bytes: int) -> bool:
-    """Hold so many bytes instead; whether they are there."""
+    """Resize a reservation; returns whether the memory was there."""
     try:
         reservation.resize(num_bytes)
     except MemoryBudgetExceeded:

@@ -1,8 +1,8 @@
-"""Pages of a cache as bytes, for engines that hand them to each other.
+"""Pages of a cache as bytes, for engines that transfer them.
 
-Owns the order of a page's bytes: those of each tensor of `KvCache.tensors`, one after another, as
-they are stored. Implements `core.kv.transfer.memory.PageMemory`. On a CPU numpy copies: torch would
-have OpenMP keep workers for the thread that carries pages, beside those of the device thread.
+Owns the order of a page's bytes: the tensors of `KvCache.tensors`, one after another, as stored.
+Implements `core.kv.transfer.memory.PageMemory`. On a CPU numpy copies: torch would make OpenMP keep
+workers for the transfer thread in addition to those of the device thread.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from triptych.core.runtime.layers.attention import KvCache
 
 
 class CacheMemory:
-    """The pages of `kv`. Called from one thread, which waits for its copies alone."""
+    """The pages of `kv`. Called from one thread, which waits only for its own copies."""
 
     def __init__(self, kv: KvCache) -> None:
         self._tensors = [tensor.view(torch.uint8).flatten(1) for tensor in kv.tensors]
@@ -27,10 +27,10 @@ class CacheMemory:
         self._host = [t.numpy() for t in self._tensors] if self._device.type == "cpu" else []
         self._copies = HostCopies(self._device)
         self.page_bytes = sum(sizes)
-        assert self.page_bytes == kv.layout.page_bytes, "a page is what the layout says"
+        assert self.page_bytes == kv.layout.page_bytes, "a page has the layout's size"
 
     def num_bytes(self, page_id: int) -> int:
-        """How many a page has: all as many."""
+        """The size of a page; all pages have the same."""
         return self.page_bytes
 
     def read(self, page_id: int, buffer: memoryview) -> None:
@@ -43,7 +43,7 @@ class CacheMemory:
             self._copy(page_id, buffer, is_read=True)
 
     def write(self, page_id: int, buffer: memoryview) -> None:
-        """Copy a page from `buffer`; it is there when this returns."""
+        """Copy a page from `buffer`; the copy is complete when this returns."""
         if self._host:
             content = np.frombuffer(buffer, dtype=np.uint8)
             for pages, place in zip(self._host, self._places, strict=True):
@@ -60,14 +60,14 @@ class CacheMemory:
 
 
 class HostCopies:
-    """Copies between a device and the host, beside the steps that run, on one thread."""
+    """Copies between a device and the host, concurrent with steps, on one thread."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream: torch.cuda.Stream | None = None
 
     def copy(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-        """Copy each source to its target, and wait for it."""
+        """Copy each source to its target, and wait for the copies."""
         if self._stream is None:
             self._stream = torch.cuda.Stream(self._device)
         with torch.inference_mode(), torch.cuda.stream(self._stream):

@@ -1,7 +1,7 @@
-"""Sampling in a model that is divided over ranks: rank 0 samples, the others are told.
+"""Sampling in a model that is divided over ranks: rank 0 samples and broadcasts its tokens.
 
-Owns how a step's tokens get to every rank. So ranks cannot come to differ, whatever a sample's last
-bit follows from.
+Owns how a step's tokens reach every rank. Ranks cannot diverge, whatever the last bit of a sample
+depends on.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class LeadingSampler:
         self._sampler, self._group = sampler, group
 
     def bind(self, row: TokenRow) -> None:
-        """As the sampler behind it."""
+        """Bind the row in the wrapped sampler."""
         self._sampler.bind(row)
 
     def sample(
@@ -33,20 +33,20 @@ class LeadingSampler:
         positions: Sequence[int],
         allowed: Sequence[bytes] = (),
     ) -> TokenSamples:
-        """Sample, and tell the others."""
+        """Sample, and broadcast the tokens."""
         sampled = self._sampler.sample(logits_BV, slots, positions, allowed)
         self._group.broadcast(sampled.token_ids_B)
         return sampled
 
 
 class FollowingSampler:
-    """Implements `TokenSampler` on the other ranks."""
+    """Implements `TokenSampler` on the ranks that receive their tokens."""
 
     def __init__(self, group: RankGroup) -> None:
         self._group = group
 
     def bind(self, row: TokenRow) -> None:
-        """What a row is sampled by is rank 0's business."""
+        """Do nothing: sampling parameters are used on rank 0 only."""
 
     def sample(
         self,
@@ -55,17 +55,17 @@ class FollowingSampler:
         positions: Sequence[int],
         allowed: Sequence[bytes] = (),
     ) -> TokenSamples:
-        """What rank 0 sampled."""
+        """Receive the tokens that rank 0 sampled."""
         ids_B = torch.empty(len(slots), dtype=torch.int64, device=logits_BV.device)
         return _ToldTokens(self._group.broadcast(ids_B))
 
 
 class _ToldTokens:
-    """Implements `TokenSamples`: for the next step alone."""
+    """Implements `TokenSamples`: used for the next step only."""
 
     def __init__(self, token_ids_B: torch.Tensor) -> None:
         self.token_ids_B = token_ids_B
 
     def to_results(self) -> tuple[TokenDelta, ...]:
-        """Nobody asks another rank than 0 for results."""
+        """Never called: results are read on rank 0."""
         return ()

@@ -1,11 +1,11 @@
-"""The processes of the ranks beside rank 0, which is the engine's own.
+"""The processes of all ranks except rank 0, which is the engine itself.
 
-Owns their lives and what they are told: a configuration, the size of caches, plans. A rank's
-process (`triptych.rank_process`) builds its part of one model and runs every plan that rank 0 runs,
-in the same order; what they tell each other within a step is `core.runtime.devices.rank_group`'s.
-It speaks `core.transport.control` with the process that started it, as that does with its
-supervisor: it ends when the line is cut. A rank that ends by itself, or a step that fails on any,
-ends the engine: ranks that do not run the same cannot be mended.
+Owns their life cycles and the messages sent to them: a configuration, the size of caches, plans. A
+rank's process (`triptych.rank_process`) builds its part of one model and runs every plan that rank
+0 runs, in the same order; the communication within a step is `core.runtime.devices.rank_group`. A
+rank speaks `core.transport.control` with the process that started it, as that process does with its
+supervisor: it ends when the connection closes. A rank that ends by itself, or a step that fails on
+any rank, ends the engine: ranks that do not run the same steps cannot be resynchronized.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _Met(Generic[T]):
-    """What came of a meeting."""
+    """The result of a meeting."""
 
     value: T
 
 
 class RankSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank's process is started with, as JSON. Holds secrets: never on a command line.
+    """Settings of a rank's process, sent as JSON. Holds secrets: never on a command line.
 
     `plans_fd` is an inherited socket.
     """
@@ -74,27 +74,27 @@ class RankSetup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankLoader(Protocol):
-    """A model's loader that can be a rank."""
+    """A model loader that can run as a rank."""
 
     def follow(self, plans: Plans, group: RankGroup, ready: Callable[[], None]) -> None:
-        """Load this rank's part, say so, and run plans until there are no more."""
+        """Load this rank's part, report it by `ready`, and run plans until there are no more."""
 
 
 class Plans:
-    """A rank's end of what rank 0 tells: how much there is room for; then plans."""
+    """A rank's end of the connection that rank 0 sends capacity and plans over."""
 
     def __init__(self, fd: int) -> None:
         self._connection = Connection(fd)
 
     def capacity(self) -> int:
-        """What rank 0 has room for, and every rank with it: pages of a cache, pixels in one piece.
+        """The capacity of rank 0, and thus of every rank: cache pages, or pixels in one piece.
 
         Raises `EOFError` where loading failed there.
         """
         return decode_msgpack(self._connection.recv_bytes(), int)
 
     def run(self, launch: Callable[[PlanT], Any], kind: type[PlanT]) -> None:
-        """Run plans until rank 0 closes the line."""
+        """Run plans until rank 0 closes the connection."""
         decode = msgspec.msgpack.Decoder(kind).decode
         with suppress(EOFError):
             while True:
@@ -102,10 +102,10 @@ class Plans:
 
 
 class RankProcess:
-    """One rank's process.
+    """The process of one rank.
 
-    A thread of its own starts it and hears it to its end: Linux ends a process that wants to die
-    with its parent already when the thread that started it ends.
+    Its own thread starts it and reads its messages until it ends: a process that asks Linux to end
+    with its parent already ends with the thread that started it.
     """
 
     def __init__(self, rank: int) -> None:
@@ -120,16 +120,16 @@ class RankProcess:
 
     @property
     def plans_fd(self) -> int:
-        """The process's end of the plans, which it inherits."""
+        """The process's end of the plan connection, which it inherits."""
         return self._theirs.fileno()
 
     def start(self, setup: RankSetup) -> None:
-        """Start the process; `expect` says how it goes."""
+        """Start the process; `expect` reports how it goes."""
         self._setup = msgspec.json.encode(setup)
         self._thread.start()
 
     def expect(self, kind: type[Phase] | type[Ready], timeout_s: float | None = None) -> None:
-        """Wait for such a note. Raises what the process says it failed for, or `DeviceError`."""
+        """Wait for such a note. Raises the failure that the process reports, or `DeviceError`."""
         try:
             while not isinstance(note := self._notes.get(timeout=timeout_s), kind):
                 if isinstance(note, Failed):
@@ -143,17 +143,17 @@ class RankProcess:
             raise DeviceError(f"Rank {self.rank} did not start within {timeout_s:.0f} s.") from None
 
     def tell(self, message: bytes) -> None:
-        """Send what it reads next. Raises `OSError` where it is gone."""
+        """Send the process a message. Raises `OSError` where it has ended."""
         self._plans.send_bytes(message)
 
     def watch(self, on_end: Callable[[], None]) -> None:
-        """Have `on_end` called when it ends by itself; more than once, it may be."""
+        """Call `on_end` when the process ends by itself, perhaps more than once."""
         self._on_end = on_end
-        if self._has_ended:  # perhaps before it was to be called
+        if self._has_ended:  # perhaps before this call
             on_end()
 
     def close(self) -> None:
-        """Have it end, and wait for that."""
+        """Stop the process and join its thread."""
         self._on_end = None
         self._plans.close()
         if self._thread.ident is None:
@@ -171,11 +171,11 @@ class RankProcess:
         finally:
             self._notes.put(None)
             self._has_ended = True
-            if (on_end := self._on_end) is not None:  # `close` may take it away meanwhile
+            if (on_end := self._on_end) is not None:  # `close` may reset it meanwhile
                 on_end()
 
     def _follow(self) -> None:
-        """Start the process, and pass on what it says until it ends."""
+        """Start the process, and pass on its messages until it ends."""
         ours, theirs = socket.socketpair()
         with ours:
             with theirs, self._theirs:
@@ -192,7 +192,7 @@ class RankProcess:
 
 
 class Ranks:
-    """The ranks of one model as rank 0 sees them: `group`, and a process for each of the others."""
+    """The ranks of one model as rank 0 sees them: `group`, and a process for each other rank."""
 
     def __init__(
         self, group: RankGroup, processes: Sequence[RankProcess], stack: ExitStack
@@ -203,7 +203,7 @@ class Ranks:
 
     @classmethod
     def start(cls, config: Config, model: ResolvedModel, device: Device, num_ranks: int) -> Ranks:
-        """Start the processes and meet them. Raises `SetupError`; then none is left."""
+        """Start the processes and meet them. Raises `SetupError`; no process is left then."""
         processes = [RankProcess(rank) for rank in range(1, num_ranks)]
         with ExitStack() as stack:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="triptych-"))
@@ -224,49 +224,52 @@ class Ranks:
         return cls(RankGroup.unmet(num_ranks), (), ExitStack())
 
     def divide(self, work: Callable[[RankGroup], T]) -> T:
-        """What `work` returns, in which all ranks meet. Raises `SetupError` where one has ended."""
+        """Run `work`, in which all ranks meet. Raises `SetupError` where a rank has ended."""
         return _together(partial(work, self.group), self._processes)
 
     def tell_capacity(self, capacity: int) -> None:
-        """Have them load their parts, with room for as much; see `Plans.capacity`."""
+        """Make the ranks load their parts, with this capacity; see `Plans.capacity`."""
         for process in self._processes:
-            with suppress(OSError):  # it is gone; `leading_runner` says why
+            with suppress(OSError):  # the rank has ended; `leading_runner` raises its reason
                 process.tell(msgspec.msgpack.encode(capacity))
 
     def tell(self, plan: Plan) -> None:
-        """Have them run `plan`. Raises `OSError` where one is gone."""
+        """Make the ranks run `plan`. Raises `OSError` where one has ended."""
         message = msgspec.msgpack.encode(plan)
         for process in self._processes:
             process.tell(message)
 
     def leading_sampler(self, sampler: TokenSampler) -> LeadingSampler:
-        """Rank 0's."""
+        """The sampler of rank 0."""
         return LeadingSampler(sampler, self.group)
 
     def leading_runner(self, runner: Runner, told: Callable[[Plan], Told] = Told) -> LeadingRunner:
-        """Rank 0's, once all have loaded their parts. Raises what one of them failed for."""
+        """The runner of rank 0, once all ranks have loaded. Raises the failure of any of them."""
         for process in self._processes:
             process.expect(Ready)
         return LeadingRunner(runner, self, told)
 
     def watch(self, on_lost: Callable[[RankLost], None]) -> None:
-        """Have `on_lost` called, on another thread, when a rank ends by itself."""
+        """Call `on_lost`, on another thread, when a rank ends by itself."""
         for process in self._processes:
             process.watch(partial(on_lost, _lost(process.rank)))
 
     def close(self) -> None:
-        """End all of them."""
+        """Stop all processes."""
         self._stack.close()
 
 
 class LeadingRunner:
-    """A `Runner` on rank 0: every other rank runs each plan too, as `told` describes it."""
+    """A `Runner` on rank 0: the other ranks also run each plan, as `rank_plan` gives it."""
 
     def __init__(self, runner: Runner, ranks: Ranks, told: Callable[[Plan], Told] = Told) -> None:
         self._runner, self._ranks, self._told = runner, ranks, told
 
     def launch(self, plan: Plan) -> PendingStep:
-        """Raises `RankLost` whatever went wrong where ranks meet: they may not be in step then."""
+        """Send the plan to all ranks and launch it.
+
+        Raises `RankLost` for any failure where ranks meet: they may be out of step then.
+        """
         told, is_told = self._told(plan), False
         try:
             self._ranks.tell(told.plan)
@@ -278,14 +281,14 @@ class LeadingRunner:
             raise RankLost("A step of a divided model failed; its ranks start again.") from error
 
     def close(self) -> None:
-        """Let go of rank 0's part."""
+        """Release rank 0's part."""
         self._runner.close()
 
 
 def _expect_open(processes: Sequence[RankProcess]) -> None:
-    """Wait until all have opened their devices. Raises what the first failed for, whichever it is.
+    """Wait until all ranks have opened their devices. Raises the first failure, of any rank.
 
-    Then threads still wait for the others, until those are closed.
+    After a failure, threads still wait for the other ranks, until those are closed.
     """
     pool = ThreadPoolExecutor(len(processes), "triptych-ranks")
     notes = [pool.submit(process.expect, Phase, _START_TIMEOUT_S) for process in processes]
@@ -295,17 +298,17 @@ def _expect_open(processes: Sequence[RankProcess]) -> None:
 
 
 def _together(work: Callable[[], T], processes: Sequence[RankProcess]) -> T:
-    """What `work` returns, in which all ranks meet.
+    """Run `work`, in which all ranks meet.
 
-    Raises `SetupError` as soon as one has ended, which no meeting notices. Then the thread that
-    still waits for it is left behind; the file it waits at is taken away.
+    Raises `SetupError` as soon as a rank has ended, which the meeting itself would not notice. The
+    thread that waits in the meeting is then abandoned, and the file it waits at is deleted.
     """
     found: queue.SimpleQueue[_Met[T] | RankProcess | Exception] = queue.SimpleQueue()
 
     def meet() -> None:
         try:
             found.put(_Met(work()))
-        except Exception as error:  # whatever it is, it is raised below
+        except Exception as error:  # raised again below
             found.put(error)
 
     for process in processes:
@@ -313,7 +316,7 @@ def _together(work: Callable[[], T], processes: Sequence[RankProcess]) -> T:
     threading.Thread(target=meet, name="triptych-meeting", daemon=True).start()
     met = found.get()
     if isinstance(met, RankProcess):
-        met.expect(Ready)  # which it has not said, and never will: raises what it failed for
+        met.expect(Ready)  # an ended rank never sends it: raises the rank's failure
     if isinstance(met, _Met):
         return met.value
     raise DeviceError("The ranks did not meet; the log says why.") from (
@@ -322,10 +325,10 @@ def _together(work: Callable[[], T], processes: Sequence[RankProcess]) -> T:
 
 
 def _setup_of(process: RankProcess, setup: RankSetup) -> RankSetup:
-    """What one process is told of what all are.
+    """The setup of one process, from that of all.
 
-    It has no clients: it needs no keys, and no patience, which in a pipeline has no end and then
-    no form in JSON.
+    A rank has no clients: it needs no keys, and no stream timeout, which in a pipeline is infinite
+    and has no form in JSON.
     """
     options, server = setup.config.device, setup.config.server
     device = replace(options, device=rank_device(options, process.rank))

@@ -1,7 +1,7 @@
-"""Runs staged plans: long work that a model cuts into stages.
+"""Runs staged plans: long work that a model splits into stages.
 
-Owns the units under way between their stages. What a stage computes is the model's; which unit
-goes next is the scheduler's. Knows no network.
+Owns the running units of work between their stages. The model defines what a stage computes; the
+scheduler chooses which unit runs next. Knows no network.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from triptych.core.runtime.devices.stream import StepStream
 
 
 class Work(Protocol):
-    """One unit under way."""
+    """One running unit of work."""
 
     @property
     def next_stage(self) -> Stage | None:
-        """What it needs next; none once it is over. Known on the host after each stage."""
+        """The next stage; `None` once the unit is done. Known on the host after each stage."""
 
 
 AnyWork = TypeVar("AnyWork", bound=Work)
 Yield: TypeAlias = Any
-"""What a stage gave: nothing, a payload, a call that waits for the device and returns one, or the
+"""Result of a stage: nothing, a payload, a call that waits for the device and returns one, or the
 `TriptychError` that ends this unit's job."""
 
 
 class StagedModel(Protocol[AnyWork]):
-    """What the runner asks of a model. All calls come from the device thread, in inference mode."""
+    """A model that runs in stages. All calls come from the device thread, in inference mode."""
 
     def begin(self, request: Any, unit: int) -> AnyWork:
-        """Take up one unit of a request. Raises `TriptychError` if it cannot be done."""
+        """Start one unit of a request. Raises `TriptychError` if it cannot be run."""
 
     def advance(self, works: Sequence[AnyWork]) -> Sequence[Yield]:
-        """Run the next stage, which has one name, of each of `works`.
+        """Run the next stage of each of `works`; all have the same next stage.
 
-        Where there are several and memory runs out, each must still be able to have that stage.
+        If memory runs out with several of them, each must still be able to run that stage.
         """
 
 
@@ -63,7 +63,7 @@ class StagedRunner(Generic[AnyWork]):
             with torch.inference_mode(), self._stream.current():
                 rows = self._run(plan)
                 wait = end_of_work(self._device)
-        except BaseException as error:  # units that began in a failed step are not under way
+        except BaseException as error:  # units that began in a failed step are dropped
             for start in plan.starts:
                 self._forget(start.job_id, start.unit)
             if isinstance(error, torch.OutOfMemoryError):
@@ -72,13 +72,13 @@ class StagedRunner(Generic[AnyWork]):
         return PendingStage(rows, wait)
 
     def close(self) -> None:
-        """Let go of the model and of everything under way."""
+        """Release the model and all running units."""
         self._works.clear()
         del self._model
 
     @property
     def num_works(self) -> int:
-        """Units under way."""
+        """The number of running units."""
         return sum(map(len, self._works.values()))
 
     def _run(self, plan: StagedPlan) -> list[tuple[Yield, Stage | None]]:
@@ -117,14 +117,14 @@ class PendingStage:
         self._wait = wait
 
     def result(self) -> StepResult:
-        """Wait for the device and bring over what the stages gave."""
+        """Wait for the device and copy the results of the stages to the host."""
         rows = tuple(_result(given, stage) for given, stage in self._rows)
         self._wait()
         return StepResult(rows=rows)
 
 
 def advance_each(advance: Callable[[AnyWork], Yield], works: Sequence[AnyWork]) -> list[Yield]:
-    """Advance rows one by one, for models without batches; an error is that row's alone."""
+    """Advance works one by one, for models without batches; an error affects that work only."""
     return [_caught(advance, work) for work in works]
 
 

@@ -1,8 +1,8 @@
-"""Tokens of text: an embedding looked up in the model, one id sampled from its logits.
+"""Text tokens: an embedding looked up in the model, one id sampled from its logits.
 
 Owns each slot's last token, on the device, and the scores of prompts. Implements
-`core.runtime.engine.token_runner.TokenHead`. Any model that writes tokens over a paged cache can be
-driven by it.
+`core.runtime.engine.token_runner.TokenHead`. It can drive any model that generates tokens over a
+paged cache.
 
 Shapes: T tokens of the step, R rows of logits, E rows that end, C hidden, V vocabulary.
 """
@@ -32,7 +32,7 @@ _Scores = Callable[[], tuple[TokenLogprob, ...]]
 
 
 class TokenSamples(Protocol):
-    """What a sampler sampled: on the device for the next step, and on its way to the host."""
+    """The tokens of a step: on the device for the next step, and on their way to the host."""
 
     @property
     def token_ids_B(self) -> torch.Tensor:  # noqa: N802 - a shape
@@ -40,12 +40,12 @@ class TokenSamples(Protocol):
         ...
 
     def to_results(self) -> tuple[TokenDelta, ...]:
-        """Wait for the copies."""
+        """Wait for the copies and return one result per row."""
         ...
 
 
 class TokenSampler(Protocol):
-    """What this head asks of what samples; `core.runtime.sampling.sampler.Sampler` says more."""
+    """The sampler's interface as this head uses it; see `core.runtime.sampling.sampler.Sampler`."""
 
     def bind(self, row: TokenRow) -> None:
         """Take a slot for a row."""
@@ -77,12 +77,12 @@ class TextHead:
         self._sampler = sampler
         self._device = device
         self._last_tokens = torch.zeros(max_batch_size, dtype=torch.int64, device=device)
-        self._prompts: dict[int, TokenRow] = {}  # slots that want prompt log-probabilities
-        self._stateful: set[int] = set()  # slots that want their state instead of a token
+        self._prompts: dict[int, TokenRow] = {}  # slots that need prompt log-probabilities
+        self._stateful: set[int] = set()  # slots that return their hidden state instead of a token
 
     def bind(self, row: TokenRow) -> None:
-        """Take the slot's sampling state, and its prompt where that is to be scored."""
-        assert row.sampling is not None, "it takes its slot"
+        """Bind the slot's sampling state, and its prompt if that is scored."""
+        assert row.sampling is not None, "the row starts in its slot"
         self._sampler.bind(row)
         self._prompts.pop(row.slot, None)
         if row.sampling.prompt_logprobs:
@@ -92,11 +92,11 @@ class TextHead:
             self._stateful.add(row.slot)
 
     def lay_out(self, step: StepLayout) -> Sequence[Int64s]:
-        """The prompt ids."""
+        """The prompt ids, as the head's only extra."""
         return (step.token_ids_T,)
 
     def forward(self, step: StepLayout, kv: KvCache) -> torch.Tensor:
-        """`hidden_TC`; decode rows go in as what they sampled last."""
+        """Compute `hidden_TC`; the input of a decode row is its last sample."""
         (token_ids_T,) = step.extras
         self._feed_back(token_ids_T, step)
         return self._model.forward(token_ids_T, step.positions_T, PagedStep(kv, step.batch))
@@ -113,7 +113,7 @@ class TextHead:
         ending = {row.slot for row in rows} & self._stateful
         states_EC: HostCopy | None = None
         if ending:
-            # By numbers: a mask on the device would be waited for.
+            # By index: a mask on the device would block.
             ended = [n for n, row in enumerate(rows) if row.slot in ending]
             index_E = index_R.index_select(0, self._numbers(ended))
             states_EC = HostCopy(hidden_TC.index_select(0, index_E).float())
@@ -133,7 +133,7 @@ class TextHead:
         return partial(_results, step.rows, sampled, ending, states_EC, scores)
 
     def _feed_back(self, token_ids_T: torch.Tensor, step: StepLayout) -> None:
-        """Decode rows go on from what they sampled last."""
+        """Fill in each decode row's last sample as its input."""
         slots_D = step.decode_slots_D
         token_ids_T[: len(slots_D)] = self._last_tokens.index_select(0, slots_D)
 
@@ -143,7 +143,7 @@ class TextHead:
     def _score_prompt(self, row: TokenRow, hidden_TC: torch.Tensor) -> list[_Scores]:
         """Log-probabilities of the prompt tokens that follow this chunk's positions."""
         bound = self._prompts[row.slot]
-        assert bound.sampling is not None, "it took its slot"
+        assert bound.sampling is not None, "the row has started in its slot"
         num_top = bound.sampling.top_logprobs or 0
         end = min(row.start + row.num_tokens, bound.num_prompt_tokens - 1)
         scores: list[_Scores] = []
@@ -163,7 +163,7 @@ def _results(
     states_EC: HostCopy | None,
     scores: Mapping[int, Sequence[_Scores]],
 ) -> tuple[TokenDelta, ...]:
-    """One entry per row, after waiting for the device; those in `ending` slots yield states."""
+    """One entry per row, after waiting for the device; rows in `ending` slots yield states."""
     tokens = iter(sampled.to_results() if sampled else ())
     states = iter(() if states_EC is None else states_EC.get().numpy())
     results = []

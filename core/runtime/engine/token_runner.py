@@ -1,13 +1,13 @@
 """Turns token plans into device work: one forward and one sample per plan.
 
-Owns what every batch slot keeps between steps, its page table (on the host), and how a step is
-laid out. Knows no policy: the scheduler chooses which rows run, and on which pages. Nor does it
-know what a token is: a `TokenHead` decides what goes into the model and what is sampled from it
+Owns the page table of every batch slot (on the host), and the layout of a step. Knows no policy:
+the scheduler chooses which rows run, and on which pages. Does not know what a token is: a
+`TokenHead` decides what goes into the model and what is sampled from it
 (`core.runtime.engine.text_head`, and heads of modalities whose tokens are frames), and keeps each
 slot's last sample on the device, so that the next plan can be launched before this one is read.
 
-Steps of decode rows alone may be captured (`core.runtime.graphs`): rows that fill a bucket up go on
-from slot 0's token, at position 0 of a page that no row leases, and what they yield is dropped.
+Steps of decode rows only may be captured (`core.runtime.graphs`): padding rows continue from slot
+0's token, at position 0 of a page that no row leases, and their results are dropped.
 
 Shapes: T tokens of the step, B rows, D decode rows, R sampled rows, M pages per row, C hidden.
 """
@@ -37,18 +37,17 @@ from triptych.core.runtime.kernels.paged_attention import AttentionBatch, Int64s
 from triptych.core.runtime.layers.attention import KvCache
 
 _PADDING = TokenRow(job_id="", slot=-1, start=0, num_tokens=1)
-"""A row that fills a bucket up: its slot is the last line of the page table."""
+"""A row that pads a bucket: its slot is the last line of the page table."""
 
 
 @dataclass(slots=True)
 class StepLayout:
     """A step: its rows one after the other, decode rows first.
 
-    First it is laid out on the host: `token_ids_T` holds the prompt chunks' ids; those of the first
-    `num_decode` tokens are not known here, and 0. `row_T` is the row of each token, `row_starts`
-    each row's first token, `lengths_B` how many it has, `contexts_B` where it ends. The fields
-    after these are on the device, and are there from then on when all is brought over; `extras`
-    are the head's.
+    It is first laid out on the host: `token_ids_T` holds the prompt chunks' ids; those of the first
+    `num_decode` tokens are unknown there, and 0. `row_T` is the row of each token, `row_starts`
+    each row's first token, `lengths_B` its number of tokens, `contexts_B` the position where it
+    ends. The remaining fields are on the device and are set by the upload; `extras` are the head's.
     """
 
     rows: Sequence[TokenRow]
@@ -69,38 +68,38 @@ class StepLayout:
 
 
 RowResults = Callable[[], tuple[TokenDelta, ...]]
-"""Waits for a step, not for those launched since: one entry per row of its plan."""
+"""Waits for this step, not for later ones, and returns one entry per row of its plan."""
 
 
 class TokenHead(Protocol):
-    """What a token is to a model: how positions are embedded, and how the next one is drawn.
+    """The model's view of a token: how positions are embedded, and how the next one is sampled.
 
-    Keeps per slot, on the device, what was sampled last. Called from the runner's thread, in the
-    order of the methods here.
+    Keeps each slot's last sample on the device. Called from the runner's thread, in the order of
+    the methods here.
     """
 
     def bind(self, row: TokenRow) -> None:
-        """A row takes a slot."""
+        """Start a row in its slot."""
         ...
 
     def lay_out(self, step: StepLayout) -> Sequence[Int64s]:
-        """What this head needs on the device beside the runner's own: it comes as `extras`."""
+        """The arrays that this head also needs on the device; they come back as `extras`."""
         ...
 
     def forward(self, step: StepLayout, kv: KvCache) -> torch.Tensor:
-        """`hidden_TC` of every token."""
+        """Compute `hidden_TC` of every token."""
         ...
 
     def sample(self, step: StepLayout, hidden_TC: torch.Tensor) -> RowResults:
-        """Sample for the sampled rows, and note the samples for the next step."""
+        """Sample for the sampled rows, and keep the samples for the next step."""
         ...
 
 
 class TokenRunner:
     """Implements `core.engine_api.plan.Runner` for `TokenPlan`s.
 
-    With `graphs`, the last page before the cache's null page is theirs to write to. If
-    `is_deterministic`, attention adds up in an order that does not depend on the batch.
+    With `graphs`, padding rows write to the last page before the cache's null page. If
+    `is_deterministic`, attention sums in an order that does not depend on the batch.
     """
 
     is_deterministic = False
@@ -134,7 +133,7 @@ class TokenRunner:
         return self._kv
 
     def launch(self, plan: Plan) -> PendingTokens:
-        """Start `plan`; on a CPU the work is done when this returns.
+        """Start `plan`; on a CPU it is complete when this returns.
 
         Raises `OutOfMemory` when the device has no room for the step; the cache is unharmed.
         """
@@ -152,7 +151,7 @@ class TokenRunner:
         return PendingTokens(results, wait)
 
     def capture(self) -> None:
-        """Capture decode steps of every size now, on padding alone. They are kept."""
+        """Capture decode steps of every size now, on padding rows only, and keep them."""
         if self._graphs is not None:
             steps, spare_bytes = self._graphs.steps, self._graphs.spare_bytes
             with (
@@ -164,11 +163,11 @@ class TokenRunner:
                     self._replay((), bucket)
 
     def close(self) -> None:
-        """Let go of the model and the cache; there is no launching after this."""
+        """Release the model and the cache. No launches after this."""
         del self._head, self._kv, self._graphs
 
     def _update_page_tables(self, plan: TokenPlan) -> None:
-        """Comes before anything that can fail: the next plan's rows would write astray."""
+        """Must run before anything that can raise, or later rows would write to wrong pages."""
         for row in plan.rows:
             if row.sampling is not None:
                 self._num_pages[row.slot] = 0
@@ -179,7 +178,7 @@ class TokenRunner:
                 self._num_pages[row.slot] = last
 
     def _compute(self, rows: Sequence[TokenRow]) -> tuple[StepLayout, torch.Tensor]:
-        """The step's layout and `hidden_TC`: replayed where it can be."""
+        """The step's layout and `hidden_TC`: replayed where possible."""
         num_pages = 1 + max(row.start + row.num_tokens - 1 for row in rows) // self._page_size
         if self._graphs is not None and not any(
             row.token_ids or not row.is_sampled for row in rows
@@ -194,7 +193,7 @@ class TokenRunner:
     def _replay(
         self, rows: Sequence[TokenRow], bucket: Bucket
     ) -> tuple[StepLayout, torch.Tensor] | None:
-        """As `_compute`, for decode rows; none where the bucket is not captured."""
+        """As `_compute`, for decode rows; `None` where the bucket is not captured."""
         assert self._graphs is not None
         padded = [*rows, *[_PADDING] * (bucket.rows - len(rows))]
         step, host = self._lay_out(padded, bucket.pages)
@@ -211,9 +210,9 @@ class TokenRunner:
     def _forward_static(
         self, step: StepLayout, bucket: Bucket, ends: list[int], inputs: Tensors
     ) -> Tensors:
-        """`hidden_TC` of a step that lies in `inputs`, and what its samples need of it.
+        """`hidden_TC` of a step that lies in `inputs`, and the tensors that its samples need.
 
-        A GPU is told of the longest rows that there may be: what it launches is for all of them.
+        On a GPU, launch for the longest possible rows, so that the graph can be replayed.
         """
         static = copy(step)
         tensors = inputs[0].tensor_split(ends)
@@ -227,7 +226,7 @@ class TokenRunner:
     def _lay_out(
         self, rows: Sequence[TokenRow], num_pages: int
     ) -> tuple[StepLayout, Sequence[Int64s]]:
-        """The step on the host, vectorized, and what the device needs of it."""
+        """The step on the host, vectorized, and the arrays that the device needs."""
         shape = np.array([(r.slot, r.start, r.num_tokens, r.is_sampled) for r in rows])
         lines_B, starts_B, lengths_B, is_sampled_B = shape.T.astype(np.int64)
         slots_B = np.maximum(lines_B, 0)
@@ -270,7 +269,7 @@ class TokenRunner:
         )
 
     def _attach(self, step: StepLayout, tensors: Sequence[torch.Tensor]) -> None:
-        """Point the step at what `_lay_out` returned, on the device."""
+        """Point the step at the arrays of `_lay_out`, on the device."""
         step.positions_T, step.decode_slots_D, step.sampled_index_R, *tensors = tensors
         step.sampled_slots_R, write_slots, contexts, query_starts, table, *step.extras = tensors
         step.batch = AttentionBatch(
@@ -287,7 +286,7 @@ class TokenRunner:
 
 
 class PendingTokens:
-    """Implements `core.engine_api.plan.PendingStep`: the device may still be at work."""
+    """Implements `core.engine_api.plan.PendingStep`: the device may still be working."""
 
     __slots__ = ("_results", "_wait")
 

@@ -191,7 +191,7 @@ def weight_bytes(large: Path, tmp_path_factory: pytest.TempPathFactory) -> int:
 @pytest.mark.parametrize(
     "case",
     [
-        (-1, "Weights in fewer bits take less", {}),
+        (-1, "Quantized weights take less memory", {}),
         (0, "Weights in fewer bits leave more for images: --quantization-encoding", {}),
         (20, r"Smaller images fit: --max-image-pixels \d+\. Weights in fewer bits leave", {}),
         (60, r"--max-image-pixels \d+\. ", {}),
