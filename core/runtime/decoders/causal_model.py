@@ -1,4 +1,4 @@
-"""The interface of a causal language model, and the memory that its logits take.
+"""The interface of a causal language model, and the memory of its logits.
 
 Owns the protocol. Knows neither layers nor sampling.
 
@@ -17,7 +17,7 @@ from triptych.core.runtime.sampling.sampler import LOGIT_BYTES
 PROMPT_LOGITS_ROWS = 128
 """Positions scored at once for prompt log-probabilities."""
 
-_SCORED_LOGIT_BYTES = 12  # as the model has it, in float32, and its log-probability
+_SCORED_LOGIT_BYTES = 12  # the model's, its copy in float32, and its log-probability
 
 
 def logits_bytes(num_rows: int, vocab_size: int) -> int:
@@ -34,15 +34,15 @@ class CausalModel(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """Number of logits."""
+        """The number of logits."""
         ...
 
     def forward(
         self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, step: PagedStep
     ) -> torch.Tensor:
-        """`hidden_TC`."""
+        """Compute `hidden_TC`, the last hidden states."""
         ...
 
     def logits(self, hidden_RC: torch.Tensor) -> torch.Tensor:
-        """`logits_RV`."""
+        """Compute `logits_RV`, the scores of the vocabulary."""
         ...

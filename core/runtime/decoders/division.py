@@ -1,9 +1,9 @@
-"""One rank's part of a decoder: what its configuration is when the model is divided.
+"""One rank's part of a decoder: its configuration when the model is divided.
 
-Owns what is divided and how far that goes. Heads, features of MLPs and the vocabulary are; norms
-and the residual stream are whole on every rank (Shoeybi et al. 2019, arXiv:1909.08053). Of a
-mixture of experts a rank has features of each, or some whole (Lepikhin et al. 2020,
-arXiv:2006.16668).
+Owns the choice of divided parts and its limits. Heads, features of MLPs and the vocabulary are
+divided; norms and the residual stream are whole on every rank (Shoeybi et al. 2019,
+arXiv:1909.08053). Of a mixture of experts a rank has some features of each expert, or some whole
+experts (Lepikhin et al. 2020, arXiv:2006.16668).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def divide(
     by_experts: bool = False,
     unit: int = PLAIN_UNIT,
 ) -> DecoderConfig:
-    """The configuration of `rank`; features are divided in whole units where they can be.
+    """The configuration of `rank`; features are divided in whole units where possible.
 
     Raises `ConfigError` where there are too many ranks.
     """

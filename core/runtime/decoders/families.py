@@ -1,7 +1,7 @@
-"""The families our decoder runs: what each one's configuration means.
+"""The families that our decoder runs, and the meaning of their configurations.
 
-Owns the table from architecture name to reader. A family is a set of defaults and one function
-that says how its layers differ; everything else is shared (`hf_config`, `tensor_names`).
+Owns the table from architecture name to reader. A family is a set of defaults and one function for
+the differences of its layers; the rest is shared (`hf_config`, `tensor_names`).
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ Reader = Callable[[Mapping[str, Any], int], DecoderConfig]
 
 
 def read_decoder_config(config: Mapping[str, Any], *, max_length: int = 0) -> DecoderConfig:
-    """Translate a `config.json`. `max_length` is the context served; 0 takes the model's own.
+    """Translate a `config.json`. `max_length` is the context served; 0 means the model's own.
 
-    Raises `WeightsError` for an architecture we do not run (naming those we do) and for fields
+    Raises `WeightsError` for an unsupported architecture (naming the supported ones) and for fields
     that are missing, out of range or not supported.
     """
     reader = FAMILIES.get(architecture_of(config))
     if reader is None:
         raise WeightsError(
-            f"Architecture {architecture_of(config)!r} has no decoder of ours; those that do are"
-            f" {', '.join(FAMILIES)}. Others may run with --model-impl transformers."
+            f"Architecture {architecture_of(config)!r} is not supported by the native"
+            f" decoder, which runs {', '.join(FAMILIES)}. Use --model-impl transformers for others."
         )
     return reader(config, max_length)
 
@@ -47,7 +47,7 @@ def is_native(config: Mapping[str, Any]) -> bool:
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:
-    """The first architecture a `config.json` names; empty when it names none."""
+    """The first architecture that a `config.json` names; empty when it names none."""
     names = config.get("architectures")
     is_named = isinstance(names, list) and names and isinstance(names[0], str)
     return names[0] if is_named and names else ""
@@ -81,7 +81,7 @@ def _llama(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
 
 
 def _smollm3(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
-    """Llama, but every fourth layer has no positions (and may be the one with a window)."""
+    """Llama, except that every fourth layer has no positions (and may have a window)."""
     fields = parse(config, _SmolLm3Config)
     num_layers, every = fields.num_hidden_layers, fields.no_rope_layer_interval
     default = tuple(int((layer + 1) % every != 0) for layer in range(num_layers))
@@ -105,7 +105,7 @@ def _mistral(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
 
 
 def _qwen2(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
-    """Biases on query, key and value; a window from `max_window_layers` on, where it is in use."""
+    """Biases on query, key and value; if enabled, a window from `max_window_layers` on."""
     fields = parse(config, _Qwen2Config)
     base = replace(attention_of(fields), has_qkv_bias=True, has_out_bias=False)
     attention = tuple(replace(base, window=window) for window in _qwen_windows(fields))
@@ -166,7 +166,7 @@ def _qwen3_moe(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
 def _with_experts(decoder: DecoderConfig, moe: MoeConfig) -> DecoderConfig:
     if moe.num_chosen > moe.num_experts:
         raise WeightsError(
-            f"config.json: a token cannot go through {moe.num_chosen} of {moe.num_experts} experts."
+            f"config.json: cannot choose {moe.num_chosen} of {moe.num_experts} experts for a token."
         )
     return replace(decoder, moe=moe)
 
@@ -193,9 +193,9 @@ def _gemma(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
 
 
 def _gemma3(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
-    """Gemma with a norm on every head and on what is added, and most layers with a window.
+    """Gemma with norms on heads and before residual additions, and a window in most layers.
 
-    Layers with a window turn positions by frequencies of their own.
+    Layers with a window have their own rotary frequencies.
     """
     ropes = config.get("rope_parameters") or {}
     full, local = (
@@ -220,13 +220,13 @@ def _gemma3(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
 
 
 def _qwen2_vl(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
-    """Qwen2 whose positions have three axes, each with a block of frequencies."""
+    """Qwen2 with positions of three axes, each with a block of frequencies."""
     fields = parse(config, _Qwen2Config)
     return _with_axes(_qwen2(config, max_length), fields, (16, 24, 24))
 
 
 def _qwen3_vl(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
-    """Qwen3 whose positions have three axes that take turns in the frequencies."""
+    """Qwen3 with positions of three axes, which alternate over the frequencies."""
     fields = parse(config, _Qwen3Config)
     decoder = _with_axes(_qwen3(config, max_length), fields, (24, 20, 20))
     return replace(decoder, rope=replace(decoder.rope, has_interleaved_sections=True))
@@ -243,7 +243,7 @@ def _with_axes(
 
 
 def _qwen3(config: Mapping[str, Any], max_length: int) -> DecoderConfig:
-    """A norm on every query and key head instead of biases."""
+    """Qwen2 with a norm on every query and key head instead of biases."""
     fields = parse(config, _Qwen3Config)
     base = replace(attention_of(fields), qk_norm_eps=fields.rms_norm_eps)
     attention = tuple(replace(base, window=window) for window in _qwen_windows(fields))
@@ -273,4 +273,4 @@ FAMILIES: Mapping[str, Reader] = MappingProxyType(
         "Qwen3VLTextModel": _qwen3_vl,
     }
 )
-"""Reader of each architecture. SmolLM2 and most of its relatives call themselves Llama."""
+"""The reader of each architecture. SmolLM2 and most related models declare themselves Llama."""

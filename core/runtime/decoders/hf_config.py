@@ -31,11 +31,11 @@ _SAME_NAMES = (
     *("attention_factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"),
     *("mscale", "mscale_all_dim", "short_factor", "long_factor"),
 )
-"""Fields that a `RopeConfig` has, too, with the defaults of transformers."""
+"""Fields that a `RopeConfig` also has, with the defaults of transformers."""
 
 
 class RopeFields(msgspec.Struct, frozen=True, kw_only=True):
-    """`rope_parameters`, or `rope_scaling` of older files."""
+    """The fields of `rope_parameters`, or of `rope_scaling` in older files."""
 
     rope_type: str | None = None
     type: str | None = None
@@ -57,7 +57,7 @@ class RopeFields(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CausalLmConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields our families read. A family overrides what its own defaults are."""
+    """The fields that our families read. A family overrides its own defaults."""
 
     vocab_size: Count
     hidden_size: Count
@@ -123,12 +123,12 @@ def _check(fields: CausalLmConfig) -> None:
 
 
 def head_dim(fields: CausalLmConfig) -> int:
-    """Dims per head."""
+    """The number of dims per head."""
     return fields.head_dim or fields.hidden_size // fields.num_attention_heads
 
 
 def attention_of(fields: CausalLmConfig) -> AttentionConfig:
-    """The attention that all layers share; families replace what differs."""
+    """The attention that all layers share; families replace the fields that differ."""
     return AttentionConfig(
         hidden_size=fields.hidden_size,
         num_heads=fields.num_attention_heads,
@@ -152,7 +152,7 @@ def layer_windows(fields: CausalLmConfig, default: tuple[bool, ...]) -> tuple[in
 def decoder_of(
     fields: CausalLmConfig, attention: tuple[AttentionConfig, ...], max_length: int
 ) -> DecoderConfig:
-    """Translate the rest. `max_length` is the context served; 0 takes the model's own."""
+    """Translate the rest. `max_length` is the context served; 0 means the model's own."""
     return DecoderConfig(
         vocab_size=fields.vocab_size,
         hidden_size=fields.hidden_size,

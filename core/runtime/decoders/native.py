@@ -1,7 +1,8 @@
-"""A model on our own decoder: what it needs, and how it is built.
+"""A model on the native decoder: its needs in memory, and its construction.
 
-Owns what the loader asks of any model before and while it is built (`Blueprint`), and the way from
-a checkpoint to a `Decoder` that is ready to run. Knows nothing of ledgers, pages or schedulers.
+Owns the interface that a loader uses before and while a model is built (`Blueprint`), and the steps
+from a checkpoint to a `Decoder` that is ready to run. Knows nothing of ledgers, pages or
+schedulers.
 """
 
 from __future__ import annotations
@@ -50,10 +51,10 @@ class Blueprint(Protocol):
         """Device bytes of the weights once loaded."""
 
     def activation_bytes(self, num_tokens: int, num_rows: int) -> int:
-        """The most that one step holds beside weights and cache."""
+        """The most bytes that one step holds in addition to weights and cache."""
 
     def kv_layout(self, page_size: int, dtype: torch.dtype) -> KvLayout:
-        """The shape of its cache."""
+        """The shape of the model's cache."""
 
     def build(self, checkpoint: Checkpoint, report: Callable[[float], None]) -> CausalModel:
         """Load the weights. Raises `WeightsError` naming tensor and file."""
@@ -62,7 +63,7 @@ class Blueprint(Protocol):
 class NativeBlueprint:
     """Implements `Blueprint` with `core.runtime.layers.decoder`.
 
-    If `is_deterministic` is set before it is built, rows do not depend on their batch on a GPU.
+    If `is_deterministic` is set before `build`, rows do not depend on their batch on a GPU.
     """
 
     def __init__(
@@ -89,10 +90,10 @@ class NativeBlueprint:
         self.is_deterministic = False
 
     def join(self, group: RankGroup, *, by_experts: bool = False) -> None:
-        """Be this rank's part of the model from now on; first `check_divisible`.
+        """Make this the blueprint of this rank's part; call `check_divisible` first.
 
-        With `by_experts` a rank has whole experts of a mixture, not a part of each. Its sizes are
-        those of the largest part, whichever rank has it: then what fits here fits everywhere.
+        With `by_experts` a rank has whole experts of a mixture, not a part of each. Sizes are
+        those of the largest part of any rank: if they fit here, every part fits its rank.
         """
         parts = self._parts(group.num_ranks, by_experts=by_experts)
         layers = zip(*(part.attention for part in parts), strict=True)
@@ -102,7 +103,7 @@ class NativeBlueprint:
         self._group = group
 
     def check_divisible(self, num_ranks: int, *, by_experts: bool = False) -> None:
-        """Raise `ConfigError` for a model that cannot be divided by so many ranks."""
+        """Raise `ConfigError` for a model that cannot be divided by `num_ranks`."""
         parts = self._parts(num_ranks, by_experts=by_experts)
         for part in parts if self._encoding.has_blocks else ():
             sketch = Decoder(part, dtype=self.dtype, device=torch.device("meta"))
@@ -128,16 +129,16 @@ class NativeBlueprint:
         return sum(target.num_bytes(self.dtype.itemsize) for target in targets)
 
     def activation_bytes(self, num_tokens: int, num_rows: int) -> int:
-        """The most a step of so many tokens and sampled rows holds beside weights and cache."""
+        """The most bytes that a step of such a size holds in addition to weights and cache."""
         values = num_tokens * position_values(self._largest)
         if self._device.type == "cpu" and self._native is None:
             values += gathered_values(self._largest, num_tokens, num_rows)
-        drawing = num_tokens * self._largest.hidden_size * self.dtype.itemsize
-        drawing += logits_bytes(num_rows, self.vocab_size)
-        return max(values * self.dtype.itemsize, drawing)
+        sampling = num_tokens * self._largest.hidden_size * self.dtype.itemsize
+        sampling += logits_bytes(num_rows, self.vocab_size)
+        return max(values * self.dtype.itemsize, sampling)
 
     def kv_layout(self, page_size: int, dtype: torch.dtype) -> KvLayout:
-        """The cache this model needs."""
+        """The shape of the model's cache."""
         return self.config.kv_layout(page_size, dtype)
 
     def build(
@@ -148,7 +149,7 @@ class NativeBlueprint:
     ) -> Decoder:
         """Allocate, stream the weights into place and pack them.
 
-        `part` is the decoder's in a checkpoint that holds more; the rest is left alone.
+        `part` selects the decoder in a checkpoint that holds more; the rest is not read.
         """
         decoder = Decoder(self.config, dtype=self.dtype, device=self._device, group=self._group)
         for linear in decoder.linears():
@@ -165,19 +166,19 @@ class NativeBlueprint:
 
 
 def position_values(config: DecoderConfig) -> int:
-    """The most values that a step's layers hold for each position beside weights and cache."""
+    """The most values that layers hold for each position in addition to weights and cache."""
     first = config.attention[0]
     num_heads = 2 * first.num_heads + 4 * first.num_kv_heads
     widest = max(3 * config.intermediate_size, num_heads * first.head_dim)
-    if (moe := config.moe) is not None:  # what each of a token's experts reads and gives
+    if (moe := config.moe) is not None:  # inputs and outputs of a token's experts
         widest = max(widest, moe.num_chosen * (3 * moe.intermediate_size + config.hidden_size))
     return 4 * config.hidden_size + widest
 
 
 def gathered_values(config: DecoderConfig, num_tokens: int, num_rows: int) -> int:
-    """What attention by torch alone holds: masks of prompts, and the keys and values of all rows.
+    """Values that attention by torch holds: masks of prompts, and gathered keys and values.
 
-    Rows of like length are filled up to the longest, which is less than twice their own.
+    Rows of similar length are padded to the longest, which is less than twice their own.
     """
     first, max_length = config.attention[0], config.rope.max_length
     gathered = 2 * num_rows * first.num_kv_heads * first.head_dim

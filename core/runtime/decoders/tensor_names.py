@@ -1,4 +1,4 @@
-"""Where the tensors of a checkpoint go in our decoder.
+"""The places of a checkpoint's tensors in our decoder.
 
 Owns the naming scheme that all our families share. The fused projections are filled slice by
 slice, straight from the file; slices may be in blocks of integers.
@@ -31,9 +31,9 @@ _EMBEDDING = "embed_tokens.weight"
 
 @dataclass(frozen=True, slots=True)
 class DecoderTensors:
-    """Where in a checkpoint a decoder is: the prefix of its body, the name of its projection.
+    """The names of a decoder in a checkpoint: the prefix of its body, the name of its projection.
 
-    Models of embeddings are often stored as a body alone, without a prefix.
+    Embedding models are often stored as a body only, without a prefix.
     """
 
     body: str = "model"
@@ -41,7 +41,7 @@ class DecoderTensors:
 
     @classmethod
     def find(cls, names: Collection[str]) -> DecoderTensors:
-        """The decoder in a checkpoint that holds more. Raises `WeightsError` if it has not one."""
+        """Find the one decoder of a checkpoint. Raises `WeightsError` unless it has one."""
         end = f".{_EMBEDDING}"
         bodies = [name.removesuffix(end) for name in names if name.endswith(end)]
         if len(bodies) != 1:
@@ -50,7 +50,7 @@ class DecoderTensors:
         return cls(bodies[0], *heads[:1])
 
     def holds(self, name: str) -> bool:
-        """Whether the tensor `name` is the decoder's."""
+        """Whether the tensor `name` belongs to the decoder."""
         return name == self.head or name.startswith(f"{self.body}.")
 
 
@@ -61,7 +61,7 @@ BARE = DecoderTensors("")
 
 @dataclass(frozen=True, slots=True)
 class _ExpertNames:
-    """What a layer calls its mixture, and an expert its projections."""
+    """The names that a layer gives to its mixture, and an expert to its projections."""
 
     module: str
     gate: str
@@ -77,8 +77,8 @@ _MIXTRAL = _ExpertNames("block_sparse_moe", "w1", "w3", "w2")
 class ProjectionTarget:
     """Rows of a projection, from `first` on; in blocks of integers as `encoding` says.
 
-    `rows` are those of the tensor that this rank has, and `inputs` the columns, if not all. Only
-    their part of the file is read.
+    `rows` and `inputs` are the rows and columns of the tensor that this rank has, if not all. Only
+    that part of the file is read.
     """
 
     name: str
@@ -91,12 +91,12 @@ class ProjectionTarget:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape it must have."""
+        """The shape that the tensor must have."""
         return self.rows.total, self._inputs.total
 
     @property
     def into(self) -> torch.Tensor:
-        """The rows as plain numbers."""
+        """The destination rows as plain numbers."""
         return self.linear.weight_OI[self.first : self.first + self.rows.length]
 
     @property
@@ -105,12 +105,12 @@ class ProjectionTarget:
 
     @property
     def format(self) -> BlockFormat | None:
-        """The blocks in which the rows are held, on all ranks; `None`: plain numbers."""
+        """The blocks that the rows are held in, on all ranks; `None`: plain numbers."""
         num_inputs = self._inputs.total
         return self.encoding.format_of(self.name, num_inputs, is_vocabulary=self.is_vocabulary)
 
     def check_blocks(self) -> None:
-        """Raise `ConfigError` where a block would be on two ranks."""
+        """Raise `ConfigError` where a block would be split between two ranks."""
         form, inputs = self.format, self._inputs
         if form is not None and not (form.holds(inputs.first) and form.holds(inputs.length)):
             raise ConfigError(
@@ -140,7 +140,7 @@ class ProjectionTarget:
             raise WeightsError(f"{self.name}: {error.message}") from error
 
     def _read_held(self, source: TensorSource) -> HeldWeight | None:
-        """What the source has in small numbers. Rows of a vocabulary are looked up in blocks."""
+        """The rows in quantized form, if any; those of a vocabulary are read only as blocks."""
         if not isinstance(source, Checkpoint):
             return None
         is_stored = self.linear.takes_stored and not self.is_vocabulary
@@ -148,7 +148,7 @@ class ProjectionTarget:
         return stored or source.read_packed(self.name)
 
     def num_bytes(self, item_bytes: int) -> int:
-        """The most bytes in memory, plain numbers having so many each."""
+        """The most bytes in memory, with `item_bytes` for each plain number."""
         form, num_inputs = self.format, self.linear.num_inputs
         return self.rows.length * (form.row_bytes(num_inputs) if form else num_inputs * item_bytes)
 
@@ -163,22 +163,22 @@ class BiasTarget:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape it must have."""
+        """The shape that the tensor must have."""
         return (self.shard.total,)
 
     def fill(self, source: TensorSource) -> None:
-        """Copy it into place."""
+        """Copy the bias into place."""
         self.into.copy_(source.read(self.name)[self.shard.slice])
 
     def num_bytes(self, item_bytes: int) -> int:
-        """Bytes in memory, numbers having so many each."""
+        """Bytes in memory, with `item_bytes` for each number."""
         return self.shard.length * item_bytes
 
 
 def decoder_targets(
     decoder: Decoder, part: DecoderTensors = WHOLE, encoding: WeightEncoding = AS_STORED
 ) -> Iterator[Target]:
-    """Every tensor the decoder needs, and where it goes."""
+    """Every tensor that the decoder needs, and its destination."""
     yield embedding_target(decoder, part, encoding)
     if not decoder.config.has_tied_embeddings:
         yield _vocabulary_target(decoder, part.head, decoder.head, encoding)
@@ -188,7 +188,7 @@ def decoder_targets(
 def embedding_target(
     decoder: Decoder, part: DecoderTensors = WHOLE, encoding: WeightEncoding = AS_STORED
 ) -> ProjectionTarget:
-    """The embedding's, which may be the head's, too."""
+    """The destination of the embedding, which may also be the head's."""
     name = _below(part.body) + _EMBEDDING
     return _vocabulary_target(decoder, name, decoder.embedding, encoding)
 
@@ -202,7 +202,7 @@ def _vocabulary_target(
 def stack_targets(
     stack: DecoderStack, prefix: str, encoding: WeightEncoding = AS_STORED
 ) -> Iterator[Target]:
-    """The tensors of layers and final norm, under `prefix` if it is not empty."""
+    """The destinations of layers and final norm, with `prefix` before the names if not empty."""
     yield TensorTarget(f"{_below(prefix)}norm.weight", stack.norm.weight_C)
     for index, layer in enumerate(stack.layers):
         name = f"{_below(prefix)}layers.{index}"
@@ -217,7 +217,7 @@ def _below(prefix: str) -> str:
 
 
 def _norms(layer: DecoderLayer) -> dict[str, RMSNorm]:
-    """The second name means another norm where a layer has four."""
+    """The norms of a layer: the second name has another meaning where a layer has four."""
     norms = {"input_layernorm": layer.input_norm, "post_attention_layernorm": layer.mlp_norm}
     if layer.post_norms is not None:
         norms["pre_feedforward_layernorm"] = layer.mlp_norm
@@ -229,7 +229,7 @@ def is_unused(name: str) -> bool:
     """Whether checkpoints hold `name` without any decoder of ours needing it.
 
     Old files store the rotary frequencies, and some repeat a tied embedding as the head: `lm_head`
-    is a target of every decoder that has a head of its own, so it is only unused when tied.
+    is a target of every decoder with a separate head, so it is only unused when tied.
     """
     return name.endswith(("rotary_emb.inv_freq", "lm_head.weight"))
 
@@ -252,7 +252,7 @@ def _attention_targets(
 def mlp_targets(
     prefix: str, mlp: Mlp | MoeMlp, encoding: WeightEncoding = AS_STORED
 ) -> Iterator[Target]:
-    """The tensors of one MLP, or of a mixture in its place."""
+    """The destinations of one MLP, or of a mixture in its place."""
     if isinstance(mlp, MoeMlp):
         yield from _moe_targets(prefix, mlp, encoding)
         return
@@ -263,7 +263,7 @@ def mlp_targets(
 
 
 def _moe_targets(prefix: str, moe: MoeMlp, encoding: WeightEncoding) -> Iterator[Target]:
-    """The tensors of a router and of this rank's experts, by the names of the family."""
+    """The destinations of a router and of this rank's experts, by the names of the family."""
     names = _MIXTRAL if moe.config.has_mixtral_names else _EXPERTS
     prefix = f"{prefix.rpartition('.')[0]}.{names.module}"
     yield TensorTarget(f"{prefix}.gate.weight", moe.router.weight_OI)
@@ -282,7 +282,7 @@ def _fused_targets(
     encoding: WeightEncoding,
     inputs: Shard | None = None,
 ) -> Iterator[Target]:
-    """Targets of projections whose rows lie one after the other in `linear`."""
+    """The destinations of projections whose rows lie one after the other in `linear`."""
     first = 0
     for name, shard in rows.items():
         weight = f"{prefix}.{name}.weight"

@@ -1,1 +1,1 @@
-"""Steps that are captured once and replayed after: buckets, backends, verification."""
+"""Steps that are captured once and replayed later: buckets, backends, verification."""

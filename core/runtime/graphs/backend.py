@@ -1,8 +1,8 @@
-"""What records a step and plays it again: graphs of a GPU, and the call itself on a CPU.
+"""Records a step and replays it: a graph on a GPU, the call itself on a CPU.
 
-Owns all that differs between devices. Knows nothing of buckets, budgets or what a step computes.
-Tensors that a step reads must lie at the same place when it is replayed, and what it returns lies
-at one place for good: the next replay overwrites it.
+Owns all that differs between devices. Knows nothing of buckets, budgets or the computation of a
+step. Tensors that a step reads must stay in place until it is replayed, and its outputs stay in one
+place: the next replay overwrites them.
 """
 
 from __future__ import annotations
@@ -24,56 +24,56 @@ _NUM_WARM_UPS = 2  # libraries choose kernels and open handles on the first, all
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """A step that can be replayed, until it is released."""
+    """A recorded step that can be replayed until it is released."""
 
     replay: Call
     release: Callable[[], None]
 
 
 class GraphBackend(Protocol):
-    """Makes replays of steps. Used from one thread at a time."""
+    """Records steps. Used from one thread at a time."""
 
     @property
     def held_bytes(self) -> int:
-        """What the captured steps take beside their inputs, measured."""
+        """The measured memory of the captured steps, without their inputs."""
         ...
 
     def capture(self, run: Call) -> Captured:
-        """Record `run`, which may be run for it, any number of times."""
+        """Record `run`, which the backend may call any number of times."""
         ...
 
     def another(self) -> GraphBackend:
-        """One for the same device, that shares no memory with this one."""
+        """A backend for the same device that shares no memory with this one."""
         ...
 
 
 class NativeCalls:
-    """A CPU has nothing to record: a step is one native call already, and is made again."""
+    """The backend of a CPU, which records nothing: a step is one native call, called again."""
 
     def __init__(self) -> None:
         self._held: dict[object, int] = {}
 
     @property
     def held_bytes(self) -> int:
-        """What the calls return."""
+        """The bytes that the calls return."""
         return sum(self._held.values())
 
     def capture(self, run: Call) -> Captured:
-        """The call itself, run once to learn what it returns."""
+        """Run the call once to measure its outputs, and return it."""
         key = object()
         self._held[key] = sum(tensor.nbytes for tensor in run())
         return Captured(run, lambda: self._held.__delitem__(key))
 
     def another(self) -> GraphBackend:
-        """Like any other."""
+        """Create an equal backend."""
         return NativeCalls()
 
 
 class DeviceGraphs:
-    """Graphs of CUDA or HIP, all in one pool of memory: no two of them run at the same time.
+    """Graphs of CUDA or HIP, all in one memory pool: no two of them run at the same time.
 
-    What a graph that is released has taken serves those captured after it, and goes back to the
-    device with the last of them.
+    Memory of a released graph is used by those captured after it, and goes back to the device with
+    the last of them.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -90,11 +90,11 @@ class DeviceGraphs:
         return sum(int(segment["total_size"]) for segment in segments)
 
     def another(self) -> GraphBackend:
-        """With a pool of its own."""
+        """Create a backend with its own pool."""
         return DeviceGraphs(self._device)
 
     def capture(self, run: Call) -> Captured:
-        """Warm up beside the current stream, then record."""
+        """Warm up on another stream, then record."""
         current = torch.cuda.current_stream(self._device)
         # A capture that fails may leave its own stream as the current one.
         with _CAPTURING, torch.cuda.stream(current):
@@ -111,7 +111,7 @@ class DeviceGraphs:
 
     def _record(self, run: Call) -> Captured:
         graph = torch.cuda.CUDAGraph()
-        # Other threads go on meanwhile: they wait for results and load models.
+        # Other threads continue during a capture: they wait for results and load models.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             outputs = list(run())
         self._num_graphs += 1
@@ -132,5 +132,5 @@ class DeviceGraphs:
 
 
 def open_backend(device: torch.device) -> GraphBackend:
-    """The one for a device."""
+    """Open the backend of a device."""
     return DeviceGraphs(device) if device.type == "cuda" else NativeCalls()

@@ -1,7 +1,7 @@
-"""The sizes that captured steps come in.
+"""The sizes of captured steps.
 
-Owns the choice of sizes, and which of them a step is padded to. Knows nothing of torch, or of what
-a step computes.
+Owns the choice of sizes, and the size that a step is padded to. Knows nothing of torch, or of the
+computation of a step.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PAGES_GROWTH = 4
 
 @dataclass(frozen=True, slots=True, order=True)
 class Bucket:
-    """A size of step: rows, tokens in all, and pages per row (0 where there are none)."""
+    """The size of a step: rows, tokens in all, and pages per row (0 without pages)."""
 
     rows: int
     tokens: int
@@ -29,7 +29,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class DecodeBuckets:
-    """Steps of one token per row. Without `pads`, only steps of just so many rows have one."""
+    """Steps of one token per row. Without `pads`, a bucket takes only steps of exactly its rows."""
 
     rows: Sequence[int]
     pages: Sequence[int]
@@ -39,24 +39,24 @@ class DecodeBuckets:
     def choose(
         cls, max_rows: int, max_pages: int, *, wanted: Iterable[int] = (), pads: bool = True
     ) -> DecodeBuckets:
-        """Those for batches of up to `max_rows`, or of the `wanted` sizes."""
+        """Choose buckets for batches of up to `max_rows`, or of the `wanted` sizes."""
         chosen = sorted(set(wanted)) or row_sizes(max_rows)
         return cls(tuple(chosen), tuple(_page_sizes(max_pages)), pads)
 
     def fit(self, num_rows: int, num_pages: int) -> Bucket | None:
-        """The smallest that holds a step, or none."""
+        """Find the smallest bucket that holds a step, or `None`."""
         rows, pages = smallest(self.rows, num_rows), smallest(self.pages, num_pages)
         if rows is None or pages is None or not (self.pads or rows == num_rows):
             return None
         return Bucket(rows, rows, pages)
 
     def all(self) -> list[Bucket]:
-        """Every one, the largest first: the memory of one serves those captured after it."""
+        """All buckets, the largest first: later captures reuse its memory."""
         return [Bucket(r, r, p) for r in reversed(self.rows) for p in reversed(self.pages)]
 
 
 def row_sizes(most: int) -> list[int]:
-    """Powers of two, the sizes halfway between them, and `most`: a third of padding at worst."""
+    """Powers of two, the sizes halfway between them, and `most`: at worst a third is padding."""
     sizes, size = {most}, 1
     while size < most:
         sizes |= {size, size + size // 2}

@@ -1,13 +1,12 @@
-"""Steps over static buffers: captured once for each bucket, replayed after.
+"""Steps over static buffers: captured once for each bucket, then replayed.
 
-Owns the static inputs, the count of bytes, which steps give way to others, the way back to eager
-where there is no room, and the comparison of a replay with the same step run eagerly. Knows nothing
-of what a step computes:
-a *body* is called with the inputs of its bucket and returns its outputs. It may write to its
-inputs, and to memory of its model; what it would find changed when it is run a second time is its
-`state`. Rows that only fill a bucket up must be harmless, and which they are is the caller's.
+Owns the static inputs, the count of bytes, the eviction of steps, the return to eager execution
+where memory is short, and the comparison of a replay with the same step run eagerly. Knows nothing
+of the computation of a step: a *body* is called with the inputs of its bucket and returns its
+outputs. It may write to its inputs, and to memory of its model; what a second run would find
+changed is its `state`. The caller chooses the rows that pad a bucket; they must be harmless.
 
-What a replay returns is overwritten by the next one of the same step.
+The outputs of a replay are overwritten by the next replay of the same step.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ Body = Callable[[Tensors], Tensors]
 AnyNote = TypeVar("AnyNote")
 
 _MAX_STEPS = 128
-"""That are captured as they come; each has a graph of its own on the host, too."""
+"""Limit of steps captured at their first run; each also has a graph on the host."""
 _NUM_TRIES = 16
-"""How often a step is to have run eagerly before others are dropped for it. A capture takes as long
-as a few eager steps: so much is lost at most where more sizes take turns than there is room for."""
+"""How often a step must have run eagerly before others are evicted for it. A capture takes as long
+as a few eager steps: so much is lost at most where more sizes take turns than fit."""
 _MAX_NOTED = 256
-"""Steps that are counted so, and those that are known not to fit."""
+"""Steps that are counted so, and those known not to fit."""
 _MAX_REFUSED = 8
-"""Steps that do not fit by themselves, after which new ones have to wait, too."""
+"""Steps that do not fit even alone, after which new ones have to wait before they are captured."""
 
 _log = logging.getLogger(__name__)
 
@@ -45,12 +44,12 @@ class ReplayDiffers(RuntimeError):
 
 
 class _OverBudget(torch.OutOfMemoryError):
-    """What is reserved for captured steps is used up."""
+    """The memory reserved for captured steps is used up."""
 
 
 @dataclass(frozen=True, slots=True)
 class _StaticStep:
-    """A captured step and the buffers it reads; `body` keeps alive what else it does."""
+    """A captured step and the buffers it reads; `body` keeps its other tensors alive."""
 
     inputs: Tensors
     captured: Captured
@@ -59,12 +58,12 @@ class _StaticStep:
 
 
 class CapturedSteps:
-    """The captured steps of one model, by bucket (or whatever else tells their shapes apart).
+    """The captured steps of one model, by bucket (or any other key of their shapes).
 
-    They may take `budget_bytes` in all, which the caller has in the ledger; `resize` has more
-    there, or less, and says whether it could. Those captured `ahead` stay for good; of those that
-    come as they are first run the least recently used give way. With `verifies` each replay is
-    compared with eager, bit by bit.
+    They may take `budget_bytes` in all, which the caller has in the ledger; `resize` asks the
+    ledger for more or less, and returns whether it could. Steps captured `ahead` are kept; of those
+    that are captured at their first run, the least recently used are evicted. With `verifies` each
+    replay is compared with eager execution, bit by bit.
     """
 
     def __init__(
@@ -95,20 +94,20 @@ class CapturedSteps:
 
     @property
     def num_bytes(self) -> int:
-        """What the captured steps hold: inputs, and what was measured beside them."""
+        """The memory of the captured steps: inputs, and what was measured in addition."""
         inputs = sum(step.num_bytes for step in self._steps.values())
         return self._kept_bytes + inputs + self._backend.held_bytes
 
     @property
     def num_captured(self) -> int:
-        """Steps that are replayed from now on."""
+        """The number of captured steps."""
         return len(self._kept) + len(self._steps)
 
     @contextmanager
     def ahead(self, *, spare_bytes: int = 0) -> Iterator[None]:
-        """Steps that are captured inside stay, and may take what else there is room for.
+        """Steps captured inside are kept, and may take all memory that is left.
 
-        From then on what they were measured to take is reserved, and `spare_bytes` for others.
+        Afterwards their measured memory is reserved, and `spare_bytes` for other steps.
         """
         self._is_ahead = True
         try:
@@ -125,9 +124,9 @@ class CapturedSteps:
     def run(
         self, key: Hashable, body: Body, inputs: Tensors, state: Tensors = ()
     ) -> Tensors | None:
-        """Replay the step of `key`; `None`, with nothing done, where it has to be run eagerly.
+        """Replay the step of `key`; `None`, with nothing done, where it has to run eagerly.
 
-        Captures it the first time. For one key, bodies do the same, and inputs are of one shape.
+        Captures it the first time. For one key, bodies do the same, and inputs have one shape.
         Inputs may be on the host, pinned. Raises `ReplayDiffers`.
         """
         step = self._kept.get(key) or self._steps.get(key)
@@ -144,7 +143,7 @@ class CapturedSteps:
         return step.captured.replay()
 
     def _is_due(self, key: Hashable) -> bool:
-        """Whether to capture a step now: at once while there is room, else once it is worth it."""
+        """Whether to capture a step now: at once while there is room, else once it pays off."""
         if self._is_off or key in self._refused:
             return False
         if not self._is_full:
@@ -158,7 +157,7 @@ class CapturedSteps:
     def _open(
         self, key: Hashable, body: Body, inputs: Tensors, state: Tensors
     ) -> _StaticStep | None:
-        """The step of a key from now on; on the way to eager, a line in the log says why."""
+        """Capture the step of a key, or log why it will run eagerly."""
         before = _clones(state)
         try:
             step = self._steps[key] = self._capture_in_room(body, inputs)
@@ -166,24 +165,24 @@ class CapturedSteps:
             reason = str(error)
         except RuntimeError as error:
             reason = "no memory is left for it"
-            if not _is_out_of_memory(error):  # it waits for the device, say: so will others
+            if not _is_out_of_memory(error):  # say, the body waits: all steps will
                 self._is_off = True
-                reason = f"it cannot be captured, nor can others be: {error}"
+                reason = f"it cannot be captured, nor can other steps: {error}"
         else:
             return step
         finally:
             _restore(state, before)
         _note(self._refused, key, None)
         self._num_refused += 1
-        if self._num_refused == _MAX_REFUSED:  # each try warms up and records, for nothing
+        if self._num_refused == _MAX_REFUSED:  # each try costs a warm-up and a recording, in vain
             self._is_full = True
-            reason += "; of others none will be told"
+            reason += "; further steps are not logged"
         if self._num_refused <= _MAX_REFUSED:
             _log.warning("%s: the step of %s runs eagerly: %s", self._name, key, reason)
         return None
 
     def _capture_in_room(self, body: Body, inputs: Tensors) -> _StaticStep:
-        """As `_capture`; once more if others had to give way, since what they took may be held."""
+        """As `_capture`, and again if steps were evicted, since their memory may still be held."""
         has_others = bool(self._steps) and not self._is_ahead
         num_bytes = sum(tensor.nbytes for tensor in inputs)
         self._check(self._kept_bytes + num_bytes)
@@ -198,7 +197,7 @@ class CapturedSteps:
         return self._capture(body, inputs, num_bytes)
 
     def _capture(self, body: Body, inputs: Tensors, num_bytes: int) -> _StaticStep:
-        """`num_bytes` are those of the inputs."""
+        """Capture a step; `num_bytes` is the size of its inputs."""
         statics = [torch.empty_like(given, device=self._device) for given in inputs]
         for static, given in zip(statics, inputs, strict=True):
             static.copy_(given, non_blocking=True)
@@ -214,13 +213,13 @@ class CapturedSteps:
         return _StaticStep(statics, captured, body, num_bytes)
 
     def _must_drop(self, num_bytes: int) -> bool:
-        """Whether one of the others is to give way to a step with inputs of so many bytes."""
+        """Whether a step must be evicted for one with inputs of `num_bytes`."""
         if self._is_ahead or not self._steps:
             return False
         return len(self._steps) >= _MAX_STEPS or not self._fits(self.num_bytes + num_bytes)
 
     def _drop_oldest(self) -> None:
-        """The step that was not used for the longest time runs eagerly again."""
+        """Evict the least recently used step, which then runs eagerly again."""
         _, step = self._steps.popitem(last=False)
         step.captured.release()
 
@@ -237,14 +236,14 @@ class CapturedSteps:
             )
 
     def _verified(self, key: Hashable, step: _StaticStep, body: Body, state: Tensors) -> Tensors:
-        """The outputs of a replay, once they and the state are what eager leaves behind."""
+        """The outputs of a replay, once they and the state equal those of eager execution."""
         before = _clones(state)
         expected = _clones([*body(_clones(step.inputs)), *state])
         _restore(state, before)
         outputs = step.captured.replay()
         for place, (wanted, given) in enumerate(zip(expected, [*outputs, *state], strict=True)):
             if count := _num_different(wanted, given):
-                part = f"output {place}" if place < len(outputs) else "the state it leaves"
+                part = f"output {place}" if place < len(outputs) else "the state after it"
                 raise ReplayDiffers(
                     f"{self._name}: the replayed step of {key} differs from eager: {part}, in"
                     f" {count} of {wanted.numel()} values."
@@ -253,14 +252,14 @@ class CapturedSteps:
 
 
 def _note(noted: OrderedDict[Hashable, AnyNote], key: Hashable, value: AnyNote) -> None:
-    """Note a step; of too many, the first are forgotten."""
+    """Note a step; beyond a limit, the oldest notes are forgotten."""
     noted[key] = value
     if len(noted) > _MAX_NOTED:
         noted.popitem(last=False)
 
 
 def _is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether that is what it began with: to end a capture may then fail, too."""
+    """Whether an error began as lack of memory: ending the capture may then also fail."""
     while error is not None and not isinstance(error, torch.OutOfMemoryError):
         error = error.__context__
     return error is not None
@@ -276,7 +275,7 @@ def _restore(tensors: Tensors, before: Tensors) -> None:
 
 
 def _num_different(wanted: torch.Tensor, given: torch.Tensor) -> int:
-    """Values whose bits differ; all of them where the shapes do."""
+    """Count the values whose bits differ; all of them where the shapes do."""
     if wanted.shape != given.shape or wanted.dtype != given.dtype:
         return max(wanted.numel(), 1)
     bits = [x.contiguous().view(wanted.numel(), 1).view(torch.uint8) for x in (wanted, given)]

@@ -1,6 +1,6 @@
-"""What a runner of tokens needs to replay its decode steps.
+"""Captured decode steps of a token runner.
 
-Owns the sum of what they take. Knows nothing of rows, pages or models.
+Owns the estimate of their memory. Knows nothing of rows, pages or models.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from triptych.core.runtime.graphs.buckets import Bucket, DecodeBuckets
 from triptych.core.runtime.graphs.captured import CapturedSteps
 
-_INTS_PER_ROW = 16  # positions, slots, lengths, and what heads add
+_INTS_PER_ROW = 16  # positions, slots, lengths, and the extras of heads
 GPU_POOL_BYTES = 256 * 2**20
-"""What is set aside, until the graphs of a GPU are captured and measured, for what they share: room
-that libraries of products compute in, the parts of attention, and what is left of the segments that
-a pool grows by."""
+"""Memory set aside, until the graphs of a GPU are captured and measured, for what they share:
+workspaces of matrix libraries, the parts of attention, and what is left of the segments that a pool
+grows by."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeGraphs:
-    """Captured decode steps, and the sizes they come in.
+    """Captured decode steps and their sizes.
 
-    `spare_bytes` are for what else is captured with the same `steps` as it is first run.
+    `spare_bytes` are for other steps that are captured with the same `steps` at their first run.
     """
 
     steps: CapturedSteps
@@ -31,10 +31,10 @@ class DecodeGraphs:
 
 
 def decode_graph_bytes(buckets: DecodeBuckets, step_bytes: Callable[[int], int]) -> int:
-    """The most that steps of all `buckets` hold; `step_bytes` says what one of so many rows does.
+    """The most memory that steps of all `buckets` hold; `step_bytes` gives that of one size.
 
-    What a step computes with is counted once, since their graphs share it; what each reads and
-    returns, for every one.
+    Intermediate tensors are counted once, since the graphs share them; inputs and outputs, for
+    every one.
     """
     inputs = sum(8 * _num_ints(bucket) for bucket in buckets.all())
     outputs = len(buckets.pages) * sum(map(step_bytes, buckets.rows))

@@ -1,1 +1,1 @@
-"""What models are made of: linear, norm, rotary, attention, decoder."""
+"""Parts of models: linear, norm, rotary, attention, decoder."""

@@ -51,9 +51,9 @@ class KvLayout:
 class KvCache:
     """Keys and values of all layers, allocated once: `pages` has an entry for each.
 
-    Holds one page more than asked for: the null page (see `core.runtime.kernels.paged_attention`).
+    Holds one page more than requested: the null page (see `core.runtime.kernels.paged_attention`).
     On a CPU, `native` are the kernels that read and write it, if it is within their limits: a page
-    then has the order of native/pages.h. `None` leaves that to torch.
+    then has the order of native/pages.h. With `None` torch does.
     """
 
     __slots__ = ("layout", "native", "pages")
@@ -75,18 +75,18 @@ class KvCache:
 
     @property
     def num_pages(self) -> int:
-        """How many there are, the null page among them."""
+        """The number of pages, including the null page."""
         return len(self.pages[0].k_NPKD)
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """All that pages consist of; the first axis of each is pages."""
+        """The tensors that store the pages, along their first axis."""
         return tuple(chain.from_iterable(pages.tensors for pages in self.pages))
 
 
 @dataclass(slots=True)
 class PagedStep:
-    """What attention needs of a step: the cache, and where in it the step's tokens belong."""
+    """A step's input to attention: the cache, and the places of the step's tokens in it."""
 
     kv: KvCache
     batch: AttentionBatch
@@ -96,9 +96,9 @@ class PagedStep:
 class AttentionConfig:
     """One layer's attention. `window` counts the tokens seen, itself included; `None`: all.
 
-    `scale` is that of the scores, 1 / sqrt(head_dim) unless given. Weights of head norms
-    may be centred (see `core.runtime.layers.norm`). `uses_local_rope`: see `DecoderConfig`. In a
-    model that is divided over ranks, heads are counted on this one, and `shards` says which of all
+    `scale` is that of the scores, 1 / sqrt(head_dim) unless given. Weights of head norms may be
+    centred (see `core.runtime.layers.norm`). `uses_local_rope`: see `DecoderConfig`. In a model
+    that is divided over ranks, head counts are this rank's, and `shards` says which heads of all
     they are.
     """
 
@@ -174,10 +174,10 @@ class Attention:
         cos_sin: tuple[torch.Tensor, torch.Tensor],
         step: PagedStep,
     ) -> torch.Tensor:
-        """Attend, writing this step's keys and values first. Adds to a residual where given."""
+        """Attend, writing this step's keys and values first. Adds to the residual where given."""
         config, batch = self.config, step.batch
         is_ready = config.qk_norm_eps is None or self._head_norm is not None
-        assert is_ready, "prepare() comes before the first step"
+        assert is_ready, "call prepare() before the first step"
         qkv_TXD = self.qkv(x_TC).unflatten(1, (-1, config.head_dim))
         rotation = Rotation(*cos_sin) if config.uses_rope else None
         pages = step.kv.pages[self.layer]

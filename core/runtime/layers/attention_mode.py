@@ -1,6 +1,6 @@
-"""Attention of other libraries' models, computed another way than their modules ask for.
+"""Replaces the attention of other libraries' models.
 
-Owns the way in: their calls of torch's attention. Knows no model, and not what is done instead.
+Owns the interception of torch's attention calls. Knows no model, and not the replacement.
 
 Shapes: B rows, H heads, T tokens, D a head's width.
 """
@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class AttentionMode(TorchFunctionMode, ABC):
-    """While inside, `scaled_dot_product_attention` is what `attend` makes of it."""
+    """While active, `attend` replaces `scaled_dot_product_attention`."""
 
     @abstractmethod
     def attend(
@@ -29,7 +29,7 @@ class AttentionMode(TorchFunctionMode, ABC):
         attn_mask: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
-        """Attention `[B, H, T, D]` of queries, keys and values; `compute` is torch's own."""
+        """Return attention `[B, H, T, D]` of queries, keys and values; `compute` is torch's own."""
 
     def __torch_function__(
         self,

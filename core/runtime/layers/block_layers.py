@@ -1,7 +1,7 @@
 """Layers of other libraries' models whose weights stay in blocks of integers.
 
-Owns the stand-ins for `torch.nn.Linear` and `torch.nn.Embedding`, and the choice of the layers that
-get one. Knows no model and no file.
+Owns the replacements of `torch.nn.Linear` and `torch.nn.Embedding`, and the choice of the layers
+that are replaced. Knows no model and no file.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from triptych.core.runtime.layers.native_linear import (
 from triptych.core.weights.encoding import WeightEncoding
 
 _MIN_WORDS = 8192
-"""Tables with fewer rows are of positions and kinds, and stay plain."""
+"""Tables with fewer rows, such as positions and token types, stay plain."""
 _REPEATED = re.compile(r"(^|\.)\d+\.")
-"""In names of layers of a model's blocks, which come in lists."""
+"""Part of the name of layers in a model's repeated blocks, which come in lists."""
 
 
 class BlockLinear(HeldLinear):
@@ -48,12 +48,12 @@ class BlockLinear(HeldLinear):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the weight."""
+        """The bytes of the weight."""
         return self._held.num_bytes
 
 
 class BlockEmbedding(nn.Embedding):
-    """A table whose rows are in blocks; those asked for are taken out of them."""
+    """An embedding table in blocks; looked up rows are dequantized."""
 
     def __init__(self, table: nn.Embedding, blocks: PackedTensor, where: BlockDevice) -> None:
         nn.Module.__init__(self)  # not `Embedding`'s, which would allocate
@@ -66,18 +66,18 @@ class BlockEmbedding(nn.Embedding):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the weight."""
+        """The bytes of the weight."""
         return self._blocks.num_bytes
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - `Embedding`'s own name for it
-        """The rows of these ids."""
+        """Look up the rows of these ids."""
         rows = self._blocks.rows(input.flatten()).dequantize(self._dtype)
         return rows.view(*input.shape, self.embedding_dim)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockDevice:
-    """Where blocks go, and the type that is computed in beside them."""
+    """The device for blocks, and the compute type."""
 
     device: torch.device
     dtype: torch.dtype
@@ -86,7 +86,7 @@ class BlockDevice:
 
 @dataclass(frozen=True, slots=True)
 class BlockPlace:
-    """A weight of a module that is to be held in blocks: its `name` in the module's state."""
+    """A weight of a module that will be held in blocks: its `name` in the module's state."""
 
     name: str
     format: BlockFormat
@@ -94,14 +94,14 @@ class BlockPlace:
 
     @property
     def layer(self) -> nn.Linear | nn.Embedding:
-        """One of the layers that have it."""
+        """One of the layers that share the weight."""
         layer = self._weight.layers[0]
         assert isinstance(layer, nn.Linear | nn.Embedding)
         return layer
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and inputs."""
+        """The numbers of rows and inputs."""
         layer = self.layer
         if isinstance(layer, nn.Linear):
             return layer.out_features, layer.in_features
@@ -109,27 +109,27 @@ class BlockPlace:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes in memory."""
+        """The bytes in memory."""
         num_rows, num_inputs = self.shape
         return num_rows * self.format.row_bytes(num_inputs)
 
     def drop(self) -> None:
-        """Take the plain weight away: it is not allocated, moved or kept."""
+        """Remove the plain weight, so that it is not allocated, moved or kept."""
         for layer in self._weight.layers:
             layer._parameters["weight"] = None
 
     def put(self, blocks: PackedTensor, where: BlockDevice) -> None:
-        """Put the weight in."""
+        """Replace the layers by ones over `blocks`."""
         layer = self.layer
         of_kind = BlockLinear if isinstance(layer, nn.Linear) else BlockEmbedding
         self._weight.replace(of_kind(layer, blocks, where))  # type: ignore[arg-type]
 
 
 def block_places(module: nn.Module, encoding: WeightEncoding) -> list[BlockPlace]:
-    """The weights of a plain module that `encoding` has in blocks.
+    """The weights of a plain module that `encoding` holds in blocks.
 
-    Blocks are made of what comes in a model's repeated layers and of tables of words: the ends of a
-    model are small, and its results owe the most to them.
+    These are the weights of a model's repeated layers and of word tables: the first and last layers
+    of a model are small, and its results depend on them most.
     """
     found = []
     for weight in (*_linears(module), *plain_layers(module, nn.Embedding)):
@@ -155,8 +155,8 @@ def hold_blocks(
 ) -> None:
     """Replace the layers of a module that is loaded, and bring it to the device.
 
-    `read` gives a place's blocks, of its plain weight or of what the checkpoint has. The plain
-    weights never reach the device.
+    `read` returns a place's blocks, from its plain weight or from the checkpoint. The plain weights
+    never reach the device.
     """
     held = []
     for place in places:
@@ -169,13 +169,13 @@ def hold_blocks(
 
 
 def block_bytes(module: nn.Module) -> int:
-    """Bytes of the weights of a module that are in blocks."""
+    """The bytes of a module's weights that are in blocks."""
     layers = (each for each in module.modules() if isinstance(each, BlockLinear | BlockEmbedding))
     return sum(layer.num_bytes for layer in layers)
 
 
 def _linears(module: nn.Module) -> Iterator[SharedWeight]:
-    """Those that do not have to share: tied projections may have biases of their own."""
+    """Layers that do not share their weight: tied projections may have different biases."""
     return (each for each in plain_layers(module, nn.Linear) if len(set(each.layers)) == 1)
 
 

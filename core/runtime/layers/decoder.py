@@ -1,7 +1,7 @@
 """The decoder: one config-driven stack for every family of decoder-only language models.
 
 Owns the layers and their order. Reads no configuration file and no checkpoint: families translate
-theirs into `DecoderConfig` and fill the parameters through views.
+their files into `DecoderConfig` and fill the parameters through views.
 
 Shapes: T tokens, R rows of logits, C hidden, V vocabulary, F MLP features.
 """
@@ -36,7 +36,7 @@ class DecoderStack:
     """Layers and final norm: from embedded positions to hidden states.
 
     Parameters are allocated uninitialized: fill them, then call `prepare` once. With a `group` this
-    is one rank's part, and runs while the others run theirs.
+    is one rank's part, which runs together with the other ranks' parts.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class DecoderStack:
     def prepare(self, native: NativeKernels | None = None) -> None:
         """Bring the loaded weights into the layout the step uses, one at a time.
 
-        With `native` kernels that take them, all layers run in one call.
+        With `native` kernels that support them, all layers run in one call.
         """
         for layer in self.layers:
             layer.prepare(native)
@@ -72,7 +72,7 @@ class DecoderStack:
             self._fused = NativeLayers(self.config, self.layers, self.norm, native)
 
     def linears(self) -> Iterator[Linear]:
-        """All projections."""
+        """Iterate over all projections."""
         for layer in self.layers:
             yield from layer.linears()
 
@@ -87,7 +87,7 @@ class DecoderStack:
         step: PagedStep,
         late: LateInputs | None = None,
     ) -> torch.Tensor:
-        """The last hidden state of every position, normalized; `x_TC` may be overwritten.
+        """Compute the normalized last hidden state of every position; `x_TC` may be overwritten.
 
         `positions` are [T], or [3, T] (see `core.runtime.layers.rotary`).
         """
@@ -125,21 +125,21 @@ class Decoder(DecoderStack):
 
     @property
     def vocab_size(self) -> int:
-        """Number of logits."""
+        """The number of logits."""
         return self.config.vocab_size
 
     def prepare(self, native: NativeKernels | None = None) -> None:
-        """As for a stack; the projection too."""
+        """Prepare the stack and the projection."""
         super().prepare(native)
         self.head.prepare(native, keeps_rows=self.embedding is self.head)
 
     def linears(self) -> Iterator[Linear]:
-        """All projections."""
+        """Iterate over all projections."""
         yield from super().linears()
         yield self.head
 
     def embed(self, token_ids_T: torch.Tensor) -> torch.Tensor:
-        """What enters the layers: `x_TC`."""
+        """Look up the input of the layers, `x_TC`."""
         x_TC = self.embedding.rows(token_ids_T)
         scale = self.config.embedding_scale
         return x_TC if scale == 1.0 else x_TC * torch.tensor(scale, dtype=x_TC.dtype)
@@ -147,9 +147,9 @@ class Decoder(DecoderStack):
     def forward(
         self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, step: PagedStep
     ) -> torch.Tensor:
-        """The last hidden state of every token, normalized: `hidden_TC`."""
+        """Compute the normalized last hidden state of every token, `hidden_TC`."""
         return self.run(self.embed(token_ids_T), positions_T, step)
 
     def logits(self, hidden_RC: torch.Tensor) -> torch.Tensor:
-        """Scores of the whole vocabulary for each row: `logits_RV`, float32."""
+        """Score the whole vocabulary for each row: `logits_RV`, float32."""
         return self.head(hidden_RC, out_dtype=torch.float32)

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
-    """Everything in which decoders differ. `attention` has one entry per layer.
+    """The differences between decoders. `attention` has one entry per layer.
 
-    `local_rope` turns the layers that use it. Embeddings are multiplied by `embedding_scale`.
-    Weights of norms may be centred (see `core.runtime.layers.norm`), and there may be norms after
-    attention and MLP, too. With `moe` most MLPs are mixtures of experts. In a model that is divided
-    over ranks, `intermediate_size` and the heads are this one's: `features` and `vocabulary` say
-    which of all it has.
+    `local_rope` rotates the layers that use it. Embeddings are multiplied by `embedding_scale`.
+    Weights of norms may be centred (see `core.runtime.layers.norm`), and there may also be norms
+    after attention and MLP. With `moe` most MLPs are mixtures of experts. In a model that is
+    divided over ranks, `intermediate_size` and the heads are this rank's: `features` and
+    `vocabulary` say which part of the whole it has.
     """
 
     vocab_size: int
@@ -57,7 +57,7 @@ class DecoderConfig:
     vocabulary: Shard | None = None
 
     def kv_layout(self, page_size: int, dtype: torch.dtype) -> KvLayout:
-        """The cache this model needs."""
+        """The shape of the model's cache."""
         first = self.attention[0]
         return KvLayout(
             num_layers=len(self.attention),
@@ -88,16 +88,16 @@ class Mlp:
         self._gate = silu_and_mul if config.activation == "silu" else gelu_and_mul
 
     def linears(self) -> Iterator[Linear]:
-        """Its projections."""
+        """Iterate over its projections."""
         yield from (self.gate_up, self.down)
 
     def __call__(self, x_TC: torch.Tensor, residual_TC: torch.Tensor | None) -> torch.Tensor:
-        """Adds to a residual where given."""
+        """Apply the MLP. Adds to the residual where given."""
         return self.down(self._gate(self.gate_up(x_TC)), residual_TC)
 
 
 class DecoderLayer:
-    """Attention and MLP, each behind its norm; in some families each before one, too."""
+    """Attention and MLP, each after its norm; in some families also before another one."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class DecoderLayer:
             linear.prepare(native)
 
     def linears(self) -> Iterator[Linear]:
-        """Its projections."""
+        """Iterate over its projections."""
         yield from (self.attention.qkv, self.attention.out)
         yield from self.mlp.linears()
 
@@ -139,7 +139,7 @@ class DecoderLayer:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """One layer of the residual stream, `x_TC` and what is pending to be added to it.
 
-        A GPU adds in the norm that follows; elsewhere projections add at no cost.
+        A GPU adds in the norm that follows; on a CPU projections add at no cost.
         """
         adds_in_norm = x_TC.is_cuda or self.post_norms is not None
         normed_TC, x_TC = self.input_norm.of_sum(x_TC, pending_TC)
@@ -173,7 +173,7 @@ def _mlp(
 
 
 def new_norm(config: DecoderConfig, *, dtype: torch.dtype, device: torch.device) -> RMSNorm:
-    """A norm over the hidden size, as the family wants it."""
+    """Create a norm over the hidden size, of the family's kind."""
     return RMSNorm(
         config.hidden_size,
         eps=config.norm_eps,
@@ -185,7 +185,7 @@ def new_norm(config: DecoderConfig, *, dtype: torch.dtype, device: torch.device)
 
 @dataclass(frozen=True, slots=True)
 class LateInputs:
-    """What is added to F positions after each of the first L layers."""
+    """Inputs added to F positions after each of the first L layers."""
 
     index_F: torch.Tensor
     values_LFC: torch.Tensor

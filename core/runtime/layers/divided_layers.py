@@ -1,10 +1,10 @@
 """Layers of other libraries' models, divided over ranks as our decoder's are.
 
-Owns the stand-ins and the walk that finds what is divided: heads of attention and features of MLPs
-(Shoeybi et al. 2019, arXiv:1909.08053), by the names that vision towers have for their projections.
-A module's own forward runs as it is: what a rank does not compute is zero in what its projections
-give and is never read, but where all of it is normed, and then others tell it. Knows no model and
-no file.
+Owns the replacement layers and the walk that finds the divided ones: heads of attention and
+features of MLPs (Shoeybi et al. 2019, arXiv:1909.08053), by the usual names of projections in
+vision towers. A module's own forward runs unchanged: outputs that a rank does not compute are zero
+and never read, except where a norm reads all of them; these are gathered from the ranks. Knows no
+model and no file.
 
 Shapes: I inputs, O outputs, B rows, H heads, T tokens, D a head's width.
 """
@@ -41,7 +41,7 @@ _NORMS = {"q_proj": ("q_norm",), "k_proj": ("k_norm",), "qkv": ("q_norm", "k_nor
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """Projections whose outputs are divided, and the one that reads these outputs, in `parent`."""
+    """Projections with divided outputs, and the projection that reads them, in `parent`."""
 
     parent: nn.Module
     inputs: tuple[str, ...]
@@ -50,11 +50,11 @@ class _Pair:
 
     @property
     def features(self) -> int:
-        """What there is to divide."""
+        """The number of features to divide."""
         return self._linear(self.output).in_features
 
     def divide(self, group: RankGroup, unit: int) -> None:
-        """Leave this rank's part."""
+        """Keep only this rank's part."""
         if self.num_heads:
             heads = even_shard(self.num_heads, group.rank, group.num_ranks)
             self.parent.forward = _with_own_heads(self.parent.forward, heads)
@@ -78,10 +78,10 @@ class _Pair:
 
 
 def divide_layers(module: nn.Module, group: RankGroup, unit: int) -> int:
-    """Leave this rank's part of each pair of projections in a module; how many there are.
+    """Keep only this rank's part of each pair of projections; returns the number of pairs.
 
-    Features are divided in whole units where they can be. What has less than one head or feature
-    for each rank stays whole.
+    Features are divided in whole units where possible. Pairs with less than one head or feature for
+    each rank stay whole.
     """
     pairs = [
         pair for pair in _pairs(module) if (pair.num_heads or pair.features) >= group.num_ranks
@@ -112,16 +112,16 @@ def _pairs_in(
 
 
 class DividedOutputs(nn.Module):
-    """A projection of which this rank has some outputs; the others come as zeros.
+    """A projection of which this rank computes some outputs; the others are zeros.
 
-    With a `group` they come from the others. Where queries, keys and values are one projection, a
-    rank has the same part of each.
+    With a `group` they are gathered from the other ranks. Where queries, keys and values are one
+    projection, a rank has the same part of each.
     """
 
     def __init__(self, linear: nn.Linear, shard: Shard, group: RankGroup | None = None) -> None:
         super().__init__()
         self._group = group
-        assert linear.out_features % shard.total == 0, "as many as are read, or several times that"
+        assert linear.out_features % shard.total == 0, "they are a multiple of those read"
         self.out_features = linear.out_features
         firsts = range(shard.first, linear.out_features, shard.total)
         self._slices = [slice(first, first + shard.length) for first in firsts]
@@ -131,7 +131,7 @@ class DividedOutputs(nn.Module):
         self.part = _linear(weight, bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """All outputs."""
+        """Compute all outputs, `[..., O]`."""
         parts = self.part(x).split([part.stop - part.start for part in self._slices], dim=-1)
         y = x.new_zeros(*x.shape[:-1], self.out_features)
         for place, part in zip(self._slices, parts, strict=True):
@@ -140,7 +140,7 @@ class DividedOutputs(nn.Module):
 
 
 class DividedInputs(nn.Module):
-    """A projection that reads this rank's inputs out of all; its sum over the ranks is whole."""
+    """A projection that reads this rank's part of the inputs; outputs are summed over the ranks."""
 
     def __init__(self, linear: nn.Linear, shard: Shard, group: RankGroup) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ class DividedInputs(nn.Module):
         self._slice, self._group = shard.slice, group
 
     def forward(self, x: Tensor) -> Tensor:
-        """The outputs, the same on all ranks."""
+        """Compute the outputs, the same on all ranks."""
         return self._group.sum(self.part(x[..., self._slice]))
 
 
@@ -157,7 +157,7 @@ def _joined(tensor: Tensor, slices: Sequence[slice]) -> Tensor:
 
 
 def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """One that holds nothing else of the whole."""
+    """Create a linear layer that holds no reference to the whole weight."""
     num_outputs, num_inputs = weight.shape
     linear = nn.Linear(num_inputs, num_outputs, bias=bias is not None, device="meta")
     linear.weight = nn.Parameter(weight.detach().clone(), requires_grad=False)
@@ -167,7 +167,7 @@ def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
 
 
 def _with_own_heads(forward: Callable[..., Any], shard: Shard) -> Callable[..., Any]:
-    """The forward of an attention layer, in which only these heads attend."""
+    """The forward of an attention layer in which only these heads attend."""
 
     def attend(*args: Any, **kwargs: Any) -> Any:
         with _OwnHeads(shard):
@@ -177,7 +177,7 @@ def _with_own_heads(forward: Callable[..., Any], shard: Shard) -> Callable[..., 
 
 
 class _OwnHeads(AttentionMode):
-    """Attention of some of all heads; of the others it is zero."""
+    """Attention of some of the heads; the output of the others is zero."""
 
     def __init__(self, shard: Shard) -> None:
         super().__init__()
@@ -194,7 +194,7 @@ class _OwnHeads(AttentionMode):
         **options: Any,
     ) -> Tensor:
         heads = self._shard
-        assert query.shape[1] == key.shape[1] == heads.total, "each head has its keys"
+        assert query.shape[1] == key.shape[1] == heads.total, "each head has its own keys"
         if attn_mask is not None and attn_mask.dim() == 4 and attn_mask.shape[1] > 1:
             attn_mask = attn_mask[:, heads.slice]
         own = (each[:, heads.slice] for each in (query, key, value))

@@ -1,8 +1,8 @@
 """Linear projection, on a CPU packed for the native kernels.
 
 Owns one weight and its bias. Several projections of one input are one `Linear` whose rows lie one
-after the other; loaders fill them through views (`weight_OI`), or hand in those that stay in
-blocks of integers (`hold`). Knows nothing of what it projects.
+after the other; loaders fill them through views (`weight_OI`), or pass rows that stay in blocks of
+integers (`hold`). Knows nothing of the meaning of its input.
 
 Shapes: T tokens, I inputs, O outputs.
 """
@@ -22,9 +22,9 @@ from triptych.core.runtime.kernels.packed_linear import HeldWeight, joined, pack
 class Linear:
     """`y_TO = x_TI @ weight_OI.T + bias_O (+ residual_TO)`.
 
-    On a CPU, `prepare` reorders the weight: into the layout of our kernels, or, where there are
-    none, of oneDNN's in bfloat16. Both add the residual in float32. With our kernels a row's result
-    does not depend on the others; on a GPU it does not if `is_deterministic` is set before that.
+    On a CPU, `prepare` reorders the weight: into the layout of our kernels, or, without them, of
+    oneDNN's in bfloat16. Both add the residual in float32. With our kernels a row's result does not
+    depend on other rows; on a GPU this needs `is_deterministic`, set before `prepare`.
     """
 
     __slots__ = (
@@ -64,7 +64,7 @@ class Linear:
 
     @classmethod
     def of(cls, weight_OI: torch.Tensor) -> Linear:
-        """A projection without bias over a weight that is there already."""
+        """Create a projection without bias over an existing weight."""
         num_outputs, num_inputs = weight_OI.shape
         dtype, device = weight_OI.dtype, weight_OI.device
         linear = cls(num_inputs, num_outputs, has_bias=False, dtype=dtype, device=device)
@@ -73,7 +73,7 @@ class Linear:
 
     @property
     def weight_OI(self) -> torch.Tensor:  # noqa: N802 - a shape
-        """The plain weight, to be filled; allocated when it is first asked for."""
+        """The plain weight, to be filled; allocated at its first use."""
         if self._weight_OI is None:
             shape = self.num_outputs, self.num_inputs
             self._weight_OI = torch.empty(shape, dtype=self.dtype, device=self.device)
@@ -81,22 +81,22 @@ class Linear:
 
     @property
     def takes_stored(self) -> bool:
-        """Whether weights may be held as checkpoints of other programs store them."""
+        """Whether weights may be held as other programs' checkpoints store them."""
         return self.device.type == "cuda"
 
     def hold(self, first: int, weight: HeldWeight) -> None:
-        """Keep the rows from `first` on in their blocks, or as they are stored."""
+        """Keep the rows from `first` on in blocks, or as they are stored."""
         assert weight.shape[1] == self.num_inputs
         self._blocks[first] = weight.to(self.device)
 
     @property
     def has_blocks(self) -> bool:
-        """Whether some of the weight is in blocks of integers."""
+        """Whether a part of the weight is in blocks of integers."""
         return bool(self._blocks) if self.native is None else self.native.has_blocks
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the weight in memory."""
+        """The bytes of the weight in memory."""
         if self.native is not None:
             return self.native.num_bytes
         plain = self._weight_OI if self._packed is None else self._packed
@@ -106,7 +106,7 @@ class Linear:
     def prepare(self, native: NativeKernels | None = None, *, keeps_rows: bool = False) -> None:
         """Pack the loaded weight; the plain copy is dropped unless it is shared.
 
-        With `keeps_rows`, `rows` can be asked for. A shared projection may be prepared again.
+        With `keeps_rows`, `rows` can be called. A shared projection may be prepared again.
         """
         if self.native is not None or self._packed is not None or self._parts:
             return
@@ -140,7 +140,7 @@ class Linear:
         return parts
 
     def _keep(self, parts: list[torch.Tensor | HeldWeight]) -> None:
-        """Have these parts, and nothing that they are made of."""
+        """Keep these parts, and release their sources."""
         if self._blocks and self._weight_OI is not None:  # most rows of which are in blocks
             parts = [each.clone() if isinstance(each, torch.Tensor) else each for each in parts]
             self._weight_OI = torch.empty(0, dtype=self.dtype, device=self.device)
@@ -169,8 +169,8 @@ class Linear:
     ) -> torch.Tensor:
         """Project, adding `residual_TO` where given. `x_TI` is contiguous.
 
-        With `out_dtype`, sums become that type without having been rounded to the weight's, where
-        the kernels are ours.
+        With `out_dtype`, our kernels return sums in that type without rounding to the weight's
+        first.
         """
         if self.native is not None:
             assert self._kernels is not None

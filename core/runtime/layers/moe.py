@@ -1,8 +1,8 @@
 """A mixture of experts in the place of an MLP: each token goes through a few of many.
 
-Owns the router and the experts' projections. On a GPU all experts are one product over tokens in
-the order of their experts, from plain weights; elsewhere each expert is two projections of its own,
-whose weights may stay in blocks of integers. Knows nothing of checkpoints.
+Owns the router and the experts' projections. On a GPU all experts are one product over tokens
+sorted by expert, from plain weights; elsewhere each expert has two projections, whose weights may
+stay in blocks of integers. Knows nothing of checkpoints.
 
 Mixture of experts: Shazeer et al. 2017, arXiv:1701.06538; Jiang et al. 2024, arXiv:2401.04088.
 
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from triptych.core.runtime.devices.rank_group import RankGroup
 
 _WHOLE_VALUES = 2**15
-"""So many values torch computes on one thread, row by row; of more, a row may be cut anywhere, and
-its last bits depend on where."""
+"""Up to this number of values torch computes on one thread, row by row; beyond it a row may be
+split anywhere, and its last bits depend on where."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoeConfig:
-    """How many experts there are, and how they are chosen. All layers but `dense_layers` have them.
+    """The number of experts, and how they are chosen. All layers except `dense_layers` have them.
 
     With `renormalizes` the weights of a token's experts add up to one. Checkpoints name their
-    tensors as Mixtral's do, or as most others. In a model that is divided over ranks, `experts` are
-    this one's, or `features` those that it has of each.
+    tensors as Mixtral does, or as most others do. In a model that is divided over ranks, a rank has
+    the experts `experts`, or `features` of each.
     """
 
     num_experts: int
@@ -58,14 +58,14 @@ class Expert:
 
 
 def has_grouped_products(device: torch.device) -> bool:
-    """Whether all experts are one product there."""
+    """Whether all experts are one product on this device."""
     return device.type == "cuda"
 
 
 class MoeMlp:
     """The sum of `weight * expert(x)` over a token's experts.
 
-    With a `group` each rank adds up what it has of them, and the ranks add up their sums.
+    With a `group` each rank sums its part, and the sums are added over the ranks.
     """
 
     def __init__(
@@ -104,13 +104,13 @@ class MoeMlp:
             ]
 
     def linears(self) -> Iterator[Linear]:
-        """Its projections."""
+        """Iterate over its projections."""
         yield self.router
         for expert in self.experts:
             yield from (expert.gate_up, expert.down)
 
     def __call__(self, x_TC: torch.Tensor, residual_TC: torch.Tensor | None) -> torch.Tensor:
-        """Adds to a residual where given."""
+        """Apply the experts. Adds to the residual where given."""
         weights_TX, experts_TX = route(
             self.router(x_TC, out_dtype=torch.float32),
             self.config.num_chosen,
@@ -129,7 +129,7 @@ class MoeMlp:
         from triptych.core.runtime.kernels.triton.moe import moe_mlp
 
         assert self._all is not None
-        if self.shard.length < self.shard.total:  # the others' weigh nothing, but take their turns
+        if self.shard.length < self.shard.total:  # experts of other ranks get weight 0
             local_TX = experts_TX - self.shard.first
             is_here = (local_TX >= 0) & (local_TX < self.shard.length)
             weights_TX = weights_TX * is_here
@@ -143,9 +143,9 @@ class MoeMlp:
     def _one_by_one(
         self, x_TC: torch.Tensor, weights_TX: torch.Tensor, experts_TX: torch.Tensor
     ) -> torch.Tensor:
-        """In the order of their numbers, so that a token's sum does not depend on others.
+        """Run the experts in the order of their numbers, with sums in float32.
 
-        In float32.
+        A token's sum therefore does not depend on other tokens.
         """
         total_TC = torch.zeros_like(x_TC, dtype=torch.float32)
         rows = max(1, _WHOLE_VALUES // self.config.intermediate_size)

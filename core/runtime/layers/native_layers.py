@@ -1,6 +1,6 @@
 """All layers of a decoder in one native call: on a CPU, Python between operations costs too much.
 
-Owns the addresses the call needs. The arithmetic is that of `core.runtime.layers.decoder`, in
+Owns the addresses that the call needs. The arithmetic is that of `core.runtime.layers.decoder`, in
 core/runtime/kernels/native/decoder.c; intermediate results are rounded less often there.
 
 Shapes: T tokens, C hidden, R rotated dims.
@@ -33,7 +33,7 @@ _ACTIVATIONS = MappingProxyType({"silu": 0, "gelu_tanh": 1})
 
 
 def can_fuse(config: DecoderConfig, layers: Sequence[DecoderLayer]) -> bool:
-    """Whether prepared layers are alike, have no experts, and all weights packed."""
+    """Whether prepared layers are alike, without experts, and with all weights packed."""
     if config.moe is not None:
         return False
     heads = {
@@ -85,7 +85,7 @@ class NativeLayers:
     ) -> torch.Tensor:
         """The normalized hidden state; `x_TC` is overwritten by it.
 
-        `cos_sins` are the rotations of most layers, and those of layers that use local ones.
+        `cos_sins` are the rotations of most layers, and of layers with local ones.
         """
         if paged.kv is not self._kv:
             self._bind(paged.kv)
@@ -100,7 +100,7 @@ class NativeLayers:
         return x_TC
 
     def _bind(self, kv: KvCache) -> None:
-        """Point the layers at a cache; mostly there is one for good."""
+        """Point the layers at a cache; usually it stays the same."""
         for layer, pages in zip(self._layers, kv.pages, strict=True):
             point_to_pages(layer, pages)
         self._kv = kv
@@ -122,7 +122,7 @@ class NativeLayers:
         cos_sins: Sequence[tuple[torch.Tensor, torch.Tensor]],
         paged: PagedStep,
     ) -> tuple[StepArguments, tuple[torch.Tensor, torch.Tensor]]:
-        """What the layers have in common, and the memory it points into."""
+        """The arguments that all layers share, and the memory that they point into."""
         config, num_tokens = self._config, len(x_TC)
         assert x_TC.is_contiguous()
         shape = (num_tokens, self._num_heads, self._head_dim)
@@ -176,6 +176,6 @@ def _projection(linear: Linear) -> ProjectionPointers:
 
 
 def _head_norms(layer: DecoderLayer, dtype: torch.dtype) -> torch.Tensor | None:
-    """The weights of a layer's head norms, complete, in the type of the other norms."""
+    """The complete weights of a layer's head norms, in the type of the other norms."""
     norms_2D, is_centred = layer.attention.qk_norm_2D, layer.attention.config.has_centred_qk_norm
     return None if norms_2D is None else (norms_2D + 1 if is_centred else norms_2D).to(dtype)

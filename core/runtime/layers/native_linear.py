@@ -1,9 +1,8 @@
-"""Stand-ins for the linear layers of other libraries' models, whose weights are held otherwise.
+"""Replacements for the linear layers of other libraries' models, with weights held elsewhere.
 
-Owns the stand-in for `torch.nn.Linear` over our own, the one on our projection kernel, and the walk
-that finds the layers that may have one. Torch's own results depend on the number of rows, on some
-processors for any of them and on all for a single one; those of our kernel never do. Knows no
-model.
+Owns the replacement of `torch.nn.Linear` by our own layer, the one on our projection kernel, and
+the walk that finds replaceable layers. Torch's own results depend on the number of rows, on some
+processors for any number and on all for a single row; those of our kernel never do. Knows no model.
 
 Shapes: I inputs, O outputs, T tokens.
 """
@@ -21,19 +20,19 @@ from triptych.core.runtime.kernels.native.library import NativeKernels
 from triptych.core.runtime.layers.linear import Linear
 
 _READS_WEIGHTS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
-"""Modules that hand the weights of the layers in them to a kernel of torch's."""
+"""Modules that pass the weights of their inner layers to a kernel of torch."""
 
 
 def nothing(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> nn.Parameter:
-    """What stands for a weight that is held elsewhere: no memory, and NaN, which shows if used."""
+    """A placeholder of a weight held elsewhere: no memory, and NaN, which shows if it is used."""
     value = torch.full((), torch.nan, dtype=dtype, device=device)
     return nn.Parameter(value.expand(shape), requires_grad=False)
 
 
 class HeldLinear(nn.Linear):
-    """What `linear` computes, in inference alone, with its weight in `held`.
+    """Computes `linear`, for inference only, with its weight in `held`.
 
-    `weight` keeps type, shape and device, and holds `nothing`.
+    `weight` keeps type, shape and device, but is a placeholder.
     """
 
     def __init__(self, linear: nn.Linear, held: Linear) -> None:
@@ -46,7 +45,7 @@ class HeldLinear(nn.Linear):
         self.train(linear.training)
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - `Linear`'s own name for it
-        """As `Linear` does. Raises `RuntimeError` for another type than the weight's."""
+        """Compute as `Linear` does. Raises `RuntimeError` for another type than the weight's."""
         if input.dtype is not self._held.dtype:
             raise RuntimeError(f"linear: {input.dtype} times weights of {self._held.dtype}")
         x_TI = input.reshape(-1, self.in_features).contiguous()
@@ -54,7 +53,7 @@ class HeldLinear(nn.Linear):
 
 
 class NativeLinear(HeldLinear):
-    """On our kernel. Only the packed weight stays in memory."""
+    """A linear layer on our kernel. Only the packed weight stays in memory."""
 
     def __init__(self, linear: nn.Linear, native: NativeKernels) -> None:
         held = Linear.of(linear.weight.detach())
@@ -64,23 +63,23 @@ class NativeLinear(HeldLinear):
 
 @dataclass(frozen=True, slots=True)
 class SharedWeight:
-    """The layers that have one weight between them, each with its parent and its full name."""
+    """The layers that share one weight, each with its parent and its full name."""
 
     layers: tuple[nn.Module, ...]
     parents: tuple[nn.Module, ...]
     names: tuple[str, ...]
 
     def replace(self, stand_in: nn.Module) -> None:
-        """Put a module in the place of them all."""
+        """Replace all of them by a module."""
         for parent, name in zip(self.parents, self.names, strict=True):
             setattr(parent, name.rpartition(".")[2], stand_in)
 
 
 def plain_layers(module: nn.Module, kind: type[nn.Module]) -> Iterator[SharedWeight]:
-    """The weights in a module that only plain layers of a `kind` read, and nothing else.
+    """The weights in a module that only plain layers of a `kind` read.
 
-    Left out are layers that are more than their class, fused layers of torch's, and weights that
-    others read, too: tied embeddings.
+    Excluded are subclasses, fused layers of torch, and weights that other layers also read, such as
+    tied embeddings.
     """
     users: defaultdict[int, set[nn.Module]] = defaultdict(set)
     places: defaultdict[int, list[tuple[nn.Module, nn.Module, str]]] = defaultdict(list)
@@ -102,9 +101,9 @@ def plain_layers(module: nn.Module, kind: type[nn.Module]) -> Iterator[SharedWei
 
 
 def pack_linears(module: nn.Module, native: NativeKernels | None) -> None:
-    """Put `NativeLinear`s in place of the linear layers inside a loaded module, one by one.
+    """Replace the linear layers inside a loaded module by `NativeLinear`s, one by one.
 
-    Layers stay as they are whose weights the kernels do not take, or other layers have, too.
+    Layers keep weights that the kernels do not support, or that other layers share.
     """
     if native is None:
         return
@@ -118,12 +117,12 @@ def pack_linears(module: nn.Module, native: NativeKernels | None) -> None:
 
 
 def _identity(parameter: Tensor) -> int:
-    """The same for views of one memory; parameters without memory are themselves alone."""
+    """The same for views of one memory; parameters without memory are distinct."""
     return parameter.data_ptr() or id(parameter)
 
 
 def _is_plain(module: nn.Module | None, kind: type[nn.Module]) -> bool:
-    """Whether it is of the `kind` and no more: no subclass, no weight made at each call."""
+    """Whether it is exactly of the `kind`: no subclass, no weight computed at each call."""
     return (
         type(module) is kind
         and module._parameters.get("weight") is not None

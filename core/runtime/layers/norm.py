@@ -30,7 +30,7 @@ class RMSNorm:
         self.eps = eps
 
     def prepare(self) -> None:
-        """Bring the loaded weight into the form the step uses; once."""
+        """Bring the loaded weight into the form the step uses; call once."""
         if self.is_centred:
             self.weight_C += 1
 
@@ -41,7 +41,7 @@ class RMSNorm:
     def of_sum(
         self, x_TC: torch.Tensor, pending_TC: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add what is pending, if anything: the normalized sum, and the sum."""
+        """Add the pending output, if any; returns the normalized sum, and the sum."""
         if pending_TC is None:
             return self(x_TC), x_TC
         return add_rms_norm(x_TC, pending_TC, self.weight_C, self.eps)

@@ -1,7 +1,7 @@
 """Projections of a model that is divided over ranks.
 
-Owns what ranks tell each other within a step: sums of products whose inputs are divided, embedded
-tokens and logits of a divided vocabulary. Which part is whose is the business of `shards`.
+Owns the communication of ranks within a step: sums of products whose inputs are divided, embedded
+tokens and logits of a divided vocabulary. `shards` assigns the parts to ranks.
 
 Shapes: T tokens, I inputs, O outputs of this rank, V of all ranks.
 """
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 class RowParallelLinear(Linear):
-    """Each rank has some of the inputs: products are summed over the ranks, for all of them.
+    """Each rank has a part of the inputs; products are summed over the ranks.
 
-    With our kernels in float32, and rounded once. The bias is rank 0's.
+    With our kernels the sum is in float32, and rounded once. The bias is rank 0's.
     """
 
     __slots__ = ("_group",)
@@ -43,7 +43,7 @@ class RowParallelLinear(Linear):
         self._group = group
 
     def prepare(self, native: NativeKernels | None = None, *, keeps_rows: bool = False) -> None:
-        """As any projection."""
+        """Prepare the projection as `Linear.prepare` does."""
         super().prepare(native, keeps_rows=keeps_rows)
         if self.bias_O is not None and self._group.rank:
             self.bias_O.zero_()
@@ -54,7 +54,7 @@ class RowParallelLinear(Linear):
         residual_TO: torch.Tensor | None = None,
         out_dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
-        """The sum; the same on all ranks."""
+        """Project and sum over the ranks; the result is the same on all."""
         partial_dtype = None if self.native is None else torch.float32
         y_TO = self._group.sum(super().__call__(x_TI, out_dtype=partial_dtype))
         if residual_TO is not None:
@@ -70,7 +70,7 @@ def row_parallel(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Linear:
-    """A projection from and to so many; its inputs are divided where there is a group."""
+    """Create a projection between such sizes; its inputs are divided where there is a group."""
     if group is None:
         return Linear(*sizes, has_bias=has_bias, dtype=dtype, device=device)
     return RowParallelLinear(*sizes, has_bias=has_bias, dtype=dtype, device=device, group=group)
@@ -84,14 +84,14 @@ def vocab_parallel(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Linear:
-    """An embedding or language head; its outputs are divided where there is a group."""
+    """Create an embedding or language head; its outputs are divided where there is a group."""
     if group is None:
         return Linear(num_inputs, shard.length, has_bias=False, dtype=dtype, device=device)
     return VocabParallelLinear(num_inputs, shard, dtype=dtype, device=device, group=group)
 
 
 class VocabParallelLinear(Linear):
-    """Each rank has some of the vocabulary. Logits come together on rank 0."""
+    """Each rank has a part of the vocabulary. Logits are gathered on rank 0."""
 
     __slots__ = ("_group", "_shard")
 
@@ -108,7 +108,7 @@ class VocabParallelLinear(Linear):
         self._shard, self._group = shard, group
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """The weights of any outputs; one rank has each."""
+        """The weights of any outputs; each is on one rank."""
         local = ids - self._shard.first
         is_elsewhere = (local < 0) | (local >= self._shard.length)
         found = super().rows(local.masked_fill(is_elsewhere, 0))
@@ -120,7 +120,7 @@ class VocabParallelLinear(Linear):
         residual_TO: torch.Tensor | None = None,
         out_dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
-        """All outputs on rank 0, `[T, V]`; elsewhere a view of that shape, for nobody to read."""
+        """All outputs on rank 0, `[T, V]`; other ranks get an uninitialized view of that shape."""
         assert residual_TO is None
         num_ranks, total = self._group.num_ranks, self._shard.total
         y_TO = super().__call__(x_TI, out_dtype=out_dtype)

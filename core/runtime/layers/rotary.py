@@ -1,16 +1,16 @@
-"""Rotary position frequencies: the plain ones and the published ways to stretch them.
+"""Rotary position frequencies: plain, and with the published scalings.
 
-Owns the formulas. Knows nothing of layers or of whose positions these are.
+Owns the formulas. Knows nothing of layers or sequences.
 
 Every scaling gives one set of frequencies for the life of a loaded model, because cached keys are
 already rotated and shared between rows. Two published variants, `dynamic` and `longrope`, let the
-frequencies depend on the length of the sequence at hand. A paged server cannot follow that, so it
-decides once, by the context length it was started with (`max_length`): up to the trained length
-the original frequencies (`longrope`: the short factors), which equals transformers for every
-sequence that fits; beyond it the frequencies transformers would use for a sequence of exactly
-`max_length` tokens.
+frequencies depend on the length of the current sequence. A paged server cannot do that, so it
+decides once, by the context length it was started with (`max_length`): up to the trained length the
+original frequencies (`longrope`: the short factors), which equals transformers for every sequence
+that fits; beyond it the frequencies transformers would use for a sequence of exactly `max_length`
+tokens.
 
-The formulas follow the papers named beside them and agree with `transformers.modeling_rope_utils`.
+The formulas follow the papers named at each and agree with `transformers.modeling_rope_utils`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class RopeConfig:
 
     `trained_length` is the context of pre-training (for `dynamic`, the model's own length);
     `max_length` is the context served. Fields a `kind` does not use are ignored. With `sections`
-    positions have three axes (time, height, width), and each takes so many frequencies: in blocks,
-    or one by one in turn.
+    positions have three axes (time, height, width), each with that many frequencies: in blocks, or
+    alternating.
     """
 
     kind: str = "default"
@@ -54,7 +54,7 @@ class RopeConfig:
 
 
 class Rotary:
-    """Cosine and sine rows of a step's positions."""
+    """Computes cosine and sine rows of a step's positions."""
 
     __slots__ = ("_axis_R", "_inverse_frequencies", "_scales")
 
@@ -68,7 +68,7 @@ class Rotary:
     def rows(
         self, positions: torch.Tensor, dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`cos_T1R, sin_T1R` for `runtime.kernels.rotary`: computed once a step, for all layers.
+        """`cos_T1R, sin_T1R` for `runtime.kernels.rotary`: once a step, for all layers.
 
         `positions` are [T], or [3, T] for a model with sections. Both are contiguous.
         """
@@ -87,7 +87,7 @@ def rope_frequencies(config: RopeConfig) -> tuple[torch.Tensor, float]:
 
 
 def _axes(config: RopeConfig, num_frequencies: int) -> torch.Tensor:
-    """The axis that each frequency turns with (Qwen2-VL, arXiv:2409.12191; in turn: Qwen3-VL)."""
+    """The axis of each frequency (Qwen2-VL, arXiv:2409.12191; alternating: Qwen3-VL)."""
     axes = torch.zeros(num_frequencies, dtype=torch.int64)
     first = 0
     for axis, size in enumerate(config.sections):
@@ -126,7 +126,7 @@ def _dynamic(config: RopeConfig) -> tuple[torch.Tensor, float]:
 def _llama3(config: RopeConfig) -> tuple[torch.Tensor, float]:
     """Llama 3.1: long waves are interpolated, short ones kept, those between blended."""
     frequencies = _plain(config)
-    waves = config.trained_length * frequencies / (2 * math.pi)  # turns within the trained length
+    waves = config.trained_length * frequencies / (2 * math.pi)  # turns within trained_length
     low, high = config.low_freq_factor, config.high_freq_factor
     blend = ((waves - low) / (high - low)).clamp(0, 1)
     return (1 - blend) * frequencies / config.factor + blend * frequencies, 1.0

@@ -1,8 +1,8 @@
-"""Torch operations whose results for one row of a batch depend on the others, taken row by row.
+"""Torch operations whose results for a row depend on the batch, computed row by row.
 
-Owns which these are. On a CPU torch chooses algorithms by the size of the whole batch, and computes
-what is left over at the end of a thread's share in another way than the rest, so that the last bits
-of a row may change with the rows beside it. What is computed for one row at a time cannot.
+Owns the list of these operations. On a CPU torch chooses algorithms by the size of the whole batch,
+and computes the remainder of a thread's share in another way than the rest, so that the last bits
+of a row may change with the other rows. A row that is computed separately does not change.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ROW_DIMS: Mapping[Callable[..., Any], int] = MappingProxyType(
         Tensor.__matmul__: 3,
     }
 )
-"""How many dimensions their first argument has, at least, when its first counts rows."""
+"""The least number of dimensions of their first argument if its first dimension is rows."""
 _PRODUCT: Sequence[int | str] = (0, 1)
 _INPUT: Sequence[int | str] = (0, "input")
 _ATTENDED: Sequence[int | str] = (*range(4), "query", "key", "value", "attn_mask")
@@ -50,11 +50,11 @@ _PLACES: Mapping[Callable[..., Any], Sequence[int | str]] = MappingProxyType(
         Tensor.__matmul__: _PRODUCT,
     }
 )
-"""Places and names of the arguments that have rows; of most operations the first alone."""
+"""Places and names of the arguments that have rows; of most operations only the first."""
 
 
 def row_by_row(num_rows: int, device: torch.device) -> AbstractContextManager[object]:
-    """While inside, a batch of `num_rows` is computed such that each is as it would be alone.
+    """Inside, each row of a batch of `num_rows` is computed as it would be without the others.
 
     That holds for tensors whose first dimension is a multiple of `num_rows`, a row's parts side by
     side. On a GPU nothing changes.
@@ -97,5 +97,5 @@ class _RowByRow(TorchFunctionMode):
 
 
 def _is_alike(tensor: Tensor | None, first: Tensor) -> bool:
-    """Whether an argument has the same rows as the first, and is not the same for all."""
+    """Whether an argument has the same rows as the first, and is not shared by all rows."""
     return tensor is not None and tensor.dim() == first.dim() and len(tensor) == len(first)

@@ -1,4 +1,4 @@
-"""Which part of a whole each rank of a divided model has: heads, features, the vocabulary.
+"""The part of each rank of a divided model: heads, features, the vocabulary.
 
 Owns the arithmetic. Knows no tensor and no process.
 """
@@ -23,7 +23,7 @@ class Shard:
 
     @classmethod
     def whole(cls, total: int) -> Shard:
-        """All of them."""
+        """The shard of all items."""
         return cls(0, total, total)
 
     def __contains__(self, item: int) -> bool:
@@ -32,7 +32,7 @@ class Shard:
 
     @property
     def slice(self) -> slice:
-        """Where they are in the whole."""
+        """The slice of the whole."""
         return slice(self.first, self.first + self.length)
 
     def times(self, size: int) -> Shard:
@@ -41,13 +41,13 @@ class Shard:
 
 
 def even_shard(total: int, rank: int, num_ranks: int) -> Shard:
-    """Parts in the order of ranks, as even as can be: the first ranks have one more."""
+    """Split into parts of ranks, as evenly as possible; the first ranks have one more."""
     length, rest = divmod(total, num_ranks)
     return Shard(rank * length + min(rank, rest), length + (rank < rest), total)
 
 
 def feature_shard(total: int, rank: int, num_ranks: int, unit: int = PLAIN_UNIT) -> Shard:
-    """As `even_shard`, in whole units where there are enough of them, or halves of these."""
+    """As `even_shard`, in whole units if there are enough of them, or in halves of units."""
     while total % unit or total // unit < num_ranks:
         unit //= 2
     return even_shard(total // unit, rank, num_ranks).times(unit)
@@ -62,14 +62,15 @@ class HeadShards:
 
     @classmethod
     def whole(cls, num_heads: int, num_kv_heads: int) -> HeadShards:
-        """All heads."""
+        """The shards of all heads."""
         return cls(Shard.whole(num_heads), Shard.whole(num_kv_heads))
 
 
 def head_shards(num_heads: int, num_kv_heads: int, rank: int, num_ranks: int) -> HeadShards:
     """Key-value heads with all their queries; where there are fewer than ranks, several share one.
 
-    Those have a copy of it each, and some of its queries. There are no more ranks than queries.
+    Each of these ranks has a copy of it, and a part of its queries. There are no more ranks than
+    query heads.
     """
     group_size = num_heads // num_kv_heads
     if num_ranks <= num_kv_heads:

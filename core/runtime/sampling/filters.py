@@ -2,12 +2,12 @@
 
 Owns the mathematics on probabilities. Knows nothing of slots, penalties or random generators.
 
-A filter is a probability threshold per row: top-k keeps what is at least as likely as the k-th
-token, top-p what is at least as likely as the last token of the nucleus (Holtzman et al., "The
-Curious Case of Neural Text Degeneration", 2020; the nucleus is taken of what top-k kept), min-p
-what is at least `min_p` times as likely as the likeliest token (Nguyen et al., "Turning Up the
-Heat", 2024). Tokens of equal probability are therefore kept or dropped together, and neither the
-order of a sort nor the batch shape can change a sample.
+A filter is a probability threshold per row: top-k keeps tokens at least as likely as the k-th,
+top-p tokens at least as likely as the last of the nucleus (Holtzman et al., "The Curious Case of
+Neural Text Degeneration", 2020; the nucleus is taken from the tokens that top-k kept), min-p tokens
+at least `min_p` times as likely as the likeliest (Nguyen et al., "Turning Up the Heat", 2024).
+Tokens of equal probability are therefore kept or dropped together, and neither the order of a sort
+nor the batch shape can change a sample.
 
 Shapes: B rows, V vocabulary, K candidates, G blocks of the vocabulary, S tokens of a block.
 """
@@ -28,8 +28,8 @@ def nucleus_thresholds(
 ) -> torch.Tensor:
     """Least probability that top-k (0: off) and then top-p (1: off) keep, one per row.
 
-    On a CPU few candidates are sorted first, and more only for rows whose kept set may reach
-    beyond. On a GPU a full sort is cheaper than waiting to learn which rows those are.
+    On a CPU few candidates are sorted first, and more only for rows that may keep more. On a GPU a
+    full sort is cheaper than waiting to learn which rows those are.
     """
     vocab_size = probs_BV.shape[-1]
     top_k_B = torch.where(top_k_B < vocab_size, top_k_B, 0).long()
@@ -53,7 +53,7 @@ def nucleus_thresholds(
 def _candidate_thresholds(
     probs_BV: torch.Tensor, top_k_B: torch.Tensor, top_p_B: torch.Tensor, num_candidates: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Thresholds judged from the likeliest tokens only, and the least likely token looked at.
+    """Thresholds found among the likeliest tokens only, and the least likely of these tokens.
 
     A threshold above that token is exact: the kept set, with its ties, ends among the candidates.
     """
@@ -73,16 +73,16 @@ def _candidate_thresholds(
 
 
 def total_mass(probs_BV: torch.Tensor) -> torch.Tensor:
-    """Each row's sum in float64, by blocks: threads would share a long row that is alone."""
+    """Each row's sum in float64, by blocks: threads would split a single long row."""
     return _blocks(probs_BV).sum(-1, dtype=torch.float64).sum(-1)
 
 
 def sample(probs_BV: torch.Tensor, uniforms_B: torch.Tensor) -> torch.Tensor:
-    """Inverse-CDF sample in vocabulary order: the token in whose share of the mass `u` falls.
+    """Inverse-CDF sample in vocabulary order: the token whose share of the mass contains `u`.
 
-    `probs_BV` need not add up to 1 (dropped tokens are 0); `uniforms_B` are float64 in [0, 1).
-    The mass is summed by blocks, then token by token inside the chosen block, so no pass over
-    the vocabulary is sequential. A row of NaN yields some id in range.
+    `probs_BV` need not add up to 1 (dropped tokens are 0); `uniforms_B` are float64 in [0, 1). The
+    mass is summed by blocks, then token by token inside the chosen block, so no pass over the
+    vocabulary is sequential. A row of NaN yields an id in range.
     """
     blocks_BGS = _blocks(probs_BV)
     ends_BG = blocks_BGS.sum(-1, dtype=torch.float64).cumsum(-1)

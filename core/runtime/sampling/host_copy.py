@@ -1,7 +1,7 @@
-"""A small tensor on its way to the host, copied behind the work that makes it.
+"""A small tensor on its way to the host, copied after the work that makes it.
 
-Owns the pinned buffer and the event. Torch keeps a buffer that is let go of for the next copy, so
-none is allocated in the long run. On a CPU the tensor itself is the copy.
+Owns the pinned buffer and the event. Torch reuses a released buffer for the next copy, so none is
+allocated in the long run. On a CPU the tensor itself is the copy.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch
 
 
 class HostCopy:
-    """Starts the copy at once; `get` waits for it alone, not for work queued since."""
+    """Starts the copy at once; `get` waits for it only, not for work launched since."""
 
     __slots__ = ("_event", "_host")
 
@@ -24,7 +24,7 @@ class HostCopy:
             self._event.record()
 
     def get(self) -> torch.Tensor:
-        """The tensor on the host."""
+        """Wait for the tensor on the host."""
         if self._event is not None:
             self._event.synchronize()
         return self._host

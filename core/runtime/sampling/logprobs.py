@@ -1,8 +1,8 @@
 """Log-probabilities of chosen tokens and of the likeliest alternatives.
 
-They are natural logarithms of the model's own distribution: the plain log-softmax of its logits,
-before bias, penalties, temperature and filters. That is what OpenAI reports, and the only choice
-under which sampled and prompt tokens can be compared.
+Log-probabilities are natural logarithms of the model's own distribution: the plain log-softmax of
+its logits, before bias, penalties, temperature and filters. That is what OpenAI reports, and the
+only choice under which sampled and prompt tokens can be compared.
 
 Shapes: T positions, V vocabulary, K alternatives.
 """
@@ -32,12 +32,12 @@ class Logprobs:
         if num_top:
             top = logits_TV.topk(min(num_top, logits_TV.shape[-1]), dim=-1)
             ids_TK1 = torch.cat((ids_TK1, top.indices), -1)
-        # Not `logsumexp`: a position that is alone is summed by several threads there, in parts.
+        # Not `logsumexp`: a single position would be summed by several threads there, in parts.
         values_TK1 = logits_TV.log_softmax(-1).gather(-1, ids_TK1)
         return cls(HostCopy(ids_TK1), HostCopy(values_TK1))
 
     def to_entries(self, num_top: Sequence[int]) -> tuple[TokenLogprob, ...]:
-        """The host's view, with as many alternatives per position as asked, likeliest first."""
+        """The host's view, with `num_top` alternatives per position, likeliest first."""
         rows = zip(
             self.ids_TK1.get().tolist(), self.values_TK1.get().tolist(), num_top, strict=True
         )

@@ -1,4 +1,4 @@
-"""What changes logits before they become probabilities: bias, forbidden stops, penalties, masks.
+"""Edits of logits before they become probabilities: bias, forbidden stops, penalties, masks.
 
 Owns the per-slot state of these edits on the device. Knows nothing of temperature or filters.
 The edits are applied in the order of this file, each only to the rows that asked for it.
@@ -26,7 +26,7 @@ _IS_IN_PROMPT = 2**30
 class SparseEdits:
     """A few values added to each slot's logits: `logit_bias`, or minus infinity on stop tokens.
 
-    Slots are padded with zeros for token 0, up to the longest list seen.
+    Slots are padded with zeros for token 0, up to the longest list so far.
     """
 
     def __init__(self, max_batch_size: int, device: torch.device, uploads: Uploads) -> None:
@@ -35,7 +35,7 @@ class SparseEdits:
         self._values_SE = torch.zeros(max_batch_size, 0, device=device)
 
     def bind(self, slot: int, entries: Sequence[tuple[int, float]]) -> None:
-        """Replace the slot's entries; of several for one token the last counts."""
+        """Replace the slot's entries; of several for one token the last is used."""
         unique = dict(entries)
         missing = len(unique) - self._ids_SE.shape[1]
         if missing > 0:
@@ -90,7 +90,7 @@ class Penalties:
         counts_V.index_add_(0, output_ids, torch.ones_like(output_ids, dtype=torch.int32))
 
     def apply(self, logits_BV: torch.Tensor, slots_B: torch.Tensor) -> torch.Tensor:
-        """Penalized logits of rows whose slots are all bound here."""
+        """Return penalized logits of rows whose slots are all bound here."""
         assert self._counts_SV is not None
         if logits_BV.is_cuda:
             from triptych.core.runtime.kernels.triton.penalties import penalized
@@ -110,7 +110,7 @@ class Penalties:
         )
 
     def of_rows(self, index_R: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """All counts and scales, for a kernel that penalizes the rows `index_R` as it samples."""
+        """All counts and scales, for a kernel that penalizes the rows `index_R` while sampling."""
         assert self._counts_SV is not None
         return self._counts_SV, self._scales_S3, index_R
 
@@ -121,10 +121,11 @@ class Penalties:
 
 
 def keep_allowed(logits_BV: torch.Tensor, allowed: Sequence[bytes]) -> torch.Tensor:
-    """Logits with minus infinity for what a row's mask (`TokenRow`) leaves out.
+    """Logits with minus infinity for tokens that a row's mask (`TokenRow`) excludes.
 
-    Rows without a mask, whose bytes are empty, keep theirs. The masks travel as bytes and are
-    spread out on the device, by a table of what each byte adds to the logits of its eight tokens.
+    Rows without a mask, whose bytes are empty, keep their logits. The masks are sent as bytes and
+    expanded on the device, by a table of the values that each byte adds to the logits of its eight
+    tokens.
     """
     device, vocab_size = logits_BV.device, logits_BV.shape[-1]
     masked = [row for row, mask in enumerate(allowed) if mask]
@@ -137,9 +138,9 @@ def keep_allowed(logits_BV: torch.Tensor, allowed: Sequence[bytes]) -> torch.Ten
 
 
 def mask_words(allowed: Sequence[bytes], vocab_size: int, device: torch.device) -> torch.Tensor:
-    """The masks of all rows as words of 32 tokens, `[B, W]`; a row without one may sample all.
+    """The masks of all rows as words of 32 tokens, `[B, W]`; without one all tokens are allowed.
 
-    What a kernel reads as it samples, in place of logits that are edited first.
+    For a kernel that reads masks while sampling, instead of logits that are edited first.
     """
     num_bytes = 4 * -(-vocab_size // 32)
     everything = b"\xff" * num_bytes
@@ -150,6 +151,6 @@ def mask_words(allowed: Sequence[bytes], vocab_size: int, device: torch.device) 
 
 @cache
 def _added_by_byte(device: torch.device) -> torch.Tensor:
-    """0 for a token whose bit is set, minus infinity for others: 256 bytes, 8 tokens each."""
+    """A table: 0 for a token whose bit is set, minus infinity for others; 256 bytes by 8 tokens."""
     is_set = torch.arange(256)[:, None] >> torch.arange(8) & 1
     return torch.where(is_set > 0, 0.0, -torch.inf).to(device)

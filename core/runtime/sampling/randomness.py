@@ -1,7 +1,7 @@
-"""One uniform number per sampled token, keyed by (seed, sample index, position) alone.
+"""One uniform number per sampled token, keyed only by (seed, sample index, position).
 
-Owns the random numbers of sampling. Keeps no state, so a row's sample depends neither on its batch
-mates nor on what was sampled before. Runs on the host: a few integers a step.
+Owns the random numbers of sampling. Keeps no state, so a row's sample depends neither on other rows
+of its batch nor on earlier samples. Runs on the host: a few integers a step.
 
 The generator is SplitMix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number
 Generators", OOPSLA 2014): a row owns the stream whose state is a hash of its seed and sample

@@ -1,7 +1,7 @@
-"""A verified, lazily mapped set of named tensors and the configs beside them.
+"""A verified, lazily mapped set of named tensors, with the configs of its folder.
 
-Owns reading tensors of a safetensors folder. What the folder may hold is proven by `layout`;
-where tensors go is decided by `loading`.
+Owns reading tensors of a safetensors folder. `layout` checks the contents of the folder; `loading`
+decides where tensors go.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ _TORCH_DTYPES = {
 
 
 class TensorSource(Protocol):
-    """Named tensors that can be read one at a time, whatever they are kept in."""
+    """Named tensors that can be read one at a time, whatever their format."""
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
-        """What there is, by name."""
+        """The tensors by name."""
 
     def read(self, name: str) -> torch.Tensor:
-        """One tensor on the CPU. Raises `WeightsError` naming it and its file."""
+        """Read one tensor to the CPU. Raises `WeightsError` naming it and its file."""
 
 
 class Checkpoint:
     """Tensors and configs of one model folder. Use as a context manager; reads after it fail.
 
-    `encoding` names what its matrices were quantized by, where that is not to blocks. Blocks are
-    read by the CPU kernels once `native` is set, and by torch until then: the same, many times
-    slower.
+    `encoding` names the quantization of its matrices, if they are not in blocks. Blocks are read by
+    the CPU kernels once `native` is set, and by torch until then, with the same results but many
+    times slower.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Checkpoint:
 
     @classmethod
     def open_file(cls, file: Path, config: dict[str, Any]) -> Checkpoint:
-        """Open one safetensors file after checking its header; `config` is what else is known."""
+        """Open one safetensors file after checking its header; `config` has the settings."""
         tensors = read_header(file)
         check_plausible(config, tensors)
         return cls(file.parent, tensors, config)
@@ -109,7 +109,7 @@ class Checkpoint:
     def read(self, name: str) -> torch.Tensor:
         """The tensor on the CPU, mapped from its file: pages are read when touched.
 
-        What is in blocks of integers comes as its values, in the type of the others.
+        Blocks of integers are dequantized to the type of the other tensors.
         """
         packed, dtype = self.read_packed(name), self.dtype
         if packed is None:
@@ -119,12 +119,12 @@ class Checkpoint:
         return packed.dequantize(dtype)
 
     def read_packed(self, name: str) -> PackedTensor | None:
-        """A matrix in blocks of integers, mapped; `None` for any other tensor."""
+        """Read a matrix of integer blocks, mapped; `None` for any other tensor."""
         info = self._info(name)
         return PackedTensor(self._map(info), FORMATS[info.format]) if info.format else None
 
     def read_stored(self, name: str) -> StoredWeight | None:
-        """A matrix of small numbers as the file has it, if a GPU multiplies that; else `None`."""
+        """Read a quantized matrix as stored, if a GPU kernel takes it; else `None`."""
         return None
 
     def _info(self, name: str) -> TensorInfo:
@@ -141,7 +141,7 @@ class Checkpoint:
             raise WeightsError(f"Tensor {info.name!r} cannot be read from {info.file}.") from error
 
     def metadata(self) -> dict[str, str]:
-        """The files' metadata."""
+        """The metadata of all files together."""
         files = dict.fromkeys(info.file for info in self.tensors.values())
         return {
             key: value for file in files for key, value in (self._of(file).metadata() or {}).items()
@@ -159,7 +159,7 @@ class Checkpoint:
         self.close()
 
     def _of(self, file: str) -> Any:
-        """The mapped file, opened when it is first asked for."""
+        """The mapped file, opened at its first use."""
         if file not in self._handles:
             try:
                 handle = self._files.enter_context(safe_open(self.folder / file, framework="pt"))

@@ -1,14 +1,13 @@
-"""Checkpoints whose matrices are small numbers in groups: GPTQ's, AWQ's, fp8's, fp4's.
+"""Checkpoints with matrices quantized in groups: GPTQ, AWQ, fp8, fp4.
 
-Those of compressed-tensors and ModelOpt are among them. Owns what their tensors mean, and how they
-become blocks of `core.block_formats` as they are read: 4 bits with a scale and a zero for a
-group are Q4_0 or Q4_1, whose groups are of 32; whole numbers of 8 bits are Q8_0. fp8 becomes Q8_0,
-too, whose error is a few times smaller than its own, and so does fp4, in twice the bytes. So one
-set of kernels serves all of them. Weights of 4 bits in groups of 128 take a tenth more than in the
-file.
+These include compressed-tensors and ModelOpt. Owns the meaning of their tensors, and their
+conversion to blocks of `core.block_formats` at reading: 4 bits with a scale and a zero for a group
+are Q4_0 or Q4_1, whose groups are of 32; integers of 8 bits are Q8_0. fp8 also becomes Q8_0, whose
+error is a few times smaller than its own, and so does fp4, in twice the bytes. One set of kernels
+therefore serves all of them. Weights of 4 bits in groups of 128 take a tenth more than in the file.
 
 A GPU has kernels for 4 bits and fp8 as they are stored (`read_stored`): no more memory than in the
-file, groups in any order, and the units for fp8 where there are some.
+file, groups in any order, and fp8 matrix units where the GPU has them.
 
 Formats: AutoGPTQ's and AutoAWQ's packing, github.com/vllm-project/compressed-tensors,
 github.com/NVIDIA/Model-Optimizer; fp4 (e2m1) is that of the OCP Microscaling Formats 1.0.
@@ -35,11 +34,11 @@ from triptych.core.runtime.tensors.quantize import quantize_blocks
 from triptych.core.weights.layout import TensorInfo, read_json_if_there
 
 _BLOCK = 32
-_SQUARE = 128  # side of what shares a scale in fp8 of blocks
+_SQUARE = 128  # side of the squares that share a scale in blockwise fp8
 _FLOAT4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""What three bits of fp4 stand for; the fourth is the sign."""
+"""Values of the lower three bits of fp4; the fourth is the sign."""
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where in a word of AWQ's the eight columns are, in fours of bits."""
+"""Bit places, in fours, of the eight columns in a word of AWQ."""
 _SMALL_TYPES = ("I8", "U8", "F8_E4M3")
 Parts = Mapping[str, torch.Tensor]
 AnyWeight = TypeVar("AnyWeight", PackedTensor, StoredWeight)
@@ -47,10 +46,11 @@ AnyWeight = TypeVar("AnyWeight", PackedTensor, StoredWeight)
 
 @dataclass(frozen=True, slots=True)
 class _Scheme:
-    """One way of storing a matrix `X.weight`: as tensors X.`main` and others beside it.
+    """One way of storing a matrix `X.weight`: as tensor X.`main` and further ones.
 
-    `format` is what it becomes, of `pack`'s making; `keep` leaves it as it is, for a GPU. `shape`
-    is read off the main tensor's. The `name` is as `--quantization-encoding` says it, where it can.
+    `pack` makes blocks of the type `format` from them; `keep` keeps them as they are, for a GPU.
+    `shape` computes the matrix's shape from the main tensor's. `name` is the value of
+    `--quantization-encoding` for it, where there is one.
     """
 
     name: str
@@ -63,7 +63,7 @@ class _Scheme:
 
 
 def open_checkpoint(folder: str | Path) -> Checkpoint:
-    """As `Checkpoint.open`, and quantized checkpoints as blocks. Raises `WeightsError`."""
+    """Open as `Checkpoint.open`; quantized checkpoints as blocks. Raises `WeightsError`."""
     checkpoint = Checkpoint.open(folder)
     fields = checkpoint.config.get("quantization_config") or _model_optimizer(checkpoint.folder)
     if not fields:
@@ -72,7 +72,7 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
 
 
 def _model_optimizer(folder: Path) -> dict[str, Any] | None:
-    """What ModelOpt's own file says, of checkpoints whose config.json does not say it."""
+    """Read ModelOpt's own file, for checkpoints whose config.json has no quantization."""
     fields = read_json_if_there(folder / "hf_quant_config.json").get("quantization")
     return {"quant_method": "modelopt"} | fields if isinstance(fields, dict) else None
 
@@ -89,13 +89,13 @@ class GroupedCheckpoint(Checkpoint):
         self.tensors = self._as_blocks(stored.tensors)
 
     def read_packed(self, name: str) -> PackedTensor | None:
-        """A quantized matrix in blocks; `None` for any other tensor. Raises `WeightsError`."""
+        """Read a quantized matrix in blocks; `None` for any other tensor. Raises `WeightsError`."""
         if name not in self._parts:
             return super().read_packed(name)
         return self._read(name, self._scheme.pack)
 
     def read_stored(self, name: str) -> StoredWeight | None:
-        """A quantized matrix as it is; `None` for what is better in blocks, and any other tensor.
+        """Read a quantized matrix as stored; `None` for any other tensor, or one better in blocks.
 
         Raises `WeightsError`.
         """
@@ -124,7 +124,9 @@ class GroupedCheckpoint(Checkpoint):
                     found[other] = beside
             shape = scheme.shape(info.shape)
             if len(shape) != 2 or not FORMATS[scheme.format].holds(shape[1]):
-                raise WeightsError(f"Tensor {name!r} in {info.file} is no matrix of whole groups.")
+                raise WeightsError(
+                    f"Tensor {name!r} in {info.file} is not a matrix of whole groups."
+                )
             self._parts[f"{prefix}.weight"] = found
             tensors[f"{prefix}.weight"] = TensorInfo(
                 f"{prefix}.weight", shape, "U8", info.file, scheme.format
@@ -133,11 +135,11 @@ class GroupedCheckpoint(Checkpoint):
 
 
 def _scheme_of(fields: Any) -> _Scheme:
-    """What `quantization_config` asks for. Raises `WeightsError` for what is not known."""
+    """The scheme of a `quantization_config`. Raises `WeightsError` for an unknown one."""
     method = fields.get("quant_method") if isinstance(fields, dict) else None
     if method in ("gptq", "awq") and fields.get("bits", fields.get("w_bit")) == 4:
         if method == "awq" and fields.get("version", "gemm") != "gemm":
-            raise WeightsError("config.json: AWQ weights are read in the version gemm alone.")
+            raise WeightsError("config.json: AWQ weights are supported in version gemm only.")
         offset = int(fields.get("checkpoint_format", "gptq") != "gptq_v2")
         return _AWQ if method == "awq" else _gptq_scheme(offset, fields.get("sym") is True)
     if method == "fp8":
@@ -148,14 +150,14 @@ def _scheme_of(fields: Any) -> _Scheme:
         return _COMPRESSED[fields["format"]]
     raise WeightsError(
         f"config.json asks for the quantization_config {method!r:.40}, which is not supported in"
-        " this form: 4 bits by gptq and awq, fp8, modelopt's"
+        " this form. Supported: 4 bits by gptq and awq, fp8, modelopt's"
         f" {' and '.join(_MODEL_OPTIMIZER)}, and compressed-tensors with the formats"
-        f" {', '.join(_COMPRESSED)} are."
+        f" {', '.join(_COMPRESSED)}."
     )
 
 
 def _nibbles(words: torch.Tensor, dim: int) -> torch.Tensor:
-    """The eight halves of bytes of 32-bit words, lowest first, along a new dimension."""
+    """The eight 4-bit codes of 32-bit words, lowest first, along a new dimension."""
     shifts = torch.arange(0, 32, 4, dtype=torch.int32)
     shape = [1] * (words.dim() + 1)
     shape[dim] = 8
@@ -165,7 +167,7 @@ def _nibbles(words: torch.Tensor, dim: int) -> torch.Tensor:
 def _four_bits(
     codes_OI: torch.Tensor, scales_OG: torch.Tensor, zeros_OG: torch.Tensor | None
 ) -> PackedTensor:
-    """Scale * (code - zero) in blocks; a zero of 8 everywhere is Q4_0's own."""
+    """Pack scale * (code - zero) in blocks; if all zeros are 8, that is Q4_0."""
     num_outputs, num_inputs = codes_OI.shape
     repeats = num_inputs // _BLOCK // scales_OG.shape[1]
 
@@ -184,8 +186,8 @@ def _four_bits(
 def _gptq(parts: Parts, offset: int, is_symmetric: bool) -> PackedTensor:
     if _group_table(parts) is not None:
         raise WeightsError(
-            "The checkpoint has groups of inputs in the order of their activations (desc_act),"
-            " which a GPU alone multiplies; take one without."
+            "The checkpoint's groups are in the order of activations (desc_act),"
+            " which only the GPU kernels support; use a checkpoint without it."
         )
     codes_OI = _nibbles(parts["qweight"], 1).flatten(0, 1).t().contiguous()
     return _four_bits(codes_OI, parts["scales"].t(), _gptq_zeros(parts, offset, is_symmetric))
@@ -203,24 +205,24 @@ def _keep_gptq(parts: Parts, offset: int, is_symmetric: bool) -> Int4Weight:
 
 
 def _gptq_zeros(parts: Parts, offset: int, is_symmetric: bool) -> torch.Tensor | None:
-    """`[O, G]`; none where groups are symmetric. Raises `ValueError` if they are not, then."""
+    """The zeros `[O, G]`; `None` for symmetric groups. Raises `ValueError` if those have others."""
     zeros_OG = _nibbles(parts["qzeros"], 2).flatten(1).t().float() + offset
     if not is_symmetric:
         return zeros_OG
     if not (zeros_OG == 8).all():
-        raise ValueError("its zeros are not those of symmetric groups")
+        raise ValueError("its zeros are not symmetric though the config says so")
     return None
 
 
 def _group_table(parts: Parts) -> torch.Tensor | None:
-    """The group of each input, where groups are not of consecutive ones."""
+    """The group of each input, where groups are not consecutive inputs."""
     if "g_idx" not in parts:
         return None
     num_inputs, num_groups = 8 * len(parts["qweight"]), len(parts["scales"])
     in_order = torch.arange(num_inputs, dtype=torch.int32) // (num_inputs // num_groups)
     table_I = parts["g_idx"].to(torch.int32)
     if table_I.shape != in_order.shape or not ((table_I >= 0) & (table_I < num_groups)).all():
-        raise ValueError("its groups of inputs are none of those that it has scales for")
+        raise ValueError("its groups of inputs have no scales")
     return None if torch.equal(table_I, in_order) else table_I
 
 
@@ -238,12 +240,12 @@ def _keep_awq(parts: Parts) -> Int4Weight:
 def _check_symmetric(parts: Parts) -> None:
     if "weight_zero_point" in parts or "weight_g_idx" in parts:
         raise WeightsError(
-            "compressed-tensors' 4 bits are read with symmetric groups in order alone."
+            "of compressed-tensors' 4 bits only symmetric groups in order are supported."
         )
 
 
 def _keep_packed(parts: Parts) -> Int4Weight:
-    """The words are GPTQ's, transposed."""
+    """Keep the words, which are GPTQ's transposed."""
     _check_symmetric(parts)
     words, scales = parts["weight_packed"].t(), parts["weight_scale"].t()
     return Int4Weight(words, scales, None, None, "gptq_v2")
@@ -255,7 +257,7 @@ def _pack_quantized(parts: Parts) -> PackedTensor:
 
 
 def _whole_bytes(parts: Parts) -> PackedTensor:
-    """Signed bytes with a scale for each output, or for all."""
+    """Pack signed bytes with a scale for each output, or for all."""
     codes_OI, num_outputs = parts["weight"], len(parts["weight"])
     scales = parts["weight_scale"].reshape(-1, 1, 1).half()
     blocks = codes_OI.view(num_outputs, -1, _BLOCK).view(torch.uint8)
@@ -269,7 +271,7 @@ def _keep_float8(parts: Parts) -> Float8Weight:
 
 
 def _float8_scales(parts: Parts) -> torch.Tensor:
-    """One for all, `[1]`, `[O]`, or those of squares of 128, in float32. Raises `ValueError`."""
+    """Scales in float32: one for all `[1]`, `[O]`, or of squares of 128. Raises `ValueError`."""
     shape = parts["weight"].shape
     squares = tuple(-(-size // _SQUARE) for size in shape)
     scales = parts["weight_scale" if "weight_scale" in parts else "weight_scale_inv"].float()
@@ -281,7 +283,7 @@ def _float8_scales(parts: Parts) -> torch.Tensor:
 
 
 def _eight_bit_floats(parts: Parts) -> PackedTensor:
-    """With a scale for all, for each output, or for squares of 128."""
+    """Pack fp8 with a scale for all, for each output, or for squares of 128."""
     weight_OI, scales = parts["weight"].float(), _float8_scales(parts)
     if scales.dim() == 2:
         for dim in (0, 1):
@@ -293,7 +295,7 @@ def _eight_bit_floats(parts: Parts) -> PackedTensor:
 
 
 def _four_bit_floats(parts: Parts) -> PackedTensor:
-    """With a scale for 16 inputs, in float8, and one for all; or powers of two for 32 inputs."""
+    """Pack fp4 with float8 scales of 16 inputs and a common one; or powers of two for 32 inputs."""
     _check_symmetric(parts)
     packed_OB = parts["weight_packed" if "weight_packed" in parts else "weight"].view(torch.uint8)
     magnitudes = torch.tensor(_FLOAT4)
@@ -319,7 +321,7 @@ def _same(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _gptq_scheme(offset: int, is_symmetric: bool) -> _Scheme:
-    """Zeros are stored less `offset`."""
+    """GPTQ's scheme; zeros are stored less `offset`."""
     return _Scheme(
         "gptq",
         "qweight",

@@ -1,4 +1,4 @@
-"""Streaming a checkpoint straight into place, and proving that nothing is missing or left over.
+"""Streams a checkpoint into a model, and checks that no tensor is missing or left over.
 
 Owns the match between a checkpoint's tensors and a model's parameters. Knows no architecture: the
 model says where each tensor goes.
@@ -20,41 +20,41 @@ MAX_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class TensorTarget:
-    """Where the tensor `name` goes: a view of a parameter, such as one slice of a fused weight."""
+    """The destination of tensor `name`: a view of a parameter, such as one slice of a weight."""
 
     name: str
     into: torch.Tensor
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape it must have."""
+        """The shape that the tensor must have."""
         return tuple(self.into.shape)
 
     def fill(self, source: TensorSource) -> None:
-        """Copy it into place, casting to the parameter's type and device."""
+        """Copy the tensor into place, casting to the parameter's type and device."""
         self.into.copy_(source.read(self.name))
 
     def num_bytes(self, item_bytes: int) -> int:
-        """Bytes in memory, numbers having so many each."""
+        """Bytes in memory, with `item_bytes` for each number."""
         return self.into.numel() * item_bytes
 
 
 class Target(Protocol):
-    """Where a tensor goes."""
+    """The destination of one tensor."""
 
     @property
     def name(self) -> str:
-        """The tensor's."""
+        """The name of the tensor."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape it must have."""
+        """The shape that the tensor must have."""
 
     def fill(self, source: TensorSource) -> None:
-        """Bring it there."""
+        """Read the tensor from `source` into place."""
 
     def num_bytes(self, item_bytes: int) -> int:
-        """Bytes in memory, plain numbers having so many each."""
+        """Bytes in memory, with `item_bytes` for each plain number."""
 
 
 def load_tensors(
@@ -66,7 +66,7 @@ def load_tensors(
 ) -> None:
     """Bring every target's tensor into place, one at a time.
 
-    `ignored` are tensors the model has no use for, as names or as a predicate. `report` gets the
+    `ignored` are tensors that the model does not use, as names or as a predicate. `report` gets the
     share of bytes done, 0 to 1. Nothing is copied unless everything fits: a missing, extra or
     mis-shaped tensor raises `WeightsError` naming it and its file.
     """
@@ -117,6 +117,6 @@ def _tensors(names: list[str]) -> str:
 
 
 def _and_more(words: list[str]) -> str:
-    """The first few words, and how many more there are."""
+    """The first few words, and the number of further ones."""
     shown = ", ".join(words[:MAX_NAMED])
     return shown if len(words) <= MAX_NAMED else f"{shown} and {len(words) - MAX_NAMED} more"

@@ -1,10 +1,10 @@
-"""Making blocks of small integers out of plain weights, when a model is loaded.
+"""Quantizes plain weights to blocks of small integers when a model is loaded.
 
-Owns the choice of scales for Q4_K and Q6_K; the simpler formats are the `gguf` library's. What the
-bytes mean is said by `core.runtime.kernels.dequantize`.
+Owns the choice of scales for Q4_K and Q6_K; the simpler formats use the `gguf` library. The meaning
+of the bytes is defined in `core.runtime.kernels.dequantize`.
 
-Shapes: O outputs, I inputs, N groups of inputs with a scale of their own, G inputs of a group,
-S groups of a block.
+Shapes: O outputs, I inputs, N groups of inputs with one scale each, G inputs of a group, S groups
+of a block.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from triptych.core.runtime.kernels.dequantize import PackedTensor
 
 _CHUNK_VALUES = 1 << 22
 _SHRINKING = tuple(1.0 - 0.03 * step for step in range(9))
-"""Scales to try, as shares of the one that keeps the largest value whole."""
+"""Scales to try, as fractions of the one that represents the largest value."""
 
 
 def quantize_blocks(weight_OI: torch.Tensor, form: BlockFormat) -> PackedTensor:
-    """The weight in blocks of `form`, whose rows it fills whole."""
+    """The weight in blocks of `form`; rows must be whole blocks."""
     assert form.holds(weight_OI.shape[1])
     rows = max(1, _CHUNK_VALUES // weight_OI.shape[1])
     packed = [_pack(chunk.float(), form) for chunk in weight_OI.split(rows)]
@@ -33,7 +33,7 @@ def quantize_blocks(weight_OI: torch.Tensor, form: BlockFormat) -> PackedTensor:
 
 
 def _pack(weight_OI: torch.Tensor, form: BlockFormat) -> torch.Tensor:
-    """The bytes of some rows."""
+    """The packed bytes of some rows."""
     if form.name in _MAKERS:
         blocks = _MAKERS[form.name](weight_OI.reshape(-1, form.num_inputs))
         return blocks.view(len(weight_OI), -1)
@@ -50,7 +50,7 @@ def _codes(values: torch.Tensor, scale: torch.Tensor, least: int, most: int) -> 
 def _best_scale(
     values_NG: torch.Tensor, scale_N1: torch.Tensor, least: int, most: int
 ) -> torch.Tensor:
-    """Of some scales below `scale_N1`, the one with the smallest squared error for each group."""
+    """For each group, the scale with the smallest squared error, of some up to `scale_N1`."""
     best, least_error = scale_N1, torch.full_like(scale_N1, torch.inf)
     for share in _SHRINKING:
         tried = scale_N1 * share
@@ -62,14 +62,14 @@ def _best_scale(
 
 
 def _shared(scales_NS: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales of a block as whole numbers up to `most` times one in float16: both."""
+    """Scales of a block as integers up to `most` times one in float16; returns both."""
     largest = scales_NS.abs().amax(-1, keepdim=True)
     own_N1 = (largest / most).half()
     return own_N1, _codes(scales_NS, own_N1.float(), -most, most)
 
 
 def _bytes(values: torch.Tensor) -> torch.Tensor:
-    """Numbers of any type as the bytes that hold them."""
+    """View numbers of any type as bytes."""
     return values.contiguous().view(torch.uint8)
 
 
@@ -111,4 +111,4 @@ def _q6_k(values: torch.Tensor) -> torch.Tensor:
 _MAKERS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType(
     {"q4_k": _q4_k, "q6_k": _q6_k}
 )
-"""From blocks of values to blocks of bytes."""
+"""Converters from blocks of values to blocks of bytes."""

@@ -1,7 +1,7 @@
-"""Silences the libraries' own messages about loading, in favour of our report.
+"""Silences the loading messages of libraries, in favour of our report.
 
-Owns the switches, which are global to the libraries and are put back, and the lock that keeps
-transformers to one model at a time.
+Owns the switches, which are global to the libraries and are restored, and the lock that lets
+transformers load one model at a time.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _alone = threading.RLock()
 
 @contextmanager
 def transformers_loading() -> Iterator[None]:
-    """Loading inside shows no bar of transformers', and waits for that of other threads.
+    """Hide transformers' progress bar inside, and wait for loads of other threads.
 
-    transformers replaces functions of torch while it makes a model. Where two threads do so at
-    once, those of the first stay, and models that are made later lack their frequencies.
+    transformers replaces functions of torch while it creates a model. Where two threads do so at
+    once, those of the first stay, and models created later lack their frequencies.
     """
     from transformers.utils import logging as transformers_logging
 
@@ -35,7 +35,7 @@ def transformers_loading() -> Iterator[None]:
 
 @contextmanager
 def errors_only(name: str) -> Iterator[None]:
-    """The logger called `name` keeps its warnings to itself inside."""
+    """Silence warnings of the logger `name` inside."""
     logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.ERROR)

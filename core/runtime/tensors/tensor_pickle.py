@@ -1,8 +1,8 @@
 """Reads `data.pkl` of a file of `torch.save`, without an unpickler.
 
-A pickle is a program; this follows the few instructions that describe dictionaries of tensors and
-refuses any other by name. Nothing that the file names is looked up, imported or called. Owns the
-grammar and its bounds. Knows nothing of files: what a storage holds is asked of `Rebuild`.
+A pickle is a program; this reader follows the few instructions that describe dictionaries of
+tensors and refuses any other by name. Nothing that the file names is looked up, imported or called.
+Owns the grammar and its limits. Knows nothing of files: `Rebuild` reads the storages.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any, Protocol
 
 MAX_BYTES = 64 * 2**20
 MAX_OPCODES = 2_000_000
-"""Some 35 to a tensor."""
+"""About 35 for each tensor."""
 MAX_DEPTH = MAX_RANK = 16
 MAX_SIZE = 2**30
-"""Of any dimension, and of any stride."""
+"""Upper limit of any dimension and stride."""
 STORAGES: Mapping[str, str] = {
     "torch DoubleStorage": "float64",
     "torch FloatStorage": "float32",
@@ -32,7 +32,7 @@ STORAGES: Mapping[str, str] = {
     "torch ByteStorage": "uint8",
     "torch BoolStorage": "bool",
 }
-"""Names that a file may give to a storage's type, and torch's dtype of its elements."""
+"""The names of storage types in a file, and torch's dtype of their elements."""
 
 _TENSOR = "torch._utils _rebuild_tensor_v2"
 _PARAMETER = "torch._utils _rebuild_parameter"
@@ -51,7 +51,7 @@ _TUPLES: Mapping[str, int] = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
 class UnsafePickle(ValueError):
-    """The pickle is something else than a dictionary of tensors; the message says what."""
+    """The pickle is not a dictionary of tensors; the message says what it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,23 +64,23 @@ class StorageRef:
 
 
 class Rebuild(Protocol):
-    """Makes a tensor over a storage. Raises `UnsafePickle` where it would reach beyond it."""
+    """Makes a tensor over a storage. Raises `UnsafePickle` where it would exceed the storage."""
 
     def __call__(
         self, storage: StorageRef, offset: int, size: tuple[int, ...], stride: tuple[int, ...]
     ) -> Any:
-        """The tensor."""
+        """Return the tensor."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Name:
-    """Something that the file names, one of `_NAMES`. It is only ever compared."""
+    """A name in the file, one of `_NAMES`. It is only ever compared."""
 
     text: str
 
 
 def read_pickle(data: bytes, rebuild: Rebuild, tensor_type: type) -> Any:
-    """What `data` describes. Raises `UnsafePickle`."""
+    """The object that `data` describes. Raises `UnsafePickle`."""
     if len(data) > MAX_BYTES:
         raise UnsafePickle(f"its description has {len(data)} bytes")
     reader = _StackMachine(rebuild, tensor_type)
@@ -97,7 +97,7 @@ def read_pickle(data: bytes, rebuild: Rebuild, tensor_type: type) -> Any:
 
 
 class _StackMachine:
-    """The stack machine, less everything that acts."""
+    """The stack machine of pickle, without everything that acts."""
 
     def __init__(self, rebuild: Rebuild, tensor_type: type) -> None:
         self._rebuild = rebuild
@@ -122,7 +122,7 @@ class _StackMachine:
         }
 
     def take(self, name: str, argument: Any) -> None:
-        """Follow one instruction."""
+        """Execute one instruction."""
         if name in _SCALARS:
             self._stack.append(argument)
         elif name in _FRESH:
@@ -136,7 +136,7 @@ class _StackMachine:
             raise UnsafePickle(f"it holds the instruction {name}")
 
     def result(self) -> Any:
-        """What all of it came to."""
+        """The object that the instructions built."""
         if self._below or len(self._stack) != 1:
             raise UnsafePickle("its description is damaged")
         _check_depth(self._stack[0])
@@ -163,11 +163,11 @@ class _StackMachine:
         self._memo[key] = self._stack[-1]
 
     def _get(self, key: int) -> None:
-        """Only what cannot hold itself, or grow with every mention."""
+        """Get an object that cannot contain itself, or grow with every mention."""
         value = self._memo[key]
         parts = value if isinstance(value, tuple) else (value,)
         if any(isinstance(part, dict | list | tuple) for part in parts):
-            raise UnsafePickle("it mentions a container twice")
+            raise UnsafePickle("it refers to a container twice")
         self._stack.append(value)
 
     def _name(self, text: str) -> None:
@@ -182,7 +182,7 @@ class _StackMachine:
             ):
                 self._stack.append(StorageRef(key, STORAGES[kind], count))
             case _:
-                raise UnsafePickle("it refers to what is no storage")
+                raise UnsafePickle("it refers to something that is not a storage")
 
     def _reduce(self, _: None) -> None:
         arguments, name = self._stack.pop(), self._stack.pop()
@@ -199,13 +199,13 @@ class _StackMachine:
             ) if text == _TENSOR and isinstance(hooks, OrderedDict):
                 self._stack.append(self._rebuild(storage, offset, _sizes(size), _sizes(stride)))
             case _:
-                raise UnsafePickle("it calls what makes no tensor")
+                raise UnsafePickle("it calls something that does not make a tensor")
 
     def _drop_attributes(self, _: None) -> None:
-        """A state dict has its modules' versions as attributes, which are of no use."""
+        """Drop the versions of modules, which a state dict has as attributes."""
         attributes = self._stack.pop()
         if not isinstance(self._stack[-1], OrderedDict) or type(attributes) is not dict:
-            raise UnsafePickle("it sets up an object")
+            raise UnsafePickle("it sets the state of an object")
 
     def _set_items(self, items: list[Any]) -> None:
         target = self._stack[-1]
@@ -213,7 +213,7 @@ class _StackMachine:
             raise UnsafePickle("its description is damaged")
         for key, value in zip(items[::2], items[1::2], strict=True):
             if not isinstance(key, str | int):
-                raise UnsafePickle("a key in it is neither text nor number")
+                raise UnsafePickle("a key in it is neither a string nor a number")
             target[key] = value
 
     def _append(self, items: list[Any]) -> None:
@@ -226,12 +226,12 @@ class _StackMachine:
 def _sizes(values: tuple[Any, ...]) -> tuple[int, ...]:
     is_plain = all(type(n) is int and 0 <= n <= MAX_SIZE for n in values)
     if not is_plain or len(values) > MAX_RANK:
-        raise UnsafePickle("a tensor in it has no proper shape")
+        raise UnsafePickle("a tensor in it has an invalid shape")
     return values
 
 
 def _check_depth(root: Any) -> None:
-    """Check that reading the result cannot exhaust the stack; names left over are no data."""
+    """Check that reading the result cannot exhaust the stack, and that no name is left as data."""
     level = [root]
     for _ in range(MAX_DEPTH):
         below: list[Any] = []
@@ -241,7 +241,7 @@ def _check_depth(root: Any) -> None:
             elif isinstance(value, list | tuple):
                 below.extend(value)
             elif isinstance(value, _Name | StorageRef):
-                raise UnsafePickle("it holds a name where data belongs")
+                raise UnsafePickle("it holds a name in place of data")
         if not below:
             return
         level = below

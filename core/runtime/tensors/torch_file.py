@@ -1,7 +1,7 @@
 """Reading files that `torch.save` wrote, without an unpickler.
 
-Owns the archive: which records there are, where they lie, and that every tensor stays within its
-storage. What the records mean is `tensor_pickle`'s; what is in them, the caller's.
+Owns the archive: its records, their places, and the check that every tensor stays within its
+storage. `tensor_pickle` knows the meaning of the records; the caller, that of their tensors.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _DESCRIPTION = "/data.pkl"
 _HEADER_BYTES = 30  # of a record, before its name
 _ENCRYPTED = 1
 _MAX_EMPTY = 2**60
-"""Product of the other sizes of a tensor without elements, which torch multiplies, too."""
+"""Limit of the product of the other sizes of a tensor without elements, which torch multiplies."""
 _MAX_SHARING = 8
-"""Tensors may be views of one storage; all together have at most so many times its bytes."""
+"""Limit of the bytes of all views, as a multiple of those of the storages."""
 
 
 def read_torch_file(file: Path) -> Any:
-    """What is in a .pt or .pth file: numbers, texts, and tensors on the CPU, in dictionaries.
+    """Read a .pt or .pth file: numbers, strings, and tensors on the CPU, in dictionaries.
 
     Raises `WeightsError` for a file that is damaged or holds anything else.
     """
@@ -39,8 +39,8 @@ def read_torch_file(file: Path) -> Any:
         with file.open("rb") as stream:
             if not zipfile.is_zipfile(stream):
                 raise UnsafePickle(
-                    "it is no archive, as torch.save writes since version 1.6; load it elsewhere"
-                    " and save it again"
+                    "it is not an archive, as torch.save writes since version 1.6; load it"
+                    " elsewhere and save it again"
                 )
             with zipfile.ZipFile(stream) as archive:
                 return _Archive(archive, file.stat().st_size).read()
@@ -85,7 +85,7 @@ class _Archive:
     def _rebuild(
         self, storage: StorageRef, offset: int, size: tuple[int, ...], stride: tuple[int, ...]
     ) -> torch.Tensor:
-        """A tensor over a storage: `tensor_pickle.Rebuild`."""
+        """Make a tensor over a storage; implements `tensor_pickle.Rebuild`."""
         values = self._storage(storage)
         num_elements, last = 1, offset
         for count, step in zip(size, stride, strict=True):
@@ -93,10 +93,10 @@ class _Archive:
             last += (count - 1) * step
         if not num_elements:
             if math.prod(filter(None, size)) > _MAX_EMPTY:
-                raise UnsafePickle("a tensor in it has no proper shape")
+                raise UnsafePickle("a tensor in it has an invalid shape")
             return torch.empty(0, dtype=values.dtype).as_strided(size, stride)
         if offset < 0 or last >= len(values) or num_elements > len(values):
-            raise UnsafePickle("a tensor in it reaches beyond its storage")
+            raise UnsafePickle("a tensor in it exceeds its storage")
         self._num_left -= num_elements * values.itemsize
         if self._num_left < 0:
             raise UnsafePickle("its tensors are many times as large as the file")
@@ -119,7 +119,7 @@ class _Archive:
 
 
 def _check_record(record: zipfile.ZipInfo, end: int) -> None:
-    """That a record is stored as it is, between its own header and `end`."""
+    """Check that a record is stored uncompressed, between its own header and `end`."""
     if record.compress_type != zipfile.ZIP_STORED or record.flag_bits & _ENCRYPTED:
         raise UnsafePickle("a record in it is compressed or encrypted")
     name_bytes = len(record.orig_filename.encode())
@@ -133,5 +133,5 @@ def _elements(data: bytes, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(0, dtype=dtype)
     values = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     if dtype is torch.bool and bool((values > 1).any()):
-        raise UnsafePickle("a truth value in it is neither 0 nor 1")
+        raise UnsafePickle("a boolean in it is neither 0 nor 1")
     return values.view(dtype)
