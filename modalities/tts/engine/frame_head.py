@@ -218,7 +218,7 @@ class FrameHead:
     def _sample_static(self, kind: FrameSampleKind, inputs: Tensors) -> Tensors:
         hidden_RC, packed = inputs
         positions_R, packed = packed.tensor_split((len(hidden_RC),))
-        return [self._sample(hidden_RC, positions_R, self._sampler.frames_over(kind, packed))]
+        return [self._sample(hidden_RC, positions_R, self._sampler.captured_frames(kind, packed))]
 
     def _prompt_frames(self, step: StepLayout, is_frame_T: NDArray[np.bool_]) -> Int64s:
         """The frames of this step's prompt chunks, in order."""

@@ -59,11 +59,11 @@ def test_all_codes_at_once_are_those_drawn_one_by_one() -> None:
     for position in range(20):
         logits_BQV = logits_of(position)
         frame = made.frame_sampler([0, 1, 2], [position] * 3, NUM_CODES)
-        codes_BQ = frame.draw_all(logits_BQV)
+        codes_BQ = frame.sample_all(logits_BQV)
         torch.testing.assert_close(codes_BQ, one_by_one(frame, logits_BQV))
         torch.testing.assert_close(codes_BQ[1], logits_BQV[1].argmax(-1))
         drawn.append(codes_BQ[0].tolist())
-        alone = made.frame_sampler([2], [position], NUM_CODES).draw_all(logits_BQV[2:])
+        alone = made.frame_sampler([2], [position], NUM_CODES).sample_all(logits_BQV[2:])
         torch.testing.assert_close(alone[0], codes_BQ[2])
     assert len({tuple(codes) for codes in drawn}) > 15
 
@@ -72,7 +72,7 @@ def test_no_two_codes_share_their_randomness() -> None:
     """Equal logits at every code and position: what is drawn differs as chance has it."""
     made, flat_1QV = sampler(ROWS[0]), torch.zeros(1, NUM_CODES, SIZE)
     drawn = [
-        made.frame_sampler([0], [position], NUM_CODES).draw_all(flat_1QV)[0].tolist()
+        made.frame_sampler([0], [position], NUM_CODES).sample_all(flat_1QV)[0].tolist()
         for position in range(200)
     ]
     counts = np.bincount(np.array(drawn).ravel(), minlength=SIZE)
@@ -87,7 +87,7 @@ def test_a_row_of_no_finite_logits_is_marked(bad: float) -> None:
     logits_BQV[1, 2, 7] = bad
     made = sampler(*ROWS)
     frame = made.frame_sampler([0, 1, 2], [4, 4, 4], NUM_CODES)
-    frame.draw_all(logits_BQV)
+    frame.sample_all(logits_BQV)
     assert frame.is_finite_B.tolist() == [True, False, True]
     frame = made.frame_sampler([0, 1, 2], [4, 4, 4], NUM_CODES)
     one_by_one(frame, logits_BQV)

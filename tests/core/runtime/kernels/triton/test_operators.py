@@ -17,7 +17,8 @@ from triptych.core.runtime.kernels.rms_norm import add_rms_norm, rms_norm
 from triptych.core.runtime.kernels.rope_write import HeadNorm, Rotation, rope_write
 from triptych.core.runtime.kernels.triton.sampling import sample_rows
 from triptych.core.runtime.kernels.triton.stream_conv import stream_conv
-from triptych.core.runtime.sampling.sampler import Sampler, _DeviceRows
+from triptych.core.runtime.sampling.rows import GroupedRows
+from triptych.core.runtime.sampling.sampler import Sampler
 from triptych.modalities.diffusion.engine.tensor_pool import TensorPool
 
 Made = Callable[[torch.device], object]
@@ -91,7 +92,7 @@ def test_a_step_is_sampled_by_one_operator() -> None:
     with FakeTensorMode():
         device = torch.device("cuda")
         sampler = Sampler(vocab_size=50, max_batch_size=2, device=device)
-        rows = _DeviceRows(
+        rows = GroupedRows(
             slots_B=torch.arange(2, device=device),
             uniform_B=torch.rand(2, dtype=torch.float64, device=device),
             has_floor=True,
