@@ -1,6 +1,6 @@
 """Speech: models that speak texts.
 
-Owns how such a model is recognized and what opens its halves. Loads neither.
+Owns how such a model is recognized and which functions open its halves. Loads neither.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MODELS = f"{_HERE}.engine.models"
 
 @dataclass(frozen=True, slots=True)
 class SpeechFamily:
-    """What opens models of a family: what makes a front end, and a blueprint or a loader."""
+    """The entry points of a family: the front end's, and a blueprint's or a loader's."""
 
     front_end: str
     engine: str
@@ -42,15 +42,15 @@ ORPHEUS = SpeechFamily(f"{_FRONT}.prompt:open_orpheus", f"{_MODELS}.orpheus:Orph
 
 
 def family_of(config: Mapping[str, Any]) -> SpeechFamily:
-    """The family of a model. Raises `WeightsError` naming those there are."""
+    """The family of a model. Raises `WeightsError` that lists the known families."""
     model_type = config.get("model_type")
     if family := FAMILIES.get(str(model_type)):
         return family
     if "speech" in config:
         return ORPHEUS
     raise WeightsError(
-        f"model_type {model_type!r} is no speech model that is known here:"
-        f" {', '.join(FAMILIES)}, and Llamas with a speech block."
+        f"model_type {model_type!r} is not a known speech model type:"
+        f" {', '.join(FAMILIES)}, or a Llama with a speech block."
     )
 
 
@@ -61,12 +61,12 @@ def _matches(folder: Path, config: Mapping[str, Any]) -> bool:
 _COMMANDS = (
     Command(
         "speak",
-        "Speak a text, to a file or as it is made.",
+        "Speak a text, to a file or as a stream.",
         f"{_HERE}.api.cli",
         (
             'triptych speak "Good morning." -o morning.wav',
             "triptych speak --voice af_bella --speed 1.2 -o chapter.mp3 < chapter.txt",
-            'triptych speak "It is played while it is made." --format wav | aplay',
+            'triptych speak "Playback starts at once." --format wav | aplay',
         ),
         operands="[TEXT]",
         is_named=True,

@@ -1,9 +1,9 @@
-"""Plan and result of the two steps that only speech has: decoding audio, and reading a voice.
+"""Plans and results of the steps that only speech has: decoding audio, and encoding a voice.
 
-Owns the hand-over between the speech scheduler and the runners of speech-token models. Plain data,
-no tensors, like `core.engine_api.plan`: knows neither policy nor codecs.
+Owns the hand-over between the speech scheduler and the runners of speech-token models. Plain data
+without tensors, like `core.engine_api.plan`. Knows neither policy nor codecs.
 
-A *step code* is what one token step of a speech model yields: a tuple of ints, one id or a column
+A *step code* is the output of one token step of a speech model: a tuple of ints, one id or a column
 of codes. The runner's assembler turns step codes into codec frames; the scheduler counts them with
 a `FrameClock`.
 """
@@ -21,18 +21,18 @@ from triptych.modalities.tts.wire import SAMPLE_BYTES, VoiceClip
 class FramePattern:
     """How token steps become codec frames: `steps_per_frame` steps make one.
 
-    The first is whole only `delay_steps` steps later than that (delay patterns).
+    With a delay pattern, each frame is complete `delay_steps` steps later.
     """
 
     steps_per_frame: int = 1
     delay_steps: int = 0
 
     def num_frames(self, num_steps: int) -> int:
-        """Whole frames in the first `num_steps` steps of a segment."""
+        """Complete frames in the first `num_steps` steps of a segment."""
         return max(0, num_steps - self.delay_steps) // self.steps_per_frame
 
     def num_steps(self, num_frames: int) -> int:
-        """Fewest steps of a segment that hold `num_frames` whole frames; 0 for none."""
+        """Fewest steps of a segment that hold `num_frames` complete frames; 0 for none."""
         return self.delay_steps + num_frames * self.steps_per_frame if num_frames > 0 else 0
 
 
@@ -40,7 +40,7 @@ class FramePattern:
 class FrameClock(FramePattern):
     """How token steps become audio: frames of `frame_s`.
 
-    A frame's sound comes out `lookahead_frames` frames later (codecs that read ahead) or when the
+    A frame's sound is returned `lookahead_frames` frames later (codecs that read ahead) or when the
     segment ends.
     """
 
@@ -49,19 +49,19 @@ class FrameClock(FramePattern):
 
     @property
     def step_s(self) -> float:
-        """Seconds of audio that a token step is worth."""
+        """Seconds of audio per token step."""
         return self.frame_s / self.steps_per_frame
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AudioRow:
-    """One stream's part of an audio step: the next step codes of the segment it is speaking.
+    """One row of an audio step: the next step codes of a job's current segment.
 
-    `slot` is the codec row; it stays with the job from its first row to its end. A segment begins
-    with a row that `is_first` (the codec row is reset) and ends with one that `is_last` (what
-    the decoder holds back is flushed), which may be the same one; `codes` may be empty there.
-    `prompt` comes with `is_first` only: step codes of the voice that the decoder begins with,
-    whose sound is not given out. `seed` keys the noise of codecs that add some.
+    `slot` is the codec row; it stays with the job from its first row to its end. The first row of a
+    segment `is_first` (the codec row is reset), the last one `is_last` (the decoder's delayed sound
+    is flushed); one row may be both, with `codes` that may be empty. `prompt`, set only where
+    `is_first`, holds step codes of the voice: the decoder runs over them, and their sound is
+    discarded. `seed` keys the noise of codecs that add some.
     """
 
     job_id: str
@@ -75,7 +75,7 @@ class AudioRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AudioPlan(Plan):
-    """A step of the codec. No slot comes twice."""
+    """A step of the codec. Each slot occurs at most once."""
 
     rows: tuple[AudioRow, ...]
 
@@ -84,7 +84,7 @@ class AudioPlan(Plan):
 class AudioRowResult:
     """Little-endian float32 samples of one row.
 
-    `is_finite` is false where they held NaN, or where the codec has no such codes.
+    `is_finite` is false if they held NaN, or if a code is outside the codec's range.
     """
 
     pcm: bytes = b""
@@ -98,10 +98,10 @@ class AudioRowResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoicePrompt:
-    """What a voice is to a speech-token model.
+    """A voice as a speech-token model's prompt.
 
     `prompt_ids` begin every prompt (ids of words, and frame ids of sound); `codes` are the step
-    codes of that sound, which decoders begin with.
+    codes of that sound, over which decoders run first.
     """
 
     prompt_ids: tuple[int, ...] = ()
@@ -110,6 +110,6 @@ class VoicePrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoicePlan(Plan):
-    """A step that reads the voice of a clip."""
+    """A step that encodes the voice of a clip."""
 
     clip: VoiceClip

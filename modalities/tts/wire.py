@@ -1,8 +1,8 @@
-"""The messages of speech between API and engine: requests, and their deltas.
+"""Speech messages between API and engine: requests and their deltas.
 
-Owns the wire types of every model that makes sound. Text never crosses: the API process
-turns it into segments of ids, and knows which words each segment speaks. Sound crosses as
-little-endian float32 samples, one channel, at the model's rate.
+Owns the wire types of all speech models. Text never crosses: the API process turns it into segments
+of ids and keeps track of the words of each segment. Sound crosses as little-endian float32 samples,
+one channel, at the model's rate.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ SpeechFinish = Literal["stop", "length", "loop", "cancelled"]
 
 
 class SpeechSegment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A stretch of text spoken in one go.
+    """A stretch of text that is spoken at once.
 
     `prompt_ids` are phonemes, or the prompt of a speech-token model after its voice. `max_steps`
-    bounds what a runaway may cost: steps of a token model (0: a model that makes a sentence at
-    once needs no bound). `pause_s` of silence follow.
+    limits the steps of a token model that does not stop (0: a model that generates whole sentences
+    needs no limit). `pause_s` of silence follow.
     """
 
     prompt_ids: tuple[int, ...]
@@ -33,10 +33,9 @@ class SpeechSegment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class VoiceClip(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Recorded speech to be imitated: its sound, the ids of its words, and a name for its content.
+    """Recorded speech to imitate: its samples and the ids of its words.
 
-    `digest` is the SHA-256 of everything else: what the engine derives from a clip is kept under
-    that name.
+    `digest` is the SHA-256 of all other fields, and the cache key for data that the engine derives.
     """
 
     digest: str
@@ -46,11 +45,11 @@ class VoiceClip(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="speak"):
-    """Everything one voice will say, in order.
+    """The segments that one voice speaks, in order.
 
-    `voice` is a name the model knows, `clip` a voice of the caller's instead. A request that
-    `is_live` is listened to while it is made and has deadlines; one that is not (a file) takes
-    what the device has left. `speed` is for models that take it themselves.
+    `voice` is the name of a built-in voice, `clip` replaces it by a recording. A request that
+    `is_live` is played while it is generated and has deadlines; any other (a file) uses spare
+    capacity. `speed` is for models that support it themselves.
     """
 
     segments: tuple[SpeechSegment, ...]
@@ -64,10 +63,10 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class SpeechDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="speech"):
-    """What one step added to the sound of a request.
+    """The sound that one step added to a request.
 
     Deltas come in the order of their segments. The last of a segment carries `segment_finish`, the
-    last of the job `finish_reason` too. Counts are cumulative for the job.
+    last of the job also carries `finish_reason`. Counts are cumulative for the job.
     """
 
     segment: int = 0

@@ -1,1 +1,1 @@
-"""Speech in the API process: routes, service, text, voices, containers. Loads no torch."""
+"""The API process's side of speech: routes, service, text, voices, containers. Loads no torch."""

@@ -1,7 +1,7 @@
-"""`triptych speak`: the speech pipeline at a terminal.
+"""`triptych speak`: the speech pipeline on the command line.
 
-Owns where the sound goes (a file, a pipe, a player) and what is reported meanwhile, on stderr.
-Everything else is the pipeline's.
+Owns the destination of the sound (a file, a pipe, a player) and the progress report on stderr. The
+pipeline does the rest.
 """
 
 from __future__ import annotations
@@ -41,24 +41,27 @@ PLAYERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 def add_speak_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `triptych speak`."""
-    parser.add_argument("text", nargs="*", help="say this, or else what is piped in")
-    parser.add_argument("-i", "--input", help='file with the text; "-": stdin')
-    parser.add_argument("-o", "--output", help='file to write; default, and "-": stdout')
+    parser.add_argument("text", nargs="*", help="text to speak (default: stdin)")
+    parser.add_argument("-i", "--input", help='file with the text; "-" is stdin')
+    parser.add_argument("-o", "--output", help='file to write; "-", the default, is stdout')
     parser.add_argument("--play", action="store_true", help=f"play it with {', '.join(PLAYERS)}")
+    parser.add_argument("--format", choices=FORMATS, help="default: the file's extension, else wav")
+    parser.add_argument("--voice", default="", help="name or id; `triptych voices` lists them")
+    parser.add_argument("--speed", type=float, default=1.0, help="speaking rate, 0.25 to 4")
+    parser.add_argument("--instructions", default="", help="how to speak, if supported")
+    parser.add_argument("--language", default="", help="language tag of the text, such as en-GB")
     parser.add_argument(
-        "--format", choices=FORMATS, help="default: what the file's name ends with, else wav"
+        "--request-seed",
+        type=int,
+        metavar="SEED",
+        help="seed of an earlier run",
     )
-    parser.add_argument("--voice", default="", help="`triptych voices` lists them")
-    parser.add_argument("--speed", type=float, default=1.0, help="0.25 to 4")
-    parser.add_argument("--instructions", default="", help="how to speak, if the model listens")
-    parser.add_argument("--language", default="", help="of the text, such as en-GB")
-    parser.add_argument("--request-seed", type=int, metavar="SEED", help="repeat a past sound")
     sections = ("models", "device", "cache", "schedule", "speech")
     add_options(parser, sections=sections, roles=("speech",))
 
 
 def run_speak(args: argparse.Namespace) -> int:
-    """Speak a text: to a file, to stdout or to a player, as it is made."""
+    """Speak a text to a file, to stdout or to a player, while it is generated."""
     text, audio_format = _read_text(args), _choose_format(args)
     options = SpeakOptions(
         voice=args.voice,
@@ -69,10 +72,10 @@ def run_speak(args: argparse.Namespace) -> int:
     )
     with _open_pipeline(args) as pipeline:
         is_file = args.output not in (None, STDIN)
-        pieces = _reported(
+        pieces = _report_progress(
             pipeline.pieces(text, is_live=not is_file, **options), pipeline.sample_rate
         )
-        first = next(pieces)  # a request that is wrong leaves no file behind
+        first = next(pieces)  # an invalid request creates no file
         encoder = open_encoder(audio_format, pipeline.sample_rate)
         with _open_sink(args) as sink:
             _write(chain([first], pieces), encoder, sink, is_file=is_file)
@@ -85,7 +88,7 @@ def _open_pipeline(args: argparse.Namespace) -> SpeechPipeline:
 
 def _read_text(args: argparse.Namespace) -> str:
     if args.text and args.input:
-        raise ConfigError("Give the text, or a file with --input, and not both.")
+        raise ConfigError("Give the text or a file with --input, not both.")
     if args.text:
         return " ".join(args.text)
     path = args.input or STDIN
@@ -95,17 +98,17 @@ def _read_text(args: argparse.Namespace) -> str:
 
 
 def _choose_format(args: argparse.Namespace) -> str:
-    """The format to write, where there is a place to write it to."""
+    """The audio format to write. Raises `ConfigError` where the sound has no destination."""
     if args.play:
         if args.output or args.format not in (None, "wav"):
-            raise ConfigError("--play plays WAV and writes no file: leave out -o and --format.")
+            raise ConfigError("--play uses WAV and writes no file: leave out -o and --format.")
         _find_player()
         return "wav"
     if args.output not in (None, STDIN):
         return str(args.format or format_of(args.output))
     if sys.stdout.isatty():
         raise ConfigError(
-            "A terminal makes no sound: write a file with -o speech.wav, play it with --play, or"
+            "stdout is a terminal: write a file with -o speech.wav, play the sound with --play, or"
             " pipe it into a player, as in `triptych speak ... | aplay`."
         )
     return str(args.format or "wav")
@@ -116,7 +119,7 @@ def _find_player() -> list[str]:
         if path := shutil.which(name):
             return [path, *flags]
     raise ConfigError(
-        f"--play needs one of {', '.join(PLAYERS)}, and none is installed: write a file with -o."
+        f"--play needs one of {', '.join(PLAYERS)}; none is installed. Write a file with -o."
     )
 
 
@@ -135,21 +138,21 @@ def _open_sink(args: argparse.Namespace) -> Iterator[BinaryIO]:
 def _write(
     pieces: Iterable[SpeechPiece], encoder: AudioEncoder, sink: BinaryIO, *, is_file: bool
 ) -> None:
-    """Write a stream as it is made. A file that is interrupted is whole as far as it goes."""
+    """Write the stream as it is generated. An interrupted file is valid up to that point."""
     try:
         for piece in pieces:
             sink.write(encoder.encode(piece.pcm_S))
             sink.flush()
     finally:
         sink.write(encoder.finish())
-        if is_file and sink.seekable():  # a pipe may have a name, too
+        if is_file and sink.seekable():  # a named pipe is not seekable
             sink.seek(0)
             sink.write(encoder.final_head())
         sink.flush()
 
 
-def _reported(pieces: Iterator[SpeechPiece], sample_rate: int) -> Iterator[SpeechPiece]:
-    """Pass pieces through; report progress on stderr, on a terminal as it goes, else at the end."""
+def _report_progress(pieces: Iterator[SpeechPiece], sample_rate: int) -> Iterator[SpeechPiece]:
+    """Pass pieces through and report progress on stderr: live on a terminal, else at the end."""
     console = Console(stderr=True)
     bar = Progress(
         SpinnerColumn(),
@@ -171,5 +174,5 @@ def _reported(pieces: Iterator[SpeechPiece], sample_rate: int) -> Iterator[Speec
             yield piece
     console.print(f"{report}, the first after {first_s * 1000:.0f} ms", highlight=False)
     if piece.coverage < 1.0 or piece.finish_reason != "stop":
-        spoken = f"{piece.coverage:.1%} of the text was spoken as it should be"
+        spoken = f"{piece.coverage:.1%} of the text was spoken correctly"
         console.print(f"[yellow]{spoken} ({piece.finish_reason}).[/]", highlight=False)

@@ -1,6 +1,7 @@
 """Speech from Python: load a model, call it, stream it.
 
-Owns the `SpeechPipeline` object: the same engine and speech service as the server, in this process.
+Owns the `SpeechPipeline` object: the same engine and speech service as the server's, in this
+process.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ from triptych.modalities.tts.wire import SpeechFinish, VoiceClip
 from triptych.schedulers.admission import Admission
 
 MAX_CHARACTERS = 1_000_000
-"""Longest text of one call: a thick book."""
+"""Maximum length of a call's text: a thick book."""
 
 
 class SpeakOptions(TypedDict, total=False):
-    """How a text is spoken: as the fields of `SpeechCall`."""
+    """Options of a call, as the fields of `SpeechCall`."""
 
     voice: str
     speed: float
@@ -57,7 +58,7 @@ class SpeakOptions(TypedDict, total=False):
 class Speech:
     """A spoken text: samples [S], mono, full scale -1 to 1, at `sample_rate` (Hz).
 
-    `coverage` is the share of the text that was spoken, `finish_reason` is "stop" where all of it
+    `coverage` is the share of the text that was spoken, `finish_reason` is "stop" if every segment
     ended by itself.
     """
 
@@ -73,24 +74,24 @@ class Speech:
         return len(self.audio) / self.sample_rate
 
     def save(self, path: str | Path, *, audio_format: str = "") -> None:
-        """Write a file, in the format that its name ends with unless another is given."""
+        """Write a file, in the format of its extension unless another is given."""
         audio_format = audio_format or format_of(path)
         Path(path).write_bytes(encode_clip(audio_format, self.sample_rate, self.audio))
 
     def _repr_html_(self) -> str:
-        """A player, in a notebook."""
+        """An audio player for notebooks."""
         data = base64.b64encode(encode_clip("wav", self.sample_rate, self.audio)).decode()
         return f'<audio controls src="data:audio/wav;base64,{data}"></audio>'
 
 
 def format_of(path: str | Path) -> str:
-    """The audio format that a file's name ends with. Raises `ConfigError` where it is none."""
+    """The audio format of a file's extension. Raises `ConfigError` if it is unknown."""
     suffix = Path(path).suffix.lower().removeprefix(".")
     audio_format = "opus" if suffix == "ogg" else suffix
     if audio_format not in FORMATS:
         raise ConfigError(
-            f"{Path(path).name} does not end with a format: call it .{', .'.join(FORMATS)}, or"
-            " name the format."
+            f"{Path(path).name} has no known audio extension: use .{', .'.join(FORMATS)}, or"
+            " give the format."
         )
     return audio_format
 
@@ -103,7 +104,7 @@ class SpeechPipeline(Pipeline[SpeechService]):
             for samples in speak.stream("It was a dark and stormy night."):
                 player.write(samples)
 
-    Every call has an async twin that may be awaited on any loop.
+    Every method has an async twin that may be awaited on any loop.
     """
 
     _modalities: ClassVar[tuple[Modality, ...]] = (SPEECH,)
@@ -117,7 +118,7 @@ class SpeechPipeline(Pipeline[SpeechService]):
         voices = VoiceService(VoiceStore.from_config(config), [front], pool)
 
         def find_clip(voice_id: str, _: str, model: str) -> VoiceClip | None:
-            """A voice of this machine, whichever of the configured keys it belongs to."""
+            """A voice kept on this machine, under any of the configured keys."""
             found = (voices.clip(voice_id, owner, model) for owner in owners(config.server))
             return next((clip for clip in found if clip is not None), None)
 
@@ -132,12 +133,12 @@ class SpeechPipeline(Pipeline[SpeechService]):
 
     @property
     def sample_rate(self) -> int:
-        """Samples per second of its sound."""
+        """Samples per second of the model's sound."""
         return self._service.model(self._model).sample_rate
 
     @property
     def voices(self) -> tuple[Voice, ...]:
-        """The voices it brings."""
+        """The model's built-in voices."""
         return tuple(self._service.model(self._model).voices)
 
     def __call__(self, text: str, **options: Unpack[SpeakOptions]) -> Speech:
@@ -152,9 +153,9 @@ class SpeechPipeline(Pipeline[SpeechService]):
         return await self._loop.run_async(self._whole(text, options))
 
     def stream(self, text: str, **options: Unpack[SpeakOptions]) -> Iterator[Pcm]:
-        """Speak a text piece by piece: samples as they are made.
+        """Speak a text and yield samples as they are generated.
 
-        Leaving the loop early ends the speech.
+        Leaving the loop early cancels the call.
         """
         return self._loop.iterate(lambda: self._samples(text, options))
 
@@ -165,7 +166,7 @@ class SpeechPipeline(Pipeline[SpeechService]):
     def pieces(
         self, text: str, *, is_live: bool = True, **options: Unpack[SpeakOptions]
     ) -> Iterator[SpeechPiece]:
-        """As `stream`, each piece with the account so far; the last one has a finish reason."""
+        """As `stream`, each piece with its usage and coverage; the last one has a finish reason."""
         return self._loop.iterate(lambda: self._pieces(text, options, is_live=is_live))
 
     async def _whole(self, text: str, options: SpeakOptions) -> Speech:

@@ -1,8 +1,7 @@
-"""Cuts the text of a call into the parts that are submitted, one after another.
+"""Splits the text of a call into parts that are submitted one after another.
 
-Owns planning ahead of what is being spoken, and where a long text is cut into jobs. All of it runs
-on threads: texts may be long, and the event loop has streams to serve. Knows neither jobs nor
-sound.
+Owns planning ahead of playback, and where a long text is split into jobs. It runs on threads: texts
+may be long, and the event loop serves streams meanwhile. Knows neither jobs nor sound.
 """
 
 from __future__ import annotations
@@ -22,21 +21,21 @@ FIRST_PART_S = 20.0
 PART_S = 60.0
 """Estimated seconds of speech in a job.
 
-One job for everything would have to wait until the last word has its phonemes (a millisecond for
-every hundred letters); one for each sentence would lose what a model carries over from sentence to
-sentence. So the first part is what is planned in a moment. Later ones, planned while it is spoken,
-are a minute long, cut where a paragraph ends if one does in their second half.
+A single job would have to wait until the last word has its phonemes (a millisecond per hundred
+letters); a job per sentence would lose the context that a model carries from sentence to sentence.
+So the first part is short enough to be planned at once. Later ones, planned while it is spoken,
+last a minute, cut at a paragraph's end if there is one in their second half.
 """
 
 
 SpeechPart: TypeAlias = tuple[PlannedSegment, ...]
-"""Neighbouring pieces of a text that one job speaks, and those among them without sound."""
+"""Adjacent segments of a text that one job speaks, including those without sound."""
 
 
 class SpeechPlanner:
-    """The parts of a text, planned in the background while this context is open.
+    """Plans the parts of a text in the background while this context is open.
 
-    `write` is called and iterated on threads, never by two at once.
+    `write` is called and iterated on threads, by one at a time.
     """
 
     def __init__(self, write: Callable[[], Iterator[PlannedSegment]]) -> None:
@@ -58,17 +57,17 @@ class SpeechPlanner:
         self._task.cancel()
         await asyncio.wait((self._task,))
         if not self._task.cancelled():
-            self._task.exception()  # `whole` has raised it, if it was awaited
+            self._task.exception()  # retrieved here; `coverage` raises it where it is awaited
 
     async def next_part(self) -> SpeechPart | None:
-        """The next part, `None` after the last one; raises what planning raised."""
+        """The next part, `None` after the last one. Raises the error of planning."""
         part = await self._parts.get()
         if part is None:
-            await self.whole()
+            await self.coverage()
         return part
 
     def next_if_ready(self) -> SpeechPart | None:
-        """The next part, if there is one already."""
+        """The next part if it is planned already, else `None`."""
         if self._parts.empty():
             return None
         part = self._parts.get_nowait()
@@ -76,8 +75,8 @@ class SpeechPlanner:
             self._parts.put_nowait(None)  # for `next_part`
         return part
 
-    async def whole(self) -> Coverage:
-        """What of the text has sounds at all, once all of it is planned; raises as `next_part`."""
+    async def coverage(self) -> Coverage:
+        """The share of the text that has sounds, once all is planned. Raises as `next_part`."""
         assert self._task is not None, "the context is open, or was"
         return await asyncio.shield(self._task)
 
@@ -96,9 +95,9 @@ class SpeechPlanner:
 
 
 def _parts(write: Callable[[], Iterator[PlannedSegment]]) -> Iterator[SpeechPart]:
-    """Cut a plan into parts, each with something to say in it.
+    """Split a plan into parts that each have something to speak.
 
-    Raises `InvalidRequest` where there is nothing at all.
+    Raises `InvalidRequest` if nothing of the text can be spoken.
     """
     planned: list[PlannedSegment] = []
     most_s, length_s, is_full = FIRST_PART_S, 0.0, False
@@ -113,7 +112,7 @@ def _parts(write: Callable[[], Iterator[PlannedSegment]]) -> Iterator[SpeechPart
             is_full = length_s >= (most_s / 2 if is_paragraph else most_s)
     if all(entry.is_silent for entry in planned):  # later parts begin with sound
         raise InvalidRequest(
-            "The model has no sounds for any of these words: send text in a language it speaks.",
+            "The model can pronounce none of these words: send text in a language it speaks.",
             param="input",
         )
     yield tuple(planned)

@@ -1,6 +1,6 @@
-"""What has been spoken of a call so far: sound, text, counts.
+"""The progress of one call: sound, spoken text, counts.
 
-Owns putting the deltas of several jobs together into one account. Knows nothing of engines.
+Owns merging the deltas of several jobs. Knows nothing of engines.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from triptych.modalities.tts.wire import SAMPLE_BYTES, SpeechDelta, SpeechFinish
 
 
 class SpeechUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of one call so far: what was read (phonemes or tokens), and steps of speech made."""
+    """Counts of one call so far: prompt phonemes or tokens, and steps of generated speech."""
 
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
 
     def plus(self, delta: SpeechDelta) -> SpeechUsage:
-        """With the counts of another job."""
+        """Add the counts of another job."""
         return SpeechUsage(
             num_prompt_tokens=self.num_prompt_tokens + delta.num_prompt_tokens,
             num_cached_tokens=self.num_cached_tokens + delta.num_cached_tokens,
@@ -36,10 +36,10 @@ class SpeechUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeechPiece:
-    """What one step added to the sound: samples [S] at the model's rate, full scale -1 to 1.
+    """The sound of one step: samples [S] at the model's rate, full scale -1 to 1.
 
-    The last piece has a `finish_reason`: "stop", or why the first segment ended that did not end
-    by itself. `coverage` is the share of the text, as far as it is planned, that has been spoken.
+    The last piece has a `finish_reason`: "stop", or the reason of the first segment that did not
+    end by itself. `coverage` is the spoken share of the text planned so far.
     """
 
     pcm_S: Pcm
@@ -49,7 +49,7 @@ class SpeechPiece:
 
 
 class SpeechProgress:
-    """The account of one call whose sound comes at `sample_rate` (Hz) and `speed`."""
+    """Progress of one call whose sound has `sample_rate` (Hz) and `speed`."""
 
     def __init__(self, sample_rate: int, speed: float) -> None:
         self.finish_reason: SpeechFinish = "stop"
@@ -62,7 +62,7 @@ class SpeechProgress:
         self._before = self._usage = SpeechUsage()
 
     def take(self, part: SpeechPart, delta: SpeechDelta) -> None:
-        """Enter a delta of a job about its part. Parts come one after another, whole."""
+        """Add a delta of the job that speaks `part`. Parts are spoken one after another."""
         if part is not self._part:
             self._part, self._before = part, self._usage
             self._left = deque(part)
@@ -74,10 +74,10 @@ class SpeechProgress:
             self._end_segment(delta.segment_finish)
         if delta.finish_reason is not None:
             self._note(delta.finish_reason)
-            self._pass_silence()
+            self._skip_silent()
 
     def piece(self, pcm_S: Pcm, *, is_last: bool = False) -> SpeechPiece:
-        """A piece of sound, with the account as it stands."""
+        """A piece of sound with the current usage and coverage."""
         return SpeechPiece(
             pcm_S=pcm_S,
             usage=self._usage,
@@ -87,7 +87,7 @@ class SpeechProgress:
 
     def _end_segment(self, reason: SpeechFinish) -> None:
         self._note(reason)
-        self._pass_silence()
+        self._skip_silent()
         if self._left:
             entry = self._left.popleft()
             heard_s = self._num_samples / self._sample_rate - entry.segment.pause_s
@@ -99,8 +99,8 @@ class SpeechProgress:
             self._coverage.speak(entry.utterance, fraction * entry.voiced_fraction)
         self._num_samples = 0
 
-    def _pass_silence(self) -> None:
-        """Pass over what no job was asked to say."""
+    def _skip_silent(self) -> None:
+        """Count the leading segments without sound: no job speaks them."""
         while self._left and self._left[0].is_silent:
             entry = self._left.popleft()
             self._coverage.speak(entry.utterance, entry.voiced_fraction)

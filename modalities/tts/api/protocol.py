@@ -1,7 +1,7 @@
 """The requests of the OpenAI speech API and its events, field by field.
 
-Owns what each field may be. A field is honoured, or refused by name with the alternative; any
-other name is an unknown field. What a certain model can do is checked later, by the service.
+Owns the allowed values of each field. A field is applied, or refused by name with the alternative;
+any other name is an unknown field. The limits of a certain model are checked later, by the service.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ MIN_SAMPLE_RATE, MAX_SAMPLE_RATE = 8000, 48_000
 
 AudioFormat = Literal["mp3", "opus", "aac", "flac", "wav", "pcm"]
 
-_OWN_SAMPLING = "speech is sampled as its model recommends; send a seed to repeat an answer."
-_CLONE = "make a voice of the clip with POST /v1/audio/voices and send its id as voice."
+_OWN_SAMPLING = "the model's recommended sampling is used; send a seed to repeat an answer."
+_CLONE = "create a voice from the clip with POST /v1/audio/voices and send its id as voice."
 
 REFUSED: Mapping[str, RefusedField] = MappingProxyType(
     {
-        "emotion": RefusedField("describe it in instructions, where the model takes them."),
+        "emotion": RefusedField("describe it in instructions, if the model supports them."),
         "lang_code": RefusedField("send language."),
         "max_new_tokens": RefusedField(
-            "how long speech takes follows from its text; send less text."
+            "the length of speech follows from its text; send less text."
         ),
         "normalization_options": RefusedField("send normalize."),
-        "pitch": RefusedField("choose a voice that speaks the way you want."),
+        "pitch": RefusedField("choose a voice with the pitch you want."),
         "ref_audio": RefusedField(_CLONE),
         "ref_text": RefusedField(_CLONE),
         "repetition_penalty": RefusedField(_OWN_SAMPLING),
-        "return_download_link": RefusedField("keep the answer's bytes.", (False,)),
+        "return_download_link": RefusedField("store the bytes of the answer.", (False,)),
         "return_timestamps": RefusedField("transcribe the answer with word timestamps.", (False,)),
         "stream": RefusedField("every answer is streamed.", (True, False)),
         "temperature": RefusedField(_OWN_SAMPLING),
@@ -55,25 +55,25 @@ REFUSED: Mapping[str, RefusedField] = MappingProxyType(
         "volume_multiplier": RefusedField("scale the samples of the answer.", (1.0,)),
     }
 )
-"""Fields of other servers, and what to do instead."""
+"""Fields of other servers, with the alternative to each."""
 
 
 class VoiceId(Strict):
-    """A voice as OpenAI's clients ask for one of their own."""
+    """The id of a custom voice, in OpenAI's form."""
 
     id: Name
 
 
-class Reading(Strict):
-    """How ambiguous text is read out."""
+class TextNormalization(Strict):
+    """Options for reading ambiguous text."""
 
     dialect: Literal["us", "uk"] | None = Field(
-        default=None, description="Order of dates like 3/4/2024; the voice's own if left out."
+        default=None, description="Order of dates like 3/4/2024; default: the voice's."
     )
     acronyms: Literal["spell", "keep"] = Field(
-        default="spell", description="Letter by letter, or left to the model."
+        default="spell", description="Spelled letter by letter, or kept for the model."
     )
-    emoji: Literal["drop", "name"] = Field(default="drop", description="Silent, or named.")
+    emoji: Literal["drop", "name"] = Field(default="drop", description="Dropped, or read by name.")
 
 
 def _voice_kind(value: Any) -> str:
@@ -85,38 +85,40 @@ class SpeechBody(NamesModel, NullIsAbsent):
 
     tasks = ("speech",)
 
-    input: Text = Field(description="What to say.")
+    input: Text = Field(description="The text to speak.")
     voice: (
         Annotated[
             Annotated[Name, Tag(":name")] | Annotated[VoiceId, Tag(":id")],
             Discriminator(_voice_kind),
         ]
         | None
-    ) = Field(default=None, description="A name or an id; the model's default if left out.")
+    ) = Field(default=None, description="A name or an id; default: the model's.")
     instructions: Annotated[str, StringConstraints(max_length=MAX_INSTRUCTION_CHARS)] | None = (
         Field(
             default=None,
-            description="How to speak. Ignored, and reported so, for a model that follows none.",
+            description="How to speak. Ignored, and reported so, by models without support.",
         )
     )
     response_format: AudioFormat = "mp3"
     sample_rate: Annotated[int, Field(ge=MIN_SAMPLE_RATE, le=MAX_SAMPLE_RATE)] | None = Field(
-        default=None, description="Of the file, in Hz, if its format can have it."
+        default=None, description="Of the file, in Hz, if its format supports it."
     )
     speed: Annotated[float, Field(ge=MIN_SPEED, le=MAX_SPEED)] = 1.0
     stream_format: Literal["audio", "sse"] = Field(
-        default="audio", description="Bytes of a file, or events that carry them."
+        default="audio", description="The bytes of a file, or events that contain them."
     )
     seed: Annotated[int, Field(ge=-limits.MAX_SEED, le=limits.MAX_SEED)] | None = Field(
-        default=None, description="Same seed, same sound."
+        default=None, description="The same seed gives the same sound."
     )
     language: (
         Annotated[
             str, StringConstraints(pattern=r"^[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8})*$", max_length=35)
         ]
         | None
-    ) = Field(default=None, description="Of the text, as a tag like en-GB.")
-    normalize: Reading | None = Field(default=None, description="How text is read out.")
+    ) = Field(default=None, description="Language of the text, as a tag like en-GB.")
+    normalize: TextNormalization | None = Field(
+        default=None, description="How ambiguous text is read."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -125,14 +127,14 @@ class SpeechBody(NamesModel, NullIsAbsent):
 
 
 class AudioDelta(BaseModel):
-    """Some bytes of the file, in base64."""
+    """The next bytes of the file, in base64."""
 
     type: Literal["speech.audio.delta"]
     audio: str
 
 
 class AudioUsage(BaseModel):
-    """What was read, and how many steps of speech it took."""
+    """The counts of prompt tokens and of generated speech steps."""
 
     input_tokens: int
     output_tokens: int
@@ -149,7 +151,7 @@ class AudioDone(BaseModel):
 
     @classmethod
     def of(cls, last: SpeechPiece) -> AudioDone:
-        """The end of a call whose last piece this is."""
+        """The end of a call, from its last piece."""
         usage = last.usage
         return cls(
             type="speech.audio.done",

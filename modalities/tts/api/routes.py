@@ -1,8 +1,7 @@
 """The OpenAI speech API.
 
-Owns the way from a validated request to a call of the service, and from its samples to the bytes
-of one file or to events. What surrounds every route (keys, limits, errors, disconnects) is
-`core.http`'s.
+Owns the way from a validated request to a call of the service, and from its samples to the bytes of
+a file or to events. Keys, limits, errors and disconnects are handled by `core.http`.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from triptych.modalities.service import default_seed
 from triptych.modalities.tts.api.frontend import open_front_end
 from triptych.modalities.tts.api.progress import SpeechPiece
 from triptych.modalities.tts.api.protocol import AudioDelta, AudioDone, SpeechBody, VoiceId
-from triptych.modalities.tts.api.service import Speaking, SpeechCall, SpeechService
+from triptych.modalities.tts.api.service import SpeechCall, SpeechService, SpeechStream
 from triptych.modalities.tts.api.voices.routes import voices_router
 from triptych.modalities.tts.api.voices.service import VoiceService
 from triptych.modalities.tts.api.voices.store import VoiceStore
@@ -45,7 +44,7 @@ _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _ANSWER: dict[int | str, dict[str, Any]] = {
     200: {
         "content": {"audio/*": _BINARY, **described(AudioDelta, AudioDone)},
-        "description": "The sound, streamed as it is made.",
+        "description": "The sound, streamed while it is generated.",
     }
 }
 
@@ -53,7 +52,7 @@ _logger = logging.getLogger(__name__)
 
 
 def open_api(setup: ApiSetup) -> ApiPart:
-    """Speech, and the voices that it is spoken in."""
+    """Routes of speech and of voices."""
     fronts = [opening(model, open_front_end) for model in setup.models["speech"]]
     voices = VoiceService(VoiceStore.from_config(setup.config), fronts, setup.pool)
     service = SpeechService(
@@ -70,7 +69,7 @@ def open_api(setup: ApiSetup) -> ApiPart:
 
 
 def speech_router(service: SpeechService) -> APIRouter:
-    """The route of speech in front of `service`."""
+    """The speech route, served by `service`."""
     router = APIRouter(route_class=StrictRoute, responses=ERROR_RESPONSES, tags=["speech"])
 
     @router.post("/v1/audio/speech", response_model=None, responses=_ANSWER)
@@ -79,22 +78,22 @@ def speech_router(service: SpeechService) -> APIRouter:
         context = Context.of(request)
         call = _call(body, context)
         if call.instructions and not service.model(call.model).takes_instructions:
-            note_ignored(request, "instructions")  # OpenAI ignores them for some models, too
+            note_ignored(request, "instructions")  # as OpenAI does for some models
             call = replace(call, instructions="")
-        speaking = service.speak(call)
+        speech_stream = service.speak(call)
         encoder = await asyncio.to_thread(
             open_encoder,
             body.response_format,
-            speaking.sample_rate,
+            speech_stream.sample_rate,
             target_rate=body.sample_rate,
         )
-        encoded = _encoded(speaking, encoder, body, context)
+        encoded = _encode_pieces(speech_stream, encoder, body, context)
         if body.stream_format == "sse":
             return EventStream(_events(encoded), heartbeat_s=context.options.heartbeat_s, end=b"")
 
         async def describe() -> Mapping[str, str]:
             return {
-                COVERAGE_HEADER: (await speaking.speakable()).header(),
+                COVERAGE_HEADER: (await speech_stream.speakable()).header(),
                 SAMPLE_RATE_HEADER: str(encoder.sample_rate),
             }
 
@@ -104,25 +103,25 @@ def speech_router(service: SpeechService) -> APIRouter:
 
 
 class SpeechModelList(ModelList):
-    """Answer of `/v1/audio/models`. Front-ends that ask there read `models`."""
+    """Answer of `/v1/audio/models`. Clients of this route read `models`."""
 
     models: list[ModelCard]
 
 
 def speech_models_router(cards: list[ModelCard]) -> APIRouter:
-    """Lists the models that speak, where front-ends look for them."""
+    """The route that lists speech models, where web front-ends expect it."""
     router = APIRouter(responses=ERROR_RESPONSES, tags=["models"])
 
     @router.get("/v1/audio/models", response_model_exclude_none=True)
     async def list_speech_models() -> SpeechModelList:
-        """The models that speak."""
+        """List the speech models."""
         return SpeechModelList(data=cards, models=cards)
 
     return router
 
 
 def speech_cards(service: SpeechService) -> list[ModelCard]:
-    """What `/v1/models` says of the service's models."""
+    """The service's entries in `/v1/models`."""
     return [ModelCard(id=name, task="speech") for name in service.models]
 
 
@@ -138,20 +137,20 @@ def _call(body: SpeechBody, context: Context) -> SpeechCall:
     )
 
 
-async def _encoded(
-    speaking: Speaking, encoder: AudioEncoder, body: SpeechBody, context: Context
+async def _encode_pieces(
+    speech_stream: SpeechStream, encoder: AudioEncoder, body: SpeechBody, context: Context
 ) -> AsyncGenerator[tuple[bytes, SpeechPiece], None]:
-    """Each piece with the bytes of the file that it makes ready, maybe none.
+    """Each piece with the file bytes that it completes, possibly none.
 
-    Counts and times the pieces, and logs the text where the operator wants it.
+    Counts and times the pieces, and logs the text if prompts are logged.
     """
     ids = {"request_id": context.request_id, "call_id": context.call_id}
     clock = context.metrics.audio_clock(body.model, context.arrived_s)
     if context.options.log_prompts:
         _logger.info("speech", extra=fields(**ids, text=[body.input]))
-    async with aclosing(speaking.pieces) as pieces:
+    async with aclosing(speech_stream.pieces) as pieces:
         async for piece in pieces:
-            clock.tick(len(piece.pcm_S) / speaking.sample_rate)
+            clock.tick(len(piece.pcm_S) / speech_stream.sample_rate)
             if piece.finish_reason not in (None, "stop"):
                 end = {"finish_reason": piece.finish_reason, "coverage": round(piece.coverage, 3)}
                 _logger.warning("speech did not end by itself", extra=fields(**ids, **end))

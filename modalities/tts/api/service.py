@@ -1,7 +1,7 @@
-"""Text in, sound out: what HTTP routes and the Python pipeline share.
+"""The speech service: text in, sound out, for HTTP routes and the Python pipeline.
 
-Owns the way of a call from text to a stream of samples: checks, admission, reading out, one engine
-job after another, speed, the account of what was spoken. Knows nothing of HTTP, files or torch.
+Owns a call's way from text to a stream of samples: checks, admission, normalization, one engine job
+after another, speed, and the coverage of the text. Knows nothing of HTTP, files or torch.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from triptych.schedulers.admission import Admission
 
 MIN_SPEED, MAX_SPEED = 0.25, 4.0
 TOKENS_PER_S = 25
-"""What a second of speech counts for in the bounds on admitted tokens."""
+"""Tokens per second of speech, for the limits on admitted tokens."""
 _SILENCE: Pcm = np.zeros(0, np.float32)
 
 
@@ -49,9 +49,9 @@ class SpeechCall:
     """One text to be spoken.
 
     `voice` is a name the model knows (empty: its default), or the id of a voice that the caller
-    made. `dialect`, `acronyms` and `emoji` say how the text is read; without a dialect it is that
-    of the language, or of the voice. Without a `seed` one is drawn. `is_live`: it is played
-    while it is made.
+    made. `dialect`, `acronyms` and `emoji` say how the text is read. Without a `dialect`, the
+    language's or the voice's applies; without a `seed`, a random one. `is_live`: the sound is
+    played while it is generated.
     """
 
     model: str
@@ -69,11 +69,11 @@ class SpeechCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Speaking:
-    """A call being spoken. Nothing happens before the first piece is asked for.
+class SpeechStream:
+    """The sound of one call. Nothing runs before the first piece is requested.
 
-    Closing `pieces` cancels what runs. `speakable` says what of the text has sounds at all; it may
-    be awaited from the first piece on.
+    Closing `pieces` cancels the jobs. `speakable` returns which share of the text the model has
+    sounds for; await it after the first piece.
     """
 
     sample_rate: int
@@ -82,9 +82,10 @@ class Speaking:
 
 
 FindClip: TypeAlias = Callable[[str, str, str], VoiceClip | None]
-"""What a model is to imitate, by the id of a voice, its owner and the model. May block.
+"""Finds the clip to imitate, from a voice id, its owner and the model. May block.
 
-`None` where the owner has no such voice. Raises `InvalidRequest` for one of another model.
+Returns `None` where the owner has no such voice. Raises `InvalidRequest` where the voice was made
+for another model.
 """
 
 
@@ -108,10 +109,10 @@ class SpeechService(ModelService[FrontEnd]):
         self._find_clip = find_clip
         self._normalizers: dict[NormalizeOptions, Normalizer] = {}
 
-    def speak(self, call: SpeechCall) -> Speaking:
-        """Speak a call. All that can be checked at once is checked before anything is started.
+    def speak(self, call: SpeechCall) -> SpeechStream:
+        """Speak a call. Every check that needs no engine runs first.
 
-        Raises errors of `core.errors.RequestError` here or out of the first piece, which may also
+        Raises errors of `core.errors.RequestError` here or from the first piece, which may also
         raise those of `core.errors.Unavailable`.
         """
         front = self.model(call.model)
@@ -119,7 +120,7 @@ class SpeechService(ModelService[FrontEnd]):
         voice = _check(call, front)
         planner = SpeechPlanner(partial(self._plan, call, front, voice))
         pieces = self._pieces(call, front, voice, planner)
-        return Speaking(front.sample_rate, pieces, planner.whole)
+        return SpeechStream(front.sample_rate, pieces, planner.coverage)
 
     async def _pieces(
         self, call: SpeechCall, front: FrontEnd, voice: str, planner: SpeechPlanner
@@ -132,7 +133,7 @@ class SpeechService(ModelService[FrontEnd]):
         key = call.caller.principal.key
         with self._admission.admit(key=key, num_jobs=1, num_tokens=num_tokens):
             request = await self._request(call, front, voice, speed)
-            ends_s = 0.0  # when the playback of all that was given ends
+            ends_s = 0.0  # when playback of the pieces sent so far ends
 
             def submit(index: int, part: SpeechPart) -> OutputStream:
                 lead_s = max(0.0, ends_s - time.monotonic())
@@ -157,7 +158,7 @@ class SpeechService(ModelService[FrontEnd]):
     async def _request(
         self, call: SpeechCall, front: FrontEnd, voice: str, speed: float
     ) -> SpeechRequest:
-        """What all jobs of a call have in common."""
+        """The request without segments, common to all jobs of a call."""
         return SpeechRequest(
             segments=(),
             sampling=replace(front.sampling, seed=self._seed(call.seed)),
@@ -169,7 +170,7 @@ class SpeechService(ModelService[FrontEnd]):
         )
 
     async def _clip(self, call: SpeechCall) -> VoiceClip | None:
-        """The caller's own voice, if one is asked for. Raises `NotFound`."""
+        """The caller's custom voice, if the call names one. Raises `NotFound`."""
         if not is_voice_id(call.voice):
             return None
         clip, owner, model = None, call.caller.principal.owner, self.model(call.model).name
@@ -177,7 +178,7 @@ class SpeechService(ModelService[FrontEnd]):
             clip = await asyncio.to_thread(self._find_clip, call.voice, owner, model)
         if clip is None:
             raise NotFound(
-                "You have no such voice; GET /v1/audio/voices, or `triptych voices`, lists yours.",
+                "You have no such voice; GET /v1/audio/voices or `triptych voices` lists yours.",
                 param="voice",
             )
         return clip
@@ -196,7 +197,7 @@ class SpeechService(ModelService[FrontEnd]):
         )
 
     def _plan(self, call: SpeechCall, front: FrontEnd, voice: str) -> Iterator[PlannedSegment]:
-        """Read the text out and plan it. Raises `InvalidRequest` if nothing is to be spoken."""
+        """Normalize the text and plan its segments. Raises `InvalidRequest` if it has no words."""
         own = (known.language for known in front.voices if voice.startswith(known.name))
         language = call.language or next(own, "")  # of a mixture, the first voice's
         options = NormalizeOptions(
@@ -215,26 +216,26 @@ class SpeechService(ModelService[FrontEnd]):
 
 
 def _check(call: SpeechCall, front: FrontEnd) -> str:
-    """The canonical voice of a call. Raises for what the model cannot do."""
+    """The canonical voice of a call. Raises `RequestError` for unsupported options."""
     if not MIN_SPEED <= call.speed <= MAX_SPEED:
         raise InvalidRequest(f"speed must be between {MIN_SPEED} and {MAX_SPEED}.", param="speed")
     if abs(call.seed or 0) > MAX_SEED:
         raise InvalidRequest(f"seed must be between {-MAX_SEED} and {MAX_SEED}.", param="seed")
     if call.instructions and not front.takes_instructions:
         raise UnsupportedOption(
-            f"{front.name} takes no instructions: choose a voice that speaks the way you want.",
+            f"{front.name} does not support instructions; choose a voice that suits you.",
             param="instructions",
         )
     if call.language.lower().partition("-")[0] not in ("", "en"):
         raise UnsupportedOption(
-            "Text is read out as English only: send en, en-US or en-GB, or leave it out.",
+            "Only English is supported: send en, en-US or en-GB, or leave the field out.",
             param="language",
         )
     if not is_voice_id(call.voice):
         return front.check_voice(call.voice or front.default_voice)
     if not front.can_clone:
         raise UnsupportedOption(
-            f"{front.name} speaks with its own voices only: send the name of one.", param="voice"
+            f"{front.name} supports built-in voices only: send the name of one.", param="voice"
         )
     return ""
 
@@ -242,10 +243,10 @@ def _check(call: SpeechCall, front: FrontEnd) -> str:
 async def _in_order(
     planner: SpeechPlanner, submit: Callable[[int, SpeechPart], OutputStream]
 ) -> AsyncGenerator[tuple[SpeechPart, SpeechDelta], None]:
-    """The deltas of all parts' jobs, one after another; closing this cancels the jobs.
+    """The deltas of all parts' jobs, in order. Closing it cancels the jobs.
 
-    A job is submitted when the one before it comes to its last segment: early enough that no gap
-    arises, and so late that only one job at a time runs ahead of its listener.
+    The next job is submitted when the current one reaches its last segment: early enough to avoid a
+    gap, and late enough that only one job runs ahead of playback.
     """
     jobs: deque[tuple[SpeechPart, OutputStream]] = deque()
     num_submitted = 0

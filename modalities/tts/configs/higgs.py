@@ -1,4 +1,4 @@
-"""Where Higgs Audio V2 keeps its parts."""
+"""The layout of a Higgs Audio V2 folder."""
 
 CODEC_FOLDER = "audio_tokenizer"
-"""Where the tokenizer of sound, published by itself, is looked for in the model's folder."""
+"""The folder of the audio tokenizer (published separately) in the model's folder."""

@@ -1,4 +1,4 @@
-"""Kokoro's shape and its phoneme alphabet, as the hub's config.json states them.
+"""Kokoro's configuration and phoneme alphabet, as the hub's config.json states them.
 
 Owns reading and checking that file, and the released model's own numbers for weights that come
 without it. Knows no torch.
@@ -19,7 +19,7 @@ SAMPLE_RATE = 24_000
 NUM_HARMONICS = 8
 """Overtones of the source above its fundamental."""
 BOUNDARY_ID = 0
-"""The token around every sentence."""
+"""The token before and after every sentence."""
 
 
 class AlbertConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +57,7 @@ class GeneratorConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KokoroConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole model. The last two fields are constants of the architecture that files leave out."""
+    """A whole model. The last two fields are constants of the architecture, absent from files."""
 
     num_tokens: int = msgspec.field(name="n_token")
     hidden_size: int = msgspec.field(name="hidden_dim")
@@ -73,15 +73,15 @@ class KokoroConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def max_phonemes(self) -> int:
-        """The longest sentence, without the two boundary tokens."""
+        """Maximum phonemes of a sentence, without the two boundary tokens."""
         return self.albert.max_position_embeddings - 2
 
     def encode(self, phonemes: str) -> tuple[int, ...]:
-        """Token ids of IPA `phonemes`; symbols outside the alphabet are silent, as upstream."""
+        """Token ids of IPA `phonemes`; unknown symbols are dropped, as upstream."""
         return tuple(self.vocab[symbol] for symbol in phonemes if symbol in self.vocab)
 
     def check_ids(self, phoneme_ids: tuple[int, ...]) -> None:
-        """Raise `InvalidRequest` for what is no sentence, `ContextLengthExceeded` for too long."""
+        """Raise `InvalidRequest` for invalid ids, `ContextLengthExceeded` for too many."""
         if not phoneme_ids:
             raise InvalidRequest("There is nothing to say: the text has no phonemes.")
         if len(phoneme_ids) > self.max_phonemes:
@@ -90,11 +90,11 @@ class KokoroConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f" at most {self.max_phonemes}."
             )
         if not all(0 < token < self.num_tokens for token in phoneme_ids):
-            raise InvalidRequest(f"Phoneme ids lie between 1 and {self.num_tokens - 1}.")
+            raise InvalidRequest(f"Phoneme ids must lie between 1 and {self.num_tokens - 1}.")
 
 
 def read_kokoro_config(values: Mapping[str, Any]) -> KokoroConfig:
-    """The config that a config.json's `values` state. Raises `WeightsError` saying what is off."""
+    """Read the values of a config.json. Raises `WeightsError` that names the error."""
     try:
         config = convert(dict(values), KokoroConfig)
     except msgspec.ValidationError as error:
@@ -102,9 +102,9 @@ def read_kokoro_config(values: Mapping[str, Any]) -> KokoroConfig:
         raise WeightsError(f"config.json is not a Kokoro config: {reason}.") from error
     generator = config.generator
     if len(generator.upsample_rates) != len(generator.upsample_kernel_sizes):
-        raise WeightsError("config.json gives not one upsampling kernel size per rate.")
+        raise WeightsError("config.json must give one upsampling kernel size per rate.")
     if len(generator.resblock_kernel_sizes) != len(generator.resblock_dilation_sizes):
-        raise WeightsError("config.json gives not one list of dilations per kernel size.")
+        raise WeightsError("config.json must give one list of dilations per kernel size.")
     return config
 
 
@@ -127,10 +127,10 @@ VOCABULARY: Mapping[str, int] = {
 # fmt: on
 
 VOICE_PREFIX = "voices."
-"""Before the names of the tensors that are voices."""
+"""Prefix of the names of voice tensors."""
 
 MODEL_TYPE = "kokoro"
-"""Marks the folders we write; the hub's config.json has no model type."""
+"""Marks the folders that Triptych writes; the hub's config.json has no model type."""
 
 KOKORO_82M: Mapping[str, Any] = {
     "n_token": 178,
@@ -157,4 +157,4 @@ KOKORO_82M: Mapping[str, Any] = {
     },
     "vocab": VOCABULARY,
 }
-"""The released model's config.json, for weights that come without one."""
+"""The released model's config.json, for weights without one."""

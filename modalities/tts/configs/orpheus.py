@@ -1,4 +1,4 @@
-"""The `speech` block of a Llama's `config.json` that makes it speak in the Orpheus layout.
+"""The `speech` block of `config.json`, which marks a Llama as a speech model of Orpheus's layout.
 
 Owns the published layout's numbers (Orpheus 3B 0.1, Canopy Labs, 2025): they are the defaults, so
 `{"layout": "orpheus"}` is a whole block. Loads no torch.
@@ -18,15 +18,15 @@ Id = Annotated[int, msgspec.Meta(ge=0)]
 
 CODES_PER_FRAME = 7
 FRAME_ORDER = (0, 1, 4, 2, 3, 5, 6)
-"""Which token of a frame is each of SNAC's codes: one coarse, two middle, four fine ones."""
+"""The token of a frame that holds each of SNAC's codes: one coarse, two middle, four fine ones."""
 
 
 class SpeechBlock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How text and codes are tokens.
+    """How text and codes are encoded as tokens.
 
     A prompt is `prompt_start`, the tokens of "voice: text", `prompt_end`. The code of a frame's
-    `i`-th token is its id less `first_code_id + i * codebook_size`. `codec` is the folder of SNAC
-    in the model's own.
+    `i`-th token is its id less `first_code_id + i * codebook_size`. `codec` is SNAC's folder in the
+    model's folder.
     """
 
     layout: str
@@ -50,14 +50,14 @@ class SpeechBlock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def read_speech_block(config: Mapping[str, Any]) -> SpeechBlock:
-    """The block. Raises `WeightsError` naming the field."""
+    """Read the block. Raises `WeightsError` that names the field."""
     try:
         block = convert(config.get("speech"), SpeechBlock)
     except msgspec.ValidationError as error:
         reason = what_is_wrong(error, config.get("speech"))
-        raise WeightsError(f"config.json: speech is not usable: {reason}.") from None
+        raise WeightsError(f"config.json: speech is invalid: {reason}.") from None
     if block.layout != "orpheus":
-        raise WeightsError(f"config.json: speech layout {block.layout!r} is not known: orpheus.")
+        raise WeightsError(f"config.json: unknown speech layout {block.layout!r}; use orpheus.")
     if not block.voices:
-        raise WeightsError("config.json: speech names no voices.")
+        raise WeightsError("config.json: speech lists no voices.")
     return block

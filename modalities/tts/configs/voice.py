@@ -1,4 +1,4 @@
-"""The shape of the embedded voice, as its `config.json` states it.
+"""The configuration of the embedded voice, as its `config.json` states it.
 
 Owns the sizes of both models. Knows no weights.
 """
@@ -33,7 +33,7 @@ class CodecConfig:
 
     @property
     def num_bins(self) -> int:
-        """Frequencies of a spectral frame."""
+        """Frequency bins of a spectral frame."""
         return self.n_fft // 2 + 1
 
     @property
@@ -44,7 +44,7 @@ class CodecConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcousticConfig:
-    """The speech-token decoder over phoneme symbols; see `acoustic.py` for what the fields mean."""
+    """The speech-token decoder over phoneme symbols; `acoustic.py` explains the fields."""
 
     num_symbols: int = 178
     hidden_size: int = 256
@@ -64,14 +64,14 @@ class AcousticConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoiceConfig:
-    """Everything that `config.json` says."""
+    """The contents of the embedded voice's `config.json`."""
 
     codec: CodecConfig = field(default_factory=CodecConfig)
     acoustic: AcousticConfig = field(default_factory=AcousticConfig)
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> VoiceConfig:
-        """Read the contents of config.json. Raises `WeightsError` where it is not of this model."""
+        """Read the contents of config.json. Raises `WeightsError` for another model's."""
         if values.get("model_type") != MODEL_TYPE:
             raise WeightsError(f"config.json is not of a {MODEL_TYPE} model.")
         try:
@@ -79,10 +79,10 @@ class VoiceConfig:
                 codec=CodecConfig(**values["codec"]), acoustic=AcousticConfig(**values["talker"])
             )
         except (KeyError, TypeError) as error:
-            raise WeightsError(f"config.json does not say what the voice is: {error}.") from None
+            raise WeightsError(f"config.json does not describe the voice: {error}.") from None
 
     def to_json(self) -> dict[str, Any]:
-        """What `read` reads."""
+        """The values that `read` reads."""
         return {
             "model_type": MODEL_TYPE,
             "codec": asdict(self.codec),

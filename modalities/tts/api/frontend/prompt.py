@@ -1,7 +1,7 @@
-"""The front end of models whose prompts are words: tokens of the text between marks of their own.
+"""The front end of models whose prompts are words: text tokens between special tokens.
 
 Owns how long their utterances are, how long they may take, and how each family spells a prompt.
-What a user typed is never read as a mark. Loads no torch.
+User text is never parsed as a special token. Loads no torch.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from triptych.modalities.tts.configs.orpheus import CODES_PER_FRAME, read_speech
 from triptych.modalities.tts.wire import SpeechSegment
 
 _MAX_CHARACTERS = 280
-"""Of an utterance: some 18 s of speech, which these models say without losing their way."""
+"""Maximum characters of an utterance: about 18 s of speech, which these models speak reliably."""
 _FIRST_CHARACTERS = (100, 180)
 _PARAGRAPH_PAUSE_S = 0.4
 
 Template: TypeAlias = tuple[str | int, ...]
-"""The parts of a prompt: marks such as `<|eot_id|>`, ids, and texts with fields in braces."""
+"""Parts of a prompt: special tokens such as `<|eot_id|>`, ids, and texts with fields in braces."""
 
 
 class PromptTokenizer:
-    """A model's tokenizer, with which no text can spell a mark.
+    """A model's tokenizer, with which no text encodes to special tokens.
 
-    `has_marks`: it puts its own marks around each text.
+    `has_marks`: it adds its own special tokens around each text.
     """
 
     def __init__(self, resolved: ResolvedModel, *, has_marks: bool = False) -> None:
@@ -46,7 +46,7 @@ class PromptTokenizer:
         self._has_marks = has_marks
 
     def read(self, template: Template) -> Template:
-        """A template with ids for marks. Raises `WeightsError` where the tokenizer lacks one."""
+        """Replace special tokens by ids. Raises `WeightsError` where the tokenizer lacks one."""
         return tuple(
             self._mark(part) if isinstance(part, str) and part.startswith("<|") else part
             for part in template
@@ -75,8 +75,8 @@ class PromptTokenizer:
 class PromptFrontEnd(FrontEnd):
     """Implements `FrontEnd` for one served model.
 
-    `turn` spells a text, in a `voice`; a turn in a voice of the model's own, or with instructions,
-    comes after `system`, which describes the `scene`.
+    `turn` spells a text in a `voice`. With a built-in voice or instructions, it follows `system`,
+    which describes the `scene`.
     """
 
     tokenizer: PromptTokenizer
@@ -88,17 +88,17 @@ class PromptFrontEnd(FrontEnd):
         self.turn, self.system = self.tokenizer.read(self.turn), self.tokenizer.read(self.system)
 
     def check_voice(self, voice: str) -> str:
-        """The canonical name of a voice. Raises `InvalidRequest` naming those there are."""
+        """The canonical name of a voice. Raises `InvalidRequest` that lists the voices."""
         return self.known_voice(voice) if voice.strip() else self.default_voice
 
     def clip_ids(self, transcript: str) -> tuple[int, ...]:
-        """A turn before the one to come. Raises `InvalidRequest` where clips are not imitated."""
+        """The clip's turn, which precedes the new one. Raises `InvalidRequest` without cloning."""
         if not self.can_clone:
-            raise InvalidRequest("This model imitates no recordings.", param="voice")
+            raise InvalidRequest("This model cannot imitate recordings.", param="voice")
         return self.prompt_ids(transcript, self.default_voice, "")
 
     def prompt_ids(self, text: str, voice: str, instructions: str) -> tuple[int, ...]:
-        """The prompt of a text in a voice of the model, or, under another name, in a clip's."""
+        """The prompt of a text in a built-in voice, or, for any other name, in a clip's."""
         is_own = voice in self.voices_by_name
         return self.tokenizer.ids(
             (*self.system, *self.turn) if is_own or instructions else self.turn,
@@ -110,7 +110,7 @@ class PromptFrontEnd(FrontEnd):
     def _plan(
         self, spoken: SpokenText, voice: str, instructions: str, language: str
     ) -> Iterator[PlannedSegment]:
-        """The model reads other languages itself, but numbers and signs come in English words."""
+        """Plan with English numbers and signs; other languages are left to the model."""
         spoken = replace(spoken, foreign=foreign_spans(spoken, lambda _: True))
         for utterance in split_utterances(spoken, _MAX_CHARACTERS, _FIRST_CHARACTERS):
             segment = SpeechSegment(prompt_ids=())
@@ -130,18 +130,18 @@ class PromptFrontEnd(FrontEnd):
 
 
 def open_csm(resolved: ResolvedModel, config: Mapping[str, Any]) -> PromptFrontEnd:
-    """CSM: "[speaker]text" between two marks. Raises `WeightsError` where files do not do.
+    """CSM: "[speaker]text" between two marks. Raises `WeightsError` for unfit files.
 
-    A speaker's voice follows from what it said before, so without a clip it is a random one, the
-    same within a text. A clip is of speaker 0.
+    A speaker's voice follows from its earlier speech, so without a clip it is random, and the same
+    within a text. A clip is of speaker 0.
     """
     codec = config.get("codec_config") or {}
     return PromptFrontEnd(
         name=resolved.name,
-        sample_rate=int(codec.get("sampling_rate", 24_000)),  # of Mimi as released
+        sample_rate=int(codec.get("sampling_rate", 24_000)),  # released Mimi
         steps_per_s=float(codec.get("frame_rate") or codec.get("_frame_rate") or 12.5),
         voices=tuple(
-            Voice(name=str(number), description="A speaker without a voice of its own.")
+            Voice(name=str(number), description="A speaker with a random voice.")
             for number in range(10)
         ),
         default_voice="0",
@@ -159,8 +159,8 @@ def _header(role: str) -> Template:
 def open_higgs(resolved: ResolvedModel, config: Mapping[str, Any]) -> PromptFrontEnd:
     """Higgs Audio V2: a conversation in which the assistant answers with sound.
 
-    Instructions describe the scene, as the released model has it. With a clip, the system's turn is
-    the clip's. Raises `WeightsError` where files do not do.
+    Instructions describe the scene, as in the released model. With a clip, the system turn is the
+    clip's. Raises `WeightsError` for unfit files.
     """
     codec = Path(resolved.folder) / CODEC_FOLDER / "config.json"
     fields = read_json(codec) if codec.is_file() else {}
@@ -168,7 +168,7 @@ def open_higgs(resolved: ResolvedModel, config: Mapping[str, Any]) -> PromptFron
         name=resolved.name,
         sample_rate=int(fields.get("sample_rate", 24_000)),
         steps_per_s=25.0,
-        voices=(Voice(name="default", description="Whoever fits the text."),),
+        voices=(Voice(name="default", description="A speaker that fits the text."),),
         default_voice="default",
         can_clone=True,
         takes_instructions=True,
@@ -191,10 +191,9 @@ def open_higgs(resolved: ResolvedModel, config: Mapping[str, Any]) -> PromptFron
 
 
 def open_orpheus(resolved: ResolvedModel, config: Mapping[str, Any]) -> PromptFrontEnd:
-    """Orpheus: "voice: text", as the released model's own package puts it together.
+    """Orpheus: "voice: text", as in the released model's own package.
 
-    Tags such as <laugh>, <sigh> and <gasp> are words to it. Raises `WeightsError` where files do
-    not do.
+    Tags such as <laugh>, <sigh> and <gasp> are words to it. Raises `WeightsError` for unfit files.
     """
     block = read_speech_block(config)
     codec = Path(resolved.folder) / block.codec / "config.json"

@@ -1,5 +1,5 @@
-"""From written text to utterances that can be spoken, with every word traced to its source.
+"""From written text to utterances to speak, with every word mapped to its source.
 
-`normalize` reads digits and signs out as words, `chunks` cuts the result into utterances, `guard`
-and `coverage` watch what an engine makes of them. Nothing here loads torch or knows a model.
+`normalize` replaces digits and signs by words, `chunks` splits the result into utterances, `guard`
+and `coverage` limit and measure their speech. Nothing here loads torch or knows a model.
 """

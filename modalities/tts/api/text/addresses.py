@@ -1,7 +1,7 @@
-"""What is dialled, clicked or addressed: phone numbers, web and mail addresses, files, versions.
+"""Rules for phone numbers, web and mail addresses, files and versions.
 
-Owns how such strings are spelled out. They are read whole: nothing of an address is left out but
-its scheme.
+Owns how such strings are spelled out. They are read completely, except for the scheme of an
+address.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _CAMEL = re.compile(r"[A-Z]{2,}(?![a-z])|[A-Z]?[a-z]+|[A-Z]|\d{1,40}|[^\W\d_]+")
 
 
 class AddressRules(RuleGroup):
-    """The rules for addresses and numbers that name something."""
+    """The rules for addresses and for numbers that are identifiers."""
 
     def __init__(self, style: ReadingStyle) -> None:
         words = style.language.words
@@ -108,7 +108,7 @@ class AddressRules(RuleGroup):
         return part if is_word else " ".join(part)
 
     def _identifier(self, name: str) -> str:
-        """The words of camelCase or snake_case, in small letters; digits as a code."""
+        """The words of camelCase or snake_case in lower case; digits as a code."""
         return " ".join(map(self._piece, _CAMEL.findall(name)))
 
     def _piece(self, part: str) -> str:

@@ -1,7 +1,6 @@
-"""Long text into utterances that an engine speaks one at a time.
+"""Splits long text into utterances that an engine speaks one at a time.
 
-Owns where speech may be cut. How long an utterance may be is the caller's to say. Knows nothing of
-engines.
+Owns where speech may be cut. The caller sets the length of an utterance. Knows nothing of engines.
 """
 
 # ruff: noqa: RUF001  # typographic signs are the subject here
@@ -22,9 +21,9 @@ _CLOSERS = " \"')"
 
 @dataclass(frozen=True, slots=True)
 class Utterance:
-    """One piece of speech. The sources of a text's utterances are the whole text, in order.
+    """One piece of speech. The sources of a text's utterances tile the whole text, in order.
 
-    `boundary` says what ends with this utterance, and so how long a pause should follow.
+    `boundary` is the unit that ends with this utterance, which determines the pause after it.
     """
 
     spoken: SpokenText
@@ -32,17 +31,17 @@ class Utterance:
 
     @property
     def text(self) -> str:
-        """What to speak. Its offsets are those of `spoken`."""
+        """The text to speak. Its offsets are those of `spoken`."""
         return self.spoken.text.rstrip()
 
     @property
     def source(self) -> Span:
-        """Which stretch of the user's text this speaks."""
+        """The stretch of the user's text that this speaks."""
         return self.spoken.source
 
 
 class _Atom(NamedTuple):
-    """What is never cut: a word with what follows it, or a piece of one too long."""
+    """An indivisible unit: a word with its punctuation, or a piece of an overlong word."""
 
     start: int
     end: int
@@ -52,16 +51,16 @@ class _Atom(NamedTuple):
 def split_utterances(
     spoken: SpokenText, most: int, first_most: Sequence[int] = ()
 ) -> Iterator[Utterance]:
-    """Cut `spoken` at the best places, each as it is asked for.
+    """Cut `spoken` at the best places, lazily.
 
-    An utterance has at most `most` characters; the first ones have at most as many as `first_most`
-    says of each, fewer so that sound begins sooner. A cut is made at the end of a paragraph or
-    sentence where there is one, preferably in the second half of what fits; else at a clause; else
-    between words; inside a word only if the word alone is too long.
+    An utterance has at most `most` characters; `first_most` gives smaller limits for the first
+    ones, so that sound begins sooner. A cut is made at the end of a paragraph or sentence where
+    there is one, preferably in the second half of what fits; else at a clause; else between words;
+    inside a word only if the word alone is too long.
     """
     least = min(most, *first_most) if first_most else most
     if least <= 0:
-        raise ValueError("an utterance must be allowed to be longer than nothing")
+        raise ValueError("the limits of an utterance must be positive")
     window: list[_Atom] = []
     start = 0
     limits = chain(first_most, repeat(most))
@@ -79,7 +78,7 @@ def split_utterances(
 
 
 def _best_cut(window: list[_Atom], start: int, most: int) -> int:
-    """How many of the atoms to speak now."""
+    """How many of the atoms the next utterance takes."""
     ranks = [_rank(atom.boundary, is_late=2 * (atom.end - start) >= most) for atom in window]
     return max(range(1, len(window) + 1), key=lambda num: (ranks[num - 1], num))
 
@@ -90,7 +89,7 @@ def _rank(boundary: Boundary, *, is_late: bool) -> float:
 
 
 def _atoms(spoken: SpokenText, most: int) -> Iterator[_Atom]:
-    """Words in order; what holds no letter belongs to the word before it, or to the first."""
+    """Words in order; tokens without letters belong to the previous word, or to the first."""
     text, start, strongest = spoken.text, 0, Boundary.INSIDE
     cuts = _cuts(spoken)
     next_ends = [end for end, _ in cuts[1:]]
@@ -98,7 +97,7 @@ def _atoms(spoken: SpokenText, most: int) -> Iterator[_Atom]:
         strongest = max(strongest, boundary)
         is_voiced = _has_letter(text, start, end) and _has_letter(text, end, next_end or end)
         if is_voiced or next_end is None:
-            yield from _fitting(text, _Atom(start, end, strongest), most)
+            yield from _split_to_fit(text, _Atom(start, end, strongest), most)
             start, strongest = end, Boundary.INSIDE
 
 
@@ -107,7 +106,7 @@ def _has_letter(text: str, start: int, end: int) -> bool:
 
 
 def _cuts(spoken: SpokenText) -> list[tuple[int, Boundary]]:
-    """Every place where the text may be cut, and what ends there."""
+    """Every place where the text may be cut, and the unit that ends there."""
     text = spoken.text
     breaks = dict(spoken.breaks)
     inside = _rewritten_insides(spoken)
@@ -128,7 +127,7 @@ def _cuts(spoken: SpokenText) -> list[tuple[int, Boundary]]:
 
 
 def _rewritten_insides(spoken: SpokenText) -> frozenset[int]:
-    """Word beginnings inside what was written as one: "three | dollars" of "$3"."""
+    """Offsets of words inside a token that was written as one: "three | dollars" of "$3"."""
     return frozenset(
         segment.spoken.start + at + 1
         for segment in spoken.segments
@@ -138,14 +137,14 @@ def _rewritten_insides(spoken: SpokenText) -> frozenset[int]:
     )
 
 
-def _fitting(text: str, atom: _Atom, most: int) -> Iterator[_Atom]:
-    """The word whole if it fits, else halved until its pieces do."""
+def _split_to_fit(text: str, atom: _Atom, most: int) -> Iterator[_Atom]:
+    """The word itself if it fits, else its halves until they fit."""
     start, end, boundary = atom
     middle = (start + end) // 2
     while start < middle and not text[middle].isalpha():
-        middle -= 1  # a cut before an accent or a mark would leave it to the next utterance
+        middle -= 1  # keep an accent or a mark with its letter
     if end - start <= most or not _has_letter(text, start, middle):
         yield atom
         return
-    yield from _fitting(text, _Atom(start, middle, Boundary.INSIDE), most)
-    yield from _fitting(text, _Atom(middle, end, boundary), most)
+    yield from _split_to_fit(text, _Atom(start, middle, Boundary.INSIDE), most)
+    yield from _split_to_fit(text, _Atom(middle, end, boundary), most)

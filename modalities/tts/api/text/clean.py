@@ -1,7 +1,7 @@
-"""Raw text to plain characters that the rules know, with the source offset of each.
+"""Reduces raw text to plain characters that the rules know, with each one's source offset.
 
 Owns Unicode folding, white space, Markdown marks, control characters and emoji. Knows nothing of
-what a language says for a sign: it only decides which signs there are.
+how a language reads a sign: it only decides which signs remain.
 """
 
 # ruff: noqa: RUF001  # typographic signs are the subject here
@@ -17,7 +17,7 @@ from typing import Literal
 Emoji = Literal["drop", "name"]
 
 HARD_BREAK = "\n\n"
-"""What an end of paragraph, of a heading or of a list item is cleaned to."""
+"""The replacement for the end of a paragraph, a heading or a list item."""
 
 _LIST_NUMBER = re.compile(r"(?:\d{1,3}|[A-Za-z])[.)][ \t]+(?=\S)")
 _BULLET = re.compile(r"(?:(?:[-*+•‣◦–]|>{1,3}|#{1,6})[ \t]{1,8}){1,4}(?=\S)")
@@ -55,8 +55,8 @@ _REGIONAL_A = 0x1F1E6
 class Cleaned:
     """Plain text; `starts[i]` is the source offset of its character `i`, the last its length.
 
-    Character `i` stands for the source from `starts[i]` to `starts[i + 1]`: what was dropped
-    belongs to the character before it, or to the first.
+    Character `i` represents the source from `starts[i]` to `starts[i + 1]`: dropped characters
+    belong to the one before them, or to the first.
     """
 
     text: str
@@ -66,8 +66,8 @@ class Cleaned:
 def clean(text: str, *, emoji: Emoji = "drop") -> Cleaned:
     """Fold `text` to characters that the rules know; linear in its length.
 
-    White space becomes one space, or `HARD_BREAK` at the end of a paragraph or list item. Letters
-    and digits of every width become plain ones, decorated punctuation its plain form.
+    White space becomes one space, or `HARD_BREAK` at the end of a paragraph or list item. Letters,
+    digits and punctuation of every width and style become plain ones.
     """
     return _Cleaner(text, emoji).run()
 
@@ -78,7 +78,7 @@ class _Cleaner:
         self._names_emoji = emoji == "name"
         self._chars: list[str] = []
         self._starts: list[int] = []
-        self._raised_end = -1  # where a superscript ended, if it is the last thing put
+        self._raised_end = -1  # end of a superscript, if it is the last character emitted
 
     def run(self) -> Cleaned:
         text, at = self._text, self._line_start(0)
@@ -112,7 +112,7 @@ class _Cleaner:
         return mark.end() if mark else at
 
     def _space(self, at: int, end: int) -> int:
-        """One space, or a hard break; returns where the next text begins."""
+        """Emit one space or a hard break; returns where the next text begins."""
         newlines = self._text.count("\n", at, end)
         if not newlines:
             self._put_space(at)
@@ -214,7 +214,7 @@ def _is_emoji(char: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _fold(char: str) -> str:
-    """The plain form of one character: what it is replaced by, a space for an unknown sign."""
+    """The plain form of a character; a space for an unknown sign."""
     if char in _REPLACED:
         return _REPLACED[char]
     if char in _KEPT_SIGNS or char in _KEPT_MARKS:

@@ -1,7 +1,7 @@
-"""How much of a text has been spoken.
+"""Measures how much of a text has been spoken.
 
-Owns the account of one request: which utterances were spoken, and how far. Knows nothing of
-engines, but durations and reasons.
+Owns the coverage of one request: which utterances were spoken, and how far. Knows nothing of
+engines except durations and finish reasons.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from triptych.modalities.tts.wire import SpeechFinish
 def spoken_fraction(
     reason: SpeechFinish | None, duration_s: float, expected: ExpectedDuration
 ) -> float:
-    """Which part of an utterance `duration_s` of sound has spoken, judged by durations.
+    """The fraction of an utterance that `duration_s` of sound has spoken, judged by durations.
 
-    An engine that stopped by itself has spoken all, unless faster than speech can be. One that was
-    cut off, in a loop or still speaks (None) has spoken in proportion to the likely duration.
+    An engine that stopped by itself has spoken everything, unless faster than speech can be. One
+    that was cut off, was in a loop or still speaks (None) has spoken in proportion to the likely
+    duration.
     """
     if expected.likely_s <= 0:
         return 1.0
@@ -29,25 +30,25 @@ def spoken_fraction(
 
 @dataclass(slots=True)
 class Coverage:
-    """The account of one request, in letters."""
+    """The letters expected and spoken of one request."""
 
     _num_letters: int = 0
     _num_spoken_letters: int = 0
 
     def expect(self, utterance: Utterance) -> None:
-        """Enter an utterance into the account; every one counts, spoken or not."""
+        """Add an utterance to the expected text, whether it will be spoken or not."""
         self._num_letters += _letters(utterance.spoken.text)
 
     def speak(self, utterance: Utterance, fraction: float = 1.0) -> None:
-        """Note that the first `fraction` (0 to 1) of an expected utterance has been spoken."""
+        """Record that the first `fraction` (0 to 1) of an expected utterance has been spoken."""
         if not 0.0 <= fraction <= 1.0:
-            raise ValueError("a fraction lies between 0 and 1")
+            raise ValueError("a fraction must be between 0 and 1")
         text = utterance.spoken.text
         self._num_spoken_letters += _letters(text[: round(fraction * len(text))])
 
     @property
     def fraction(self) -> float:
-        """Spoken letters of all expected ones; 1.0 where there was nothing to speak."""
+        """Spoken letters divided by expected ones; 1.0 where there was nothing to speak."""
         return self._num_spoken_letters / self._num_letters if self._num_letters else 1.0
 
     def header(self) -> str:

@@ -1,9 +1,9 @@
-"""What a hyphen or dash between two values means: "to", or "minus".
+"""Decides whether a hyphen or dash between two values means "to" or "minus".
 
-Owns that decision, for the whole text and before any rule reads it, so that the rules need not look
-around. A dash that parts two values of one kind (times, money, dates, measures, counts) becomes
-`RANGE`; one in a calculation becomes `MINUS`; any other stays what it is. Knows nothing of how
-values are said.
+Owns that decision, for the whole text and before any rule reads it, so that the rules need no
+context. A dash between two values of one kind (times, money, dates, measures, counts) becomes
+`RANGE`; one in a calculation becomes `MINUS`; any other is unchanged. Knows nothing of how values
+are read.
 """
 
 # ruff: noqa: RUF001  # typographic signs are the subject here
@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from triptych.modalities.tts.api.text.language import Language, alternatives
 
 MINUS, RANGE = "−", "‒"
-"""Signs that cleaned text does not hold otherwise."""
+"""Signs that do not otherwise occur in cleaned text."""
 
-_WINDOW = 80  # characters that are looked at on either side
+_WINDOW = 80  # context on either side, in characters
 _DASH = re.compile(r"(?<=[\w.)%°$£€¢'\"′″])( ?)[-–]\1(?=[\w(.$£€¥₩₹₽₿₺₪₫₱₴+-])|(?<=\S) [-–] (?=\S)")
 _SERIAL = re.compile(
     r"(?<![\w-])(?:\d{4}-\d\d?-\d\d?|(?:\d{1,3}-)?\d{3}-\d{2,3}-\d{4}|\d{3}-\d{4}|\d{4}(?:-\d{4}){3})(?![\w-])"
@@ -43,7 +43,7 @@ _CHAINED_AFTER = re.compile(r"[^\s]{1,40} [-–] \d")
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """A value that ends or begins at a dash."""
+    """A value directly before or after a dash."""
 
     kind: str
     numeral: str
@@ -54,7 +54,7 @@ class _Value:
 
 
 class Dashes:
-    """Decides for every dash of a text. Stateless, safe to share."""
+    """Classifies every dash of a text. Stateless, thread-safe."""
 
     def __init__(self, language: Language) -> None:
         words = language.words
@@ -88,7 +88,7 @@ class Dashes:
         self._numeral = re.compile(num)
 
     def __call__(self, text: str) -> str:
-        """`text` with its dashes decided; as long as before."""
+        """`text` with its dashes replaced; its length is unchanged."""
         pieces, done = [], 0
         serials = [match.span() for match in _SERIAL.finditer(text)]
         at_serial = 0
@@ -129,7 +129,7 @@ class Dashes:
 
 
 def _is_calculation(before: str, after: str) -> bool:
-    """Whether a dash between these two is in a formula, or what is asked to be worked out."""
+    """Whether a dash in this context is part of a formula or of a calculation to work out."""
     head, tail = _RUN_BEFORE.search(before), _RUN_AFTER.match(after)
     assert head is not None
     assert tail is not None
@@ -148,5 +148,5 @@ def _is_range(left: _Value, right: _Value, before: str, after: str, *, is_spaced
     if "name" in kinds:
         return is_spaced and kinds == {"name"}
     if left.kind == "count" and right.kind == "measure" and not is_spaced:
-        return False  # "5-10 kg" is one quantity to the rules, and "16-bit" a name
+        return False  # "5-10 kg" is one quantity for the rules, "16-bit" a name
     return left.kind == right.kind or "count" in kinds

@@ -1,7 +1,7 @@
-"""Dates, clock times and durations.
+"""Rules for dates, clock times and durations.
 
-Owns how a moment or a stretch of time is read. A numeral that cannot be a date or a time (month
-13, minute 70) is left to the rules for numbers.
+Owns how a moment or a duration is read. A numeral that cannot be a date or a time (month 13, minute
+70) is left to the rules for numbers.
 """
 
 # ruff: noqa: RUF001  # typographic signs are the subject here
@@ -15,9 +15,9 @@ from triptych.modalities.tts.api.text.language import alternatives
 from triptych.modalities.tts.api.text.rules import (
     ReadingStyle,
     RuleGroup,
-    ended,
     is_sentence_end,
     reads,
+    with_full_stop,
     word_before,
 )
 
@@ -97,7 +97,7 @@ class DateRules(RuleGroup):
         if days is None:
             return None
         article = "" if match.string[: match.start()].endswith(("the ", "The ")) else "the "
-        return ended(
+        return with_full_stop(
             self._with_year(f"{article}{days} of {self._month(match['month'])}", match), match
         )
 
@@ -116,13 +116,13 @@ class DateRules(RuleGroup):
     def _weekday(self, match: re.Match[str]) -> str | None:
         if match[0] == "Sun." and is_sentence_end(match):
             return None
-        return ended(
+        return with_full_stop(
             next(day for day in self._lang.words.weekdays if day.startswith(match[1])), match
         )
 
     @reads(r"(?<!\w)({short_months})\.(?!\w)", "letter")
     def _short_month(self, match: re.Match[str]) -> str:
-        return ended(self._month(match[1]), match)
+        return with_full_stop(self._month(match[1]), match)
 
     @reads(r"{clock}{meridiem}?{zone}h?(?![\w:])", "digit")
     def _clock(self, match: re.Match[str]) -> str | None:
@@ -135,7 +135,7 @@ class DateRules(RuleGroup):
         words = self._time(hour, minute, is_bare=not (half or second or zone))
         if second:
             words += f" and {self._count(int(second), 'second')}"
-        return ended(words + _halves(half) + (f" {' '.join(zone)}" if zone else ""), match)
+        return with_full_stop(words + _halves(half) + (f" {' '.join(zone)}" if zone else ""), match)
 
     def _is_clock(self, match: re.Match[str]) -> bool:
         text, start = match.string, match.start()
@@ -168,14 +168,14 @@ class DateRules(RuleGroup):
         if not (1 <= first <= 12 and 1 <= last <= 12):
             return None
         both = f"{self._say.cardinal(first)} to {self._say.cardinal(last)}"
-        return ended(both + _halves(match["half"]), match)
+        return with_full_stop(both + _halves(match["half"]), match)
 
     @reads(r"(?P<hour>\d{1,2}){meridiem}", "digit")
     def _hour(self, match: re.Match[str]) -> str | None:
         hour = int(match["hour"])
         if not 1 <= hour <= 12:
             return None
-        return ended(self._say.cardinal(hour) + _halves(match["half"]), match)
+        return with_full_stop(self._say.cardinal(hour) + _halves(match["half"]), match)
 
     @reads(r"(\d{1,5}):(\d{1,5})(?![\w:])", "digit")
     def _ratio(self, match: re.Match[str]) -> str:
@@ -196,7 +196,7 @@ class DateRules(RuleGroup):
         "sign",
     )
     def _until(self, match: re.Match[str]) -> str:
-        """The dash between two times or days."""
+        """Read the dash between two times or days."""
         return "to"
 
 

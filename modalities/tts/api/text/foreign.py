@@ -1,10 +1,10 @@
-"""Which sentences of a text are in another language than English.
+"""Finds the sentences of a text that are in another language than English.
 
-Owns the evidence and how it is weighed. Knows no voice and no pronunciation; whether a word is
-English is the caller's dictionary's to say.
+Owns the evidence and its weights. Knows no voice and no pronunciation; the caller's dictionary
+decides whether a word is English.
 
-A reader with English rules says something for every word in Latin letters, so that nothing else
-would show that a text was read wrong. Names and loan words are no evidence: they stand in English.
+English reading rules pronounce every word in Latin letters, so nothing else would reveal that a
+text was misread. Names and loan words are no evidence: they occur in English.
 
 Short phrases have no function words, so the lists hold everyday words as well. Classifiers that
 count letters were tried instead: on two words they take names and jargon for another language more
@@ -34,15 +34,17 @@ _CHUNK = re.compile(r"\S+")
 _WORD = re.compile(r"[\"'“‘„«¿¡(*]*(?P<word>[^\W\d_]+(?:['’-][^\W\d_]+)*)[\"'”’“»)*.,;:!?…]*\Z")
 _ENOUGH_UNKNOWN = 4
 _UNKNOWN_TO_KNOWN = 3
-"""So many unknown words, and so many times the known ones, are a language that no list here has. So
-are fewer if they are all there is, and begin as a sentence does: jargon mostly does not."""
+"""Thresholds for a language that no list covers: this many unknown words, and this many times as
+many as known ones. Fewer suffice if they are the whole sentence and it begins with a capital:
+jargon mostly does not.
+"""
 _ENDING = re.compile(r"(?:[^\Wb-df-hj-np-tv-xz]+[mnrst]?|s)\Z")
 _LEAST_STEM = 5
-"""Letters; what is left of shorter words says little."""
+"""Minimum letters of a stem; shorter ones are too ambiguous."""
 
 
 class Evidence(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The word lists of foreign.toml and vocabulary.toml, which say what each is for."""
+    """The word lists of foreign.toml and vocabulary.toml, which document each list."""
 
     english: frozenset[str]
     shared: frozenset[str]
@@ -55,7 +57,7 @@ class Evidence(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @once
 def evidence() -> Evidence:
-    """The word lists."""
+    """Load the word lists."""
     data = _read("foreign.toml")
     tables = {"foreign": data.pop("words"), "vocabulary": _read("vocabulary.toml")}
     tables["german"] = {name: words["de"] for name, words in tables.items()}
@@ -70,11 +72,11 @@ def _read(name: str) -> dict[str, Any]:
 
 
 def foreign_spans(spoken: SpokenText, is_english: Callable[[str], bool]) -> tuple[Span, ...]:
-    """The sentences of `spoken` that are not English, joined where they are neighbours.
+    """The sentences of `spoken` that are not English; adjacent ones are merged.
 
-    A sentence that shows nothing ("Nr. 5!") is of the language of the one before it, at the
-    beginning of the one after it. `is_english` is asked about words in lower case; where it says so
-    of every word, only the words of the lists count.
+    A sentence without evidence ("Nr. 5!") has the language of the previous one, or at the beginning
+    of the next one. `is_english` receives words in lower case; if it accepts every word, only the
+    words of the lists count.
     """
     verdicts = [(span, _verdict(words, is_english)) for span, words in _sentences(spoken)]
     is_foreign = next((verdict for _, verdict in verdicts if verdict is not None), False)
@@ -87,7 +89,7 @@ def foreign_spans(spoken: SpokenText, is_english: Callable[[str], bool]) -> tupl
 
 
 def _sentences(spoken: SpokenText) -> Iterator[tuple[Span, list[str]]]:
-    """Each sentence with the words in it that its writer spelled."""
+    """Each sentence with the words of the original text in it."""
     written = _as_written(spoken)
     ends = (0, *(at for at, _ in spoken.breaks), len(written))
     for start, end in pairwise(ends):
@@ -97,7 +99,7 @@ def _sentences(spoken: SpokenText) -> Iterator[tuple[Span, list[str]]]:
 
 
 def _as_written(spoken: SpokenText) -> str:
-    """The text with spaces where words are the normalizer's, or have phonemes of the writer's."""
+    """The text with spaces in place of rewritten words and of words with given phonemes."""
     given = [pronunciation.spoken for pronunciation in spoken.pronunciations]
     pieces, end = [], 0
     for start, stop in sorted([*spoken.rewritten, *given]):
@@ -106,33 +108,33 @@ def _as_written(spoken: SpokenText) -> str:
     return "".join([*pieces, spoken.text[end:]])
 
 
-class _Shows(Enum):
-    """What a word shows of the language of its sentence."""
+class _WordClass(Enum):
+    """The evidence that a word gives of the language of its sentence."""
 
     ENGLISH = auto()
     KNOWN = auto()
-    """An English dictionary has it, and other languages may, too."""
+    """In an English dictionary, and possibly in other languages."""
     LISTED = auto()
-    """Only other languages have it."""
+    """Only in other languages."""
     UNKNOWN = auto()
-    """It is in lower case, so no name, and stands in no English dictionary."""
+    """In lower case, so no name, and in no English dictionary."""
     PARTICLE = auto()
-    """It joins the parts of a name, or is a word of other languages."""
+    """Joins the parts of a name, or is a word of other languages."""
     SHARED = auto()
-    """English and other languages have it, or English texts quote it."""
+    """Occurs in English and in other languages, or is quoted in English texts."""
     MAYBE_NAME = auto()
-    """It begins with a capital, and no list has it."""
+    """Begins with a capital, and is in no list."""
 
 
 def _verdict(words: list[str], is_english: Callable[[str], bool]) -> bool | None:
-    """Whether a sentence is foreign; `None` where it shows nothing."""
-    count = Counter(map(partial(_shows, is_english=is_english), _with_context(words)))
-    num_listed, num_english = count[_Shows.LISTED], count[_Shows.ENGLISH]
-    num_known, num_unknown = count[_Shows.KNOWN], count[_Shows.UNKNOWN]
-    num_telling = len(words) - count[_Shows.SHARED]
+    """Whether a sentence is foreign; `None` without evidence."""
+    count = Counter(map(partial(_classify, is_english=is_english), _with_context(words)))
+    num_listed, num_english = count[_WordClass.LISTED], count[_WordClass.ENGLISH]
+    num_known, num_unknown = count[_WordClass.KNOWN], count[_WordClass.UNKNOWN]
+    num_telling = len(words) - count[_WordClass.SHARED]
     foreign = num_listed + num_unknown
     if foreign and not num_english:
-        foreign += count[_Shows.PARTICLE]
+        foreign += count[_WordClass.PARTICLE]
     english = num_english + num_known / 2
     is_foreign = False
     if num_listed > num_english and foreign > english:
@@ -145,10 +147,10 @@ def _verdict(words: list[str], is_english: Callable[[str], bool]) -> bool | None
     return False if english else None
 
 
-class _InContext(NamedTuple):
+class _WordInContext(NamedTuple):
     word: str
     following: str
-    """The next word, if there is one."""
+    """The next word, or an empty string."""
     is_first: bool
 
     @property
@@ -156,61 +158,63 @@ class _InContext(NamedTuple):
         return self.following.islower()
 
 
-def _with_context(words: list[str]) -> Iterator[_InContext]:
+def _with_context(words: list[str]) -> Iterator[_WordInContext]:
     for index, (word, following) in enumerate(pairwise((*words, ""))):
-        yield _InContext(word, following, index == 0)
+        yield _WordInContext(word, following, index == 0)
 
 
-def _shows(place: _InContext, is_english: Callable[[str], bool]) -> _Shows:
-    lists, word = evidence(), place.word
+def _classify(here: _WordInContext, is_english: Callable[[str], bool]) -> _WordClass:
+    lists, word = evidence(), here.word
     lower = word.lower().replace("’", "'")
-    is_cased = word.islower() or (place.is_first and word[1:].islower())
-    shows = _Shows.MAYBE_NAME
-    if not word.islower() and is_cased and place.is_before_lower and lower in lists.articles:
-        shows = _Shows.LISTED
+    is_cased = word.islower() or (here.is_first and word[1:].islower())
+    word_class = _WordClass.MAYBE_NAME
+    if not word.islower() and is_cased and here.is_before_lower and lower in lists.articles:
+        word_class = _WordClass.LISTED
     elif word.islower() and lower in lists.particles:
-        shows = _Shows.PARTICLE
+        word_class = _WordClass.PARTICLE
     elif lower in lists.english:
-        shows = _Shows.ENGLISH
+        word_class = _WordClass.ENGLISH
     elif lower in lists.shared:
-        shows = _Shows.SHARED
+        word_class = _WordClass.SHARED
     elif is_cased:
-        shows = _weighed(place, lower, is_english)
-    return shows
+        word_class = _classify_unlisted(here, lower, is_english)
+    return word_class
 
 
-def _weighed(place: _InContext, lower: str, is_english: Callable[[str], bool]) -> _Shows:
-    """What a word shows that is no name by its letters' case, and in no list of English texts."""
-    lists, is_lower = evidence(), place.word.islower()
-    shows = _Shows.KNOWN if is_lower else _Shows.MAYBE_NAME
+def _classify_unlisted(
+    here: _WordInContext, lower: str, is_english: Callable[[str], bool]
+) -> _WordClass:
+    """The evidence of a word that is cased normally and in no list of English texts."""
+    lists, is_lower = evidence(), here.word.islower()
+    word_class = _WordClass.KNOWN if is_lower else _WordClass.MAYBE_NAME
     if (
         lower in lists.foreign
-        or (lower in lists.vocabulary and not _may_be_name(place))
-        or (is_lower and _is_marked(lower, is_english))
+        or (lower in lists.vocabulary and not _may_be_name(here))
+        or (is_lower and _is_accented(lower, is_english))
     ):
-        shows = _Shows.LISTED
+        word_class = _WordClass.LISTED
     elif not _is_known(lower, is_english):
         if is_lower and _is_inflected(lower):
-            shows = _Shows.LISTED
-        elif is_lower or place.is_before_lower:
-            shows = _Shows.UNKNOWN
-    return shows
+            word_class = _WordClass.LISTED
+        elif is_lower or here.is_before_lower:
+            word_class = _WordClass.UNKNOWN
+    return word_class
 
 
-def _may_be_name(place: _InContext) -> bool:
-    """Whether a word begins a name ("Ponte Vecchio"); of two words, German writes nouns alike."""
-    two = {place.word.lower(), place.following.lower()}
-    is_title = not place.word.islower() and place.following[:1].isupper()
+def _may_be_name(here: _WordInContext) -> bool:
+    """Whether a word begins a name ("Ponte Vecchio"). Excludes two German nouns in a row."""
+    two = {here.word.lower(), here.following.lower()}
+    is_title = not here.word.islower() and here.following[:1].isupper()
     return is_title and not two <= evidence().german
 
 
-def _is_marked(word: str, is_english: Callable[[str], bool]) -> bool:
-    """Whether English writes a word neither with its marks nor without them, as in "naïve"."""
-    return not word.isascii() and not is_english(_unmarked(word))
+def _is_accented(word: str, is_english: Callable[[str], bool]) -> bool:
+    """Whether English spells a word neither with its accents nor without, unlike "naïve"."""
+    return not word.isascii() and not is_english(_without_accents(word))
 
 
 def _is_inflected(word: str) -> bool:
-    """Whether a listed word differs from a word, or a part of it, by its ending alone."""
+    """Whether a word, or a part of it, differs from a listed word by its ending alone."""
     return any(_stem(part) in _stems() for part in word.split("-"))
 
 
@@ -225,8 +229,8 @@ def _stem(word: str) -> str:
 
 
 def _is_known(word: str, is_english: Callable[[str], bool]) -> bool:
-    return len(word) == 1 or all(map(is_english, _unmarked(word).split("-")))
+    return len(word) == 1 or all(map(is_english, _without_accents(word).split("-")))
 
 
-def _unmarked(word: str) -> str:
+def _without_accents(word: str) -> str:
     return unicodedata.normalize("NFKD", word).encode("ascii", "ignore").decode()

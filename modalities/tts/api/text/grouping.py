@@ -1,9 +1,9 @@
-"""Numerals whose digits are grouped, or whose fraction is parted, as other countries do it.
+"""Rewrites numerals with other countries' separators to the English form.
 
-Owns which numerals those are, for the whole text and before any rule reads it: they are written the
-English way ("1'000" and "1.000,50" become "1,000" and "1,000.50"), as long as before. Where English
-reads a numeral as well ("1.000", "1,5"), it is left to English, unless what stands around it
-decides. Knows nothing of how numerals are said.
+Owns which numerals those are, for the whole text and before any rule reads it: "1'000" and
+"1.000,50" become "1,000" and "1,000.50", with unchanged length. A numeral that is also valid in
+English ("1.000", "1,5") stays, unless its context decides otherwise. Knows nothing of how numerals
+are read.
 """
 
 # ruff: noqa: RUF001  # typographic signs are the subject here
@@ -19,11 +19,11 @@ _POINTS = re.compile(r"(?<![\w.,])\d{1,3}(?:\.\d{3}){1,12}(?:,\d{1,40})?(?!\w|[.
 _SWAPPED = str.maketrans("., '", ",.,,")
 _MAX_OCTET = 255
 _OTHER_MEANINGS = frozenset(["in", "B", "C", "F", "M", "x", "×", '"', "'", "′", "″"])
-"""Units that stand behind the numerals of a list, too ("rows 1,5 in the table")."""
+"""Units that also follow the numerals of a list ("rows 1,5 in the table")."""
 
 
 class Grouping:
-    """Rewrites the numerals of a text. Stateless, safe to share."""
+    """Rewrites the numerals of a text. Stateless, thread-safe."""
 
     def __init__(self, language: Language) -> None:
         money = alternatives(language.currencies)
@@ -45,24 +45,24 @@ class Grouping:
         self._phone_cues = language.words.phone_cues
 
     def __call__(self, text: str) -> str:
-        """`text` with its numerals written the English way; as long as before."""
+        """`text` with English numerals; its length is unchanged."""
         text = _APOSTROPHES.sub(lambda match: match[0].translate(_SWAPPED), text)
         text = _POINTS.sub(_with_points, text)
         text = self._spaces.sub(self._with_spaces, text)
         return self._commas.sub(_with_comma, text)
 
     def _with_spaces(self, match: re.Match[str]) -> str:
-        """Groups that end in 000, or several of something, are one number; others may be two."""
+        """Join groups that end in 000, or that count something; other groups may be two numbers."""
         groups = match["numeral"].partition(",")[0].split(" ")
         is_of_something = match["before"] or match["after"] or "," in match["numeral"]
         is_one = groups[-1] == "000" or (len(groups) > 2 and is_of_something)
         if not is_one or word_before(match).lower() in self._phone_cues:
             return match[0]
-        return _rewritten(match)
+        return _to_english(match)
 
 
 def _with_points(match: re.Match[str]) -> str:
-    """Several points group digits, but in an IP address; a single one only before a comma."""
+    """Several points group digits, except in an IP address; a single one only before a comma."""
     groups = match[0].split(".")
     if "," not in match[0]:
         is_octet = [group == str(int(group)) and int(group) <= _MAX_OCTET for group in groups]
@@ -72,11 +72,11 @@ def _with_points(match: re.Match[str]) -> str:
 
 
 def _with_comma(match: re.Match[str]) -> str:
-    """A comma is a decimal one in money and measures, and behind a lone zero."""
+    """A comma is decimal in money and measures, and after a lone zero."""
     is_decimal = match["before"] or match["after"] or match["numeral"].startswith("0,")
-    return _rewritten(match) if is_decimal else match[0]
+    return _to_english(match) if is_decimal else match[0]
 
 
-def _rewritten(match: re.Match[str]) -> str:
+def _to_english(match: re.Match[str]) -> str:
     start, end = (at - match.start() for at in match.span("numeral"))
     return match[0][:start] + match["numeral"].translate(_SWAPPED) + match[0][end:]

@@ -1,7 +1,7 @@
-"""What an utterance may cost.
+"""Limits the cost of an utterance.
 
-Owns the limits on text and the expected duration. Knows nothing of models; what is done about one
-that runs on is `modalities.tts.scheduling.state`'s.
+Owns the limits on text and the expected duration. Knows nothing of models;
+`modalities.tts.scheduling.state` handles models that do not stop.
 """
 
 # ruff: noqa: RUF001  # typographic signs are the subject here
@@ -20,14 +20,14 @@ _PHONEMES_PER_S = 13.0
 """How fast people read aloud: letters of English, phonemes of any language."""
 _HASTE = 0.4
 _SLACK, _SLACK_S = 2.0, 2.0
-"""They narrow the likely duration to the shortest that is credible, and widen it to the longest."""
+"""Factors from the likely duration to the shortest and the longest credible one."""
 _WIDE_LETTER_WEIGHT = 3.0  # a Chinese or Japanese character takes about as long as three letters
 
 
 def check_text(text: str, max_characters: int) -> None:
-    """Refuse text that is too long, or of white space alone, before any work is done on it.
+    """Refuse text that is too long or only white space, before any other work.
 
-    `InvalidRequest` names the limit, or says that there is nothing to speak.
+    Raises `InvalidRequest` that names the limit, or says that there is nothing to speak.
     """
     if len(text) > max_characters:
         raise InvalidRequest(
@@ -40,7 +40,7 @@ def check_text(text: str, max_characters: int) -> None:
 
 
 def check_spoken(spoken: SpokenText) -> None:
-    """`InvalidRequest` for text without anything to speak: emoji or punctuation alone."""
+    """Raise `InvalidRequest` for text without words: only emoji or punctuation."""
     if spoken.is_silent:
         raise InvalidRequest(
             "The text has no words to speak: only emoji, signs or punctuation.", param="input"
@@ -49,23 +49,23 @@ def check_spoken(spoken: SpokenText) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedDuration:
-    """Seconds of audio an utterance may take: less has lost words, more has run away."""
+    """Seconds of audio of an utterance: less has lost words, more has run away."""
 
     least_s: float
     likely_s: float
     most_s: float
 
     def max_tokens(self, tokens_per_s: float) -> int:
-        """Speech tokens (or codec frames) after which generation must end."""
+        """Speech tokens (or codec frames) after which generation is stopped."""
         return max(1, math.ceil(self.most_s * tokens_per_s))
 
 
 def expected_duration(
     text: str, *, num_phonemes: int | None = None, speed: float = 1.0
 ) -> ExpectedDuration:
-    """How long the spoken `text` may take at `speed`; phonemes are the better measure if known.
+    """The duration of the spoken `text` at `speed`; more precise with `num_phonemes`.
 
-    `ValueError` if `speed` is not positive.
+    Raises `ValueError` if `speed` is not positive.
     """
     if not speed > 0:
         raise ValueError("speed must be positive")

@@ -1,4 +1,4 @@
-"""The tables of a language, read once from their file and checked.
+"""The tables of a language, read from their file once and checked.
 
 Owns the data of the rules. Knows nothing of how they are applied.
 """
@@ -16,7 +16,7 @@ from triptych.core.process.typed import convert
 
 
 class WordLists(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Plain word lists; english.toml says what each is for."""
+    """Plain word lists; english.toml documents each."""
 
     months: tuple[str, ...]
     weekdays: tuple[str, ...]
@@ -36,7 +36,7 @@ class WordLists(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Language(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is said for what is written."""
+    """The spoken forms of written words and signs."""
 
     phrases: dict[str, str]
     titles: dict[str, str]

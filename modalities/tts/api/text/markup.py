@@ -1,11 +1,11 @@
-"""Markdown and HTML as a person reads them aloud: the words of a link, the cells of a table.
+"""Reduces Markdown and HTML to the words read aloud: the text of a link, the cells of a table.
 
-Owns which marks are left out and which become punctuation, with the source of every character that
-stays. Knows nothing of what a language says. Parsers of Markdown keep lines, not characters, so
-that the place of a word in the source would be lost; hence the few constructs that answers use are
-found here.
+Owns which marks are dropped and which become punctuation, with the source of every remaining
+character. Knows nothing of how a language reads them. Markdown parsers keep line numbers, not
+offsets, so the place of a word in the source would be lost; hence the few constructs that answers
+use are found here.
 
-Text without a mark comes out as it went in. Code is left alone, but for its fences.
+Text without marks is unchanged. Code is left alone, except for its fences.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ _STOPS = tuple(".!?:;…")
 
 
 class Edit(NamedTuple):
-    """What is said instead of the characters `start:end`."""
+    """The replacement for the characters `start:end`."""
 
     start: int
     end: int
     text: str
 
 
-class Unmarked(NamedTuple):
-    """Text without its marks.
+class StrippedText(NamedTuple):
+    """Text without markup.
 
     `starts[i]` is the source offset of character `i`, the last one the length of the source.
     """
@@ -75,8 +75,8 @@ class Unmarked(NamedTuple):
     starts: list[int]
 
 
-def unmark(source: str) -> Unmarked:
-    """`source` as it is read aloud; linear in its length."""
+def strip_markup(source: str) -> StrippedText:
+    """`source` as it is read aloud; takes linear time."""
     pieces: list[str] = []
     starts: list[int] = []
     done = 0
@@ -88,7 +88,7 @@ def unmark(source: str) -> Unmarked:
         starts += [start] * len(text)
         done = end
     starts += range(done, len(source) + 1)
-    return Unmarked("".join([*pieces, source[done:]]), starts)
+    return StrippedText("".join([*pieces, source[done:]]), starts)
 
 
 def _edits(source: str) -> Iterator[Edit]:
@@ -113,7 +113,7 @@ def _edits(source: str) -> Iterator[Edit]:
 
 
 def _code(source: str) -> Iterator[tuple[int, int]]:
-    """Where code stands: blocks with their fences, and spans of a line."""
+    """The spans of code: blocks with their fences, and code spans in a line."""
     at = 0
     fences = list(_FENCE.finditer(source))
     blocks: list[tuple[int, int]] = []
@@ -134,7 +134,7 @@ def _code(source: str) -> Iterator[tuple[int, int]]:
 
 
 def _fences(source: str, start: int, end: int) -> Iterator[Edit]:
-    """The two lines around a block of code; the name of its language is not spoken."""
+    """Drop the two lines around a block of code, including the name of its language."""
     first = source.find("\n", start, end)
     yield Edit(start, end if first < 0 else first, "")
     last = source.rfind("\n", start, end) + 1
@@ -165,7 +165,7 @@ def _links(text: str) -> Iterator[Edit]:
 def _target_end(text: str, at: int, label: str, known: set[str]) -> int | None:
     """Where the target of a link ends whose words end before `at`; None if it is no link.
 
-    The words are `label`, if they are not too many for the name of a definition.
+    The words are `label`, if they are short enough for the name of a definition.
     """
     if destination := _DESTINATION.match(text, at):
         return destination.end()

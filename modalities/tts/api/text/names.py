@@ -1,4 +1,4 @@
-"""Words that are not read as they stand: abbreviations, acronyms, Roman numerals, mixed names.
+"""Rules for words not read as written: abbreviations, acronyms, Roman numerals, mixed names.
 
 Owns how letters are read. Knows nothing of numbers with units and of addresses.
 """
@@ -11,9 +11,9 @@ from triptych.modalities.tts.api.text.language import alternatives
 from triptych.modalities.tts.api.text.rules import (
     ReadingStyle,
     RuleGroup,
-    ended,
     is_sentence_end,
     reads,
+    with_full_stop,
     word_after,
     word_before,
 )
@@ -24,22 +24,22 @@ _SPELT_CLUSTER = re.compile(r"[^AEIOUY]{4}|^[^AEIOUY]{3}|[AEIOU]{4}|[^AEIOUYLRSN
 _VOWEL = re.compile(r"[AEIOUY]")
 _AFTER_I = frozenset({"am", "was", "have", "had", "will", "would", "can", "think", "do", "did"})
 _BARE_TITLES = frozenset({"Dr", "Mr", "Mrs", "Ms", "Prof", "St"})
-_MAX_NAMELESS_ROMAN = 39  # larger ones without a cue are more often something else
+_MAX_NAMELESS_ROMAN = 39  # larger ones without a cue are rarely numerals
 
 
 class PhraseRules(RuleGroup):
-    """The rule for tokens that are listed whole; it comes before all others."""
+    """The rule for tokens that are listed as a whole; it runs before all others."""
 
     def __init__(self, style: ReadingStyle) -> None:
         super().__init__(style, phrases=alternatives(style.language.phrases))
 
     @reads(r"(?<!\w){phrases}(?:(?<=\W)|{end})", "digit", "letter", "sign")
     def _phrase(self, match: re.Match[str]) -> str:
-        return ended(self._lang.phrases[match[0]], match)
+        return with_full_stop(self._lang.phrases[match[0]], match)
 
 
 class NameRules(RuleGroup):
-    """The rules for words and marks of names; they come after all others."""
+    """The rules for words and for signs in names; they run after all others."""
 
     def __init__(self, style: ReadingStyle) -> None:
         lang = style.language
@@ -60,10 +60,10 @@ class NameRules(RuleGroup):
         word, dot = match[1], match[2]
         is_name_next = word_after(match)[:1].isupper() and not is_sentence_end(match)
         if word in self._lang.streets and self._is_street(match, is_name_next):
-            return ended(self._lang.streets[word], match)
+            return with_full_stop(self._lang.streets[word], match)
         if is_name_next and (dot or word in _BARE_TITLES):
             return self._lang.titles[word]
-        return ended(self._lang.titles[word], match) if dot else None
+        return with_full_stop(self._lang.titles[word], match) if dot else None
 
     def _is_street(self, match: re.Match[str], is_name_next: bool) -> bool:
         before = word_before(match)
@@ -75,11 +75,11 @@ class NameRules(RuleGroup):
     @reads(r"(?<![^\W\d_.])({abbreviations})\.(?!\w)", "letter")
     def _abbreviation(self, match: re.Match[str]) -> str:
         word = match[1]
-        return ended(self._lang.inner.get(word) or self._lang.final[word], match)
+        return with_full_stop(self._lang.inner.get(word) or self._lang.final[word], match)
 
     @reads(r"(?<![^\W\d_.])((?:[A-Za-z]\.){2,8}[A-Za-z]?)(?![\w])", "letter")
     def _initialism(self, match: re.Match[str]) -> str:
-        return ended(" ".join(match[1].replace(".", "").upper()), match)
+        return with_full_stop(" ".join(match[1].replace(".", "").upper()), match)
 
     @reads(r"(?<![^\W\d_.'])(?<!(?<![\w°])[A-Z] )([A-Z])\.(?!\w*\.)", "letter")
     def _initial(self, match: re.Match[str]) -> str | None:
@@ -131,7 +131,7 @@ class NameRules(RuleGroup):
         return "'s" if len(words) > 1 and words[-2] == " " else suffix
 
     def _capitals(self, word: str, *, is_shouted: bool) -> str | None:
-        """How a word in capitals is said; None if it stays as it is."""
+        """How a word in capitals is read; None if it is unchanged."""
         words = self._lang.words
         if word in words.said:
             return None
@@ -144,7 +144,7 @@ class NameRules(RuleGroup):
 
 
 def _is_shouted(match: re.Match[str]) -> bool:
-    """Whether the words around are in capitals too, so that these are no sign of an acronym."""
+    """Whether the words around are also in capitals, so that capitals do not mark an acronym."""
     around = match.string[max(0, match.start() - 40) : match.end() + 40]
     letters = [char for char in around if char.isalpha()]
     return len(letters) >= 12 and sum(map(str.isupper, letters)) > 0.8 * len(letters)

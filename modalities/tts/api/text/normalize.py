@@ -1,10 +1,11 @@
-"""From written text to the words that are spoken, with the source of every character.
+"""From written text to the words to speak, with the source of every character.
 
-Owns the scan: one pass over the cleaned text, sentence by sentence, in which the first rule that
-matches speaks and everything else is copied. Knows no rule in particular and nothing of speech.
+Owns the scan: one pass over the cleaned text, sentence by sentence, in which the first matching
+rule supplies the words and everything else is copied. Knows no rule in particular and nothing of
+speech.
 
-What comes out holds letters, spaces and the marks that shape prosody: `. , ; : ! ? … — - ' " ( )`
-and their wide forms. Text that is already spoken comes out as it went in.
+The result holds letters, spaces and the marks that shape prosody: `. , ; : ! ? … — - ' " ( )` and
+their wide forms. Text that is already in this form is unchanged.
 """
 
 # ruff: noqa: RUF001  # typographic signs are the subject here
@@ -21,27 +22,27 @@ from triptych.modalities.tts.api.text.dashes import Dashes
 from triptych.modalities.tts.api.text.dates import DateRules
 from triptych.modalities.tts.api.text.grouping import Grouping
 from triptych.modalities.tts.api.text.language import alternatives, english
-from triptych.modalities.tts.api.text.markup import unmark
+from triptych.modalities.tts.api.text.markup import strip_markup
 from triptych.modalities.tts.api.text.names import NameRules, PhraseRules
 from triptych.modalities.tts.api.text.numbers import NumberWords
-from triptych.modalities.tts.api.text.pronounced import put_back, take_out
+from triptych.modalities.tts.api.text.pronunciations import extract_notations, restore_notations
 from triptych.modalities.tts.api.text.quantities import QuantityRules
 from triptych.modalities.tts.api.text.rules import ReadingStyle, Rule
 from triptych.modalities.tts.api.text.sentences import SentenceSpan, split_sentences
 from triptych.modalities.tts.api.text.spoken import Boundary, SpokenBuilder, SpokenText
 
 _MARKS = frozenset(".,;:!?…—\"'()¿¡。、！？，；：・")
-_GLUED = frozenset(".,;:!?…")  # a word that touches one of these is moved off it
-_MAX_SILENCE = 8  # characters in a row that are no letter; more would only be noise
+_GLUED = frozenset(".,;:!?…")  # a space is inserted between these and a word
+_MAX_SILENCE = 8  # maximum run of characters that are no letters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NormalizeOptions:
-    """How ambiguous text is read.
+    """Options for reading ambiguous text.
 
     `dialect` sets the order of dates like 3/4/2024 and whether "and" stands in numbers; `acronyms`
-    "keep" leaves them to an engine with rules of its own; `emoji` are dropped or named. `tags` are
-    left as they are where they stand in angle brackets: <laugh> is an order to some engines.
+    "keep" leaves them to an engine with its own rules; `emoji` are dropped or named. `tags` in
+    angle brackets are unchanged: <laugh> is a command to some engines.
     """
 
     dialect: Literal["us", "uk"] = "us"
@@ -51,7 +52,7 @@ class NormalizeOptions:
 
 
 class Normalizer:
-    """Reads out text of one language. Stateless after construction, safe to share."""
+    """Normalizes text of one language. Stateless after construction, thread-safe."""
 
     def __init__(self, options: NormalizeOptions | None = None) -> None:
         self._options = options or NormalizeOptions()
@@ -82,17 +83,17 @@ class Normalizer:
         self._operator = re.compile(rf"( ?)({operators})\1(?=[\w(])")
 
     def __call__(self, text: str) -> SpokenText:
-        """The words of `text`; time is linear in its length. A notation's phonemes are kept."""
-        plain, notations = take_out(text)
+        """The words of `text`, in linear time. Given pronunciations are kept."""
+        plain, notations = extract_notations(text)
         cleaned = self._clean(plain)
         scan = _Scan(cleaned)
         for sentence in split_sentences(cleaned.text):
             self._read(scan, sentence)
-        return put_back(scan.finish(len(plain)), notations)
+        return restore_notations(scan.finish(len(plain)), notations)
 
     def _clean(self, plain: str) -> Cleaned:
-        """Plain characters with numerals and dashes decided, and their offsets in `plain`."""
-        unmarked = unmark(plain)
+        """Plain characters with numerals and dashes classified, and their offsets in `plain`."""
+        unmarked = strip_markup(plain)
         cleaned = clean(unmarked.text, emoji=self._options.emoji)
         starts = [unmarked.starts[at] for at in cleaned.starts]
         if cleaned.text:
@@ -117,7 +118,7 @@ class Normalizer:
         scan.end_sentence(end, sentence.boundary)
 
     def _find(self, text: str, at: int, end: int) -> tuple[int, str] | None:
-        """The end and the words of what the first fitting rule reads at `at`."""
+        """The end and the words of the first rule that matches at `at`."""
         char = text[at]
         rules = self._digit if char.isdecimal() else self._letter if char.isalpha() else self._sign
         if rules is self._sign and (operator := self._operator_at(text, at, end)):
@@ -148,7 +149,7 @@ class Normalizer:
         return scan.say("—", at, at + 1) if is_alone else scan.drop(at + 1)
 
     def _operator_at(self, text: str, at: int, end: int) -> str | None:
-        """The operator at `at` if it stands between two operands, evenly spaced."""
+        """The operator at `at` if it is between two operands, evenly spaced."""
         is_spaced = text[at - 1 : at] == " "
         match = self._operator.match(text, at - is_spaced, end)
         if match is None or (is_spaced and not match[1]) or match.start(2) != at:
@@ -164,7 +165,7 @@ class Normalizer:
         return match[2] if is_between else None
 
     def _dash(self, scan: _Scan, at: int, before: str, after: str) -> int:
-        """A hyphen joins words; any other dash is a pause."""
+        """Copy a hyphen that joins words; replace any other dash by a pause."""
         is_joint = before.isalnum() and after.isalpha()
         if scan.text[at] == "-" and is_joint:
             return scan.copy(at, at + 1)
@@ -176,7 +177,7 @@ class Normalizer:
 
 
 def _is_operand(near: str, far: str, bracket: str) -> bool:
-    """Whether the character beside an operator is an operand's: `far` is the one behind it."""
+    """Whether the character next to an operator is an operand's; `far` is the one beyond it."""
     return near.isdecimal() or near == bracket or (near.isalpha() and not far.isalnum())
 
 
@@ -187,42 +188,42 @@ def _word_end(text: str, at: int, end: int) -> int:
 
 
 class _Scan:
-    """The output side of the scan: spacing, silence and the offset map."""
+    """The output of the scan: spacing, silence and the offset map."""
 
     def __init__(self, cleaned: Cleaned) -> None:
         self.text = cleaned.text
         self._starts = cleaned.starts
         self._builder = SpokenBuilder()
-        self._last = ""  # the last character said
-        self._num_silent = 0  # characters said since the last letter
-        self._is_spaced = False  # a space is due before the next word
-        self._is_letter = False  # the last word is one capital; with a dot it were an initial
-        self._was_said = False  # the last words were a rule's
-        self._boundary: Boundary | None = None  # a sentence ended, to be marked with the next word
+        self._last = ""  # the last character emitted
+        self._num_silent = 0  # characters emitted since the last letter
+        self._is_spaced = False  # a space is pending before the next word
+        self._is_letter = False  # the last word is one capital; a dot would make it an initial
+        self._was_said = False  # the last words came from a rule
+        self._boundary: Boundary | None = None  # a sentence end to be marked with the next word
 
     def space(self, end: int) -> int:
-        """White space up to `end`: one space, if anything follows it."""
+        """White space up to `end`: one pending space."""
         self._is_spaced = self._last != ""
         return end
 
-    drop = space  # what is dropped still parts its neighbours
+    drop = space  # a dropped sign still separates words
 
     def say(self, spoken: str, start: int, end: int) -> int:
-        """A rule's words for the characters `start:end`."""
+        """Emit a rule's words for the characters `start:end`."""
         if self._is_mute(spoken[0]):
             return end
-        self._part_from_last(spoken[0], is_said=True)
+        self._separate(spoken[0], is_said=True)
         self._open(self._starts[start])
         self._emit(spoken, self._starts[end], is_aligned=False)
         self._was_said = True
         return end
 
     def copy(self, start: int, end: int) -> int:
-        """The characters `start:end` as they are."""
+        """Emit the characters `start:end` unchanged."""
         text, starts = self.text, self._starts
         if self._is_mute(text[start]):
             return end
-        self._part_from_last(text[start], is_said=False)
+        self._separate(text[start], is_said=False)
         self._open(starts[start])
         if starts[end] - starts[start] == end - start:
             self._emit(text[start:end], starts[end], is_aligned=True)
@@ -234,7 +235,7 @@ class _Scan:
         return end
 
     def end_sentence(self, end: int, boundary: Boundary) -> None:
-        """Close the sentence; a paragraph without a mark at its end gets one."""
+        """Close the sentence; a paragraph without a final mark gets one."""
         if self.text.endswith("\n", 0, end) and self._last.isalpha():
             mark = "," if self._is_letter else "."
             self._emit(mark, self._starts[end - 1], is_aligned=False)
@@ -250,14 +251,14 @@ class _Scan:
         """Whether `char` would only prolong a silence."""
         return self._num_silent >= _MAX_SILENCE and not char.isalpha()
 
-    def _part_from_last(self, char: str, *, is_said: bool) -> None:
-        """Make a space due where two words would touch."""
+    def _separate(self, char: str, *, is_said: bool) -> None:
+        """Set a pending space where two words would touch."""
         if char.isalpha() and not self._is_spaced:
             is_word = self._last.isalpha() and (is_said or self._was_said)
             self._is_spaced = is_word or self._last in _GLUED or (is_said and self._last == ")")
 
     def _open(self, source: int) -> None:
-        """Add the pending space, for the source up to `source`; mark the sentence's end."""
+        """Emit the pending space, for the source up to `source`; mark the sentence's end."""
         if self._is_spaced and self._last:
             self._builder.add(" ", source, is_aligned=False)
             self._num_silent += 1

@@ -1,6 +1,6 @@
 """English number words: cardinals, ordinals, years, decimals and digit strings.
 
-Owns how a number is said. Knows nothing of money, dates or where the digits stood.
+Owns how a number is read. Knows nothing of money, dates or where the digits stood.
 """
 
 # ruff: noqa: SIM905  # word lists read better as text
@@ -26,7 +26,7 @@ _ORDINALS = {
     "nine": "ninth",
     "twelve": "twelfth",
 }
-_MAX_WORD_DIGITS = 15  # beyond this a listener follows digits better than scales
+_MAX_WORD_DIGITS = 15  # longer numbers are clearer digit by digit
 
 
 def _below_hundred(n: int) -> str:
@@ -79,7 +79,7 @@ class NumberWords:
         return f"{words} {'and ' if self.use_and else ''}{_below_hundred(rest)}"
 
     def ordinal(self, n: int) -> str:
-        """The place in a sequence: 21 is "twenty-first"."""
+        """The position in a sequence: 21 is "twenty-first"."""
         words = self.cardinal(n)
         at = max(words.rfind(" "), words.rfind("-")) + 1
         head, last = words[:at], words[at:]
@@ -88,7 +88,7 @@ class NumberWords:
         return head + (last[:-1] + "ieth" if last.endswith("y") else last + "th")
 
     def year(self, n: int) -> str:
-        """A year as it is said: "nineteen oh five", "two thousand five", "twenty ten"."""
+        """A year as it is read: "nineteen oh five", "two thousand five", "twenty ten"."""
         high, low = divmod(n, 100)
         if not 10 <= high < 100 or (high % 10 == 0 and low < 10):
             return self.cardinal(n)

@@ -1,11 +1,11 @@
-"""Spoken English to phonemes, word by word, each with the letters that it speaks.
+"""Converts spoken English to phonemes, word by word, each with its letters.
 
-Owns how words and marks are kept apart, what is done with letters no reader of English knows,
-and the bounded memory of what was read before. How a word is pronounced is hibari's: misaki's
-lexicon and rules, and a small network for words that stand in no dictionary, which is loaded, once,
-when the first such word comes. Knows no model; symbols are those of Kokoro's alphabet.
+Owns how words and marks are separated, how unknown letters are handled, and the bounded cache of
+earlier readings. The package hibari pronounces words: misaki's lexicon and rules, and a small
+network for words in no dictionary, which is loaded once, on the first such word. Knows no model;
+symbols are those of Kokoro's alphabet.
 
-What comes in has been normalized: digits and signs are words already.
+The input has been normalized: digits and signs are words already.
 """
 
 # ruff: noqa: RUF001  # typographic signs and phonetic letters are the subject here
@@ -28,10 +28,9 @@ if TYPE_CHECKING:
 
 Dialect = Literal["us", "uk"]
 
-NUM_REMEMBERED = 2048
+CACHE_SIZE = 2048
 MAX_WORD_CHARACTERS = 40
-"""Longer ones are read in pieces: the reader tries every stretch of a word's parts, which takes the
-cube of how many there are."""
+"""Longer words are read in pieces: reading takes cubic time in the number of a word's parts."""
 _CHUNK = re.compile(r"\S+")
 _PIECE = re.compile(
     rf"[^\W_](?:[\w\u0300-\u036f]|['’-](?=[^\W_])){{0,{MAX_WORD_CHARACTERS - 1}}}|\S"
@@ -44,11 +43,11 @@ _MARKS = {
 _OPENING, _CLOSING = _QUOTES = "“", "”"
 _LETTER = re.compile(r"[A-Z](?:'s)?\Z")
 _LETTER_A = "ˈA"
-_PLAIN_LATIN_END = 0x17F  # what lies beyond is read as the letter without its marks
+_PLAIN_LATIN_END = 0x17F  # letters beyond it are read without their accents
 
 
 class PhonemeWord(NamedTuple):
-    """What one run of characters without white space is spoken as, its marks included."""
+    """The phonemes of one run of characters without white space, including its marks."""
 
     phonemes: str
     spoken: Span
@@ -56,7 +55,7 @@ class PhonemeWord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Phonemes:
-    """A text's words in order, and the stretches of it that have no sound."""
+    """A text's words in order, and its spans without sound."""
 
     words: tuple[PhonemeWord, ...]
     unspoken: tuple[Span, ...] = ()
@@ -66,12 +65,12 @@ class Phonemes:
 
     @property
     def is_silent(self) -> bool:
-        """Whether there are but marks."""
+        """Whether there are only marks."""
         return all(symbol in _MARKS or symbol in _QUOTES for symbol in str(self).replace(" ", ""))
 
 
 class _Piece(NamedTuple):
-    """A word, or one mark: letters where they are to be read, phonemes where they are known."""
+    """A word or a mark: letters where they are to be read, phonemes where they are given."""
 
     spoken: Span
     letters: str
@@ -79,16 +78,16 @@ class _Piece(NamedTuple):
 
 
 class Phonemizer:
-    """Reads out text in American or British English. Safe to share by threads.
+    """Reads text in American or British English. Thread-safe.
 
-    A dialect's tables (0.3 s, some 60 MB) are loaded when they are first needed; `warm` does it
-    ahead on a thread of its own.
+    A dialect's tables (0.3 s, some 60 MB) are loaded on first use; `warm` loads them ahead on
+    another thread.
     """
 
     def __init__(self) -> None:
         self._readers: dict[Dialect, G2P] = {}
         self._lock = threading.Lock()
-        self._remembered = lru_cache(maxsize=NUM_REMEMBERED)(self._read)
+        self._read_cached = lru_cache(maxsize=CACHE_SIZE)(self._read)
 
     def warm(self, dialect: Dialect = "us") -> None:
         """Load a dialect in the background."""
@@ -98,10 +97,10 @@ class Phonemizer:
 
     def __call__(self, spoken: SpokenText, dialect: Dialect = "us") -> Phonemes:
         """The phonemes of `spoken`, whose spans they refer to."""
-        return self._remembered(spoken.text, spoken.pronunciations, dialect)
+        return self._read_cached(spoken.text, spoken.pronunciations, dialect)
 
     def is_english(self, word: str, dialect: Dialect = "us") -> bool:
-        """Whether a dictionary has a word in lower case, or what it is derived from."""
+        """Whether a dictionary has a word in lower case, or the word it is derived from."""
         from hibari.g2p import Context
 
         phonemes, _ = self._reader(dialect).lexicon.get_word(word, "NN", None, Context())
@@ -127,7 +126,7 @@ class Phonemizer:
                 parts += sounds[at]
                 at += 1
             if at and pieces[at - 1].spoken.end > match.end():
-                continue  # given phonemes go over several words
+                continue  # given phonemes span several words
             if parts:
                 words.append(PhonemeWord(parts.strip(), Span(start, match.end())))
             parts, start = "", None
@@ -153,7 +152,7 @@ def _open_reader(*, is_british: bool) -> G2P:
 
 
 def _pieces(text: str, pronunciations: Sequence[Pronunciation]) -> Iterator[_Piece]:
-    """Words and marks of `text` in order; words whose pronunciation is given come with it."""
+    """Words and marks of `text` in order; a given pronunciation is attached to its word."""
     end = 0
     for given in pronunciations:
         yield from _plain_pieces(text, end, given.spoken.start)
@@ -176,7 +175,7 @@ def _plain_pieces(text: str, start: int, end: int) -> Iterator[_Piece]:
 
 
 def _is_among_letters(text: str, previous: str, end: int) -> bool:
-    """Whether a capital A is spelled out, being next to another single capital."""
+    """Whether a capital A is spelled out, because it is next to another single capital."""
     following = _PIECE.search(text, end)
     return bool(
         _LETTER.match(previous)
@@ -185,14 +184,14 @@ def _is_among_letters(text: str, previous: str, end: int) -> bool:
 
 
 def _mark(text: str, at: int) -> str:
-    """What a mark does to the melody; apostrophes and unknown signs do nothing."""
+    """The prosodic mark of a character; empty for apostrophes and unknown signs."""
     if text[at] == '"':
         return _CLOSING if at and not text[at - 1].isspace() and text[at - 1] != "(" else _OPENING
     return _MARKS.get(text[at], "")
 
 
 def _readable(word: str) -> str:
-    """The letters of `word` that a reader of English can be asked about; empty without any."""
+    """The letters of `word` that an English reader can pronounce; empty without any."""
     kept = "".join(map(_latin, unicodedata.normalize("NFC", word)))
     return kept if any(map(str.isalnum, kept)) else ""
 
@@ -208,7 +207,7 @@ def _latin(char: str) -> str:
 
 
 def _sounds(reader: G2P, pieces: Sequence[_Piece]) -> list[str]:
-    """What each piece is spoken as. A word's reading depends on those around it."""
+    """The phonemes of each piece. A word's reading depends on its neighbours."""
     from hibari.g2p.token import Tok
 
     split: list[list[str]] = [
@@ -219,7 +218,7 @@ def _sounds(reader: G2P, pieces: Sequence[_Piece]) -> list[str]:
     tokens: list[Any] = []
     for piece, parts in zip(pieces, split, strict=True):
         tokens += [Tok(part, next(tags), phonemes=piece.phonemes) for part in parts]
-        tokens[-1].whitespace = " "  # ends a piece, so that none is joined with its neighbour
+        tokens[-1].whitespace = " "  # ends a piece, so that adjacent pieces are not joined
     sounds = [""]
     for token in reader.phonemize_tokens(tokens):
         sounds[-1] += token.phonemes or ""

@@ -1,4 +1,4 @@
-"""Numbers with and without what they count: money, units, ranges, fractions, powers, ordinals.
+"""Rules for numbers with and without units: money, ranges, fractions, powers, ordinals.
 
 Owns how quantities are read. Knows nothing of dates and of digits that are names.
 """
@@ -44,7 +44,7 @@ _MEASURE = (
 
 
 def _amount(repeated: str) -> str:
-    """One numeral or two; the second may repeat what stood before the first ("$5-$10")."""
+    """One numeral or two; the second may repeat the sign before the first ("$5-$10")."""
     return (
         rf"(?P<low>{{num}}|\.\d{{2}}(?!\d))"
         rf"(?:{{again}}{{dash}}(?:{repeated})?(?P<high>{{num}}))?"
@@ -78,7 +78,7 @@ class QuantityRules(RuleGroup):
         # The same groups a second time: names with a final underscore.
         again = r"(?: ?(?P<again>{code_names}|{symbols})(?={dash}{num} ?(?P=again)(?!\w)))?"
         ranged = _amount("").replace("{again}", again)
-        amount = self.filled(f"{ranged}{{magnitude}}").replace("(?P=again)", "(?P=again_)")
+        amount = self.fill(f"{ranged}{{magnitude}}").replace("(?P=again)", "(?P=again_)")
         self._fragments["amount_again"] = re.sub(r"\(\?P<(\w+)>", r"(?P<\1_>", amount)
 
     @reads(r"(\d{1,3}(?:,\d{3}){0,12}|\d{1,15})(?i:st|nd|rd|th){end}", "digit")
@@ -96,13 +96,15 @@ class QuantityRules(RuleGroup):
         feet, inches = match[1], match[2]
         if is_attached(match) or float(inches) >= 12:
             return None  # "Q4'23"
-        return f"{self._counted(feet, 'foot', 'feet')} {self._counted(inches, 'inch', 'inches')}"
+        return (
+            f"{self._with_unit(feet, 'foot', 'feet')} {self._with_unit(inches, 'inch', 'inches')}"
+        )
 
     @reads(r"(\d{1,3})° ?(\d{1,2})['′] ?(?:(\d{1,2}(?:\.\d{1,3})?)(?:[\"″]|''))?", "digit")
     def _arc(self, match: re.Match[str]) -> str:
         units = (("degree", "degrees"), ("minute", "minutes"), ("second", "seconds"))
         parts = zip(match.groups(), units, strict=True)
-        return " ".join(self._counted(part, *names) for part, names in parts if part)
+        return " ".join(self._with_unit(part, *names) for part, names in parts if part)
 
     @reads(r"'(\d\d){end}", "sign")
     def _short_year(self, match: re.Match[str]) -> str:
@@ -218,13 +220,13 @@ class QuantityRules(RuleGroup):
             return None
         return f"to the power of {'minus ' if minus else ''}{name}"
 
-    def _counted(self, numeral: str, one: str, many: str) -> str:
+    def _with_unit(self, numeral: str, one: str, many: str) -> str:
         return f"{self._say.number(numeral)} {one if is_singular(numeral) else many}"
 
     def _power_of_ten(self, numeral: str) -> str:
         """A numeral with an exponent: "1.5e-3"."""
         factor, _, exponent = numeral.lower().partition("e")
-        power = self._say.cardinal(int(exponent))  # which says "minus" itself
+        power = self._say.cardinal(int(exponent))  # adds "minus" itself
         return f"{self._say.number(factor)} times ten to the {power}"
 
     def _numbers(self, low: str, high: str | None) -> str:
@@ -233,7 +235,7 @@ class QuantityRules(RuleGroup):
 
     def _coins(self, numeral: str, one: str, many: str, hundredths: tuple[str, str]) -> str:
         whole, _, rest = numeral.partition(".")
-        major = self._counted(whole or "0", one, many)
+        major = self._with_unit(whole or "0", one, many)
         if not int(rest):
             return major
         minor = f"{self._say.cardinal(int(rest))} {hundredths[int(rest) != 1]}"
@@ -245,7 +247,7 @@ class QuantityRules(RuleGroup):
         return f" per {self._lang.per.get(unit) or self._lang.units[unit][0]}"
 
     def _closes_quote(self, match: re.Match[str], mark: str) -> bool:
-        """Whether the mark after a number is more likely a quotation's end than inches."""
+        """Whether the mark after a number more likely closes a quotation than means inches."""
         before = match.string[max(0, match.start() - 200) : match.start()]
         return before.count(mark) % 2 == 1 or mark == "'"
 

@@ -1,9 +1,9 @@
-"""What a rule is, and what rules share: fragments of patterns, context and spoken names.
+"""The interface of rules, and their shared parts: pattern fragments, context, spoken names.
 
-Owns the interface between the scan and the rules. Knows nothing of any one rule.
+Owns the interface between the scan and the rules. Knows no rule in particular.
 
-Every pattern is anchored where it is tried and bounded in what it may repeat, so that trying all
-rules at every word costs a constant.
+Every pattern is anchored at the scan's position and bounded in its repetitions, so that trying all
+rules at every word takes constant time.
 """
 
 # ruff: noqa: RUF001  # typographic signs are the subject here
@@ -19,10 +19,10 @@ from triptych.modalities.tts.api.text.language import Language
 from triptych.modalities.tts.api.text.numbers import NumberWords
 
 Speak = Callable[[re.Match[str]], str | None]
-"""What to say for a match, or None where the rule does not apply after all."""
+"""The words for a match, or None where the rule does not apply after all."""
 
 Kind = Literal["digit", "letter", "sign"]
-"""The first character of what a rule reads."""
+"""The kind of first character that a rule matches."""
 Order = Literal["mdy", "dmy"]
 Method = TypeVar("Method", bound=Callable[..., str | None])
 
@@ -39,7 +39,7 @@ _FRAGMENT = re.compile(r"\{([a-z_]+)\}")
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Speaks what `pattern` matches at the scan's position."""
+    """Reads the text that `pattern` matches at the scan's position."""
 
     pattern: re.Pattern[str]
     speak: Speak
@@ -47,7 +47,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class ReadingStyle:
-    """How to say things: the tables, the number words and the order of ambiguous dates."""
+    """How to read text: the tables, the number words and the order of ambiguous dates."""
 
     language: Language
     numbers: NumberWords
@@ -56,9 +56,9 @@ class ReadingStyle:
 
 
 def reads(pattern: str, *kinds: Kind) -> Callable[[Method], Method]:
-    """Mark a method of a `RuleGroup` as the reading of `pattern`, for first characters of `kinds`.
+    """Register a method of a `RuleGroup` for `pattern`, and for first characters of `kinds`.
 
-    A method may be marked several times.
+    A method may be registered several times.
     """
 
     def mark(method: Method) -> Method:
@@ -69,7 +69,7 @@ def reads(pattern: str, *kinds: Kind) -> Callable[[Method], Method]:
 
 
 class RuleGroup:
-    """Rules that belong together: the methods marked with `reads`, tried in their order here.
+    """A group of rules: the methods marked with `reads`, tried in the order of their definition.
 
     In their patterns `{name}` stands for the entry of `fragments` with that name.
     """
@@ -81,14 +81,14 @@ class RuleGroup:
         self._fragments = {**_SHARED, **fragments}
 
     def rules(self, kind: Kind) -> Iterator[Rule]:
-        """Those for texts that begin with a `kind`, in the order in which they are tried."""
+        """The rules for texts that begin with a `kind`, in the order in which they are tried."""
         for name, method in vars(type(self)).items():
             for pattern, kinds in getattr(method, "patterns", ()):
                 if kind in kinds:
-                    yield Rule(re.compile(self.filled(pattern)), getattr(self, name))
+                    yield Rule(re.compile(self.fill(pattern)), getattr(self, name))
 
-    def filled(self, pattern: str) -> str:
-        """`pattern` with fragments in place of their names."""
+    def fill(self, pattern: str) -> str:
+        """Replace the names of fragments in `pattern`."""
         while (full := _FRAGMENT.sub(self._fragment, pattern)) != pattern:
             pattern = full
         return full
@@ -98,7 +98,7 @@ class RuleGroup:
 
 
 def word_before(match: re.Match[str]) -> str:
-    """The word that ends just before the match, but for spaces; empty if a sign does."""
+    """The word directly before the match and its spaces; empty if a sign is there."""
     text, end = match.string, match.start()
     while end > 0 and text[end - 1] == " ":
         end -= 1
@@ -125,8 +125,8 @@ def is_sentence_end(match: re.Match[str]) -> bool:
     return not rest.strip(" \n\"')!?.…") and match.end() + 20 > match.endpos
 
 
-def ended(words: str, match: re.Match[str]) -> str:
-    """The words of a match; a full stop that also ended the sentence stays."""
+def with_full_stop(words: str, match: re.Match[str]) -> str:
+    """The words of a match; keeps a full stop that also ended the sentence."""
     if not match[0].endswith(".") or not is_sentence_end(match):
         return words
     return words if match.string[match.end() : match.end() + 1] in tuple(".!?…") else f"{words}."
@@ -139,5 +139,5 @@ def is_attached(match: re.Match[str]) -> bool:
 
 
 def is_singular(numeral: str) -> bool:
-    """Whether what is counted stands in the singular."""
+    """Whether a noun after `numeral` is singular."""
     return numeral == "1"

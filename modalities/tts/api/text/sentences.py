@@ -1,9 +1,9 @@
-"""Where sentences and paragraphs end, as spans that tile the text.
+"""Finds where sentences and paragraphs end, as spans that tile the text.
 
 Owns sentence boundaries. Reads raw text as well as cleaned text; knows nothing of speech.
 
-The rules are a single pass over the terminators: abbreviations that go on, initials, decimals,
-quotations, ellipses and list marks are the cases in which a full stop ends nothing.
+The rules are a single pass over the terminators: abbreviations within a sentence, initials,
+decimals, quotations, ellipses and list marks are the cases in which a full stop ends nothing.
 """
 
 # ruff: noqa: RUF001  # typographic signs are the subject here
@@ -30,7 +30,7 @@ _MAX_WORD = 40  # no abbreviation is longer
 
 
 class SentenceSpan(NamedTuple):
-    """Characters `start:end`, white space after it included, and how strong its end is."""
+    """The characters `start:end`, with the white space after them, and the kind of their end."""
 
     start: int
     end: int
@@ -38,7 +38,7 @@ class SentenceSpan(NamedTuple):
 
 
 def split_sentences(text: str) -> tuple[SentenceSpan, ...]:
-    """The sentences of `text` in order; together they are the whole text, nothing twice."""
+    """The sentences of `text` in order; together they tile the text."""
     return tuple(_Splitter(text).run())
 
 
@@ -46,7 +46,7 @@ class _Splitter:
     def __init__(self, text: str) -> None:
         self._text = text
         self._language = english()
-        self._start = 0  # of the sentence that is open
+        self._start = 0  # of the open sentence
 
     def run(self) -> Iterator[SentenceSpan]:
         text = self._text
@@ -78,7 +78,7 @@ class _Splitter:
         return self._dot_ends(stop.start(), after)
 
     def _next_word(self, at: int) -> str:
-        """The word after `at`, opening quotes and brackets skipped; empty before a sign."""
+        """The word after `at`, without opening quotes and brackets; empty before a sign."""
         text = self._text
         while at < len(text) and text[at] in _OPENERS:
             at += 1
@@ -108,7 +108,7 @@ class _Splitter:
         return not is_inner and after in lang.words.starters
 
     def _is_street(self, word: str, dot: int) -> bool:
-        """Whether the abbreviation before `dot` stands after a name ("Main St."), not before."""
+        """Whether the abbreviation before `dot` follows a name ("Main St."), not precedes one."""
         before = self._text[max(0, dot - _MAX_WORD) : dot - len(word)].rstrip(" ")
         return word in self._language.streets and before[before.rfind(" ") + 1 :][:1].isupper()
 

@@ -1,4 +1,4 @@
-"""Spoken text and the exact map from it back to what the user wrote.
+"""Spoken text and its exact map back to the user's text.
 
 Owns spans, segments and how they are cut. Knows nothing of languages or of speech.
 """
@@ -20,7 +20,7 @@ class Span(NamedTuple):
 
 
 def merge_spans(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """What any of `spans` covers, in order; none overlaps or touches the next."""
+    """The union of `spans`, in order; none overlaps or touches the next."""
     merged: list[Span] = []
     for start, end in sorted(spans):
         if merged and start <= merged[-1].end:
@@ -31,13 +31,13 @@ def merge_spans(spans: Iterable[Span]) -> tuple[Span, ...]:
 
 
 def intersect_spans(some: Iterable[Span], others: Sequence[Span]) -> tuple[Span, ...]:
-    """What lies in both; the spans of neither overlap each other."""
+    """The intersection; neither argument's spans overlap each other."""
     pairs = ((max(a.start, b.start), min(a.end, b.end)) for a in some for b in others)
     return tuple(Span(start, end) for start, end in pairs if start < end)
 
 
 class Boundary(IntEnum):
-    """How natural it is to stop speaking at a place; greater is better."""
+    """How natural a pause is at a place; greater is better."""
 
     INSIDE = 0
     WORD = 1
@@ -54,7 +54,7 @@ class Break(NamedTuple):
 
 
 class AlignedSpan(NamedTuple):
-    """`spoken` was made from `source`; an aligned segment maps character by character."""
+    """The text `spoken`, produced from `source`; an aligned segment maps character by character."""
 
     spoken: Span
     source: Span
@@ -62,7 +62,7 @@ class AlignedSpan(NamedTuple):
 
 
 class Pronunciation(NamedTuple):
-    """The writer's own phonemes for the spoken characters `spoken`."""
+    """The given phonemes for the spoken characters `spoken`."""
 
     spoken: Span
     phonemes: str
@@ -74,7 +74,7 @@ class SpokenText:
 
     A segment may be empty on the spoken side (a dropped emoji), so every source character belongs
     to exactly one segment. Source offsets count from the start of the user's text, also in slices.
-    `foreign` are the stretches in another language than the one whose rules it is read by.
+    `foreign` are the stretches in another language than that of the reading rules.
     """
 
     text: str
@@ -96,20 +96,20 @@ class SpokenText:
 
     @property
     def rewritten(self) -> tuple[Span, ...]:
-        """The words that are not the writer's own.
+        """The words that differ from the source.
 
-        A single letter that is not aligned is one after which, or before which, a mark was dropped.
+        A single letter that is not aligned is excluded: only a mark before or after it was dropped.
         """
         unaligned = (segment.spoken for segment in self.segments if not segment.is_aligned)
         return tuple(span for span in unaligned if span.end - span.start > 1)
 
     @property
     def is_silent(self) -> bool:
-        """Whether there is no letter in it, so that the speech would be empty."""
+        """Whether the text has no letters, so that its speech would be empty."""
         return not any(map(str.isalpha, self.text))
 
     def source_at(self, position: int) -> int:
-        """Where the source is cut when the text is cut before the spoken character `position`.
+        """Map the spoken offset `position` to the offset at which to cut the source.
 
         Inside a rewritten segment the cut is placed in proportion, so cuts never go backwards.
         """
@@ -123,7 +123,7 @@ class SpokenText:
         return source.start + inside * (source.end - source.start) // (spoken.end - spoken.start)
 
     def slice(self, start: int, end: int) -> SpokenText:
-        """The spoken characters `start:end`; neighbouring slices have neighbouring sources."""
+        """The spoken characters `start:end`; adjacent slices have adjacent sources."""
         stop = bisect_right(self._ends, end)
         first = bisect_right(self._ends, start) if start else 0
         segments = [self._clip(segment, start, end) for segment in self.segments[first : stop + 1]]
@@ -156,7 +156,7 @@ class SpokenText:
 
 
 class SpokenBuilder:
-    """Collects segments in source order; `build` proves that they tile the source."""
+    """Collects segments in source order; `build` checks that they tile the source."""
 
     def __init__(self) -> None:
         self._pieces: list[str] = []
@@ -167,11 +167,11 @@ class SpokenBuilder:
 
     @property
     def source(self) -> int:
-        """Up to where the source has been spoken."""
+        """The source offset up to which segments were added."""
         return self._source
 
     def add(self, spoken: str, source_end: int, *, is_aligned: bool) -> None:
-        """Add `spoken` for the source from where the last segment ended up to `source_end`."""
+        """Add `spoken` for the source from the last segment's end up to `source_end`."""
         assert source_end >= self._source
         segment = AlignedSpan(
             Span(self._length, self._length + len(spoken)),
@@ -190,12 +190,12 @@ class SpokenBuilder:
         self._segments.append(segment)
 
     def mark(self, boundary: Boundary) -> None:
-        """Note that a sentence or paragraph ends here."""
+        """Record that a sentence or paragraph ends here."""
         if self._length:
             self._breaks.append(Break(self._length, boundary))
 
     def build(self, source_length: int) -> SpokenText:
-        """The finished text; source without speech becomes a silent segment."""
+        """The finished text; source after the last segment becomes a silent one."""
         if self._source < source_length:
             self.add("", source_length, is_aligned=False)
         return SpokenText("".join(self._pieces), tuple(self._segments), tuple(self._breaks))

@@ -1,7 +1,7 @@
-"""`triptych voices`: the voices there are, and one's own.
+"""`triptych voices`: lists, adds and deletes voices.
 
-Owns the command's words and tables. Models' front ends are opened for it, their weights are not;
-the store on disk is the server's, which may be running at the same time.
+Owns the command's words and tables. It opens the models' front ends without their weights; the
+store on disk is shared with a server that may be running.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from triptych.core.weights.resolve import resolve_all
 from triptych.modalities.tts.api.frontend import open_front_end
 from triptych.modalities.tts.api.frontend.base import FrontEnd
 from triptych.modalities.tts.api.voices.protocol import VoiceCard
-from triptych.modalities.tts.api.voices.record import VoiceAbout, VoiceRecord, check_name
+from triptych.modalities.tts.api.voices.record import VoiceDescription, VoiceRecord, check_name
 from triptych.modalities.tts.api.voices.routes import built_in_voices
 from triptych.modalities.tts.api.voices.service import VoiceService
 from triptych.modalities.tts.api.voices.store import VoiceStore
@@ -46,18 +46,18 @@ def add_voices_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "names", nargs="*", metavar="VOICE", help="the new voice's name (add), or ids (delete)"
     )
-    parser.add_argument("--json", action="store_true", help="print a list for programs")
-    new = parser.add_argument_group("a new voice")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    new = parser.add_argument_group("options of add")
     new.add_argument("--audio", metavar="FILE", help="the recording, of 1 to 60 seconds")
     new.add_argument("--consent", help="how the speaker agreed to be imitated")
-    new.add_argument("--transcript", default="", help="the words of the recording")
+    new.add_argument("--transcript", default="", help="the words of the recording, verbatim")
     new.add_argument("--language", default="", help="a tag such as en-GB")
     declared = {field.name for field in (*fields(ModelOptions), *fields(ServerOptions))}
     add_options(parser, sections=("models", "server"), exclude=declared - _OPTIONS)
 
 
 def run_voices(args: argparse.Namespace) -> int:
-    """List, add or delete. With an API key, the voices are that key's."""
+    """List, add or delete voices. With an API key, those of that key."""
     _ACTIONS[args.action](args, resolve(args))
     return 0
 
@@ -65,10 +65,10 @@ def run_voices(args: argparse.Namespace) -> int:
 def _list(args: argparse.Namespace, config: Config) -> None:
     if args.names:
         raise ConfigError(f"unexpected argument {args.names[0]!r}; see `triptych voices --help`.")
-    brought = built_in_voices(_front_ends(config))
+    built_in = built_in_voices(_front_ends(config))
     store = VoiceStore.from_config(config)
-    made = [record for owner in owners(config.server) for record in store.voices_of(owner)]
-    cards = [*brought, *map(VoiceCard.of_caller, made)]
+    custom = [record for owner in owners(config.server) for record in store.voices_of(owner)]
+    cards = [*built_in, *map(VoiceCard.of_caller, custom)]
     if args.json:
         print(json.dumps([card.model_dump() for card in cards], indent=2))
         return
@@ -82,18 +82,18 @@ def _list(args: argparse.Namespace, config: Config) -> None:
 def _add(args: argparse.Namespace, config: Config) -> None:
     if len(args.names) != 1 or not args.audio or not args.consent:
         raise ConfigError("To add a voice, give its name, --audio and --consent.")
-    (owner, *others) = owners(config.server)
-    if others:
-        raise ConfigError("There are several API keys; give the one to whom the voice belongs.")
+    (owner, *more) = owners(config.server)
+    if more:
+        raise ConfigError("Several API keys are configured; give the one that shall own the voice.")
     name, data = check_name(args.names[0]), _read(args.audio)
     fronts = _front_ends(config)
 
     async def make() -> VoiceRecord:
         pool = DecodePool([decode.__name__])
         service = VoiceService(VoiceStore.from_config(config), fronts, pool)
-        about = VoiceAbout(
+        about = VoiceDescription(
             name=name,
-            model=service.cloner(None).name,
+            model=service.cloning_model(None).name,
             consent=args.consent,
             transcript=args.transcript,
             language=args.language,
@@ -116,12 +116,12 @@ def _delete(args: argparse.Namespace, config: Config) -> None:
     store = VoiceStore.from_config(config)
     for voice_id in args.names:
         if not any(store.delete(voice_id, owner) for owner in owners(config.server)):
-            raise ConfigError(f"There is no voice {voice_id!r} of yours.")
+            raise ConfigError(f"You have no voice {voice_id!r}.")
         Console().print(Text(f"{voice_id} is deleted"), soft_wrap=True)
 
 
 def _front_ends(config: Config) -> list[FrontEnd]:
-    """Those of the configured speech models, or of the one that is served where none is named."""
+    """Front ends of the configured speech models, or of the default model."""
     models = resolve_all(
         config.models, RichProgress(), sources=SPEECH.load_sources(), defaults=(SPEECH.default,)
     )

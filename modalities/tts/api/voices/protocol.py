@@ -1,6 +1,7 @@
 """The forms and cards of `/v1/audio/voices`, in OpenAI's shapes where it has them.
 
-Owns what each field may be. Knows neither where voices are kept nor what a recording holds.
+Owns the allowed values of each field. Knows neither where voices are kept nor the content of a
+recording.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ _Language = Annotated[
 
 
 class VoiceForm(Strict):
-    """A voice to be made from the recording `audio_sample`, which the same form holds.
+    """A voice to create from the recording `audio_sample` of the same form.
 
-    `consent` says that and how the speaker agreed: a statement, or the id of a record of it.
-    `transcript` are the words of the recording; some models imitate better with them. `model` is
-    one that imitates, the first such by default.
+    `consent` states that and how the speaker agreed, or is the id of a record of it. `transcript`
+    holds the words of the recording; some models imitate better with them. `model` must be able to
+    imitate; default: the first such model.
     """
 
     name: Annotated[
@@ -42,13 +43,13 @@ class VoiceForm(Strict):
     @classmethod
     def _from_a_recording(cls, value: Any) -> Any:
         if isinstance(value, dict) and (value.get("type") == "prompt" or "prompt" in value):
-            msg = "Voices are made from recordings here: send an audio_sample, not a prompt."
+            msg = "Voices are created from recordings: send an audio_sample, not a prompt."
             raise UnsupportedOption(msg, param="prompt")
         return value
 
 
 class VoiceCard(BaseModel):
-    """A voice that can be asked for by `id`. One that a model brings has no time of creation."""
+    """A voice, requested by `id`. A built-in one has `created_at` 0."""
 
     id: str
     object: Literal["audio.voice"] = "audio.voice"
@@ -62,7 +63,7 @@ class VoiceCard(BaseModel):
 
     @classmethod
     def of_model(cls, voice: Voice, model: str) -> Self:
-        """The card of a voice that `model` brings."""
+        """The card of a built-in voice of `model`."""
         return cls(
             id=voice.name,
             created_at=0,
@@ -75,7 +76,7 @@ class VoiceCard(BaseModel):
 
     @classmethod
     def of_caller(cls, record: VoiceRecord) -> Self:
-        """The card of a voice that a caller made."""
+        """The card of a custom voice."""
         return cls(
             id=record.id,
             created_at=record.created_s,
@@ -88,7 +89,7 @@ class VoiceCard(BaseModel):
 
 
 class VoiceList(BaseModel):
-    """Voices: those the models bring, then the caller's own. Open WebUI reads `voices`."""
+    """Voices: the built-in ones, then the caller's own. Open WebUI reads `voices`."""
 
     object: Literal["list"] = "list"
     data: list[VoiceCard]
@@ -96,7 +97,7 @@ class VoiceList(BaseModel):
 
 
 class VoiceDeleted(BaseModel):
-    """A voice that is gone."""
+    """Confirms that a voice was deleted."""
 
     id: str
     object: Literal["audio.voice.deleted"] = "audio.voice.deleted"

@@ -1,7 +1,7 @@
-"""`/v1/audio/voices`: the voices there are, and a caller's own.
+"""`/v1/audio/voices`: the built-in voices, and a caller's own.
 
-Owns the way from a form to the service, and from a record to a card. What surrounds every route
-is `core.http`'s.
+Owns the way from a form to the service, and from a record to a card. Keys, limits and errors are
+handled by `core.http`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from triptych.modalities.tts.api.voices.protocol import (
     VoiceForm,
     VoiceList,
 )
-from triptych.modalities.tts.api.voices.record import VoiceAbout
+from triptych.modalities.tts.api.voices.record import VoiceDescription
 from triptych.modalities.tts.api.voices.service import VoiceService
 
 _FILE = "audio_sample"
@@ -33,7 +33,7 @@ _VoiceId = Annotated[str, Path(min_length=1, max_length=MAX_NAME_CHARS)]
 
 
 def voices_router(service: VoiceService) -> APIRouter:
-    """Routes of the voices in front of `service`."""
+    """Routes of the voices, served by `service`."""
     router = APIRouter(responses=ERROR_RESPONSES, tags=["speech"])
     _add_collection(router, service)
     _add_one(router, service)
@@ -46,7 +46,7 @@ def _add_collection(router: APIRouter, service: VoiceService) -> None:
         request: Request,
         model: Annotated[str | None, Query(max_length=MAX_NAME_CHARS)] = None,
     ) -> VoiceList:
-        """The voices of the models, or of one, and those that the caller made."""
+        """List the built-in voices, of all models or of one, and the caller's own."""
         brought = built_in_voices(service.choose(model))
         made = await asyncio.to_thread(service.store.voices_of, _owner(request))
         own = [record for record in made if model in (None, record.about.model)]
@@ -55,12 +55,12 @@ def _add_collection(router: APIRouter, service: VoiceService) -> None:
 
     @router.post(_ROUTE, openapi_extra=form_body(VoiceForm, _FILE))
     async def create_voice(request: Request) -> VoiceCard:
-        """Make a voice out of a recording, for a model that imitates."""
+        """Create a voice from a recording, for a model that imitates."""
         form = await read_form(request)
         wanted = form.parsed(VoiceForm)
         upload = form.file(_FILE, "file")
-        about = VoiceAbout(
-            model=service.cloner(wanted.model).name,
+        about = VoiceDescription(
+            model=service.cloning_model(wanted.model).name,
             **wanted.model_dump(include={"name", "consent", "transcript", "language"}),
         )
         return VoiceCard.of_caller(await service.make(_owner(request), about, upload.data))
@@ -71,7 +71,7 @@ def _add_one(router: APIRouter, service: VoiceService) -> None:
 
     @router.get(_ROUTE + "/{voice_id}")
     async def show_voice(voice_id: _VoiceId, request: Request) -> VoiceCard:
-        """One voice."""
+        """Get one voice."""
         if voice_id in built_in:
             return built_in[voice_id]
         record = await asyncio.to_thread(service.store.record, voice_id, _owner(request))
@@ -81,16 +81,16 @@ def _add_one(router: APIRouter, service: VoiceService) -> None:
 
     @router.delete(_ROUTE + "/{voice_id}")
     async def delete_voice(voice_id: _VoiceId, request: Request) -> VoiceDeleted:
-        """Remove a voice that the caller made."""
+        """Delete one of the caller's voices."""
         if voice_id in built_in:
-            raise InvalidRequest("A voice that a model brings cannot be deleted.", param="voice_id")
+            raise InvalidRequest("A built-in voice cannot be deleted.", param="voice_id")
         if not await asyncio.to_thread(service.store.delete, voice_id, _owner(request)):
             raise _missing()
         return VoiceDeleted(id=voice_id)
 
 
 def built_in_voices(fronts: Sequence[FrontEnd]) -> list[VoiceCard]:
-    """The cards of the voices that models bring."""
+    """The cards of the built-in voices."""
     return [VoiceCard.of_model(voice, front.name) for front in fronts for voice in front.voices]
 
 

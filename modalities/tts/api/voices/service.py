@@ -1,7 +1,7 @@
-"""The voices a server has: those its models bring, and those its callers made.
+"""The voices of a server: those built into its models, and those its callers created.
 
-Owns the making of a voice, from an uploaded recording to the store, and its way to the engine.
-Knows nothing of HTTP.
+Owns creating a voice, from an uploaded recording to the store, and turning it into a clip for the
+engine. Knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from triptych.core.media.audio.decode import ClipReader
 from triptych.core.media.audio.intake import VOICE_LIMITS, check_voice
 from triptych.core.media.child import DecodePool
 from triptych.modalities.tts.api.frontend.base import FrontEnd
-from triptych.modalities.tts.api.voices.record import VoiceAbout, VoiceRecord
+from triptych.modalities.tts.api.voices.record import VoiceDescription, VoiceRecord
 from triptych.modalities.tts.api.voices.store import VoiceStore
 from triptych.modalities.tts.wire import VoiceClip
 
 
 class VoiceService:
-    """Makes voices, kept in its `store`. Methods that are not coroutines may block on the disk.
+    """Creates voices and keeps them in `store`. Synchronous methods may block on the disk.
 
     `pool` must serve `core/media/audio/decode.py`.
     """
@@ -38,7 +38,7 @@ class VoiceService:
             raise UnknownModel.among(self.front_ends, model, "speech model")
         return (self.front_ends[model],)
 
-    def cloner(self, model: str | None) -> FrontEnd:
+    def cloning_model(self, model: str | None) -> FrontEnd:
         """The model of that name if it imitates recordings, or the first that does.
 
         Raises `UnknownModel`, or `UnsupportedOption` naming the models that do.
@@ -47,15 +47,17 @@ class VoiceService:
             if front.can_clone:
                 return front
         able = ", ".join(front.name for front in self.front_ends.values() if front.can_clone)
-        who = model or "What is served here"
-        instead = f"{able} can imitate a recording" if able else "serve one that imitates, as CSM"
-        raise UnsupportedOption(f"{who} speaks with its own voices only; {instead}.", param="model")
+        who = model or "Every served model"
+        instead = f"{able} can imitate a recording" if able else "serve one that can, such as CSM"
+        raise UnsupportedOption(f"{who} supports built-in voices only; {instead}.", param="model")
 
-    async def make(self, owner: str, about: VoiceAbout, data: bytes | bytearray) -> VoiceRecord:
-        """Make a voice of `owner` for `about.model` out of a recording.
+    async def make(
+        self, owner: str, about: VoiceDescription, data: bytes | bytearray
+    ) -> VoiceRecord:
+        """Create a voice of `owner` for `about.model` from a recording.
 
-        Raises what decoding it raises, `InvalidRequest` for one that is silent or too short, and
-        what the store raises.
+        Raises the errors of decoding, `InvalidRequest` for a recording that is silent or too short,
+        and the store's errors.
         """
         sample_rate = self.front_ends[about.model].sample_rate
         pcm_S = await self._reader.read(data, sample_rate=sample_rate, limits=VOICE_LIMITS)
@@ -67,7 +69,7 @@ class VoiceService:
         return await asyncio.to_thread(keep)
 
     def clip(self, voice_id: str, owner: str, model: str) -> VoiceClip | None:
-        """What `model` imitates to speak with a voice; None where `owner` has no such.
+        """The clip of a voice for `model` to imitate; None where `owner` has no such voice.
 
         Raises `InvalidRequest` for a voice that was made for another model.
         """

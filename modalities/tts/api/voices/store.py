@@ -1,8 +1,8 @@
-"""Where custom voices are kept: a folder that is the only truth, so that a crash loses nothing.
+"""The store of custom voices: a folder on disk, without an index that could disagree with it.
 
-Owns places, quotas and access. Each owner's voices are in a folder of their own, under
-names the server made; a file appears whole by one rename, and one that is damaged is set aside.
-Several processes may use one store. Knows nothing of HTTP, models or how sound is decoded.
+Owns places, quotas and access. Each owner has a folder of generated names. A file appears complete,
+by one rename; a damaged one is renamed. Several processes may use one store. Knows nothing of HTTP,
+models or how sound is decoded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from triptych.core.weights.cache import default_cache_dir
 from triptych.core.weights.manifest import flush
 from triptych.modalities.tts.api.voices.record import (
     DamagedVoice,
-    VoiceAbout,
+    VoiceDescription,
     VoiceFile,
     VoiceRecord,
     is_voice_id,
@@ -40,7 +40,7 @@ _Found = TypeVar("_Found", VoiceRecord, VoiceFile)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoiceQuota:
-    """How many voices one owner may have, and all of them together."""
+    """Maximum number of voices per owner, and in total."""
 
     per_owner: int = 32
     in_total: int = 1024
@@ -49,7 +49,7 @@ class VoiceQuota:
 class VoiceStore:
     """Custom voices under `root`. Every call reads or writes the disk: keep it off event loops.
 
-    All of them raise `Unavailable` where the disk fails.
+    All methods raise `Unavailable` where the disk fails.
     """
 
     def __init__(self, root: Path, quota: VoiceQuota = VoiceQuota()) -> None:
@@ -65,10 +65,10 @@ class VoiceStore:
         quota = VoiceQuota(per_owner=server.max_voices_per_key, in_total=server.max_voices)
         return cls(parent / "voices", quota)
 
-    def add(self, owner: str, about: VoiceAbout, pcm_S: Pcm, sample_rate: int) -> VoiceRecord:
+    def add(self, owner: str, about: VoiceDescription, pcm_S: Pcm, sample_rate: int) -> VoiceRecord:
         """Keep a voice of `owner`: samples [S] at `sample_rate` (Hz).
 
-        Raises `InvalidRequest` over the owner's quota, `Unavailable` over that of all together.
+        Raises `InvalidRequest` over the owner's quota, `Unavailable` over the total quota.
         """
         pcm = np.ascontiguousarray(pcm_S, "<f4").tobytes()
         record = VoiceRecord.new(about, pcm, sample_rate)
@@ -79,23 +79,25 @@ class VoiceStore:
         return record
 
     def voices_of(self, owner: str) -> list[VoiceRecord]:
-        """What `owner` has, oldest first."""
+        """The voices of `owner`, oldest first."""
         paths = self._folder(owner).glob(f"*{_WHOLE}")
-        records = [record for path in paths if (record := _tried(read_record, path)) is not None]
+        records = [
+            record for path in paths if (record := _read_intact(read_record, path)) is not None
+        ]
         return sorted(records, key=lambda record: (record.created_s, record.id))
 
     def record(self, voice_id: str, owner: str) -> VoiceRecord | None:
-        """The voice of that id; None where `owner` has none."""
+        """The record of a voice; None where `owner` has no such voice."""
         path = self._path(voice_id, owner)
-        return None if path is None else _tried(read_record, path)
+        return None if path is None else _read_intact(read_record, path)
 
     def read(self, voice_id: str, owner: str) -> VoiceFile | None:
-        """The voice of that id with its sound; None where `owner` has none."""
+        """The voice with its sound; None where `owner` has no such voice."""
         path = self._path(voice_id, owner)
-        return None if path is None else _tried(VoiceFile.read, path)
+        return None if path is None else _read_intact(VoiceFile.read, path)
 
     def delete(self, voice_id: str, owner: str) -> bool:
-        """Remove the voice of that id; whether `owner` had it."""
+        """Delete a voice. Returns whether `owner` had it."""
         path = self._path(voice_id, owner)
         if path is None:
             return False
@@ -115,7 +117,7 @@ class VoiceStore:
         return self._folder(owner) / (voice_id + _WHOLE) if is_voice_id(voice_id) else None
 
     def _keep(self, folder: Path, voice: VoiceFile) -> None:
-        """Have the voice in `folder` wholly or not at all, whenever the machine stops."""
+        """Write the voice into `folder` atomically and durably."""
         self._root.mkdir(0o700, parents=True, exist_ok=True)
         with FileLock(self._root / ".lock", timeout=_LOCK_TIMEOUT_S):
             self._check_quota(folder)
@@ -131,19 +133,19 @@ class VoiceStore:
     def _check_quota(self, folder: Path) -> None:
         if len(list(folder.glob(f"*{_WHOLE}"))) >= self._quota.per_owner:
             most = self._quota.per_owner
-            raise InvalidRequest(f"There are {most} voices, as many as may be; delete one first.")
+            raise InvalidRequest(f"You have {most} voices, the maximum; delete one first.")
         if len(list(self._root.glob(f"*/*{_WHOLE}"))) >= self._quota.in_total:
-            raise Unavailable("The server keeps as many voices as it may.", retry_after_s=3600)
+            raise Unavailable("The server's limit on voices is reached.", retry_after_s=3600)
 
 
-def _tried(read: Callable[[Path], _Found], path: Path) -> _Found | None:
-    """What `read` finds; None where there is no voice, or is none any more."""
+def _read_intact(read: Callable[[Path], _Found], path: Path) -> _Found | None:
+    """Read a voice's file; None where there is none. Renames a damaged file."""
     try:
         try:
             return read(path)
         except DamagedVoice as error:
             extra = fields(voice=path.stem, reason=error.message)
-            _log.warning("a damaged voice is set aside", extra=extra)
+            _log.warning("a damaged voice file was renamed", extra=extra)
             path.replace(path.with_suffix(_DAMAGED))
     except FileNotFoundError:
         pass
@@ -153,5 +155,5 @@ def _tried(read: Callable[[Path], _Found], path: Path) -> _Found | None:
 
 
 def _disk_failure(error: OSError) -> Unavailable:
-    _log.error("the voices' folder failed", extra=fields(reason=error.strerror))
-    return Unavailable("Voices cannot be read or kept right now; the server's log says why.")
+    _log.error("reading or writing voices failed", extra=fields(reason=error.strerror))
+    return Unavailable("Voices cannot be read or stored right now; see the server's log.")

@@ -139,7 +139,7 @@ def test_options_reach_the_engine(speak: Run, engine: FakeSpeechEngine) -> None:
         (["Hi.", "-o", "/no/such/folder/out.wav"], "cannot be written"),
         (["Hi.", "-o", "out.txt"], "--format|format"),
         (["Hi.", "--play", "-o", "out.wav"], "leave out -o"),
-        (["Hi.", "--play", "--format", "mp3"], "plays WAV"),
+        (["Hi.", "--play", "--format", "mp3"], "uses WAV"),
         (["Hi.", "--play"], "ffplay, mpv, aplay"),
     ],
 )

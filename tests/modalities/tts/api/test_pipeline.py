@@ -30,7 +30,7 @@ from triptych.core.process.loop_thread import LoopThread
 from triptych.core.weights.resolve import ResolvedModel
 from triptych.modalities.tts.api import pipeline
 from triptych.modalities.tts.api.pipeline import SpeechPipeline, format_of
-from triptych.modalities.tts.api.voices.record import VoiceAbout
+from triptych.modalities.tts.api.voices.record import VoiceDescription
 from triptych.modalities.tts.api.voices.store import VoiceStore
 from triptych.modalities.tts.sources.voice import EMBEDDED_VOICE
 
@@ -100,7 +100,7 @@ def test_files_are_saved_in_the_format_of_their_name(speak: SpeechPipeline, tmp_
         assert len(pcm_S) == pytest.approx(len(speech.audio) * rate / RATE, abs=2)
     speech.save(tmp_path / "raw", audio_format="pcm")
     assert (tmp_path / "raw").stat().st_size == 2 * len(speech.audio)
-    with pytest.raises(ConfigError, match="name the format"):
+    with pytest.raises(ConfigError, match="give the format"):
         speech.save(tmp_path / "speech.doc")
 
 
@@ -123,7 +123,7 @@ def test_voices_made_on_this_machine_are_spoken_with(
         pipeline, "open_front_end", lambda resolved: SpellingFrontEnd(can_clone=True)
     )
     store = VoiceStore.from_config(config)
-    about = VoiceAbout(name="Ada", model="hum")
+    about = VoiceDescription(name="Ada", model="hum")
     made = store.add(owners(server)[-1], about, tone(RATE), RATE)
     resolved = ResolvedModel(name="hum", reference="hum", folder="", digest="")
     service = SpeechPipeline._open_service(resolved, config)(engine)

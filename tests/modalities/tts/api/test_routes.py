@@ -150,7 +150,7 @@ def test_how_the_engine_cuts_its_sound_never_changes_a_byte(
         ({"input": None}, "input", "required"),
         ({"voice": "nobody"}, "voice", "ada and bob"),
         ({"voice": {"id": "../../etc/passwd"}}, "voice", "ada and bob"),
-        ({"voice": {"id": "voice_" + 32 * "a"}}, "voice", "own voices"),
+        ({"voice": {"id": "voice_" + 32 * "a"}}, "voice", "built-in voices"),
         ({"voice": {"id": 5}}, "voice.id", "string"),
         ({"voice": {"name": "ada"}}, "voice.id", "required"),
         ({"voice": 5}, "voice", ""),
@@ -165,7 +165,7 @@ def test_how_the_engine_cuts_its_sound_never_changes_a_byte(
         ({"sample_rate": 44_000}, "sample_rate", "44100, 48000 Hz; wav"),
         ({"language": "Klingon!"}, "language", ""),
         ({"normalize": {"emoji": "sing"}}, "normalize.emoji", "'drop' or 'name'"),
-        ({"normalize": {}}, "normalize", "Unknown field"),
+        ({"normalise": {}}, "normalise", "Unknown field"),
         ({"seed": 2**64}, "seed", ""),
     ],
 )

@@ -156,6 +156,6 @@ def test_a_model_that_does_not_speak_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "parrot"}))
     save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors")
     with pytest.raises(
-        WeightsError, match=r"'parrot' is no speech model.*csm, higgs_audio_v2, kokoro"
+        WeightsError, match=r"'parrot' is not a known speech model.*csm, higgs_audio_v2, kokoro"
     ):
         loader(tmp_path, Ledger(MIB), tmp_path).load(lambda _: None)

@@ -290,7 +290,7 @@ def test_a_voice_of_our_own_mixes_nothing(own: PhonemeFrontEnd) -> None:
 def test_models_of_other_kinds_have_no_front_end(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     resolved = ResolvedModel(name="m", reference="m", folder=str(tmp_path), digest="0")
-    with pytest.raises(WeightsError, match="no speech model"):
+    with pytest.raises(WeightsError, match="not a known speech model"):
         open_front_end(resolved)
 
 

@@ -83,7 +83,7 @@ def test_orpheus(front_end: Callable[..., Any]) -> None:
     assert front.default_voice == "tara"
     assert not front.can_clone
     assert front.sampling.repetition_penalty == 1.1
-    with pytest.raises(InvalidRequest, match="no recordings"):
+    with pytest.raises(InvalidRequest, match="cannot imitate recordings"):
         front.clip_ids("hi")
 
 

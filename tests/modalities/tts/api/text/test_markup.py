@@ -1,6 +1,6 @@
 import pytest
 
-from triptych.modalities.tts.api.text.markup import unmark
+from triptych.modalities.tts.api.text.markup import strip_markup
 from triptych.modalities.tts.api.text.normalize import Normalizer
 
 SAY = Normalizer()
@@ -28,7 +28,7 @@ def test_marks_are_read_as_a_person_would(written: str, spoken: str) -> None:
 
 @pytest.mark.parametrize("written", [written for written, _ in CASES])
 def test_every_character_keeps_its_source(written: str) -> None:
-    text, starts = unmark(written)
+    text, starts = strip_markup(written)
     assert len(starts) == len(text) + 1
     assert starts == sorted(starts)
     assert starts[-1] == len(written)
@@ -47,11 +47,11 @@ def test_every_character_keeps_its_source(written: str) -> None:
 )
 def test_many_marks_take_as_long_as_each_of_them(written: str, plain: str | None) -> None:
     """In linear time this is over in a second, else it takes minutes."""
-    text, starts = unmark(written)
+    text, starts = strip_markup(written)
     assert len(starts) == len(text) + 1
     assert plain is None or text == plain
 
 
 def test_a_comment_without_an_end_nearby_is_text() -> None:
     long = f"<!--{'x' * 10_001}-->"
-    assert unmark(f"a<!--{'x' * 10_000}-->b{long}<!---->c").text == f"ab{long}c"
+    assert strip_markup(f"a<!--{'x' * 10_000}-->b{long}<!---->c").text == f"ab{long}c"

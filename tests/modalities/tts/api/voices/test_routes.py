@@ -140,7 +140,7 @@ async def test_a_voice_is_its_makers_alone(service: VoiceService) -> None:
         ({"colour": "red"}, "colour", "Unknown field"),
         ({"type": "prompt", "prompt": "A gruff sailor"}, "prompt", "recordings"),
         ({"type": "song"}, "type", "audio_sample"),
-        ({"model": "singer"}, "model", "singer speaks with its own voices only; parrot, mynah can"),
+        ({"model": "singer"}, "model", "singer supports built-in voices only; parrot, mynah can"),
     ],
 )
 async def test_a_wrong_field_is_named(
@@ -177,7 +177,7 @@ async def test_without_a_model_that_imitates_there_is_nothing_to_make(
     tmp_path: Path, pool: DecodePool
 ) -> None:
     async with asking(make_voice_service(tmp_path, pool, SINGER)) as client:
-        assert "serve one that imitates" in refusal(await create(client))["message"]
+        assert "serve one that can" in refusal(await create(client))["message"]
         assert "serve one" in refusal(await create(client, model="singer"))["message"]
         refusal(await create(client, model="owl"), 404)
 

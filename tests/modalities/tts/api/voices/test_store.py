@@ -19,15 +19,15 @@ from triptych.core.errors import InvalidRequest, Unavailable
 from triptych.core.options.config import Config, ModelOptions, ServerOptions
 from triptych.modalities.tts.api.voices import record as record_module
 from triptych.modalities.tts.api.voices import store as store_module
-from triptych.modalities.tts.api.voices.record import VoiceAbout, VoiceFile, check_name
+from triptych.modalities.tts.api.voices.record import VoiceDescription, VoiceFile, check_name
 from triptych.modalities.tts.api.voices.store import VoiceQuota, VoiceStore
 
 RATE = 24_000
 SOUND_S = np.linspace(-1, 1, 1000, dtype=np.float32)
 
 
-def about(name: str = "Ada", **fields: Any) -> VoiceAbout:
-    return VoiceAbout(name=name, model="parrot", **fields)
+def about(name: str = "Ada", **fields: Any) -> VoiceDescription:
+    return VoiceDescription(name=name, model="parrot", **fields)
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_quotas_hold_and_deleting_makes_room(store: VoiceStore) -> None:
         store.add("ada", about(), SOUND_S, RATE)
     for _ in range(2):
         store.add("bob", about(), SOUND_S, RATE)
-    with pytest.raises(Unavailable, match="as many voices as it may"):
+    with pytest.raises(Unavailable, match="limit on voices"):
         store.add("eve", about(), SOUND_S, RATE)
     store.delete(kept[0].id, "ada")
     store.add("eve", about(), SOUND_S, RATE)
@@ -182,7 +182,7 @@ def test_failing_disk_is_reported(store: VoiceStore, monkeypatch: pytest.MonkeyP
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", fail)
-        with pytest.raises(Unavailable, match="log says why"):
+        with pytest.raises(Unavailable, match="server's log"):
             store.add("ada", about(), SOUND_S, RATE)
     assert store.voices_of("ada") == [kept]
     store.add("ada", about(), SOUND_S, RATE)

@@ -10,7 +10,11 @@ from typing import Any
 import pytest
 
 from triptych.modalities.tts.api.text.normalize import Normalizer
-from triptych.modalities.tts.api.text.pronounced import Notation, put_back, take_out
+from triptych.modalities.tts.api.text.pronunciations import (
+    Notation,
+    extract_notations,
+    restore_notations,
+)
 
 NORMALIZE = Normalizer()
 
@@ -33,10 +37,10 @@ class Counted(tuple[Notation, ...]):
 @pytest.mark.parametrize("piece", ["[a](/b/) ", "[a](/b/)", "[Dr.](/d/) 5 "])
 def test_each_pronunciation_is_put_back_in_few_steps(piece: str) -> None:
     num = 500
-    plain, found = take_out(piece * num)
+    plain, found = extract_notations(piece * num)
     assert len(found) == num
     notations = Counted(found)
-    put_back(NORMALIZE(plain), notations)
+    restore_notations(NORMALIZE(plain), notations)
     assert notations.num_looks < 100 * num
 
 

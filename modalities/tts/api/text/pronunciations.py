@@ -1,7 +1,7 @@
-"""Pronunciations that a writer gives inside the text: `[Kokoro](/kˈOkəɹO/)`.
+"""Pronunciations given in the text: `[Kokoro](/kˈOkəɹO/)`.
 
-Owns that notation and how it is kept out of the way of everything else: the word stays, its
-phonemes are remembered beside it, and offsets still count in the text as it was written.
+Owns that notation and how it is separated from the text: the word stays, its phonemes are stored
+separately, and offsets still refer to the original text.
 """
 
 # ruff: noqa: RUF002  # phonetic letters look like others
@@ -18,7 +18,7 @@ _NOTATION = re.compile(r"\[(?P<word>[^\[\]\n]{1,200})\]\(/(?P<phonemes>[^/()\n]{
 
 
 class Notation(NamedTuple):
-    """One word with its phonemes: where the word is in the plain text, and all of it in the source.
+    """One word with its phonemes: the word's span in the plain text, the notation's in the source.
 
     In the source the word begins one character after `source` does.
     """
@@ -28,8 +28,8 @@ class Notation(NamedTuple):
     phonemes: str
 
 
-def take_out(text: str) -> tuple[str, tuple[Notation, ...]]:
-    """`text` with only the words of its notations, and what was taken out."""
+def extract_notations(text: str) -> tuple[str, tuple[Notation, ...]]:
+    """`text` with each notation reduced to its word, and the notations."""
     pieces, notations, end, length = [], [], 0, 0
     for match in _NOTATION.finditer(text):
         pieces += [text[end : match.start()], match["word"]]
@@ -40,19 +40,19 @@ def take_out(text: str) -> tuple[str, tuple[Notation, ...]]:
     return "".join([*pieces, text[end:]]), tuple(notations)
 
 
-def put_back(spoken: SpokenText, notations: tuple[Notation, ...]) -> SpokenText:
+def restore_notations(spoken: SpokenText, notations: tuple[Notation, ...]) -> SpokenText:
     """The spoken form of the plain text, with the source's offsets and the pronunciations."""
     if not notations:
         return spoken
     cuts = sorted({at for notation in notations for at in notation.plain})
     pieces = [piece for segment in spoken.segments for piece in _cut(segment, cuts)]
-    segments = tuple(_restored(piece, notations) for piece in pieces)
+    segments = tuple(_restore(piece, notations) for piece in pieces)
     given = (_pronunciation(notation, pieces) for notation in notations)
     return SpokenText(spoken.text, segments, spoken.breaks, tuple(filter(None, given)))
 
 
 def _cut(segment: AlignedSpan, cuts: list[int]) -> Iterator[AlignedSpan]:
-    """An aligned segment, cut where a notation's word begins or ends."""
+    """Split an aligned segment where a notation's word begins or ends."""
     start, stop = segment.source
     inner = cuts[bisect_right(cuts, start) : bisect_left(cuts, stop)] if segment.is_aligned else []
     shift = segment.spoken.start - start
@@ -61,14 +61,14 @@ def _cut(segment: AlignedSpan, cuts: list[int]) -> Iterator[AlignedSpan]:
         yield AlignedSpan(spoken, Span(left, right), segment.is_aligned)
 
 
-def _restored(piece: AlignedSpan, notations: tuple[Notation, ...]) -> AlignedSpan:
+def _restore(piece: AlignedSpan, notations: tuple[Notation, ...]) -> AlignedSpan:
     source = Span(*(_source_at(at, notations) for at in piece.source))
     is_aligned = piece.is_aligned and source.end - source.start == len(range(*piece.spoken))
     return AlignedSpan(piece.spoken, source, is_aligned)
 
 
 def _source_at(plain: int, notations: tuple[Notation, ...]) -> int:
-    """Where a place in the plain text is in the source; brackets belong to their word."""
+    """Map an offset of the plain text to the source; brackets belong to their word."""
     place = bisect_left(notations, plain, key=lambda notation: notation.plain.start)
     if place == 0:
         return plain
@@ -79,7 +79,7 @@ def _source_at(plain: int, notations: tuple[Notation, ...]) -> int:
 
 
 def _pronunciation(notation: Notation, pieces: list[AlignedSpan]) -> Pronunciation | None:
-    """Where a notation's word is spoken; None where it was read as one with its neighbours."""
+    """The spoken span of a notation's word; None if it was read as one with its neighbours."""
     start, end = notation.plain
     first = bisect_left(pieces, start, key=_source_start)
     last = bisect_right(pieces, end, key=_source_start)
