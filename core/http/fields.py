@@ -216,6 +216,18 @@ class RefusedField:
     neutral: tuple[Any, ...] = ()
 
 
+def type_of(value: Any) -> str:
+    """The `type` of an object in a body, or of a model made of one; empty if it has none."""
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return kind if isinstance(kind, str) else ""
+
+
+def unknown_type(value: Any, known: str) -> str:
+    """The `type` of an object, quoted for an error, if it is given and not the `known` one."""
+    kind = type_of(value)
+    return f"{kind[:40]!a}" if kind not in ("", known) else ""
+
+
 def without_refused(fields: Any, table: Mapping[str, RefusedField]) -> Any:
     """Drop the fields of `table`. Raises `UnsupportedOption` unless their values are neutral."""
     if not isinstance(fields, dict):

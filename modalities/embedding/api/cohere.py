@@ -31,7 +31,7 @@ from triptych.modalities.embedding.api.protocol import EMBEDS, TextParts
 from triptych.modalities.embedding.api.replies import in_base64, numbers, signs, written
 from triptych.modalities.embedding.api.service import EmbedCall, EmbeddingService, Floats
 from triptych.modalities.embedding.api.text import EmbeddingModel
-from triptych.modalities.llm.api.translation import named_as
+from triptych.modalities.llm.api.translation import rename_errors
 
 _REFUSED: Mapping[str, RefusedField] = MappingProxyType(
     {
@@ -171,7 +171,7 @@ def cohere_router(service: EmbeddingService) -> APIRouter:
     async def embed(body: CohereEmbedRequest, request: Request) -> Response:
         """Turn texts into vectors, as Cohere's clients ask for it."""
         context = Context.of(request)
-        with named_as(_NAMES):
+        with rename_errors(_NAMES):
             embedded = await service.embed(_call(service, body, request))
         reply = CohereEmbedReply(
             id=f"embd-{context.call_id}",

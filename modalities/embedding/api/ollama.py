@@ -29,7 +29,7 @@ from triptych.modalities.llm.api.ollama.dialect import (
     untagged,
 )
 from triptych.modalities.llm.api.ollama.protocol import OllamaRequest
-from triptych.modalities.llm.api.translation import named_as
+from triptych.modalities.llm.api.translation import rename_errors
 
 _Texts = Annotated[
     list[InputText], Field(min_length=1, max_length=limits.MAX_EMBEDDING_INPUTS, fail_fast=True)
@@ -94,7 +94,7 @@ def ollama_embeddings_router(service: EmbeddingService) -> APIRouter:
         dimensions, cuts = body.dimensions or 0, body.truncate is not False
         call = _call(service, body, request, texts=body.texts, dimensions=dimensions, cuts=cuts)
         load_s = await service.ready(call.model)
-        with named_as(_NAMES):
+        with rename_errors(_NAMES):
             embedded = await service.embed(call)
         reply = VectorsReply(
             model=body.model,
@@ -112,7 +112,7 @@ def ollama_embeddings_router(service: EmbeddingService) -> APIRouter:
     async def embeddings(body: EmbeddingsBody, request: Request) -> VectorReply:
         """Turn a text into a vector."""
         call = _call(service, body, request, texts=[body.prompt])
-        with named_as(_NAMES):
+        with rename_errors(_NAMES):
             (vector,) = (await service.embed(call)).vectors
         return VectorReply(embedding=vector.tolist())
 

@@ -21,7 +21,7 @@ from triptych.core.http.fields import InputText, Label, NamesModel, NullIsAbsent
 from triptych.modalities.embedding.api.protocol import EMBEDS, SCORES, Input, inputs_of
 from triptych.modalities.embedding.api.replies import numbers, written
 from triptych.modalities.embedding.api.service import EmbedCall, EmbeddingService, ScoreCall
-from triptych.modalities.llm.api.translation import named_as
+from triptych.modalities.llm.api.translation import rename_errors
 
 _NAMES = MappingProxyType(
     {"input": "inputs", "use_activation": "raw_scores", "truncate_prompt_tokens to -1": "truncate"}
@@ -122,7 +122,7 @@ def tei_router(service: EmbeddingService) -> APIRouter:
             normalizes=body.normalize,
             caller=Context.of(request).caller,
         )
-        with named_as(_NAMES):
+        with rename_errors(_NAMES):
             vectors = (await service.embed(call)).vectors
         return await written(vectors, lambda: [*map(numbers, vectors)])
 
@@ -138,7 +138,7 @@ def tei_router(service: EmbeddingService) -> APIRouter:
             param="inputs",
             caller=Context.of(request).caller,
         )
-        with named_as(_NAMES):
+        with rename_errors(_NAMES):
             return [*(await service.score(call)).scores]
 
     return router
@@ -158,7 +158,7 @@ async def rank_texts(
         param="texts",
         caller=Context.of(request).caller,
     )
-    with named_as(_NAMES):
+    with rename_errors(_NAMES):
         ranking = (await service.score(call)).ranking
     shown = body.texts if body.return_text else [None] * len(body.texts)
     return [

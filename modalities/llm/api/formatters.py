@@ -19,7 +19,7 @@ from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel
 
-from triptych.modalities.llm.api.protocol import ChatRequest, SamplingFields
+from triptych.modalities.llm.api.protocol import ChatRequest, TextRequest
 from triptych.modalities.llm.api.replies import (
     AnswerMessage,
     ChatChoice,
@@ -72,7 +72,7 @@ class AnswerDetails:
     echoed: str = ""
 
     @classmethod
-    def of(cls, body: SamplingFields) -> AnswerDetails:
+    def of(cls, body: TextRequest) -> AnswerDetails:
         """What `body` asks for."""
         return cls(
             model=body.model,

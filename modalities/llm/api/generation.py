@@ -30,7 +30,7 @@ from triptych.core.media.fetch import Fetched
 from triptych.core.process.logs import fields
 from triptych.core.text.threads import on_text_thread_if_long
 from triptych.modalities.llm.api.messages import ImageFilePart, Message
-from triptych.modalities.llm.api.protocol import ChatRequest, CompletionRequest, SamplingFields
+from triptych.modalities.llm.api.protocol import ChatRequest, CompletionRequest, TextRequest
 from triptych.modalities.llm.api.replies import UsageTotals
 from triptych.modalities.llm.api.samples import SampleDelta, TextCall
 from triptych.modalities.llm.api.service import LlmService
@@ -119,7 +119,7 @@ def note_reasoning(request: Request, model: TextModel, names: Iterable[str]) -> 
 
 async def begin(
     service: LlmService,
-    body: SamplingFields,
+    body: TextRequest,
     context: Context,
     prompts: Sequence[TokenRequest],
     *,
@@ -157,7 +157,7 @@ async def begin(
     return Generation(deltas, usage, len(requests))
 
 
-def _check_contents(body: SamplingFields, prompts: Sequence[TokenRequest]) -> None:
+def _check_contents(body: TextRequest, prompts: Sequence[TokenRequest]) -> None:
     """Positions that images fill have no token ids that a caller could know."""
     if body.return_token_ids and any(prompt.contents for prompt in prompts):
         raise UnsupportedOption(
@@ -167,7 +167,7 @@ def _check_contents(body: SamplingFields, prompts: Sequence[TokenRequest]) -> No
 
 async def _observed(
     deltas: AsyncGenerator[SampleDelta, None],
-    body: SamplingFields,
+    body: TextRequest,
     context: Context,
     usage: UsageTotals,
 ) -> AsyncGenerator[SampleDelta, None]:

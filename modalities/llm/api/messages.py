@@ -22,6 +22,8 @@ from triptych.core.http.fields import (
     Strict,
     Text,
     inert,
+    type_of,
+    unknown_type,
     without_refused,
 )
 from triptych.core.media.fetch import Fetched
@@ -110,11 +112,10 @@ class TextPart(Strict):
     @model_validator(mode="before")
     @classmethod
     def _only_text(cls, value: Any) -> Any:
-        kind = value.get("type") if isinstance(value, dict) else None
-        if isinstance(kind, str) and kind != "text":
+        if kind := unknown_type(value, "text"):
             raise UnsupportedOption(
                 "A message takes parts of type 'text', 'image_url' and 'image_file', not"
-                f" {kind[:40]!a}: send an image as a data URL in image_url; no sound is read here."
+                f" {kind}: send an image as a data URL in image_url; no sound is read here."
             )
         return value
 
@@ -174,8 +175,7 @@ class ImageFilePart(Strict):
 
 
 def _part_kind(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return {"image_url": ":image", "image_file": ":file"}.get(str(kind), ":text")
+    return {"image_url": ":image", "image_file": ":file"}.get(type_of(value), ":text")
 
 
 Part = Annotated[

@@ -39,7 +39,8 @@ from triptych.modalities.llm.api.messages import (
     few_parts,
 )
 from triptych.modalities.llm.api.sampling_fields import (
-    DrawingFields,
+    InertLabels,
+    SamplingFields,
     TokenId,
     stop_strings,
     within,
@@ -114,7 +115,7 @@ class UsageOption(Strict):
     include: bool | None = Field(default=None, description="As stream_options.include_usage.")
 
 
-class SamplingFields(NamesModel, DrawingFields, ConstraintFields, IgnoresHints):
+class TextRequest(NamesModel, SamplingFields, ConstraintFields, IgnoresHints):
     """What chat and text completion share."""
 
     ignored = IGNORED
@@ -200,7 +201,7 @@ class SamplingFields(NamesModel, DrawingFields, ConstraintFields, IgnoresHints):
 
     def sampling(self) -> dict[str, Any]:
         """The fields of `SamplingParams` this request gives; absent ones are `None`."""
-        names = sorted(SAMPLING_RANGES.keys() & set(SamplingFields.model_fields) - {"seed"})
+        names = sorted(SAMPLING_RANGES.keys() & set(TextRequest.model_fields) - {"seed"})
         bias = tuple((int(token), value) for token, value in (self.logit_bias or {}).items())
         return {
             **{name: getattr(self, name) for name in names},
@@ -224,7 +225,7 @@ def _largest(*numbers: int | None) -> int | None:
     return max((number for number in numbers if number is not None), default=None)
 
 
-class ChatRequest(SamplingFields, TemplateFields):
+class ChatRequest(TextRequest, TemplateFields, InertLabels):
     """Body of `/v1/chat/completions`."""
 
     messages: Messages
@@ -238,14 +239,6 @@ class ChatRequest(SamplingFields, TemplateFields):
     )
     store: bool | None = inert("store")
     metadata: Metadata | None = inert("metadata")
-    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = inert(
-        "service_tier"
-    )
-    safety_identifier: Label | None = inert("safety_identifier")
-    prompt_cache_key: Label | None = inert("prompt_cache_key")
-    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = inert(
-        "prompt_cache_retention"
-    )
     tools: Tools | None = None
     tool_choice: ToolChoice | None = Field(
         default=None, description="`none`: no tool is offered. `auto` is the default."
@@ -283,7 +276,7 @@ class ChatRequest(SamplingFields, TemplateFields):
 
     @property
     def num_top_logprobs(self) -> int | None:
-        """See `SamplingFields`."""
+        """See `TextRequest`."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     def sampling(self) -> dict[str, Any]:
@@ -310,7 +303,7 @@ def reading_of(adds_special: bool | None, parses_special: bool | None) -> dict[s
     }
 
 
-class CompletionRequest(SamplingFields):
+class CompletionRequest(TextRequest):
     """Body of `/v1/completions`."""
 
     prompt: Prompt
@@ -363,7 +356,7 @@ class CompletionRequest(SamplingFields):
 
     @property
     def has_answer(self) -> bool:
-        """See `SamplingFields`."""
+        """See `TextRequest`."""
         return self.max_tokens != 0
 
     @property
@@ -379,7 +372,7 @@ class CompletionRequest(SamplingFields):
 
     @property
     def num_top_logprobs(self) -> int | None:
-        """See `SamplingFields`."""
+        """See `TextRequest`."""
         return self.logprobs
 
     def sampling(self) -> dict[str, Any]:

@@ -47,7 +47,7 @@ from triptych.modalities.llm.api.ollama.routes import ollama_router
 from triptych.modalities.llm.api.protocol import (
     ChatRequest,
     CompletionRequest,
-    SamplingFields,
+    TextRequest,
 )
 from triptych.modalities.llm.api.replies import (
     ChatChunk,
@@ -195,7 +195,7 @@ async def _prompt_ids(
 
 async def _answer(
     generation: Generation,
-    body: SamplingFields,
+    body: TextRequest,
     formatter: ResponseFormatter,
     options: ServerOptions,
 ) -> Response:
@@ -214,7 +214,7 @@ def _document(
 
 
 async def _documents(
-    generation: Generation, formatter: ResponseFormatter, body: SamplingFields
+    generation: Generation, formatter: ResponseFormatter, body: TextRequest
 ) -> AsyncGenerator[BaseModel, None]:
     usage = generation.usage
     async with aclosing(generation.deltas) as stream:

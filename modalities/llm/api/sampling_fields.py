@@ -7,13 +7,13 @@ route has besides is the route's.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
 
 from triptych.core import limits
 from triptych.core.errors import InvalidRequest
-from triptych.core.http.fields import Strict
+from triptych.core.http.fields import Label, Strict, inert
 from triptych.core.limits import SAMPLING_RANGES
 from triptych.modalities.llm.api.messages import is_list
 
@@ -55,7 +55,7 @@ LogitBias = Annotated[
 ]
 
 
-class DrawingFields(Strict):
+class SamplingFields(Strict):
     """How tokens are sampled, and where an answer ends."""
 
     temperature: float | None = within("temperature", "0 is greedy.")
@@ -97,3 +97,16 @@ class DrawingFields(Strict):
                 param="repeat_penalty",
             )
         return self
+
+
+class InertLabels(Strict):
+    """Fields of OpenAI's chat and responses on which no answer depends here."""
+
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = inert(
+        "service_tier"
+    )
+    safety_identifier: Label | None = inert("safety_identifier")
+    prompt_cache_key: Label | None = inert("prompt_cache_key")
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = inert(
+        "prompt_cache_retention"
+    )

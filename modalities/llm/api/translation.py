@@ -6,6 +6,7 @@ caller sent. Knows no API by name.
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +17,7 @@ from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from pydantic_core import from_json
 
-from triptych.core.errors import InvalidRequest, RequestError
+from triptych.core.errors import InvalidRequest, TriptychError
 from triptych.core.http.errors import to_public
 from triptych.core.text.threads import on_text_thread
 from triptych.modalities.llm.api.generation import chat_request
@@ -68,17 +69,21 @@ async def translated(request: Request, say: Callable[[], Fields]) -> ChatRequest
 
 
 @contextmanager
-def named_as(names: Names) -> Iterator[None]:
-    """Where errors name fields of chat, what the caller calls them."""
+def rename_errors(names: Names) -> Iterator[None]:
+    """Raise errors about fields of chat with the names of the caller's fields."""
     try:
         yield
-    except (RequestValidationError, RequestError) as error:
-        public = to_public(error)
-        for path, name in names.items():
-            pattern = re.compile(rf"\b{path}(?!\w){_REST}")
-            public.message = pattern.sub(name, public.message)
-            public.param = public.param and pattern.sub(name, public.param)
-        public.args = (public.message,)
-        if public is error:
-            raise
-        raise public from error
+    except (RequestValidationError, TriptychError) as error:
+        raise rename_error(to_public(error), names) from error
+
+
+def rename_error(error: TriptychError, names: Names) -> TriptychError:
+    """The error with the names of the caller's fields in its message and its `param`."""
+    message, param = error.message, error.param
+    for path, name in names.items():
+        pattern = re.compile(rf"\b(?:{path})(?!\w){_REST}")
+        message = pattern.sub(name, message)
+        param = param and pattern.sub(name, param)
+    renamed = copy.copy(error)
+    renamed.args, renamed.message, renamed.param = (message,), message, param
+    return renamed

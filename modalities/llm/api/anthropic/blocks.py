@@ -11,18 +11,22 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from triptych.core.errors import UnsupportedOption
-from triptych.core.http.fields import JsonObject, Name, Strict, Text, inert, without_refused
+from triptych.core.http.fields import (
+    JsonObject,
+    Name,
+    Strict,
+    Text,
+    inert,
+    type_of,
+    unknown_type,
+    without_refused,
+)
 from triptych.modalities.llm.api.anthropic import unsupported
 from triptych.modalities.llm.api.messages import CacheControl, TextOrParts
 from triptych.modalities.llm.api.tools.schema import ToolName
 
 BETWEEN_BLOCKS = "\n\n"
 """Parts two blocks of text where a model reads one."""
-
-
-def _kind_of(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return kind if isinstance(kind, str) else ""
 
 
 class TextBlock(Strict):
@@ -35,12 +39,9 @@ class TextBlock(Strict):
     @model_validator(mode="before")
     @classmethod
     def _refuse(cls, value: Any) -> Any:
-        kind = _kind_of(value)
-        if kind not in ("", "text"):
-            raise UnsupportedOption(
-                f"Blocks of type {kind[:40]!a} are not offered here:"
-                f" {unsupported.instead_of_block(kind)}"
-            )
+        if kind := unknown_type(value, "text"):
+            instead = unsupported.instead_of_block(type_of(value))
+            raise UnsupportedOption(f"Blocks of type {kind} are not offered here: {instead}")
         return without_refused(value, unsupported.TEXT)
 
 
@@ -66,7 +67,7 @@ class UrlSource(Strict):
     @model_validator(mode="before")
     @classmethod
     def _refuse(cls, value: Any) -> Any:
-        if _kind_of(value) == "file":
+        if type_of(value) == "file":
             raise UnsupportedOption("Images are not taken by a file's id: send base64 or a URL.")
         return value
 
@@ -77,7 +78,7 @@ class UrlSource(Strict):
 
 
 def _source_kind(value: Any) -> str:
-    return ":base64" if _kind_of(value) == "base64" else ":url"
+    return ":base64" if type_of(value) == "base64" else ":url"
 
 
 class ImageBlock(Strict):
@@ -106,11 +107,9 @@ class PlainTextSource(Strict):
     @model_validator(mode="before")
     @classmethod
     def _refuse(cls, value: Any) -> Any:
-        kind = _kind_of(value)
-        if kind not in ("", "text"):
+        if kind := unknown_type(value, "text"):
             raise UnsupportedOption(
-                f"A document with a source of type {kind[:40]!a} is not read here:"
-                f" {unsupported.AS_TEXT}"
+                f"A document with a source of type {kind} is not read here: {unsupported.AS_TEXT}"
             )
         return value
 
@@ -146,7 +145,7 @@ class Citations(Strict):
 
 
 def _document_kind(value: Any) -> str:
-    return ":content" if _kind_of(value) == "content" else ":text"
+    return ":content" if type_of(value) == "content" else ":text"
 
 
 class DocumentBlock(Strict):
@@ -199,7 +198,7 @@ class ToolUseBlock(Strict):
 
 
 def _result_kind(value: Any) -> str:
-    kind = _kind_of(value)
+    kind = type_of(value)
     return f":{kind}" if kind in ("image", "document") else ":text"
 
 
@@ -230,7 +229,7 @@ _KINDS = ("image", "document", "thinking", "redacted_thinking", "tool_use", "too
 
 
 def _block_kind(value: Any) -> str:
-    kind = _kind_of(value)
+    kind = type_of(value)
     return f":{kind}" if kind in _KINDS else ":text"
 
 

@@ -21,6 +21,7 @@ from triptych.core.http.fields import (
     Strict,
     Text,
     inert,
+    unknown_type,
     without_refused,
 )
 from triptych.core.limits import SAMPLING_RANGES
@@ -139,10 +140,9 @@ class ToolDefinition(Strict):
     @model_validator(mode="before")
     @classmethod
     def _refuse(cls, value: Any) -> Any:
-        kind = value.get("type") if isinstance(value, dict) else None
-        if isinstance(kind, str) and kind != "custom":
+        if kind := unknown_type(value, "custom"):
             raise UnsupportedOption(
-                f"A tool of type {kind[:40]!a} is not offered: {unsupported.IN_CLIENT}",
+                f"A tool of type {kind} is not offered: {unsupported.IN_CLIENT}",
                 param="tools",
             )
         return without_refused(value, unsupported.TOOL)

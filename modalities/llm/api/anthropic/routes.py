@@ -49,7 +49,7 @@ from triptych.modalities.llm.api.generation import (
 )
 from triptych.modalities.llm.api.protocol import ChatRequest
 from triptych.modalities.llm.api.service import LlmService
-from triptych.modalities.llm.api.translation import named_as, translated
+from triptych.modalities.llm.api.translation import rename_errors, translated
 from triptych.modalities.modality import FindLink, no_link
 
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'
@@ -94,7 +94,7 @@ def anthropic_router(service: LlmService, find_link: FindLink = no_link) -> APIR
     async def messages(body: MessagesRequest, request: Request) -> Response:
         """Answer a conversation."""
         context = Context.of(request)
-        with named_as(chat_names(body)):
+        with rename_errors(chat_names(body)):
             chat, prompt = await encoded(body, request)
             length = service.model(body.model).context_length
             generation = await begin(service, chat, context, [prompt], context_length=length)
@@ -114,7 +114,7 @@ def anthropic_router(service: LlmService, find_link: FindLink = no_link) -> APIR
     @router.post(f"{PREFIX}/count_tokens")
     async def count_tokens(body: CountTokensRequest, request: Request) -> TokenCount:
         """How many tokens a conversation has."""
-        with named_as(chat_names(body)):
+        with rename_errors(chat_names(body)):
             _, prompt = await encoded(body, request)
         return TokenCount(input_tokens=len(prompt.prompt_ids))
 

@@ -64,7 +64,7 @@ from triptych.modalities.llm.api.ollama.replies import (
 )
 from triptych.modalities.llm.api.protocol import ChatRequest
 from triptych.modalities.llm.api.service import LlmService
-from triptych.modalities.llm.api.translation import check_thinks, named_as, translated
+from triptych.modalities.llm.api.translation import check_thinks, rename_errors, translated
 from triptych.modalities.modality import FindLink, no_link
 
 _VERSION = "0.13.0"
@@ -138,7 +138,7 @@ class _TextRoutes:
         model = self._model(body)
         if not body.messages:
             return await self._loaded(body, model, ChatLines, request)
-        with named_as(CHAT_NAMES):
+        with rename_errors(CHAT_NAMES):
             chat = await translated(request, partial(chat_fields, body, model))
             prompt = await encode_conversation(self.service, chat, request, self.find_link)
             return await self._answer(body, chat, prompt, ChatLines, request)
@@ -148,7 +148,7 @@ class _TextRoutes:
         model = self._model(body)
         if not (body.prompt or body.images):
             return await self._loaded(body, model, GenerateLines, request)
-        with named_as(GENERATE_NAMES):
+        with rename_errors(GENERATE_NAMES):
             chat = await translated(request, partial(generate_fields, body, model))
             if body.raw:
                 tenant = Context.of(request).principal.tenant

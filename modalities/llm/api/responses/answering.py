@@ -44,7 +44,7 @@ from triptych.modalities.llm.api.protocol import ChatRequest
 from triptych.modalities.llm.api.responses.archive import Archive, KeptRequest, ReplyFields
 from triptych.modalities.llm.api.responses.background import BackgroundRun, BackgroundRuns
 from triptych.modalities.llm.api.responses.builder import ResponseBuilder
-from triptych.modalities.llm.api.responses.conversation import chat_fields, renamed, with_own_names
+from triptych.modalities.llm.api.responses.conversation import CHAT_NAMES, chat_fields
 from triptych.modalities.llm.api.responses.events import ResponseEvent
 from triptych.modalities.llm.api.responses.history import History
 from triptych.modalities.llm.api.responses.images import (
@@ -63,6 +63,7 @@ from triptych.modalities.llm.api.responses.protocol import ResponseInput, Respon
 from triptych.modalities.llm.api.responses.replies import ResponseReply, begun
 from triptych.modalities.llm.api.samples import SampleDelta
 from triptych.modalities.llm.api.service import LlmService
+from triptych.modalities.llm.api.translation import rename_error, rename_errors
 from triptych.modalities.modality import FindLink, no_link
 
 Events = AsyncGenerator[ResponseEvent, None]
@@ -177,7 +178,7 @@ class Answering:
         note_reasoning(request, self._service.model(body.model), body.thinking_fields)
         history = await self._history(body, Context.of(request).principal.owner)
         num_bytes = len(await request.body()) + history.num_bytes
-        with with_own_names():
+        with rename_errors(CHAT_NAMES):
             conversation = await on_text_thread_if_long(num_bytes, _understood, body, history)
             sent = sent_images(conversation.urls, request) if is_kept else {}
             prompt = await self._encode(conversation, request)
@@ -200,7 +201,7 @@ class Answering:
         builder = ResponseBuilder(fields, body.tool_set.places, has_logprobs=body.has_logprobs)
         if body.background:  # no client waits for it
             context = replace(context, limit_s=None)
-        with with_own_names():
+        with rename_errors(CHAT_NAMES):
             generation = await begin(self._service, prepared.chat, context, [prepared.prompt])
         owner, items = context.principal.owner, prepared.items
         return PendingAnswer(owner, items, prepared.images, builder, generation)
@@ -208,7 +209,7 @@ class Answering:
     async def whole(self, answer: PendingAnswer) -> ResponseReply:
         """The answer, when it is all there."""
         try:
-            with with_own_names():
+            with rename_errors(CHAT_NAMES):
                 async with aclosing(answer.made(answer.builder.begin())) as events:
                     async for _ in events:
                         pass
@@ -228,7 +229,7 @@ class Answering:
                     yield event
             await self._keep(answer)
         except Exception as error:
-            public = renamed(to_public(error))
+            public = rename_error(to_public(error), CHAT_NAMES)
             if not has_begun:
                 raise public from error
             log_broken(error, request.scope)

@@ -20,8 +20,9 @@ from triptych.core.http.batches.gate import LineGate, LinePlace
 from triptych.core.http.disconnect import InFlight
 from triptych.core.http.errors import to_public
 from triptych.modalities.llm.api.responses.builder import ResponseBuilder
-from triptych.modalities.llm.api.responses.conversation import renamed
+from triptych.modalities.llm.api.responses.conversation import CHAT_NAMES
 from triptych.modalities.llm.api.responses.events import ResponseEvent, ResponseState
+from triptych.modalities.llm.api.translation import rename_error
 
 _MAX_RUNS = 1024
 _MAX_LOST = 16
@@ -133,7 +134,7 @@ class BackgroundRun:
                 type(error).__name__,
                 exc_info=None if public is error else error,
             )
-            self._builder.fail(renamed(public))
+            self._builder.fail(rename_error(public, CHAT_NAMES))
         finally:
             self._is_making = False
             if self._place is not None:
@@ -146,7 +147,7 @@ class BackgroundRun:
             await self._keep([*self._events, last])
         except Exception as error:  # a fault of ours, too, leaves an answer that has ended
             _log.warning("a background response was not kept", exc_info=error)
-            self._builder.lose(renamed(to_public(error)))
+            self._builder.lose(rename_error(to_public(error), CHAT_NAMES))
             last = self._builder.last()
             try:
                 await self._keep([])

@@ -6,18 +6,11 @@ the words of this API. Knows no route, and not where earlier items are kept.
 
 from __future__ import annotations
 
-import copy
-import re
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
 
-from fastapi.exceptions import RequestValidationError
-
-from triptych.core.errors import InvalidRequest, TriptychError
-from triptych.core.http.errors import to_public
+from triptych.core.errors import InvalidRequest
 from triptych.modalities.llm.api.responses.items import (
     Content,
     FunctionCallItem,
@@ -28,26 +21,21 @@ from triptych.modalities.llm.api.responses.items import (
     ReasoningItem,
 )
 from triptych.modalities.llm.api.responses.protocol import ResponseInput, ResponseRequest
-from triptych.modalities.llm.api.sampling_fields import DrawingFields
-
-Fields = dict[str, Any]
+from triptych.modalities.llm.api.sampling_fields import SamplingFields
+from triptych.modalities.llm.api.translation import Fields, Names, given
 
 _LEADING = ("system", "developer")
 _BETWEEN = "\n\n"
 _DETAILS = {"original": "high"}
-_NAMES: Mapping[str, str] = MappingProxyType(
+CHAT_NAMES: Names = MappingProxyType(
     {
-        "max_completion_tokens": "max_output_tokens",
-        "max_tokens": "max_output_tokens",
-        "messages": "input",
+        "max_completion_tokens|max_tokens": "max_output_tokens",
+        r"^messages|messages\[\d+\]": "input",  # "messages" is a word of errors, too
         "reasoning_effort": "reasoning.effort",
         "response_format": "text.format",
     }
 )
-_NAME = re.compile(
-    r"\b(max_completion_tokens|max_tokens|reasoning_effort|response_format)\b"
-    r"|\b(messages)\[\d+\](?:\[\d+\]|\.\w+)*"  # chat has other ones than were sent
-)
+"""What this API calls the fields of chat."""
 
 
 def chat_fields(body: ResponseInput, items: Sequence[KeptItem]) -> Fields:
@@ -65,33 +53,14 @@ def chat_fields(body: ResponseInput, items: Sequence[KeptItem]) -> Fields:
         fields["response_format"] = body.text.format.for_chat()
     if isinstance(body, ResponseRequest):
         fields |= {
-            **{name: getattr(body, name) for name in DrawingFields.model_fields},
+            **{name: getattr(body, name) for name in SamplingFields.model_fields},
             "max_completion_tokens": body.max_output_tokens,
             "structured_outputs": body.structured_outputs
             and body.structured_outputs.model_dump(by_alias=True, exclude_none=True),
         }
         if body.has_logprobs:
             fields |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-@contextmanager
-def with_own_names() -> Iterator[None]:
-    """Say errors about the chat request as errors about the body it was made of."""
-    try:
-        yield
-    except (TriptychError, RequestValidationError) as error:
-        raise renamed(to_public(error)) from error
-
-
-def renamed(error: TriptychError) -> TriptychError:
-    """The error with this API's names of fields."""
-    word = re.match(r"\w*", error.param or "")
-    param = _NAMES.get(word[0] if word else "", error.param)
-    message = _NAME.sub(lambda found: _NAMES[found[1] or found[2]], error.message)
-    said = copy.copy(error)
-    said.args, said.message, said.param = (message,), message, param
-    return said
+    return given(fields)
 
 
 def _messages(instructions: str | None, items: Sequence[KeptItem]) -> list[Fields]:
@@ -222,8 +191,8 @@ def _turn(item: KeptItem) -> Fields:
 
 
 def _image(part: ImageContent) -> Fields:
-    given = part.detail or "auto"
-    detail = _DETAILS.get(given, given)
+    asked = part.detail or "auto"
+    detail = _DETAILS.get(asked, asked)
     if part.file_id is not None:
         return {"type": "image_file", "image_file": {"file_id": part.file_id, "detail": detail}}
     return {"type": "image_url", "image_url": {"url": part.image_url, "detail": detail}}

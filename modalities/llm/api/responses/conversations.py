@@ -13,7 +13,6 @@ from fastapi import APIRouter, Path, Request
 from starlette.responses import Response
 
 from triptych.core.http.body import StrictRoute
-from triptych.core.http.context import Context
 from triptych.core.http.errors import ERROR_RESPONSES
 from triptych.core.limits import MAX_NAME_CHARS
 from triptych.modalities.llm.api.responses.answering import Answering
@@ -39,7 +38,7 @@ from triptych.modalities.llm.api.responses.replies import (
     ConversationReply,
     ItemList,
 )
-from triptych.modalities.llm.api.responses.routes import ImageItemsRoute
+from triptych.modalities.llm.api.responses.routes import ImageItemsRoute, owner_of
 
 _ROUTE = "/v1/conversations"
 _ONE = _ROUTE + "/{conversation_id}"
@@ -64,7 +63,7 @@ def _add_conversations(router: APIRouter, answering: Answering) -> None:
             metadata=body.metadata or {},
         )
         kept = _kept_request(body.items or (), request)
-        await answering.archive.add_conversation(_owner(request), reply.model_dump(), kept)
+        await answering.archive.add_conversation(owner_of(request), reply.model_dump(), kept)
         return reply
 
     router.add_api_route(
@@ -74,7 +73,7 @@ def _add_conversations(router: APIRouter, answering: Answering) -> None:
     @router.get(_ONE)
     async def show_conversation(conversation_id: _Id, request: Request) -> ConversationReply:
         """A conversation, without its items."""
-        shown = await answering.archive.conversation(_owner(request), conversation_id)
+        shown = await answering.archive.conversation(owner_of(request), conversation_id)
         return ConversationReply(**shown)
 
     @router.post(_ONE)
@@ -82,20 +81,20 @@ def _add_conversations(router: APIRouter, answering: Answering) -> None:
         conversation_id: _Id, body: ConversationChange, request: Request
     ) -> ConversationReply:
         """Give a conversation other metadata."""
-        shown = await answering.archive.relabel(_owner(request), conversation_id, body.metadata)
+        shown = await answering.archive.relabel(owner_of(request), conversation_id, body.metadata)
         return ConversationReply(**shown)
 
     @router.delete(_ONE)
     async def delete_conversation(conversation_id: _Id, request: Request) -> ConversationDeleted:
         """Forget a conversation with its items. Answers that were part of it stay."""
-        await answering.archive.delete(_owner(request), CONVERSATION, conversation_id)
+        await answering.archive.delete(owner_of(request), CONVERSATION, conversation_id)
         return ConversationDeleted(id=conversation_id)
 
 
 def _add_items(router: APIRouter, answering: Answering) -> None:
     async def add_items(conversation_id: _Id, body: ItemsRequest, request: Request) -> Response:
         """Add items to a conversation."""
-        owner, kept = _owner(request), _kept_request(body.items, request)
+        owner, kept = owner_of(request), _kept_request(body.items, request)
         added = await answering.archive.extend(owner, conversation_id, kept)
         return await item_list(
             answering.archive, owner, FoundPage(added, has_more=False), PageQuery()
@@ -112,7 +111,7 @@ def _add_items(router: APIRouter, answering: Answering) -> None:
     @router.get(f"{_ONE}/items", response_model=ItemList)
     async def list_items(conversation_id: _Id, request: Request, page: ItemPage) -> Response:
         """The items of a conversation."""
-        owner = _owner(request)
+        owner = owner_of(request)
         found = await answering.archive.items(owner, conversation_id, page.wanted)
         return await item_list(answering.archive, owner, found, page)
 
@@ -124,7 +123,7 @@ def _add_items(router: APIRouter, answering: Answering) -> None:
         include: Included,
     ) -> Response:
         """One item of a conversation."""
-        owner = _owner(request)
+        owner = owner_of(request)
         item = await answering.archive.item(owner, conversation_id, item_id)
         return await json_answer(await shown_item(answering.archive, owner, item, include))
 
@@ -133,14 +132,10 @@ def _add_items(router: APIRouter, answering: Answering) -> None:
         conversation_id: _Id, item_id: _Id, request: Request
     ) -> ConversationReply:
         """Forget one item; the conversation is returned."""
-        shown = await answering.archive.delete_item(_owner(request), conversation_id, item_id)
+        shown = await answering.archive.delete_item(owner_of(request), conversation_id, item_id)
         return ConversationReply(**shown)
 
 
 def _kept_request(items: Sequence[KeptItem], request: Request) -> KeptRequest:
     """The items as they are kept, with their images."""
     return KeptRequest(items, sent_images(image_urls(items), request))
-
-
-def _owner(request: Request) -> str:
-    return Context.of(request).principal.owner

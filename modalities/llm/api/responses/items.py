@@ -22,6 +22,7 @@ from triptych.core.http.fields import (
     Strict,
     Text,
     inert,
+    type_of,
     without_refused,
 )
 from triptych.modalities.llm.api.messages import TextOrParts
@@ -45,12 +46,6 @@ def new_id(prefix: str) -> str:
 def is_kept_image(url: str | None) -> bool:
     """Whether a URL is a place of ours."""
     return url is not None and url.startswith(KEPT_PLACE)
-
-
-def type_of(value: Any) -> str:
-    """The `type` of what may be anything."""
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return kind if isinstance(kind, str) else ""
 
 
 def _without(fields: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:

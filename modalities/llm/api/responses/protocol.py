@@ -28,7 +28,7 @@ from triptych.modalities.llm.api.messages import TemplateOptions, few_parts, is_
 from triptych.modalities.llm.api.responses import unsupported
 from triptych.modalities.llm.api.responses.items import InputItem, KeptItem
 from triptych.modalities.llm.api.responses.tools import ResponseTools, ResponseToolSet, ToolChoices
-from triptych.modalities.llm.api.sampling_fields import DrawingFields, within
+from triptych.modalities.llm.api.sampling_fields import InertLabels, SamplingFields, within
 
 _MAX_NEW_ITEMS = 20
 """Of a conversation at once, as OpenAI's."""
@@ -207,7 +207,7 @@ class ResponseStreamOptions(NullIsAbsent):
     include_obfuscation: bool | None = inert("include_obfuscation")
 
 
-class ResponseRequest(ResponseInput, DrawingFields):
+class ResponseRequest(ResponseInput, SamplingFields, InertLabels):
     """Body of `/v1/responses`."""
 
     max_output_tokens: Annotated[int, Field(ge=1, le=SAMPLING_RANGES["max_tokens"][1])] | None = (
@@ -231,14 +231,6 @@ class ResponseRequest(ResponseInput, DrawingFields):
     stream: bool | None = Field(default=None, description="Answer with server-sent events.")
     stream_options: ResponseStreamOptions | None = None
     max_tool_calls: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = inert("max_tool_calls")
-    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = inert(
-        "service_tier"
-    )
-    safety_identifier: Label | None = inert("safety_identifier")
-    prompt_cache_key: Label | None = inert("prompt_cache_key")
-    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = inert(
-        "prompt_cache_retention"
-    )
     user: Label | None = inert("user")
 
     @model_validator(mode="after")

@@ -28,7 +28,7 @@ from triptych.core.limits import MAX_NAME_CHARS
 from triptych.core.text.threads import on_text_thread
 from triptych.modalities.llm.api.responses.answering import Answering
 from triptych.modalities.llm.api.responses.background import BackgroundRun
-from triptych.modalities.llm.api.responses.conversation import renamed
+from triptych.modalities.llm.api.responses.conversation import CHAT_NAMES
 from triptych.modalities.llm.api.responses.events import (
     STREAM_EVENTS,
     WHOLE_EVENTS,
@@ -45,6 +45,7 @@ from triptych.modalities.llm.api.responses.replies import (
     ResponseDeleted,
     ResponseReply,
 )
+from triptych.modalities.llm.api.translation import rename_error
 
 ResponseId = Annotated[str, Path(min_length=1, max_length=MAX_NAME_CHARS)]
 _ROUTE = "/v1/responses"
@@ -95,7 +96,7 @@ class ResponseStream(EventStream):
         return super()._frame(document)
 
     def _last_words(self, error: BaseException, scope: Scope) -> BaseModel:
-        public = renamed(to_public(error))
+        public = rename_error(to_public(error), CHAT_NAMES)
         return ErrorEvent(
             type="error",
             sequence_number=self._next_number,
@@ -164,7 +165,7 @@ def _add_finding(router: APIRouter, answering: Answering) -> None:
 
         It is shown as it was made, whatever `include` says.
         """
-        owner, heartbeat_s = _owner(request), Context.of(request).options.heartbeat_s
+        owner, heartbeat_s = owner_of(request), Context.of(request).options.heartbeat_s
         if starting_after is not None and not stream:
             raise InvalidRequest("starting_after goes with stream=true.", param="starting_after")
         if not stream:
@@ -182,7 +183,7 @@ def _add_finding(router: APIRouter, answering: Answering) -> None:
         response_id: ResponseId, request: Request, page: ItemPage
     ) -> Response:
         """The items that an answer was made of."""
-        owner = _owner(request)
+        owner = owner_of(request)
         found = await answering.archive.inputs(owner, response_id, page.wanted)
         return await item_list(answering.archive, owner, found, page)
 
@@ -191,7 +192,7 @@ def _add_ends(router: APIRouter, answering: Answering) -> None:
     @router.post(_ROUTE + "/{response_id}/cancel", response_model=None, responses=_STREAM)
     async def cancel_response(response_id: ResponseId, request: Request) -> Response:
         """End an answer that is being made in the background."""
-        owner = _owner(request)
+        owner = owner_of(request)
         await answering.runs.cancel(owner, response_id)
         shown = await answering.shown(owner, response_id)
         if shown["status"] != "cancelled":
@@ -205,7 +206,7 @@ def _add_ends(router: APIRouter, answering: Answering) -> None:
     @router.delete(_ROUTE + "/{response_id}")
     async def delete_response(response_id: ResponseId, request: Request) -> ResponseDeleted:
         """Forget an answer; one that is being made is cancelled."""
-        owner = _owner(request)
+        owner = owner_of(request)
         await answering.runs.forget(owner, response_id)
         await answering.archive.delete(owner, RESPONSE, response_id)
         return ResponseDeleted(id=response_id)
@@ -256,5 +257,6 @@ async def _json(reply: ResponseReply) -> Response:
     return Response(document, media_type="application/json")
 
 
-def _owner(request: Request) -> str:
+def owner_of(request: Request) -> str:
+    """The caller to whom answers and conversations belong."""
     return Context.of(request).principal.owner

@@ -13,10 +13,9 @@ from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, mode
 
 from triptych.core import limits
 from triptych.core.errors import InvalidRequest, UnsupportedOption
-from triptych.core.http.fields import NullIsAbsent, Text, without_refused
+from triptych.core.http.fields import NullIsAbsent, Text, type_of, unknown_type, without_refused
 from triptych.modalities.llm.api.constraints import JsonSchema
 from triptych.modalities.llm.api.responses import unsupported
-from triptych.modalities.llm.api.responses.items import type_of
 from triptych.modalities.llm.api.responses.names import FunctionPlace
 from triptych.modalities.llm.api.tools.schema import ToolName
 
@@ -49,10 +48,9 @@ class FunctionTool(NullIsAbsent):
     @model_validator(mode="before")
     @classmethod
     def _only_functions(cls, value: Any) -> Any:
-        kind = type_of(value)
-        if kind and kind != "function":
+        if kind := unknown_type(value, "function"):
             raise UnsupportedOption(
-                f"A tool of type {kind[:40]!a} is not offered: {unsupported.instead_of_tool()}",
+                f"A tool of type {kind} is not offered: {unsupported.instead_of_tool()}",
                 param="tools",
             )
         return without_refused(value, unsupported.TOOL)

@@ -14,7 +14,16 @@ from pydantic import AfterValidator, Discriminator, Field, StringConstraints, Ta
 from triptych.core import limits
 from triptych.core.errors import InvalidRequest, UnsupportedOption
 from triptych.core.grammar.formats import check_formats
-from triptych.core.http.fields import JsonValue, Name, Place, Strict, Text, inert
+from triptych.core.http.fields import (
+    JsonValue,
+    Name,
+    Place,
+    Strict,
+    Text,
+    inert,
+    type_of,
+    unknown_type,
+)
 from triptych.modalities.llm.api.constraints import JsonSchema
 from triptych.modalities.llm.api.tools.json_scanner import MAX_DEPTH
 from triptych.modalities.llm.api.tools.json_text import loaded
@@ -84,10 +93,9 @@ class Tool(Strict):
     @model_validator(mode="before")
     @classmethod
     def _only_functions(cls, value: Any) -> Any:
-        kind = value.get("type") if isinstance(value, dict) else None
-        if isinstance(kind, str) and kind != "function":
+        if kind := unknown_type(value, "function"):
             raise UnsupportedOption(
-                f"Tools are functions of the client's; {kind[:40]!a} is none.", param="tools"
+                f"Tools are functions of the client's; {kind} is none.", param="tools"
             )
         return value
 
@@ -134,8 +142,7 @@ class ToolSubset(Strict):
 def _choice_kind(value: Any) -> str:
     if isinstance(value, str):
         return ":word"
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return ":allowed" if kind == "allowed_tools" else ":named"
+    return ":allowed" if type_of(value) == "allowed_tools" else ":named"
 
 
 Tools = Annotated[

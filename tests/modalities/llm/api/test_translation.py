@@ -11,7 +11,7 @@ from triptych.modalities.llm.api.anthropic.conversation import chat_names
 from triptych.modalities.llm.api.anthropic.protocol import MessagesRequest
 from triptych.modalities.llm.api.generation import chat_request
 from triptych.modalities.llm.api.ollama.conversation import CHAT_NAMES, GENERATE_NAMES
-from triptych.modalities.llm.api.translation import named_as, written_arguments
+from triptych.modalities.llm.api.translation import rename_errors, written_arguments
 
 ASKED = [{"role": "user", "content": "hi"}]
 ANTHROPIC = chat_names(
@@ -39,7 +39,7 @@ ANTHROPIC = chat_names(
 def test_errors_name_what_the_caller_sent(
     names: dict[str, str], error: InvalidRequest, message: str, param: str
 ) -> None:
-    with pytest.raises(InvalidRequest) as found, named_as(names):
+    with pytest.raises(InvalidRequest) as found, rename_errors(names):
         raise error
     assert (found.value.message, found.value.param) == (message, param)
 
@@ -47,7 +47,7 @@ def test_errors_name_what_the_caller_sent(
 def test_errors_of_chat_bodies_are_renamed() -> None:
     call = {"id": "a", "function": {"name": "b", "arguments": "x" * (4 * 2**20 + 1)}}
     turn = {"role": "assistant", "tool_calls": [call]}
-    with pytest.raises(InvalidRequest, match=r"^messages: ") as error, named_as(ANTHROPIC):
+    with pytest.raises(InvalidRequest, match=r"^messages: ") as error, rename_errors(ANTHROPIC):
         chat_request({"model": "m", "messages": [*ASKED, turn]})
     assert error.value.param == "messages"
     assert isinstance(error.value.__cause__, RequestValidationError)
@@ -55,7 +55,7 @@ def test_errors_of_chat_bodies_are_renamed() -> None:
 
 
 def test_other_errors_stay_what_they_are() -> None:
-    with pytest.raises(UnknownModel), named_as(ANTHROPIC):
+    with pytest.raises(UnknownModel), rename_errors(ANTHROPIC):
         raise UnknownModel.among(["a"], "b")
 
 

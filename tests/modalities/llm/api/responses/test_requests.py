@@ -15,10 +15,11 @@ from triptych.core.errors import InvalidRequest, Overloaded, UnknownModel
 from triptych.core.options.config import ModelOptions
 from triptych.modalities.llm.api.protocol import ChatRequest
 from triptych.modalities.llm.api.responses import unsupported
-from triptych.modalities.llm.api.responses.conversation import chat_fields, renamed
+from triptych.modalities.llm.api.responses.conversation import CHAT_NAMES, chat_fields
 from triptych.modalities.llm.api.responses.items import KEPT_ITEM
 from triptych.modalities.llm.api.responses.protocol import ResponseRequest
-from triptych.modalities.llm.api.sampling_fields import DrawingFields
+from triptych.modalities.llm.api.sampling_fields import SamplingFields
+from triptych.modalities.llm.api.translation import rename_error
 from triptych.modalities.llm.api.unsupported import IGNORED as IGNORED_BY_CHAT
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
@@ -375,14 +376,14 @@ async def test_what_is_asked_of_lists(tmp_path: Path) -> None:
 
 
 def test_an_error_in_this_api_s_words_is_the_same_error() -> None:
-    error = renamed(UnknownModel.among(["tiny"], "voice"))
+    error = rename_error(UnknownModel.among(["tiny"], "voice"), CHAT_NAMES)
     assert isinstance(error, UnknownModel)
     assert error.name == "voice"
-    late = renamed(Overloaded("max_tokens", param="messages[1]", retry_after_s=5))
+    late = rename_error(Overloaded("max_tokens", param="messages[1]", retry_after_s=5), CHAT_NAMES)
     assert (late.message, late.param, str(late)) == ("max_output_tokens", "input", late.message)
     assert late.retry_after_s == 5
     place = InvalidRequest("It is in messages[3].tool_calls[0] of these messages.")
-    assert renamed(place).message == "It is in input of these messages."
+    assert rename_error(place, CHAT_NAMES).message == "It is in input of these messages."
 
 
 async def test_log_probabilities_are_of_the_words(tmp_path: Path) -> None:
@@ -420,7 +421,7 @@ GENERATING: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", DrawingFields.model_fields)
+@pytest.mark.parametrize("name", SamplingFields.model_fields)
 def test_sampling_is_chats(name: str) -> None:
     body = ResponseRequest.model_validate(ask_for("a", **{name: GENERATING[name]}))
     fields = chat_fields(body, [KEPT_ITEM.validate_python(said("user", "a"))])
