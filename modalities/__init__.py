@@ -1,1 +1,1 @@
-"""One folder per modality. `vlm` and `embedding` build on `llm`; no others import each other."""
+"""One folder per modality. Only `vlm` and `embedding` import another modality: `llm`."""

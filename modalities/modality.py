@@ -1,8 +1,8 @@
-"""What a modality is to the rest of the server: one object, and what its API half is built from.
+"""The interface between a modality and the server.
 
-Owns these types, and how a model's modality is found. Each modality's `modality.py` makes its
-object; `registry` lists them. An object names code by its place (see `core.process.lazy`), so that
-each process loads its own half alone.
+Owns its types, and the lookup of a model's modality. Each modality's `modality.py` declares its
+object; `registry` lists them. An object refers to code by import path (see `core.process.lazy`), so
+that each process loads only its half.
 """
 
 from __future__ import annotations
@@ -33,32 +33,30 @@ if TYPE_CHECKING:
 
 
 FindLink: TypeAlias = "Callable[[str, Request], Fetched | None]"
-"""What a URL of this server's own names, for the caller of a request."""
+"""Returns the file of a URL of this server, for the caller of a request."""
 EncodeChat: TypeAlias = "Callable[..., Awaitable[TokenRequest]]"
-"""The conversation as a model takes it: of the model's name, messages, options of its template."""
+"""Encodes a conversation, from the model's name, the messages and the options of its template."""
 
 
-def _has_nothing_to_warm() -> None:
-    """Most modalities have what they need once they are open."""
+def _no_warmup() -> None:
+    """Do nothing: most modalities need no warm-up."""
 
 
 def no_link(url: str, request: Request) -> None:
-    """No URL leads here."""
+    """Return None: no URL is a link of this server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Modality:
-    """One kind of model: how it is recognized, its messages, what opens its halves.
+    """One kind of model: its recognition, message types, and the entry points of its halves.
 
-    `task` says what it does (see `core.http.models.Task`), `more_tasks` what some of its models do
-    instead. `matches` looks at a model's folder and
-    its config.json (empty for a folder of parts). `wire`
-    are the types of requests and deltas between API and engine. `api` makes an `ApiPart` of an
-    `ApiSetup`; `engine` makes a `schedulers.base.ModelLoader` of a model, the configuration, the
-    device and its ledger. `decoders` are modules whose functions run in decode children.
-    `sources` are models with a name of their own; `default` is served when no model is named, and
-    empty where there is none.
-    `also` are roles that such a model has beside its own. `pipelines` are Python objects by name.
+    `task` is its task (see `core.http.models.Task`), `more_tasks` those of some of its models.
+    `matches` checks a model's folder and config.json (empty for a folder of components). `wire` are
+    the types of requests and deltas between API and engine. `api` builds an `ApiPart` from an
+    `ApiSetup`; `engine` builds a `schedulers.base.ModelLoader` from a model, the configuration, the
+    device and its ledger. `decoders` are modules whose functions run in decode children. `sources`
+    are models with short names; `default` is the model served by default, or empty. `more_roles`
+    are further roles of its models. `pipelines` are the modules of Python classes by name.
     """
 
     role: Role
@@ -71,19 +69,19 @@ class Modality:
     default: str = ""
     sources: Sequence[str] = ()
     decoders: Sequence[str] = ()
-    also: Sequence[Role] = ()
+    more_roles: Sequence[Role] = ()
     pipelines: Mapping[str, str] = field(default_factory=dict)
     commands: Sequence[Command] = ()
 
     def load_sources(self) -> list[Source]:
-        """The models that come under a name of their own."""
+        """Load the models with short names."""
         return [load(place) for place in self.sources]
 
 
 def modality_of(model: ResolvedModel, modalities: Sequence[Modality]) -> Modality:
-    """The first of `modalities` that `model` belongs to; the last takes what is left.
+    """Return the first of `modalities` that matches `model`, or the last.
 
-    Raises `WeightsError` where the configuration cannot be read.
+    Raises `WeightsError` if the model's configuration cannot be read.
     """
     from triptych.core.weights.layout import read_json
     from triptych.core.weights.pipeline_index import is_pipeline
@@ -96,15 +94,14 @@ def modality_of(model: ResolvedModel, modalities: Sequence[Modality]) -> Modalit
 
 @dataclass(slots=True, kw_only=True)
 class ApiSetup:
-    """What every modality's half of the API is made of.
+    """The shared inputs of every modality's API half.
 
-    `models` are those of each role. One `pool` decodes all that is uploaded. One `admission` bounds
-    what all let in, so that a key has its share once, whatever it asks for. `store` keeps what
-    outlives its request, if anything does. `ending` holds what is to be closed in the end.
-    Modalities offer things to those that are opened after them: `find_link` opens images that
-    were answered as links, `prompt_encoders` encode conversations with images in them, one for
-    each vision model. `encode_chat`, which encodes those of a chat model, comes last: it is looked
-    for when it is needed.
+    `models` are listed by role. One `pool` decodes all uploads. One `admission` limits the work of
+    all modalities, so that a key's share covers all its requests. `store` keeps objects that
+    outlive their request, if there is a store. `exit_stack` closes resources at shutdown.
+    Modalities provide functions to those opened after them: `find_link` opens images that were
+    returned as links, `prompt_encoders` encode conversations with images, one per vision model.
+    `encode_chat`, which encodes conversations of chat models, is set last and read on use.
     """
 
     config: Config
@@ -112,7 +109,7 @@ class ApiSetup:
     client: EngineClient
     pool: DecodePool
     admission: Admission
-    ending: AsyncExitStack
+    exit_stack: AsyncExitStack
     store: DocumentStore | None = None
     find_link: FindLink = no_link
     prompt_encoders: dict[str, Any] = field(default_factory=dict)
@@ -121,13 +118,13 @@ class ApiSetup:
 
 @dataclass(frozen=True, slots=True)
 class ApiPart:
-    """What a modality adds to the app. Its routes are there without a model, too, and say so.
+    """The routes and models that a modality adds to the app.
 
-    `dialects` are the APIs beside OpenAI's that its routes speak. `warm` begins what a first
-    request of some kind would wait for.
+    Its routes exist without models, and answer with an error then. `dialects` are its APIs other
+    than OpenAI's. `warm` prepares what first requests would wait for.
     """
 
     routers: Sequence[APIRouter] = ()
     cards: Sequence[ModelCard] = ()
     dialects: Sequence[Dialect] = ()
-    warm: Callable[[], None] = _has_nothing_to_warm
+    warm: Callable[[], None] = _no_warmup

@@ -1,7 +1,7 @@
-"""A model in this process: what every pipeline is, whatever its model makes.
+"""Base class of all Python pipelines: a model and its engine in this process.
 
-Owns bringing up an engine behind a Python object, the thread its loop runs on, and their end.
-Knows no modality: a pipeline says which models it takes, and opens the two halves of each.
+Owns the start and end of the engine and of the thread with its event loop. Knows no modality: a
+pipeline declares its modalities and opens both halves of a model.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ ServiceT = TypeVar("ServiceT", bound=ModelService[Any])
 Answer = TypeVar("Answer")
 Entry = TypeVar("Entry")
 Check = Callable[[ResolvedModel, Config], None]
-"""Raises `RequestError`s for what a model cannot do, by its files."""
+"""Raises `RequestError`s for requests that a model cannot serve, according to its files."""
 
 
 class Pipeline(ABC, Generic[ServiceT]):
     """One model and its engine in this process, called from any thread or loop."""
 
     _modalities: ClassVar[tuple[Modality, ...]]
-    """What its models may be, in the order in which they are asked; the last is its own."""
+    """The modalities of its models, in matching order; the last is the main one."""
 
     def __init__(self, service: ServiceT, model: str, loop: LoopThread) -> None:
         self._service = service
@@ -48,7 +48,7 @@ class Pipeline(ABC, Generic[ServiceT]):
 
     @classmethod
     def _default(cls) -> str:
-        """The model that "embedded" stands for."""
+        """Return the embedded model."""
         return cls._modalities[-1].default
 
     @classmethod
@@ -56,7 +56,7 @@ class Pipeline(ABC, Generic[ServiceT]):
     def _open_service(
         cls, resolved: ResolvedModel, config: Config
     ) -> Callable[[EngineClient], ServiceT]:
-        """Read what the API side needs of a model, and return what makes its service."""
+        """Read the API half of a model, and return a function that builds its service."""
 
     @classmethod
     def from_pretrained(
@@ -64,20 +64,20 @@ class Pipeline(ABC, Generic[ServiceT]):
     ) -> Self:
         """Load `model` (as `--model` takes it); `options` are those of `triptych serve`.
 
-        Raises errors of `core.errors.SetupError`: an option that is unknown, that such a model does
-        not read or that is about a server; unfit weights, no memory.
+        Raises errors of `core.errors.SetupError`: for options that are unknown, not read by such a
+        model or only for a server, for invalid weights, and for too little memory.
         """
         resolved = resolve_keywords({"model": (model,), **options})
         if resolved.typed & {"log_level", "log_format"}:
             raise ConfigError(
-                "What is logged in this process is yours to say:"
+                "log_level and log_format are for commands; in Python use"
                 " logging.getLogger('triptych').setLevel('DEBUG')."
             )
         return cls._from_resolved(resolved, RichProgress() if progress else SilentProgress())
 
     @classmethod
     def from_arguments(cls, args: argparse.Namespace, *, check: Check | None = None) -> Self:
-        """Load the model of a command, logging only if asked; `check` may refuse it before that."""
+        """Load the model of a command; `check` may refuse it first. Logs only with --log-level."""
         resolved = resolve_with_sources(args)
         if resolved.sources["log_level"] != "default":
             logs.configure(resolved.config.server)
@@ -85,7 +85,7 @@ class Pipeline(ABC, Generic[ServiceT]):
 
     @classmethod
     def from_config(cls, config: Config, progress: Progress) -> Self:
-        """Load the one model of a configuration; warns of what such a model does not read."""
+        """Load the one model of a configuration; warns of options that it does not read."""
         return cls._from_resolved(Resolved.of(config), progress)
 
     @classmethod
@@ -114,10 +114,10 @@ class Pipeline(ABC, Generic[ServiceT]):
 
     @classmethod
     def _check_kind(cls, resolved: ResolvedModel) -> None:
-        """Raise `ConfigError` for a model that another pipeline runs, naming that one."""
+        """Raise `ConfigError` with the right pipeline for a model of another kind."""
         modalities: Sequence[Modality] = load("triptych.modalities.registry:MODALITIES")
         found = modality_of(resolved, modalities)
-        is_known = found is not modalities[-1]  # which takes what is left
+        is_known = found is not modalities[-1]  # the last matches every model
         if is_known and found.role not in {each.role for each in cls._modalities}:
             pipeline = next(iter(found.pipelines))
             raise ConfigError(
@@ -126,11 +126,11 @@ class Pipeline(ABC, Generic[ServiceT]):
 
     @classmethod
     async def _start(cls, resolved: ResolvedModel, config: Config) -> ServiceT:
-        """Bring up an engine with its model, unless that is for the first use."""
+        """Start an engine, and load its model unless with load="first-use"."""
         from triptych.schedulers.engine import Engine
         from triptych.schedulers.local import LocalClient
 
-        # A slow reader in this process holds up no other.
+        # A slow reader in this process blocks no other client.
         config = replace(config, server=replace(config.server, stream_timeout_s=math.inf))
         make_service = opening(resolved, cls._open_service, config)  # first: it fails fast
         device, ledger = load("triptych.core.runtime.devices.device:open_device")(config.device)
@@ -140,14 +140,14 @@ class Pipeline(ABC, Generic[ServiceT]):
         try:
             if config.models.load == "startup":
                 await service.client.load(resolved.name)
-        except BaseException:  # Ctrl-C too: nothing may go on running behind the caller's back
+        except BaseException:  # also Ctrl-C: nothing may keep running without its owner
             await cls._end(service)
             raise
         return service
 
     @classmethod
     async def _end(cls, service: ServiceT) -> None:
-        """Stop what runs for `service`."""
+        """Stop the engine of `service`."""
         await service.client.close()
 
     def _map_entries(
@@ -156,7 +156,7 @@ class Pipeline(ABC, Generic[ServiceT]):
         entries: Iterable[Entry],
         num_at_once: int,
     ) -> Iterator[Answer | TriptychError]:
-        """What comes of each entry, in order; what `answer` raises takes the place of an answer."""
+        """Yield the answer to each entry, in order; errors of `answer` are yielded as well."""
 
         async def attempt(entry: Entry) -> Answer | TriptychError:
             try:
@@ -172,12 +172,12 @@ class Pipeline(ABC, Generic[ServiceT]):
         return self._loop.iterate(attempts)
 
     def _check_model(self, name: str | None) -> None:
-        """Raise `UnknownModel` where an entry is for another model."""
+        """Raise `UnknownModel` if an entry names another model."""
         if name is not None and name != self._model:
             raise UnknownModel.among([self._model], str(name))
 
     def close(self) -> None:
-        """Stop the engine and give its memory back. Closing twice is fine."""
+        """Stop the engine and release its memory. A second call does nothing."""
         if not self._loop.is_closed:
             self._loop.run(self._end(self._service))
             self._loop.close()

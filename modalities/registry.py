@@ -1,6 +1,7 @@
-"""The modalities there are: a line each.
+"""The list of modalities.
 
-Owns the list, and what follows from it for all models of a configuration. Loads no half of any.
+Owns the list, and the lookups over it for the models of a configuration. Loads no modality's API or
+engine half.
 """
 
 from __future__ import annotations
@@ -23,28 +24,28 @@ if TYPE_CHECKING:
     from triptych.core.weights.resolve import ResolvedModel, Source
 
 MODALITIES: tuple[Modality, ...] = (IMAGES, ASR, SPEECH, VISION, EMBEDDING, CHAT)
-"""In the order in which they are asked whether a model is theirs, and in which they are opened."""
+"""All modalities, in the order of matching models and of opening."""
 
 
 def known_sources() -> list[Source]:
-    """Models known by a name of their own."""
+    """Return the models with short names."""
     return [source for modality in MODALITIES for source in modality.load_sources()]
 
 
 def default_models() -> tuple[str, ...]:
-    """What is served when no model is named: one of each kind that has one, chat first."""
+    """Return the default models: one of each kind that has one, chat first."""
     return tuple(each.default for each in reversed(MODALITIES) if each.default)
 
 
 def role_of(model: ResolvedModel) -> Role:
-    """What `model` is for, by its configuration."""
+    """Return the role of `model`, from its configuration."""
     return modality_of(model, MODALITIES).role
 
 
 def resolve_models(resolved: Resolved, progress: Progress) -> tuple[ResolvedModel, ...]:
-    """Bring every configured model onto this machine.
+    """Fetch every configured model to this machine.
 
-    Raises as `resolve_all` does, and `ConfigError` for options that no model here reads.
+    Raises the errors of `resolve_all`, and `ConfigError` for options that no model reads.
     """
     from triptych.core.options.relevance import check_relevance
     from triptych.core.weights.resolve import resolve_all
@@ -58,4 +59,4 @@ def resolve_models(resolved: Resolved, progress: Progress) -> tuple[ResolvedMode
 def _roles(models: tuple[ResolvedModel, ...]) -> Iterator[Role]:
     for model in models:
         modality = modality_of(model, MODALITIES)
-        yield from (modality.role, *modality.also)
+        yield from (modality.role, *modality.more_roles)

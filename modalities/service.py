@@ -1,7 +1,7 @@
-"""What services have in common: the halves of HTTP routes and Python pipelines that are the same.
+"""Base class of the services behind HTTP routes and Python pipelines.
 
-Owns finding a model by its name, the seed of a call that has none, bounds on what calls hold, and
-the merging of several jobs' streams. Knows no modality, no HTTP and no torch.
+Owns the lookup of models by name, default seeds, limits on memory held by calls, and the merging of
+streams of several jobs. Knows no modality, no HTTP and no torch.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from triptych.schedulers.admission import Admission
 
 
 class Named(Protocol):
-    """What the API process knows of a model."""
+    """A model as the API process knows it."""
 
     @property
     def name(self) -> str:
-        """As callers name it."""
+        """The name that callers use."""
         ...
 
 
 RANDOM_SEED = -1
-"""Asks for a new seed, as clients of other servers mean it, also where the operator has set one."""
+"""Requests a new seed, as in other servers, even if the operator has set one."""
 ModelT = TypeVar("ModelT", bound=Named)
 Item = TypeVar("Item")
 
 
 class ModelService(Generic[ModelT]):
-    """Answers calls to `models` with the help of an engine.
+    """Answers calls to `models` through an engine.
 
-    `admission` bounds the admitted work; services may share one. `default_seed` is the operator's.
+    `admission` limits the admitted work; services may share one. `default_seed` is the operator's.
     """
 
     kind: ClassVar[str] = "model"
-    """What errors call its models."""
+    """The name of its kind of models in errors."""
     seed_bits: ClassVar[int] = 62
-    """Of seeds that are drawn here."""
+    """The number of bits of random seeds."""
 
     def __init__(
         self,
@@ -63,18 +63,18 @@ class ModelService(Generic[ModelT]):
 
     @property
     def max_jobs(self) -> int:
-        """Most jobs that one call may need."""
+        """The most jobs that one call may need."""
         return self._admission.max_jobs
 
     def model(self, name: str) -> ModelT:
-        """The model that `name` is a name of. Raises `UnknownModel`, naming those there are."""
+        """Return the model called `name`. Raises `UnknownModel` with the list of models."""
         own_name = self._aliases.get(name, name)
         if own_name not in self.models:
             raise UnknownModel.among(self.models, name, self.kind)
         return self.models[own_name]
 
     async def ready(self, name: str) -> float:
-        """Load a model that is not in memory, and wait for it: the seconds that took."""
+        """Load a model that is not in memory; returns the seconds that it took."""
         states = {each.model: each.state for each in self.client.status().models}
         if states.get(name) == "ready":
             return 0.0
@@ -82,27 +82,27 @@ class ModelService(Generic[ModelT]):
         await self.client.load(name)
         return time.monotonic() - begun_s
 
-    def _seed(self, asked: int | None) -> int:
-        """The seed of a call: its own, the operator's, or a new one, which -1 also asks for."""
-        given = self._default_seed if asked is None else asked
+    def _seed(self, requested: int | None) -> int:
+        """Return the seed of a call: its own, the operator's, or a new one, also for -1."""
+        given = self._default_seed if requested is None else requested
         return secrets.randbits(self.seed_bits) if given in (None, RANDOM_SEED) else given
 
 
 def default_seed(config: Config) -> int | None:
-    """The operator's seed, if there is one."""
+    """Return the operator's seed, if it is set."""
     return config.device.seed if config.device.seed >= 0 else None
 
 
 class HoldLimit:
-    """Bounds what all calls of a service hold together; `refusal` answers a call beyond that."""
+    """Limits what all calls of a service hold together; `refusal` is the error beyond that."""
 
     def __init__(self, refusal: str) -> None:
         self._refusal = refusal
         self.held = 0.0
 
     @contextmanager
-    def holding(self, amount: float, most: float) -> Iterator[None]:
-        """Count `amount` while it is held. Raises `Overloaded` where all would be over `most`."""
+    def hold(self, amount: float, most: float) -> Iterator[None]:
+        """Count `amount` while it is held. Raises `Overloaded` if the total would exceed `most`."""
         if self.held + amount > most:
             raise Overloaded(self._refusal, retry_after_s=5.0)
         self.held += amount
@@ -113,11 +113,11 @@ class HoldLimit:
 
 
 async def merge(sources: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerator[Item, None]:
-    """Yield the items of all `sources` as they come.
+    """Yield the items of all `sources` as they arrive.
 
-    No item is lost, the first error ends all, and closing this closes every source. The hand-over
-    holds one item, so a slow consumer slows its sources down (and through them the engine) instead
-    of filling memory.
+    No item is lost, the first error ends all, and closing the generator closes every source. The
+    queue holds one item, so a slow consumer slows its sources down (and through them the engine)
+    instead of filling memory.
     """
     queue: asyncio.Queue[Item | End] = asyncio.Queue(maxsize=1)
 

@@ -73,7 +73,7 @@ def test_what_nothing_would_read_is_refused_by_name(
     flag: str, options: dict[str, Any], idle: str, read: str
 ) -> None:
     ReplicaPlan.of(Config(replicas=ReplicaOptions(replicas=read, **options)))
-    with pytest.raises(ConfigError, match=f"^{flag} means nothing with --replicas {idle}"):
+    with pytest.raises(ConfigError, match=f"^{flag} has no effect with --replicas {idle}"):
         ReplicaPlan.of(Config(replicas=ReplicaOptions(replicas=idle, **options)))
 
 
@@ -111,7 +111,7 @@ def test_more_replicas_than_gpus_are_refused() -> None:
     options = DeviceOptions(device="auto", tensor_parallel_size=2)
     for num_gpus in (0, 4):
         plan_of("2").check_room(options, num_gpus)
-    with pytest.raises(ConfigError, match="--replicas 2 take 4 GPUs, of which there are 3"):
+    with pytest.raises(ConfigError, match="--replicas 2 needs 4 GPUs, and this machine has 3"):
         plan_of("2").check_room(options, 3)
     plan_of("2").check_room(DeviceOptions(device="cpu"), 1)
 

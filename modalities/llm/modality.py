@@ -55,7 +55,7 @@ CHAT = Modality(
     engine=f"{_HERE}.engine.loader:LlmLoader",
     default="embedded",
     sources=(f"{_HERE}.source:QWEN_CODER",),
-    also=("embedding",),  # texts go to chat models on the same route
+    more_roles=("embedding",),  # texts go to chat models on the same route
     pipelines={"ChatPipeline": f"{_HERE}.api.pipeline"},
     commands=_COMMANDS,
 )

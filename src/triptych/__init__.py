@@ -25,8 +25,8 @@ __all__ = [
 ]
 __version__ = "0.2.0"
 if "OMP_WAIT_POLICY" not in os.environ:
-    # How long torch's OpenMP threads wait awake, in turns of a loop: 50 to 100 us. GCC's runtime
-    # reads it when torch is loaded; its own 300,000 stop everything on a busy machine.
+    # Spin iterations of torch's idle OpenMP threads: 50 to 100 us. GCC's runtime reads it when
+    # torch is loaded; its default of 300,000 blocks all other work on a busy machine.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 
@@ -43,5 +43,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """What a notebook completes, loaded or not."""
+    """Return the public names for completion, loaded or not."""
     return sorted({*globals(), *__all__})

@@ -1,4 +1,4 @@
-"""`python -m triptych` is the same program as `triptych`."""
+"""Runs `triptych` as `python -m triptych`."""
 
 from triptych.cli import main
 

@@ -1,7 +1,7 @@
 """The API process: `python -m triptych.api_process`, started by the supervisor.
 
-Owns the process around the HTTP app: set-up from the control line, the inherited listening
-socket, its own heartbeat, the drain. Imports no torch.
+Owns the process around the HTTP app: configuration from the control line, the inherited listening
+socket, its heartbeat, the drain. Imports no torch.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from triptych.core.transport.remote import RemoteClient
 BEAT_S = 1.0
 WARM_CHECK_S = 0.5
 STALL_BUDGET_S = 30.0
-"""A loop that does not come round within this is stuck, however busy the machine."""
+"""An event loop without a turn for this long is stuck, even on a busy machine."""
 
 _log = logging.getLogger("triptych.api_process")
 
 
 def main() -> None:
-    """Run the process to its end."""
+    """Run the API process until it is stopped."""
     rest_collector()
     line = ControlLine.open()
     setup = decode_json(line.read_config(), ChildSetup)
     logs.configure(setup.config.server)
     give_large_blocks_back()
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # the supervisor shows the same
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # the supervisor logs the rest
     run_child(line, lambda: asyncio.run(_run(line, setup)), _log)
 
 
@@ -67,7 +67,7 @@ async def _run(line: ControlLine, setup: ChildSetup) -> None:
 
 
 async def _warm(client: EngineClient, warm: Callable[[], None]) -> None:
-    """Begin it when the engine is ready, whose start it would slow down."""
+    """Call `warm` once the engine is ready, so as not to slow down its start."""
     while True:
         if client.status().is_ready:
             return warm()

@@ -1,10 +1,10 @@
-"""The `triptych` command: which subcommands there are, and how they fail.
+"""The `triptych` command: its subcommands and exit codes.
 
-Owns the top-level help and the exit codes. Knows nothing of what a command does (see
+Owns the top-level help and the exit codes. Knows nothing of a command's work (see
 `core.options.command`): its module is imported only when it runs, so `triptych --help` answers at
 once and loads no torch.
 
-Exit codes: 0 done; 1 failed while running, or the output was closed; 2 wrong use or set-up (one
+Exit codes: 0 done; 1 failed while running, or the output was closed; 2 wrong usage or setup (one
 line says what to do); 130 interrupted.
 """
 
@@ -22,7 +22,7 @@ from triptych.modalities.registry import MODALITIES
 _OWN = (
     Command(
         "serve",
-        "Serve models over HTTP, as OpenAI does.",
+        "Serve models over an OpenAI-compatible HTTP API.",
         "triptych.serve",
         (
             "triptych serve",
@@ -41,7 +41,7 @@ _OWN = (
     ),
     Command(
         "warm-cache",
-        "Fetch, convert and compile ahead, so that the next start is quick, here or elsewhere.",
+        "Fetch, convert and compile ahead of time, into a bundle that makes starts fast.",
         "triptych.warm_cache_cli",
         (
             "triptych warm-cache",
@@ -52,21 +52,23 @@ _OWN = (
     ),
     Command(
         "config",
-        "Print the resolved configuration and where each value came from.",
+        "Print the resolved configuration and the source of each value.",
         "triptych.config_cli",
         ("triptych config --config-file triptych.yaml", "triptych config --changed --format yaml"),
     ),
-    Command("version", "Print versions.", "triptych.version_cli", ("triptych version",)),
+    Command(
+        "version", "Print the installed versions.", "triptych.version_cli", ("triptych version",)
+    ),
 )
 _FIRST = (
     *("serve", "chat", "see", "generate", "embed", "speak", "transcribe", "voices", "imagine"),
     *("calibrate", "bench"),
 )
-"""The order in which help lists commands; others follow."""
+"""The first commands in the order of help; all other commands follow."""
 
 
 def all_commands() -> tuple[Command, ...]:
-    """The commands of every modality, and those about all of them, in the order of help."""
+    """Return the commands of all modalities and of the server, in the order of help."""
     commands = [*(command for each in MODALITIES for command in each.commands), *_OWN]
     places = {name: place for place, name in enumerate(_FIRST)}
     return tuple(sorted(commands, key=lambda command: places.get(command.name, len(places))))
@@ -76,7 +78,7 @@ COMMANDS = all_commands()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code. Only `--help` exits by itself."""
+    """Run one command and return its exit code. Only `--help` raises `SystemExit`."""
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
         code = _dispatch(argv)
@@ -85,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader of our output has left. Keep the interpreter from flushing to a closed pipe.
+        # The reader closed the pipe. Keep the interpreter from flushing to it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except TriptychError as error:
@@ -128,7 +130,7 @@ def _explain_command(name: str) -> str:
 
 
 def _wants_debug(argv: Sequence[str]) -> bool:
-    """Whether `--log-level debug` was asked for, even where the arguments do not parse."""
+    """Whether `--log-level debug` was given, even if the arguments do not parse."""
     wanted = "--log-level debug" in " ".join(argv).replace("=", " ")
     return wanted or os.environ.get("TRIPTYCH_LOG_LEVEL") == "debug"
 

@@ -1,7 +1,7 @@
-"""The composition root: a loop over the modalities there are.
+"""The composition root: builds engine and API from all modalities.
 
-Owns what is plugged into what. Each process builds only its half: the engine's builder imports
-torch, the API's imports FastAPI, neither imports the other's.
+Owns the wiring. Each process builds only its half: the engine's builder imports torch, the API's
+imports FastAPI, and neither imports the other.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from triptych.schedulers.engine import Engine
 
 _PAGES = Path(__file__).with_name("page")
-"""What is served to browsers."""
+"""Folder of the web page."""
 
 
 class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """What the supervisor hands to a child, as JSON. Holds secrets: never on a command line.
+    """Configuration of a child process, as JSON. It holds secrets: never on a command line.
 
-    `folder` is where the sockets are; `listener_fd` is the API's inherited listening socket;
-    `device_budget_bytes` are those of the engine's first start, from the second on.
+    `folder` holds the sockets; `listener_fd` is the API's inherited listening socket;
+    `device_budget_bytes` is the memory budget of the engine's first start, set on restarts.
     """
 
     config: Config
@@ -51,13 +51,13 @@ class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def with_models(config: Config, models: Sequence[ResolvedModel]) -> Config:
-    """`config`, naming `models`: those served by default share memory with others all the same."""
+    """Return `config` with the references of `models`, so that default models count as well."""
     references = tuple(model.reference for model in models)
     return replace(config, models=replace(config.models, model=references))
 
 
 def build_codec() -> MessageCodec:
-    """The types of every modality that cross between API and engine."""
+    """Build the codec with the request and delta types of all modalities."""
     wires = dict.fromkeys(tuple(modality.wire) for modality in registry.MODALITIES)
     requests, deltas = zip(*wires, strict=True)
     return MessageCodec(request=_union(requests), payload=_union(deltas))
@@ -68,7 +68,7 @@ def _union(places: Sequence[str]) -> Any:
 
 
 def build_engine(config: Config, models: Sequence[ResolvedModel]) -> Engine:
-    """The engine that owns the device. Raises `DeviceError` where there is none."""
+    """Build the engine that owns the device. Raises `DeviceError` if there is none."""
     from triptych.schedulers.engine import Engine
 
     device, ledger = load("triptych.core.runtime.devices.device:open_device")(config.device)
@@ -82,10 +82,10 @@ def build_engine(config: Config, models: Sequence[ResolvedModel]) -> Engine:
 
 
 def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineClient) -> FastAPI:
-    """The HTTP app in front of `client`.
+    """Build the HTTP app in front of `client`.
 
-    `app.state.start` goes on with what an earlier run left; `app.state.warm` begins what a first
-    request of some kind would wait for; `app.state.close` ends what the services have started.
+    `app.state.start` resumes the work of an earlier run; `app.state.warm` prepares what first
+    requests would wait for; `app.state.close` closes the services.
     """
     from triptych.core.engine_api.aliases import AliasClient
     from triptych.core.http.app import create_app
@@ -103,20 +103,20 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
 
     decoders = dict.fromkeys(name for each in registry.MODALITIES for name in each.decoders)
     pool = DecodePool.from_options(config.server, list(decoders))
-    ending = AsyncExitStack()
-    ending.push_async_callback(pool.close)
+    exit_stack = AsyncExitStack()
+    exit_stack.push_async_callback(pool.close)
     aliases = ServedNames.read(config.models).aliases
     num_keys = len(owners(config.server))
     store = DocumentStore.from_options(config.store, num_owners=num_keys)
     if store is not None:
-        ending.push_async_callback(store.close)
+        exit_stack.push_async_callback(store.close)
     setup = ApiSetup(
         config=config,
         models=_by_role(models),
         client=AliasClient(client, aliases),
         pool=pool,
         admission=Admission(options=config.schedule, num_keys=num_keys),
-        ending=ending,
+        exit_stack=exit_stack,
         store=store,
     )
     parts = [load(modality.api)(setup) for modality in registry.MODALITIES]
@@ -135,10 +135,10 @@ def build_app(config: Config, models: Sequence[ResolvedModel], client: EngineCli
     app = create_app(config, client, routers, listed, tasks, dialects)
     app.state.shelf = shelf
     batches.serve(app)
-    ending.push_async_callback(batches.close)
+    exit_stack.push_async_callback(batches.close)
     app.state.start = batches.start
     app.state.warm = partial(_warm, parts)
-    app.state.close = ending.aclose
+    app.state.close = exit_stack.aclose
     return app
 
 
@@ -148,7 +148,7 @@ def _warm(parts: Sequence[ApiPart]) -> None:
 
 
 def _by_role(models: Sequence[ResolvedModel]) -> Mapping[str, Sequence[ResolvedModel]]:
-    """The models of each role, in their order; none where there is none."""
+    """Return the models of each role, in order; empty for roles without models."""
     found: defaultdict[str, list[ResolvedModel]] = defaultdict(list)
     for model in models:
         found[registry.role_of(model)].append(model)

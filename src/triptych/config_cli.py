@@ -17,19 +17,19 @@ _Row = tuple[Option, Any, str]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's own flags and every option."""
+    """Declare the command's flags and every option."""
     parser.add_argument(
         "--format",
         choices=("table", "yaml", "json"),
         default="table",
-        help="table (default) also says where each value came from",
+        help="table (default) also shows the source of each value",
     )
-    parser.add_argument("--changed", action="store_true", help="only what is not default")
+    parser.add_argument("--changed", action="store_true", help="only values that are not default")
     add_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what `triptych serve` would run with, given the same flags."""
+    """Print the options of `triptych serve` for the same flags."""
     rows = describe(resolve_with_sources(args))
     if args.changed:
         rows = [row for row in rows if row[2] != "default"]
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _dump(rows: Sequence[_Row], form: str) -> str:
-    """The rows as a file `--config-file` can read (where no secret is masked)."""
+    """Format the rows as a file for `--config-file`, except for masked secrets."""
     sections: dict[str, dict[str, Any]] = {}
     for option, value, _ in rows:
         plain = list(value) if isinstance(value, tuple) else value

@@ -1,6 +1,6 @@
 """The engine process: `python -m triptych.engine_process`, started by the supervisor.
 
-Owns the process around an engine: set-up from the control line, the socket, notes to the
+Owns the process around an engine: configuration from the control line, the socket, notes to the
 supervisor, exit codes. Imports no web framework.
 """
 
@@ -31,7 +31,7 @@ _log = logging.getLogger("triptych.engine_process")
 
 
 def main(build: BuildEngine = build_engine) -> None:
-    """Run the process to its end. Never returns: a device that hangs must not keep it."""
+    """Run the engine process. Never returns: a hung device must not keep the process alive."""
     rest_collector()
     line = ControlLine.open()
     setup = decode_json(line.read_config(), ChildSetup)
@@ -64,16 +64,20 @@ def _run(line: ControlLine, setup: ChildSetup, build: BuildEngine) -> None:
 
 
 def keep_budget(line: ControlLine, ledger: Ledger, first_bytes: int) -> None:
-    """Share out as much memory as at the first start: `first_bytes`, if this is a later one."""
+    """Keep the memory budget of the first start, which is `first_bytes` on a restart."""
     if not first_bytes:
         line.send(StartFacts({"device_budget_bytes": ledger.capacity_bytes}))
         return
     ledger.resume(first_bytes)
-    _log.info("memory for models: %s, %s at first", mib(ledger.capacity_bytes), mib(first_bytes))
+    _log.info(
+        "memory for models: %s, %s at the first start",
+        mib(ledger.capacity_bytes),
+        mib(first_bytes),
+    )
 
 
 class StartReport:
-    """Turns heartbeats into notes for the supervisor, and calls `warm` once all is ready."""
+    """Turns heartbeats into notes for the supervisor, and calls `warm` once models are ready."""
 
     def __init__(self, line: ControlLine, warm: Callable[[], None]) -> None:
         self._line = line
@@ -82,9 +86,9 @@ class StartReport:
         self._is_ready = False
 
     def take(self, beat: Heartbeat) -> None:
-        """Pass on the beat, and each model's first load; say so when none is loading any more."""
+        """Report the beat, the first load of each model, and when all models are ready."""
         self._line.send(Beat(beat.stall_budget_s))
-        if self._is_ready or beat.phase == "stop":  # nothing comes of a start that has failed
+        if self._is_ready or beat.phase == "stop":  # a failed start never becomes ready
             return
         for status in beat.models:
             if status.state == "ready" and status.model not in self._loaded:
@@ -99,7 +103,7 @@ class StartReport:
 
 
 def _is_too_large(status: ModelStatus) -> bool:
-    """Whether a model will be refused, and others be served without it."""
+    """Whether a model is refused for its size while others are served."""
     return status.error is not None and status.error.code == ModelTooLarge.code
 
 

@@ -1,7 +1,6 @@
-"""`triptych models`: list, fetch, verify and remove the weights kept on this machine.
+"""`triptych models`: list, fetch, verify and remove the weights on this machine.
 
-Owns the command's words and tables. Where weights are and what makes them whole is
-`core/weights`' business.
+Owns the command's arguments and output. `core/weights` stores and verifies weights.
 """
 
 from __future__ import annotations
@@ -33,20 +32,20 @@ _OPTIONS = frozenset({"cache_dir", "offline", "revision"})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the action, its operands, and the options that say where weights are."""
-    parser.add_argument("action", choices=tuple(_ACTIONS), help="what to do")
+    """Declare the action, its operands, and the options of the weights' location."""
+    parser.add_argument("action", choices=tuple(_ACTIONS), help="action")
     parser.add_argument(
         "models",
         nargs="*",
         metavar="MODEL",
-        help="what --model takes (fetch), or a name, hub id or key that `list` shows",
+        help="a model as for --model (fetch), or a name, hub id or key from `list`",
     )
     names = {field.name for field in dataclasses.fields(ModelOptions)}
     add_options(parser, sections=("models",), exclude=names - _OPTIONS)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do the action. 0: done; 1: something is damaged."""
+    """Run the action. Returns 0 if it is done, 1 if a model is damaged."""
     return _ACTIONS[args.action](args.models, resolve(args).models)
 
 
@@ -95,7 +94,7 @@ def _problem(model: StoredModel, progress: Progress) -> str | None:
 
 def _remove(names: Sequence[str], options: ModelOptions) -> int:
     if not names:
-        raise ConfigError("Name the models to remove; `triptych models list` shows them.")
+        raise ConfigError("Name the models to remove; `triptych models list` lists them.")
     for model in _chosen(names, options):
         remove(model, options)
         Console().print(Text(f"{model.name} is removed ({decimal(model.num_bytes)})"))
@@ -103,7 +102,7 @@ def _remove(names: Sequence[str], options: ModelOptions) -> int:
 
 
 def _chosen(names: Sequence[str], options: ModelOptions) -> list[StoredModel]:
-    """The stored models named, or all of them."""
+    """Return the stored models called `names`, or all of them."""
     stored = stored_models(options)
     if not names:
         return stored

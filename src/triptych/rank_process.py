@@ -1,7 +1,7 @@
-"""The process of one rank of a divided model: `python -m triptych.rank_process`.
+"""The process of one rank of a parallel model: `python -m triptych.rank_process`.
 
-Owns the process around a rank: set-up from the control line, notes to the engine's process that
-started it, exit codes. What a rank does is its loader's business (`core.runtime.engine.ranks`).
+Owns the process around a rank: configuration from the control line, notes to the engine process
+that started it, exit codes. The loader does the rank's work (`core.runtime.engine.ranks`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _log = logging.getLogger("triptych.rank_process")
 
 
 def main() -> None:
-    """Run the process to its end. Never returns."""
+    """Run the rank's process. Never returns."""
     line = ControlLine.open()
     config = line.read_config()
     setup: RankSetup = decode_json(config, load("triptych.core.runtime.engine.ranks:RankSetup"))

@@ -1,7 +1,7 @@
 """`triptych serve`: the supervisor of an API process and an engine process.
 
 Owns the order of the start: options, port, socket folder, models, then both children at once.
-Imports neither torch nor a web framework, so it starts fast and outlives both.
+Imports neither torch nor a web framework, so it starts fast and survives crashes of both.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _log = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare every option there is."""
+    """Declare all options."""
     add_options(parser)
 
 
@@ -67,29 +67,29 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Programs:
-    """What the children run; the tests put a small engine in the place of the real one."""
+    """Command lines of the children; tests replace the engine by a small one."""
 
     engine: tuple[str, ...] = (sys.executable, "-P", "-m", "triptych.engine_process")
     api: tuple[str, ...] = (sys.executable, "-P", "-m", "triptych.api_process")
 
 
 def serve(resolved: Resolved, programs: Programs = Programs()) -> int:
-    """Bring up the processes `resolved` asks for, and keep them; returns the exit code."""
+    """Start and supervise the processes for `resolved`; returns the exit code."""
     options = resolved.config.server
     logs.configure(options)
-    signal.signal(signal.SIGTERM, _leave)  # until the supervisor takes over: nothing to drain yet
+    signal.signal(signal.SIGTERM, _exit)  # until the supervisor takes over: nothing to drain yet
     with ExitStack() as stack:
         listener = None if options.headless else stack.enter_context(bind(options))
         startup = Startup(options)
         role = ENGINE if options.headless else API
         folder = stack.enter_context(private_folder(options.zmq_endpoint_base, role=role))
-        # Models that are loaded later are verified now: then nobody could make them again.
+        # Models that are loaded later are verified now: later they could not be recreated.
         reads_weights = resolved.config.models.load != "startup"
         try:
             models = _resolve(resolved, startup, reads_weights=reads_weights)
             return _supervise(models, resolved, programs, startup, listener, folder)
         except DamagedWeights as error:
-            _log.warning("they are made again", extra=fields(reason=error.message))
+            _log.warning("damaged weights are recreated", extra=fields(reason=error.message))
             models = _resolve(resolved, startup, reads_weights=True)
             return _supervise(models, resolved, programs, startup, listener, folder)
 
@@ -102,7 +102,7 @@ def _supervise(
     listener: socket.socket | None,
     folder: Path,
 ) -> int:
-    """Run the children until stopped. Raises what one of them cannot start for."""
+    """Run the children until stopped. Raises the error of a child that cannot start."""
     config = with_models(resolved.config, models)
     setup = ChildSetup(
         config=config,
@@ -117,19 +117,19 @@ def _supervise(
         return asyncio.run(Supervisor(specs, policy, watcher).run())
 
 
-def _leave(number: int, frame: FrameType | None) -> NoReturn:
+def _exit(number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(0)
 
 
 def _resolve(
     resolved: Resolved, startup: Startup, *, reads_weights: bool = False
 ) -> tuple[ResolvedModel, ...]:
-    """Bring the models here. Unless it `reads_weights`, the engine has to verify them."""
+    """Fetch the models. Unless it `reads_weights`, the engine must verify them."""
     started_s = time.monotonic()
     progress = startup.progress()
-    manner = nullcontext() if reads_weights else leaving_weights_unread()
+    reading = nullcontext() if reads_weights else leaving_weights_unread()
     try:
-        with listening(startup.take), manner:
+        with listening(startup.take), reading:
             models = resolve_models(resolved, progress)
     finally:
         progress.stop()
@@ -139,9 +139,9 @@ def _resolve(
 
 
 def _specs(setup: ChildSetup, programs: Programs) -> list[ChildSpec]:
-    """The children, in the order in which they drain: the API finishes while the engine runs."""
+    """Return the children in the order of draining: the API finishes while the engine runs."""
     options = setup.config.server
-    # A child has its options from `setup`; a variable may hold a key.
+    # A child gets its options from `setup`; an environment variable may hold a key.
     env = {k: v for k, v in os.environ.items() if not k.startswith(ENVIRONMENT_PREFIX)}
     specs = []
     if not options.headless:
@@ -156,7 +156,7 @@ def _specs(setup: ChildSetup, programs: Programs) -> list[ChildSpec]:
 
 
 class _Watcher:
-    """Shows the start, and reports the engine's death to the API process."""
+    """Shows the progress of the start, and reports crashes of the engine to the API process."""
 
     def __init__(self, startup: Startup, folder: Path, listener: socket.socket | None) -> None:
         self._startup = startup
@@ -167,12 +167,12 @@ class _Watcher:
         self._since_s: dict[str, float] = {}
 
     def expect(self, children: Iterable[str]) -> None:
-        """Everything is ready once these are."""
+        """Set the children that the server waits for."""
         self._waiting.update(children)
         self._since_s = dict.fromkeys(self._waiting, time.monotonic())
 
     def on_note(self, child: str, note: FromChild) -> None:
-        """Show a phase; say when everything is ready for the first time."""
+        """Show a phase, and readiness once all children are ready."""
         if isinstance(note, Phase):
             now_s = time.monotonic()
             self._startup.phase(note.name, now_s - self._since_s[child], note.note)
@@ -185,8 +185,8 @@ class _Watcher:
                 self._startup.ready(url_of(self._listener) if self._listener else "headless")
 
     def on_gone(self, child: str, reason: str, restart_in_s: float | None) -> None:
-        """Log it, and pass word of an engine's death on."""
-        after = "" if restart_in_s is None else f"; starting it again in {restart_in_s:g} s"
+        """Log the loss of a child, and report that of the engine to the API process."""
+        after = "" if restart_in_s is None else f"; restarting it in {restart_in_s:g} s"
         _log.error("the %s process %s%s", child, reason, after)
         self._waiting.add(child)
         self._since_s[child] = time.monotonic() + (restart_in_s or 0.0)
@@ -196,11 +196,11 @@ class _Watcher:
             send_if_connected(self._dealer, self._codec.encode(gone))
 
     def on_drain(self) -> None:
-        """Let go of the port: it closes when the API process has answered its last request."""
-        _log.info("shutting down: finishing what is in flight")
+        """Close this process's listener; the port closes after the API's last response."""
+        _log.info("shutting down: finishing requests in flight")
         if self._listener is not None:
             self._listener.close()
 
     def close(self) -> None:
-        """Let go of the socket."""
+        """Close the socket to the engine and the API."""
         self._dealer.close(linger=0)

@@ -1,7 +1,7 @@
-"""What a starting server shows: one line per phase, with seconds, and what it found ready.
+"""Output of a starting server: one line per phase, with seconds and cache hits.
 
-Owns the look: coloured on a terminal, plain elsewhere, log records where logs are JSON. Knows
-nothing of what happens in a phase.
+Owns the format: colored on a terminal, plain elsewhere, log records if logs are JSON. Knows nothing
+of the work in a phase.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 class Startup:
-    """Shows phases as they end."""
+    """Prints phases as they end."""
 
     def __init__(self, options: ServerOptions) -> None:
         self._is_json = options.log_format == "json"
@@ -35,11 +35,11 @@ class Startup:
             self._console.print(Text.assemble(("triptych ", "bold"), __version__))
 
     def progress(self) -> Progress:
-        """A bar for downloads and conversions, on a terminal."""
+        """Return the progress bar of downloads and conversions, silent without a terminal."""
         return RichProgress() if sys.stderr.isatty() and not self._is_json else SilentProgress()
 
     def phase(self, name: str, elapsed_s: float, note: str = "") -> None:
-        """A phase is over."""
+        """Print a finished phase."""
         if self._is_json:
             _log.info("phase", extra=fields(phase=name, elapsed_s=round(elapsed_s, 3), note=note))
             return
@@ -50,15 +50,15 @@ class Startup:
         )
 
     def take(self, lookup: Lookup) -> None:
-        """Something was found, or had to be made."""
+        """Record a cache hit or miss."""
         self._lookups.append(lookup)
 
     def restart(self) -> None:
-        """Count from here: something has to start again."""
+        """Restart the clock, since a child has to start again."""
         self._started_s = time.monotonic()
 
     def ready(self, note: str) -> None:
-        """Everything runs; the seconds are those since the start."""
+        """Print readiness with the seconds since the start."""
         seconds: dict[str, float] = {}
         for lookup in self._lookups:
             seconds[lookup.phase] = seconds.get(lookup.phase, 0.0) + lookup.seconds
@@ -69,7 +69,7 @@ class Startup:
 
 
 def summarize(lookups: Iterable[Lookup], phase: str) -> str:
-    """Hits and misses of a phase in words, each miss with its reason."""
+    """Describe the hits and misses of a phase, each miss with its reason."""
     found = [lookup for lookup in lookups if lookup.phase == phase]
     misses = [lookup for lookup in found if not lookup.is_hit]
     counts = f"hits {len(found) - len(misses)}, misses {len(misses)}"

@@ -1,4 +1,4 @@
-"""`triptych version`: what is installed."""
+"""`triptych version`: prints the installed versions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from triptych.core.process.versions import versions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`version` takes no option."""
+    """Declare no options: `version` takes none."""
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,8 +1,8 @@
-"""`triptych warm-cache`: do now what a first start would do, and keep it as a bundle.
+"""`triptych warm-cache`: does the work of a first start in advance and stores it as a bundle.
 
-Owns the command's words, its phases and their order. What a bundle is and how it appears whole is
-`core/bundle`'s, what a phase does is left to what a start does there. Loads torch only to load the
-models, Triton only to compile for a GPU.
+Owns the command's arguments and the order of its phases. `core/bundle` writes bundles, and each
+phase calls the same code as a start. Loads torch only to load models, and Triton only to compile
+for a GPU.
 """
 
 from __future__ import annotations
@@ -53,35 +53,37 @@ _BUNDLE_LIBRARY = "triptych.core.runtime.kernels.native.build:bundle_library"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare `--target`, and the options that a model is loaded with."""
+    """Declare `--target` and the options of loading models."""
     parser.add_argument(
         "--target",
         action="append",
         metavar="API[:ARCH]",
-        help="compile the kernels of a GPU, which need not be here: cuda:sm_90, hip:gfx942, or cuda"
-        " for all that are supported; repeat for several. Without it: those of the device here.",
+        help="GPU to compile kernels for, which need not be present: cuda:sm_90, hip:gfx942, or"
+        " cuda for all supported ones; repeat for several [default: the present device]",
     )
     add_options(parser, sections=_SECTIONS, exclude=_UNUSED)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Make the bundle. Raises `SetupError` in one actionable line."""
+    """Create the bundle. Raises `SetupError` in one actionable line."""
     resolved = resolve_with_sources(args)
     if resolved.sources["log_level"] != "default":
         logs.configure(resolved.config.server)
     if resolved.config.models.bundle == NONE:
-        raise ConfigError("--bundle none leaves nothing to write; name a folder, or leave it out.")
+        raise ConfigError(
+            "--bundle none: there is nothing to write; name a folder or leave it out."
+        )
     _WarmCache(resolved, _read_targets(args.target or ())).run()
     return 0
 
 
 def _target_of(device: Device) -> CompileTarget | None:
-    """What kernels are compiled for here; `None` on a CPU."""
+    """Return the compile target of the device; `None` on a CPU."""
     return load(f"{_COMPILE}:CompileTarget").parse(device.target) if device.target else None
 
 
 def _read_targets(texts: Sequence[str]) -> tuple[CompileTarget, ...]:
-    """The targets named; an API alone stands for all its devices that kernels are checked for."""
+    """Parse the targets; an API name alone stands for all its supported devices."""
     if not texts:
         return ()
     parse, supported = load(f"{_COMPILE}:CompileTarget").parse, load(f"{_COMPILE}:TARGETS")
@@ -94,7 +96,7 @@ def _read_targets(texts: Sequence[str]) -> tuple[CompileTarget, ...]:
 
 @dataclass
 class _WarmCache:
-    """One run of the command."""
+    """One run of `triptych warm-cache`."""
 
     resolved: Resolved
     targets: tuple[CompileTarget, ...]
@@ -105,31 +107,31 @@ class _WarmCache:
         config = self.resolved.config
         self.startup = Startup(config.server)
         self.folder = bundle_folder(config.models, [place_of(each) for each in self._references()])
-        # An earlier bundle is no source of a new one: what it has may be out of date.
+        # Never start from an earlier bundle: its contents may be out of date.
         self.config = replace(config, models=replace(config.models, bundle=NONE))
 
     def _references(self) -> Sequence[str]:
         return self.resolved.config.models.model or default_models()
 
     def run(self) -> None:
-        """Do all phases; the bundle appears when the last is over."""
+        """Run all phases; the bundle appears when the last one ends."""
         started_s = time.monotonic()
         models = self._weights()
         manifest = write_bundle(self.folder, lambda folder: self._fill(folder, models))
         if manifest.memory is not None:
             self._show_memory(manifest.memory)
         num_bytes = sum(seal.num_bytes for seal in manifest.files.values())
-        note = f"{self.folder} ({decimal(num_bytes)} beside the weights)"
+        note = f"{self.folder} ({decimal(num_bytes)} in addition to the weights)"
         self.startup.phase("bundle", time.monotonic() - started_s, note)
 
     def _show_memory(self, memory: MemoryProfile) -> None:
-        """What each model plans with, and what all of them took."""
+        """Print the planned memory of each model and the memory used by all."""
         planned: dict[str, int] = {}
         for owner, num_bytes in memory.planned.items():
             model = owner.rpartition("/")[0]
             planned[model] = planned.get(model, 0) + num_bytes
         shares = ", ".join(f"{model} {decimal(size)}" for model, size in planned.items())
-        note = f"{decimal(memory.taken_bytes)} taken; caches included, planned: {shares}"
+        note = f"{decimal(memory.taken_bytes)} used; planned, including caches: {shares}"
         self.startup.phase("memory", self.phases["load"], note)
 
     def _weights(self) -> tuple[ResolvedModel, ...]:
@@ -142,7 +144,7 @@ class _WarmCache:
                 progress.stop()
 
     def _fill(self, folder: Path, models: Sequence[ResolvedModel]) -> BundleManifest:
-        """Fill the folder of a new bundle, and say what is in it."""
+        """Fill the folder of a new bundle, and return its manifest."""
         options = self.config.models
         with self._phase("copy"):
             bundled = tuple(add_model(folder, model, options) for model in models)
@@ -179,22 +181,22 @@ class _WarmCache:
         return tuple(each.name for each in results)
 
     def _load(self, models: Sequence[ResolvedModel], device: Device) -> MemoryProfile:
-        """Load all models as the engine does, and see what they take."""
+        """Load all models as the engine does, and measure their memory."""
         with self._phase("load"):
             return asyncio.run(_profile(self.config, models, device))
 
     def _kernels(self, folder: Path) -> BundledKernels | None:
-        """The native kernels that the models were loaded with, if any."""
+        """Bundle the native kernels that the models were loaded with, if any."""
         with self._phase("kernels"):
             kernels = load(f"{_MEMORY}:open_kernels")(self.config)
             if kernels is None:
                 return None
-            promised: BundledKernels = load(_BUNDLE_LIBRARY)(kernels.path, kernels.level, folder)
-            return promised
+            bundled: BundledKernels = load(_BUNDLE_LIBRARY)(kernels.path, kernels.level, folder)
+            return bundled
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
-        """Time a phase, and show what it found and what it had to make."""
+        """Time a phase, and print its cache hits and misses."""
         lookups: list[Lookup] = []
         started_s = time.monotonic()
         with listening(lookups.append):
@@ -206,14 +208,14 @@ class _WarmCache:
 
 
 def _bar() -> Progress:
-    """How many are done, on a terminal."""
+    """Return a counting progress bar, hidden without a terminal."""
     return count_bar(is_hidden=not sys.stderr.isatty(), is_transient=True)
 
 
 async def _profile(
     config: Config, models: Sequence[ResolvedModel], device: Device
 ) -> MemoryProfile:
-    """What the models take of the device, planned and in fact, all of them loaded."""
+    """Load all models, and return their planned and used device memory."""
     from triptych.compose import build_engine
     from triptych.schedulers.local import LocalClient
 

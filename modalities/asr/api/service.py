@@ -96,7 +96,7 @@ class AsrService(ModelService[WhisperTokenizer]):
         duration_s = len(pcm_S) / SAMPLE_RATE
         num_tokens = int(duration_s * _TOKENS_PER_SECOND) + 1
         ticket = self._admission.admit(key=caller.principal.key, num_jobs=1, num_tokens=num_tokens)
-        with ticket, self._held.holding(duration_s, MAX_HELD_S):
+        with ticket, self._held.hold(duration_s, MAX_HELD_S):
             recording = _Recording(model, call, self._seed(call.seed or 0), duration_s)
             for part in count():
                 request = recording.next_request(pcm_S, part)

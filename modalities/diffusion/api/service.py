@@ -198,7 +198,7 @@ class ImageService(ModelService[ImageModel]):
     def _holding(self, num_bytes: int) -> AbstractContextManager[None]:
         if num_bytes > MAX_SOURCE_BYTES:
             raise InvalidRequest("The images are too large together; send fewer.", param="image")
-        return self._images.holding(num_bytes, MAX_HELD_BYTES)
+        return self._images.hold(num_bytes, MAX_HELD_BYTES)
 
 
 class ImageGeneration:

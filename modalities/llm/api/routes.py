@@ -80,7 +80,7 @@ def open_api(setup: ApiSetup) -> ApiPart:
     service = LlmService.from_config(
         setup.config, texts, setup.client, encoders=encoders, admission=setup.admission
     )
-    setup.ending.push_async_callback(service.close)
+    setup.exit_stack.push_async_callback(service.close)
     setup.encode_chat = service.encode_chat
     cards = [card_of(text, sees=text.name in encoders) for text in texts]
     listed = [model for role in _LISTED for model in setup.models[role]]
@@ -105,7 +105,7 @@ def _warm(texts: Sequence[TextModel]) -> None:
 def _responses(service: LlmService, setup: ApiSetup) -> list[APIRouter]:
     """The Responses API, with what it keeps."""
     answering = Answering.open(service, setup.store, setup.config.server, setup.find_link)
-    setup.ending.push_async_callback(answering.runs.close)
+    setup.exit_stack.push_async_callback(answering.runs.close)
     return [responses_router(answering), conversations_router(answering)]
 
 

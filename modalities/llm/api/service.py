@@ -206,7 +206,7 @@ class LlmService(ModelService[TextModel]):
         admitted = self._admission.admit(
             key=call.caller.principal.key, num_jobs=len(requests), num_tokens=num_tokens
         )
-        with admitted, self._images.holding(num_bytes, MAX_HELD_IMAGE_BYTES):
+        with admitted, self._images.hold(num_bytes, MAX_HELD_IMAGE_BYTES):
             samples = [
                 self._sample(call, index, request, model) for index, request in enumerate(requests)
             ]

@@ -230,7 +230,7 @@ def open_api(setup: ApiSetup) -> ApiPart:
         return ApiPart()
     facts = remembered_facts(models, config.models.cache_dir)
     prepare = PooledPreparation(models, config)
-    setup.ending.push_async_callback(prepare.close)
+    setup.exit_stack.push_async_callback(prepare.close)
     images = ImageProcessorCache.from_config(prepare, config)
     for model, known in zip(models, facts, strict=True):
         setup.prompt_encoders[model.name] = opening(

@@ -1,4 +1,4 @@
 """Several engines behind one address, on Ray Serve.
 
-`plan` is read by every start; all else imports Ray, and is imported where there are replicas.
+Every start imports `plan`; the other modules import Ray and are loaded only with replicas.
 """

@@ -1,4 +1,4 @@
-"""The application that Ray Serve deploys, from a configuration; also for Serve's config files.
+"""Builds the Ray Serve application from a configuration; also for Serve's config files.
 
 applications:
 - name: triptych
@@ -21,16 +21,16 @@ from triptych.replicas.deployments import EngineReplica, Ingress
 from triptych.replicas.plan import ReplicaPlan
 
 REPORT_S = 1.0
-"""How often routers and the autoscaler hear of a replica's load."""
+"""Interval of a replica's load reports to routers and autoscaler."""
 _HEALTH_S = 2.0
-_HANGS_S = 10.0  # thrice in a row, and Serve replaces it
+_HANGS_S = 10.0  # Serve replaces a replica after three timeouts in a row
 _DRAIN_SLACK_S = 5.0
-_INGRESS_SLACK_S = 20.0  # it notices late that it is to go
+_INGRESS_SLACK_S = 20.0  # an ingress notices its replacement late
 _MAX_REQUESTS = 1_000_000  # the ingress admits; engines queue
 
 
 def build(args: dict[str, Any]) -> serve.Application:
-    """The application with these options, named as in Triptych's own files."""
+    """Build the application from options with the names of Triptych's config files."""
     lists = {
         name: tuple(value) if isinstance(value, list) else value for name, value in args.items()
     }
@@ -39,7 +39,7 @@ def build(args: dict[str, Any]) -> serve.Application:
 
 
 def application(config: Config, plan: ReplicaPlan) -> serve.Application:
-    """An ingress in front of the replicas of `plan`."""
+    """Build an ingress in front of the replicas of `plan`."""
     engine_config = plan.engine_config(config)
     encode = msgspec.json.encode
     drain_s = config.server.drain_timeout_s

@@ -1,7 +1,7 @@
-"""The two deployments on Ray Serve: engines, and the ingress in front of them.
+"""The two Ray Serve deployments: engines, and the ingress in front of them.
 
-Owns how each is built on its node, and the way between them. What they do is `core.router`'s and
-the app's.
+Owns their construction on a node and the transport between them. The work itself is in
+`core.router` and the app.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from triptych.replicas.scaling import PAGE_USE, QUEUE_S
 from triptych.schedulers.local import LocalClient
 
 _BEATS_TIMEOUT_S = 5.0
-_LOAD_TIMEOUT_S = 3600.0  # the largest weights, fetched and converted
+_LOAD_TIMEOUT_S = 3600.0  # enough to fetch and convert the largest weights
 _LOAD_POLL_S = 0.05
 
 
 class EngineReplica:
-    """One engine on a device of its own, on a thread of this process."""
+    """One engine with its own device, on a thread of this process."""
 
     async def __init__(self, packed: bytes) -> None:  # type: ignore[misc] # Serve awaits it
         config = decode_json(packed, Config)
         logs.configure(config.server)
-        models = await asyncio.to_thread(_models_here, config)
+        models = await asyncio.to_thread(_resolve, config)
         if config.models.load == "startup":
             verify_ahead(Path(model.folder) for model in models)
         engine = await asyncio.to_thread(build_engine, with_models(config, models), models)
@@ -60,36 +60,36 @@ class EngineReplica:
             page_size=config.cache.kv_cache_page_size,
             end_process=partial(os._exit, 1),
         )
-        await _loaded(client)
+        await _wait_loaded(client)
 
     async def run(
         self, routed: RoutedRequest, message: bytes, is_watching: bool
     ) -> AsyncGenerator[bytes, None]:
-        """Run a job; `routed` was for the router."""
+        """Run a job; `routed` is for the router only."""
         async with aclosing(self._replica.run(message, is_watching=is_watching)) as packets:
             async for packet in packets:
                 yield packet
 
     async def beat(self, is_watching: bool) -> bytes:
-        """What the ingress tells of this replica."""
+        """Return this replica's status message for the ingress."""
         return self._replica.beat(is_watching=is_watching)
 
     async def load(self, model: str) -> None:
-        """Load a model."""
+        """Load a model on this replica."""
         await self._replica.load(model)
 
     def record_routing_stats(self) -> dict[str, Any]:
-        """What routers go by; Serve asks, and passes it on to them."""
+        """Return the load for routers; called by Serve."""
         found: dict[str, Any] = msgspec.to_builtins(self._replica.load_report())
         return found
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """What `scaling` goes by."""
+        """Return the load for `scaling`; called by Serve."""
         report = self._replica.load_report()
         return {QUEUE_S: report.backlog_s, PAGE_USE: report.page_use}
 
     def check_health(self) -> None:
-        """Raise where Serve is to replace this replica."""
+        """Raise if Serve must replace this replica."""
         self._replica.check()
 
     async def __del__(self) -> None:
@@ -97,14 +97,14 @@ class EngineReplica:
 
 
 class Ingress:
-    """The API: one process for all that is kept between requests."""
+    """The API: one process that holds all state between requests."""
 
     async def __init__(  # type: ignore[misc] # Serve awaits it
         self, packed: bytes, engines: DeploymentHandle
     ) -> None:
         config = decode_json(packed, Config)
         logs.configure(config.server)
-        models = await asyncio.to_thread(_models_here, config)
+        models = await asyncio.to_thread(_resolve, config)
         self._drain_s = config.server.drain_timeout_s
         self._client = ReplicatedClient(
             ServeReplicas(engines), build_codec(), stream_timeout_s=config.server.stream_timeout_s
@@ -118,38 +118,38 @@ class Ingress:
         self._leaving = asyncio.create_task(self._leave(own))
 
     async def drain(self) -> None:
-        """Refuse new requests, and finish those in flight; what is left ends with an error."""
+        """Refuse new requests, finish those in flight, and end the rest with an error."""
         if self._draining is None:
             in_flight = self._app.state.in_flight
             self._draining = asyncio.create_task(in_flight.drain(self._drain_s))
         await asyncio.shield(self._draining)
 
     async def name(self) -> str:
-        """Which replica this is."""
+        """Return this ingress's replica name."""
         return self._name
 
     async def _leave(self, own: DeploymentHandle) -> None:
-        """Drain where another one takes over, before Serve cuts off what takes too long."""
-        await wait_replaced(self._name, partial(_running, own))
+        """Drain once another ingress takes over, before Serve kills slow requests."""
+        await wait_replaced(self._name, partial(_find_running, own))
         await self.drain()
 
     def check_health(self) -> None:
-        """Raise where Serve is to replace this one: it has left, or cannot notice when to."""
+        """Raise if Serve must replace this ingress: it has drained, or its watch task failed."""
         if self._leaving.done():
-            raise Draining("This ingress takes no more requests.")
+            raise Draining("This ingress accepts no more requests.")
 
     def __serve_build_asgi_app__(self) -> Any:
         return self._app
 
     async def __del__(self) -> None:
         self._leaving.cancel()
-        await self.drain()  # work without a request, as responses in the background, may be left
+        await self.drain()  # background responses may still run
         await self._app.state.close()
         await self._client.close()
 
 
 class ServeReplicas:
-    """`core.router.client.Replicas` by a handle of Ray Serve."""
+    """`core.router.client.Replicas` over a Ray Serve handle."""
 
     def __init__(self, handle: DeploymentHandle) -> None:
         self._handle = handle
@@ -158,7 +158,7 @@ class ServeReplicas:
     async def run(
         self, routed: RoutedRequest, message: bytes, *, is_watching: bool
     ) -> AsyncGenerator[bytes, None]:
-        """Send a job to the replica that the router of this handle chooses."""
+        """Send a job to the replica chosen by the handle's router."""
         response = self._runs.remote(routed, message, is_watching)
         try:
             async for packet in response:
@@ -169,18 +169,18 @@ class ServeReplicas:
             response.cancel()
 
     async def beats(self, *, is_watching: bool) -> Sequence[bytes]:
-        """A `ReplicaBeat` of each replica (`core.router.client.Replicas`)."""
+        """Return a `ReplicaBeat` of each replica (`core.router.client.Replicas`)."""
         found = await self._ask("beat", is_watching)
         return [each for each in found if isinstance(each, bytes)]
 
     async def load(self, model: str) -> None:
-        """Have every replica load a model; raises what loading raised."""
+        """Load a model on every replica; raises `EngineDown` if one fails."""
         for answer in await self._ask("load", model, timeout_s=_LOAD_TIMEOUT_S):
             if isinstance(answer, BaseException):
                 raise EngineDown(f"{model} could not be loaded on every replica.") from answer
 
     async def close(self) -> None:
-        """The handle goes with its process."""
+        """Do nothing: the handle ends with its process."""
 
     async def _ask(
         self, method: str, argument: Any, timeout_s: float = _BEATS_TIMEOUT_S
@@ -193,13 +193,13 @@ class ServeReplicas:
         return list(found)
 
 
-def _models_here(config: Config) -> tuple[ResolvedModel, ...]:
-    """The models on this node, which may have to fetch them."""
+def _resolve(config: Config) -> tuple[ResolvedModel, ...]:
+    """Resolve the models on this node, fetching them if needed."""
     return resolve_models(Resolved.of(config), SilentProgress())
 
 
-async def _running(ingresses: DeploymentHandle) -> Sequence[str] | None:
-    """The names of those that Serve runs; `None` where that is not known."""
+async def _find_running(ingresses: DeploymentHandle) -> Sequence[str] | None:
+    """Return the names of the running ingresses; `None` if unknown."""
     try:
         response = ingresses.broadcast("name")
         found: Sequence[str] = await response.results_async(timeout_s=_BEATS_TIMEOUT_S)
@@ -210,8 +210,8 @@ async def _running(ingresses: DeploymentHandle) -> Sequence[str] | None:
     return found
 
 
-async def _loaded(client: LocalClient) -> None:
-    """Wait until no model is being loaded. Raises what kept all of them from it."""
+async def _wait_loaded(client: LocalClient) -> None:
+    """Wait until no model is loading. Raises the errors if all models failed."""
     while True:
         status = client.status()
         if not status.is_alive:

@@ -1,7 +1,7 @@
-"""When an ingress is to drain: another one takes over, of which Serve does not tell it.
+"""Detects that another ingress replaces this one, of which Serve does not notify it.
 
-Owns the reading of the only sign there is: Serve leaves it out of those that run. Imports nothing
-of Ray.
+Owns the interpretation of the only sign: Serve no longer lists it as running. Imports nothing of
+Ray.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Awaitable, Callable, Collection
 
 POLL_S = 2.0
 NUM_MISSES = 2
-"""Polls in a row that must not find it: one may come while Serve's image changes."""
+"""Number of polls in a row without the ingress: one may coincide with a change of Serve's list."""
 
 FindRunning = Callable[[], Awaitable[Collection[str] | None]]
-"""The names of those that run; `None` where that cannot be known now."""
+"""Returns the names of the running ingresses; `None` if they are unknown at the moment."""
 
 
 async def wait_replaced(name: str, find_running: FindRunning) -> None:
-    """Wait until `name` runs, and then until it does no longer."""
+    """Wait until `name` is listed as running, and then until it is not."""
     has_run, num_misses = False, 0
     while num_misses < NUM_MISSES:
         await asyncio.sleep(POLL_S)

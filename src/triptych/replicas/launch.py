@@ -1,7 +1,7 @@
-"""`triptych serve --replicas`: start or join a Ray cluster, deploy, and stay until stopped.
+"""`triptych serve --replicas`: starts or joins a Ray cluster, deploys, and waits until stopped.
 
-Owns the order of the start and the end. On a cluster that was there before, the command deploys (or
-upgrades what is deployed, replica by replica) and leaves; a cluster of its own ends with it.
+Owns the order of start and shutdown. On an existing cluster, the command deploys or upgrades the
+application, replica by replica, and exits; its own cluster ends with it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from triptych.replicas.plan import ReplicaPlan
 from triptych.startup import Startup
 
 APPLICATION = "triptych"
-_GOODBYE_S = 5.0  # beyond the time to drain, for those that are cut off
+_GOODBYE_S = 5.0  # after the drain timeout, for final errors
 _SIGNAL_POLL_S = 0.2
-_OBJECT_STORE_BYTES = 256 * 2**20  # requests and outputs pass by in small messages
+_OBJECT_STORE_BYTES = 256 * 2**20  # requests and outputs are small messages
 _log = logging.getLogger(__name__)
 
 
@@ -43,12 +43,12 @@ def launch(resolved: Resolved, plan: ReplicaPlan) -> int:
     _resolve(resolved, startup)
     _join(plan, resolved, startup)
     try:
-        _on_signals(_leave)  # Ray has set its own; there is nothing to drain yet
+        _on_signals(_exit)  # Ray has set its own; there is nothing to drain yet
         _deploy(resolved, plan, startup)
         if plan.address:
             return 0
         _stay()
-        _log.info("shutting down: finishing what is in flight")
+        _log.info("shutting down: finishing requests in flight")
         _drain(options.drain_timeout_s)
         serve.delete(APPLICATION)
         serve.shutdown()
@@ -65,17 +65,17 @@ def _on_signals(handler: Callable[[int, FrameType | None], object]) -> None:
 def _stay() -> None:
     """Wait for a signal; the next one ends the process at once."""
     stopped = threading.Event()
-    _on_signals(lambda *given: _leave(*given) if stopped.is_set() else stopped.set())
-    while not stopped.wait(_SIGNAL_POLL_S):  # one that a thread of Ray's took wakes nobody here
+    _on_signals(lambda *given: _exit(*given) if stopped.is_set() else stopped.set())
+    while not stopped.wait(_SIGNAL_POLL_S):  # a signal taken by Ray's threads does not wake this
         pass
 
 
-def _leave(number: int, frame: FrameType | None) -> NoReturn:
+def _exit(number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(128 + number)
 
 
 def _resolve(resolved: Resolved, startup: Startup) -> None:
-    """Bring the models here, so that what cannot be had is told at once."""
+    """Resolve the models, so that missing ones are reported before the deployment."""
     started_s = time.monotonic()
     progress = startup.progress()
     try:
@@ -96,7 +96,7 @@ def _join(plan: ReplicaPlan, resolved: Resolved, startup: Startup) -> None:
 
 
 def _own_cluster(plan: ReplicaPlan, config: Config) -> dict[str, Any]:
-    """A cluster on this machine that counts a core for each thread of all replicas."""
+    """Return the options of a cluster on this machine, with a core per thread of all replicas."""
     options = plan.engine_config(config).device
     num_threads = plan.most * options.threads * options.num_devices
     return {
@@ -118,7 +118,7 @@ def _deploy(resolved: Resolved, plan: ReplicaPlan, startup: Startup) -> None:
         num_gpus = int(ray.cluster_resources().get("GPU", 0))
         plan.check_room(resolved.config.device, num_gpus)
     try:
-        with suppress(TimeoutError):  # a busy machine: `run` waits for the proxy, too, and longer
+        with suppress(TimeoutError):  # busy machine: `run` also waits for the proxy, and longer
             serve.start(http_options={"host": options.host, "port": options.port})
         serve.run(application(resolved.config, plan), name=APPLICATION)
     except (RuntimeError, TimeoutError, ray.exceptions.RayError) as error:
@@ -128,12 +128,12 @@ def _deploy(resolved: Resolved, plan: ReplicaPlan, startup: Startup) -> None:
 
 
 def _drain(timeout_s: float) -> None:
-    """Have the ingress finish while there are engines: a request may need more jobs of them."""
+    """Drain the ingress before the engines, since its requests may need further jobs."""
     from ray import serve
 
     try:
         serve.get_app_handle(APPLICATION).drain.remote().result(timeout_s=timeout_s + _GOODBYE_S)
-    except Exception as error:  # whatever it is, the end comes
+    except Exception as error:  # shutdown goes on after any error
         _log.warning("the ingress did not drain: %s", type(error).__name__)
 
 

@@ -1,6 +1,6 @@
-"""How many replicas, and where: what the options ask for, checked before anything is started.
+"""The plan of replicas: their number and cluster, checked before anything starts.
 
-Owns what cannot go together with replicas, by name. Imports nothing of Ray.
+Owns the list of options that are incompatible with replicas. Imports nothing of Ray.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from triptych.core.options.config import Config, DeviceOptions, ReplicaOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaPlan:
-    """`least` to `most` replicas on the Ray cluster at `address`; empty: one of their own."""
+    """`least` to `most` replicas on the Ray cluster at `address`, or on a private cluster."""
 
     least: int
     most: int
@@ -26,7 +26,7 @@ class ReplicaPlan:
 
     @classmethod
     def of(cls, config: Config) -> Self:
-        """The plan of `config`. Raises `ConfigError` for what replicas cannot have."""
+        """Read the plan of `config`. Raises `ConfigError` for incompatible options."""
         options = config.replicas
         least, most = read_count(options.replicas)
         plan = cls(
@@ -38,30 +38,30 @@ class ReplicaPlan:
             downscale_delay_s=options.replica_downscale_delay_s,
         )
         if plan.needs_ray:
-            _refuse_what_is_one(config)
-        _refuse_what_is_idle(plan, options)
+            _refuse_incompatible_options(config)
+        _refuse_unused_options(plan, options)
         return plan
 
     @property
     def needs_ray(self) -> bool:
-        """Whether a plain process tree would not do."""
+        """Whether the replicas run on Ray instead of a plain process tree."""
         return self.most > 1 or bool(self.address)
 
     def check_room(self, options: DeviceOptions, num_gpus: int) -> None:
-        """Raise `ConfigError` where a machine alone has too few GPUs: Ray would wait for more."""
+        """Raise `ConfigError` if a single machine has too few GPUs: Ray would wait for more."""
         each = engine_resources(options, has_gpus=num_gpus > 0).get("num_gpus", 0)
         if self.most * each > num_gpus:
             raise ConfigError(
-                f"--replicas {self.most} take {self.most * each} GPUs, of which there are"
-                f" {num_gpus} here: lower it, or use --device cpu or --ray-address."
+                f"--replicas {self.most} needs {self.most * each} GPUs, and this machine has"
+                f" {num_gpus}: lower it, or use --device cpu or --ray-address."
             )
 
     def engine_config(self, config: Config) -> Config:
-        """What each engine goes by."""
+        """Return the configuration of one engine."""
         return engine_config(config, self.most)
 
     def ingress_config(self, config: Config) -> Config:
-        """What the ingress goes by: it admits as much as all replicas together take."""
+        """Return the configuration of the ingress, which admits the work of all replicas."""
         options = config.schedule
         return replace(
             config,
@@ -74,7 +74,7 @@ class ReplicaPlan:
         )
 
 
-def _refuse_what_is_one(config: Config) -> None:
+def _refuse_incompatible_options(config: Config) -> None:
     server, device = config.server, config.device
     refused = {
         "--headless": server.headless,
@@ -86,12 +86,12 @@ def _refuse_what_is_one(config: Config) -> None:
     given = [flag for flag, is_given in refused.items() if is_given]
     if given:
         raise ConfigError(
-            f"{', '.join(given)} {'are' if given[1:] else 'is'} for one engine; Ray places and"
+            f"{', '.join(given)} {'are' if given[1:] else 'is'} for a single engine; Ray places and"
             " connects replicas. Leave it out."
         )
 
 
-def _refuse_what_is_idle(plan: ReplicaPlan, options: ReplicaOptions) -> None:
+def _refuse_unused_options(plan: ReplicaPlan, options: ReplicaOptions) -> None:
     usual, is_fixed = ReplicaOptions(), plan.least == plan.most
     idle = {
         "--replica-routing": not plan.needs_ray and plan.routing != usual.replica_routing,
@@ -103,6 +103,6 @@ def _refuse_what_is_idle(plan: ReplicaPlan, options: ReplicaOptions) -> None:
     given = [flag for flag, is_given in idle.items() if is_given]
     if given:
         raise ConfigError(
-            f"{', '.join(given)} {'mean' if given[1:] else 'means'} nothing with --replicas"
-            f" {options.replicas}: leave it out, or ask for more of them, or for a range as 1..4."
+            f"{', '.join(given)} {'have' if given[1:] else 'has'} no effect with --replicas"
+            f" {options.replicas}: leave it out, or set more replicas or a range such as 1..4."
         )

@@ -1,6 +1,6 @@
-"""Ray Serve's request router, choosing by predicted seconds.
+"""Ray Serve's request router, which chooses by predicted seconds.
 
-Owns the translation between Serve's replicas and requests and `core.router`. Lives in the ingress,
+Owns the translation between Serve's replicas and requests and `core.router`. Runs in the ingress,
 on the loop of Serve's routers.
 """
 
@@ -17,16 +17,16 @@ from triptych.core.router.router import ReplicaRouter, RoutingPolicy
 
 
 class PredictedSecondsRouter(RequestRouter):
-    """Sends each request to where it is predicted to be done first."""
+    """Sends each request to the replica that is predicted to finish it first."""
 
     def initialize_state(self, **kwargs: Any) -> None:
-        """Called once by Serve, with what the deployment configured."""
+        """Create the router; called once by Serve with the deployment's arguments."""
         policy: RoutingPolicy = kwargs["policy"]
         self._router = ReplicaRouter(policy)
         self._by_name: dict[str, RunningReplica] = {}
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Take in who there is, and what each last said of its load."""
+        """Update the replicas and their load reports; called by Serve."""
         self._by_name = {each.replica_id.unique_id: each for each in replicas}
         self._router.update(self._by_name.keys())
         for name, replica in self._by_name.items():
@@ -35,7 +35,7 @@ class PredictedSecondsRouter(RequestRouter):
         super().update_replicas(replicas)
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
-        """Send nothing more there; Serve has noticed before its controller."""
+        """Stop using a dead replica before Serve's controller removes it; called by Serve."""
         self._router.remove(replica_id.unique_id)
         super().on_replica_actor_died(replica_id)
 
@@ -44,9 +44,9 @@ class PredictedSecondsRouter(RequestRouter):
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """The one replica for a request, which counts as sent from here on.
+        """Choose the one replica for a request, which counts as sent from now on.
 
-        Serve asks again where the replica did not take it.
+        Serve calls it again if the replica refused the request.
         """
         if pending_request is None:
             return [candidate_replicas]
@@ -65,12 +65,12 @@ class PredictedSecondsRouter(RequestRouter):
         return [[self._by_name[choice.replica]]]
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        """A request that was sent is over, well or not."""
+        """Record the end of a request; called by Serve."""
         self._router.end(internal_request_id)
 
 
 def _note(choice: RouteChoice, choices: list[RouteChoice] | None) -> None:
-    """Keep a choice for whoever asks; Serve may ask for the same replica again and again."""
+    """Record a choice for explanations; Serve may repeat the same choice many times."""
     if choices and choices[-1].replica == choice.replica:
         choices[-1] = choice
     elif choices is not None:

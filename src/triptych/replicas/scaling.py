@@ -1,6 +1,6 @@
-"""How many replicas the work needs: by the seconds that wait in queues, and the pages in use.
+"""Autoscaling of replicas by queued seconds of work and cache pages in use.
 
-Owns the rule, which Ray Serve's autoscaler asks in its own process. Imports nothing of Ray.
+Owns the rule, which Ray Serve's autoscaler calls in its own process. Imports nothing of Ray.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 QUEUE_S = "queue_seconds"
 PAGE_USE = "page_use"
 MAX_PAGE_USE = 0.85
-"""Beyond this rows begin to give way to each other."""
+"""Above this share, rows begin to be preempted."""
 
 
 def replicas_needed(
     queue_s: Mapping[Any, float], page_use: Mapping[Any, float], *, target_queue_s: float
 ) -> int:
-    """How many replicas would have `target_queue_s` each of the work that these have."""
+    """Return the number of replicas at which each would have `target_queue_s` of queued work."""
     by_queue = sum(queue_s.values()) / target_queue_s
     by_pages = sum(page_use.values()) / MAX_PAGE_USE
     return max(1, math.ceil(max(by_queue, by_pages)))
@@ -31,7 +31,7 @@ class QueueScaling:
         self._target_queue_s = target_queue_s
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
-        """The number of replicas for what they reported, and the policy's state: none."""
+        """Return the number of replicas for the reported load, and an empty policy state."""
         found: Mapping[str, Mapping[Any, float]] = context.aggregated_metrics or {}
         if QUEUE_S not in found:
             return context.target_num_replicas, {}
