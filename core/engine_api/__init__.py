@@ -1,1 +1,1 @@
-"""Messages and interfaces that cross between the API process and the engine. No torch."""
+"""Messages and interfaces between the API process and the engine. No torch."""

@@ -1,6 +1,6 @@
-"""Model aliases: further names under which a model answers.
+"""Model aliases: additional names for served models.
 
-Owns the mapping from an alias to the name that the engine knows. Does not read options.
+Owns the mapping from an alias to the engine's model name. Does not read options.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from triptych.core.engine_api.step_feed import StepSink
 
 
 class AliasClient:
-    """An `EngineClient` that also accepts the `aliases` of models."""
+    """An `EngineClient` that also accepts model `aliases`."""
 
     def __init__(self, client: EngineClient, aliases: Mapping[str, str]) -> None:
         self._client = client

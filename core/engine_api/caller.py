@@ -1,4 +1,4 @@
-"""The caller of a request: what a service needs to know besides the request itself.
+"""The caller of a request: identity, deadline and connection.
 
 Owns these types. Knows neither HTTP nor any modality.
 """
@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    """A caller. `key` distinguishes callers in admission and logs; `tenant` salts their cache.
+    """A caller's identity. `key` identifies it in admission and logs; `tenant` salts its cache.
 
-    `owner` owns what outlives the process, such as voices: the same in every run.
+    `owner` owns data that outlives the process, such as voices: it is the same in every run.
     """
 
     key: str = ""
@@ -25,8 +25,8 @@ class Principal:
 class Caller:
     """The sender of a request; by default the user of this process, under a new id.
 
-    `call_id` begins the ids of its jobs, each of which may take `deadline_s`. `client` is what
-    service is shared between: the key, or the `connection` where there are no keys.
+    `call_id` prefixes the ids of its jobs, each of which may take `deadline_s`. Fair scheduling is
+    per `client`: the key, or the `connection` where there are no keys.
     """
 
     call_id: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -36,5 +36,5 @@ class Caller:
 
     @property
     def client(self) -> str:
-        """The name under which its jobs receive service."""
+        """The name under which its jobs are scheduled fairly."""
         return self.principal.key or self.connection

@@ -1,4 +1,4 @@
-"""How everything outside the engine reaches it: one interface, in process or across a socket.
+"""The interface to the engine, in process or across a socket.
 
 Owns the client protocol. `schedulers.local.LocalClient` runs the engine on a thread of this
 process; `core.transport.remote.RemoteClient` talks to an engine process.
@@ -17,10 +17,10 @@ from triptych.core.engine_api.step_feed import StepSink
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStatus:
-    """The engine as its client sees it. `beat_age_s` is the time since its last heartbeat.
+    """The engine's state as its client sees it. `beat_age_s` is the time since its last heartbeat.
 
-    Where there are replicas this is all of them as one, `num_replicas` are ready, and `by_replica`
-    has the heartbeat of each.
+    With replicas this combines all of them: `num_replicas` are ready, and `by_replica` has the
+    heartbeat of each.
     """
 
     is_ready: bool
@@ -42,7 +42,7 @@ class OutputStream(Protocol):
         """Return the stream itself."""
 
     async def __anext__(self) -> Output:
-        """Wait for the next output; raises what ended the job, if not its final output."""
+        """Wait for the next output; raises the error that ended the job, if any."""
 
     async def aclose(self) -> None:
         """Stop following the job, and cancel it if it still runs."""
@@ -68,16 +68,16 @@ class EngineClient(Protocol):
         """
 
     def status(self) -> EngineStatus:
-        """The latest known state; never blocks."""
+        """The last known state; never blocks."""
 
     async def load(self, model: str) -> None:
-        """Load a configured model and wait until it is ready; raises what loading raised."""
+        """Load a configured model and wait until it is ready; raises the error of loading."""
 
     def watch(self, sink: StepSink) -> Callable[[], None]:
-        """Have every report of steps given to `sink`, until what is returned is called.
+        """Pass every step report to `sink` until the returned function is called.
 
-        Engines come and go meanwhile. No step is recorded while nobody watches.
+        Stays in force across engine restarts. Steps are only recorded while there is a watcher.
         """
 
     async def close(self) -> None:
-        """Let go of the engine (an in-process one is stopped)."""
+        """Disconnect from the engine (an in-process one is stopped)."""

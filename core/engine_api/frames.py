@@ -1,10 +1,10 @@
-"""Frames: the several codes that one step of a speech model yields, and the id that names them.
+"""Frames: the several codes that one step of a speech model yields, and the id of each frame.
 
-Owns the ids. A scheduler sees one id per position whatever the model: where a step yields a frame
-of codes, the id is a hash of them, so that the keys of cached pages are as exact for frames as for
-tokens. The codes travel beside the ids (`TokenRequest.prompt_frames`, `TokenDelta.codes`,
-`TokenRow.frames`), one entry per frame id, in order. Ids of frames and of text never meet: those
-of frames are 2**62 and above. Knows no tensors and no model.
+Owns the ids. A scheduler sees one id per position for every model: where a step yields a frame of
+codes, the id is a hash of them, so that the keys of cached pages are as exact for frames as for
+tokens. The codes travel with the ids (`TokenRequest.prompt_frames`, `TokenDelta.codes`,
+`TokenRow.frames`), one entry per frame id, in order. Frame ids are 2**62 and above, so they never
+equal text ids. Knows no tensors and no model.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import struct
 from collections.abc import Sequence
 
 StepCodes = tuple[int, ...]
-"""What one step of a speech model yields: one id, or a column of codes."""
+"""The output of one step of a speech model: one id, or a column of codes."""
 FIRST_FRAME_ID = 1 << 62
 END_FRAME_ID = FIRST_FRAME_ID
-"""What a frame model samples where its speech ends: the stop token of all of them. Has no codes."""
+"""The stop token of all frame models, sampled at the end of speech. Has no codes."""
 
 
 def frame_id(codes: Sequence[int]) -> int:

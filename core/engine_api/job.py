@@ -1,7 +1,7 @@
 """A job: one admitted unit of work, from submission to its last output.
 
-Owns the life cycle every modality shares. What a job computes (tokens, latents, audio) belongs to
-the scheduler that runs it.
+Owns the life cycle that all modalities share. The computation (tokens, latents, audio) belongs to
+the scheduler that runs the job.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Payload = TypeVar("Payload", default=Any)
 
 
 class JobState(enum.Enum):
-    """Where a job stands. The last three are final."""
+    """The state of a job. The last three are final."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -32,14 +32,14 @@ class JobState(enum.Enum):
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing more will come of the job."""
+        """Whether the job is over."""
         return self in (JobState.FINISHED, JobState.CANCELLED, JobState.FAILED)
 
 
 class Output(
     msgspec.Struct, Generic[Payload], frozen=True, kw_only=True, tag=True, omit_defaults=True
 ):
-    """One message of a job's stream. `payload` is the modality's own type; the last is final."""
+    """One message of a job's stream. `payload` is the modality's own type; the last `is_final`."""
 
     job_id: str
     payload: Payload | None = None
@@ -48,7 +48,7 @@ class Output(
 
 
 Sink = Callable[[Output], None]
-"""Where the engine puts a job's outputs. Must not block; called on the engine's thread."""
+"""Receives a job's outputs. Called on the engine's thread; must not block."""
 
 
 def discard(output: Output) -> None:
@@ -56,11 +56,10 @@ def discard(output: Output) -> None:
 
 
 class Job(msgspec.Struct, Generic[Request], kw_only=True, tag=True, omit_defaults=True):
-    """What an API process asks for, and what the loop needs to know of it.
+    """A request to the engine, with the loop's bookkeeping.
 
-    It may take `limit_s` from its arrival. Service is shared between the `client`s that jobs come
-    from. The fields after that are the engine's: they stay with
-    it. Schedulers keep their own state beside a job.
+    It may take `limit_s` from its arrival. Scheduling is fair between `client`s. The fields after
+    `client` are the engine's own and never sent. Schedulers keep their state separately.
     """
 
     job_id: str
@@ -76,5 +75,5 @@ class Job(msgspec.Struct, Generic[Request], kw_only=True, tag=True, omit_default
 
     @property
     def deadline_s(self) -> float | None:
-        """When it must be over, by the engine's clock."""
+        """The time by which it must be over, by the engine's clock."""
         return None if self.limit_s is None else self.arrival_s + self.limit_s

@@ -1,6 +1,6 @@
-"""An image as raw bytes, between processes.
+"""Images as raw bytes, as they cross between processes.
 
-Owns the type. Files are read and written elsewhere.
+Owns the type. Reads and writes no files.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class Pixels(msgspec.Struct, frozen=True, kw_only=True):
     rgb: bytes
 
     def cropped(self, width: int, height: int) -> Pixels:
-        """The part of this size, no larger than the image, from the upper left corner."""
+        """The upper left part of the given size, which is at most the image's."""
         if (width, height) == (self.width, self.height):
             return self
         row = 3 * self.width

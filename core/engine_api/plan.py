@@ -1,6 +1,6 @@
-"""Plan and result: what runs in one step, and what came of it. Plain data, no tensors.
+"""The plan of a step and its result. Plain data, no tensors.
 
-Owns the hand-over between schedulers (which decide) and runners (which compute).
+Owns the types between schedulers, which decide, and runners, which compute.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What other ranks of a divided model run of rank 0's plan.
+    """Rank 0's plan as it is sent to the other ranks of a model.
 
-    If it is not `is_shared`, none waits for another in it.
+    Without `is_shared` the ranks do not wait for each other in it.
     """
 
     plan: Plan
@@ -36,9 +36,10 @@ class Told:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What came of a plan: one entry per row of it, in order.
+    """The result of a plan: one entry per row, in order.
 
-    `elapsed_s` is how long the step was the device's only work; whoever waited for it fills it in.
+    `elapsed_s` is how long the step was the device's only work; the code that waits for the step
+    fills it in.
     """
 
     rows: Sequence[Any] = ()
@@ -50,16 +51,16 @@ class TokenRow:
     """One row's part of a token step.
 
     Positions `start .. start + num_tokens` are computed. `token_ids` holds their input tokens; it
-    is empty for a decode row, whose input is the token the runner sampled last for this slot.
-    `new_page_ids` extend the slot's page table. A row that `is_sampled` yields a token; a prompt
-    chunk that does not reach the end of its prompt is not. Where a grammar says what it may be,
-    `allowed` has a bit per token, in little-endian 32-bit words, lowest first; else it is empty.
+    is empty for a decode row, whose input is the token last sampled for this slot. `new_page_ids`
+    extend the slot's page table. A row with `is_sampled` yields a token; a prompt chunk that does
+    not reach the end of its prompt does not. `allowed` is the token mask of the row's grammar, one
+    bit per token in little-endian 32-bit words, lowest first; empty without a grammar.
 
-    One that has `sampling` takes its slot with this step, and the fields after it are what the
-    runner keeps until another does. `history_ids` is prompt plus output so far (a resumed row has
-    both); `num_prompt_tokens` says where the output begins, for penalties that count output only.
-    `frames` are the codes of the frame ids among `history_ids`, in their order (see
-    `core.engine_api.frames`), `contents` what fills the positions with ids of content (see
+    A row with `sampling` takes its slot with this step, and the runner keeps the fields after it
+    until another row takes the slot. `history_ids` is prompt plus output so far (a resumed row has
+    both); `num_prompt_tokens` is where the output begins, for penalties that count output only.
+    `frames` are the codes of the frame ids in `history_ids`, in order (see
+    `core.engine_api.frames`); `contents` fill the positions with content ids (see
     `core.engine_api.prompt_content`).
     """
 
@@ -86,7 +87,7 @@ class TokenPlan(Plan):
 
     @property
     def starts(self) -> tuple[TokenRow, ...]:
-        """Rows that take their slots, before anything runs."""
+        """Rows that take their slots with this step."""
         return tuple(row for row in self.rows if row.sampling is not None)
 
     @property
@@ -98,12 +99,12 @@ class TokenPlan(Plan):
 class PendingStep(Protocol):
     """Device work in flight.
 
-    `result` is called once per step, in plan order, on a thread of its own: it may overlap the
-    launch of the next plan.
+    `result` is called once per step, in plan order, on a separate thread: it may overlap the launch
+    of the next plan.
     """
 
     def result(self) -> StepResult:
-        """Wait for the device and return what came of the step; raises what the step raised."""
+        """Wait for the device and return the result; raises the step's error."""
         ...
 
 
@@ -113,11 +114,11 @@ class Runner(Protocol):
     def launch(self, plan: Plan) -> PendingStep:
         """Start `plan`. On a GPU this returns before the work is done.
 
-        Where it raises, the plan's slots and pages have been taken note of all the same: the next
-        plan may be on its way already, and counts on them.
+        Even when it raises, the plan's slots and pages are recorded: the next plan may already be
+        queued and relies on them.
         """
         ...
 
     def close(self) -> None:
-        """Give every buffer back."""
+        """Free all buffers."""
         ...

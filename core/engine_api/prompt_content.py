@@ -1,11 +1,11 @@
-"""Content of a prompt that is not text, and where it is.
+"""Prompt content other than text, such as images, and its positions.
 
-Owns the wire types, and the ids of the positions that content fills. Content crosses as its model's
-processor left it, but for the last step: sizes, crops and tiles are done, values are still bytes
-(scaled and normalized beside the encoder, a quarter of the size). A position that content fills has
-an id made from the content's digest and its place in it, so that prompts with different content
-differ wherever ids are compared. Such ids are 2**62 and above, as those of frames
-(`core.engine_api.frames`). Knows no model and no kind of content.
+Owns the wire types, and the ids of the positions that content fills. Content is sent as its model's
+processor prepares it, except the last step: sizes, crops and tiles are done, but values are still
+bytes, a quarter of the size; the engine scales and normalizes them. The id of a position is made
+from the content's digest and the index in it, so that prompts with different content differ
+wherever ids are compared. Such ids are 2**62 and above, like frame ids (`core.engine_api.frames`).
+Knows no model and no kind of content.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ class Array(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def is_whole(self) -> bool:
-        """Whether there are as many bytes as the shape says."""
+        """Whether the number of bytes matches the shape."""
         num_bytes = math.prod(self.shape) * _ITEM_BYTES[self.dtype]
         return min(self.shape, default=0) >= 0 and len(self.data) == num_bytes
 
 
 class ContentSpan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Which positions of a prompt some content fills, and with what.
+    """The positions of a prompt that one content fills.
 
-    `digest` names its features (see `content_digest`). They go, in order, to the positions of
-    `runs`: (first, length) each, ascending; between them are separators of the model's. `grid` are
-    rows and columns of the features, where positions follow them.
+    `digest` identifies its features (see `content_digest`). They fill, in order, the positions of
+    `runs`: (first, length) each, ascending; between runs are the model's separators. `grid` is the
+    rows and columns of the features, for models with two-dimensional positions.
     """
 
     digest: bytes
@@ -63,11 +63,11 @@ class ContentSpan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     @property
     def num_features(self) -> int:
-        """Positions that are filled."""
+        """The number of positions filled."""
         return sum(length for _, length in self.runs)
 
     def filling(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """What it fills of the positions `start .. stop - 1`: from, to, and its feature there."""
+        """Ranges filled within `start .. stop - 1`: first, end, and index of the first feature."""
         num_before = 0
         for first, length in self.runs:
             low, high = max(first, start), min(first + length, stop)
@@ -76,7 +76,7 @@ class ContentSpan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
             num_before += length
 
     def mark(self, start: int, stop: int) -> bytes:
-        """Which of its features fill which of the positions `start .. stop - 1`; empty if none."""
+        """A key of the features at `start .. stop - 1`, relative to `start`; empty if none."""
         return b"".join(
             self.digest + struct.pack("<3q", low - start, high - start, feature)
             for low, high, feature in self.filling(start, stop)
@@ -84,28 +84,28 @@ class ContentSpan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class PromptContent(msgspec.Struct, frozen=True, kw_only=True, tag="content"):
-    """Content in a prompt. `inputs` are what its encoder is called with, by name."""
+    """Content in a prompt. `inputs` are the encoder's inputs, by name."""
 
     span: ContentSpan
     inputs: dict[str, Array]
 
     @property
     def num_bytes(self) -> int:
-        """Of what its encoder is called with."""
+        """Bytes of the encoder's inputs."""
         return input_bytes(self.inputs)
 
 
 def input_bytes(inputs: Mapping[str, Array]) -> int:
-    """How large an encoder's inputs are."""
+    """Total bytes of an encoder's inputs."""
     return sum(len(array.data) for array in inputs.values())
 
 
 def content_digest(
     inputs: Mapping[str, Array], *, settings: str, model: str, adapter: str
 ) -> bytes:
-    """SHA-256 over all that features of content come from.
+    """SHA-256 over everything that determines the features of a content.
 
-    `settings` are the processor's, `model` the digest of the weights.
+    `settings` are the processor's, `model` is the digest of the weights.
     """
     fields = [b"triptych content 1", settings.encode(), model.encode(), adapter.encode()]
     for name, array in sorted(inputs.items()):
@@ -119,9 +119,9 @@ def content_digest(
 
 
 def digest_of_tenant(digest: bytes, tenant: str) -> bytes:
-    """The digest of content for `tenant`, which finds nothing of other tenants' in a cache.
+    """The digest salted with `tenant`, so that no tenant finds another's content in a cache.
 
-    Callers without a tenant share theirs.
+    Callers without a tenant share unsalted digests.
     """
     if not tenant:
         return digest
@@ -129,7 +129,7 @@ def digest_of_tenant(digest: bytes, tenant: str) -> bytes:
 
 
 def content_ids(digest: bytes, num_features: int) -> tuple[int, ...]:
-    """The ids of the positions of content: bit 62, and 62 bits each of SHAKE-256 of its digest."""
+    """The ids of a content's positions: bit 62, and 62 bits each of SHAKE-256 of its digest."""
     stream = hashlib.shake_256(digest).digest(8 * num_features)
     values = struct.unpack(f"<{num_features}Q", stream)
     return tuple(FIRST_FRAME_ID | max(value >> 2, 1) for value in values)

@@ -1,6 +1,6 @@
-"""Reports of an engine about itself: heartbeats, model states, and the steps it ran.
+"""Reports of an engine: heartbeats, model states, and the steps it ran.
 
-Owns these types. How they cross between processes is `core.transport`'s.
+Owns these types. `core.transport` sends them between processes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ ModelState = Literal["unloaded", "loading", "ready", "failed"]
 
 
 class ModelStatus(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """Where one model of the engine stands."""
+    """The state of one model in the engine."""
 
     model: str
     state: ModelState
@@ -26,9 +26,9 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defa
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Proof that the loop turns. Sent by the loop itself, at least every half second when idle.
 
-    `turn` counts loop turns; `phase` is what the loop is about ("load", "step", "idle", ...);
+    `turn` counts loop turns; `phase` is the loop's activity ("load", "step", "idle", ...);
     `stall_budget_s` is how long the next beat may take before the engine counts as hung. `gauges`
-    and `counters` carry the metrics snapshot, named as Prometheus names with `{label="x"}` parts.
+    and `counters` carry the metrics snapshot under Prometheus names with `{label="x"}` parts.
     """
 
     turn: int
@@ -42,10 +42,10 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class StepRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A step that is over, or several short ones of a kind as one.
+    """A finished step, or several short steps of one kind combined.
 
     It began at `start_s` by the engine's clock (the system's monotonic one) and ended `length_s`
-    later; for `busy_s` of it, it was the device's only work. A step that failed has no rows.
+    later; for `busy_s` of that time it was the device's only work. A failed step has no rows.
     """
 
     model: str
@@ -59,7 +59,7 @@ class StepRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class RunningStep(msgspec.Struct, frozen=True, kw_only=True):
-    """The step that is on the device now."""
+    """The step now running on the device."""
 
     model: str
     kind: str
@@ -67,9 +67,9 @@ class RunningStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """What ran since the report before, by its start, and what runs now; sent while watched.
+    """Steps since the previous report, by start time, and the running one; sent while watched.
 
-    The oldest `num_dropped` steps of the time are not among `steps`: there were too many.
+    `num_dropped` is the number of oldest steps left out of `steps` because there were too many.
     """
 
     steps: tuple[StepRecord, ...] = ()

@@ -51,7 +51,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def has_penalty(self) -> bool:
-        """Whether what was sampled before changes what is sampled next."""
+        """Whether earlier tokens change the probabilities of the next one."""
         return (
             self.repetition_penalty != 1.0
             or self.frequency_penalty != 0.0

@@ -1,11 +1,11 @@
-"""Plan and result of long work that is done stage by stage. Plain data, no tensors.
+"""Plans and results of work that runs in stages. Plain data, no tensors.
 
-Owns the hand-over between `schedulers.staged` and the runners of models whose work is not a loop
-of like steps: a sentence of speech made in one go, a window of speech that is written down. Such
-work is cut at the joints of its network, so that no step holds the device for long.
+Owns the types between `schedulers.staged` and the runners of models whose work is not a loop of
+equal steps: a sentence of speech synthesized in one pass, a window of speech transcribed. Such work
+is split at the modules of its network, so that no step occupies the device for long.
 
-A job is one or more *units*, and its answers come in their order. A unit is a chain of *stages*;
-only when one is over is it known what the next will be.
+A job is one or more *units*, whose results are delivered in order. A unit is a chain of *stages*;
+the result of each stage determines the next.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from triptych.core.errors import TriptychError
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What a unit needs next.
+    """The next stage of a unit.
 
-    Stages of one `name` take time in proportion to their `size` (in a measure of the model's:
-    phonemes, frames, tokens), and may share a step where the model can compute them together.
+    Stages of one `name` take time in proportion to their `size` (in the model's own measure:
+    phonemes, frames, tokens), and may share a step where the model can batch them.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitStart:
-    """A unit that begins: all that the runner gets of it. `request` is its whole job's."""
+    """A new unit, as the runner receives it. `request` is that of the whole job."""
 
     job_id: str
     unit: int
@@ -50,9 +50,9 @@ class StagedRow:
 class StagedPlan(Plan):
     """One stage of each of `rows`; `kind` is the stage's name.
 
-    `dropped` are jobs that are no longer needed: the runner releases their units before
-    anything else. A plan may do that alone, without rows. Units in `starts` have their first
-    stage in the same plan. Units that end are released by the runner itself.
+    `dropped` are jobs that are no longer needed: the runner releases their units before anything
+    else, also in a plan without rows. Units in `starts` have their first stage in the same plan.
+    The runner itself releases units that end.
     """
 
     rows: tuple[StagedRow, ...] = ()
@@ -62,9 +62,9 @@ class StagedPlan(Plan):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedRowResult:
-    """What one row's stage yielded: something to send, if any, and what comes next.
+    """The result of one row's stage: an optional payload to send, and the next stage.
 
-    Without a `next_stage` the unit is over. An `error` ends the row's job, and no other.
+    Without a `next_stage` the unit is over. An `error` ends only the row's job.
     """
 
     payload: Any = None

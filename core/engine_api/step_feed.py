@@ -1,4 +1,4 @@
-"""Those who watch an engine's steps: told alike in process and across a socket.
+"""Delivery of an engine's step reports to watchers, in process or across a socket.
 
 Owns the set of watchers of one client. Knows nothing of what they do with a report.
 """
@@ -10,11 +10,11 @@ from collections.abc import Callable
 from triptych.core.engine_api.reports import StepReport
 
 StepSink = Callable[[StepReport], None]
-"""Gets every report, on the client's asyncio loop; must not block or raise."""
+"""Receives every report on the client's asyncio loop; must not block or raise."""
 
 
 class StepFeed:
-    """The watchers. `switch` is told when there are some, and when there are none any more."""
+    """The watchers of one client. `switch(is_on)` runs when the first joins and the last leaves."""
 
     def __init__(self, switch: Callable[[bool], object]) -> None:
         self._switch = switch
@@ -24,7 +24,7 @@ class StepFeed:
         return len(self._sinks)
 
     def add(self, sink: StepSink) -> Callable[[], None]:
-        """Tell `sink` from now on, until what is returned is called."""
+        """Deliver reports to `sink` until the returned function is called."""
         watcher = object()
         self._sinks[watcher] = sink
         if len(self._sinks) == 1:
@@ -37,11 +37,11 @@ class StepFeed:
         return leave
 
     def resume(self) -> None:
-        """There is a new engine: have it report, if there is anyone to tell."""
+        """Switch reports on in a new engine, if there are watchers."""
         if self._sinks:
             self._switch(True)
 
     def deliver(self, report: StepReport) -> None:
-        """Tell every watcher."""
+        """Pass `report` to every watcher."""
         for sink in tuple(self._sinks.values()):
             sink(report)

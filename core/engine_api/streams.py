@@ -1,8 +1,8 @@
-"""Following jobs from outside the engine: one bounded buffer per job, on one asyncio loop.
+"""Streams of job outputs for engine clients: one bounded buffer per job, on one asyncio loop.
 
-Owns what every engine client does alike, in process or across a socket: buffering outputs,
-holding a job whose reader is slow, ending streams and cancelling jobs without a reader.
-Knows nothing of threads, sockets or what the outputs mean.
+Owns what all engine clients share, in process or across a socket: buffering outputs, pausing a job
+whose reader is slow, ending streams, and cancelling jobs without a reader. Knows nothing of
+threads, sockets or the meaning of outputs.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ LOW_WATER = 64
 class StreamTable:
     """The open streams of one client, by job id.
 
-    `open` makes a job's stream, `deliver` feeds it, `fail` and `fail_all` end streams with an
+    `open` creates a job's stream, `deliver` feeds it, `fail` and `fail_all` end streams with an
     error. The table calls `on_cancel(job_ids)` when a reader leaves before the final output, and
-    `on_pause(job_ids, is_paused)` when a buffer rises above `high_water` outputs and when it has
-    fallen to `low_water` again. A reader that takes nothing for `stream_timeout_s` while its job
-    is paused gets `SlowReader`, and its job is cancelled. All methods belong to the asyncio loop.
+    `on_pause(job_ids, is_paused)` when a buffer rises to `high_water` outputs and when it has
+    fallen to `low_water` again. A reader that reads nothing for `stream_timeout_s` while its job is
+    paused gets `SlowReader`, and its job is cancelled. All methods belong to the asyncio loop.
 
-    A paused job still sends what was in flight, so a buffer may exceed `high_water` by the
-    outputs of a few steps.
+    A paused job still sends outputs in flight, so a buffer may exceed `high_water` by the outputs
+    of a few steps.
     """
 
     def __init__(
@@ -56,13 +56,13 @@ class StreamTable:
         return job_id in self._streams
 
     def open(self, job_id: str) -> JobStream:
-        """Start following `job_id`, which no open stream may follow already."""
+        """Open the stream of `job_id`, which must not have one already."""
         assert job_id not in self._streams, f"job id {job_id!r} is already in use"
         stream = self._streams[job_id] = JobStream(self, job_id)
         return stream
 
     def deliver(self, output: Output) -> None:
-        """Hand an output to its stream; outputs of jobs without a stream are dropped."""
+        """Pass an output to its stream; outputs of jobs without a stream are dropped."""
         stream = self._streams.get(output.job_id)
         if stream is None:
             return
@@ -71,21 +71,21 @@ class StreamTable:
         stream.push(output)
 
     def fail(self, job_id: str, error: TriptychError) -> None:
-        """End one stream: its reader gets what is buffered, then `error`."""
+        """End one stream: its reader gets the buffered outputs, then `error`."""
         stream = self._streams.pop(job_id, None)
         if stream is not None:
             stream.finish(error)
 
     def fail_all(self, error: TriptychError) -> None:
-        """End every stream with `error`, as when the engine is gone.
+        """End every stream with `error`, for instance when the engine is gone.
 
-        Each reader raises an error of its own: a shared one would gather all their tracebacks.
+        Each reader gets its own copy: a shared error would collect all their tracebacks.
         """
         for job_id in tuple(self._streams):
             self.fail(job_id, copy(error))
 
     def abandon(self, job_id: str) -> None:
-        """Forget a job whose reader left, and cancel it if it still runs."""
+        """Remove a job whose reader left, and cancel it if it still runs."""
         if self._streams.pop(job_id, None) is not None:
             self.on_cancel((job_id,))
 
@@ -93,8 +93,8 @@ class StreamTable:
 class JobStream:
     """A job's outputs, in order (`core.engine_api.client.OutputStream`). For one reader.
 
-    Ends after the final output, raises the error the job ended with, and cancels the job when
-    it is closed before either.
+    Ends after the final output, or raises the error that ended the job. Closing it earlier cancels
+    the job.
     """
 
     def __init__(self, table: StreamTable, job_id: str) -> None:
@@ -131,7 +131,7 @@ class JobStream:
         self._table.abandon(self.job_id)
 
     def push(self, output: Output) -> None:
-        """Buffer an output; the table's part of the work."""
+        """Buffer an output; called by the table."""
         if output.error is None:
             self._buffer.append(output)
         if output.is_final or output.error is not None:
@@ -141,7 +141,7 @@ class JobStream:
         self._changed.set()
 
     def finish(self, error: TriptychError | None) -> None:
-        """End the stream after what is buffered; the table's part of the work."""
+        """End the stream after the buffered outputs; called by the table."""
         self._is_ended, self._error = True, error
         if self._slow_timer is not None:
             self._slow_timer.cancel()
@@ -167,5 +167,7 @@ class JobStream:
             self._arm(left_s)
             return
         self._buffer.clear()
-        self.finish(SlowReader("The stream was not read for too long, so it was ended."))
+        self.finish(
+            SlowReader("The stream was ended because its reader read nothing for too long.")
+        )
         self._table.abandon(self.job_id)

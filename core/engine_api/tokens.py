@@ -1,7 +1,7 @@
 """The messages of token generation between API and engine: a request, and its deltas.
 
-Owns the wire types of every model that writes tokens (chat, vision chat, speech tokens). Text
-never crosses: the API process tokenizes and detokenizes.
+Owns the wire types of every model that generates tokens (chat, vision chat, speech tokens). No text
+is sent: the API process tokenizes and detokenizes.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 
 class ReasoningRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Which tokens a row's reasoning lies between, and how many they may be.
+    """The tokens that delimit a row's reasoning, and its token budget.
 
-    The prompt ends within them if they are `open_at_start`. Else the answer may begin with `opens`,
-    behind any `blanks`; where they `reopen`, those tokens open reasoning wherever they stand. Each
-    of `closes` ends them. After `max_tokens` of reasoning (`None`: of any number) come `ending`,
-    sampled from nothing else. What the row's grammar prescribes begins where reasoning that was
-    `open_at_start` end.
+    With `open_at_start` the prompt ends inside the reasoning. Otherwise the answer may begin with
+    `opens`, after any `blanks`; with `reopen`, those tokens open reasoning anywhere. Each of
+    `closes` ends it. After `max_tokens` of reasoning (`None`: no limit) the tokens `ending` are
+    forced. The row's grammar applies after reasoning that was `open_at_start`.
     """
 
     opens: tuple[int, ...]
@@ -39,11 +38,11 @@ class ReasoningRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="tokens"):
     """One row to generate: `n` samples of a prompt are `n` requests with their own index.
 
-    `prompt_frames` are the codes of the frame ids in the prompt, in their order: models whose
-    steps yield frames of codes (see `core.engine_api.frames`) cannot know a frame by its id alone.
+    `prompt_frames` are the codes of the frame ids in the prompt, in order, for models whose steps
+    yield frames of codes (see `core.engine_api.frames`): an id alone does not determine its codes.
     `contents` fill the positions that have their ids, in order of position (see
-    `core.engine_api.prompt_content`). What is sampled follows `grammar`, if there is one (see
-    `core.grammar`), and what `thinking` says.
+    `core.engine_api.prompt_content`). Sampled tokens follow `grammar`, if any (see `core.grammar`),
+    and the rules of `reasoning`.
     """
 
     prompt_ids: tuple[int, ...]
@@ -66,18 +65,16 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenDelta(msgspec.Struct, kw_only=True, omit_defaults=True, tag="delta"):
-    """What one step added to a sequence: a runner says what was sampled, its scheduler the rest.
+    """One step's output for a sequence: the runner sets the tokens, the scheduler the rest.
 
-    `is_finite` is false where the logits held NaN. Where a step yields several codes at once, they
-    are in `codes`, and `token_ids` holds the frame id that names them. The last delta of a job
-    carries `finish_reason`.
+    `is_finite` is false if the logits held NaN. Where a step yields several codes at once, they are
+    in `codes`, and `token_ids` holds their frame id. The last delta of a job has `finish_reason`.
 
-    `stop_token_id` is the stop or EOS token that ended the job (it is not in `token_ids`, but the
-    last of `logprobs` is its).
-    `prompt_logprobs` comes with the first delta of a request that asked for it; the first prompt
-    token has no entry. `state` is all that a request gets that asked for its final state: its last
-    position's, little-endian float32.
-    `num_cached_contents` of the request's contents have not been encoded for it.
+    `stop_token_id` is the stop or EOS token that ended the job; it is not in `token_ids`, but the
+    last of `logprobs` belongs to it. `prompt_logprobs` comes with the first delta, if requested;
+    the first prompt token has no entry. `state` is the last position's final state, little-endian
+    float32, the only output of a request with `returns_state`. `num_cached_contents` counts
+    contents whose features were in the cache.
     """
 
     token_ids: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""Names of cached pages: what a page holds, and everything before it, as one SHA-256 digest.
+"""Keys of cached pages: a SHA-256 digest of a page's tokens and all tokens before it.
 
 Owns the canonical encoding. Knows nothing of pages or memory. A key covers the namespace (model
 weights), the adapter, the tenant's salt and every token from the first to the page's last, so two
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 
 def root_key(namespace: bytes, *, adapter: str = "", tenant: str = "") -> bytes:
-    """The key before the first page: the tenant that may share it, and what computed it."""
+    """The parent key of a first page: covers model, adapter and tenant."""
     fields = (b"triptych kv 1", namespace, adapter.encode(), tenant.encode())
     return hashlib.sha256(
         b"".join(struct.pack("<q", len(field)) + field for field in fields)
@@ -21,9 +21,9 @@ def root_key(namespace: bytes, *, adapter: str = "", tenant: str = "") -> bytes:
 
 
 def page_key(parent: bytes, token_ids: Sequence[int], contents: bytes = b"") -> bytes:
-    """The key of a full page of `token_ids` that follows the page called `parent`.
+    """The key of a full page of `token_ids` that follows the page with key `parent`.
 
-    `contents` name with all 256 bits what ids alone do not: images, and where they are.
+    `contents` adds the full digests and positions of images, of which token ids hold only 62 bits.
     """
     packed = struct.pack(f"<{len(token_ids)}q", *token_ids)
     return hashlib.sha256(parent + packed + contents).digest()

@@ -1,12 +1,12 @@
-"""The one owner of key-value pages: which row holds which, and which may be found again.
+"""The pool of key-value pages: leases of rows, and the index of reusable pages.
 
 Owns page ids, leases, reference counts and the prefix index. Knows nothing of tensors, tokens or
 jobs: a page is a number, its content a key (`core.kv.keys`).
 
-Every page is in exactly one place: free (holds nothing), cached (full, findable, in no lease;
-the least recently used goes first when room is needed) or leased (held by one lease or shared by
-several). A page becomes findable when its holder publishes it, which it does only after the step
-that wrote it is over; so a page that can be found is full and never written again.
+Every page is in exactly one place: free (holds nothing), cached (full, indexed, in no lease; the
+least recently used is evicted first) or leased (held by one lease or shared by several). A page is
+indexed when its holder publishes it, only after the step that wrote it is over; so an indexed page
+is full and never written again.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """The pages one row holds, in the order of its tokens. Made, grown and ended by the pool.
+    """The pages that one row holds, in token order. Created, extended and released by the pool.
 
-    The first `num_published` are full and were found or published; they are read, never written.
+    The first `num_published` are full, and were found or published; they are read, never written.
     """
 
     page_ids: list[int] = field(default_factory=list)
@@ -32,7 +32,7 @@ class Lease:
 
 @dataclass(slots=True)
 class PoolCounters:
-    """Totals since the pool was made, in pages."""
+    """Totals since the pool was created, in pages."""
 
     num_hits: int = 0
     num_evictions: int = 0
@@ -65,30 +65,30 @@ class PagePool:
 
     @property
     def num_cached(self) -> int:
-        """Pages without a holder that can be found, or taken when room is short."""
+        """Indexed pages without a holder, which may be found or evicted."""
         return len(self._cached)
 
     @property
     def num_available(self) -> int:
-        """Pages that `extend` can hand out."""
+        """Pages that `extend` can lease."""
         return len(self._free) + len(self._cached)
 
     @property
     def num_leased(self) -> int:
-        """Pages that some lease holds."""
+        """Pages held by at least one lease."""
         return self.num_pages - self.num_available
 
     @property
     def num_leases(self) -> int:
-        """Leases that have not ended."""
+        """Leases not yet released."""
         return len(self._leases)
 
     def num_pages_for(self, num_tokens: int) -> int:
-        """Pages that `num_tokens` tokens take."""
+        """Pages needed for `num_tokens` tokens."""
         return -(-num_tokens // self.page_size)
 
     def peek(self, keys: Sequence[bytes]) -> list[int]:
-        """The pages that `acquire(keys)` would find now. Pins nothing: they may go any moment."""
+        """The pages that `acquire(keys)` would find now, without pinning them."""
         found: list[int] = []
         for key in keys:
             page_id = self._index.get(key)
@@ -98,11 +98,11 @@ class PagePool:
         return found
 
     def num_holders(self, page_id: int) -> int:
-        """How many leases hold the page."""
+        """The number of leases that hold the page."""
         return self._num_holders[page_id]
 
     def acquire(self, keys: Sequence[bytes] = ()) -> Lease:
-        """Find the longest cached beginning of `keys` and hold it, in one call."""
+        """Find the longest indexed prefix of `keys` and lease it, in one call."""
         lease = Lease()
         self._leases.add(lease)
         self.follow(lease, keys)
@@ -110,7 +110,7 @@ class PagePool:
         return lease
 
     def follow(self, lease: Lease, keys: Sequence[bytes]) -> None:
-        """Hold those of `keys` that can be found, up to the first that cannot, in `lease`, too."""
+        """Append the indexed pages of `keys` to `lease`, up to the first key without a page."""
         assert lease.num_published == len(lease), "its last page is not full"
         for page_id in self.peek(keys):
             if not self._num_holders[page_id]:
@@ -120,7 +120,7 @@ class PagePool:
             lease.num_published += 1
 
     def extend(self, lease: Lease, num_pages: int) -> None:
-        """Add `num_pages` blank pages to `lease`, evicting cached ones where none is free."""
+        """Add `num_pages` blank pages to `lease`, evicting cached ones if none is free."""
         assert lease in self._leases, "the lease has ended"
         assert num_pages <= self.num_available, "the caller checks for room"
         for _ in range(num_pages):
@@ -129,9 +129,9 @@ class PagePool:
             lease.page_ids.append(page_id)
 
     def publish(self, lease: Lease, keys: Sequence[bytes]) -> None:
-        """Make the next pages of `lease` findable as `keys`: they are full, and their step is over.
+        """Index the next pages of `lease` under `keys`: they are full, and their step is over.
 
-        Where another page already has the key that one stays canonical; ours is freed with its
+        If another page already has a key, that page stays indexed, and this one is freed with its
         lease.
         """
         assert lease in self._leases, "the lease has ended"
@@ -147,16 +147,16 @@ class PagePool:
                 self.counters.num_duplicates += 1
 
     def forget(self, lease: Lease) -> None:
-        """Make no page of `lease` findable any more: its content is not to be trusted."""
+        """Remove all pages of `lease` from the index, because their content is not trusted."""
         assert lease in self._leases, "the lease has ended"
         for page_id in lease.page_ids:
             self._unname(page_id)
 
     def release(self, lease: Lease) -> None:
-        """End `lease`, once: what it alone held becomes cached where findable, else free."""
+        """End `lease`, once: pages it alone held become cached if indexed, else free."""
         assert lease in self._leases, "a lease is released exactly once"
         self._leases.remove(lease)
-        # Last page first: a page is of no use without those before it, so it should go sooner.
+        # Last page first: a page is useless without its predecessors, so it is evicted sooner.
         for page_id in reversed(lease.page_ids):
             self._num_holders[page_id] -= 1
             if not self._num_holders[page_id]:
@@ -166,7 +166,7 @@ class PagePool:
                     self._cached[page_id] = None
 
     def check(self) -> None:
-        """Assert that every page is in one place, and every count agrees with the leases."""
+        """Assert that every page is in one place and all counts agree with the leases."""
         holders = Counter(page_id for lease in self._leases for page_id in lease.page_ids)
         assert [holders[page_id] for page_id in range(self.num_pages)] == self._num_holders
         for lease in self._leases:

@@ -1,1 +1,1 @@
-"""Helpers for any process: threads, logs, metrics, memory of the process, files. No torch."""
+"""Process-wide helpers: threads, logs, metrics, allocator settings, files. No torch."""

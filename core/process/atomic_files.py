@@ -1,6 +1,6 @@
-"""Files that are there whole or not at all.
+"""Atomic file writes: a file is complete or absent.
 
-Owns how a file takes its place. Knows nothing of what is in it.
+Owns the temporary file and the rename. Knows nothing of the content.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ _PREFIX, _SUFFIX = ".triptych-", ".partial"
 
 
 def write_whole(path: Path, parts: Iterable[bytes], *, is_durable: bool = True) -> None:
-    """Put a file in its place when all of it is written, and on the disk. Raises `OSError`.
+    """Write `path` through a temporary file and a rename. Raises `OSError`.
 
-    One that is not durable may be lost, or damaged, by a power cut: it is soon made again.
+    `is_durable` flushes to disk before the rename. Without it a power cut may lose or damage the
+    file, which suits content that can be recreated.
     """
     with NamedTemporaryFile(dir=path.parent, prefix=_PREFIX, suffix=_SUFFIX, delete=False) as file:
         try:
@@ -32,6 +33,6 @@ def write_whole(path: Path, parts: Iterable[bytes], *, is_durable: bool = True) 
 
 
 def remove_partial(folder: Path) -> None:
-    """Take away what writers that were killed have left here; none may be at work."""
+    """Remove the temporary files of killed writers; no writer may be active in `folder`."""
     for left in folder.glob(f"{_PREFIX}????????{_SUFFIX}"):
         left.unlink(missing_ok=True)

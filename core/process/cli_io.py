@@ -1,6 +1,6 @@
-"""What commands read, write and show: lines of a file or stdin, output files, a progress bar.
+"""Input and output of commands: lines of a file or stdin, output files, a progress bar.
 
-Owns the words of the errors and the look of the bar. Knows no command.
+Owns the error messages and the layout of the bar. Knows no command.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ STDIN = "-"
 
 
 def read_text(flag: str, path: str) -> str:
-    """The text of a file; `-` reads stdin.
+    """The text of the file `path`; `-` reads stdin.
 
-    Raises `ConfigError`, naming the flag that `path` was given with.
+    Raises `ConfigError`, naming `flag`, the option that gave `path`.
     """
     try:
         return sys.stdin.read() if path == STDIN else Path(path).expanduser().read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
         raise ConfigError(f"{flag} {path}: cannot be read ({reason}).") from error
 
 
 def read_lines(flag: str, path: str) -> list[tuple[int, str]]:
-    """The lines of a text that are not blank, each with its number from 1."""
-    # Not splitlines: it takes some characters that JSON leaves alone for ends of lines.
+    """The non-blank lines of a file or stdin, each with its number from 1."""
+    # Not splitlines: it also splits at characters that JSON allows inside strings.
     lines = enumerate(read_text(flag, path).split("\n"), start=1)
     return [(number, line.strip()) for number, line in lines if line.strip()]
 
 
 def count_bar(*, is_hidden: bool = False, is_transient: bool = False) -> Progress:
-    """How many are done of how many, on stderr, and how long the rest may take."""
+    """A progress bar on stderr with the count done, the total and the time remaining."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -52,9 +52,9 @@ def count_bar(*, is_hidden: bool = False, is_transient: bool = False) -> Progres
 
 @contextmanager
 def writing(path: str | Path) -> Iterator[None]:
-    """A context for writing a file of `--output`. Raises `ConfigError` where writing fails."""
+    """Turn an `OSError` of the block, which writes `--output`, into `ConfigError`."""
     try:
         yield
     except OSError as error:
-        reason = error.strerror or "it takes no bytes"
+        reason = error.strerror or "write failed"
         raise ConfigError(f"--output {path}: cannot be written ({reason}).") from error

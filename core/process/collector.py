@@ -1,7 +1,7 @@
-"""Python's cycle collector during a start.
+"""Pausing Python's cyclic garbage collector during start-up.
 
-Owns when it rests. Imports and loading make hundreds of thousands of objects that stay, and the
-collector walks over them again and again: a quarter of the time that an engine's imports take.
+Imports and loading create hundreds of thousands of permanent objects, which the collector would
+scan repeatedly: a quarter of the time that an engine's imports take.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import gc
 
 
 def rest_collector() -> None:
-    """Collect nothing until `resume_collector`."""
+    """Disable collection until `resume_collector`."""
     gc.disable()
 
 
 def resume_collector() -> None:
-    """Collect again, but never look at what is there now: what a start leaves behind stays."""
+    """Enable collection again; objects that exist now are frozen and never scanned."""
     gc.freeze()
     gc.enable()

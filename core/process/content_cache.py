@@ -1,9 +1,8 @@
-"""What was computed from content, kept by the content's digest: voices, features.
+"""A cache of values computed from content, such as voices and features, by content digest.
 
-Owns one least-recently-used order and its budget of bytes and entries. Knows neither what it keeps
-nor where it came from. A value in use is referenced and is never dropped, so an insert never fails:
-while everything is in use the cache holds more than its budget, and shrinks as references are
-released.
+Owns one least-recently-used order and its budget of bytes and entries. Knows neither the values nor
+their origin. A referenced value is never evicted, so an insert never fails: while all values are
+referenced the cache may exceed its budget, and shrinks as references are released.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ class _CacheEntry(Generic[Value]):
 class ContentCache(Generic[Value]):
     """At most `capacity_bytes` in `max_entries` values; its owner books them in the ledger.
 
-    Values are kept as `copy` makes them: a slice never keeps the whole alive, and a caller cannot
-    change them. Thread-safe.
+    Stores the result of `copy(value)`, so that a slice does not keep its whole buffer alive and
+    callers cannot change the cached value. Thread-safe.
     """
 
     def __init__(
@@ -58,12 +57,12 @@ class ContentCache(Generic[Value]):
 
     @property
     def num_references(self) -> int:
-        """References that are not released."""
+        """References not yet released."""
         with self._lock:
             return sum(entry.num_references for entry in self._entries.values())
 
     def acquire(self, key: Hashable) -> Value | None:
-        """The value, referenced until `release`; `None`, without a reference, where it is not."""
+        """The value, referenced until `release`; `None`, without a reference, if absent."""
         with self._lock:
             entry = self._entries.get(key)
             if entry is None:
@@ -71,7 +70,7 @@ class ContentCache(Generic[Value]):
             return self._reference(key, entry)
 
     def insert(self, key: Hashable, value: Value, num_bytes: int) -> Value:
-        """Keep `value` unless `key` has one; returns what is kept, referenced until `release`."""
+        """Store `value` unless `key` has one; return the stored one, referenced until `release`."""
         owned = self._copy(value)
         with self._lock:
             entry = self._entries.get(key)
@@ -83,7 +82,7 @@ class ContentCache(Generic[Value]):
         return kept
 
     def release(self, key: Hashable) -> None:
-        """Give back one reference."""
+        """Release one reference."""
         with self._lock:
             entry = self._entries[key]
             assert entry.num_references, f"{key!r} is released more often than acquired"
@@ -91,16 +90,16 @@ class ContentCache(Generic[Value]):
             self._shrink()
 
     def clear(self) -> None:
-        """Drop everything that is not in use."""
+        """Drop all unreferenced values."""
         with self._lock:
             self._drop(lambda: True)
 
     def check(self) -> None:
-        """Assert that the books balance."""
+        """Assert that totals and entries agree."""
         with self._lock:
             assert self._num_bytes == sum(entry.num_bytes for entry in self._entries.values())
             idle = [entry for entry in self._entries.values() if not entry.num_references]
-            assert not idle or not self._is_over, "it holds more than it may"
+            assert not idle or not self._is_over, "unreferenced values exceed the budget"
 
     def _reference(self, key: Hashable, entry: _CacheEntry[Value]) -> Value:
         entry.num_references += 1
@@ -114,10 +113,10 @@ class ContentCache(Generic[Value]):
     def _is_over(self) -> bool:
         return self._num_bytes > self.capacity_bytes or len(self._entries) > self.max_entries
 
-    def _drop(self, goes_on: Callable[[], bool]) -> None:
-        """Drop what is not in use, the least recently used first, while `goes_on`."""
+    def _drop(self, is_needed: Callable[[], bool]) -> None:
+        """Drop unreferenced values, the least recently used first, while `is_needed()`."""
         idle = [key for key, entry in self._entries.items() if not entry.num_references]
         for key in idle:
-            if not goes_on():
+            if not is_needed():
                 return
             self._num_bytes -= self._entries.pop(key).num_bytes

@@ -1,6 +1,6 @@
-"""How glibc keeps and returns the memory of this process; other C libraries are left alone.
+"""Settings of glibc's allocator: when it keeps freed memory and when it returns it to the system.
 
-Owns the settings of its allocator. Knows nothing of what allocates.
+Does nothing with other C libraries. Knows nothing of the callers that allocate.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # from malloc.h
 
 
 def trim_heap() -> None:
-    """Give back what is free."""
+    """Return free memory to the system."""
     _call("malloc_trim", 0)
 
 
 def give_large_blocks_back() -> None:
-    """Return what large bodies took as soon as it is free; glibc would keep ever more of it."""
+    """Return large blocks to the system when freed; by default glibc keeps more and more."""
     _call("mallopt", _M_MMAP_THRESHOLD, 2**20)
 
 
 def keep_freed_memory() -> None:
-    """Keep what is freed for the next step instead of giving it back.
+    """Keep freed memory for the next step instead of returning it to the system.
 
-    By default a large activation is mapped afresh each time, and its page faults cost more than
-    filling it: a batch of 32 decoded three times as slowly. One arena for all threads, because
-    only the main one keeps what it has.
+    By default a large activation is mapped again each time, and its page faults cost more than
+    filling it: a batch of 32 decoded three times as slowly. All threads share one arena, because
+    only the main arena keeps freed memory.
     """
     _call("mallopt", _M_ARENA_MAX, 1)
     _call("mallopt", _M_MMAP_THRESHOLD, 32 * 2**20)  # the most glibc accepts

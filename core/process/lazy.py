@@ -1,7 +1,7 @@
-"""Objects by the name of their place, imported when they are first needed.
+"""Objects referenced by name, imported on first use.
 
-Owns the notation, `package.module:name`. It may refer to modules that an import statement may
-not: such a name loads neither the module nor what the module imports.
+Owns the notation, `package.module:name`. A reference may cross an import contract, because writing
+it down imports nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +11,6 @@ from typing import Any
 
 
 def load(place: str) -> Any:
-    """The object at `place`; its module is imported now."""
+    """Import the module in `place` and return the named object."""
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)

@@ -1,8 +1,8 @@
-"""Log lines, as text for readers or as JSON for machines.
+"""Log lines, as text for people or as JSON for programs.
 
-Owns the format. A line is a fixed message and named fields (`extra=fields(...)`), so that nothing
-a caller wrote is mistaken for part of the log. Prompts and answers are fields like any other,
-logged only where `log_prompts` asks for them.
+Owns the format. A line is a fixed message and named fields (`extra=fields(...)`), so that no user
+input can be mistaken for log text. Prompts and answers are ordinary fields, logged only with
+`log_prompts`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LogOptions(Protocol):
 
 
 def configure(options: LogOptions, *, stream: TextIO = sys.stderr) -> None:
-    """Send every log line of this process to `stream` as `options` ask."""
+    """Send every log line of this process to `stream`, in the level and format of `options`."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter() if options.log_format == "json" else TextFormatter())
     root = logging.getLogger()
@@ -63,7 +63,7 @@ class TextFormatter(logging.Formatter):
     """`12:30:01 info triptych.core.http.access: request status=200 ...`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Render `record`; values are quoted where they hold anything but plain characters."""
+        """Render `record`; values with spaces or unprintable characters are quoted."""
         time = datetime.fromtimestamp(record.created).strftime("%H:%M:%S")
         named = getattr(record, "fields", {})
         parts = [f"{time} {record.levelname.lower()} {record.name}: {record.getMessage()}"]

@@ -1,7 +1,7 @@
-"""Hits and misses of a start: what was found ready, what had to be made, and why.
+"""Cache hits and misses during start-up: weights, kernels and other files, found or created.
 
-Owns the record and its way to whoever shows it. What looks something up says so here; it need not
-know who listens. Without a listener nothing is kept. Knows nothing of what is looked up.
+Owns the `Lookup` record and its delivery to listeners. Code that looks something up reports here
+without knowing the listeners; without a listener nothing is kept.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _listeners: list[Callable[[Lookup], object]] = []
 
 
 class Lookup(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """One thing that a start needs: found (`is_hit`), or made in `seconds`.
+    """One item that start-up needs: found (`is_hit`), or created in `seconds`.
 
-    `phase` groups things of a kind, `what` names this one. `is_promised`: a bundle says that it has
-    it; then `reason` tells why it missed all the same.
+    `phase` groups items of one kind, `what` names this one. `is_promised`: a bundle claims to have
+    it. `reason` is the reason of a miss.
     """
 
     phase: str
@@ -40,7 +40,7 @@ class Lookup(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 @contextmanager
 def listening(listener: Callable[[Lookup], object]) -> Iterator[None]:
-    """Hand every lookup of this process to `listener`, from whatever thread, until the end."""
+    """Call `listener` for every lookup inside the block, on the thread that looks up."""
     with _lock:
         _listeners.append(listener)
     try:
@@ -52,7 +52,7 @@ def listening(listener: Callable[[Lookup], object]) -> Iterator[None]:
 
 @dataclass(slots=True)
 class Search:
-    """A lookup under way: a hit, unless `missed` is called inside it."""
+    """A lookup in progress: a hit, unless `missed` is called inside it."""
 
     phase: str
     is_promised: bool = False
@@ -64,7 +64,7 @@ _current: ContextVar[Search | None] = ContextVar("search", default=None)
 
 
 def missed(reason: str) -> None:
-    """What is being looked for has to be made. The first reason, nearest to the cause, is kept."""
+    """Mark the current lookup as a miss. The first reason, nearest to the cause, is kept."""
     search = _current.get()
     if search is not None:
         search.is_hit, search.reason = False, search.reason or reason
@@ -72,10 +72,10 @@ def missed(reason: str) -> None:
 
 @contextmanager
 def looking_for(phase: str, what: str) -> Iterator[Search]:
-    """Time the search for a thing, and the making of it; say so to the listeners at the end.
+    """Time the lookup of one item, creation included, and report it to the listeners.
 
-    A promised thing that missed is a warning. What raises is not recorded. A search inside another
-    of its phase is a part of that.
+    A miss of a promised item logs a warning. A block that raises is not recorded. A lookup nested
+    in one of the same phase is part of the outer one.
     """
     outer = _current.get()
     if outer is not None and outer.phase == phase:
@@ -98,7 +98,7 @@ def looking_for(phase: str, what: str) -> Iterator[Search]:
     )
     if lookup.is_promised and not lookup.is_hit:
         named = fields(phase=phase, what=what, reason=search.reason)
-        _log.warning("a bundle promised it, and it had to be made", extra=named)
+        _log.warning("not usable from the bundle, so it was created", extra=named)
     with _lock:
         listeners = tuple(_listeners)
     for listener in listeners:

@@ -1,7 +1,7 @@
-"""An asyncio loop on a thread of its own, for callers that are not asynchronous.
+"""An asyncio loop on its own thread, for synchronous callers.
 
-Owns the thread, the way in and out of it, and how many pieces of work run there at once. Works
-where another loop already runs, as in a notebook.
+Owns the thread, the calls into it, and the number of coroutines that run at once. Also works while
+another loop is running, as in a notebook.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 MAX_AHEAD = 256
-"""Items of a stream that are made and not yet taken: a reader slower than that holds it up."""
+"""Items of a stream buffered for a slow reader; at this bound the producer waits."""
 
 Result = TypeVar("Result")
 Item = TypeVar("Item")
@@ -25,7 +25,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The end of a stream in a queue: no item can be mistaken for it, not even an exception."""
+    """The end of a stream in a queue; its own type, since items may themselves be exceptions."""
 
     error: BaseException | None = None
 
@@ -33,7 +33,7 @@ class End:
 class LoopThread:
     """Runs coroutines and async generators for synchronous and foreign-loop callers.
 
-    Once it is closed every call raises `RuntimeError`.
+    After `close` every call raises `RuntimeError`.
     """
 
     def __init__(self, name: str) -> None:
@@ -47,7 +47,7 @@ class LoopThread:
         return self._loop.is_closed()
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run `work` to its end and return what it returned, blocking the caller."""
+        """Run `work`, blocking the caller, and return its result."""
         future = self._start(work)
         try:
             return future.result()
@@ -56,7 +56,7 @@ class LoopThread:
             raise
 
     async def run_async(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run `work` here, awaited on the caller's loop."""
+        """Run `work` on this loop and await it on the caller's loop."""
         return await asyncio.wrap_future(self._start(work))
 
     def iterate(self, make: Callable[[], AsyncGenerator[Item, None]]) -> Iterator[Item]:
@@ -76,7 +76,7 @@ class LoopThread:
     async def iterate_async(
         self, make: Callable[[], AsyncGenerator[Item, None]]
     ) -> AsyncGenerator[Item, None]:
-        """Iterate an async generator that runs here from the caller's loop, as `iterate` does."""
+        """Like `iterate`, for an asynchronous caller on another loop."""
         caller = asyncio.get_running_loop()
         ready: asyncio.Queue[Item | End] = asyncio.Queue()
         room = asyncio.Semaphore(MAX_AHEAD)
@@ -95,7 +95,7 @@ class LoopThread:
             future.cancel()
 
     def close(self) -> None:
-        """Cancel what still runs, stop the loop and wait for its thread. Closing twice is fine."""
+        """Cancel running work, stop the loop and join its thread. Closing twice is fine."""
         if not self.is_closed:
             self.run(_cancel_others())
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -103,7 +103,7 @@ class LoopThread:
             self._loop.close()
 
     def _release(self, room: asyncio.Semaphore) -> None:
-        with suppress(RuntimeError):  # closed: what was made can still be taken
+        with suppress(RuntimeError):  # closed: buffered items can still be read
             self._loop.call_soon_threadsafe(room.release)
 
     def _start(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
@@ -118,7 +118,7 @@ async def _pump(
     put: Callable[[Item | End], None],
     room: asyncio.Semaphore,
 ) -> None:
-    """Put every item of a generator, and how it ended."""
+    """Put every item of a generator, then its `End`."""
     try:
         async with aclosing(make()) as items:
             async for item in items:
@@ -142,9 +142,9 @@ async def _cancel_others() -> None:
 async def in_order(
     works: Iterable[Coroutine[Any, Any, Result]], num_at_once: int
 ) -> AsyncGenerator[Result, None]:
-    """What each of `works` returns, in their order; `num_at_once` of them run.
+    """The results of `works`, in order, with at most `num_at_once` running.
 
-    An error of one ends all; leaving early cancels what runs.
+    The first error ends the iteration; leaving early cancels running work.
     """
     running: deque[asyncio.Task[Result]] = deque()
     try:

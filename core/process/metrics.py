@@ -1,4 +1,4 @@
-"""Counters, gauges and histograms as plain numbers, in the form a heartbeat carries.
+"""Counters, gauges and histograms as plain numbers, in the form that a heartbeat carries.
 
 Owns the names (`series`), the bucket bounds and the snapshot form. Rendering for Prometheus
 belongs to `core/http/metrics.py`.
@@ -52,7 +52,7 @@ def _escape(value: str) -> str:
 
 
 def split_series(series: str) -> tuple[str, dict[str, str]]:
-    """Name and labels of a series that `series` named."""
+    """Split a series name made by `series` into name and labels."""
     match = _SERIES.fullmatch(series)
     assert match is not None, f"malformed series name {series!r}"
     labels = {
@@ -63,7 +63,7 @@ def split_series(series: str) -> tuple[str, dict[str, str]]:
 
 
 def labelled(series: Mapping[str, float], name: str) -> Iterator[tuple[dict[str, str], float]]:
-    """The series of that name, by their labels."""
+    """Labels and value of every labelled series called `name`."""
     for key, value in series.items():
         if key.startswith(name + "{"):
             yield split_series(key)[1], value
@@ -87,7 +87,7 @@ class Histogram:
 
 
 class Metrics:
-    """The series of one owner, made on first use. Not thread-safe: one thread writes."""
+    """The series of one owner, created on first use. Not thread-safe: one thread writes."""
 
     def __init__(self) -> None:
         self.counters: dict[str, float] = {}
@@ -100,7 +100,7 @@ class Metrics:
         self.counters[key] = self.counters.get(key, 0.0) + amount
 
     def observe(self, name: str, value: float, **labels: str) -> None:
-        """Add one observation to a histogram whose bounds `HISTOGRAM_BOUNDS` knows."""
+        """Add one observation to a histogram listed in `HISTOGRAM_BOUNDS`."""
         key = series(name, **labels)
         histogram = self._histograms.get(key)
         if histogram is None:

@@ -1,7 +1,7 @@
-"""Values made on first use, once, however many threads ask together.
+"""Values computed once, on first use, under a lock.
 
-Owns the lock around the making. `functools.cache` has none: two threads that come first run the
-function together, which is harmless only where everything below it is.
+`functools.cache` holds no lock while it computes: two threads that call first run the function at
+the same time, which is only safe for functions that are themselves thread-safe.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Made = TypeVar("Made")
 
 
 class once(Generic[Made]):  # noqa: N801 - used as a decorator
-    """`make`, called by the first caller; all others wait and get the same value."""
+    """Calls `make` once; concurrent callers wait and get the same value."""
 
     def __init__(self, make: Callable[[], Made]) -> None:
         self._make = make
@@ -24,7 +24,7 @@ class once(Generic[Made]):  # noqa: N801 - used as a decorator
         update_wrapper(self, make)
 
     def __call__(self) -> Made:
-        """The value. Raises what `make` raises, and calls it again next time."""
+        """The value. If `make` raises, the error is passed on and the next call tries again."""
         if not self._made:
             with self._lock:
                 if not self._made:

@@ -1,7 +1,7 @@
-"""Opening a file of unknown origin.
+"""Opening files of unknown origin.
 
-Owns the proof that it is a file: opening a FIFO waits for a writer, a device has no end, and a
-socket is neither. All of them are an `OSError`, like any other file that cannot be read.
+Owns the check that a path is a regular file: opening a FIFO waits for a writer, and a device has no
+end. Anything else raises `OSError`, like any file that cannot be read.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from pathlib import Path
 
 
 def open_regular(path: str | Path) -> BufferedReader:
-    """`path`, opened to be read, at once. Raises `OSError` for what is no regular file."""
+    """Open `path` for reading without blocking. Raises `OSError` unless it is a regular file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         mode = os.fstat(descriptor).st_mode
         if stat.S_ISDIR(mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if not stat.S_ISREG(mode):
-            raise OSError(errno.EINVAL, "It is no regular file")
+            raise OSError(errno.EINVAL, "It is not a regular file")
         return os.fdopen(descriptor, "rb")
     except OSError:
         os.close(descriptor)
@@ -29,14 +29,14 @@ def open_regular(path: str | Path) -> BufferedReader:
 
 
 def check_regular(path: str | Path) -> None:
-    """Raises `OSError` for what `open_regular` would not open. For files that libraries read."""
+    """Raise `OSError` where `open_regular` would. For files that a library opens itself."""
     open_regular(path).close()
 
 
 def read_regular(path: str | Path, max_bytes: int) -> bytes:
-    """What is in `path`. Raises `OSError` as `open_regular` does, and for a file over the bound."""
+    """The content of `path`. Raises `OSError` as `open_regular` does, and above `max_bytes`."""
     with open_regular(path) as file:
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
-        raise OSError(errno.EFBIG, f"It is over {max_bytes} bytes")
+        raise OSError(errno.EFBIG, f"It is larger than {max_bytes} bytes")
     return data

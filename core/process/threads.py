@@ -1,9 +1,9 @@
-"""How many processor cores this process may really use.
+"""The number of processor cores that this process may use.
 
 Owns the count: affinity and cpusets, cores rather than hardware threads, and the CPU quotas of the
-control groups around this process, of either version. Knows nothing of what the threads do. The
-count is fixed at start: with the native kernels' pool, fewer threads gained nothing beside
-other work (docs/benchmarks/contention.md).
+enclosing control groups, version 1 or 2. Knows nothing of what the threads do. The count is fixed
+at start: with the native kernels' pool, fewer threads gained nothing on a machine with other load
+(docs/benchmarks/contention.md).
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ import psutil
 _PROCESS = Path("/proc/self")
 _SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 _LEAST_SHARE = 0.2
-"""Of a core, for which a quota gets one more thread. Two threads on a quota of 1.5 cores made 1.3
-times as many tokens as one, although they are stopped at times; on a quota of one, 0.9 times."""
+"""The fraction of a core above which a quota gets one more thread. Two threads on a quota of 1.5
+cores made 1.3 times as many tokens as one, although they are throttled; on a quota of 1.0, 0.9
+times."""
 
 
 @dataclass(frozen=True, slots=True)
 class UsableCores:
-    """Cores to compute on. More threads than `count` only take turns."""
+    """The cores available for computing. More threads than `count` only take turns."""
 
     num_cores: int
-    """That this process may be scheduled on."""
+    """Cores in this process's affinity mask."""
     quota: float
-    """How many of them it may keep busy; infinite without a quota."""
+    """CPU quota in cores; infinite without a quota."""
 
     @property
     def count(self) -> int:
-        """One thread for each."""
+        """The number of threads to compute with."""
         if math.isinf(self.quota):
             return self.num_cores
         return max(1, min(self.num_cores, math.ceil(self.quota - _LEAST_SHARE)))
@@ -46,7 +47,7 @@ class UsableCores:
 
 
 def usable_cores(process: Path = _PROCESS) -> UsableCores:
-    """Look at affinity, processor and control groups; `process` is a folder like /proc/self."""
+    """Read affinity, topology and control groups; `process` is a folder like /proc/self."""
     quotas = (_quota(folder) for folder in _cpu_groups(process))
     if hasattr(os, "sched_getaffinity"):
         num_cores = len({_siblings(cpu) for cpu in os.sched_getaffinity(0)})
@@ -56,12 +57,12 @@ def usable_cores(process: Path = _PROCESS) -> UsableCores:
 
 
 def num_usable_cores() -> int:
-    """Cores to compute on."""
+    """The number of threads to compute with."""
     return usable_cores().count
 
 
 def _siblings(cpu: int) -> str:
-    """The hardware threads of a core, by name; an unknown one counts as a core."""
+    """The hardware threads of a CPU's core, as one string; an unknown CPU counts as a core."""
     try:
         return Path(_SIBLINGS.format(cpu)).read_text().strip()
     except OSError:
@@ -69,7 +70,7 @@ def _siblings(cpu: int) -> str:
 
 
 def _cpu_groups(process: Path) -> Iterator[Path]:
-    """The folders of the control groups that this process is in, each with those around it."""
+    """The folders of this process's control groups and of all their ancestors."""
     try:
         groups = (process / "cgroup").read_text().splitlines()
         mounts = (process / "mountinfo").read_text().splitlines()
@@ -91,7 +92,7 @@ def _cpu_groups(process: Path) -> Iterator[Path]:
 
 
 def _quota(group: Path) -> float:
-    """How many cores a control group may keep busy."""
+    """The CPU quota of a control group, in cores."""
     try:
         if (group / "cpu.max").exists():
             allowed_us, period_us = (group / "cpu.max").read_text().split()

@@ -1,8 +1,8 @@
-"""Typed decoding by threads that know nothing of each other.
+"""Thread-safe typed decoding with msgspec.
 
-Owns the lock around what msgspec learns of a type. msgspec (0.22) learns when it first meets the
-type, without a lock; a second thread that comes meanwhile reads what is half written, and the
-process is gone. All typed decoding goes through here; untyped decoding and encoding need not.
+Owns the lock around msgspec's type cache. msgspec (0.22) fills it on the first use of a type,
+without a lock; a second thread that decodes the same type meanwhile reads half-written data and
+crashes the process. All typed decoding goes through here; untyped decoding and encoding need not.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ _learned: set[Any] = set()
 
 
 def _learn(kind: Any) -> None:
-    if kind in _learned:  # only what is learned whole is in there
+    if kind in _learned:  # added only once the cache is complete
         return
     with _lock:
         if kind not in _learned:
-            msgspec.json.Decoder(kind)  # also what the other formats, and `convert`, go by
+            msgspec.json.Decoder(kind)  # fills the cache that all formats and `convert` use
             _learned.add(kind)
 
 
 def convert(value: Any, kind: type[Kind], *, strict: bool = True) -> Kind:
-    """`msgspec.convert`."""
+    """Thread-safe `msgspec.convert`."""
     _learn(kind)
     return msgspec.convert(value, kind, strict=strict)
 
 
 def decode_json(raw: bytes | bytearray | str, kind: type[Kind]) -> Kind:
-    """`msgspec.json.decode`."""
+    """Thread-safe `msgspec.json.decode`."""
     _learn(kind)
     return msgspec.json.decode(raw, type=kind)
 
 
 def decode_msgpack(raw: bytes | bytearray | memoryview, kind: type[Kind]) -> Kind:
-    """`msgspec.msgpack.decode`."""
+    """Thread-safe `msgspec.msgpack.decode`."""
     _learn(kind)
     return msgspec.msgpack.decode(raw, type=kind)
 
 
 def what_is_wrong(error: msgspec.ValidationError, value: Any) -> str:
-    """What `convert` found wrong with `value`: the field, what it holds, what it should hold."""
+    """Describe why `convert` rejected `value`: the field, its value and the expected type."""
     found = _PLACE.fullmatch(str(error))
     if found is None:
         return str(error)
@@ -62,7 +62,7 @@ def what_is_wrong(error: msgspec.ValidationError, value: Any) -> str:
             value = value[name]
         elif isinstance(value, list | tuple) and index and int(index) < len(value):
             value = value[int(index)]
-        else:  # a place that names no single value, such as any entry of a list
+        else:  # a path that names no single value, such as any entry of a list
             return str(error)
     shown = repr(value)
     if len(shown) > _MAX_SHOWN_CHARS:

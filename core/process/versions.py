@@ -1,4 +1,4 @@
-"""What is installed, read from package metadata without importing anything."""
+"""Versions of installed packages, read from their metadata without importing them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LIBRARIES = (
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python, Triptych and the libraries that decide what it does."""
+    """Versions of Python, Triptych and the libraries that determine its behaviour."""
     return {"python": platform.python_version(), **{name: _version(name) for name in _LIBRARIES}}
 
 

@@ -1,10 +1,10 @@
-"""The line between a supervisor and one child: a socket pair, the child's standard input.
+"""The control line between a supervisor and one child: a socket pair as the child's standard input.
 
-Owns their messages. Down come the configuration (one line of JSON) and the word to drain; up come
-start-up phases, hits and misses of the start (`core.process.lookups`), beats, what a later start is
-to know, and the reason of a failed start, one JSON object a line. A line that is cut means that the
-other end is dead. The child obeys this line alone: it ignores SIGINT and SIGTERM, so that a signal
-to the whole group or container still drains in order.
+Owns the messages. The supervisor sends the configuration (one line of JSON) and the drain command;
+the child sends start-up phases, cache hits and misses (`core.process.lookups`), beats, facts for
+later starts, and the reason of a failed start, one JSON object per line. A closed connection means
+that the other end is dead. The child obeys only this line and ignores SIGINT and SIGTERM, so that a
+signal to the whole group or container still drains in order.
 """
 
 from __future__ import annotations
@@ -27,38 +27,38 @@ from triptych.core.process.lookups import Lookup
 
 DRAIN = b"drain\n"
 EXIT_SETUP_FAILED = 3
-"""A child's exit code after `Failed`: starting it again cannot help."""
+"""A child's exit code after `Failed`: a restart cannot help."""
 
 _PR_SET_PDEATHSIG = 1
 _log = logging.getLogger(__name__)
 
 
 class Phase(msgspec.Struct, frozen=True, tag=True):
-    """A part of the start is over; it began with the process, or when the one before it ended."""
+    """A phase of the start is over; it began with the process or after the previous phase."""
 
     name: str
     note: str = ""
 
 
 class Beat(msgspec.Struct, frozen=True, tag=True):
-    """The child makes progress; it counts as hung when the next beat takes longer than this."""
+    """The child makes progress; it counts as hung if no beat follows within `stall_budget_s`."""
 
     stall_budget_s: float
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The child does its work from now on."""
+    """The child has started and is serving."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """The child cannot start, for a reason a person must mend; one actionable line."""
+    """The child cannot start until a person fixes the cause; `message` is one actionable line."""
 
     message: str
     code: str = SetupError.code
 
 
 class StartFacts(msgspec.Struct, frozen=True, tag=True):
-    """Fields for the configuration of every later start of this child."""
+    """Fields added to the configuration of every later start of this child."""
 
     fields: dict[str, int]
 
@@ -67,7 +67,7 @@ FromChild = Phase | Beat | Ready | Failed | StartFacts | Lookup
 
 
 class ControlLine:
-    """The child's end. `open` it first thing in the process."""
+    """The child's end of the line. `open` must be the first call of the process."""
 
     def __init__(self, line: socket.socket) -> None:
         self._line = line
@@ -85,14 +85,14 @@ class ControlLine:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         line = socket.socket(fileno=os.dup(0))
         null = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(null, 0)  # whatever this process starts must not hold or read the line
+        os.dup2(null, 0)  # subprocesses must not hold or read the line
         os.close(null)
         return cls(line)
 
     def read_config(self) -> bytes:
-        """Wait for the configuration, then follow the line on a thread of its own.
+        """Wait for the configuration, then read the line on a separate thread.
 
-        Until `on_drain` says otherwise, the word to drain ends this process at once.
+        Until `on_drain` sets a callback, the drain command ends this process at once.
         """
         reader = self._line.makefile("rb")
         config = reader.readline()
@@ -104,7 +104,7 @@ class ControlLine:
         return config
 
     def on_drain(self, callback: Callable[[], object]) -> None:
-        """Call `callback` (on the line's thread) once the supervisor says to drain."""
+        """Call `callback`, on the line's thread, when the supervisor sends the drain command."""
         with self._lock:
             self._on_drain = callback
             is_late = self._is_draining
@@ -112,15 +112,15 @@ class ControlLine:
             callback()
 
     def send(self, note: FromChild) -> None:
-        """Send to the supervisor; never blocks. A note is lost where the supervisor is stuck."""
+        """Send to the supervisor; never blocks. The message is lost if the supervisor is stuck."""
         try:
             self._line.send(self._encode(note) + b"\n", socket.MSG_DONTWAIT)
         except OSError as error:
-            _log.debug("the supervisor did not take a note: %s", error)
+            _log.debug("a message to the supervisor was lost: %s", error)
 
     def _follow(self, reader: socket.SocketIO) -> None:
-        while word := reader.readline():
-            if word == DRAIN:
+        while command := reader.readline():
+            if command == DRAIN:
                 self._drain()
         os._exit(1)  # the supervisor is dead
 
@@ -133,7 +133,7 @@ class ControlLine:
 
 
 def run_child(line: ControlLine, work: Callable[[], None], log: logging.Logger) -> NoReturn:
-    """Run a child's `work` to its end, then exit. Nothing that hangs keeps the process."""
+    """Run a child's `work`, then exit at once, without waiting for threads that hang."""
     try:
         work()
         code = 0
@@ -152,7 +152,7 @@ def run_child(line: ControlLine, work: Callable[[], None], log: logging.Logger) 
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent dies, however stuck it is by then."""
+    """Ask the kernel to kill this process when its parent dies, even if it hangs."""
     if sys.platform == "linux":
         parent = os.getppid()
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

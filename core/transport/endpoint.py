@@ -1,6 +1,6 @@
-"""Where API and engine process meet: Unix sockets in a folder closed to others.
+"""Unix sockets between API and engine process, in a private folder.
 
-Owns the folder, its permissions, and how sockets are opened on it. Knows nothing of the messages.
+Owns the folder, its permissions, and how sockets are opened in it. Knows nothing of the messages.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _PREFIX = "triptych-"
 
 @contextmanager
 def private_folder(base: str, *, role: str) -> Iterator[Path]:
-    """A folder of mode 0700 for the time of the context: `base`, or a temporary one if empty.
+    """A folder of mode 0700 for the block: `base`, or a temporary one if empty.
 
-    Temporary ones that killed processes of this user have left behind are removed.
-    `role` is locked in a shared `base`, so that two servers never take each other's sockets.
-    Raises `ConfigError` where the folder is open to others, in use, or its path is too long.
+    Removes temporary folders left by killed processes of this user. `role` is locked in a shared
+    `base`, so that two servers never use each other's sockets. Raises `ConfigError` if other users
+    may enter the folder, if it is in use, or if its path is too long.
     """
     if not base:
         _clear_abandoned(Path(tempfile.gettempdir()))
@@ -42,14 +42,14 @@ def private_folder(base: str, *, role: str) -> Iterator[Path]:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"--zmq-endpoint-base cannot be made: {error.strerror}.") from error
+        raise ConfigError(f"--zmq-endpoint-base cannot be created: {error.strerror}.") from error
     with _locked(_checked(folder) / f"{role}.lock", role):
         yield folder
 
 
 @contextmanager
 def _temporary_folder() -> Iterator[Path]:
-    """A new folder with a lock that is held as long as the folder is in use."""
+    """A new folder with a lock held while the folder is in use."""
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
     try:
         new = folder / f"{OWNER_NAME}.new"
@@ -62,9 +62,9 @@ def _temporary_folder() -> Iterator[Path]:
 
 
 def _clear_abandoned(parent: Path) -> None:
-    """Remove temporary folders of this user whose owner was killed. Any other is left alone."""
+    """Remove this user's temporary folders whose owning process was killed."""
     for folder in parent.glob(f"{_PREFIX}*"):
-        with suppress(OSError):  # not ours, gone meanwhile, or its owner lives
+        with suppress(OSError):  # another user's, gone meanwhile, or its owner is alive
             if not _is_private(folder.lstat()):
                 continue
             flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -74,7 +74,7 @@ def _clear_abandoned(parent: Path) -> None:
 
 
 def _is_private(status: os.stat_result) -> bool:
-    """Whether it is a folder (no link to one) that this user alone may enter."""
+    """Whether it is a folder, not a link, that only this user may enter."""
     is_closed = not stat.S_IMODE(status.st_mode) & 0o077
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and is_closed
 
@@ -82,12 +82,12 @@ def _is_private(status: os.stat_result) -> bool:
 def _checked(folder: Path) -> Path:
     if not _is_private(folder.stat()):
         raise ConfigError(
-            f"--zmq-endpoint-base {folder} must belong to the user of this process and nobody"
-            " else may enter it: chmod 700 it, or name a new folder."
+            f"--zmq-endpoint-base {folder} must belong to the user of this process and be closed to"
+            " other users: run chmod 700 on it, or name a new folder."
         )
     if len(os.fsencode(folder / SOCKET_NAME)) > MAX_SOCKET_PATH_BYTES:
         raise ConfigError(
-            f"The socket folder {folder} has too long a path; name a shorter one with"
+            f"The path of the socket folder {folder} is too long; set a shorter one with"
             " --zmq-endpoint-base."
         )
     return folder
@@ -108,7 +108,7 @@ def _locked(path: Path, role: str) -> Iterator[None]:
 def bind_router(folder: Path) -> zmq.Socket[bytes]:
     """The API process's end: a ROUTER on a socket of mode 0600."""
     router = _open(zmq.ROUTER)
-    router.router_mandatory = 1  # sending to an engine that is gone raises, instead of nothing
+    router.router_mandatory = 1  # sending to an engine that is gone raises
     router.router_handover = 1  # a supervisor that reconnects keeps its name
     path = folder / SOCKET_NAME
     umask = os.umask(0o177)
@@ -122,10 +122,10 @@ def bind_router(folder: Path) -> zmq.Socket[bytes]:
 def connect_dealer(
     folder: Path, identity: bytes, context: zmq.Context[zmq.Socket[bytes]] | None = None
 ) -> zmq.Socket[bytes]:
-    """A peer's end; connects as soon as the API process is there, again when it comes back.
+    """A peer's end; connects once the API process is up, and again after it restarts.
 
-    Nothing is kept for an API process that is not there: use `send_if_connected`. Only `term` of a
-    `context` of its own waits until what was sent has left the process.
+    Messages are not queued for an absent API process: use `send_if_connected`. Only `term` of a
+    separate `context` waits until sent messages have left the process.
     """
     dealer = _open(zmq.DEALER, context)
     dealer.identity = identity
@@ -137,13 +137,13 @@ def connect_dealer(
 
 
 def send_if_connected(dealer: zmq.Socket[bytes], *messages: bytes) -> None:
-    """Send messages together, or drop them without a listener; never blocks."""
+    """Send messages together, or drop them if not connected; never blocks."""
     with suppress(zmq.Again):
         dealer.send_multipart(messages, zmq.NOBLOCK)
 
 
 def _open(kind: int, context: zmq.Context[zmq.Socket[bytes]] | None = None) -> zmq.Socket[bytes]:
-    """A socket whose queue has no bound of its own: admission bounds what can be in flight."""
+    """A socket with an unbounded queue: admission bounds the messages in flight."""
     opened: zmq.Socket[bytes] = (context or zmq.Context.instance()).socket(kind)
     opened.sndhwm = opened.rcvhwm = 0
     opened.maxmsgsize = MAX_MESSAGE_BYTES

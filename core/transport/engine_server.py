@@ -1,8 +1,8 @@
-"""The engine process's end: hands requests to the engine, and sends its outputs.
+"""The engine process's end of the socket: passes requests to the engine and sends its outputs.
 
-Owns the socket and the thread it lives on, so that the engine's loop never waits for a socket:
-the loop leaves messages in a queue, one batch of outputs a turn, and this thread encodes and sends
-them. Knows the engine only by what `EngineLoop` names.
+Owns the socket and its thread, so that the engine's loop never waits for a socket: the loop queues
+messages, one batch of outputs per turn, and this thread encodes and sends them. Knows the engine
+only through `EngineLoop`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 class EngineLoop(Protocol):
-    """What the server needs of `schedulers.engine.Engine`; callable from any thread."""
+    """The methods of `schedulers.engine.Engine` that the server calls; safe from any thread."""
 
     on_turn: Callable[[], None]
     on_steps: Callable[[StepReport], None]
@@ -57,20 +57,20 @@ class EngineLoop(Protocol):
         """End jobs."""
 
     def set_paused(self, job_ids: Collection[str], is_paused: bool) -> None:
-        """Hold jobs, or let them go on."""
+        """Pause or resume jobs."""
 
     def load(self, model: str, done: Callable[[TriptychError | None], None]) -> None:
-        """Load a model; `done` is called on the loop's thread with how it went."""
+        """Load a model; `done` is called on the loop's thread with the error, if any."""
 
     def watch(self, is_on: bool) -> None:
-        """Report steps, or no longer."""
+        """Start or stop reporting steps."""
 
     def drain(self) -> None:
-        """Take no new job and come to an end."""
+        """Accept no new jobs, and end after the running ones."""
 
 
 class EngineServer:
-    """Connects `engine` to the API process. `send_beat` is for the engine's `on_beat`."""
+    """Connects `engine` to the API process. Set the engine's `on_beat` to `send_beat`."""
 
     def __init__(self, engine: EngineLoop, folder: Path, codec: MessageCodec) -> None:
         self._engine = engine
@@ -89,9 +89,9 @@ class EngineServer:
         self._thread.start()
 
     def close(self, *, is_drained: bool) -> None:
-        """Send what is left and release the socket; call it when the engine's loop has ended.
+        """Send the remaining messages and release the socket, after the engine's loop has ended.
 
-        An engine that `is_drained` says goodbye; for one that failed, its supervisor speaks.
+        With `is_drained` it sends `Goodbye`; after a failure the supervisor sends `EngineGone`.
         """
         self._send_turn()
         if is_drained:
@@ -124,7 +124,7 @@ class EngineServer:
         self._wake()
 
     def _wake(self) -> None:
-        with suppress(BlockingIOError):  # full: it has been woken often enough
+        with suppress(BlockingIOError):  # full: a wake-up is already pending
             self._ours.send(b"\0", socket.MSG_DONTWAIT)
 
     # -- on the socket's thread ----------------------------------------------------------------
@@ -168,14 +168,14 @@ class EngineServer:
             self._engine.cancel(tuple(self._open_jobs))
             self._engine.watch(False)
 
-    def _submit(self, asked: Job) -> None:
-        """Run what is asked for. What is the engine's own of a job, its sender has no say in."""
+    def _submit(self, received: Job) -> None:
+        """Run a received job. The engine's own fields are set here, never taken from the sender."""
         job = Job(
-            job_id=asked.job_id,
-            model=asked.model,
-            request=asked.request,
-            limit_s=asked.limit_s,
-            client=asked.client,
+            job_id=received.job_id,
+            model=received.model,
+            request=received.request,
+            limit_s=received.limit_s,
+            client=received.client,
             sink=self._put,
             arrival_s=self._engine.clock(),
         )

@@ -1,8 +1,8 @@
 """The messages between the API process and the engine process.
 
-Owns the envelope, its encoding (MessagePack) and its bound. What is inside (`Job.request`,
-`Output.payload`) belongs to the modality and is decoded by the tagged union the composition root
-registers. A message that does not decode is logged and dropped.
+Owns the envelope, its encoding (MessagePack) and its size bound. The content (`Job.request`,
+`Output.payload`) belongs to the modality and is decoded by the tagged union that the composition
+root registers. A message that does not decode is logged and dropped.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from triptych.core.engine_api.reports import Heartbeat, StepReport
 from triptych.core.errors import ErrorInfo
 
 MAX_MESSAGE_BYTES = 64 * 2**20
-"""A message above this is dropped; the largest prompt a request may bring is far below."""
+"""Larger messages are dropped; the largest permitted prompt is far below."""
 
 _log = logging.getLogger(__name__)
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
-    """An API process is new here: what the one before it asked for is orphaned."""
+    """A new API process has connected: jobs of the previous one are orphaned."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -34,7 +34,7 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
 
 
 class SetPaused(msgspec.Struct, frozen=True, tag=True):
-    """Hold jobs whose reader is slow, or let them go on."""
+    """Pause jobs whose reader is slow, or resume them."""
 
     job_ids: tuple[str, ...]
     is_paused: bool
@@ -47,13 +47,13 @@ class LoadModel(msgspec.Struct, frozen=True, tag=True):
 
 
 class Watch(msgspec.Struct, frozen=True, tag=True):
-    """Report the steps that are run from now on, or no longer."""
+    """Start or stop reporting steps."""
 
     is_on: bool
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """The answer to `LoadModel`: how it went."""
+    """The answer to `LoadModel`: the error, if any."""
 
     model: str
     error: ErrorInfo | None = None
@@ -64,10 +64,10 @@ class Goodbye(msgspec.Struct, frozen=True, tag=True):
 
 
 class EngineGone(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The supervisor's word that the engine process died or was killed.
+    """The supervisor's notice that the engine process died or was killed.
 
-    `at_ns` is the system's monotonic clock: whatever an engine that started earlier still has on
-    the way comes from the dead.
+    `at_ns` is the time on the system's monotonic clock: messages still in flight from engines that
+    started earlier are to be ignored.
     """
 
     reason: str
@@ -82,7 +82,7 @@ FromEngine = Output[Payload] | Heartbeat | StepReport | Loaded | Goodbye | Engin
 class MessageCodec:
     """Both directions. `request` and `payload` are tagged unions of the modalities' types.
 
-    `codec.to_engine(codec.encode(Job(...)))` is the message again.
+    `codec.to_engine(codec.encode(message))` equals `message`.
     """
 
     def __init__(self, *, request: Any, payload: Any) -> None:
@@ -94,7 +94,7 @@ class MessageCodec:
 
 
 def _decoder(message_type: Any) -> Callable[[bytes], Any]:
-    """A function from bytes to their message, or to `None` (and a line in the log)."""
+    """A function that decodes bytes to a message, or logs a warning and returns `None`."""
     whole = msgspec.msgpack.Decoder(message_type)
 
     def decode(data: bytes) -> Any:

@@ -1,11 +1,11 @@
-"""The API process's end of the engine: submit jobs, follow them, know the engine's state.
+"""The API process's end of the socket: submit jobs, stream their outputs, track the engine's state.
 
-Owns the socket, the engine's epochs and the latest heartbeat. What outputs mean is the modality's;
-how a job's outputs are buffered is `core.engine_api.streams`.
+Owns the socket, the engine's epochs and the latest heartbeat. `core.engine_api.streams` buffers a
+job's outputs, whose meaning belongs to the modality.
 
-An engine names itself by its epoch, the moment it started on the system's monotonic clock. A later
-epoch replaces an earlier one, and whatever still arrives from a replaced or dead one is ignored.
-Jobs that come before the first engine wait for it; once there was one, none waits for another.
+An engine identifies itself by its epoch, its start time on the system's monotonic clock. A later
+epoch replaces an earlier one, and messages from a replaced or dead engine are ignored. Jobs that
+arrive before the first engine wait for it; after that, jobs without an engine fail at once.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ ENGINE = b"engine-"
 SUPERVISOR = b"supervisor"
 CHECK_INTERVAL_S = 0.25
 FIRST_ENGINE_WAIT_S = 60.0
-"""How long after its start an API process keeps jobs for an engine that has not come yet."""
+"""How long after its start an API process queues jobs for the first engine."""
 
 USUAL_START_S = 5.0
-"""What a start is taken for that was never seen, or takes longer than the one before."""
+"""The assumed length of an engine's start, before one was measured or when it takes longer."""
 
 _MAX_MESSAGES_PER_TURN = 256
 _log = logging.getLogger(__name__)
 
 
 def engine_identity(epoch_ns: int) -> bytes:
-    """How the engine of this epoch names itself on the socket."""
+    """The socket identity of the engine of this epoch."""
     return ENGINE + str(epoch_ns).encode()
 
 
 class RemoteClient:
-    """`EngineClient` over a socket. Made, used and closed on one asyncio loop."""
+    """`EngineClient` over a socket. Created, used and closed on one asyncio loop."""
 
     def __init__(self, folder: Path, codec: MessageCodec, *, stream_timeout_s: float) -> None:
         self._codec = codec
@@ -82,10 +82,10 @@ class RemoteClient:
         self._absence = "the engine is starting"
         self._is_warm = False
         self._was_cold = False
-        """Whether this engine was seen before it was warm."""
+        """Whether a beat of this engine arrived while it was still loading models."""
         self._start_begins_s = time.monotonic()
         self._start_s = USUAL_START_S
-        """How long the last start took, from the process to a model that answers."""
+        """How long the last start took, from process start to ready models."""
         self._waiting: dict[str, bytes] = {}
         self._patient_until_s = time.monotonic() + FIRST_ENGINE_WAIT_S
         self._loads: dict[str, list[asyncio.Future[None]]] = {}
@@ -93,7 +93,7 @@ class RemoteClient:
         self._loop.add_reader(self._socket.fileno(), self._receive)
         self._next_check = self._loop.call_later(CHECK_INTERVAL_S, self._check_heartbeat)
 
-    # -- what callers ask ----------------------------------------------------------------------
+    # -- called by clients ---------------------------------------------------------------------
 
     def submit(
         self,
@@ -106,8 +106,8 @@ class RemoteClient:
     ) -> JobStream:
         """Run one job (`EngineClient.submit`).
 
-        The stream raises `EngineDown` without an engine (of the first one, after a while),
-        `PayloadTooLarge` where the request does not go to it in one message.
+        The stream raises `EngineDown` without an engine (after a wait, for the first engine), and
+        `PayloadTooLarge` if the request does not fit into one message.
         """
         stream = self._streams.open(job_id)
         if self._is_draining():
@@ -118,8 +118,8 @@ class RemoteClient:
         if len(message) > MAX_MESSAGE_BYTES:
             mib, most = len(message) / 2**20, MAX_MESSAGE_BYTES >> 20
             error = PayloadTooLarge(
-                f"What the model is to read takes {mib:.0f} MiB; at most {most} go to the engine at"
-                " once. Send less, or in smaller pieces."
+                f"The model's input takes {mib:.0f} MiB; the limit is {most} MiB per request. Send"
+                " less, or split the input."
             )
             self._streams.fail(job_id, error)
         elif self._awaits_first() and self._has_room(message):
@@ -129,7 +129,7 @@ class RemoteClient:
         return stream
 
     def status(self) -> EngineStatus:
-        """The engine by its last beat and the time since then."""
+        """The engine's state, from its last beat and the time since."""
         is_alive = self._is_alive()
         reason = self._why_not_ready() if is_alive else "the engine makes no progress"
         return EngineStatus(
@@ -144,7 +144,7 @@ class RemoteClient:
         )
 
     async def load(self, model: str) -> None:
-        """Load `model` and wait until it is ready; raises what loading raised, or `EngineDown`."""
+        """Load `model` and wait until it is ready; raises the loading error, or `EngineDown`."""
         if not self._post(LoadModel(model)):
             raise self._engine_down()
         done: asyncio.Future[None] = self._loop.create_future()
@@ -152,11 +152,11 @@ class RemoteClient:
         await done
 
     def watch(self, sink: StepSink) -> Callable[[], None]:
-        """Have every report of steps given to `sink` (`EngineClient.watch`)."""
+        """Pass every step report to `sink` (`EngineClient.watch`)."""
         return self._feed.add(sink)
 
     async def close(self) -> None:
-        """End every stream and release the socket; the engine stays."""
+        """End every stream and release the socket; the engine keeps running."""
         if self._socket.closed:
             return
         self._next_check.cancel()
@@ -184,7 +184,7 @@ class RemoteClient:
         return self._send(self._codec.encode(message))
 
     def _send(self, message: bytes) -> bool:
-        """Send to the engine of the current epoch; false where there is none."""
+        """Send to the engine of the current epoch; false if there is none."""
         if self._epoch_ns is None:
             return False
         frames = [engine_identity(self._epoch_ns), message]
@@ -193,12 +193,12 @@ class RemoteClient:
         except zmq.ZMQError as error:
             _log.warning("the engine cannot be reached: %s", error)
             return False
-        # The descriptor signals changes only, and sending may have swallowed one.
+        # The descriptor is edge-triggered, and sending may have consumed an edge.
         self._loop.call_soon(self._receive)
         return True
 
     def _receive(self) -> None:
-        """Take what has arrived, at most a turn's worth."""
+        """Handle the messages that have arrived, at most `_MAX_MESSAGES_PER_TURN`."""
         if self._socket.closed:
             return
         for _ in range(_MAX_MESSAGES_PER_TURN):
@@ -233,7 +233,7 @@ class RemoteClient:
     def _take_beat(self, beat: Heartbeat) -> None:
         self._beat, self._beat_s = beat, time.monotonic()
         self._silence.broken()
-        # Models that load later, for a first use, do not make the server unready.
+        # Models that load later, on first use, do not make the server unready.
         is_cold = not self._is_warm and "loading" in {status.state for status in beat.models}
         if not (self._is_warm or is_cold) and self._was_cold:
             self._start_s = self._beat_s - self._start_begins_s
@@ -251,7 +251,7 @@ class RemoteClient:
     # -- epochs --------------------------------------------------------------------------------
 
     def _enter_epoch(self, epoch_ns: int) -> bool:
-        """Whether the engine of `epoch_ns` is the one to listen to; a new one is greeted."""
+        """Whether `epoch_ns` is the current engine's epoch; a newer one becomes current."""
         if self._epoch_ns == epoch_ns:
             return True
         if epoch_ns <= max(self._dead_until_ns, self._epoch_ns or 0):
@@ -268,12 +268,12 @@ class RemoteClient:
         return True
 
     def _greet(self) -> None:
-        """Have the engine forget what was asked before; those who watch still do."""
+        """Make the engine cancel all earlier jobs; restore the watchers' step reports."""
         self._post(Hello())
         self._feed.resume()
 
     def _awaits_first(self) -> bool:
-        """Whether an engine may still come for the first time."""
+        """Whether the first engine is still awaited."""
         is_first = not self._num_engines and not self._dead_until_ns
         return is_first and time.monotonic() < self._patient_until_s
 
@@ -281,7 +281,7 @@ class RemoteClient:
         return sum(map(len, self._waiting.values())) + len(message) <= MAX_MESSAGE_BYTES
 
     def _retire(self, at_ns: int, reason: str, restart_in_s: float | None) -> None:
-        """Every engine started up to `at_ns` is dead: end its jobs, ignore what it still sends."""
+        """Treat engines started up to `at_ns` as dead: end their jobs, ignore their messages."""
         self._dead_until_ns = max(self._dead_until_ns, at_ns)
         if self._epoch_ns is not None and self._epoch_ns > at_ns:
             return
@@ -306,13 +306,13 @@ class RemoteClient:
         return self._beat is not None and self._beat.phase == "drain"
 
     def _is_alive(self) -> bool:
-        """An engine that is not there is its supervisor's to bring back; one that hangs is not."""
+        """False only for an engine that hangs: an absent one is restarted by its supervisor."""
         if self._beat is None:
             return True
         return self._silence.lasts_s <= self._beat.stall_budget_s
 
     def _check_heartbeat(self) -> None:
-        """End the streams of an engine that is silent for longer than its last heartbeat allows."""
+        """End all streams if the engine is silent for longer than its last heartbeat allows."""
         self._next_check = self._loop.call_later(CHECK_INTERVAL_S, self._check_heartbeat)
         self._receive()
         self._silence.turn()
@@ -322,10 +322,10 @@ class RemoteClient:
             self._streams.fail_all(
                 EngineDown("The engine makes no progress.", retry_after_s=self._start_s)
             )
-            self._greet()  # should it recover: those jobs have no reader any more
+            self._greet()  # in case it recovers: those jobs have no reader any more
 
     def _with_retry(self, output: Output) -> Output:
-        """An engine that ends its jobs itself does not know how long its start takes."""
+        """Add the expected start time to an `EngineDown` of the engine, which does not know it."""
         error = output.error
         if error is None or error.code != EngineDown.code:
             return output

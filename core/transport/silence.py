@@ -1,29 +1,29 @@
-"""How long another process has been silent, by the watcher's own progress.
+"""The time since another process was last heard, counted in ticks of the watching process.
 
-Owns the count. A clock alone would blame the other process for time in which the whole machine
-stood still: stopped, asleep, or short of what both need. So silence is counted in turns of the
-watcher, which come at an interval while it runs: what it missed, the other may have missed, too.
+Owns the count. A clock would also count time in which the whole machine stood still: suspended, or
+out of CPU or memory. Ticks come at an interval only while the watcher itself runs, so such pauses
+do not count against the watched process.
 """
 
 from __future__ import annotations
 
 
 class Silence:
-    """Counts `turn`s since it was last `broken`. A turn comes every `interval_s`, or later."""
+    """Counts ticks since the last `reset`. Call `tick` every `interval_s`, or later."""
 
     def __init__(self, interval_s: float) -> None:
         self.interval_s = interval_s
         self._num_turns = 0
 
     def broken(self) -> None:
-        """Note that the other process was heard just now."""
+        """Note that the other process was heard now."""
         self._num_turns = 0
 
     def turn(self) -> None:
-        """Note that the watcher has come round, and has taken what had arrived by then."""
+        """Note that the watcher ran and has handled all messages that had arrived."""
         self._num_turns += 1
 
     @property
     def lasts_s(self) -> float:
-        """How long it has lasted: never longer than by the clock."""
+        """The length of the silence: at most the time by the clock."""
         return max(0, self._num_turns - 1) * self.interval_s

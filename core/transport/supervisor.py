@@ -1,14 +1,13 @@
-"""Keeping child processes alive: start, watch, restart, give up, drain.
+"""Supervision of child processes: start, watch, restart, give up, drain.
 
-Owns the life of children that speak `core.transport.control`. Knows nothing of what they do, and
-imports no torch, so it outlives every fault of the device.
+Owns the life cycle of children that speak `core.transport.control`. Knows nothing of their work,
+and imports no torch, so it survives device faults.
 
-A child that exits is noticed at once; one that sends no beat within the budget it named itself
-is asked for its stacks (SIGUSR1) and killed. That budget is counted in time that this process ran
-itself, so that a machine which stood still as a whole ends no child. Either is a crash: the child
-starts again after a backoff, and the third crash within five minutes opens the circuit and ends the
-whole tree. The first SIGTERM or SIGINT drains the children in the order given; a second one kills
-them.
+An exit is noticed at once; a child that sends no beat within its stall budget must dump its stacks
+(SIGUSR1) and is killed. The budget counts only time in which this process itself ran, so that a
+suspended machine kills no child. Both are crashes: the child restarts after a backoff, and the
+third crash within five minutes opens the circuit and ends the whole tree. The first SIGTERM or
+SIGINT drains the children in the order given; a second one kills them.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ _log = logging.getLogger(__name__)
 
 LISTEN_INTERVAL_S = 0.1
 DUMP_TIME_S = 0.5
-"""How long a hung child gets to write its stacks."""
+"""How long a hung child may take to write its stacks."""
 DRAIN_SLACK_S = 5.0
 """How much longer than the drain timeout a child may take to send its last messages and exit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildSpec:
-    """How to start one child: `config` is one line of JSON, handed over privately.
+    """How to start one child: `config` is one line of JSON, sent over its control line.
 
     `env` is its whole environment; `None`: that of this process.
     """
@@ -55,7 +54,7 @@ class ChildSpec:
     env: Mapping[str, str] | None = None
 
     def with_fields(self, fields: Mapping[str, int]) -> ChildSpec:
-        """The same with `fields` in its configuration, a JSON object."""
+        """A copy with `fields` added to its configuration, a JSON object."""
         if not fields:
             return self
         config = decode_json(self.config, dict[str, msgspec.Raw])
@@ -65,7 +64,7 @@ class ChildSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """When to lose patience. `start_budget_s` holds until a child's first beat."""
+    """Limits on crashes, backoff and time. `start_budget_s` holds until a child's first beat."""
 
     start_budget_s: float = 120.0
     max_crashes: int = 3
@@ -76,20 +75,20 @@ class Policy:
 
 
 class Observer(Protocol):
-    """Is called with what happens to the children."""
+    """Callbacks for events of the children."""
 
     def on_note(self, child: str, note: FromChild) -> None:
         """A child sent a message."""
 
     def on_gone(self, child: str, reason: str, restart_in_s: float | None) -> None:
-        """A child died; it starts again after `restart_in_s`, or never."""
+        """A child died; it restarts after `restart_in_s`, or never if `None`."""
 
     def on_drain(self) -> None:
         """The children are about to drain."""
 
 
 class Supervisor:
-    """Runs children until stopped. One use."""
+    """Runs children until stopped. For one use."""
 
     def __init__(self, specs: Sequence[ChildSpec], policy: Policy, observer: Observer) -> None:
         self._specs = specs
@@ -100,9 +99,9 @@ class Supervisor:
         self._stopping = asyncio.Event()
 
     async def run(self) -> int:
-        """Keep the children until a signal; the exit code is 0 after a clean drain.
+        """Run the children until a signal; the exit code is 0 after a clean drain.
 
-        Raises `SetupError` in one line when a child cannot start, or crashes again and again.
+        Raises `SetupError` with a one-line message when a child cannot start or keeps crashing.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -124,11 +123,11 @@ class Supervisor:
                 loop.remove_signal_handler(number)
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """Drain, as on a first signal `number`; called again, end at once."""
+        """Drain, as on a first signal `number`; a second call kills the children."""
         self._signals.put_nowait(number)
 
     async def _keep(self, spec: ChildSpec) -> None:
-        """Run `spec` again and again. Returns only while stopping."""
+        """Run and restart `spec`. Returns only while stopping."""
         crashes: deque[float] = deque(maxlen=self._policy.max_crashes)
         was_ready, kept = False, dict[str, int]()
         while not self._stopping.is_set():
@@ -150,13 +149,13 @@ class Supervisor:
             self._observer.on_gone(spec.name, reason, delay_s)
             if delay_s is None:
                 raise SetupError(
-                    f"The {spec.name} process {reason}; that makes {len(crashes)} crashes within"
-                    f" {crashes[-1] - crashes[0]:.0f} s, so it is given up. The log says why."
+                    f"The {spec.name} process {reason}. It is not restarted after {len(crashes)}"
+                    f" crashes within {crashes[-1] - crashes[0]:.0f} s; see the log for the cause."
                 )
             await asyncio.sleep(delay_s)
 
     def _backoff_s(self, crashes: deque[float]) -> float | None:
-        """How long to wait after the last of `crashes`; `None` when the circuit opens."""
+        """The delay before the next restart; `None` when the circuit opens."""
         recent = [at for at in crashes if crashes[-1] - at <= self._policy.crash_window_s]
         if len(recent) >= self._policy.max_crashes:
             return None
@@ -164,7 +163,7 @@ class Supervisor:
         return min(backoff_s, self._policy.max_backoff_s)
 
     async def _stop(self) -> int:
-        """Wait for the first signal, then drain; the second ends the wait."""
+        """Wait for the first signal, then drain; a second signal ends the drain."""
         await self._signals.get()
         self._stopping.set()
         self._observer.on_drain()
@@ -178,7 +177,7 @@ class Supervisor:
         return 0 if drain.result() else 1
 
     async def _drain(self) -> bool:
-        """Drain one child after the other; whether all went by themselves and in peace."""
+        """Drain the children in order; returns whether all exited by themselves with code 0."""
         is_clean = True
         for spec in self._specs:
             if child := self._children.get(spec.name):
@@ -187,7 +186,7 @@ class Supervisor:
 
 
 class _SupervisedProcess:
-    """One incarnation of a supervised process."""
+    """One run of a supervised process, from start to exit."""
 
     def __init__(
         self,
@@ -213,7 +212,7 @@ class _SupervisedProcess:
     async def start(
         cls, spec: ChildSpec, start_budget_s: float, observer: Observer
     ) -> _SupervisedProcess:
-        """Start the process in a group of its own and hand it its configuration."""
+        """Start the process in its own process group and send it its configuration."""
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
@@ -229,7 +228,7 @@ class _SupervisedProcess:
         return child
 
     async def run(self) -> str:
-        """Follow the process to its end, ending it if it hangs; says how it ended."""
+        """Wait for the process to end, killing it if it hangs; returns how it ended."""
         listener = asyncio.create_task(self._listen())
         exited = asyncio.create_task(self._process.wait())
         hung = asyncio.create_task(self._hung.wait())
@@ -239,9 +238,9 @@ class _SupervisedProcess:
                 await self._dump_and_kill()
             code = await exited
             with suppress(TimeoutError):
-                await asyncio.wait_for(listener, 1)  # its last words
+                await asyncio.wait_for(listener, 1)  # its last messages
         finally:
-            self.kill()  # and whatever the process started itself
+            self.kill()  # includes subprocesses of the process
             await self._process.wait()
             self._watchdog.cancel()
             for task in (listener, exited, hung):
@@ -250,7 +249,7 @@ class _SupervisedProcess:
         return "hung" if self._hung.is_set() else _describe(code)
 
     async def drain(self, timeout_s: float) -> bool:
-        """Ask the child to finish and wait; whether it did so by itself."""
+        """Ask the child to drain and wait; returns whether it exited by itself with code 0."""
         self._write(DRAIN)
         with suppress(TimeoutError):
             return await asyncio.wait_for(self._process.wait(), timeout_s) == 0
@@ -259,7 +258,7 @@ class _SupervisedProcess:
         return False
 
     def kill(self) -> None:
-        """Kill the process and its group, at once. Nothing where they are gone."""
+        """Kill the process and its group at once; does nothing if they are gone."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
@@ -274,7 +273,7 @@ class _SupervisedProcess:
                 try:
                     self._take(decoder.decode(line))
                 except msgspec.MsgspecError:
-                    _log.warning("the %s process sent a malformed note", self.spec.name)
+                    _log.warning("the %s process sent a malformed message", self.spec.name)
 
     def _take(self, note: FromChild) -> None:
         if isinstance(note, Beat):

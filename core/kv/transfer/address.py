@@ -1,6 +1,6 @@
-"""Where engines of a role are reached: `HOST:PORT`, or `unix:PATH` on one host.
+"""Addresses of engines with a role: `HOST:PORT`, or `unix:PATH` on one host.
 
-Owns opening sockets on such an address, and the secret that both ends know. Knows no messages.
+Owns opening sockets on such an address, and the shared secret. Knows no messages.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class PageAddress:
 
     @classmethod
     def parse(cls, text: str, flag: str = _PREFILL_FLAG) -> Self:
-        """What `flag` was given. Raises `ConfigError`."""
+        """Parse `text`, the value of the option `flag`. Raises `ConfigError`."""
         if text.startswith(_UNIX) and len(text) > len(_UNIX):
             return cls(path=text.removeprefix(_UNIX), flag=flag)
         host, _, port = text.rpartition(":")
         if not host or not port.isdecimal() or int(port) > 65535:
             raise ConfigError(
-                f"{flag} {text}: write HOST:PORT, or unix:PATH for a socket of this host."
+                f"{flag} {text}: write HOST:PORT, or unix:PATH for a socket on this host."
             )
         return cls(host=host.strip("[]"), port=int(port), flag=flag)
 
@@ -50,24 +50,24 @@ class PageAddress:
         return f"{_UNIX}{self.path}" if self.path else f"{host}:{self.port}"
 
     def listen(self) -> socket.socket:
-        """A listening socket. Raises `ConfigError` where there can be none."""
+        """A listening socket. Raises `ConfigError` if the address cannot be bound."""
         try:
             listener = self._listen_here() if self.path else self._listen()
         except OSError as error:
             raise ConfigError(
-                f"{self.flag} {self}: cannot listen ({error.strerror or error}); an engine of such"
-                " a role serves one model, at an address of its own."
+                f"{self.flag} {self}: cannot listen ({error.strerror or error}); an engine with"
+                " this role serves one model and needs its own address."
             ) from error
         listener.setblocking(False)
         return listener
 
     async def connect(self) -> socket.socket:
-        """A connected socket that does not block. Raises `OSError`."""
+        """A connected non-blocking socket. Raises `OSError`."""
         if self.path:
             return await _connect(socket.AF_UNIX, self.path)
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
-        for family, _, _, _, target in found[:-1]:  # a name may stand for both families
+        for family, _, _, _, target in found[:-1]:  # a name may resolve to both families
             with suppress(OSError):
                 return await _connect(family, target)
         family, _, _, _, target = found[-1]
@@ -84,7 +84,7 @@ class PageAddress:
         return socket.create_server((self.host, self.port), family=found[0], backlog=_BACKLOG)
 
     def _listen_here(self) -> socket.socket:
-        """Takes the place of a socket that a killed server left; nobody else may connect."""
+        """Replaces the socket file of a killed server; only this user may connect."""
         probe = socket.socket(socket.AF_UNIX)
         with probe, suppress(FileNotFoundError, ConnectionRefusedError):
             probe.connect(self.path)
@@ -119,14 +119,14 @@ async def _connect(family: int, target: object) -> socket.socket:
 
 
 def make_prompt(connected: socket.socket) -> None:
-    """Have small frames sent at once, and a host that is gone noticed in the end."""
+    """Disable Nagle's algorithm and enable keep-alive on a TCP socket."""
     if connected.family != socket.AF_UNIX:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
 def read_secret(file: str) -> bytes:
-    """What engines that meet know and nobody else. Raises `ConfigError`."""
+    """Read the engines' shared secret. Raises `ConfigError`."""
     try:
         with Path(file).expanduser().open("rb") as opened:
             secret = opened.read(_MAX_SECRET_BYTES + 1).strip()

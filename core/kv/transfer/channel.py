@@ -1,8 +1,8 @@
-"""Frames on a connected socket, within bounds, and what they take on the wire.
+"""Bounded frames on a connected socket.
 
-Owns the framing: four bytes of length, then a message; bytes of pages follow their header bare.
-Knows no meaning of messages. Belongs to one asyncio loop. A peer that breaks the rules raises
-`BadPeer`; one that is gone raises `OSError`.
+Owns the framing and the byte counts: four bytes of length, then a message; the bytes of a page
+follow its header without a length. Knows no meaning of messages. Belongs to one asyncio loop. A
+protocol violation raises `BadPeer`, a lost connection `OSError`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _DESCRIPTOR = b"\1"
 
 
 class BadPeer(Exception):
-    """The other end sent what it must not, or nothing for too long."""
+    """The other end violated the protocol, or sent nothing for too long."""
 
 
 class LinkRefused(Exception):
-    """There is to be no connection; `code` as in `PageRefusal`."""
+    """The connection was refused; `code` as in `PageRefusal`."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -38,7 +38,7 @@ class LinkRefused(Exception):
 
 
 class PageChannel:
-    """One end of a connection. Whole frames are sent, one after another; `counts` has all bytes."""
+    """One end of a connection. Frames are sent whole; `counts` gets all bytes."""
 
     def __init__(self, connected: socket.socket, counts: Counter[str]) -> None:
         self._socket = connected
@@ -49,11 +49,11 @@ class PageChannel:
     async def send(
         self, message: FromPrefill | FromDecode, content: memoryview | None = None
     ) -> None:
-        """Send a message, and the page that belongs to it."""
+        """Send a message, and the bytes of its page."""
         await self.send_frame(encode(message), content)
 
     async def send_frame(self, frame: bytes, content: memoryview | None = None) -> None:
-        """Send an encoded message, and the page that belongs to it."""
+        """Send an encoded message, and the bytes of its page."""
         parts: list[bytes | memoryview] = [_LENGTH.pack(len(frame)) + frame]
         if content is not None:
             parts.append(content)
@@ -63,7 +63,7 @@ class PageChannel:
                 self._counts["page_sent_bytes_total"] += len(part)
 
     async def receive(self, kind: Any, max_bytes: int) -> Any:
-        """The next message, one of the types in `kind`."""
+        """Receive the next message, one of the types in `kind`."""
         length = bytearray(_LENGTH.size)
         await self.fill(memoryview(length))
         (num_bytes,) = _LENGTH.unpack(length)
@@ -74,10 +74,10 @@ class PageChannel:
         try:
             return decode_msgpack(frame, kind)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise BadPeer(f"no message: {type(error).__name__}") from error
+            raise BadPeer(f"a malformed message: {type(error).__name__}") from error
 
     async def fill(self, buffer: memoryview) -> None:
-        """Read as many bytes as `buffer` has."""
+        """Read until `buffer` is full."""
         while len(buffer):
             num_bytes = await self._loop.sock_recv_into(self._socket, buffer)
             if not num_bytes:
@@ -86,11 +86,11 @@ class PageChannel:
             buffer = buffer[num_bytes:]
 
     def send_descriptor(self, descriptor: int) -> None:
-        """Hand over an open file; comes when nothing else waits to be sent."""
+        """Send an open file; only valid while no frame is being sent."""
         socket.send_fds(self._socket, [_DESCRIPTOR], [descriptor])
 
     async def receive_descriptor(self) -> int:
-        """The open file that the other end hands over."""
+        """Receive an open file from the other end."""
         while True:
             try:
                 return self._take_descriptor()
@@ -111,12 +111,12 @@ class PageChannel:
         return handed[0]
 
     def close(self) -> None:
-        """Let go of the socket; calls in progress raise."""
+        """Close the socket; calls in progress raise."""
         self._socket.close()
 
 
 async def readable(watched: socket.socket) -> None:
-    """Until there is something to read, or to accept."""
+    """Wait until there is data to read or a connection to accept."""
     loop, ready = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(watched, ready.set)
     try:
@@ -126,7 +126,7 @@ async def readable(watched: socket.socket) -> None:
 
 
 def spawn(group: asyncio.TaskGroup, work: Coroutine[Any, Any, None]) -> None:
-    """Do some work beside the rest of a connection; none where that is ending."""
+    """Start `work` in the group of a connection, or discard it if the group is ending."""
     try:
         group.create_task(work)
     except RuntimeError:

@@ -1,9 +1,9 @@
 """The connecting end: fetches pages of prompts and images from engines of other roles.
 
-Owns the connections, one to each address, made again when they end, all on a thread of its own.
-Knows no scheduler: what is to be fetched says where each page goes, and is told what arrived. A
-fetch always ends, once, and no page of it is written after that: with all of its pages, or with
-those before the first that did not come in time.
+Owns the connections, one to each address, reopened when they end, all on one thread. Knows no
+scheduler: a `PageFetch` maps keys to pages and has callbacks for arrivals and its end. A fetch ends
+exactly once, with all of its pages or with those before the first that was late or missing; none of
+its pages is written after that.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _log = logging.getLogger(__name__)
 class PageFetch:
     """Pages of a prompt or an image, from `first` on: `keys[i]` goes to page `page_ids[i]`.
 
-    `arrived` gets how many have been written, `ended` is called last; both on the client's thread.
+    `arrived(num_written)` is called after each page, `ended()` last; both on the client's thread.
     """
 
     fetch_id: int
@@ -74,7 +74,7 @@ class PageFetch:
     _timer: asyncio.TimerHandle | None = field(default=None)
 
     def set_timer(self, timer: asyncio.TimerHandle | None) -> None:
-        """Be ended by this one, and by none before it."""
+        """Replace the timer that ends the fetch, cancelling the previous one."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = timer
@@ -93,7 +93,7 @@ class PageClient:
         timeout_s: float,
     ) -> None:
         self.counts = new_counts(memory.page_bytes)
-        """What is counted, by the name of its series."""
+        """Counters by series name."""
         self.secret = secret
         self.format = page_format
         self.memory = memory
@@ -105,11 +105,11 @@ class PageClient:
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is anybody to ask; from any thread."""
+        """Whether any engine is available; from any thread."""
         return any(link.is_willing for link in self._links)
 
     def start(self, fetch: PageFetch) -> None:
-        """Fetch from the engine that has the fewest pages to send."""
+        """Fetch from the engine with the fewest pages pending."""
         self._loop.call_soon_threadsafe(self._start, fetch)
 
     def stop(self, fetch: PageFetch) -> None:
@@ -137,14 +137,14 @@ class PageClient:
 
 
 class _PageLink:
-    """The connection to one address, whenever there is one."""
+    """The connection to one address, reopened whenever it ends."""
 
     def __init__(self, client: PageClient, address: PageAddress) -> None:
         self.is_up = False
         self._client = client
         self._address = address
         self._fetches: dict[int, PageFetch] = {}
-        self._transfers: set[int] = set()  # those that the other end has not ended
+        self._transfers: set[int] = set()  # fetches that the other end has not ended
         self._is_useful = False
         self._num_frames = 0
         self._rest_s = 0.0
@@ -158,22 +158,22 @@ class _PageLink:
 
     @property
     def is_willing(self) -> bool:
-        """Whether the other end is there, and was not late a moment ago; from any thread."""
+        """Whether the other end is connected and not in back-off; from any thread."""
         return self.is_up and time.monotonic() >= self._rests_until_s
 
     @property
     def takes_fetches(self) -> bool:
-        """Whether the other end would take one more; of one that was late, one at a time."""
+        """Whether another fetch may start; after a late one, only one at a time."""
         most = 1 if self._rest_s else MAX_TRANSFERS
         return self.is_willing and len(self._transfers) < most
 
     @property
     def num_awaited(self) -> int:
-        """Pages that are on the way."""
+        """Pages requested and not yet received."""
         return sum(len(fetch.keys) - fetch.num_arrived for fetch in self._fetches.values())
 
     async def run(self) -> None:
-        """Connect, again and again; later where a connection was of no use."""
+        """Keep connecting, with growing delays after connections that delivered no page."""
         delay_s = _LEAST_DELAY_S
         while True:
             self._is_useful = False
@@ -181,13 +181,13 @@ class _PageLink:
                 await self._connect()
             except* (BadPeer, LinkRefused, OSError) as group:
                 self._say(group.exceptions[0])
-            except* Exception:  # a fault of ours must not end the link
+            except* Exception:  # a bug of our own must not end the link
                 _log.exception("a connection for pages failed")
             delay_s = _LEAST_DELAY_S if self._is_useful else min(2 * delay_s, _MOST_DELAY_S)
             await asyncio.sleep(delay_s)
 
     def start(self, fetch: PageFetch) -> None:
-        """Ask for pages; for none with a request that is too large to be sent."""
+        """Request the pages of `fetch`; it ends at once if the request exceeds the frame bound."""
         wanted = FetchPages(
             fetch_id=fetch.fetch_id,
             request=fetch.request,
@@ -204,7 +204,7 @@ class _PageLink:
         spawn(self._group, self._channel.send_frame(frame))
 
     def drop(self, fetch: PageFetch) -> None:
-        """End a fetch early, if it is one of this link's."""
+        """End a fetch early, if it belongs to this link."""
         if self._fetches.get(fetch.fetch_id) is fetch:
             self._end(fetch)
             if self.is_up:
@@ -215,7 +215,7 @@ class _PageLink:
         said = f"{error}" or type(error).__name__
         if said != self._said:
             what = self._client.format.content
-            _log.warning("no %s come from %s: %s", what, self._address, said)
+            _log.warning("cannot fetch %s from %s: %s", what, self._address, said)
         self._said = said
 
     async def _connect(self) -> None:
@@ -227,7 +227,7 @@ class _PageLink:
         try:
             async with asyncio.timeout(GREETING_TIMEOUT_S):
                 slots = await self._greet(channel)
-            _log.info("%s come from %s", client.format.content, self._address)
+            _log.info("fetching %s from %s", client.format.content, self._address)
             async with asyncio.TaskGroup() as self._group:
                 self.is_up, self._said = True, ""
                 client.counts["page_links"] += 1
@@ -242,14 +242,14 @@ class _PageLink:
                 slots.close()
 
     def _lose_all(self) -> None:
-        """Nothing is read any more."""
+        """End all fetches: the connection is gone."""
         self.is_up = False
         self._transfers.clear()
         for fetch in tuple(self._fetches.values()):
             self._end(fetch)
 
     async def _greet(self, channel: PageChannel) -> ReceivedSlots | None:
-        """Prove that the secret is known, and have the other end prove it. Raises LinkRefused."""
+        """Authenticate both ends and agree on a transport. Raises `LinkRefused`."""
         client, nonce = self._client, secrets.token_bytes(NONCE_BYTES)
         challenge: PageChallenge = await channel.receive(PageChallenge, MAX_GREETING_BYTES)
         if challenge.version != VERSION:
@@ -273,7 +273,7 @@ class _PageLink:
             if isinstance(answer, PageRefusal):
                 raise LinkRefused(answer.code, f"refused ({answer.code}): {answer.message:.600}")
             if not is_proof(answer.proof, client.secret, "prefill", nonces):
-                raise LinkRefused("secret", "it does not know the secret of --pipeline-key-file")
+                raise LinkRefused("secret", "the secrets of --pipeline-key-file differ")
             if client.format.transport == NIXL:
                 return self._read_slots(answer.region)
         except BaseException:
@@ -291,7 +291,7 @@ class _PageLink:
         return ReadSlots(self._num_credits, self._client.memory.page_bytes, region)
 
     async def _read(self, slots: ReceivedSlots | None) -> None:
-        """Take what comes, until the other end leaves or breaks a rule."""
+        """Handle messages until the other end disconnects or violates the protocol."""
         while True:
             message: FromPrefill = await self._channel.receive(FromPrefill, MAX_GREETING_BYTES)
             self._num_frames += 1
@@ -301,9 +301,7 @@ class _PageLink:
                 case FetchEnded():
                     self._transfers.discard(message.fetch_id)
                     if (fetch := self._fetches.get(message.fetch_id)) is not None:
-                        _log.info(
-                            "%s did not come: %.300s", self._client.format.content, message.reason
-                        )
+                        _log.info("%s missing: %.300s", self._client.format.content, message.reason)
                         self._end(fetch)
                 case _:
                     raise BadPeer("a second greeting")
@@ -311,7 +309,7 @@ class _PageLink:
     async def _take_page(self, header: PageHeader, slots: ReceivedSlots | None) -> None:
         client, num_bytes = self._client, header.num_bytes
         if not 0 < num_bytes <= client.memory.page_bytes:
-            raise BadPeer("a page of another size")
+            raise BadPeer("a page of the wrong size")
         page = self._scratch[:num_bytes]
         if slots is None and header.slot == -1:
             await self._channel.fill(page)
@@ -326,16 +324,16 @@ class _PageLink:
             page_id = fetch.page_ids[fetch.num_arrived]
             is_next = header.key == fetch.keys[fetch.num_arrived]
             if not is_next or num_bytes != client.memory.num_bytes(page_id):
-                raise BadPeer("another page than the next")
+                raise BadPeer("a page out of order")
             client.memory.write(page_id, page)
             self._count(fetch)
         client.counts["pages_received_total"] += 1
         self._is_useful = True
-        await self._channel.send(PageCredit(header.slot))  # nothing more is read before
-        await asyncio.sleep(0)  # whatever else waits has its turn, however fast pages come
+        await self._channel.send(PageCredit(header.slot))  # before the next page is read
+        await asyncio.sleep(0)  # let other tasks run, however fast pages arrive
 
     def _count(self, fetch: PageFetch) -> None:
-        """A page of it was written."""
+        """Count a written page, and end the fetch after its last."""
         fetch.num_arrived += 1
         fetch.arrived(fetch.num_arrived)
         if fetch.num_arrived == len(fetch.keys):
@@ -345,32 +343,32 @@ class _PageLink:
             self._await_next(fetch)
 
     def _await_next(self, fetch: PageFetch) -> None:
-        """Give it up if its next page does not come in time."""
+        """Set the timeout for the next page of `fetch`."""
         loop = asyncio.get_running_loop()
         fetch.set_timer(loop.call_later(self._client.timeout_s, self._give_up, fetch))
 
     def _give_up(self, fetch: PageFetch) -> None:
-        """The other end has too much to do; or it hangs, and does not answer the drop."""
+        """End a late fetch and back off; check that the other end still answers."""
         self._rest()
         self.drop(fetch)
         if self.is_up:
             spawn(self._group, self._expect_frame())
 
     def _rest(self) -> None:
-        """Ask for nothing for a while, twice as long each time in a row: others would wait, too."""
+        """Start no fetches for a while, doubled each time in a row: they would be late as well."""
         now_s, least_s = time.monotonic(), self._client.timeout_s
-        if now_s >= self._rests_until_s:  # else it was asked for before the rest began
+        if now_s >= self._rests_until_s:  # otherwise the fetch began before the current back-off
             self._rest_s = max(least_s, min(2 * self._rest_s, _MOST_REST_S))
             self._rests_until_s = now_s + self._rest_s
             what, rest_s = self._client.format.content, self._rest_s
-            _log.info("%s from %s are late: none are asked for %g s", what, self._address, rest_s)
+            _log.info("%s from %s are late: no fetches for %g s", what, self._address, rest_s)
 
     async def _expect_frame(self) -> None:
-        """Raises `BadPeer` if nothing comes: a drop is answered at once, whatever is computed."""
+        """Raise `BadPeer` if no frame arrives: a drop is answered at once, even under load."""
         num_before, wait_s = self._num_frames, min(self._client.timeout_s, GREETING_TIMEOUT_S)
         await asyncio.sleep(wait_s)
         if self._num_frames == num_before:
-            self.is_up = False  # what would be sent now might wait for ever
+            self.is_up = False  # a send might block forever
             raise BadPeer(f"no answer for {wait_s:g} s")
 
     def _end(self, fetch: PageFetch) -> None:
@@ -378,5 +376,5 @@ class _PageLink:
         del self._fetches[fetch.fetch_id]
         try:
             fetch.ended()
-        except Exception:  # a fault of ours must not keep the fetches after it from their end
-            _log.exception("what came of a fetch was not taken")
+        except Exception:  # a bug of our own must not keep later fetches from ending
+            _log.exception("the end of a fetch was not handled")

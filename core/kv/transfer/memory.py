@@ -1,4 +1,4 @@
-"""What carries pages knows of the memory they lie in.
+"""The interface of page transfers to the memory that holds the pages.
 
 Owns the protocol. The memory itself is the engine's (`core.runtime.engine.page_memory`).
 """
@@ -9,20 +9,20 @@ from collections import Counter
 from typing import Protocol
 
 MAX_BYTES_ON_THE_WAY = 64 * 2**20
-"""Of pages that were sent to an engine and are not in its cache yet, for one connection."""
+"""Bytes of pages in flight per connection: sent, but not yet in the receiver's cache."""
 
 
 class PageMemory(Protocol):
-    """Pages of one model, as bytes. Called from the thread that carries them.
+    """Pages of one model, as bytes. Called from the transfer thread.
 
-    Only pages that nobody writes are read, and only those that nobody else uses are written.
+    A page is only read while no step writes it, and only written while no lease uses it.
     """
 
     page_bytes: int
-    """No page has more."""
+    """The size of the largest page."""
 
     def num_bytes(self, page_id: int) -> int:
-        """How many a page has."""
+        """The size of a page."""
         ...
 
     def read(self, page_id: int, buffer: memoryview) -> None:
@@ -30,19 +30,19 @@ class PageMemory(Protocol):
         ...
 
     def write(self, page_id: int, buffer: memoryview) -> None:
-        """Copy a page from `buffer`; it is there when this returns."""
+        """Copy a page from `buffer`; complete on return."""
         ...
 
 
 def num_credits(page_bytes: int) -> int:
-    """Pages of a size that may be on the way at once."""
+    """The number of pages of `page_bytes` that may be in flight at once."""
     return max(2, min(1024, MAX_BYTES_ON_THE_WAY // page_bytes))
 
 
 def new_counts(page_bytes: int) -> Counter[str]:
-    """What one end of connections counts: totals by the name of their series, and two gauges.
+    """The counters of a server or client: totals by series name, and two gauges.
 
-    All names are there from the first, so that other threads may read it.
+    All names are present from the start, so that other threads may iterate.
     """
     return Counter(
         page_links=0,

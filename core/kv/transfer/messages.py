@@ -1,16 +1,16 @@
-"""What engines say to each other about pages: typed MessagePack in bounded frames.
+"""The messages of page transfers between engines: typed MessagePack in bounded frames.
 
-Owns the messages and their bounds. Knows neither sockets nor schedulers. A connection is between
-one model of an engine that listens, which has a role of its own, and the same model of one that
-connects. Pages are those of a prompt's cache, or pieces of an image's features:
+Owns the messages and their bounds. Knows neither sockets nor schedulers. A connection joins one
+model of a listening engine, whose role is prefill or encode, to the same model of a connecting
+engine. Pages hold a prompt's cache, or parts of an image's features:
 
     prefill, encode              decode, and any other
     PageChallenge        ->
-                        <-       PageGreeting        (proves that it knows the secret)
-    PageWelcome          ->                          (so does this; or PageRefusal)
+                        <-       PageGreeting        (proves knowledge of the secret)
+    PageWelcome          ->                          (also a proof; or PageRefusal)
                         <-       FetchPages, DropFetch, PageCredit
-    PageHeader + bytes   ->                          (or their place in shared memory)
-    FetchEnded           ->
+    PageHeader + bytes   ->                          (or a slot in shared memory) FetchEnded
+    ->
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from triptych.core.options.pipeline import SOCKETS
 VERSION = 2
 NONCE_BYTES = 32
 MAX_GREETING_BYTES = 64 * 2**10
-"""Of a frame of somebody who has proved nothing yet, and of any frame of one that listens."""
+"""The bound of frames from unauthenticated peers, and of all frames from the listening end."""
 MAX_REQUEST_BYTES = 64 * 2**20
-"""Of a frame of one that connects: a prompt, and the images in it."""
+"""The bound of frames from the connecting end, which hold a prompt and its images."""
 MAX_TRANSFERS = 1024
-"""Fetches of a connection that the other end has not ended."""
+"""The most open fetches on one connection."""
 CACHE, FEATURES = "pages", "features"
-"""What pages are of: a prompt's cache, the features of an image."""
+"""The content of pages: a prompt's cache, or the features of an image."""
 
 
 class PageFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """What pages of two engines must have in common to stand for each other.
+    """The properties that pages of two engines must share to be interchangeable.
 
-    `content` says what they are of, `transport` how they cross. `weights` is their digest, `layout`
-    the shape and type of a page, `order` that of cells in it, `compute` what their values are
-    computed in. No page has more than `page_bytes`.
+    `content` is `CACHE` or `FEATURES`, `transport` the way they are sent. `weights` is the digest
+    of the weights, `layout` the shape and type of a page, `order` the order of its cells, `compute`
+    the type its values were computed in. The largest page has `page_bytes`.
     """
 
     content: str = CACHE
@@ -54,7 +54,7 @@ class PageFormat(msgspec.Struct, frozen=True, kw_only=True):
     page_bytes: int
 
     def difference(self, other: PageFormat) -> str:
-        """The first field that differs, and how; empty if none does."""
+        """Describe the first field that differs; empty if none does."""
         for name in self.__struct_fields__:
             ours, theirs = getattr(self, name), getattr(other, name)
             if ours != theirs:
@@ -63,17 +63,17 @@ class PageFormat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PageChallenge(msgspec.Struct, frozen=True, tag=True):
-    """Who connects is to prove that it knows the secret."""
+    """The listening end's challenge: the peer must prove knowledge of the secret."""
 
     nonce: bytes
     version: int = VERSION
 
 
 class PageGreeting(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Who connects proves itself, and says what it wants pages of.
+    """The connecting end's proof and page format.
 
-    Pages come in `num_slots` slots of shared memory, whose descriptor follows, or within the
-    stream where that is 0. `num_credits` pages may be on the way.
+    Pages arrive in `num_slots` slots of shared memory, whose descriptor follows, or within the
+    stream if that is 0. At most `num_credits` pages may be in flight.
     """
 
     nonce: bytes
@@ -85,28 +85,28 @@ class PageGreeting(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class NixlRegion(msgspec.Struct, frozen=True):
-    """Where slots lie that are read by NIXL: an agent's metadata, and their address there."""
+    """Slots to be read by NIXL: the agent's metadata, and the address of the slots."""
 
     metadata: bytes
     address: int
 
 
 class PageWelcome(msgspec.Struct, frozen=True, tag=True):
-    """The listening end's own proof; pages cross by NIXL if it offers a region."""
+    """The listening end's proof; pages are read by NIXL if it offers a region."""
 
     proof: bytes
     region: NixlRegion | None = None
 
 
 class PageRefusal(msgspec.Struct, frozen=True, tag=True):
-    """Why there is to be no connection: `version`, `secret`, `format`, `shared-memory`."""
+    """The connection is refused; `code` is `version`, `secret`, `format` or `shared-memory`."""
 
     code: str
     message: str
 
 
 class FetchPages(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Send the pages from `first` on, `num_pages` of them, of a prompt or an image."""
+    """Request `num_pages` pages of a prompt or an image, starting at page `first`."""
 
     fetch_id: int
     request: TokenRequest | PromptContent
@@ -115,19 +115,19 @@ class FetchPages(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class DropFetch(msgspec.Struct, frozen=True, tag=True):
-    """Its pages are not wanted any more."""
+    """Cancel a fetch."""
 
     fetch_id: int
 
 
 class PageCredit(msgspec.Struct, frozen=True, tag=True):
-    """A page was taken; another may be sent, in the slot of shared memory that it had."""
+    """A page was received; another may be sent, in the same slot of shared memory."""
 
     slot: int = -1
 
 
 class PageHeader(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The next page of a fetch, called `key`: its `num_bytes` follow, or lie in a slot."""
+    """The next page of a fetch, with its key: `num_bytes` follow, or are in `slot`."""
 
     fetch_id: int
     key: bytes
@@ -136,7 +136,7 @@ class PageHeader(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class FetchEnded(msgspec.Struct, frozen=True, tag=True):
-    """No more pages come of a fetch; with a reason where some are missing."""
+    """The end of a fetch, with a reason if pages are missing."""
 
     fetch_id: int
     reason: str = ""
@@ -149,12 +149,12 @@ encode = msgspec.msgpack.Encoder().encode
 
 
 def proof(secret: bytes, role: str, nonces: tuple[bytes, bytes]) -> bytes:
-    """That whoever is in `role` knows the secret, for one connection: HMAC-SHA256."""
+    """The proof that the peer in `role` knows the secret, for one connection: HMAC-SHA256."""
     content = b"triptych pages 2 " + role.encode() + b"".join(nonces)
     return hmac.new(secret, content, hashlib.sha256).digest()
 
 
 def is_proof(given: bytes, secret: bytes, role: str, nonces: tuple[bytes, bytes]) -> bool:
-    """Whether `given` is the proof, found out in constant time."""
+    """Whether `given` is the right proof, compared in constant time."""
     are_nonces = all(len(nonce) == NONCE_BYTES for nonce in nonces)
     return hmac.compare_digest(given, proof(secret, role, nonces)) and are_nonces

@@ -1,9 +1,9 @@
-"""Slots that pages cross in by NIXL: memory of the sending end, which the receiving end reads.
+"""Page slots for NIXL: memory of the sending end, which the receiving end reads.
 
-Owns both ends' NIXL agents, a pair for each connection: with an agent all its transfers end, so
-nothing is written to memory that another connection uses. Where there is RDMA, reading costs the
-sending end nothing; elsewhere UCX emulates it, and both ends make progress when they are called:
-NIXL's own threads for that would spin. Knows no messages but the place of the slots.
+Owns both ends' NIXL agents, a pair for each connection: closing an agent ends all its transfers, so
+nothing is written to memory that another connection uses. With RDMA, reading costs the sending end
+nothing; without, UCX emulates it and both ends must drive progress by calls, because NIXL's own
+progress threads would spin. Knows no messages except the region of the slots.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def check_nixl() -> None:
         _nixl()
     except ImportError as error:
         raise ConfigError(
-            f"--pipeline-transport nixl: NIXL cannot be loaded ({error}); pip install"
-            " 'triptych[nixl]', or leave it out."
+            f"--pipeline-transport nixl: NIXL cannot be loaded ({error}); run pip install"
+            " 'triptych[nixl]', or omit the option."
         ) from error
 
 
 class _NixlMemory:
-    """Slots that are registered with an agent of their own. Raises `ConnectionError`."""
+    """Slots registered with their own agent. Raises `ConnectionError`."""
 
     def __init__(self, num_slots: int, slot_bytes: int) -> None:
         self.num_slots = num_slots
@@ -61,7 +61,7 @@ class _NixlMemory:
         return self._view[index * self._slot_bytes : (index + 1) * self._slot_bytes]
 
     def close(self) -> None:
-        """End all transfers; the memory is nobody else's after this."""
+        """End all transfers; the peer cannot access the memory after this."""
         try:
             with _connection_errors():
                 self._agent.deregister_memory(self._registered)
@@ -74,16 +74,16 @@ class _NixlMemory:
 
 
 class OfferedSlots(_NixlMemory):
-    """Of the sending end."""
+    """The sending end's slots."""
 
     @property
     def region(self) -> NixlRegion:
-        """Where the other end finds the slots. Raises `ConnectionError`."""
+        """The region that the other end reads. Raises `ConnectionError`."""
         with _connection_errors():
             return NixlRegion(self._agent.get_agent_metadata(), self._address(0))
 
     async def carry(self, is_lent: asyncio.Event) -> None:
-        """Make progress, for ever, while slots are lent that the other end may be reading."""
+        """Drive NIXL's progress, forever, while the other end may be reading slots."""
         while True:
             await is_lent.wait()
             with _connection_errors():
@@ -92,7 +92,7 @@ class OfferedSlots(_NixlMemory):
 
 
 class ReadSlots(_NixlMemory):
-    """Of the receiving end: copies of the slots in `region`."""
+    """The receiving end's copies of the slots in `region`."""
 
     def __init__(self, num_slots: int, slot_bytes: int, region: NixlRegion) -> None:
         super().__init__(num_slots, slot_bytes)
@@ -116,12 +116,12 @@ class ReadSlots(_NixlMemory):
         try:
             if await self._state_at_end(handle) != "DONE":
                 raise ConnectionError("NIXL could not read a page")
-        finally:  # one that is cancelled must not write to this memory later
+        finally:  # a cancelled transfer must not write to this memory later
             with suppress(ConnectionError), _connection_errors():
                 self._agent.release_xfer_handle(handle)
 
     async def _state_at_end(self, handle: Any) -> str:
-        """How a transfer ends. Raises `ConnectionError`."""
+        """Run a transfer and return its final state. Raises `ConnectionError`."""
         with _connection_errors():
             state: str = self._agent.transfer(handle)
         for wait_s in _waits():
@@ -133,7 +133,7 @@ class ReadSlots(_NixlMemory):
         return state
 
     def close(self) -> None:
-        """Let go of the other end, too."""
+        """Disconnect from the other end, and end all transfers."""
         try:
             with _connection_errors():
                 self._agent.remove_remote_agent(self._peer)
@@ -143,7 +143,7 @@ class ReadSlots(_NixlMemory):
 
 
 def _waits() -> Iterator[float]:
-    """How long to wait before each look: not at all, then longer and longer."""
+    """The waits between polls: first none, then growing ones."""
     yield from itertools.repeat(0.0, _NUM_EAGER_POLLS)
     wait_s = _POLL_S / 4
     while True:
@@ -153,13 +153,13 @@ def _waits() -> Iterator[float]:
 
 def _nixl() -> Any:
     module = importlib.import_module("nixl")
-    logging.getLogger("nixl").setLevel(logging.WARNING)  # it tells of each agent, on stdout
+    logging.getLogger("nixl").setLevel(logging.WARNING)  # it logs each agent to stdout
     return module
 
 
 @contextmanager
 def _connection_errors() -> Iterator[None]:
-    """NIXL's errors, which have no base of their own, as what they mean for a connection."""
+    """Turn NIXL's errors, which have no common base class, into `ConnectionError`."""
     try:
         yield
     except Exception as error:

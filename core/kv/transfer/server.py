@@ -1,8 +1,8 @@
-"""The listening end: sends pages to engines that ask, while the rest is computed.
+"""The listening end: sends pages to connected engines while later pages are being computed.
 
-Owns the listening socket, authentication, and the order of pages on each connection, all on its
-own thread. Knows no scheduler: a `PageTransferHandler` computes prompts or encodes images and
-adds pages to a transfer as they come. A misbehaving peer costs only its own connection: frames,
+Owns the listening socket, authentication, and the order of pages on each connection, all on its own
+thread. Knows no scheduler: a `PageTransferHandler` computes prompts or encodes images and adds
+pages to a transfer as they are ready. A misbehaving peer loses only its own connection: frames,
 transfers and time are bounded, and peers that stop reading are disconnected.
 """
 
@@ -50,12 +50,12 @@ SentSlots = SharedSlots | OfferedSlots
 GREETING_TIMEOUT_S = 5.0
 _MAX_CONNECTIONS = 64
 _MAX_UNAUTHENTICATED = 32
-"""Connections whose peer has not proved that it knows the secret; many only in a flood."""
+"""Connections whose peer is not authenticated; many only in a flood."""
 _log = logging.getLogger(__name__)
 
 
 class PageTransferRequest:
-    """Pages that an engine wants. `add` and `end` may be called from any thread."""
+    """A request for pages. `add` and `end` may be called from any thread."""
 
     def __init__(self, wanted: FetchPages) -> None:
         self.wanted = wanted
@@ -65,22 +65,22 @@ class PageTransferRequest:
         self._ready: asyncio.Queue[tuple[bytes, int] | None] = asyncio.Queue()
 
     def add(self, pages: Sequence[tuple[bytes, int]]) -> None:
-        """The next pages are there: their keys and numbers."""
+        """Add the next pages, as keys and page ids."""
         for page in pages:
             self._put(page)
 
     def end(self, reason: str) -> None:
-        """No more pages come, though there should."""
+        """End the transfer early, with the reason for the missing pages."""
         self.reason = reason
         self._put(None)
 
     def drop(self) -> None:
-        """On the server's thread: no page of it is wanted any more."""
+        """Cancel the transfer; on the server's thread."""
         self.is_dropped = True
         self.end("dropped")
 
     async def next(self) -> tuple[bytes, int] | None:
-        """The next page once it is there; none if none comes."""
+        """Wait for the next page; `None` after an early end."""
         return await self._ready.get()
 
     def _put(self, page: tuple[bytes, int] | None) -> None:
@@ -89,21 +89,21 @@ class PageTransferRequest:
 
 
 class PageTransferHandler(Protocol):
-    """Has prompts computed, or images encoded. Called from the server's thread."""
+    """Schedules the computation of requested pages. Called from the server's thread."""
 
     def open(self, transfer: PageTransferRequest) -> None:
-        """Have pages computed, and add them to `transfer`; they stay as they are until `close`."""
+        """Compute pages and add them to `transfer`; they stay unchanged until `close`."""
         ...
 
     def close(self, transfer: PageTransferRequest) -> None:
-        """A transfer that was opened is over: its pages are read no more."""
+        """End an opened transfer: its pages are no longer read."""
         ...
 
 
 class PageServer:
-    """Listens on an address for engines that know the secret and have pages of the same format.
+    """Listens on an address for engines with the same secret and page format.
 
-    Raises `ConfigError` where it cannot listen.
+    Raises `ConfigError` if it cannot listen.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class PageServer:
         timeout_s: float,
     ) -> None:
         self.counts = new_counts(memory.page_bytes)
-        """What is counted, by the name of its series."""
+        """Counters by series name."""
         self.format = page_format
         self.memory = memory
         self.timeout_s = timeout_s
@@ -125,21 +125,21 @@ class PageServer:
         self._listener = address.listen()
         self._tasks: set[asyncio.Task[None]] = set()
         self._unauthenticated: dict[asyncio.Task[None], str] = {}
-        """Connections without a proof, in the order they came, and their hosts."""
+        """Unauthenticated connections in order of arrival, and their hosts."""
         self._thread = LoopThread("triptych-pages")
 
     def start(self, transfers: PageTransferHandler) -> None:
-        """Take connections from now on."""
+        """Start accepting connections."""
         self._thread.run(self._start(transfers))
-        _log.info("%s are sent from %s", self.format.content, self._address)
+        _log.info("serving %s at %s", self.format.content, self._address)
 
     @property
     def port(self) -> int:
-        """The TCP port, which the system chose where 0 was asked for."""
+        """The TCP port, chosen by the system if the address has port 0."""
         return int(self._listener.getsockname()[1])
 
     def close(self) -> None:
-        """End all connections; nothing is read of the pages after this."""
+        """End all connections; no page is read after this."""
         self._thread.close()
         self._address.forget()
         self._listener.close()
@@ -156,12 +156,12 @@ class PageServer:
     async def _accept(self, transfers: PageTransferHandler) -> None:
         while True:
             await readable(self._listener)
-            try:  # not awaited: a task that is cancelled would lose what it has accepted
+            try:  # not awaited: cancellation would lose an accepted connection
                 connected, peer = self._listener.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 continue
             except OSError as error:  # such as too many open files
-                _log.warning("a connection for pages was not taken: %s", error.strerror)
+                _log.warning("a page connection was not accepted: %s", error.strerror)
                 await asyncio.sleep(1.0)
                 continue
             if len(self._tasks) - len(self._unauthenticated) > _MAX_CONNECTIONS:
@@ -170,11 +170,13 @@ class PageServer:
                 self._make_way()
                 task = self._spawn(self._serve(connected, transfers))
                 self._unauthenticated[task] = peer[0] if isinstance(peer, tuple) else ""
-                task.add_done_callback(partial(_hang_up, connected))  # it may end before it begins
+                task.add_done_callback(
+                    partial(_hang_up, connected)
+                )  # the task may be cancelled before it starts
                 task.add_done_callback(self._set_authenticated)
 
     def _make_way(self) -> None:
-        """Close the oldest connection without a proof, of the host that has most of them."""
+        """Close the oldest unauthenticated connection of the host that has the most."""
         if len(self._unauthenticated) >= _MAX_UNAUTHENTICATED:
             most, _ = Counter(self._unauthenticated.values()).most_common(1)[0]
             oldest = next(task for task, host in self._unauthenticated.items() if host == most)
@@ -182,12 +184,12 @@ class PageServer:
             oldest.cancel()
 
     def _set_authenticated(self, task: asyncio.Task[None] | None) -> None:
-        """Count the connection of `task` as authenticated, or as ended."""
+        """Remove `task` from the unauthenticated connections."""
         if task is not None:
             self._unauthenticated.pop(task, None)
 
     async def _serve(self, connected: socket.socket, transfers: PageTransferHandler) -> None:
-        """One connection, to its end."""
+        """Serve one connection until it ends."""
         connected.setblocking(False)
         make_prompt(connected)
         channel, slots = PageChannel(connected, self.counts), None
@@ -200,18 +202,18 @@ class PageServer:
                 await _Connection(self, channel, transfers, greeting.num_credits, slots).run()
             finally:
                 self.counts["page_links"] -= 1
-        except* (BadPeer, LinkRefused, OSError) as group:  # TimeoutError is one of OSError's
+        except* (BadPeer, LinkRefused, OSError) as group:  # TimeoutError is an OSError
             reasons = ", ".join(str(error) or type(error).__name__ for error in group.exceptions)
-            _log.info("a connection for pages has ended: %s", reasons)
-        except* Exception:  # a fault of ours must not go unseen
-            _log.exception("a connection for pages failed")
+            _log.info("a page connection ended: %s", reasons)
+        except* Exception:  # a bug of our own must be logged
+            _log.exception("a page connection failed")
         finally:
             channel.close()
             if slots is not None:
                 slots.close()
 
     async def _greet(self, channel: PageChannel) -> tuple[PageGreeting, SentSlots | None]:
-        """Let a peer in that proves itself. Raises `LinkRefused`, having told it why."""
+        """Authenticate a peer and agree on a transport, or refuse and raise `LinkRefused`."""
         nonce = secrets.token_bytes(NONCE_BYTES)
         await channel.send(PageChallenge(nonce))
         greeting: PageGreeting = await channel.receive(PageGreeting, MAX_GREETING_BYTES)
@@ -220,7 +222,7 @@ class PageServer:
         if refusal is None and greeting.num_slots:
             slots = await self._take_slots(channel, greeting)
             if slots is None:
-                refusal = PageRefusal("shared-memory", "No shared memory of that size was given.")
+                refusal = PageRefusal("shared-memory", "No shared memory of that size was sent.")
         if refusal is not None:
             await channel.send(refusal)
             raise LinkRefused(refusal.code, f"refused ({refusal.code}): {refusal.message}")
@@ -247,7 +249,7 @@ class PageServer:
             0,
             greeting.num_credits,
         ):
-            return PageRefusal("format", f"1 to {most} pages may be on the way.")
+            return PageRefusal("format", f"1 to {most} pages may be in flight.")
         return None
 
     async def _take_slots(self, channel: PageChannel, greeting: PageGreeting) -> SentSlots | None:
@@ -262,7 +264,7 @@ def _hang_up(connected: socket.socket, _: object) -> None:
 
 
 class _Connection:
-    """An engine that was let in."""
+    """An authenticated connection."""
 
     def __init__(
         self,
@@ -287,7 +289,7 @@ class _Connection:
         self._scratch_lock = asyncio.Lock()
 
     async def run(self) -> None:
-        """Until the other end leaves, breaks a rule, or takes no page for too long."""
+        """Serve until the peer disconnects, violates the protocol, or accepts no page in time."""
         async with self._deadline, asyncio.TaskGroup() as group:
             if self._slots is not None:
                 group.create_task(self._slots.carry(self._is_lent))
@@ -298,7 +300,7 @@ class _Connection:
         match message:
             case FetchPages():
                 if message.fetch_id in self._open or len(self._open) >= MAX_TRANSFERS:
-                    raise BadPeer("a transfer that cannot be")
+                    raise BadPeer("a duplicate fetch, or too many")
                 transfer = self._open[message.fetch_id] = PageTransferRequest(message)
                 spawn(group, self._fill(transfer))
             case DropFetch():
@@ -306,7 +308,7 @@ class _Connection:
                     dropped.drop()
             case PageCredit():
                 if message.slot not in self._lent:
-                    raise BadPeer("a credit that was not given")
+                    raise BadPeer("a credit for a slot not in use")
                 self._lent.remove(message.slot)
                 if not self._lent:
                     self._is_lent.clear()
@@ -316,7 +318,7 @@ class _Connection:
                 raise BadPeer("a second greeting")
 
     async def _fill(self, transfer: PageTransferRequest) -> None:
-        """Send a transfer's pages as they come."""
+        """Send a transfer's pages as they become ready."""
         wanted = transfer.wanted
         try:
             self._transfers.open(transfer)
@@ -352,7 +354,7 @@ class _Connection:
         counts["pages_sent_total"] += 1
 
     def _give_time(self) -> None:
-        """The other end is to take a page in time, counted from now, as long as there is one."""
+        """Restart the peer's deadline to accept a page, or stop it if none is in flight."""
         if not self._deadline.expired():
             due_s = asyncio.get_running_loop().time() + self._server.timeout_s
             self._deadline.reschedule(due_s if self._lent else None)

@@ -1,7 +1,7 @@
-"""Shared memory that pages cross in between two processes of one host, in slots of a page each.
+"""Shared memory for page transfers between two processes on one host, in slots of one page.
 
-Owns the memory, made by the receiving end and sealed: neither end can make it smaller under the
-other. Knows no messages. Linux alone has such memory; elsewhere pages stay within the stream.
+Owns the memory, created by the receiving end and sealed, so that neither end can shrink it under
+the other. Knows no messages. Only Linux has sealed memory; elsewhere pages stay in the stream.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NAME = "triptych-pages"
 
 
 class SharedSlots:
-    """`num_slots` slots of `slot_bytes` each."""
+    """A mapping of `num_slots` slots of `slot_bytes` each."""
 
     def __init__(self, descriptor: int, num_slots: int, slot_bytes: int) -> None:
         self.num_slots = num_slots
@@ -29,8 +29,8 @@ class SharedSlots:
 
     @classmethod
     def make(cls, num_slots: int, slot_bytes: int) -> tuple[Self, int]:
-        """New memory, and its descriptor, which the caller closes once it is handed over."""
-        assert sys.platform == "linux", "the caller asks `IS_OFFERED`"
+        """New memory, and its descriptor, which the caller closes after sending it."""
+        assert sys.platform == "linux", "the caller checks `IS_OFFERED`"
         descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(descriptor, num_slots * slot_bytes)
@@ -42,7 +42,7 @@ class SharedSlots:
 
     @classmethod
     def take(cls, descriptor: int, num_slots: int, slot_bytes: int) -> Self | None:
-        """The memory behind a descriptor, which is closed; none if it is not what it should be."""
+        """Map the memory of a descriptor and close it; `None` if its size or seals are wrong."""
         try:
             is_sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _seals() == _seals()
             if is_sealed and os.fstat(descriptor).st_size == num_slots * slot_bytes:
@@ -59,18 +59,18 @@ class SharedSlots:
         return self._view[index * self._slot_bytes : (index + 1) * self._slot_bytes]
 
     async def carry(self, is_lent: asyncio.Event) -> None:
-        """What the sending end has to do while slots are lent: nothing."""
+        """Do nothing: shared memory needs no progress calls."""
 
     async def arrive(self, index: int, num_bytes: int) -> None:
-        """What the receiving end has to do for a slot's bytes: nothing, they are there."""
+        """Do nothing: the bytes are already in shared memory."""
 
     def close(self) -> None:
-        """Unmap it, as soon as no view of a slot is left."""
+        """Unmap the memory, unless a view of a slot is still in use."""
         with suppress(BufferError):
             self._view.release()
             self._map.close()
 
 
 def _seals() -> int:
-    assert sys.platform == "linux", "the caller asks `IS_OFFERED`"
+    assert sys.platform == "linux", "the caller checks `IS_OFFERED`"
     return fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
