@@ -66,7 +66,7 @@ def test_a_path_too_long_for_a_socket_is_refused(tmp_path):
 def test_a_path_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     base = str(tmp_path / "file" / "sockets")
-    with pytest.raises(ConfigError, match="cannot be made"), private_folder(base, role="api"):
+    with pytest.raises(ConfigError, match="cannot be created"), private_folder(base, role="api"):
         pass
 
 

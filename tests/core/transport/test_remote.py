@@ -265,7 +265,7 @@ async def test_a_request_that_fits_no_message_is_refused_alone(world):
     engine = await world.engine()
     huge = TokenRequest(prompt_ids=(1,), sampling=SamplingParams(), tenant="x" * MAX_MESSAGE_BYTES)
     stream = world.client.submit("m", huge, job_id="a")
-    with pytest.raises(PayloadTooLarge, match="64 go to the engine"):
+    with pytest.raises(PayloadTooLarge, match="the limit is 64 MiB"):
         await anext(stream)
     following = world.client.submit("m", REQUEST, job_id="b")
     assert (await engine.receive(Job)).job_id == "b"

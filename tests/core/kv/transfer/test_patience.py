@@ -60,7 +60,7 @@ def rests(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 
     def found() -> list[str]:
         said = [record.getMessage() for record in caplog.records]
-        return [text.partition("asked for ")[2] for text in said if "are late" in text]
+        return [text.partition("no fetches for ")[2] for text in said if "are late" in text]
 
     return found
 

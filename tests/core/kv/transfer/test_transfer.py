@@ -211,7 +211,7 @@ def test_a_server_that_does_not_know_the_secret_gets_no_prompt(
         with pytest.raises(ConnectionError):
             server.receive(FetchPages)
         assert not client.is_connected
-    assert "does not know the secret" in caplog.text
+    assert "the secrets of --pipeline-key-file differ" in caplog.text
 
 
 @pytest.mark.parametrize("text", ["", "8000", "host:", ":80", "host:port", "host:70000", "unix:"])
